@@ -1,0 +1,1 @@
+"""The Kubernetes API; ``api`` is the only module to import the client library."""

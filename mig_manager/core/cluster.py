@@ -1,0 +1,91 @@
+"""The cluster's vocabulary: keys of the contract, pods, and the node as far as we care.
+
+The keys are the contract with users and with NVIDIA's GPU operator; see the README's table.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+CONFIG_LABEL = "nvidia.com/mig.config"
+STATE_LABEL = "nvidia.com/mig.config.state"
+APPLIED_LABEL = "mig-manager.io/applied"
+STATUS_ANNOTATION = "mig-manager.io/status"
+JOURNAL_ANNOTATION = "mig-manager.io/journal"
+DEPLOY_LABEL_PREFIX = "nvidia.com/gpu.deploy."
+PLUGIN_DEPLOY_LABEL = "nvidia.com/gpu.deploy.device-plugin"
+PAUSED_VALUE = "paused-for-mig-change"
+HOLD_TAINT = "mig-manager.io/reconfiguring"
+"""NoSchedule; keeps a device plugin that no deploy label gates from coming back too early."""
+RESOURCE_PREFIX = "nvidia.com/"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod on our node."""
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str
+    labels: Mapping[str, str]
+    node_selector: Mapping[str, str]
+    owner_kind: str | None
+    """Kind of the controlling owner, such as ``DaemonSet``; None for a bare pod."""
+    is_mirror: bool
+    """A static pod's shadow: the API cannot evict it."""
+    is_ready: bool
+    is_terminating: bool
+    gpu_resources: Mapping[str, int]
+    """``nvidia.com/*`` extended resources over all containers, init containers included."""
+    container_names: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its containers have ended for good and hold nothing."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What the API says of our own node."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    is_unschedulable: bool
+    taint_keys: frozenset[str]
+    allocatable: Mapping[str, int]
+    """``nvidia.com/*`` extended resources only."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodePatch:
+    """One write to our node; None as a value removes the key, absent keys stay as they are."""
+
+    labels: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    unschedulable: bool | None = None
+    """None: leave as it is."""
+    hold_taint: bool | None = None
+    """True adds, False removes ``HOLD_TAINT``; None leaves it as it is."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodDevices:
+    """The devices that kubelet has given to one pod."""
+
+    namespace: str
+    name: str
+    device_ids: frozenset[str]
+    """Without the ``::n`` of shared devices."""
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"

@@ -1,0 +1,402 @@
+"""The vocabulary: what a GPU has, what a layout wants, and the steps between the two.
+
+Wanted and live things are different types on purpose: a wanted instance has a profile and a
+place, a live one has ids and UUIDs which the driver gives, re-uses and changes at will.
+GPUs are keyed by UUID, GPU instances within a GPU by placement: index, minor number, instance id
+and MIG UUID may all change while we work.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+
+
+class MigMode(enum.Enum):
+    """MIG mode of one GPU."""
+
+    DISABLED = "disabled"
+    ENABLED = "enabled"
+
+
+class Architecture(enum.Enum):
+    """GPU generations as far as MIG behaves differently on them."""
+
+    AMPERE = "ampere"
+    HOPPER = "hopper"
+    BLACKWELL = "blackwell"
+    OTHER = "other"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Placement:
+    """A span of slices: memory slices for a GPU instance, compute slices for a compute instance.
+
+    NVML: ``nvmlGpuInstancePlacement_t`` and ``nvmlComputeInstancePlacement_t``.
+    """
+
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """First slice after the span."""
+        return self.start + self.size
+
+    def overlaps(self, other: "Placement") -> bool:
+        """Tell whether both spans share a slice."""
+        return self.start < other.end and other.start < self.end
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.size}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A MIG profile by name: ``1c.2g.10gb+me`` in fields.
+
+    A profile with ``compute_slices == gpu_slices`` names a GPU instance with one compute
+    instance that spans it. Equality is semantic: ``1c.1g.5gb`` and ``1g.5gb`` are one profile,
+    attributes are sorted.
+    """
+
+    compute_slices: int
+    gpu_slices: int
+    memory_gb: int
+    attributes: tuple[str, ...] = ()
+    """Sorted; what follows ``+``: ``me``, ``me.all``, ``gfx``."""
+    negated_attributes: tuple[str, ...] = ()
+    """Sorted; what follows ``-``: ``me``."""
+
+    @property
+    def spans(self) -> bool:
+        """Whether the compute instance takes its whole GPU instance."""
+        return self.compute_slices == self.gpu_slices
+
+    @property
+    def gpu_instance(self) -> "Profile":
+        """The profile of the GPU instance that such a compute instance lives in."""
+        return dataclasses.replace(self, compute_slices=self.gpu_slices)
+
+    @property
+    def sort_key(self) -> tuple[int, int, int, bool, tuple[str, ...], tuple[str, ...]]:
+        """Biggest first, attributed ones before plain ones: the order people read layouts in."""
+        return (
+            -self.gpu_slices,
+            -self.compute_slices,
+            -self.memory_gb,
+            not (self.attributes or self.negated_attributes),
+            self.attributes,
+            self.negated_attributes,
+        )
+
+    def __str__(self) -> str:
+        compute = "" if self.spans else f"{self.compute_slices}c."
+        suffix = ""
+        if self.attributes:
+            suffix = "+" + ",".join(self.attributes)
+        elif self.negated_attributes:
+            suffix = "-" + ",".join(self.negated_attributes)
+        return f"{compute}{self.gpu_slices}g.{self.memory_gb}gb{suffix}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """Media engines, which instances of one GPU draw from a common pool.
+
+    The pool of a GPU is the highest count of each engine over all its profiles: every published
+    maximum (one ``+me`` a GPU, ``+me.all`` excludes all but ``-me``) follows from that.
+    """
+
+    decoders: int = 0
+    encoders: int = 0
+    jpegs: int = 0
+    ofas: int = 0
+
+    def __add__(self, other: "Engines") -> "Engines":
+        return Engines(
+            decoders=self.decoders + other.decoders,
+            encoders=self.encoders + other.encoders,
+            jpegs=self.jpegs + other.jpegs,
+            ofas=self.ofas + other.ofas,
+        )
+
+    def within(self, pool: "Engines") -> bool:
+        """Tell whether no engine is drawn more often than ``pool`` has it."""
+        return (
+            self.decoders <= pool.decoders
+            and self.encoders <= pool.encoders
+            and self.jpegs <= pool.jpegs
+            and self.ofas <= pool.ofas
+        )
+
+    @staticmethod
+    def pool(counts: Iterable["Engines"]) -> "Engines":
+        """Return the highest count of each engine."""
+        known = tuple(counts)
+        return Engines(
+            decoders=max((c.decoders for c in known), default=0),
+            encoders=max((c.encoders for c in known), default=0),
+            jpegs=max((c.jpegs for c in known), default=0),
+            ofas=max((c.ofas for c in known), default=0),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInstanceProfile:
+    """One GPU-instance profile as one GPU offers it (``nvmlGpuInstanceProfileInfo_t``)."""
+
+    profile: Profile
+    enum_index: int
+    """``NVML_GPU_INSTANCE_PROFILE_*``: what is asked about."""
+    profile_id: int
+    """The driver's id: what creation takes. Not the enum."""
+    memory_mib: int
+    multiprocessors: int
+    max_instances: int
+    """As NVML reports it; known to be wrong on A30, so never used to decide what fits."""
+    engines: Engines
+    placements: tuple[Placement, ...]
+    """Possible placements in memory slices, whatever is allocated now; ascending."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeInstance:
+    """A live compute instance."""
+
+    instance_id: int
+    profile: Profile
+    placement: Placement | None
+    """Compute slices within its GPU instance; None when the driver does not say."""
+    uuid: str | None
+    """MIG device UUID; None when the driver lists no MIG device for it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInstance:
+    """A live GPU instance; without compute instance it is garbage that blocks room."""
+
+    instance_id: int
+    profile: Profile
+    profile_id: int
+    placement: Placement
+    compute_instances: tuple[ComputeInstance, ...]
+    """Ascending by id."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One observed GPU."""
+
+    index: int
+    """NVML index: good for people and config files within one boot, not an identity."""
+    uuid: str
+    name: str
+    architecture: Architecture
+    pci_address: str
+    """Domain:bus:device.function, lower case, such as ``00000000:07:00.0``."""
+    pci_device_id: int
+    """Device and vendor packed as NVML does: ``0x20B010DE``."""
+    pci_subsystem_id: int
+    memory_mib: int
+    current_mode: MigMode | None
+    """None: the GPU has no MIG."""
+    pending_mode: MigMode | None
+    """Differs from the current mode while a mode change waits for a reset."""
+    mode_change_needs_reset: bool
+    """True on Ampere; Hopper and newer switch without."""
+    profiles: tuple[GpuInstanceProfile, ...] | None
+    """None: this driver does not tell while MIG is off (R535 and older)."""
+    gpu_instances: tuple[GpuInstance, ...]
+    """All of them, also those without a compute instance; ascending by placement."""
+
+    @property
+    def is_mig_capable(self) -> bool:
+        """Whether the GPU has MIG at all."""
+        return self.current_mode is not None
+
+    @property
+    def mig_uuids(self) -> tuple[str, ...]:
+        """UUIDs of its MIG devices, in the order of the instances."""
+        return tuple(
+            ci.uuid for gi in self.gpu_instances for ci in gi.compute_instances if ci.uuid
+        )
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.name}, {self.uuid})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WantedGpu:
+    """What a layout wants of one GPU; canonical, so that ``==`` compares meaning."""
+
+    mode: MigMode
+    devices: tuple[tuple[Profile, int], ...] = ()
+    """Profile and positive count, in ``Profile.sort_key`` order; empty with MIG disabled."""
+
+    @staticmethod
+    def of(mode: MigMode, devices: Mapping[Profile, int]) -> "WantedGpu":
+        """Build the canonical value: zero counts dropped, profiles sorted."""
+        kept = sorted(
+            ((p, n) for p, n in devices.items() if n > 0), key=lambda item: item[0].sort_key
+        )
+        return WantedGpu(mode=mode, devices=tuple(kept))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TargetComputeInstance:
+    """A compute instance as it shall be: its profile and its span within the GPU instance."""
+
+    profile: Profile
+    placement: Placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TargetInstance:
+    """A GPU instance as it shall be, with a place of its own."""
+
+    profile: Profile
+    profile_id: int
+    placement: Placement
+    compute_instances: tuple[TargetComputeInstance, ...]
+    kept: bool
+    """Whether a live GPU instance stays for it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DestroyComputeInstance:
+    """Destroy one compute instance; done when it is already gone."""
+
+    gpu_uuid: str
+    gpu_instance_id: int
+    compute_instance_id: int
+    profile: Profile
+    uuid: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DestroyGpuInstance:
+    """Destroy one GPU instance whose compute instances are gone; done when it is gone itself."""
+
+    gpu_uuid: str
+    gpu_instance_id: int
+    profile: Profile
+    placement: Placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SetMode:
+    """Switch MIG mode and prove that the switch took effect."""
+
+    gpu_uuid: str
+    mode: MigMode
+    needs_reset: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CreateGpuInstance:
+    """Create a GPU instance at a placement; done when the same one is already there."""
+
+    gpu_uuid: str
+    profile: Profile
+    profile_id: int
+    placement: Placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CreateComputeInstance:
+    """Create a compute instance in the GPU instance at ``gpu_instance_placement``."""
+
+    gpu_uuid: str
+    gpu_instance_placement: Placement
+    profile: Profile
+    placement: Placement
+
+
+Step = (
+    DestroyComputeInstance
+    | DestroyGpuInstance
+    | SetMode
+    | CreateGpuInstance
+    | CreateComputeInstance
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlan:
+    """The way of one GPU from what it has to what is wanted."""
+
+    gpu_uuid: str
+    gpu_index: int
+    steps: tuple[Step, ...]
+    """In the order in which they must run."""
+    target: tuple[TargetInstance, ...]
+    """All GPU instances afterwards, ascending by placement; empty while ``is_provisional``."""
+    is_provisional: bool = False
+    """The driver tells profiles only once MIG is on: run the steps, observe, plan again."""
+
+    @property
+    def changes_mode(self) -> bool:
+        """Whether MIG mode is switched, which takes every user off this GPU."""
+        return any(isinstance(step, SetMode) for step in self.steps)
+
+    @property
+    def needs_reset(self) -> bool:
+        """Whether the switch of mode resets the GPU."""
+        return any(isinstance(step, SetMode) and step.needs_reset for step in self.steps)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The smallest change; GPUs that are right already do not occur in it."""
+
+    gpus: tuple[GpuPlan, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the layout is in force: the only definition of "applied"."""
+        return not any(gpu.steps for gpu in self.gpus)
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether another round of observing and planning is due after the steps."""
+        return any(gpu.is_provisional for gpu in self.gpus)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps, GPU by GPU."""
+        return tuple(step for gpu in self.gpus for step in gpu.steps)
+
+    @property
+    def doomed_uuids(self) -> frozenset[str]:
+        """MIG device UUIDs that end, and the UUIDs of GPUs whose mode is switched."""
+        return frozenset(
+            [s.uuid for s in self.steps if isinstance(s, DestroyComputeInstance) and s.uuid]
+            + [gpu.gpu_uuid for gpu in self.gpus if gpu.changes_mode]
+        )
+
+
+class State(enum.Enum):
+    """Value of ``nvidia.com/mig.config.state``; the peer's four values and no other."""
+
+    PENDING = "pending"
+    REBOOTING = "rebooting"
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+class Phase(enum.Enum):
+    """Where a run is; published in the status annotation, in logs and as Events."""
+
+    RESOLVE = "Resolve"
+    OBSERVE = "Observe"
+    PLAN = "Plan"
+    CORDON = "Cordon"
+    DRAIN = "Drain"
+    PAUSE = "Pause"
+    EXECUTE = "Execute"
+    VERIFY = "Verify"
+    ROLL_BACK = "RollBack"
+    RESUME = "Resume"
+    PROVE = "Prove"
+    UNCORDON = "Uncordon"
+    DONE = "Done"

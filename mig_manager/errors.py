@@ -1,0 +1,236 @@
+"""Every error mig-manager raises on purpose, and the reasons it publishes.
+
+    MigManagerError            reason + message; the remedy follows from the reason
+      UsageError               a command line or a setting that cannot be used
+      ConfigError              a config document is wrong, with file, line and column
+      LayoutError              a good document asks for what these GPUs cannot give
+      HardwareError            NVML refused or failed, with operation, GPU and code
+      ClusterError             the Kubernetes API refused or failed, with its HTTP status
+      DrainError               pods that hold doomed instances did not leave in time
+      NotReadyError            something we waited for did not become ready in time
+    Superseded                 not a failure: a newer wish or a shutdown ended the run
+
+Foreign exceptions stop at the adapter that owns the foreign library and become one of these, so
+that the pipeline never has to know a library to know what to do next.
+"""
+
+import dataclasses
+import enum
+
+
+class Reason(enum.Enum):
+    """Why a run ended as it did; the values are a public contract and stable for alerting."""
+
+    APPLIED = "Applied"
+    ALREADY_APPLIED = "AlreadyApplied"
+    INVALID_CONFIG = "InvalidConfig"
+    UNKNOWN_CONFIG = "UnknownConfig"
+    UNKNOWN_PROFILE = "UnknownProfile"
+    NO_GPU_MATCHES = "NoGpuMatches"
+    NOT_MIG_CAPABLE = "NotMigCapable"
+    DOES_NOT_FIT = "DoesNotFit"
+    USAGE = "Usage"
+    DRAIN_TIMEOUT = "DrainTimeout"
+    IN_USE = "InUse"
+    RESET_REQUIRED = "ResetRequired"
+    PLUGIN_NOT_READY = "PluginNotReady"
+    NOT_ALLOCATABLE = "NotAllocatable"
+    VERIFY_FAILED = "VerifyFailed"
+    INSUFFICIENT_RESOURCES = "InsufficientResources"
+    NO_PERMISSION = "NoPermission"
+    NOT_SUPPORTED = "NotSupported"
+    DRIVER_NOT_LOADED = "DriverNotLoaded"
+    GPU_LOST = "GpuLost"
+    NVML_TIMEOUT = "NvmlTimeout"
+    NVML_ERROR = "NvmlError"
+    FORBIDDEN = "Forbidden"
+    API_UNAVAILABLE = "ApiUnavailable"
+    API_ERROR = "ApiError"
+    POD_RESOURCES_UNAVAILABLE = "PodResourcesUnavailable"
+    INTERRUPTED = "Interrupted"
+    INTERNAL = "Internal"
+
+    @property
+    def remedy(self) -> str:
+        """One line that tells a person what to do; empty when there is nothing to do."""
+        return _REMEDIES.get(self, "")
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same wish can succeed later with nothing changed by a person."""
+        return self in _TRANSIENT
+
+
+_REMEDIES = {
+    Reason.INVALID_CONFIG: "Correct the config file at the place named; the agent re-reads it by itself.",
+    Reason.UNKNOWN_CONFIG: "Name a layout that the config file has, or add the layout to the file.",
+    Reason.UNKNOWN_PROFILE: "Use a profile that this GPU offers; 'mig-manager status' lists them.",
+    Reason.NO_GPU_MATCHES: "Correct the layout's device-filter or devices; 'mig-manager status' shows PCI ids.",
+    Reason.NOT_MIG_CAPABLE: "Restrict the layout to MIG-capable GPUs with a device-filter.",
+    Reason.DOES_NOT_FIT: "Ask for fewer or smaller instances; 'mig-manager validate' tells what fits.",
+    Reason.USAGE: "See 'mig-manager --help'.",
+    Reason.DRAIN_TIMEOUT: "Free the pods named (see their PodDisruptionBudgets) or raise the drain timeout.",
+    Reason.IN_USE: "Stop the processes that hold the GPU; the change is tried again by itself.",
+    Reason.RESET_REQUIRED: "Reset the GPU or reboot the node; the pending MIG mode then takes effect.",
+    Reason.PLUGIN_NOT_READY: "Look at the device plugin's pod on this node.",
+    Reason.NOT_ALLOCATABLE: "Look at the device plugin's log; kubelet does not offer the new devices.",
+    Reason.VERIFY_FAILED: "Another program may be changing MIG instances; stop it.",
+    Reason.INSUFFICIENT_RESOURCES: "Another program may be creating MIG instances; stop it.",
+    Reason.NO_PERMISSION: "Run as root, or with NVIDIA_MIG_CONFIG_DEVICES=all.",
+    Reason.NOT_SUPPORTED: "Check that driver, GPU and virtualization support MIG.",
+    Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver; the change is tried again by itself.",
+    Reason.GPU_LOST: "The GPU fell off the bus; reboot the node.",
+    Reason.NVML_TIMEOUT: "The driver does not answer; look at the kernel log.",
+    Reason.NVML_ERROR: "Look at the driver's kernel log.",
+    Reason.FORBIDDEN: "Grant the agent's ServiceAccount the rules in deploy/.",
+    Reason.API_UNAVAILABLE: "Check the way to the Kubernetes API; the change is tried again by itself.",
+    Reason.API_ERROR: "Look at the message of the Kubernetes API.",
+    Reason.POD_RESOURCES_UNAVAILABLE: "Mount kubelet's pod-resources directory into the agent.",
+    Reason.INTERNAL: "This is a bug in mig-manager; please report it with the log.",
+}
+
+_TRANSIENT = frozenset(
+    {
+        Reason.DRAIN_TIMEOUT,
+        Reason.IN_USE,
+        Reason.PLUGIN_NOT_READY,
+        Reason.NOT_ALLOCATABLE,
+        Reason.VERIFY_FAILED,
+        Reason.INSUFFICIENT_RESOURCES,
+        Reason.DRIVER_NOT_LOADED,
+        Reason.NVML_TIMEOUT,
+        Reason.NVML_ERROR,
+        Reason.API_UNAVAILABLE,
+        Reason.API_ERROR,
+        Reason.POD_RESOURCES_UNAVAILABLE,
+        Reason.FORBIDDEN,
+        Reason.INTERNAL,
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A place in a text: lines and columns count from 1, as editors do."""
+
+    source: str
+    """File name as the user gave it, or ``<stdin>``."""
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}"
+
+
+class MigManagerError(Exception):
+    """Base of all errors raised on purpose.
+
+    Attributes:
+        reason: The stable reason, which also decides whether a retry can help.
+        message: One sentence for a person, without the remedy.
+    """
+
+    def __init__(self, message: str, *, reason: Reason) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+
+
+class UsageError(MigManagerError):
+    """A command line, setting or environment variable that cannot be used."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=Reason.USAGE)
+
+
+class ConfigError(MigManagerError):
+    """A config document that breaks the mig-parted v1 format.
+
+    Attributes:
+        location: Where in the document; None when the file itself cannot be read.
+    """
+
+    def __init__(self, message: str, *, location: Location | None = None) -> None:
+        super().__init__(
+            f"{location}: {message}" if location else message, reason=Reason.INVALID_CONFIG
+        )
+        self.location = location
+
+
+class LayoutError(MigManagerError):
+    """A well-formed layout that is unknown, matches no GPU, or cannot fit one.
+
+    Args:
+        message: One sentence that names layout, GPU and profile.
+        reason: UNKNOWN_CONFIG, UNKNOWN_PROFILE, NO_GPU_MATCHES, NOT_MIG_CAPABLE or DOES_NOT_FIT.
+        location: Where the config document asks for it, when known.
+    """
+
+    def __init__(self, message: str, *, reason: Reason, location: Location | None = None) -> None:
+        super().__init__(f"{location}: {message}" if location else message, reason=reason)
+        self.location = location
+
+
+class HardwareError(MigManagerError):
+    """NVML refused or failed.
+
+    Attributes:
+        operation: The NVML function, such as ``nvmlDeviceCreateGpuInstance``.
+        gpu: Index and UUID of the GPU as text, or empty when no GPU is concerned.
+        code: The NVML return value, or None when NVML was not reached.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason,
+        operation: str = "",
+        gpu: str = "",
+        code: int | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason)
+        self.operation = operation
+        self.gpu = gpu
+        self.code = code
+
+
+class ClusterError(MigManagerError):
+    """The Kubernetes API (or kubelet) refused or failed.
+
+    Attributes:
+        status: HTTP status, or None when no answer came.
+        retry_after_s: What the server asked us to wait, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class DrainError(MigManagerError):
+    """Pods that hold doomed instances did not leave before the deadline.
+
+    Attributes:
+        pods: ``namespace/name`` of each pod that stayed.
+    """
+
+    def __init__(self, message: str, *, pods: tuple[str, ...]) -> None:
+        super().__init__(message, reason=Reason.DRAIN_TIMEOUT)
+        self.pods = pods
+
+
+class NotReadyError(MigManagerError):
+    """A condition after the change did not hold before its deadline."""
+
+
+class Superseded(Exception):  # noqa: N818 - control flow, not a failure
+    """A newer wish, a removed wish or a shutdown ends this run; undo and return."""

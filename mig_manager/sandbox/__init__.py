@@ -1,0 +1,1 @@
+"""A GPU node without GPUs and without a cluster, for ``demo``, ``--simulate`` and the tests."""
