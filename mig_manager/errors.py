@@ -62,18 +62,32 @@ class Reason(enum.Enum):
 
 
 _REMEDIES = {
-    Reason.INVALID_CONFIG: "Correct the config file at the place named; the agent re-reads it by itself.",
-    Reason.UNKNOWN_CONFIG: "Name a layout that the config file has, or add the layout to the file.",
+    Reason.INVALID_CONFIG: (
+        "Correct the config file at the place named; the agent re-reads it by itself."
+    ),
+    Reason.UNKNOWN_CONFIG: (
+        "Name a layout that the config file has, or add the layout to the file."
+    ),
     Reason.UNKNOWN_PROFILE: "Use a profile that this GPU offers; 'mig-manager status' lists them.",
-    Reason.NO_GPU_MATCHES: "Correct the layout's device-filter or devices; 'mig-manager status' shows PCI ids.",
+    Reason.NO_GPU_MATCHES: (
+        "Correct the layout's device-filter or devices; 'mig-manager status' shows PCI ids."
+    ),
     Reason.NOT_MIG_CAPABLE: "Restrict the layout to MIG-capable GPUs with a device-filter.",
-    Reason.DOES_NOT_FIT: "Ask for fewer or smaller instances; 'mig-manager validate' tells what fits.",
+    Reason.DOES_NOT_FIT: (
+        "Ask for fewer or smaller instances; 'mig-manager validate' tells what fits."
+    ),
     Reason.USAGE: "See 'mig-manager --help'.",
-    Reason.DRAIN_TIMEOUT: "Free the pods named (see their PodDisruptionBudgets) or raise the drain timeout.",
+    Reason.DRAIN_TIMEOUT: (
+        "Free the pods named (see their PodDisruptionBudgets) or raise the drain timeout."
+    ),
     Reason.IN_USE: "Stop the processes that hold the GPU; the change is tried again by itself.",
-    Reason.RESET_REQUIRED: "Reset the GPU or reboot the node; the pending MIG mode then takes effect.",
+    Reason.RESET_REQUIRED: (
+        "Reset the GPU or reboot the node; the pending MIG mode then takes effect."
+    ),
     Reason.PLUGIN_NOT_READY: "Look at the device plugin's pod on this node.",
-    Reason.NOT_ALLOCATABLE: "Look at the device plugin's log; kubelet does not offer the new devices.",
+    Reason.NOT_ALLOCATABLE: (
+        "Look at the device plugin's log; kubelet does not offer the new devices."
+    ),
     Reason.VERIFY_FAILED: "Another program may be changing MIG instances; stop it.",
     Reason.INSUFFICIENT_RESOURCES: "Another program may be creating MIG instances; stop it.",
     Reason.NO_PERMISSION: "Run as root, or with NVIDIA_MIG_CONFIG_DEVICES=all.",
@@ -83,7 +97,9 @@ _REMEDIES = {
     Reason.NVML_TIMEOUT: "The driver does not answer; look at the kernel log.",
     Reason.NVML_ERROR: "Look at the driver's kernel log.",
     Reason.FORBIDDEN: "Grant the agent's ServiceAccount the rules in deploy/.",
-    Reason.API_UNAVAILABLE: "Check the way to the Kubernetes API; the change is tried again by itself.",
+    Reason.API_UNAVAILABLE: (
+        "Check the way to the Kubernetes API; the change is tried again by itself."
+    ),
     Reason.API_ERROR: "Look at the message of the Kubernetes API.",
     Reason.POD_RESOURCES_UNAVAILABLE: "Mount kubelet's pod-resources directory into the agent.",
     Reason.INTERNAL: "This is a bug in mig-manager; please report it with the log.",
