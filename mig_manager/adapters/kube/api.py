@@ -1,0 +1,365 @@
+"""The Kubernetes API as plain JSON over the official client; the only importer of ``kubernetes``.
+
+Of the official client we use what is hard to get right (finding the cluster, credentials and
+their rotation, TLS, proxies) and none of its generated models, which cost 20 MB and a second to
+import and reject what a newer server may send. Its own retries are switched off: it would repeat
+a POST, and could not be interrupted.
+"""
+
+import enum
+import functools
+import http
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import kubernetes.client.api_client
+import kubernetes.client.configuration
+import kubernetes.client.exceptions
+import kubernetes.client.rest
+import kubernetes.config.config_exception
+import kubernetes.config.incluster_config
+import kubernetes.config.kube_config
+import tenacity
+import urllib3
+
+from mig_manager import errors
+from mig_manager.adapters.kube import answers, stream
+
+_ATTEMPTS = 4
+_LONGEST_RETRY_AFTER_S = 10.0
+"""A server that asks for more gets its error passed on, with the delay, for the caller to plan."""
+_CONNECT_TIMEOUT_S = 5.0
+_CHUNK = 1 << 18
+_SUCCESS = 2
+
+_READ_RETRIES = frozenset({429, 500, 502, 503, 504})
+_WRITE_RETRIES = frozenset({429, 503})
+"""The statuses with which a server says that it has not acted."""
+
+
+class PatchType(enum.Enum):
+    """The media types of PATCH."""
+
+    STRATEGIC = "application/strategic-merge-patch+json"
+    MERGE = "application/merge-patch+json"
+    JSON = "application/json-patch+json"
+
+
+class _Repeat(enum.Enum):
+    """When a request may be sent again."""
+
+    READ = enum.auto()
+    """Whenever it may help."""
+    IDEMPOTENT = enum.auto()
+    """Also after a broken connection: doing it twice is doing it once."""
+    UNSENT = enum.auto()
+    """Only if the server cannot have acted on it."""
+    NEVER = enum.auto()
+
+
+class KubeApi:
+    """A connection to the API server; safe to use from several threads.
+
+    Every method raises ``errors.ClusterError`` (in fact its subclass ``answers.ApiError``) and
+    nothing else: FORBIDDEN for 401 and 403, API_UNAVAILABLE for 429, 5xx and no answer, API_ERROR
+    for all others, told apart by ``status``.
+    """
+
+    def __init__(
+        self,
+        configuration: kubernetes.client.configuration.Configuration,
+        *,
+        request_timeout_s: float = 10.0,
+        reload: Callable[[], None] | None = None,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        """Wrap a configuration; ``connect`` and ``at`` are the usual ways in.
+
+        Args:
+            configuration: Of the official client; changed to suit us.
+            request_timeout_s: How long to wait for an answer, per attempt.
+            reload: Reads the credentials anew, after the server has refused them.
+            sleep: Waits between attempts; None waits until then or until ``close``.
+        """
+        # The annotation in the client misses that urllib3 takes False for "raise at once".
+        configuration.retries = False
+        # A watch through a NAT or load balancer that forgets idle connections.
+        configuration.keep_alive = True
+        self._configuration = configuration
+        self._client = kubernetes.client.api_client.ApiClient(configuration)
+        self._timeout_s = request_timeout_s
+        self._reload = reload
+        self._closed = threading.Event()
+        self._sleep = functools.partial(_discard, sleep or self._closed.wait)
+
+    @classmethod
+    def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
+        """Find the cluster; nothing is sent yet.
+
+        Args:
+            kubeconfig: Path of a kubeconfig file; None for the service account of our pod.
+            request_timeout_s: How long to wait for an answer, per attempt.
+
+        Raises:
+            UsageError: There is no usable configuration; the message says why.
+        """
+        configuration = kubernetes.client.configuration.Configuration()
+        load = functools.partial(_load, configuration, kubeconfig)
+        load()
+        return cls(configuration, request_timeout_s=request_timeout_s, reload=load)
+
+    @classmethod
+    def at(
+        cls,
+        url: str,
+        *,
+        token: str | None = None,
+        request_timeout_s: float = 10.0,
+        sleep: Callable[[float], object] | None = None,
+    ) -> Self:
+        """Use the API server at a URL, such as the sandbox's, never through a proxy."""
+        configuration = kubernetes.client.configuration.Configuration()
+        configuration.host = url.rstrip("/")
+        configuration.proxy = None
+        if token is not None:
+            configuration.api_key["BearerToken"] = f"Bearer {token}"
+        return cls(configuration, request_timeout_s=request_timeout_s, sleep=sleep)
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Read an object or a list."""
+        return self._request("GET", _with_query(path, query), repeat=_Repeat.READ)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object; never sent twice."""
+        return self._request("POST", path, body=body)
+
+    def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace an object; never sent twice."""
+        return self._request("PUT", path, body=body)
+
+    def delete(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Delete an object; a repetition after a broken connection may find it gone (404)."""
+        return self._request(
+            "DELETE", _with_query(path, query), body=body, repeat=_Repeat.IDEMPOTENT
+        )
+
+    def patch(
+        self, path: str, body: Mapping[str, Any] | list[Any], *, kind: PatchType
+    ) -> dict[str, Any]:
+        """Change an object.
+
+        A merge writes absolute values and may be repeated after a broken connection; the
+        operations of a JSON patch may not.
+        """
+        repeat = _Repeat.UNSENT if kind is PatchType.JSON else _Repeat.IDEMPOTENT
+        return self._request("PATCH", path, body=body, content_type=kind.value, repeat=repeat)
+
+    def watch(
+        self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
+    ) -> stream.WatchStream:
+        """Open a watch; the caller closes it.
+
+        Args:
+            path: The collection.
+            query: Selectors and ``resourceVersion``; bookmarks are always asked for.
+            timeout_s: After how long the server shall end the watch in an orderly way.
+            idle_timeout_s: After how much silence the connection counts as dead.
+        """
+        asked = {
+            **query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(round(timeout_s)),
+        }
+        response = self._open("GET", _with_query(path, asked), None, None)
+        # The answer's head came under the short deadline; silence within it may be longer.
+        socket = getattr(response.connection, "sock", None)
+        if socket is not None:
+            socket.settimeout(idle_timeout_s)
+        return stream.WatchStream(response, request=f"watch {path}")
+
+    def close(self) -> None:
+        """Release the connections and end the waiting of others between attempts."""
+        self._closed.set()
+        self._client.rest_client.close()
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | list[Any] | None = None,
+        content_type: str = "application/json",
+        repeat: _Repeat = _Repeat.NEVER,
+    ) -> dict[str, Any]:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda err: _may_repeat(err, repeat)),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(_ATTEMPTS),
+                tenacity.stop_after_delay(2 * self._timeout_s),
+                tenacity.stop_when_event_set(self._closed),
+            ),
+            wait=_wait_s,
+            sleep=self._sleep,
+            reraise=True,
+        )
+        return retrying(self._once, method, path, body, content_type)
+
+    def _once(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | list[Any] | None,
+        content_type: str,
+    ) -> dict[str, Any]:
+        request = _name(method, path)
+        response = self._open(method, path, body, content_type)
+        return answers.parse(request, self._read(response, request))
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | list[Any] | None,
+        content_type: str | None,
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request and return the answer, unread, if its status is good."""
+        response = self._send(method, path, body, content_type)
+        if response.status == http.HTTPStatus.UNAUTHORIZED and self._has_reloaded():
+            response.close()
+            response = self._send(method, path, body, content_type)
+        if response.status // 100 != _SUCCESS:
+            request = _name(method, path)
+            text = self._read(response, request)
+            raise answers.refusal(request, response.status, response.headers, text)
+        return response
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | list[Any] | None,
+        content_type: str | None,
+    ) -> urllib3.BaseHTTPResponse:
+        request = _name(method, path)
+        headers = self._headers(request, content_type if body is not None else None)
+        try:
+            answer: kubernetes.client.rest.RESTResponse = self._client.call_api(
+                method,
+                self._configuration.host + path,
+                headers,
+                body,
+                _request_timeout=(min(_CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s),
+            )
+        except (
+            urllib3.exceptions.NewConnectionError,
+            urllib3.exceptions.ConnectTimeoutError,
+        ) as e:
+            raise answers.no_answer(request, str(e), was_sent=False) from e
+        except kubernetes.client.exceptions.ApiException as err:
+            # How the client reports a failed TLS handshake.
+            raise answers.no_answer(request, str(err.reason), was_sent=False) from err
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            raise answers.no_answer(request, str(err)) from err
+        response: urllib3.BaseHTTPResponse = answer.response
+        return response
+
+    def _has_reloaded(self) -> bool:
+        """Read the credentials anew: the client itself does so only once a minute."""
+        if self._reload is None:
+            return False
+        try:
+            self._reload()
+        except errors.UsageError:
+            # The server's 401 tells more than a file that is missing while it is replaced.
+            return False
+        return True
+
+    def _headers(self, request: str, content_type: str | None) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": "mig-manager"}
+        if content_type is not None:
+            headers["Content-Type"] = content_type
+        try:
+            # Asking runs the client's refresh, which reads token files and may run a plugin.
+            auth = self._configuration.auth_settings().get("BearerToken")
+        except (OSError, kubernetes.config.config_exception.ConfigException) as err:
+            detail = f"the credentials cannot be read: {err}"
+            raise answers.no_answer(request, detail, was_sent=False) from err
+        if auth is not None and auth["value"]:
+            # A stray line end would make http.client quote the whole token in its error.
+            headers["Authorization"] = " ".join(auth["value"].split())
+        return headers
+
+    def _read(self, response: urllib3.BaseHTTPResponse, request: str) -> bytes:
+        """Read a whole body; the deadline also ends an answer that trickles in for ever."""
+        deadline = time.monotonic() + 2 * self._timeout_s
+        body = bytearray()
+        try:
+            while chunk := response.read1(_CHUNK):
+                body += chunk
+                if time.monotonic() > deadline:
+                    raise answers.no_answer(request, "the answer does not end")
+        except (urllib3.exceptions.HTTPError, OSError) as err:
+            raise answers.no_answer(request, str(err)) from err
+        else:
+            response.release_conn()
+            return bytes(body)
+        finally:
+            if not response.closed:
+                response.close()
+
+
+def _discard(sleep: Callable[[float], object], seconds: float) -> None:
+    sleep(seconds)
+
+
+def _load(
+    configuration: kubernetes.client.configuration.Configuration, kubeconfig: str | None
+) -> None:
+    try:
+        if kubeconfig is None:
+            kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        else:
+            kubernetes.config.kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+                kubeconfig, client_configuration=configuration, persist_config=False
+            )
+    except Exception as err:  # noqa: BLE001 - the loader lets out whatever a bad file provokes
+        where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
+        raise errors.UsageError(f"no way to a Kubernetes API: {where}: {err}") from None
+
+
+def _with_query(path: str, query: Mapping[str, str] | None) -> str:
+    return f"{path}?{urllib.parse.urlencode(query)}" if query else path
+
+
+def _name(method: str, path: str) -> str:
+    return f"{method} {path.partition('?')[0]}"
+
+
+def _may_repeat(err: BaseException, repeat: _Repeat) -> bool:
+    if not isinstance(err, answers.ApiError) or repeat is _Repeat.NEVER:
+        return False
+    if (err.retry_after_s or 0.0) > _LONGEST_RETRY_AFTER_S:
+        return False
+    if err.status is not None:
+        return err.status in (_READ_RETRIES if repeat is _Repeat.READ else _WRITE_RETRIES)
+    return not (repeat is _Repeat.UNSENT and err.was_sent)
+
+
+_backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    """Wait as long as the server asks; else a random time, for a whole cluster may be waiting."""
+    err = state.outcome.exception() if state.outcome else None
+    if isinstance(err, answers.ApiError) and err.retry_after_s is not None:
+        return err.retry_after_s
+    return _backoff_s(state)
