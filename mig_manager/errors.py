@@ -249,4 +249,13 @@ class NotReadyError(MigManagerError):
 
 
 class Superseded(Exception):  # noqa: N818 - control flow, not a failure
-    """A newer wish, a removed wish or a shutdown ends this run; undo and return."""
+    """A newer wish, a removed wish or a shutdown ends this run; undo and return.
+
+    Attributes:
+        is_replaced: Whether another run follows at once and will publish its own state.
+    """
+
+    def __init__(self, why: str, *, is_replaced: bool) -> None:
+        super().__init__(why)
+        self.why = why
+        self.is_replaced = is_replaced

@@ -109,6 +109,21 @@ class DeviceAllocations(Protocol):
         """
 
 
+class ConfigSource(Protocol):
+    """The config document, wherever it is kept."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it: the file name, or ``<stdin>``."""
+
+    def read(self) -> str:
+        """Return its text as it is now.
+
+        Raises:
+            ConfigError: It is missing, unreadable, too large, or not UTF-8.
+        """
+
+
 class Clock(Protocol):
     """Time as an argument, so that tests need not spend it."""
 

@@ -1,0 +1,165 @@
+"""The agent: wait for a wish, reconcile, back off; end in good order on a signal."""
+
+import itertools
+import signal
+import sys
+import threading
+from types import FrameType
+
+import structlog
+import tenacity
+
+from mig_manager import errors, mailbox, reconcile, settings
+from mig_manager.adapters import clock, files, gpu_child, podresources
+from mig_manager.adapters.kube import api, node, nodewatch, pods
+from mig_manager.core import cluster
+from mig_manager.core import pace as pacing
+
+_log = structlog.get_logger()
+
+
+class Agent:
+    """Serves the wishes of one node, one at a time."""
+
+    def __init__(
+        self,
+        reconciler: reconcile.Reconciler,
+        box: mailbox.Mailbox,
+        *,
+        retry_initial_s: float,
+        retry_max_s: float,
+    ) -> None:
+        self._reconciler = reconciler
+        self._box = box
+        self._backoff = tenacity.wait_exponential_jitter(
+            initial=retry_initial_s, max=retry_max_s, jitter=retry_initial_s
+        )
+        self._is_recovered = False
+
+    def serve(self) -> None:
+        """Serve wishes until the mailbox stops."""
+        seen = 0
+        while (wish := self._box.next(seen)) is not None:
+            seen = wish.generation
+            try:
+                self._fulfil(wish)
+            except errors.Superseded as end:
+                _log.info("wish_ended", config=wish.name, why=end.why)
+
+    def _fulfil(self, wish: mailbox.LabelWish) -> None:
+        """Try one wish until it is in force, cannot be, or is no longer wanted."""
+        retrying = tenacity.Retrying(
+            wait=self._backoff,
+            retry=tenacity.retry_if_result(bool),
+            stop=tenacity.stop_never,
+            sleep=wish.wait,
+            before_sleep=_log_retry,
+        )
+        attempts = itertools.count(1)
+        retrying(lambda: self._try(wish, next(attempts)))
+
+    def _try(self, wish: mailbox.LabelWish, attempt: int) -> bool:
+        """Run the pipeline once; tell whether to try again."""
+        try:
+            if not self._is_recovered:
+                self._reconciler.recover()
+                self._is_recovered = True
+            if wish.name is None:
+                return False
+            return self._reconciler.run(wish.name, wish, attempt=attempt).should_retry
+        except errors.ClusterError as error:
+            # The run could not say how it ended; its journal tells the next try.
+            self._is_recovered = False
+            _log.warning("api_unreachable", reason=error.reason.value, error=error.message)
+            return True
+
+
+def _log_retry(state: tenacity.RetryCallState) -> None:
+    _log.info(
+        "retry_scheduled",
+        attempt=state.attempt_number,
+        delay_s=round(state.upcoming_sleep, 2),
+    )
+
+
+def run(wanted: settings.AgentSettings) -> int:
+    """Run the agent until SIGTERM or SIGINT.
+
+    Returns:
+        The exit status: 0 after a signal.
+
+    Raises:
+        MigManagerError: It cannot start, for example without credentials for the API.
+    """
+    box = mailbox.Mailbox()
+    stop = threading.Event()
+    kube = api.KubeApi.connect(kubeconfig=wanted.kubeconfig)
+    world = _world(wanted, kube)
+    agent = Agent(
+        reconcile.Reconciler(world, _limits(wanted)),
+        box,
+        retry_initial_s=wanted.retry_initial_s,
+        retry_max_s=wanted.retry_max_s,
+    )
+    watch = nodewatch.NodeWatch(
+        kube,
+        name=wanted.node_name,
+        on_node=lambda view: box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None),
+        stop=stop,
+    )
+    config_watch = files.ConfigWatch(wanted.config_file, box.put_file_change)
+    _on_signals(box, stop)
+    watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
+    watcher.start()
+    config_watch.start()
+    _log.info("agent_started", node=wanted.node_name, config_file=str(wanted.config_file))
+    try:
+        agent.serve()
+    finally:
+        stop.set()
+        config_watch.stop()
+        watcher.join(timeout=5.0)
+        kube.close()
+    _log.info("agent_stopped", node=wanted.node_name)
+    return 0
+
+
+def _world(wanted: settings.AgentSettings, kube: api.KubeApi) -> reconcile.World:
+    system = clock.SystemClock()
+    return reconcile.World(
+        gpus=gpu_child.ChildGpus(_worker_command(wanted), timeout_s=wanted.gpu_timeout_s),
+        node=node.KubeNode(kube, name=wanted.node_name, clock=system),
+        workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
+        allocations=podresources.PodResources(wanted.pod_resources_socket),
+        configs=files.ConfigFile(wanted.config_file),
+        clock=system,
+    )
+
+
+def _worker_command(wanted: settings.AgentSettings) -> list[str]:
+    command = [sys.executable, "-m", "mig_manager.gpu_worker"]
+    command += ["--in-use-timeout-s", str(wanted.in_use_timeout_s)]
+    if wanted.gpus.library_path:
+        command += ["--library-path", wanted.gpus.library_path]
+    if wanted.gpus.simulate_state:
+        command += ["--simulate-state", str(wanted.gpus.simulate_state)]
+    return command
+
+
+def _limits(wanted: settings.AgentSettings) -> reconcile.Limits:
+    return reconcile.Limits(
+        drain_timeout_s=wanted.drain_timeout_s,
+        plugin_timeout_s=wanted.plugin_timeout_s,
+        pace=pacing.Pace(max_s=wanted.poll_interval_s),
+    )
+
+
+def _on_signals(box: mailbox.Mailbox, stop: threading.Event) -> None:
+    def end(_number: int, _frame: FrameType | None) -> None:
+        # A handler runs between two bytecodes of the main thread, which may hold the mailbox's
+        # lock; another thread can wait for it.
+        threading.Thread(target=box.stop, name="stop").start()
+        stop.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)

@@ -1,0 +1,165 @@
+"""Who must let go of a GPU before it changes: pods that are evicted, daemons that are paused.
+
+Only what a plan takes away matters: whoever holds an instance that stays is left alone.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from mig_manager.core import cluster, model
+
+_PLUGIN_APPS = frozenset({"nvidia-device-plugin-daemonset"})
+_PLUGIN_NAMES = frozenset({"nvidia-device-plugin-ds"})
+_PLUGIN_CONTAINERS = frozenset({"nvidia-device-plugin", "nvidia-device-plugin-ctr"})
+
+_ENUMERATE_AT_START = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter")
+"""Operands of the GPU operator that see instances only as they were when they started."""
+
+_HOLD_DEVICES = ("nvsm", "client")
+"""Operands that must be away only when something is taken from them."""
+
+
+def affected_ids(plan: model.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
+    """Return the device ids whose holders the plan would hurt.
+
+    Besides the instances that end, this covers a whole GPU given to a pod (``mig.strategy=none``
+    hands out MIG-enabled GPUs whole) once anything on it is destroyed or its mode is switched.
+    """
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    ids: set[str] = set(plan.doomed_uuids)
+    for gpu_plan in plan.gpus:
+        destroys = any(
+            isinstance(step, model.DestroyComputeInstance | model.DestroyGpuInstance)
+            for step in gpu_plan.steps
+        )
+        if destroys or gpu_plan.changes_mode:
+            ids.add(gpu_plan.gpu_uuid)
+        if gpu_plan.changes_mode:
+            ids.update(by_uuid[gpu_plan.gpu_uuid].mig_uuids)
+    return frozenset(ids)
+
+
+def busy_uuids(assigned: Iterable[cluster.PodDevices]) -> frozenset[str]:
+    """Return every device id that a pod holds."""
+    return frozenset(device for pod in assigned for device in pod.device_ids)
+
+
+def victims(
+    pods: Iterable[cluster.Pod],
+    assigned: Sequence[cluster.PodDevices] | None,
+    affected: Collection[str],
+) -> tuple[cluster.Pod, ...]:
+    """Return the pods that must leave, in the order given.
+
+    Args:
+        pods: All pods of the node.
+        assigned: Kubelet's allocations, or None when kubelet cannot be asked: then every pod
+            that asks for a GPU counts, because any of them may hold what is destroyed.
+        affected: Device ids that are taken away; nobody must leave when there are none.
+
+    A pod that asks for a GPU and does not occur in ``assigned`` counts too: kubelet does not
+    list the devices of ordinary init containers (PodResources v1).
+    """
+    if not affected:
+        return ()
+    held = {pod.key: pod.device_ids for pod in assigned or ()}
+    return tuple(
+        pod
+        for pod in pods
+        if not pod.is_finished
+        and not is_device_plugin(pod)
+        and _holds(pod, None if assigned is None else held.get(pod.key), affected)
+    )
+
+
+def _holds(pod: cluster.Pod, device_ids: frozenset[str] | None, affected: Collection[str]) -> bool:
+    if device_ids is None:
+        return bool(pod.gpu_resources)
+    return not device_ids.isdisjoint(affected)
+
+
+def is_device_plugin(pod: cluster.Pod) -> bool:
+    """Tell whether a pod is NVIDIA's device plugin, however it was deployed.
+
+    Facts: GPU operator (label ``app``), static manifest (label ``name``), Helm chart, whose
+    labels its other DaemonSets share (container name).
+    """
+    return (
+        pod.labels.get("app") in _PLUGIN_APPS
+        or pod.labels.get("name") in _PLUGIN_NAMES
+        or not _PLUGIN_CONTAINERS.isdisjoint(pod.container_names)
+    )
+
+
+def labels_to_pause(labels: Mapping[str, str], plan: model.Plan) -> dict[str, str]:
+    """Return the deploy labels to set to ``paused-for-mig-change``, with their original values.
+
+    Only labels that exist and say ``true``: an absent label is not ours to create, ``false`` and
+    foreign values (another component's pause) are not ours to change. A label that a manager
+    left paused counts as ``true``, or its daemon would never come back.
+    """
+    takes_away = bool(plan.doomed_uuids) or any(
+        isinstance(step, model.DestroyGpuInstance) for step in plan.steps
+    )
+    operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if takes_away else ())
+    keys = (cluster.DEPLOY_LABEL_PREFIX + operand for operand in operands)
+    return {key: "true" for key in keys if labels.get(key) in ("true", cluster.PAUSED_VALUE)}
+
+
+def gated_by(pods: Iterable[cluster.Pod], keys: Collection[str]) -> tuple[cluster.Pod, ...]:
+    """Return the pods whose DaemonSet places them by one of these node labels."""
+    return tuple(pod for pod in pods if not pod.node_selector.keys().isdisjoint(keys))
+
+
+def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what a device plugin should offer: by instances, and with ``mig.strategy=none``."""
+    known = tuple(gpus)
+    whole = frozenset(gpu.uuid for gpu in known)
+    enabled = (gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED)
+    sliced = whole - {gpu.uuid for gpu in known if gpu.current_mode is model.MigMode.ENABLED}
+    return sliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
+
+
+def why_not_offered(
+    gpus: Iterable[model.Gpu],
+    offered: Mapping[str, frozenset[str]] | None,
+    allocatable: Mapping[str, int],
+) -> str:
+    """Say why the devices are not schedulable yet; empty when they are.
+
+    Args:
+        gpus: The GPUs as they are now.
+        offered: Healthy device ids by resource name from kubelet, or None when it cannot be
+            asked; then only the sum of the node's allocatable counts can be compared.
+        allocatable: The node's ``nvidia.com/*`` allocatable.
+    """
+    sliced, whole = expected_devices(gpus)
+    counts = {name: n for name, n in allocatable.items() if _is_device_resource(name)}
+    if offered is None:
+        total = sum(counts.values())
+        if total in (len(sliced), len(whole)):
+            return ""
+        return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
+    devices = {name: ids for name, ids in offered.items() if _is_device_resource(name) and ids}
+    ids: frozenset[str] = frozenset().union(*devices.values())
+    if ids not in (sliced, whole):
+        return (
+            f"kubelet offers {len(ids)} devices of which {len(ids & sliced)} exist; "
+            f"{len(sliced)} are expected"
+        )
+    return _compare_counts(devices, counts)
+
+
+def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> str:
+    for name in sorted(devices.keys() | counts.keys()):
+        expected, actual = len(devices.get(name, ())), counts.get(name, 0)
+        # A shared (time-sliced) device counts once per replica.
+        if (expected == 0 and actual != 0) or (expected and (actual == 0 or actual % expected)):
+            return f"the node's allocatable {name} is {actual}, {expected} expected"
+    return ""
+
+
+def _is_device_resource(name: str) -> bool:
+    bare = name.removesuffix(".shared")
+    return bare == cluster.RESOURCE_PREFIX + "gpu" or bare.startswith(
+        cluster.RESOURCE_PREFIX + "mig-"
+    )

@@ -1,0 +1,121 @@
+"""The JSON that the agent keeps on its node: the status for people, the journal for itself."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.core import model
+
+JOURNAL_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """One run as the status annotation tells it."""
+
+    config: str
+    config_hash: str
+    """Hash of the layout's meaning; empty while the layout is not resolved."""
+    state: model.State
+    phase: model.Phase
+    reason: errors.Reason | None
+    message: str
+    attempt: int
+    started_at: str
+    finished_at: str | None
+    gpus: tuple[model.Gpu, ...] = ()
+    """What is there now; empty when it could not be observed."""
+
+    def to_json(self) -> str:
+        """Return the annotation's value: one line, stable keys, no null members."""
+        data = {
+            "config": self.config,
+            "configHash": self.config_hash,
+            "state": self.state.value,
+            "phase": self.phase.value,
+            "reason": self.reason.value if self.reason else None,
+            "message": self.message,
+            "attempt": self.attempt,
+            "startedAt": self.started_at,
+            "finishedAt": self.finished_at,
+            "gpus": [gpu_summary(gpu) for gpu in self.gpus] or None,
+        }
+        return json.dumps({key: value for key, value in data.items() if value not in (None, "")})
+
+
+def gpu_summary(gpu: model.Gpu) -> dict[str, Any]:
+    """Return one GPU in the form of the status annotation."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "mig": gpu.current_mode.value if gpu.current_mode else "unsupported",
+        "devices": device_counts(gpu),
+    }
+
+
+def device_counts(gpu: model.Gpu) -> dict[str, int]:
+    """Return how many compute instances of each profile a GPU has, biggest first."""
+    profiles = sorted(
+        (ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances),
+        key=lambda profile: profile.sort_key,
+    )
+    counts: dict[str, int] = {}
+    for profile in profiles:
+        counts[str(profile)] = counts.get(str(profile), 0) + 1
+    return counts
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """What must be given back, written before it is taken."""
+
+    config: str
+    cordoned: bool = False
+    """Whether the cordon is ours; a node that was cordoned before stays cordoned."""
+    hold_taint: bool = False
+    paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Deploy label -> its value before we paused it."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been taken."""
+        return not (self.cordoned or self.hold_taint or self.paused_labels)
+
+    def to_json(self) -> str:
+        """Return the annotation's value."""
+        return json.dumps(
+            {
+                "version": JOURNAL_VERSION,
+                "config": self.config,
+                "cordoned": self.cordoned,
+                "holdTaint": self.hold_taint,
+                "pausedLabels": dict(self.paused_labels),
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str) -> "Journal":
+        """Read a journal.
+
+        Raises:
+            ValueError: It is not one of ours, or from a version we do not know.
+        """
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        if not isinstance(data, dict) or data.get("version") != JOURNAL_VERSION:
+            raise ValueError("not a journal of a version this agent knows")
+        paused = data.get("pausedLabels")
+        if not isinstance(paused, dict) or not _all_text([*paused.keys(), *paused.values()]):
+            raise ValueError("pausedLabels is not a map of text")
+        cordoned, hold, name = data.get("cordoned"), data.get("holdTaint"), data.get("config")
+        if not (isinstance(cordoned, bool) and isinstance(hold, bool) and isinstance(name, str)):
+            raise ValueError("bad type of cordoned, holdTaint or config")  # noqa: TRY004 - content
+        return Journal(config=name, cordoned=cordoned, hold_taint=hold, paused_labels=paused)
+
+
+def _all_text(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)

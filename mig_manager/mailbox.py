@@ -1,0 +1,90 @@
+"""One slot between the watchers and the worker: the newest wish wins."""
+
+import threading
+
+from mig_manager import errors
+
+
+class Mailbox:
+    """Holds what is wanted now; older wishes that nobody took are gone.
+
+    A wish is the label's value, or None when there is no label, together with a generation that
+    grows whenever label or config file changed.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._name: str | None = None
+        self._generation = 0
+        self._is_stopping = False
+
+    def put_label(self, name: str | None) -> None:
+        """Take over the label as the API shows it; the same value again is no new wish."""
+        with self._changed:
+            if name != self._name:
+                self._name = name
+                self._generation += 1
+                self._changed.notify_all()
+
+    def put_file_change(self) -> None:
+        """Make the wish new because the config file means something else now."""
+        with self._changed:
+            self._generation += 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Wake everybody for a shutdown."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a shutdown is under way."""
+        return self._is_stopping
+
+    def next(self, seen: int) -> "LabelWish | None":
+        """Block until there is a wish newer than generation ``seen``; None at shutdown."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopping or self._generation > seen)
+            if self._is_stopping:
+                return None
+            return LabelWish(self, name=self._name, generation=self._generation)
+
+    def end_of(self, generation: int) -> errors.Superseded | None:
+        """Return why a wish has ended, or None while it stands."""
+        with self._changed:
+            if self._is_stopping:
+                return errors.Superseded("the agent is shutting down", is_replaced=False)
+            if self._generation == generation:
+                return None
+            if self._name is None:
+                return errors.Superseded("the label was removed", is_replaced=False)
+            return errors.Superseded(f"{self._name} is wanted now", is_replaced=True)
+
+    def wait(self, generation: int, seconds: float) -> None:
+        """Sleep, but wake when ``generation`` is no longer the newest or at shutdown."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_stopping or self._generation != generation, timeout=seconds
+            )
+
+
+class LabelWish:
+    """One wish of the label; implements ``ports.Wish``."""
+
+    def __init__(self, mailbox: Mailbox, *, name: str | None, generation: int) -> None:
+        self._mailbox = mailbox
+        self.name = name
+        self.generation = generation
+
+    def check(self) -> None:
+        """Raise ``Superseded`` when the wish has ended."""
+        end = self._mailbox.end_of(self.generation)
+        if end is not None:
+            raise end
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; raise ``Superseded`` as soon as the wish has ended."""
+        self._mailbox.wait(self.generation, seconds)
+        self.check()

@@ -1,0 +1,256 @@
+"""The pipeline, for agent and command line alike; the only writer of the state.
+
+    resolve -> observe -> plan -> cordon -> drain -> pause -> execute -> verify -> resume -> prove
+
+Each step that can fail for free comes before each step that costs somebody something. What a
+step takes is in the journal before it is taken, and every exit gives it back and publishes one
+terminal state with one reason. Until hardware is touched a newer wish may end the run; after
+that it is finished or rolled back first.
+"""
+
+import dataclasses
+
+import structlog
+
+from mig_manager import daemons, drain, errors, ports, record
+from mig_manager.core import clients, cluster, config, model, planner
+from mig_manager.core import pace as pacing
+
+_log = structlog.get_logger()
+
+Outcome = record.Outcome
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Everything the pipeline reaches."""
+
+    gpus: ports.Gpus
+    node: ports.Node
+    workloads: ports.Workloads
+    allocations: ports.DeviceAllocations
+    configs: ports.ConfigSource
+    clock: ports.Clock
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long the pipeline waits for others."""
+
+    drain_timeout_s: float = 300.0
+    plugin_timeout_s: float = 300.0
+    pace: pacing.Pace = dataclasses.field(default_factory=pacing.Pace)
+
+
+class Reconciler:
+    """Brings one node to one wish."""
+
+    def __init__(self, world: World, limits: Limits) -> None:
+        self._world = world
+        self._limits = limits
+        self._daemons = daemons.Daemons(
+            world.node,
+            world.workloads,
+            world.allocations,
+            world.clock,
+            timeout_s=limits.plugin_timeout_s,
+            pace=limits.pace,
+        )
+
+    def recover(self) -> None:
+        """Give back what an interrupted run left taken; call before the first run.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        journal = daemons.recovered(self._world.node.read())
+        if journal is None:
+            return
+        _log.warning("interrupted_run_found", config=journal.config)
+        back = record.giving_back(journal)
+        self._world.node.patch(
+            dataclasses.replace(back, annotations={cluster.JOURNAL_ANNOTATION: None})
+        )
+
+    def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> Outcome:
+        """Bring the layout ``name`` into force.
+
+        Args:
+            name: The layout, as the label names it.
+            wish: Ends the run early, while that is free.
+            attempt: Counts the tries at one wish, from 1.
+
+        Returns:
+            The outcome that was published.
+
+        Raises:
+            ClusterError: The outcome could not be published; the journal is still there.
+            Superseded: The run ended early; everything was given back.
+        """
+        run = _Run(self._world, self._limits, self._daemons, name=name, attempt=attempt)
+        try:
+            outcome = run.through(wish)
+        except errors.Superseded as end:
+            run.end_early(end)
+            raise
+        except errors.MigManagerError as error:
+            outcome = _failed(error.reason, error.message)
+        except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
+            _log.exception("run_crashed")
+            outcome = _failed(errors.Reason.INTERNAL, f"{type(error).__name__}: {error}")
+        run.record.finish(outcome)
+        return outcome
+
+
+class _Run:
+    """One pass through the pipeline."""
+
+    def __init__(
+        self,
+        world: World,
+        limits: Limits,
+        staff: daemons.Daemons,
+        *,
+        name: str,
+        attempt: int,
+    ) -> None:
+        self._world = world
+        self._limits = limits
+        self._daemons = staff
+        self._name = name
+        self.record = record.Record(world.node, world.clock, config=name, attempt=attempt)
+
+    def through(self, wish: ports.Wish) -> Outcome:
+        layout = self._resolve()
+        gpus = self._observe()
+        wanted = config.select(layout, gpus)
+        plan = planner.plan(gpus, wanted)
+        if plan.is_empty:
+            return self._keep(gpus)
+        plan = self._clear_the_way(gpus, wanted, wish)
+        paused = self._daemons.pause(plan, self.record, wish)
+        wish.check()
+        gpus = self._change(plan, gpus, wanted, paused)
+        paused = self._daemons.resume_plugin(paused, self.record)
+        self.record.enter(model.Phase.PROVE, "waiting for the new devices to be schedulable")
+        self._daemons.prove(paused, gpus)
+        return self._succeeded(errors.Reason.APPLIED, "is in force")
+
+    def _keep(self, gpus: tuple[model.Gpu, ...]) -> Outcome:
+        """Change nothing; but an earlier run may have failed between change and proof."""
+        if not self._daemons.is_proven(gpus):
+            self.record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
+            self._daemons.prove(self._daemons.restart_stale_plugin(gpus), gpus)
+        return self._succeeded(errors.Reason.ALREADY_APPLIED, "is already in force")
+
+    def _resolve(self) -> config.Layout:
+        source = self._world.configs
+        layout = config.parse(source.read(), source=source.name).layout(self._name)
+        self.record.note(config_hash=layout.content_hash)
+        return layout
+
+    def _observe(self) -> tuple[model.Gpu, ...]:
+        gpus = self._world.gpus.observe()
+        self.record.note(gpus=gpus)
+        return gpus
+
+    def _clear_the_way(
+        self, gpus: tuple[model.Gpu, ...], wanted: dict[str, model.WantedGpu], wish: ports.Wish
+    ) -> model.Plan:
+        holders = drain.survey(self._world.workloads, self._world.allocations)
+        plan = planner.plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
+        view = self._world.node.read()
+        self.record.enter(
+            model.Phase.CORDON,
+            f"applying {self._name}",
+            take=dataclasses.replace(self.record.journal, cordoned=not view.is_unschedulable),
+            change=cluster.NodePatch(unschedulable=True),
+        )
+        affected = clients.affected_ids(plan, gpus)
+        leaving = clients.victims(holders.pods, holders.assigned, affected)
+        if leaving:
+            names = ", ".join(pod.key for pod in leaving)
+            self.record.enter(model.Phase.DRAIN, f"evicting {names}")
+            self._world.node.emit(
+                reason="Draining", message=f"{self._name}: evicting {names}", is_warning=False
+            )
+        drain.Drain(
+            self._world.workloads,
+            self._world.allocations,
+            self._world.clock,
+            timeout_s=self._limits.drain_timeout_s,
+            pace=self._limits.pace,
+        ).run(holders, affected, wish)
+        return plan
+
+    def _change(
+        self,
+        plan: model.Plan,
+        before: tuple[model.Gpu, ...],
+        wanted: dict[str, model.WantedGpu],
+        paused: daemons.Paused,
+    ) -> tuple[model.Gpu, ...]:
+        try:
+            return self._execute(plan, wanted)
+        except errors.MigManagerError as error:
+            told = self._roll_back(before, paused)
+            error.message = f"{error.message}; {told}"
+            raise
+
+    def _execute(
+        self, plan: model.Plan, wanted: dict[str, model.WantedGpu]
+    ) -> tuple[model.Gpu, ...]:
+        self.record.enter(model.Phase.EXECUTE, f"running {len(plan.steps)} steps on the GPUs")
+        self._world.gpus.execute(plan)
+        gpus = self._observe()
+        rest = planner.plan(gpus, wanted)
+        if plan.is_provisional and not rest.is_provisional:
+            self._world.gpus.execute(rest)
+            gpus = self._observe()
+            rest = planner.plan(gpus, wanted)
+        if rest.is_empty:
+            return gpus
+        differs = ", ".join(
+            str(gpu) for gpu in gpus if gpu.uuid in {p.gpu_uuid for p in rest.gpus}
+        )
+        raise errors.HardwareError(
+            f"every step succeeded, yet the layout is not in force on {differs}",
+            reason=errors.Reason.VERIFY_FAILED,
+        )
+
+    def _roll_back(self, before: tuple[model.Gpu, ...], paused: daemons.Paused) -> str:
+        """Return to the snapshot; say how that went, because the first error is the reason."""
+        try:
+            gpus = self._world.gpus.observe()
+            way_back = planner.restore(gpus, before)
+            self.record.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
+            if not way_back.is_empty:
+                self._world.gpus.execute(way_back)
+                gpus = self._world.gpus.observe()
+            self.record.note(gpus=gpus)
+            if not planner.restore(gpus, before).is_empty:
+                return "the instances from before could not be restored in full"
+            self._daemons.resume_plugin(paused, self.record)
+        except errors.MigManagerError as error:
+            return f"returning to the instances from before failed as well: {error.message}"
+        return "the instances from before are back"
+
+    def end_early(self, end: errors.Superseded) -> None:
+        """Give everything back after a run that nobody wants any more."""
+        _log.info("run_superseded", why=end.why)
+        if end.is_replaced:
+            self.record.abandon()
+        else:
+            self.record.finish(_failed(errors.Reason.INTERRUPTED, end.why))
+
+    def _succeeded(self, reason: errors.Reason, what: str) -> Outcome:
+        return Outcome(
+            state=model.State.SUCCESS, reason=reason, message=f"Layout {self._name} {what}."
+        )
+
+
+def _failed(reason: errors.Reason, message: str) -> Outcome:
+    text = message.rstrip(".") + "."
+    if reason.remedy:
+        text = f"{text} {reason.remedy}"
+    return Outcome(state=model.State.FAILED, reason=reason, message=text)

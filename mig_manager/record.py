@@ -1,0 +1,172 @@
+"""What one run writes to its node: state, phase, reason, journal, and what goes with them.
+
+Labels, annotations, cordon and taint travel in one patch, so that the journal and the thing it
+speaks of can never disagree: the API server takes both or neither.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import structlog
+
+from mig_manager import errors, ports
+from mig_manager.core import cluster, model, status
+
+_log = structlog.get_logger()
+
+
+class Record:
+    """The record of one run; the only writer of state, status and journal."""
+
+    def __init__(self, node: ports.Node, clock: ports.Clock, *, config: str, attempt: int) -> None:
+        self._node = node
+        self._clock = clock
+        self.journal = status.Journal(config=config)
+        self._status = status.Status(
+            config=config,
+            config_hash="",
+            state=model.State.PENDING,
+            phase=model.Phase.RESOLVE,
+            reason=None,
+            message="",
+            attempt=attempt,
+            started_at=clock.now_iso(),
+            finished_at=None,
+        )
+
+    def note(self, *, config_hash: str | None = None, gpus: tuple[model.Gpu, ...] = ()) -> None:
+        """Remember facts for the next write."""
+        self._status = dataclasses.replace(
+            self._status,
+            config_hash=self._status.config_hash if config_hash is None else config_hash,
+            gpus=gpus or self._status.gpus,
+        )
+
+    def enter(
+        self,
+        phase: model.Phase,
+        message: str,
+        *,
+        take: status.Journal | None = None,
+        change: cluster.NodePatch | None = None,
+    ) -> cluster.NodeView:
+        """Publish ``pending`` in a new phase, together with what the phase takes.
+
+        Args:
+            phase: The phase that begins.
+            message: What happens in it, for people.
+            take: The journal as it must read once ``change`` is made; None: unchanged.
+            change: Cordon, taint and labels to write in the same patch.
+
+        Raises:
+            ClusterError: The API refused or does not answer; then nothing was taken.
+        """
+        _log.info("phase_entered", phase=phase.value, message=message)
+        self._status = dataclasses.replace(
+            self._status, state=model.State.PENDING, phase=phase, message=message
+        )
+        journal = self.journal if take is None else take
+        view = self._node.patch(
+            _merge(change, self._labels(), self._annotations(None if take is None else journal))
+        )
+        self.journal = journal
+        return view
+
+    def give_back(self, keys: Mapping[str, str], message: str) -> cluster.NodeView:
+        """Give some paused labels (and the hold taint) back before the run ends."""
+        rest = {k: v for k, v in self.journal.paused_labels.items() if k not in keys}
+        journal = dataclasses.replace(self.journal, paused_labels=rest, hold_taint=False)
+        return self.enter(
+            model.Phase.RESUME,
+            message,
+            take=journal,
+            change=cluster.NodePatch(
+                labels=dict(keys), hold_taint=False if self.journal.hold_taint else None
+            ),
+        )
+
+    def finish(self, outcome: "Outcome") -> None:
+        """Publish the end of the run and give back all that the journal still lists.
+
+        Raises:
+            ClusterError: The API refused or does not answer; the journal stays for the next run.
+        """
+        self._status = dataclasses.replace(
+            self._status,
+            state=outcome.state,
+            reason=outcome.reason,
+            message=outcome.message,
+            finished_at=self._clock.now_iso(),
+            phase=model.Phase.DONE if outcome.state is model.State.SUCCESS else self._status.phase,
+        )
+        labels = self._labels()
+        if outcome.state is model.State.SUCCESS:
+            labels[cluster.APPLIED_LABEL] = self._status.config
+        self._node.patch(
+            _merge(giving_back(self.journal), labels, self._annotations(self.journal, end=True))
+        )
+        self.journal = status.Journal(config=self.journal.config)
+        is_failure = outcome.state is model.State.FAILED
+        write = _log.warning if is_failure else _log.info
+        write("run_finished", state=outcome.state.value, reason=outcome.reason.value)
+        self._node.emit(
+            reason=outcome.reason.value, message=outcome.message, is_warning=is_failure
+        )
+
+    def abandon(self) -> None:
+        """Give everything back and leave the state to the run that follows at once.
+
+        Raises:
+            ClusterError: The API refused or does not answer; the journal stays for that run.
+        """
+        self._node.patch(_merge(giving_back(self.journal), {}, {cluster.JOURNAL_ANNOTATION: None}))
+        self.journal = status.Journal(config=self.journal.config)
+
+    def _labels(self) -> dict[str, str | None]:
+        return {cluster.STATE_LABEL: self._status.state.value}
+
+    def _annotations(
+        self, journal: status.Journal | None, *, end: bool = False
+    ) -> dict[str, str | None]:
+        annotations: dict[str, str | None] = {cluster.STATUS_ANNOTATION: self._status.to_json()}
+        if journal is not None:
+            text = None if end or journal.is_empty else journal.to_json()
+            annotations[cluster.JOURNAL_ANNOTATION] = text
+        return annotations
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    state: model.State
+    reason: errors.Reason
+    message: str
+    """For people, remedy included."""
+
+    @property
+    def should_retry(self) -> bool:
+        """Whether the same wish may succeed later by itself."""
+        return self.state is model.State.FAILED and self.reason.is_transient
+
+
+def giving_back(journal: status.Journal) -> cluster.NodePatch:
+    """Return the patch that gives back everything a journal lists, and nothing else."""
+    return cluster.NodePatch(
+        labels=dict(journal.paused_labels),
+        unschedulable=False if journal.cordoned else None,
+        hold_taint=False if journal.hold_taint else None,
+    )
+
+
+def _merge(
+    change: cluster.NodePatch | None,
+    labels: Mapping[str, str | None],
+    annotations: Mapping[str, str | None],
+) -> cluster.NodePatch:
+    base = change or cluster.NodePatch()
+    return dataclasses.replace(
+        base,
+        labels={**base.labels, **labels},
+        annotations={**base.annotations, **annotations},
+    )
