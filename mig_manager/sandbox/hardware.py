@@ -1,0 +1,356 @@
+"""The GPUs that the sandbox can play: names, slices, profiles and placements of each product.
+
+The table is ``hardware.json`` beside this file, read on first use only. Each number in it names
+its public source, or is listed as inferred; nothing outside the sandbox and ``validate --gpu``
+depends on it, because on a real node the driver tells all of this.
+"""
+
+import dataclasses
+import difflib
+import enum
+import fnmatch
+import functools
+import importlib.resources
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.core import model, profile
+
+MAX_GPUS = 16
+"""GPUs of one simulated node; no machine in the field has more."""
+
+
+class Grid(enum.Enum):
+    """How memory slices are numbered, which also decides the ids of GPU instances."""
+
+    SEVEN_SLICE = "seven-slice"
+    """Data-centre boards: eight memory slices, seven of them with compute."""
+    FOUR_SLICE = "four-slice"
+    """A30."""
+    TWELVE_SLICE = "twelve-slice"
+    """RTX PRO 6000: four quarters of three memory slices."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeProfile:
+    """One compute-instance profile of a GPU-instance profile."""
+
+    profile_id: int
+    """Equals ``NVML_COMPUTE_INSTANCE_PROFILE_*`` on every captured board."""
+    slices: int
+    max_instances: int
+    multiprocessors: int
+    placements: tuple[model.Placement, ...]
+    """In compute slices of its GPU instance; never captured on hardware."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProfile:
+    """One GPU-instance profile of a product, as NVML reports it."""
+
+    name: str
+    enum_index: int
+    profile_id: int
+    slices: int
+    max_instances: int
+    multiprocessors: int
+    copy_engines: int
+    engines: model.Engines
+    memory_mib: int
+    is_graphics: bool
+    placements: tuple[model.Placement, ...]
+    compute: tuple[ComputeProfile, ...]
+    inferred: frozenset[str]
+    """Names of the table's fields that no capture backs."""
+    basis: str
+    """What the inferred fields rest on; empty when there are none."""
+    sources: Mapping[str, str]
+    """Table field to key of the table's source glossary."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """One GPU product."""
+
+    key: str
+    """Short name in lower case, such as ``a100-sxm4-40gb``."""
+    names: tuple[str, ...]
+    """As NVML reports them; the first is the usual one. Not unique: two H100 share one."""
+    pci_device_ids: tuple[int, ...]
+    """Device and vendor packed as NVML does."""
+    generation: str
+    """``turing``, ``ampere``, ``ada``, ``hopper`` or ``blackwell``."""
+    compute_capability: tuple[int, int]
+    memory_mib: int
+    is_mig_capable: bool
+    max_instances: int
+    """Zero without MIG."""
+    grid: Grid | None
+    """None: no MIG, or the slices are not known."""
+    mode_needs_reset: bool
+    mode_persists: bool
+    """Whether MIG mode survives a reboot."""
+    profile_names: tuple[str, ...]
+    profiles: tuple[GpuProfile, ...]
+    """Empty without MIG, and for products that cannot be simulated."""
+    not_simulatable: str
+    """Why this product cannot be simulated; empty when it can."""
+    inferred: Mapping[str, str]
+    """Fields of the product that no capture backs, with what they rest on."""
+    sources: Mapping[str, str]
+    note: str
+
+    @property
+    def name(self) -> str:
+        """The name that NVML reports."""
+        return self.names[0]
+
+    @property
+    def architecture(self) -> model.Architecture:
+        """The generation as far as MIG behaves differently on it."""
+        try:
+            return model.Architecture(self.generation)
+        except ValueError:
+            return model.Architecture.OTHER
+
+    @property
+    def memory_slices(self) -> int:
+        """Memory slices of the whole GPU; zero when it cannot be partitioned."""
+        return max((place.end for row in self.profiles for place in row.placements), default=0)
+
+
+_DEFAULTS = {
+    "a100": "a100-sxm4-40gb",
+    "a100-40gb": "a100-sxm4-40gb",
+    "a100-80gb": "a100-sxm4-80gb",
+    "a800": "a800-sxm4-80gb",
+    "gh200": "gh200-96gb",
+    "h100": "h100-sxm5-80gb",
+    "h100-80gb": "h100-sxm5-80gb",
+    "rtx-pro-6000": "rtx-pro-6000-blackwell-server",
+    "rtx-pro-6000-blackwell": "rtx-pro-6000-blackwell-server",
+}
+"""What people mean by a name that several products share."""
+
+
+def products() -> Mapping[str, Product]:
+    """Return every known product by key, in the order of the table."""
+    return _table()
+
+
+def find(name: str) -> Product:
+    """Return the product that ``name`` means.
+
+    Args:
+        name: A key or an NVML name, in any case, with or without ``NVIDIA``; an unambiguous
+            beginning of one, such as ``H100-SXM``; or a family such as ``A100``, which means its
+            most common board.
+
+    Raises:
+        UsageError: No product, or more than one, is called so.
+    """
+    wanted = _normal(name)
+    known = _names()
+    if wanted in _DEFAULTS:
+        return _table()[_DEFAULTS[wanted]]
+    if wanted in known:
+        return known[wanted]
+    family = wanted.partition("-")[0]
+    # The family must be complete, or "L4" and "A10", which are other GPUs, would find a match.
+    begun = {
+        product.key: product
+        for key, product in known.items()
+        if key.startswith(wanted) and key.partition("-")[0] == family
+    }
+    if wanted and len(begun) == 1:
+        return next(iter(begun.values()))
+    if wanted and begun:
+        raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(begun))}")
+    raise errors.UsageError(f"unknown GPU {name!r}{_hint(wanted, known)}")
+
+
+def match(pattern: str) -> tuple[Product, ...]:
+    """Return the products that a name or a glob such as ``*A100*80GB*`` selects.
+
+    Args:
+        pattern: What ``find`` takes, or a glob over keys and NVML names, in any case.
+
+    Raises:
+        UsageError: Nothing matches.
+    """
+    if not set("*?[") & set(pattern):
+        return (find(pattern),)
+    wanted = _normal(pattern)
+    found = {p.key: p for name, p in _names().items() if fnmatch.fnmatchcase(name, wanted)}
+    if not found:
+        raise errors.UsageError(f"no known GPU matches {pattern!r}")
+    return tuple(product for key, product in _table().items() if key in found)
+
+
+def parse_node(spec: str) -> tuple[Product, ...]:
+    """Return the GPUs of a node such as ``8xA100-SXM4-40GB`` or ``4xA100-SXM4-80GB+2xA30``.
+
+    Raises:
+        UsageError: The text is malformed, names an unknown product or one that cannot be
+            simulated, or asks for no GPU or more than ``MAX_GPUS``.
+    """
+    gpus: list[Product] = []
+    for part in spec.split("+"):
+        found = re.fullmatch(r"\s*(?:(\d{1,4})\s*[xX]\s*)?(\S.*?)\s*", part)
+        if found is None:
+            raise errors.UsageError(
+                f"bad node {spec!r}: write '8xA100-SXM4-40GB' or '4xH100+2xA30'"
+            )
+        count = int(found[1] or 1)
+        if not 1 <= len(gpus) + count <= MAX_GPUS or count == 0:
+            raise errors.UsageError(f"bad node {spec!r}: a node has 1 to {MAX_GPUS} GPUs")
+        gpus += [_simulatable(find(found[2]))] * count
+    return tuple(gpus)
+
+
+def template(product: Product, index: int = 0) -> model.Gpu:
+    """Return an idle GPU of this product: MIG disabled, no instances, all profiles known.
+
+    Args:
+        product: The product, which must be simulatable.
+        index: NVML index, from which the UUID and the PCI address are made up.
+
+    Raises:
+        UsageError: The product's slices and profiles are not known.
+    """
+    _simulatable(product)
+    mode = model.MigMode.DISABLED if product.is_mig_capable else None
+    return model.Gpu(
+        index=index,
+        uuid=f"GPU-{index:08x}-0000-0000-0000-000000000000",
+        name=product.name,
+        architecture=product.architecture,
+        pci_address=f"00000000:{index + 1:02x}:00.0",
+        pci_device_id=product.pci_device_ids[0],
+        pci_subsystem_id=0,
+        memory_mib=product.memory_mib,
+        current_mode=mode,
+        pending_mode=mode,
+        mode_change_needs_reset=product.mode_needs_reset,
+        profiles=tuple(_offered(product, row) for row in product.profiles),
+        gpu_instances=(),
+    )
+
+
+def profile_of(product: Product, row: GpuProfile) -> model.Profile:
+    """Name a profile by the driver's numbers, through the same rule as for a real GPU."""
+    return profile.from_nvml(
+        enum_index=row.enum_index,
+        slice_count=row.slices,
+        memory_gb=profile.memory_gb(
+            instance_mib=row.memory_mib, total_bytes=product.memory_mib * 2**20
+        ),
+    )
+
+
+def _offered(product: Product, row: GpuProfile) -> model.GpuInstanceProfile:
+    return model.GpuInstanceProfile(
+        profile=profile_of(product, row),
+        enum_index=row.enum_index,
+        profile_id=row.profile_id,
+        memory_mib=row.memory_mib,
+        multiprocessors=row.multiprocessors,
+        max_instances=row.max_instances,
+        engines=row.engines,
+        placements=row.placements,
+    )
+
+
+def _simulatable(product: Product) -> Product:
+    if product.not_simulatable:
+        raise errors.UsageError(f"{product.name} cannot be simulated: {product.not_simulatable}")
+    return product
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[\s_]+", "-", name.strip().casefold()).removeprefix("nvidia-")
+
+
+def _hint(wanted: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+@functools.cache
+def _names() -> Mapping[str, Product]:
+    """Every name by which exactly one product, or the first in the table, is known."""
+    names: dict[str, Product] = dict(_table())
+    for product in _table().values():
+        for name in product.names:
+            names.setdefault(_normal(name), product)
+    return names
+
+
+@functools.cache
+def _table() -> Mapping[str, Product]:
+    text = importlib.resources.files(__package__).joinpath("hardware.json").read_text("utf-8")
+    document = json.loads(text)
+    return {raw["key"]: _product(raw, document) for raw in document["products"]}
+
+
+def _product(raw: Mapping[str, Any], document: Mapping[str, Any]) -> Product:
+    mode = raw.get("mode", {"needs_reset": False, "persists": False})
+    reason = raw.get("not_simulatable", "")
+    major, _, minor = raw["compute_capability"].partition(".")
+    return Product(
+        key=raw["key"],
+        names=tuple(raw["names"]),
+        pci_device_ids=tuple(int(text, 16) for text in raw["pci"]),
+        generation=raw["architecture"],
+        compute_capability=(int(major), int(minor)),
+        memory_mib=raw["memory_total_mib"],
+        is_mig_capable=raw["mig_capable"],
+        max_instances=raw.get("max_instances", 0),
+        grid=Grid(raw["grid"]) if raw.get("grid") else None,
+        mode_needs_reset=mode["needs_reset"],
+        mode_persists=mode["persists"],
+        profile_names=tuple(row["name"] for row in raw["profiles"]),
+        profiles=() if reason else tuple(_row(row, document) for row in raw["profiles"]),
+        not_simulatable=reason,
+        inferred=raw.get("inferred", {}),
+        sources=raw["sources"],
+        note=raw.get("note", ""),
+    )
+
+
+def _row(raw: Mapping[str, Any], document: Mapping[str, Any]) -> GpuProfile:
+    copy_engines, decoders, encoders, jpegs, ofas = raw["engines"]
+    return GpuProfile(
+        name=raw["name"],
+        enum_index=raw["enum"],
+        profile_id=raw["id"],
+        slices=raw["slices"],
+        max_instances=raw["max"],
+        multiprocessors=raw["sms"],
+        copy_engines=copy_engines,
+        engines=model.Engines(decoders=decoders, encoders=encoders, jpegs=jpegs, ofas=ofas),
+        memory_mib=raw["memory_mib"],
+        is_graphics=raw.get("gfx", False),
+        placements=tuple(
+            model.Placement(*map(int, text.split(":"))) for text in raw["placements"].split()
+        ),
+        compute=tuple(_compute(*row) for row in raw["compute"]),
+        inferred=frozenset(raw.get("inferred", ())),
+        basis=document["bases"][raw["basis"]] if "basis" in raw else "",
+        sources=document["source_sets"][raw["sources"]] if "sources" in raw else {},
+    )
+
+
+def _compute(
+    profile_id: int, slices: int, max_instances: int, multiprocessors: int, starts: str
+) -> ComputeProfile:
+    return ComputeProfile(
+        profile_id=profile_id,
+        slices=slices,
+        max_instances=max_instances,
+        multiprocessors=multiprocessors,
+        placements=tuple(model.Placement(int(start), slices) for start in starts.split()),
+    )

@@ -1,0 +1,168 @@
+"""The product table: complete, consistent, and found by the names people use."""
+
+import itertools
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.sandbox import hardware
+
+PRODUCTS = tuple(hardware.products().values())
+PROFILES = tuple((product, row) for product in PRODUCTS for row in product.profiles)
+
+
+def test_table_has_34_mig_products_and_two_without_mig() -> None:
+    assert sum(product.is_mig_capable for product in PRODUCTS) == 34
+    assert {p.key for p in PRODUCTS if not p.is_mig_capable} == {"l40s", "t4"}
+
+
+def test_only_boards_whose_slices_nobody_published_cannot_be_simulated() -> None:
+    assert {p.key for p in PRODUCTS if p.not_simulatable} == {
+        "rtx-pro-5000-blackwell",
+        "rtx-pro-4500-blackwell",
+    }
+
+
+@pytest.mark.parametrize(
+    ("product", "row"), PROFILES, ids=[f"{p.key}-{row.name}" for p, row in PROFILES]
+)
+def test_name_computed_from_the_drivers_numbers_is_the_published_one(
+    product: hardware.Product, row: hardware.GpuProfile
+) -> None:
+    assert str(hardware.profile_of(product, row)) == row.name
+
+
+def test_at_least_196_profile_names_are_checked() -> None:
+    assert len(PROFILES) >= 196
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
+def test_each_profile_fits_its_maximum_count_side_by_side(product: hardware.Product) -> None:
+    pool = model.Engines.pool(row.engines for row in product.profiles)
+    for row in product.profiles:
+        chosen: list[model.Placement] = []
+        for place in row.placements:
+            if not any(place.overlaps(other) for other in chosen):
+                chosen.append(place)
+        drawn = list(itertools.accumulate([row.engines] * len(chosen)))
+        assert sum(engines.within(pool) for engines in drawn) == row.max_instances, row.name
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
+def test_compute_profiles_stay_within_their_gpu_instance(product: hardware.Product) -> None:
+    for row in product.profiles:
+        assert any(compute.slices == row.slices for compute in row.compute), row.name
+        for compute in row.compute:
+            assert compute.placements
+            assert max(place.end for place in compute.placements) <= row.slices
+            assert compute.multiprocessors <= row.multiprocessors
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
+def test_inferred_fields_say_what_they_rest_on_and_the_rest_names_a_source(
+    product: hardware.Product,
+) -> None:
+    assert product.sources
+    assert all(product.inferred.values())
+    for row in product.profiles:
+        assert row.sources or "name" in row.inferred
+        assert row.basis or row.inferred <= {"compute", "sms", "memory_mib", "id", "placements"}
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("A100", "a100-sxm4-40gb"),
+        ("A100-SXM4-40GB", "a100-sxm4-40gb"),
+        ("nvidia a100-sxm4-80gb", "a100-sxm4-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
+        ("h100", "h100-sxm5-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
+        ("H100-SXM", "h100-sxm5-80gb"),
+        ("H100_NVL", "h100-nvl"),
+        ("H200", "h200"),
+        ("B200", "b200"),
+        ("B300", "b300-sxm6"),
+        ("A30", "a30"),
+        ("RTX-PRO-6000", "rtx-pro-6000-blackwell-server"),
+        ("NVIDIA GH200 120GB", "gh200-96gb"),
+        ("T4", "t4"),
+    ],
+)
+def test_product_is_found_by_the_names_people_use(name: str, key: str) -> None:
+    assert hardware.find(name).key == key
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
+def test_every_product_is_found_by_its_key(product: hardware.Product) -> None:
+    assert hardware.find(product.key.upper()) is product
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("H1000", "did you mean"),
+        ("L4", "unknown GPU"),
+        ("A10", "unknown GPU"),
+        ("", "unknown GPU"),
+        ("A100-SXM", "ambiguous"),
+    ],
+)
+def test_unknown_and_ambiguous_names_are_usage_errors(name: str, says: str) -> None:
+    with pytest.raises(errors.UsageError, match=says):
+        hardware.find(name)
+
+
+def test_glob_selects_several_products_in_table_order() -> None:
+    keys = [product.key for product in hardware.match("NVIDIA A100*80GB*")]
+    assert keys == ["a100-sxm4-80gb", "a100-80gb-pcie"]
+
+
+def test_pattern_without_wildcard_means_one_product() -> None:
+    assert hardware.match("H100") == (hardware.find("H100"),)
+
+
+def test_glob_without_match_is_a_usage_error() -> None:
+    with pytest.raises(errors.UsageError, match="no known GPU"):
+        hardware.match("X*")
+
+
+def test_node_can_mix_products() -> None:
+    keys = [product.key for product in hardware.parse_node("2xA100-SXM4-80GB + A30")]
+    assert keys == ["a100-sxm4-80gb", "a100-sxm4-80gb", "a30"]
+
+
+@pytest.mark.parametrize("spec", ["", "0xA30", "17xA30", "8xA30+9xA30", "A30+", "8x", "99999xA30"])
+def test_malformed_nodes_are_usage_errors(spec: str) -> None:
+    with pytest.raises(errors.UsageError):
+        hardware.parse_node(spec)
+
+
+def test_product_that_cannot_be_simulated_says_why() -> None:
+    with pytest.raises(errors.UsageError, match="disagree on the profiles"):
+        hardware.parse_node("RTX-PRO-5000-Blackwell")
+    with pytest.raises(errors.UsageError, match="cannot be simulated"):
+        hardware.template(hardware.find("rtx-pro-4500-blackwell"))
+
+
+def test_template_is_an_idle_gpu_with_all_profiles() -> None:
+    gpu = hardware.template(hardware.find("H100"), index=2)
+    assert (gpu.index, gpu.current_mode, gpu.gpu_instances) == (2, model.MigMode.DISABLED, ())
+    assert gpu.architecture is model.Architecture.HOPPER
+    assert not gpu.mode_change_needs_reset
+    assert [str(p.profile) for p in gpu.profiles or ()] == [
+        "1g.10gb",
+        "1g.10gb+me",
+        "1g.20gb",
+        "2g.20gb",
+        "3g.40gb",
+        "4g.40gb",
+        "7g.80gb",
+    ]
+
+
+def test_template_of_a_gpu_without_mig_has_no_mode() -> None:
+    gpu = hardware.template(hardware.find("L40S"))
+    assert not gpu.is_mig_capable
+    assert gpu.architecture is model.Architecture.OTHER
