@@ -1,0 +1,126 @@
+"""The GPUs of this node through NVIDIA's management library."""
+
+import concurrent.futures
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import pynvml
+import tenacity
+
+from mig_manager import errors, ports
+from mig_manager.adapters import nvml_errors, nvml_execute, nvml_observe, nvml_session
+from mig_manager.core import model
+
+_Result = TypeVar("_Result")
+
+_FIRST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 1.0
+
+
+class NvmlGpus:
+    """Implements ``ports.Gpus``: one NVML session for each call, one thread for each GPU.
+
+    A call into a hung driver does not return and cannot be cancelled; ``gpu_child.ChildGpus``
+    puts a process around this class for callers that must go on.
+
+    Args:
+        library_path: File of the NVML library; None leaves the search to the loader.
+        in_use_timeout_s: How long, for each GPU and from the first IN_USE on, a step is tried
+            again while somebody holds the GPU or the instance.
+        clock: For that wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        library_path: str | None = None,
+        in_use_timeout_s: float = 30.0,
+        clock: ports.Clock,
+    ) -> None:
+        self._library_path = library_path
+        self._in_use_timeout_s = in_use_timeout_s
+        self._clock = clock
+
+    def observe(self) -> tuple[model.Gpu, ...]:
+        """Return every GPU, ascending by index.
+
+        Raises:
+            HardwareError: NVML cannot be loaded, refused or failed. With NO_PERMISSION when MIG
+                is on and the caller may not list instances: they are never reported as none.
+        """
+        with nvml_session.opened(self._library_path):
+            count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
+            return tuple(_each([functools.partial(nvml_observe.gpu, i) for i in range(count)]))
+
+    def execute(self, plan: model.Plan) -> None:
+        """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
+
+        Raises:
+            HardwareError: A step failed; the message names every GPU that did.
+        """
+        with nvml_session.opened(self._library_path):
+            _each([functools.partial(self._run, gpu) for gpu in plan.gpus])
+
+    def _run(self, plan: model.GpuPlan) -> None:
+        patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)
+        nvml_execute.run(plan, patience.run)
+
+
+class _Patience:
+    """Tries again while a GPU is in use, for a bounded time that starts with the first refusal.
+
+    The bound is for all steps of the GPU together, so that it also bounds the whole run.
+    """
+
+    def __init__(self, *, timeout_s: float, clock: ports.Clock) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._deadline: float | None = None
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Run an action until it does not fail with IN_USE, or the time is up."""
+        tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_in_use),
+            stop=self._is_over,
+            wait=tenacity.wait_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
+            sleep=self._clock.wait,
+            reraise=True,
+        )(action)
+
+    def _is_over(self, state: tenacity.RetryCallState) -> bool:
+        now = self._clock.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._timeout_s
+        return now >= self._deadline
+
+
+def _is_in_use(error: BaseException) -> bool:
+    return isinstance(error, errors.HardwareError) and error.reason is errors.Reason.IN_USE
+
+
+def _each(actions: list[Callable[[], _Result]]) -> list[_Result]:
+    """Run the actions at once; when all have ended, raise what went wrong in one error."""
+    if not actions:
+        return []
+    with concurrent.futures.ThreadPoolExecutor(max_workers=len(actions)) as pool:
+        futures = [pool.submit(action) for action in actions]
+    failures = [
+        error
+        for future in futures
+        if isinstance(error := future.exception(), errors.HardwareError)
+    ]
+    if failures:
+        raise _joined(failures) from failures[0]
+    return [future.result() for future in futures]
+
+
+def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:
+    first = failures[0]
+    return errors.HardwareError(
+        "; ".join(failure.message for failure in failures),
+        reason=first.reason,
+        operation=first.operation,
+        gpu=first.gpu,
+        code=first.code,
+    )

@@ -1,0 +1,309 @@
+"""What both observing and executing ask of one GPU, each lasting fact once per session."""
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pynvml
+
+from mig_manager import errors
+from mig_manager.adapters import nvml_errors
+from mig_manager.core import model, profile
+
+Handle = Any
+"""An opaque NVML handle; valid until what it names is destroyed, or MIG mode is switched."""
+
+_GPU_INSTANCE_PROFILES = range(32)
+"""``NVML_GPU_INSTANCE_PROFILE_*`` to ask about: 18 are known, a newer driver may offer more."""
+
+_COMPUTE_INSTANCE_PROFILES = range(16)
+"""``NVML_COMPUTE_INSTANCE_PROFILE_*`` to ask about; nine are known."""
+
+_MIN_LISTED = 16
+"""Least room for a list of instances. NVML writes without asking how much room there is, and the
+``instanceCount`` it promises not to exceed is known to be too small on A30; no GPU has more than
+8 GPU instances (GPUMGR_MAX_GPU_INSTANCES in NVIDIA's open kernel modules)."""
+
+_UNVERSIONED = 1
+"""The unversioned query: every driver has it, and the versioned one is documented to answer
+NOT_SUPPORTED while MIG is off (nvml.h, ``nvmlDeviceGetGpuInstanceProfileInfoV``)."""
+
+_NONE_THERE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInstanceRef:
+    """A live GPU instance and the handle to reach it."""
+
+    handle: Handle
+    instance_id: int
+    profile_id: int
+    placement: model.Placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeProfile:
+    """A compute-instance profile as one GPU-instance profile offers it."""
+
+    profile_id: int
+    slices: int
+    multiprocessors: int
+    max_instances: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeInstanceRef:
+    """A live compute instance and the handle to reach it."""
+
+    handle: Handle
+    instance_id: int
+    slices: int
+    placement: model.Placement
+
+
+class Device:
+    """One GPU within one session; its profiles are asked once.
+
+    Good until MIG mode is switched: the handle and what the driver tells may then differ.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self._memory_bytes: int | None = None
+        self._profiles: tuple[model.GpuInstanceProfile, ...] | None = None
+        self._compute_profiles: dict[int, tuple[ComputeProfile, ...]] = {}
+
+    def mig_mode(self) -> tuple[model.MigMode, model.MigMode] | None:
+        """Return the current and the pending MIG mode; None when the GPU has no MIG.
+
+        Raises:
+            HardwareError: NVML refused or failed.
+        """
+        modes = nvml_errors.call_unless(
+            nvml_errors.UNTOLD, pynvml.nvmlDeviceGetMigMode, self.handle
+        )
+        if modes is None:
+            return None
+        current, pending = modes
+        return _mode(current), _mode(pending)
+
+    def memory_bytes(self) -> int:
+        """Return the whole memory of the GPU; 0 for a GPU that shares the memory of its host.
+
+        Raises:
+            HardwareError: NVML refused or failed.
+        """
+        if self._memory_bytes is None:
+            memory = nvml_errors.call_unless(
+                nvml_errors.UNTOLD, pynvml.nvmlDeviceGetMemoryInfo, self.handle
+            )
+            self._memory_bytes = 0 if memory is None else int(memory.total)
+        return self._memory_bytes
+
+    def profiles(self) -> tuple[model.GpuInstanceProfile, ...]:
+        """Return the GPU-instance profiles in enum order, without their placements.
+
+        Empty when the driver tells none while MIG is off (R535 and older).
+
+        Raises:
+            HardwareError: NVML refused or failed.
+        """
+        if self._profiles is None:
+            self._profiles = tuple(
+                _profile(enum_index, info, total_bytes=self.memory_bytes())
+                for enum_index, info in self._offered()
+            )
+        return self._profiles
+
+    def _offered(self) -> Iterator[tuple[int, Any]]:
+        for enum_index in _GPU_INSTANCE_PROFILES:
+            info = nvml_errors.call_unless(
+                nvml_errors.UNOFFERED,
+                pynvml.nvmlDeviceGetGpuInstanceProfileInfo,
+                self.handle,
+                enum_index,
+                _UNVERSIONED,
+            )
+            if info is not None:
+                yield enum_index, info
+
+    def placements(self, profile_id: int) -> tuple[model.Placement, ...]:
+        """Return where a profile can be placed, whatever is allocated now; ascending.
+
+        Raises:
+            HardwareError: NVML refused or failed; with NO_PERMISSION to unprivileged callers.
+        """
+        ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
+        count = ctypes.c_uint(0)
+        nvml_errors.call(ask, self.handle, profile_id, None, ctypes.byref(count))
+        spans = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _MIN_LISTED))()
+        nvml_errors.call(ask, self.handle, profile_id, spans, ctypes.byref(count))
+        return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
+
+    def profile_ids(self, name: model.Profile) -> tuple[int, ...]:
+        """Return the driver's ids of the profile with this name; empty when there is none.
+
+        Raises:
+            HardwareError: NVML refused or failed.
+        """
+        return tuple(p.profile_id for p in self.profiles() if p.profile == name)
+
+    def gpu_instances(self, profile_ids: Iterable[int]) -> tuple[GpuInstanceRef, ...]:
+        """Return the live GPU instances of these profiles, ascending by placement.
+
+        Raises:
+            HardwareError: NVML refused or failed; with NO_PERMISSION to unprivileged callers.
+        """
+        room = max([p.max_instances for p in self.profiles()] + [_MIN_LISTED])
+        found: dict[int, GpuInstanceRef] = {}
+        for profile_id in profile_ids:
+            handles = (pynvml.c_nvmlGpuInstance_t * room)()
+            count = _fill(pynvml.nvmlDeviceGetGpuInstances, self.handle, profile_id, handles)
+            for handle in handles[:count]:
+                instance = self.gpu_instance(handle)
+                found[instance.instance_id] = instance
+        return tuple(sorted(found.values(), key=lambda gi: (gi.placement, gi.instance_id)))
+
+    def gpu_instance(self, handle: Handle) -> GpuInstanceRef:
+        """Describe the GPU instance behind a handle.
+
+        Raises:
+            HardwareError: NVML refused or failed.
+        """
+        info = nvml_errors.call(pynvml.nvmlGpuInstanceGetInfo, handle)
+        return GpuInstanceRef(
+            handle=handle,
+            instance_id=info.id,
+            profile_id=info.profileId,
+            placement=_placement(info.placement),
+        )
+
+    def compute_profiles(self, instance: GpuInstanceRef) -> tuple[ComputeProfile, ...]:
+        """Return what compute instances a GPU instance can hold, in enum order.
+
+        Asked once for each GPU-instance profile: instances of one profile are alike.
+
+        Raises:
+            HardwareError: NVML refused or failed.
+        """
+        if instance.profile_id not in self._compute_profiles:
+            self._compute_profiles[instance.profile_id] = tuple(_compute_profiles(instance))
+        return self._compute_profiles[instance.profile_id]
+
+    def compute_instances(self, instance: GpuInstanceRef) -> tuple[ComputeInstanceRef, ...]:
+        """Return the live compute instances of a GPU instance, ascending by id.
+
+        Raises:
+            HardwareError: NVML refused or failed; with NO_PERMISSION to unprivileged callers.
+        """
+        offered = self.compute_profiles(instance)
+        room = max([p.max_instances for p in offered] + [_MIN_LISTED])
+        found: dict[int, ComputeInstanceRef] = {}
+        for compute_profile in offered:
+            handles = (pynvml.c_nvmlComputeInstance_t * room)()
+            count = _fill(
+                pynvml.nvmlGpuInstanceGetComputeInstances,
+                instance.handle,
+                compute_profile.profile_id,
+                handles,
+            )
+            for handle in handles[:count]:
+                compute = self.compute_instance(instance, handle)
+                found[compute.instance_id] = compute
+        return tuple(found[instance_id] for instance_id in sorted(found))
+
+    def compute_instance(self, instance: GpuInstanceRef, handle: Handle) -> ComputeInstanceRef:
+        """Describe the compute instance behind a handle.
+
+        Raises:
+            HardwareError: NVML refused or failed.
+        """
+        info = nvml_errors.call(pynvml.nvmlComputeInstanceGetInfo_v2, handle)
+        slices = {p.profile_id: p.slices for p in self.compute_profiles(instance)}
+        return ComputeInstanceRef(
+            handle=handle,
+            instance_id=info.id,
+            slices=slices.get(info.profileId, info.placement.size),
+            placement=_placement(info.placement),
+        )
+
+
+def _mode(value: int) -> model.MigMode:
+    return (
+        model.MigMode.ENABLED if value == pynvml.NVML_DEVICE_MIG_ENABLE else model.MigMode.DISABLED
+    )
+
+
+def _profile(enum_index: int, info: Any, *, total_bytes: int) -> model.GpuInstanceProfile:
+    return model.GpuInstanceProfile(
+        profile=_name(enum_index, info, total_bytes=total_bytes),
+        enum_index=enum_index,
+        profile_id=info.id,
+        memory_mib=info.memorySizeMB,
+        multiprocessors=info.multiprocessorCount,
+        max_instances=info.instanceCount,
+        engines=model.Engines(
+            decoders=info.decoderCount,
+            encoders=info.encoderCount,
+            jpegs=info.jpegCount,
+            ofas=info.ofaCount,
+        ),
+        placements=(),
+    )
+
+
+def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
+    if not total_bytes:
+        raise errors.HardwareError(
+            "the driver offers MIG profiles but tells no memory size to name them by",
+            reason=errors.Reason.NOT_SUPPORTED,
+            operation="nvmlDeviceGetMemoryInfo",
+        )
+    memory_gb = profile.memory_gb(instance_mib=info.memorySizeMB, total_bytes=total_bytes)
+    if enum_index in profile.GPU_INSTANCE_PROFILES:
+        return profile.from_nvml(
+            enum_index=enum_index, slice_count=info.sliceCount, memory_gb=memory_gb
+        )
+    # Its name is not known, yet its instances take room: they must be seen and can be destroyed.
+    return model.Profile(
+        compute_slices=info.sliceCount,
+        gpu_slices=info.sliceCount,
+        memory_gb=memory_gb,
+        attributes=(f"enum{enum_index}",),
+    )
+
+
+def _placement(span: Any) -> model.Placement:
+    return model.Placement(start=span.start, size=span.size)
+
+
+def _fill(function: Callable[..., Any], owner: Handle, profile_id: int, handles: Any) -> int:
+    """Let NVML write its handles of a profile into the array; return how many it wrote.
+
+    An empty GPU is "Not Found" to some drivers, as ``nvidia-smi mig -lgi`` shows.
+    """
+    count = ctypes.c_uint(len(handles))
+    answer = nvml_errors.call_unless(
+        _NONE_THERE, function, owner, profile_id, handles, ctypes.byref(count)
+    )
+    return 0 if answer is None else count.value
+
+
+def _compute_profiles(instance: GpuInstanceRef) -> Iterator[ComputeProfile]:
+    for enum_index in _COMPUTE_INSTANCE_PROFILES:
+        info = nvml_errors.call_unless(
+            nvml_errors.UNOFFERED,
+            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo,
+            instance.handle,
+            enum_index,
+            pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+            _UNVERSIONED,
+        )
+        if info is not None:
+            yield ComputeProfile(
+                profile_id=info.id,
+                slices=info.sliceCount,
+                multiprocessors=info.multiprocessorCount,
+                max_instances=info.instanceCount,
+            )

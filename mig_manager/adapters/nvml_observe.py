@@ -1,0 +1,157 @@
+"""What one GPU has and is: an NVML session's answers turned into our vocabulary."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import pynvml
+
+from mig_manager import errors
+from mig_manager.adapters import nvml_device, nvml_errors
+from mig_manager.core import model
+
+_ARCHITECTURES = {
+    pynvml.NVML_DEVICE_ARCH_AMPERE: model.Architecture.AMPERE,
+    pynvml.NVML_DEVICE_ARCH_HOPPER: model.Architecture.HOPPER,
+    pynvml.NVML_DEVICE_ARCH_BLACKWELL: model.Architecture.BLACKWELL,
+}
+
+_EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
+"""No MIG device at this index: NOT_FOUND in nvml.h, and some drivers say INVALID_ARGUMENT."""
+
+
+def gpu(index: int) -> model.Gpu:
+    """Observe one GPU within an open session.
+
+    Args:
+        index: NVML index, below ``nvmlDeviceGetCount``.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+    """
+    name = f"GPU {index}"
+    try:
+        handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+        uuid: str = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+        name = f"GPU {index} ({uuid})"
+        return _observe(index, uuid, nvml_device.Device(handle))
+    except errors.HardwareError as error:
+        raise nvml_errors.about(name, error) from error
+
+
+def _observe(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
+    pci = nvml_errors.call(pynvml.nvmlDeviceGetPciInfo, device.handle)
+    modes = device.mig_mode()
+    current, pending = modes or (None, None)
+    architecture = _architecture(device)
+    return model.Gpu(
+        index=index,
+        uuid=uuid,
+        name=nvml_errors.call(pynvml.nvmlDeviceGetName, device.handle),
+        architecture=architecture,
+        pci_address=pci.busId.decode().lower(),
+        pci_device_id=pci.pciDeviceId,
+        pci_subsystem_id=pci.pciSubSystemId,
+        memory_mib=device.memory_bytes() // 2**20,
+        current_mode=current,
+        pending_mode=pending,
+        mode_change_needs_reset=current is not None and _needs_reset(device, architecture),
+        profiles=() if current is None else _profiles(device, current),
+        gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
+    )
+
+
+def _architecture(device: nvml_device.Device) -> model.Architecture:
+    told = nvml_errors.call_unless(
+        nvml_errors.UNTOLD, pynvml.nvmlDeviceGetArchitecture, device.handle
+    )
+    return _ARCHITECTURES.get(told, model.Architecture.OTHER)
+
+
+def _needs_reset(device: nvml_device.Device, architecture: model.Architecture) -> bool:
+    """Tell whether a switch of MIG mode resets the GPU.
+
+    Newer drivers say so (field 184 of nvml.h); of the generations that exist only Ampere does
+    (NVIDIA MIG User Guide, "Enable MIG Mode").
+    """
+    fields = nvml_errors.call_unless(
+        nvml_errors.UNTOLD | nvml_errors.UNOFFERED,
+        pynvml.nvmlDeviceGetFieldValues,
+        device.handle,
+        [pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED],
+    )
+    if fields is not None and fields[0].nvmlReturn == pynvml.NVML_SUCCESS:
+        return not fields[0].value.uiVal
+    return architecture is model.Architecture.AMPERE
+
+
+def _profiles(
+    device: nvml_device.Device, mode: model.MigMode
+) -> tuple[model.GpuInstanceProfile, ...] | None:
+    """Return the profiles with placements; None where driver or privilege withholds them."""
+    if mode is model.MigMode.DISABLED and not device.profiles():
+        return None
+    try:
+        return tuple(
+            dataclasses.replace(offered, placements=device.placements(offered.profile_id))
+            for offered in device.profiles()
+        )
+    except errors.HardwareError as error:
+        if error.reason is errors.Reason.NO_PERMISSION:
+            return None
+        raise
+
+
+def _gpu_instances(device: nvml_device.Device) -> tuple[model.GpuInstance, ...]:
+    names = {offered.profile_id: offered.profile for offered in device.profiles()}
+    uuids = _mig_uuids(device)
+    return tuple(
+        model.GpuInstance(
+            instance_id=instance.instance_id,
+            profile=names[instance.profile_id],
+            profile_id=instance.profile_id,
+            placement=instance.placement,
+            compute_instances=_compute_instances(
+                device, instance, name=names[instance.profile_id], uuids=uuids
+            ),
+        )
+        for instance in device.gpu_instances(names)
+    )
+
+
+def _compute_instances(
+    device: nvml_device.Device,
+    instance: nvml_device.GpuInstanceRef,
+    *,
+    name: model.Profile,
+    uuids: Mapping[tuple[int, int], str],
+) -> tuple[model.ComputeInstance, ...]:
+    return tuple(
+        model.ComputeInstance(
+            instance_id=compute.instance_id,
+            profile=dataclasses.replace(name, compute_slices=compute.slices),
+            placement=compute.placement,
+            uuid=uuids.get((instance.instance_id, compute.instance_id)),
+        )
+        for compute in device.compute_instances(instance)
+    )
+
+
+def _mig_uuids(device: nvml_device.Device) -> dict[tuple[int, int], str]:
+    """Return MIG device UUIDs by the ids of GPU instance and compute instance.
+
+    The index is all NVML offers to find MIG devices by, and it has gaps; the ids are all that
+    ties one to its instances (``device`` of an instance's info is the parent GPU).
+    """
+    count = nvml_errors.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
+    uuids: dict[tuple[int, int], str] = {}
+    for index in range(count):
+        handle = nvml_errors.call_unless(
+            _EMPTY_INDEX, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index
+        )
+        if handle is not None:
+            ids = (
+                nvml_errors.call(pynvml.nvmlDeviceGetGpuInstanceId, handle),
+                nvml_errors.call(pynvml.nvmlDeviceGetComputeInstanceId, handle),
+            )
+            uuids[ids] = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+    return uuids
