@@ -1,0 +1,177 @@
+"""Profile names: from text, from what NVML tells, and what a person may have meant.
+
+    profile   := [C "c."] G "g." GB "gb" [("+" | "-") attribute ("," attribute)*]
+    attribute := letter [letters, digits and dots, not ending in a dot]
+
+``C`` compute slices of a GPU instance with ``G`` slices and ``GB`` gigabytes. The grammar is that
+of NVIDIA's mig-parted, and it is one of form only: ``0g.0gb`` is well formed, and whether a GPU
+offers a profile is for the planner to say.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable
+
+from mig_manager.core import model
+
+GPU_INSTANCE_PROFILES = range(18)
+"""The ``NVML_GPU_INSTANCE_PROFILE_*`` numbers that ``from_nvml`` can name (nvml.h, API 13.3)."""
+
+MAX_SUGGESTIONS = 3
+
+# 18 digits always fit the 64 bits that the peer reads numbers into.
+_PROFILE = re.compile(
+    r"(?:(?P<compute>[0-9]{1,18})c\.)?(?P<gpu>[0-9]{1,18})g\.(?P<memory>[0-9]{1,18})gb"
+    r"(?:(?P<sign>[+-])(?P<attributes>[A-Za-z0-9.,]+))?"
+)
+_ATTRIBUTE = re.compile(r"[A-Za-z](?:[A-Za-z0-9.]*[A-Za-z0-9])?")
+
+_ADDED_BY_ENUM = {
+    7: ("me",),  # 1_SLICE_REV1
+    8: ("me",),  # 2_SLICE_REV1
+    10: ("gfx",),  # 1_SLICE_GFX
+    11: ("gfx",),  # 2_SLICE_GFX
+    12: ("gfx",),  # 4_SLICE_GFX
+    15: ("me.all",),  # 1_SLICE_ALL_ME
+    16: ("me.all",),  # 2_SLICE_ALL_ME
+    17: ("gfx",),  # 3_SLICE_GFX
+}
+_REMOVED_BY_ENUM = {
+    13: ("me",),  # 1_SLICE_NO_ME
+    14: ("me",),  # 2_SLICE_NO_ME
+}
+
+
+def parse(text: str) -> model.Profile:
+    """Read a profile name.
+
+    Raises:
+        ValueError: The text is no profile; the message is a sentence for a person.
+    """
+    match = _PROFILE.fullmatch(text)
+    if match is None:
+        raise ValueError(_explain(text))
+    attributes = tuple(sorted((match["attributes"] or "").split(","))) if match["sign"] else ()
+    for attribute in attributes:
+        if not _ATTRIBUTE.fullmatch(attribute):
+            raise ValueError(_explain(text))
+        if attributes.count(attribute) > 1:
+            raise ValueError(f"profile {_shorten(text)} names the attribute '{attribute}' twice")
+    return model.Profile(
+        compute_slices=int(match["compute"] or match["gpu"]),
+        gpu_slices=int(match["gpu"]),
+        memory_gb=int(match["memory"]),
+        attributes=attributes if match["sign"] == "+" else (),
+        negated_attributes=attributes if match["sign"] == "-" else (),
+    )
+
+
+def memory_gb(*, instance_mib: int, total_bytes: int) -> int:
+    """Return the gigabytes in the name of a profile.
+
+    The instance's share of the memory, rounded up to an eighth, of the whole memory in GiB,
+    rounded up; a half rounds up. That is how NVIDIA's go-nvlib names profiles
+    (``pkg/nvlib/device/mig_profile.go``) and nvidia-smi agrees. Integers only: on an H200 the
+    exact result is 70.5, which ``round`` would take down to a profile that does not exist.
+
+    Args:
+        instance_mib: ``memorySizeMB`` of the GPU-instance profile.
+        total_bytes: ``nvmlDeviceGetMemoryInfo().total``.
+
+    Raises:
+        ValueError: The total is not positive.
+    """
+    if total_bytes <= 0:
+        raise ValueError(f"the memory of a GPU cannot be {total_bytes} bytes")
+    eighths = -(-(instance_mib * 2**20 * 8) // total_bytes)
+    total_gib = -(-total_bytes // 2**30)
+    return (eighths * total_gib + 4) // 8
+
+
+def from_nvml(*, enum_index: int, slice_count: int, memory_gb: int) -> model.Profile:
+    """Name a GPU-instance profile as the driver describes it.
+
+    ``1_SLICE_REV2`` (9) is a plain ``1g`` with more memory. ``3_SLICE_GFX`` (17) is ``3g+gfx``;
+    mig-parted stops enumerating at it and then knows no profile at all.
+
+    Args:
+        enum_index: ``NVML_GPU_INSTANCE_PROFILE_*``, one of ``GPU_INSTANCE_PROFILES``.
+        slice_count: ``sliceCount`` of the profile.
+        memory_gb: From the function of that name.
+
+    Raises:
+        ValueError: The enum is newer than this version, so its attributes are unknown; naming
+            the profile without them could mistake it for another.
+    """
+    if enum_index not in GPU_INSTANCE_PROFILES:
+        raise ValueError(f"GPU-instance profile number {enum_index} is unknown to this version")
+    return model.Profile(
+        compute_slices=slice_count,
+        gpu_slices=slice_count,
+        memory_gb=memory_gb,
+        attributes=_ADDED_BY_ENUM.get(enum_index, ()),
+        negated_attributes=_REMOVED_BY_ENUM.get(enum_index, ()),
+    )
+
+
+def suggest(
+    wanted: model.Profile | str, offered: Iterable[model.Profile]
+) -> tuple[model.Profile, ...]:
+    """Return up to ``MAX_SUGGESTIONS`` offered profiles that were possibly meant, best first.
+
+    A person who takes a layout to another GPU has the slices right and the memory wrong, so
+    profiles with the same slices come first, those with the nearest memory foremost. Compute
+    slices are carried over: for ``1c.2g.10gb`` the answer may be ``1c.2g.20gb``.
+
+    Args:
+        wanted: What was asked for; text that is no profile is compared by its letters.
+        offered: The GPU-instance profiles that the GPU has.
+    """
+    if isinstance(wanted, str):
+        try:
+            asked = parse(wanted)
+        except ValueError:
+            return _similar(wanted, offered)
+    else:
+        asked = wanted
+    same_slices = {
+        profile
+        if asked.spans
+        else dataclasses.replace(profile, compute_slices=asked.compute_slices)
+        for profile in offered
+        if profile.gpu_slices == asked.gpu_slices
+    }
+    ranked = sorted(same_slices - {asked}, key=lambda profile: _distance(asked, profile))
+    return tuple(ranked[:MAX_SUGGESTIONS])
+
+
+def _similar(text: str, offered: Iterable[model.Profile]) -> tuple[model.Profile, ...]:
+    by_name = {str(profile): profile for profile in offered}
+    names = difflib.get_close_matches(text.lower(), by_name, n=MAX_SUGGESTIONS)
+    return tuple(by_name[name] for name in names)
+
+
+def _distance(asked: model.Profile, profile: model.Profile) -> tuple[bool, int, str]:
+    other_attributes = (profile.attributes, profile.negated_attributes) != (
+        asked.attributes,
+        asked.negated_attributes,
+    )
+    return other_attributes, abs(profile.memory_gb - asked.memory_gb), str(profile)
+
+
+def _explain(text: str) -> str:
+    # The two usual slips: capitals or spaces, and the dot that stands for "+" in layout names,
+    # where Kubernetes allows no "+".
+    plain = re.sub(r"\s", "", text).lower()
+    spelled = re.sub(r"gb\.(?=[a-z])", "gb+", plain, count=1)
+    advice = (
+        f"did you mean '{spelled}'?"
+        if _PROFILE.fullmatch(spelled)
+        else "profiles look like 1g.5gb, 1g.5gb+me or, for a part of an instance, 1c.2g.10gb"
+    )
+    return f"{_shorten(text)} is not a MIG profile; {advice}"
+
+
+def _shorten(text: str, limit: int = 60) -> str:
+    return repr(text if len(text) <= limit else text[:limit] + "...")
