@@ -1,0 +1,149 @@
+"""Ask kubelet who holds which devices, over its PodResources socket.
+
+gRPC and protobuf cost 15 MB, so they are imported by the first question and not before.
+"""
+
+import pathlib
+import stat
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import tenacity
+
+from mig_manager import errors
+from mig_manager.core import cluster
+
+_LARGEST_ANSWER = 16 << 20
+"""Bytes; gRPC's default of 4 MiB is too small for a node full of pods with many devices."""
+_ATTEMPTS = 5
+_PAUSE_S = 0.2
+"""Between attempts when kubelet's rate limit (100 a second, bursts of 10) has refused us."""
+
+
+class PodResources:
+    """Implements ``ports.DeviceAllocations``.
+
+    Each question opens the socket anew: kubelet creates it again at each of its starts. A missing
+    socket is an error at once; it must never look like a node without workloads.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        timeout_s: float = 10.0,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        """Name the socket; it is not opened yet.
+
+        Args:
+            socket_path: For example ``/var/lib/kubelet/pod-resources/kubelet.sock``.
+            timeout_s: How long one question may take.
+            sleep: Waits between attempts; None really waits.
+        """
+        self._path = pathlib.Path(socket_path)
+        self._timeout_s = timeout_s
+        self._sleep = sleep or threading.Event().wait
+
+    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+        """Return which pod holds which devices; see ``ports.DeviceAllocations``.
+
+        Kubelet tells of app containers and sidecars only, not of an init container that runs.
+        """
+        from mig_manager.adapters import podresources_messages as messages  # noqa: PLC0415
+
+        answer = self._ask(
+            messages.LIST, messages.ListPodResourcesRequest(), messages.ListPodResourcesResponse
+        )
+        return tuple(_pod_devices(pod) for pod in answer.pod_resources)
+
+    def allocatable(self) -> Mapping[str, frozenset[str]]:
+        """Return the healthy device ids by resource; see ``ports.DeviceAllocations``."""
+        from mig_manager.adapters import podresources_messages as messages  # noqa: PLC0415
+
+        answer = self._ask(
+            messages.GET_ALLOCATABLE,
+            messages.AllocatableResourcesRequest(),
+            messages.AllocatableResourcesResponse,
+        )
+        found: dict[str, frozenset[str]] = {}
+        # Kubelet lists one resource several times, once for each NUMA node.
+        for entry in answer.devices:
+            known = found.get(entry.resource_name, frozenset())
+            found[entry.resource_name] = known | _plain_ids(entry.device_ids)
+        return found
+
+    def _ask(self, method: str, request: Any, answer: Any) -> Any:
+        import grpc  # noqa: PLC0415
+
+        self._check_socket()
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(
+                lambda err: (
+                    isinstance(err, grpc.RpcError)
+                    and err.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                )
+            ),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_after_delay(self._timeout_s)
+            ),
+            wait=tenacity.wait_fixed(_PAUSE_S),
+            sleep=self._pause,
+            reraise=True,
+        )
+        try:
+            return retrying(self._call, method, request, answer)
+        except grpc.RpcError as err:
+            detail = f"{method}: {err.code().name}: {err.details()}"
+            raise self._unavailable(detail) from err
+
+    def _call(self, method: str, request: Any, answer: Any) -> Any:
+        import grpc  # noqa: PLC0415
+
+        options = (
+            ("grpc.max_receive_message_length", _LARGEST_ANSWER),
+            ("grpc.enable_http_proxy", 0),
+            # A shared pool would remember the failed connection of an earlier channel.
+            ("grpc.use_local_subchannel_pool", 1),
+        )
+        target = f"unix:{urllib.parse.quote(str(self._path.absolute()))}"
+        with grpc.insecure_channel(target, options=options) as channel:
+            call = channel.unary_unary(
+                method,
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=answer.FromString,
+            )
+            return call(request, timeout=self._timeout_s)
+
+    def _check_socket(self) -> None:
+        try:
+            mode = self._path.stat().st_mode
+        except OSError as err:
+            raise self._unavailable(err.strerror or str(err)) from err
+        if not stat.S_ISSOCK(mode):
+            raise self._unavailable("not a socket")
+
+    def _unavailable(self, detail: str) -> errors.ClusterError:
+        return errors.ClusterError(
+            f"kubelet does not tell who holds which devices ({self._path}): {detail}",
+            reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+        )
+
+    def _pause(self, seconds: float) -> None:
+        self._sleep(seconds)
+
+
+def _pod_devices(pod: Any) -> cluster.PodDevices:
+    entries = [entry for container in pod.containers for entry in container.devices]
+    return cluster.PodDevices(
+        namespace=pod.namespace,
+        name=pod.name,
+        device_ids=frozenset().union(*(_plain_ids(entry.device_ids) for entry in entries)),
+    )
+
+
+def _plain_ids(ids: Iterable[str]) -> frozenset[str]:
+    """Drop the ``::n`` that the device plugin appends to each replica of a shared device."""
+    return frozenset(one.partition("::")[0] for one in ids)
