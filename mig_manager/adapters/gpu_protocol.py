@@ -1,0 +1,95 @@
+"""What goes over the pipe between the agent and its GPU worker.
+
+Pickles of our own frozen values: both ends are the same code at the same version, started one by
+the other, and nobody else can write to the pipe, so that pickle's one danger is absent.
+"""
+
+import dataclasses
+import pickle
+
+from mig_manager import errors
+from mig_manager.core import model
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observe:
+    """Ask for all GPUs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Execute:
+    """Ask for the steps of a plan to be run."""
+
+    plan: model.Plan
+
+
+Request = Observe | Execute
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Answer to ``Observe``."""
+
+    gpus: tuple[model.Gpu, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """Answer to ``Execute``: every step is done."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Answer to either: a ``HardwareError`` in fields, since such exceptions do not pickle."""
+
+    message: str
+    reason: errors.Reason
+    operation: str
+    gpu: str
+    code: int | None
+
+    @staticmethod
+    def of(error: errors.HardwareError) -> "Failed":
+        """Take an error apart."""
+        return Failed(
+            message=error.message,
+            reason=error.reason,
+            operation=error.operation,
+            gpu=error.gpu,
+            code=error.code,
+        )
+
+    def to_error(self) -> errors.HardwareError:
+        """Put the error together again."""
+        return errors.HardwareError(
+            self.message,
+            reason=self.reason,
+            operation=self.operation,
+            gpu=self.gpu,
+            code=self.code,
+        )
+
+
+Answer = Observed | Executed | Failed
+
+
+def encode(message: Request | Answer) -> bytes:
+    """Turn a message into bytes; their end is the end of the stream."""
+    return pickle.dumps(message)
+
+
+def decode_request(data: bytes) -> Request | None:
+    """Read a request; None when the asking side went away before it had asked."""
+    if not data:
+        return None
+    request: Request = pickle.loads(data)  # noqa: S301 - see the module docstring
+    return request
+
+
+def decode_answer(data: bytes) -> Answer | None:
+    """Read an answer; None when there is none, or the worker died in the middle of it."""
+    try:
+        answer: Answer = pickle.loads(data)  # noqa: S301 - see the module docstring
+    except Exception:  # noqa: BLE001 - torn bytes can make the unpickler raise anything
+        return None
+    return answer
