@@ -1,0 +1,82 @@
+"""What runs in a sandbox pod: a workload that uses its devices, or another program."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from mig_manager import errors
+from mig_manager.sandbox import nodegpus
+
+
+class ExitedError(Exception):
+    """The program ended by itself with a failure; the text is its last word."""
+
+
+class NotStartedError(Exception):
+    """The container runtime could not start the program."""
+
+
+class Program(Protocol):
+    """The containers of one pod as one program; used by one thread."""
+
+    @property
+    def due(self) -> float | None:
+        """When it wants to be polled, in monotonic seconds; None: not at all."""
+
+    def start(self, now: float) -> None:
+        """Start, or start again after it has ended.
+
+        Raises:
+            NotStartedError: The container runtime cannot start it.
+        """
+
+    def poll(self, now: float) -> None:
+        """Let it do what is due.
+
+        Raises:
+            ExitedError: It ended with a failure.
+        """
+
+    def stop(self, now: float) -> None:
+        """End it; done when it does not run."""
+
+
+class Workload:
+    """A CUDA process that uses each of its devices from start to stop.
+
+    Args:
+        gpus: The node's hardware.
+        name: Name of the process, as NVML shows it.
+        device_ids: UUIDs of GPUs and MIG devices.
+    """
+
+    def __init__(self, *, gpus: nodegpus.NodeGpus, name: str, device_ids: Sequence[str]) -> None:
+        self._gpus = gpus
+        self._name = name
+        self._device_ids = tuple(device_ids)
+        self._clients = contextlib.ExitStack()
+
+    @property
+    def due(self) -> float | None:
+        """Never: nothing happens in it by itself."""
+        return None
+
+    def start(self, now: float) -> None:
+        """Open the devices.
+
+        Raises:
+            NotStartedError: A device does not exist, as when a stale plugin advertised it.
+        """
+        try:
+            for uuid in self._device_ids:
+                self._clients.callback(self._gpus.hold(uuid, process=self._name, computes=True))
+        except errors.HardwareError as error:
+            self._clients.close()
+            raise NotStartedError(str(error)) from error
+
+    def poll(self, now: float) -> None:
+        """Do nothing."""
+
+    def stop(self, now: float) -> None:
+        """Close the devices."""
+        self._clients.close()

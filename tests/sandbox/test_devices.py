@@ -1,0 +1,106 @@
+import copy
+
+import pytest
+
+from mig_manager.sandbox import devices, manifests, objects
+
+_SMALL = "nvidia.com/mig-1g.5gb"
+
+
+def pod(name: str, count: int = 1) -> objects.JsonObject:
+    manifest = manifests.gpu_pod(name, _SMALL)
+    manifest["metadata"]["uid"] = f"uid-{name}"
+    manifest["spec"]["containers"][0]["resources"]["limits"][_SMALL] = str(count)
+    return manifest
+
+
+@pytest.fixture
+def manager() -> devices.DeviceManager:
+    result = devices.DeviceManager(forget_s=300)
+    result.register({_SMALL: ("MIG-a", "MIG-b", "MIG-c")})
+    return result
+
+
+def test_no_device_is_given_twice(manager: devices.DeviceManager) -> None:
+    first = manager.admit(pod("p1"))
+    second = manager.admit(pod("p2", 2))
+
+    assert first.device_ids | second.device_ids == {"MIG-a", "MIG-b", "MIG-c"}
+    with pytest.raises(devices.ShortageError, match="0 healthy and free"):
+        manager.admit(pod("p3"))
+
+
+def test_admitting_a_pod_again_gives_the_same_devices(manager: devices.DeviceManager) -> None:
+    assert manager.admit(pod("p1")) == manager.admit(pod("p1"))
+
+
+def test_released_devices_are_free_again(manager: devices.DeviceManager) -> None:
+    manager.admit(pod("p1", 3))
+    manager.release("uid-p1")
+
+    assert len(manager.admit(pod("p2", 3)).device_ids) == 3
+
+
+def test_a_device_of_a_running_pod_stays_its_own_when_the_plugin_comes_back(
+    manager: devices.DeviceManager,
+) -> None:
+    manager.admit(pod("p1", 2))
+    manager.disconnect([_SMALL], 10.0)
+    manager.register({_SMALL: ("MIG-a", "MIG-b", "MIG-d")})
+
+    assert manager.admit(pod("p2")).device_ids == {"MIG-d"}
+
+
+def test_a_device_keeps_its_owner_under_another_resource_name(
+    manager: devices.DeviceManager,
+) -> None:
+    manager.admit(pod("p1", 3))
+    manager.register({"nvidia.com/gpu": ("MIG-a",)})
+
+    assert manager.assigned()[0].device_ids == {"MIG-a", "MIG-b", "MIG-c"}
+    other = manifests.gpu_pod("p2", "nvidia.com/gpu")
+    other["metadata"]["uid"] = "uid-p2"
+    with pytest.raises(devices.ShortageError):
+        manager.admit(other)
+
+
+def test_without_its_plugin_a_resource_is_not_allocatable_but_keeps_its_capacity(
+    manager: devices.DeviceManager,
+) -> None:
+    manager.disconnect([_SMALL], 10.0)
+
+    assert manager.status(11.0) == ({_SMALL: 3}, {_SMALL: 0})
+    assert manager.status(311.0) == ({_SMALL: 0}, {_SMALL: 0})
+    assert manager.allocatable() == {}
+    with pytest.raises(devices.ShortageError):
+        manager.admit(pod("p1"))
+
+
+def test_old_names_linger_with_zero_beside_the_new_ones(manager: devices.DeviceManager) -> None:
+    manager.disconnect([_SMALL], 10.0)
+    manager.register({"nvidia.com/gpu": ("GPU-0",)})
+
+    assert manager.status(11.0)[1] == {_SMALL: 0, "nvidia.com/gpu": 1}
+
+
+def test_app_containers_inherit_the_devices_of_init_containers(
+    manager: devices.DeviceManager,
+) -> None:
+    wanted = pod("p1", 1)
+    initial = copy.deepcopy(wanted["spec"]["containers"][0])
+    initial["name"] = "warm-up"
+    initial["resources"]["limits"][_SMALL] = "2"
+    wanted["spec"]["initContainers"] = [initial]
+
+    allocation = manager.admit(wanted)
+
+    assert len(allocation.device_ids) == 2
+    assert [grant.container for grant in allocation.grants if grant.is_listed] == ["cuda"]
+    assert allocation.containers == ("cuda",)
+
+
+def test_a_refused_pod_holds_nothing(manager: devices.DeviceManager) -> None:
+    with pytest.raises(devices.ShortageError):
+        manager.admit(pod("p1", 4))
+
+    assert manager.assigned() == ()

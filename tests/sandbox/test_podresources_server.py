@@ -1,0 +1,76 @@
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import podresources
+from mig_manager.core import cluster
+from mig_manager.sandbox import devices, manifests, objects, podresources_server
+
+_SMALL = "nvidia.com/mig-1g.5gb"
+
+
+@pytest.fixture
+def manager() -> devices.DeviceManager:
+    result = devices.DeviceManager(forget_s=300)
+    result.register({_SMALL: ("MIG-a", "MIG-b"), "nvidia.com/gpu": ("GPU-0",)})
+    return result
+
+
+@pytest.fixture
+def client(manager: devices.DeviceManager) -> Iterator[podresources.PodResources]:
+    # A test's own directory has too long a name for a socket.
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "pod-resources", "kubelet.sock")
+        with podresources_server.PodResourcesServer(path, manager):
+            yield podresources.PodResources(str(path))
+
+
+def pod(name: str) -> objects.JsonObject:
+    manifest = manifests.gpu_pod(name, _SMALL, namespace="team")
+    manifest["metadata"]["uid"] = name
+    manifest["spec"]["containers"].append({"name": "log", "image": "log"})
+    return manifest
+
+
+def test_pods_are_listed_with_the_devices_of_their_containers(
+    manager: devices.DeviceManager, client: podresources.PodResources
+) -> None:
+    manager.admit(pod("p1"))
+
+    expected = cluster.PodDevices(namespace="team", name="p1", device_ids=frozenset({"MIG-a"}))
+    assert client.assigned() == (expected,)
+
+
+def test_a_released_pod_is_no_longer_listed(
+    manager: devices.DeviceManager, client: podresources.PodResources
+) -> None:
+    manager.admit(pod("p1"))
+    manager.release("p1")
+
+    assert client.assigned() == ()
+
+
+def test_allocatable_are_all_healthy_devices_in_use_or_not(
+    manager: devices.DeviceManager, client: podresources.PodResources
+) -> None:
+    manager.admit(pod("p1"))
+    manager.disconnect(["nvidia.com/gpu"], 1.0)
+
+    assert client.allocatable() == {_SMALL: frozenset({"MIG-a", "MIG-b"})}
+
+
+def test_the_socket_goes_with_the_server(manager: devices.DeviceManager) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "kubelet.sock")
+        with podresources_server.PodResourcesServer(path, manager):
+            assert path.is_socket()
+
+        assert not path.exists()
+
+
+def test_a_path_that_no_socket_can_have_is_refused(manager: devices.DeviceManager) -> None:
+    with pytest.raises(errors.UsageError, match="107 bytes"):
+        podresources_server.PodResourcesServer(pathlib.Path("/" + "x" * 107), manager)
