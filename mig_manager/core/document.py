@@ -378,7 +378,9 @@ def _represent_list(dumper: yaml.SafeDumper, data: list[object] | tuple[object, 
 
 def _represent_str(dumper: Any, data: str) -> yaml.Node:
     reads_as = dumper.resolve(yaml.ScalarNode, data, (True, False))
-    style = None if data and reads_as == _YAML + "str" else '"'
+    # Left to itself the library loses line breaks of the rarer kinds.
+    is_plain = data and data.isprintable() and reads_as == _YAML + "str"
+    style = None if is_plain else '"'
     node: yaml.Node = dumper.represent_scalar(_YAML + "str", data, style=style)
     return node
 

@@ -1,0 +1,330 @@
+import math
+
+import hypothesis
+import pytest
+import yaml
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core import document
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+)
+DATA = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@pytest.fixture(params=["C", "Python"], autouse=True)
+def _both_parsers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The library can come without its C part; everything must hold for either.
+    if request.param == "Python":
+        monkeypatch.setattr(document, "_Loader", yaml.SafeLoader)
+
+
+def read(text: str) -> object:
+    return document.plain(document.parse(text, source="f"))
+
+
+def error_of(text: str) -> str:
+    with pytest.raises(errors.ConfigError) as caught:
+        document.parse(text, source="f")
+    assert caught.value.location is not None
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "# only a comment\n", "---\n...\n", "null\n", "~"])
+def test_a_document_without_content_is_nothing(text: str) -> None:
+    assert read(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("yes", True),
+        ("On", True),
+        ("FALSE", False),
+        ("no", False),
+        ("y", "y"),
+        ('"yes"', "yes"),
+        ("5", 5),
+        ("-5", -5),
+        ("+5", 5),
+        ("0", 0),
+        ("010", 8),
+        ("08", "08"),
+        ("0x20B010DE", 0x20B010DE),
+        ("0b101", 5),
+        ("1_000", 1000),
+        ("1:30", "1:30"),
+        ("1:30.5", "1:30.5"),
+        ("1.5", 1.5),
+        ("1_0.5", 10.5),
+        (".inf", math.inf),
+        ("-.INF", -math.inf),
+        ("2024-05-01", "2024-05-01"),
+        ("=", "="),
+        ("!!str 5", "5"),
+        ('!!int "5"', 5),
+        ("!!float 5", 5.0),
+        ("!!map {a: !!seq [1]}", {"a": [1]}),
+        ("\ufeffa", "a"),
+    ],
+)
+def test_scalars_are_resolved_as_yaml_1_1_does(text: str, expected: object) -> None:
+    got = read(text)
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+def test_not_a_number_is_read_as_such() -> None:
+    got = read(".nan")
+    assert isinstance(got, float)
+    assert math.isnan(got)
+
+
+def test_json_is_read_too() -> None:
+    assert read('{"a": [1, 2.5, null, true, "x"], "b": {}}') == {
+        "a": [1, 2.5, None, True, "x"],
+        "b": {},
+    }
+
+
+def test_every_key_and_value_knows_its_place() -> None:
+    root = document.parse("# top\na:\n  - b: 1\n    c: [2]\n", source="file.yaml")
+    assert isinstance(root, document.Mapping)
+    assert str(root.location) == "file.yaml:2:1"
+    (entry,) = root.entries
+    assert str(entry.location) == "file.yaml:2:1"
+    assert isinstance(entry.value, document.Sequence)
+    item = entry.value.items[0]
+    assert isinstance(item, document.Mapping)
+    assert [str(each.location) for each in item.entries] == ["file.yaml:3:5", "file.yaml:4:5"]
+    assert str(item.entries[1].value.location) == "file.yaml:4:8"
+    number = item.get("b")
+    assert isinstance(number, document.Scalar)
+    assert (number.value, number.text, str(number.location)) == (1, "1", "file.yaml:3:8")
+    assert item.get("d") is None
+
+
+def test_keys_become_texts_as_json_has_them() -> None:
+    assert read("1: a\non: b\n2.0: c\n1.5: d\n010: e\n'': f\n") == {
+        "1": "a",
+        "true": "b",
+        "2": "c",
+        "1.5": "d",
+        "8": "e",
+        "": "f",
+    }
+
+
+@pytest.mark.parametrize("text", ["? [1]\n: 2\n", "? {a: 1}\n: 2\n", "~: 1\n", "null: 1\n"])
+def test_a_key_that_is_no_text_is_an_error(text: str) -> None:
+    assert "a key must be a text" in error_of(text)
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", "1: x\nb: 2\n'1': y\n"])
+def test_a_key_given_twice_is_an_error_that_names_both_places(text: str) -> None:
+    message = error_of(text)
+    assert message.startswith("f:3:1: ")
+    assert "given twice; the first is in line 1" in message
+
+
+def test_an_alias_stands_for_its_anchor() -> None:
+    assert read("a: &x {k: [1]}\nb: *x\nc: [*x, *x]\n") == {
+        "a": {"k": [1]},
+        "b": {"k": [1]},
+        "c": [{"k": [1]}, {"k": [1]}],
+    }
+
+
+def test_merged_keys_yield_to_own_ones_and_the_first_merge_wins() -> None:
+    text = "a: &a {p: 1, q: 1, r: 1}\nb: &b {p: 2, s: 2}\nc: {r: 3, <<: [*b, *a], t: 3}\n"
+    merged = read(text)
+    assert isinstance(merged, dict)
+    assert merged["c"] == {"p": 2, "s": 2, "q": 1, "r": 3, "t": 3}
+
+
+def test_a_merged_entry_keeps_the_place_where_it_was_written() -> None:
+    root = document.parse("a: &a\n  p: 1\nb:\n  <<: *a\n", source="f")
+    assert isinstance(root, document.Mapping)
+    merged = root.get("b")
+    assert isinstance(merged, document.Mapping)
+    assert str(merged.entries[0].location) == "f:2:3"
+
+
+def test_a_quoted_merge_sign_is_an_ordinary_key() -> None:
+    assert read('{"<<": 1}') == {"<<": 1}
+
+
+@pytest.mark.parametrize("text", ["<<: 1\n", "<<: [1]\n", "a: &a [1]\nb: {<<: *a}\n"])
+def test_only_mappings_can_be_merged(text: str) -> None:
+    assert "'<<' takes a mapping" in error_of(text)
+
+
+@pytest.mark.parametrize("text", ["a: *x\n", "a: &x [*x]\n", "a: &x {b: *x}\n"])
+def test_an_alias_must_follow_its_anchor_so_no_tree_contains_itself(text: str) -> None:
+    assert "alias '*x' stands for nothing" in error_of(text)
+
+
+def test_an_anchor_does_not_reach_into_the_next_document() -> None:
+    assert "alias '*x'" in error_of("a: &x 1\n---\n*x\n")
+
+
+def test_an_alias_bomb_is_refused_before_anybody_walks_it() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 20)]
+    assert "aliases expanded" in error_of("\n".join(lines))
+
+
+def test_depth_is_bounded_also_through_aliases() -> None:
+    deep = "[" * 20 + "]" * 20
+    text = f"a: &a {deep}\nb: [[[[[[[[[[[[[*a]]]]]]]]]]]]]\n"
+    assert "levels deep" in error_of(text)
+
+
+def test_deep_nesting_is_refused_rather_than_followed() -> None:
+    assert "levels deep" in error_of("[" * 100_000)
+    assert read("[" * 32 + "]" * 32) is not None
+
+
+def test_a_huge_text_is_refused_unread() -> None:
+    assert "characters" in error_of("#" * (document.MAX_CHARACTERS + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("a: \x07\n", "f:1:4: "), ("a: 1\nb: \ud800\n", "f:2:4: ")]
+)
+def test_a_character_that_yaml_forbids_is_located(text: str, place: str) -> None:
+    message = error_of(text)
+    assert message.startswith(place)
+    assert "is not allowed in YAML" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [1\n", "a: 'x\n", "a: b: c\n", "@x\n", "\ta: 1\n", "{a: 1}}\n", "%YAML 3.0\n--- a\n"],
+)
+def test_what_is_no_yaml_is_an_error_with_a_place(text: str) -> None:
+    assert "not readable as YAML" in error_of(text)
+
+
+@pytest.mark.parametrize("text", ["a: 1\n---\nb: 2\n", "a: 1\n---\n---\n[]\n", "---\n---\na\n"])
+def test_a_second_document_with_content_is_an_error(text: str) -> None:
+    assert "a second document starts here" in error_of(text)
+
+
+@pytest.mark.parametrize("text", ["a: 1\n---\n", "---\na: 1\n...\n---\n# end\n", "a: 1\n...\n"])
+def test_an_empty_second_document_is_harmless(text: str) -> None:
+    assert read(text) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "tag"),
+    [
+        ("!!binary aGk=", "binary"),
+        ("!!set {a}", "set"),
+        ("!!omap [a: 1]", "omap"),
+        ("!mine x", "!mine"),
+        ("!!python/object:os.system x", "python/object:os.system"),
+    ],
+)
+def test_tags_beyond_plain_data_are_refused(text: str, tag: str) -> None:
+    assert f"tag '{tag}' has no meaning here" in error_of(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["!!bool maybe", "!!int x", "!!float x", "0b_", "9" * 50, "9" * 5000, "0x" + "f" * 5000],
+)
+def test_a_value_that_its_kind_cannot_hold_is_an_error(text: str) -> None:
+    assert "cannot be read as" in error_of(text)
+
+
+@hypothesis.given(st.text(max_size=60))
+@hypothesis.settings(
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=200
+)
+def test_any_text_is_either_read_or_refused_with_a_place(text: str) -> None:
+    try:
+        document.parse(text, source="f")
+    except errors.ConfigError as error:
+        assert error.location is not None  # noqa: PT017 - both outcomes are fine
+
+
+@hypothesis.given(st.text(alphabet="ab:-,&*<>{}[]!'\"|? \n#01", max_size=40))
+@hypothesis.settings(
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=300
+)
+def test_any_jumble_of_yaml_signs_is_either_read_or_refused(text: str) -> None:
+    try:
+        document.parse(text, source="f")
+    except errors.ConfigError as error:
+        assert error.location is not None  # noqa: PT017 - both outcomes are fine
+
+
+def test_yaml_is_written_in_the_shape_that_people_know() -> None:
+    data = {
+        "version": "v1",
+        "mig-configs": {
+            "current": [
+                {
+                    "device-filter": "0x20B010DE",
+                    "devices": [0, 2],
+                    "mig-enabled": True,
+                    "mig-devices": {"1g.5gb": 7},
+                },
+                {
+                    "device-filter": ("0x20B010DE", "0x20B710DE"),
+                    "devices": "all",
+                    "mig-enabled": False,
+                    "mig-devices": {},
+                },
+            ]
+        },
+    }
+    assert (
+        document.dump(data)
+        == """\
+version: v1
+mig-configs:
+  current:
+  - device-filter: "0x20B010DE"
+    devices: [0, 2]
+    mig-enabled: true
+    mig-devices:
+      1g.5gb: 7
+  - device-filter: ["0x20B010DE", "0x20B710DE"]
+    devices: all
+    mig-enabled: false
+    mig-devices: {}
+"""
+    )
+
+
+def test_texts_that_look_like_something_else_are_quoted() -> None:
+    assert document.dump({"on": "", "1": "yes", "n": None, "m": "null"}) == (
+        '"on": ""\n"1": "yes"\nn: null\nm: "null"\n'
+    )
+
+
+def test_long_lists_stay_on_one_line_and_shared_parts_are_written_out() -> None:
+    shared = {"a": 1}
+    written = document.dump({"x": shared, "y": shared, "z": list(range(100))})
+    assert "&" not in written
+    assert len(written.splitlines()) == 5
+
+
+@hypothesis.given(DATA)
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_what_is_written_is_read_back(data: object) -> None:
+    assert read(document.dump(data)) == data
