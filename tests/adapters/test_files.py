@@ -1,0 +1,217 @@
+"""ConfigFile and ConfigWatch against real files, inotify and kubelet's way of changing a mount."""
+
+import contextlib
+import pathlib
+import queue
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import directorywatch, files
+
+_SOON_S = 5.0
+_QUIET_S = 0.3
+
+
+class Mount:
+    """A directory as kubelet's AtomicWriter fills it for a ConfigMap."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        self.file = directory / "config.yaml"
+        self._count = 0
+        self.make("one")
+
+    def make(self, content: str) -> None:
+        self.directory.mkdir()
+        self.swap(content)
+        self.file.symlink_to("..data/config.yaml")
+
+    def swap(self, content: str) -> None:
+        self._count += 1
+        fresh = self.directory / f"..{self._count}"
+        fresh.mkdir()
+        (fresh / "config.yaml").write_text(content)
+        temporary = self.directory / "..data_tmp"
+        temporary.symlink_to(fresh.name)
+        old = self.directory / "..data"
+        target = old.resolve() if old.exists() else None
+        temporary.rename(old)
+        if target is not None:
+            shutil.rmtree(target)
+
+
+@pytest.fixture
+def mount(tmp_path: pathlib.Path) -> Mount:
+    return Mount(tmp_path / "mount")
+
+
+@contextlib.contextmanager
+def watching(path: pathlib.Path, *, poll_s: float = 600.0) -> Iterator[queue.Queue[str]]:
+    """Run a watch; each change puts the content at that moment."""
+    changes: queue.Queue[str] = queue.Queue()
+    watch = files.ConfigWatch(
+        path, lambda: changes.put(path.read_text()), debounce_s=0.02, poll_s=poll_s
+    )
+    watch.start()
+    try:
+        yield changes
+    finally:
+        watch.stop()
+
+
+def nothing_more(changes: queue.Queue[str]) -> bool:
+    try:
+        changes.get(timeout=_QUIET_S)
+    except queue.Empty:
+        return True
+    return False
+
+
+class TestConfigFile:
+    def test_gives_the_text_as_it_is_now(self, tmp_path: pathlib.Path) -> None:
+        path = tmp_path / "config.yaml"
+        source = files.ConfigFile(path)
+        path.write_text("version: v1 # ü\n", encoding="utf-8")
+        assert source.read() == "version: v1 # ü\n"
+        path.write_text("version: v2\n")
+        assert source.read() == "version: v2\n"
+        assert source.name == str(path)
+
+    def test_a_missing_file_is_a_config_error_with_its_name(self, tmp_path: pathlib.Path) -> None:
+        with pytest.raises(errors.ConfigError, match=r"gone\.yaml: No such file"):
+            files.ConfigFile(tmp_path / "gone.yaml").read()
+
+    def test_a_directory_is_a_config_error(self, tmp_path: pathlib.Path) -> None:
+        with pytest.raises(errors.ConfigError, match="Is a directory"):
+            files.ConfigFile(tmp_path).read()
+
+    def test_a_file_of_more_than_a_mebibyte_is_refused(self, tmp_path: pathlib.Path) -> None:
+        path = tmp_path / "config.yaml"
+        path.write_bytes(b"#" * files.MAX_BYTES)
+        assert len(files.ConfigFile(path).read()) == files.MAX_BYTES
+        path.write_bytes(b"#" * (files.MAX_BYTES + 1))
+        with pytest.raises(errors.ConfigError, match="larger than"):
+            files.ConfigFile(path).read()
+
+    def test_a_file_that_is_not_utf_8_is_refused_with_the_place(
+        self, tmp_path: pathlib.Path
+    ) -> None:
+        path = tmp_path / "config.yaml"
+        path.write_bytes(b"abc\xff")
+        with pytest.raises(errors.ConfigError, match=r"not UTF-8: .* at byte 3"):
+            files.ConfigFile(path).read()
+
+
+class TestConfigWatch:
+    def test_sees_kubelets_swap_of_the_data_link(self, mount: Mount) -> None:
+        with watching(mount.file) as changes:
+            mount.swap("two")
+            assert changes.get(timeout=_SOON_S) == "two"
+            mount.swap("three")
+            assert changes.get(timeout=_SOON_S) == "three"
+
+    def test_a_swap_that_brings_the_same_content_is_no_change(self, mount: Mount) -> None:
+        with watching(mount.file) as changes:
+            mount.swap("one")
+            assert nothing_more(changes)
+
+    @pytest.mark.parametrize(
+        "replace",
+        [
+            pytest.param(lambda path: path.write_text("two"), id="written in place"),
+            pytest.param(lambda path: path.with_suffix(".new").rename(path), id="renamed over it"),
+        ],
+    )
+    def test_sees_an_editors_change_of_a_plain_file(
+        self, tmp_path: pathlib.Path, replace: Callable[[pathlib.Path], object]
+    ) -> None:
+        path = tmp_path / "config.yaml"
+        path.write_text("one")
+        path.with_suffix(".new").write_text("two")
+        with watching(path) as changes:
+            replace(path)
+            assert changes.get(timeout=_SOON_S) == "two"
+
+    def test_reading_the_file_does_not_lead_to_another_look(self, tmp_path: pathlib.Path) -> None:
+        path = tmp_path / "config.yaml"
+        path.write_text("one")
+        seen: queue.Queue[str] = queue.Queue()
+        watch = directorywatch.DirectoryWatch(tmp_path, lambda: seen.put("event"))
+        try:
+            path.read_text()
+            assert nothing_more(seen)
+            path.write_text("two")
+            assert seen.get(timeout=_SOON_S) == "event"
+        finally:
+            watch.stop()
+
+    def test_a_file_that_appears_later_is_a_change(self, tmp_path: pathlib.Path) -> None:
+        path = tmp_path / "config.yaml"
+        with watching(path) as changes:
+            path.write_text("one")
+            assert changes.get(timeout=_SOON_S) == "one"
+
+    def test_a_file_that_is_gone_for_a_while_has_not_changed(self, tmp_path: pathlib.Path) -> None:
+        path = tmp_path / "config.yaml"
+        path.write_text("one")
+        with watching(path) as changes:
+            path.unlink()
+            assert nothing_more(changes)
+            path.write_text("one")
+            assert nothing_more(changes)
+            path.write_text("two")
+            assert changes.get(timeout=_SOON_S) == "two"
+
+    def test_survives_its_directory_being_removed_and_made_again(self, mount: Mount) -> None:
+        with watching(mount.file, poll_s=0.05) as changes:
+            shutil.rmtree(mount.directory)
+            mount.make("two")
+            assert changes.get(timeout=_SOON_S) == "two"
+            mount.swap("three")
+            assert changes.get(timeout=_SOON_S) == "three"
+
+    def test_waits_for_a_directory_that_does_not_exist_yet(self, tmp_path: pathlib.Path) -> None:
+        path = tmp_path / "later" / "config.yaml"
+        with watching(path, poll_s=0.05) as changes:
+            path.parent.mkdir()
+            path.write_text("one")
+            assert changes.get(timeout=_SOON_S) == "one"
+
+    def test_polls_when_inotify_is_used_up(
+        self, mount: Mount, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_args: object) -> None:
+            raise OSError(24, "inotify instance limit reached")
+
+        monkeypatch.setattr(directorywatch, "DirectoryWatch", refuse)
+        with watching(mount.file, poll_s=0.05) as changes:
+            mount.swap("two")
+            assert changes.get(timeout=_SOON_S) == "two"
+
+    def test_follows_a_directory_that_is_a_symbolic_link(self, mount: Mount) -> None:
+        link = mount.directory.with_name("link")
+        link.symlink_to(mount.directory)
+        with watching(link / "config.yaml") as changes:
+            mount.swap("two")
+            assert changes.get(timeout=_SOON_S) == "two"
+
+    def test_a_listeners_error_does_not_end_the_watch(self, tmp_path: pathlib.Path) -> None:
+        path = tmp_path / "config.yaml"
+        path.write_text("one")
+        heard: queue.Queue[str] = queue.Queue()
+
+        def listen() -> None:
+            heard.put(path.read_text())
+            raise RuntimeError("a bug of the listener's")
+
+        watch = files.ConfigWatch(path, listen, debounce_s=0.02)
+        watch.start()
+        try:
+            for content in ("two", "three"):
+                path.write_text(content)
+                assert heard.get(timeout=_SOON_S) == content
+        finally:
+            watch.stop()
