@@ -1,0 +1,112 @@
+"""What NVML answers, as errors of ours."""
+
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import nvml_errors, nvml_session
+
+CODES = {name: value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+
+
+@pytest.fixture
+def _binding_restored() -> Iterator[None]:
+    library = pynvml.nvmlLib
+    yield
+    pynvml.nvmlLib = library
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+
+
+def test_every_error_of_the_binding_has_a_reason() -> None:
+    unmapped = [name for name, value in CODES.items() if value not in nvml_errors.REASONS]
+    assert unmapped == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        pytest.param(pynvml.NVML_ERROR_DRIVER_NOT_LOADED, errors.Reason.DRIVER_NOT_LOADED),
+        pytest.param(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, errors.Reason.DRIVER_NOT_LOADED),
+        pytest.param(pynvml.NVML_ERROR_UNINITIALIZED, errors.Reason.DRIVER_NOT_LOADED),
+        pytest.param(pynvml.NVML_ERROR_GPU_IS_LOST, errors.Reason.GPU_LOST),
+        pytest.param(pynvml.NVML_ERROR_IN_USE, errors.Reason.IN_USE),
+        pytest.param(pynvml.NVML_ERROR_TIMEOUT, errors.Reason.NVML_TIMEOUT),
+        pytest.param(pynvml.NVML_ERROR_NO_PERMISSION, errors.Reason.NO_PERMISSION),
+        pytest.param(31337, errors.Reason.NVML_ERROR, id="from a newer driver"),
+    ],
+)
+def test_an_answer_means_what_a_person_must_do(code: int, reason: errors.Reason) -> None:
+    error = nvml_errors.from_code(code, operation="nvmlX")
+    assert error.reason is reason
+    assert error.code == code
+    assert error.operation == "nvmlX"
+    assert error.message.startswith("nvmlX answered ")
+
+
+def test_an_error_is_raised_with_the_function_that_gave_it() -> None:
+    def refuse(_: int) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    with pytest.raises(errors.HardwareError, match="refuse answered 'Not Supported'") as caught:
+        nvml_errors.call(refuse, 1)
+    assert isinstance(caught.value.__cause__, pynvml.NVMLError)
+
+
+def test_a_function_that_an_old_library_lacks_is_not_supported() -> None:
+    # The binding raises this one outside its own hierarchy of errors.
+    def old() -> None:
+        raise pynvml.NVMLLibraryMismatchError("use a versioned function")
+
+    with pytest.raises(errors.HardwareError, match="Function Not Found") as caught:
+        nvml_errors.call(old)
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+
+
+def test_an_expected_answer_is_none_and_another_is_an_error() -> None:
+    def refuse() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    assert nvml_errors.call_unless({pynvml.NVML_ERROR_NOT_FOUND}, refuse) is None
+    with pytest.raises(errors.HardwareError):
+        nvml_errors.call_unless(nvml_errors.UNOFFERED, refuse)
+
+
+def test_an_error_tells_the_gpu_and_what_was_being_done() -> None:
+    error = nvml_errors.from_code(pynvml.NVML_ERROR_NOT_FOUND, operation="nvmlX")
+    placed = nvml_errors.about("GPU 0 (GPU-1)", error, doing="cannot switch MIG mode")
+    assert placed.message == ("GPU 0 (GPU-1): cannot switch MIG mode: nvmlX answered 'Not Found'")
+    assert placed.gpu == "GPU 0 (GPU-1)"
+    assert (placed.reason, placed.operation, placed.code) == (
+        error.reason,
+        error.operation,
+        error.code,
+    )
+
+
+@pytest.mark.usefixtures("_binding_restored")
+def test_a_library_that_cannot_be_loaded_means_that_there_is_no_driver() -> None:
+    with (
+        pytest.raises(errors.HardwareError, match="/does/not/exist") as caught,
+        nvml_session.opened("/does/not/exist.so"),
+    ):
+        pass
+    assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
+
+
+@pytest.mark.usefixtures("_binding_restored")
+def test_a_library_that_is_not_nvml_is_refused_at_the_first_call() -> None:
+    with (
+        pytest.raises(errors.HardwareError, match="Function Not Found") as caught,
+        nvml_session.opened("libc.so.6"),
+    ):
+        pass
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+
+
+@pytest.mark.usefixtures("_binding_restored")
+def test_another_library_is_not_answered_for_by_the_one_before() -> None:
+    pynvml._nvmlGetFunctionPointer_cache["nvmlInitWithFlags"] = lambda _: 0
+    with pytest.raises(errors.HardwareError), nvml_session.opened("libc.so.6"):
+        pass
