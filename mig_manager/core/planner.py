@@ -1,0 +1,134 @@
+"""From what GPUs have and what a layout wants to the smallest change; nothing else decides it.
+
+``plan`` is also the only judge of "applied": a layout is in force when its plan is empty. A GPU
+is right when its MIG mode is (current and pending), its compute instances are the wanted ones,
+counted by profile, and no GPU instance lies idle without any. Where instances lie and how they
+share GPU instances is not part of a layout, so it is never a reason to touch a GPU.
+
+What counts as small is defined in ``search``, the order of the steps in ``steps``.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.core import model, rewind, search, steps
+
+
+def plan(
+    gpus: Sequence[model.Gpu],
+    wanted: Mapping[str, model.WantedGpu],
+    *,
+    busy: frozenset[str] = frozenset(),
+) -> model.Plan:
+    """Find the smallest change that gives each GPU what is wanted of it.
+
+    Args:
+        gpus: The GPUs as observed, in any order.
+        wanted: By GPU UUID; GPUs that do not occur in it are not touched.
+        busy: UUIDs of MIG devices that workloads hold; sparing them comes before all else.
+
+    Returns:
+        The plan, GPUs ascending by index; empty when the layout is in force.
+
+    Raises:
+        errors.LayoutError: A GPU offers no such profile (UNKNOWN_PROFILE), cannot hold the
+            layout even when empty (DOES_NOT_FIT), has no MIG (NOT_MIG_CAPABLE), or is not
+            among ``gpus`` (NO_GPU_MATCHES).
+    """
+    missing = sorted(wanted.keys() - {gpu.uuid for gpu in gpus})
+    if missing:
+        raise errors.LayoutError(
+            f"GPU {missing[0]} is not on this node", reason=errors.Reason.NO_GPU_MATCHES
+        )
+    mind = search.Search(busy)
+    plans = [
+        _plan_gpu(gpu, wanted[gpu.uuid], mind) for gpu in _by_index(gpus) if gpu.uuid in wanted
+    ]
+    return model.Plan(gpus=tuple(p for p in plans if p))
+
+
+def restore(gpus: Sequence[model.Gpu], snapshot: Sequence[model.Gpu]) -> model.Plan:
+    """Find the steps back to exactly what was: modes, placements and compute instances.
+
+    GPU instances without compute instance come back too. A GPU that the snapshot lacks is not
+    touched; one that is gone cannot be, and must not keep the others from coming back.
+
+    Args:
+        gpus: The GPUs as observed now, in any order.
+        snapshot: The same GPUs as observed before.
+
+    Returns:
+        The plan, GPUs ascending by index; empty when all is as it was.
+
+    Raises:
+        errors.LayoutError: The compute instances of a snapshot without their spans cannot be
+            placed (DOES_NOT_FIT), or a GPU has no MIG any more (NOT_MIG_CAPABLE).
+    """
+    before = {gpu.uuid: gpu for gpu in snapshot}
+    plans = [_restore_gpu(gpu, before[gpu.uuid]) for gpu in _by_index(gpus) if gpu.uuid in before]
+    return model.Plan(gpus=tuple(p for p in plans if p))
+
+
+def _plan_gpu(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> model.GpuPlan | None:
+    match wish.mode:
+        case model.MigMode.DISABLED:
+            return steps.build(gpu, steps.in_order(gpu), steps.Decision(), _switch(gpu, wish.mode))
+        case model.MigMode.ENABLED:
+            if gpu.current_mode is None:
+                raise _not_capable(gpu)
+            return _populate(gpu, wish, mind)
+
+
+def _populate(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> model.GpuPlan | None:
+    """Plan for a GPU that shall have MIG enabled."""
+    switch = _switch(gpu, wish.mode)
+    is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None
+    if switch and wish.devices and is_blind:
+        return model.GpuPlan(
+            gpu_uuid=gpu.uuid,
+            gpu_index=gpu.index,
+            steps=(switch,),
+            target=(),
+            is_provisional=True,
+        )
+    live = steps.in_order(gpu)
+    decision = mind.decide(gpu, live, dict(wish.devices))
+    return steps.build(gpu, live, decision, switch)
+
+
+def _switch(gpu: model.Gpu, mode: model.MigMode) -> model.SetMode | None:
+    """Return the step to a mode, also one that only calls off a pending change."""
+    pending = gpu.pending_mode or gpu.current_mode
+    if gpu.current_mode is None or (gpu.current_mode is mode and pending is mode):
+        return None
+    return model.SetMode(
+        gpu_uuid=gpu.uuid,
+        mode=mode,
+        # To call off a change that waits for its reset must not cause that very reset.
+        needs_reset=gpu.mode_change_needs_reset and gpu.current_mode is not mode,
+    )
+
+
+def _restore_gpu(gpu: model.Gpu, before: model.Gpu) -> model.GpuPlan | None:
+    if before.current_mode is None:
+        return None
+    if gpu.current_mode is None:
+        raise _not_capable(gpu)
+    live = steps.in_order(gpu)
+    decision = rewind.decide(gpu, live, steps.in_order(before))
+    # A change of mode that was pending before may stay so: it is part of what was.
+    is_as_before = _modes(gpu) == _modes(before)
+    switch = None if is_as_before else _switch(gpu, before.current_mode)
+    return steps.build(gpu, live, decision, switch)
+
+
+def _modes(gpu: model.Gpu) -> tuple[model.MigMode | None, model.MigMode | None]:
+    return gpu.current_mode, gpu.pending_mode or gpu.current_mode
+
+
+def _by_index(gpus: Sequence[model.Gpu]) -> list[model.Gpu]:
+    return sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+
+
+def _not_capable(gpu: model.Gpu) -> errors.LayoutError:
+    return errors.LayoutError(f"{gpu} has no MIG", reason=errors.Reason.NOT_MIG_CAPABLE)
