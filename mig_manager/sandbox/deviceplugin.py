@@ -28,7 +28,7 @@ class Enumeration:
     warnings: tuple[str, ...] = ()
 
 
-def enumerate_devices(gpus: Sequence[model.Gpu], strategy: options.Strategy) -> Enumeration:
+def enumerate_devices(gpus: Sequence[nodegpus.SeenGpu], strategy: options.Strategy) -> Enumeration:
     """Turn GPUs and MIG devices into resources.
 
     Raises:
@@ -56,54 +56,41 @@ def resource_of(profile: model.Profile) -> str:
     return f"{cluster.RESOURCE_PREFIX}mig-{profile}".replace("+", ".")
 
 
-def _single(gpus: Sequence[model.Gpu]) -> Enumeration:
-    with_mig = [gpu for gpu in gpus if _has_mig(gpu)]
+def _single(gpus: Sequence[nodegpus.SeenGpu]) -> Enumeration:
+    with_mig = [gpu for gpu in gpus if gpu.is_mig_enabled]
     if not with_mig:
         return _of({_GPU: [gpu.uuid for gpu in gpus]})
     if len(with_mig) != len(gpus):
         raise programs.ExitedError("strategy single: MIG is enabled on some GPUs only")
-    empty = [str(gpu.index) for gpu in gpus if not gpu.mig_uuids]
+    empty = [str(gpu.index) for gpu in gpus if not gpu.mig_devices]
     if empty:
         raise programs.ExitedError(
             f"strategy single: MIG is enabled without any MIG device on GPU {', '.join(empty)}"
         )
-    found = [device for gpu in gpus for device in _mig_devices(gpu)]
-    profiles = {profile for profile, _ in found}
+    found = [device for gpu in gpus for device in gpu.mig_devices]
+    profiles = {device.profile for device in found}
     if len(profiles) > 1:
         names = ", ".join(sorted(map(str, profiles)))
         raise programs.ExitedError(f"strategy single: MIG devices differ: {names}")
-    return _of({_GPU: [uuid for _, uuid in found]})
+    return _of({_GPU: [device.uuid for device in found]})
 
 
-def _mixed(gpus: Sequence[model.Gpu]) -> Enumeration:
+def _mixed(gpus: Sequence[nodegpus.SeenGpu]) -> Enumeration:
     resources: dict[str, list[str]] = {}
     warnings: list[str] = []
     for gpu in gpus:
-        if not _has_mig(gpu):
+        if not gpu.is_mig_enabled:
             resources.setdefault(_GPU, []).append(gpu.uuid)
-        elif not gpu.mig_uuids:
+        elif not gpu.mig_devices:
             warnings.append(f"MIG is enabled on GPU {gpu.index} without any MIG device")
-        for profile, uuid in _mig_devices(gpu):
-            resources.setdefault(resource_of(profile), []).append(uuid)
+        for device in gpu.mig_devices:
+            resources.setdefault(resource_of(device.profile), []).append(device.uuid)
     return _of(resources, warnings)
 
 
 def _of(resources: Mapping[str, Sequence[str]], warnings: Sequence[str] = ()) -> Enumeration:
     filled = {name: tuple(ids) for name, ids in resources.items() if ids}
     return Enumeration(resources=filled, warnings=tuple(warnings))
-
-
-def _has_mig(gpu: model.Gpu) -> bool:
-    return gpu.current_mode is model.MigMode.ENABLED
-
-
-def _mig_devices(gpu: model.Gpu) -> list[tuple[model.Profile, str]]:
-    return [
-        (instance.profile, instance.uuid)
-        for gpu_instance in gpu.gpu_instances
-        for instance in gpu_instance.compute_instances
-        if instance.uuid
-    ]
 
 
 class Plugin:

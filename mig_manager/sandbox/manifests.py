@@ -4,8 +4,8 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mig_manager.core import cluster, model
-from mig_manager.sandbox import objects, options
+from mig_manager.core import cluster
+from mig_manager.sandbox import nodegpus, objects, options
 
 STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
 """Annotation of a pod: how long its containers need to stop, in seconds."""
@@ -104,7 +104,7 @@ def plugin_daemon_set(style: options.DeployStyle) -> objects.JsonObject:
     }
 
 
-def node_labels(gpus: Sequence[model.Gpu], opts: options.NodeOptions) -> dict[str, str]:
+def node_labels(gpus: Sequence[nodegpus.SeenGpu], opts: options.NodeOptions) -> dict[str, str]:
     """Return the labels that kubelet and GPU feature discovery put on a node, and the extra ones.
 
     Feature discovery follows a change of layout up to a minute late; the labels that depend on

@@ -177,7 +177,7 @@ class ClusterView:
             options["gracePeriodSeconds"] = 0
         with _tolerating(_CONFLICT, _NOT_FOUND):
             answer = self._api.delete(kind.path(obj), options)
-            if _is_lingering(answer, obj):
+            if not now and _is_lingering(answer, obj):
                 self._put(kind, answer)
                 return
         self._bury(kind, obj)

@@ -1,0 +1,168 @@
+"""A GPU node without GPUs: kubelet, device plugin and PodResources, and a tiny control plane.
+
+One thread per node does everything in turn, woken by the watches, by what is due, and by the
+status tick. Several nodes of one cluster share one ``view.ClusterView`` and thereby its watches.
+"""
+
+import contextlib
+import logging
+import pathlib
+import threading
+import time
+from typing import Self
+
+from mig_manager import errors
+from mig_manager.sandbox import (
+    daemonsets,
+    deviceplugin,
+    devices,
+    kubelet,
+    manifests,
+    nodegpus,
+    objects,
+    options,
+    podresources_server,
+    programs,
+    scheduler,
+    view,
+)
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+_JOIN_S = 10.0
+
+NodeOptions = options.NodeOptions
+Strategy = options.Strategy
+DeployStyle = options.DeployStyle
+ClusterView = view.ClusterView
+gpu_pod = manifests.gpu_pod
+
+
+class SandboxNode:
+    """A node of a cluster, from ``with`` to its end.
+
+    Args:
+        api_url: Of the API server.
+        state_file: Of the simulated NVML.
+        opts: How the node behaves.
+        cluster: A view of the cluster, to share among nodes; None: one of its own.
+        gpus: Other GPUs than those of the state file.
+    """
+
+    def __init__(
+        self,
+        api_url: str,
+        state_file: pathlib.Path,
+        *,
+        opts: options.NodeOptions,
+        cluster: view.ClusterView | None = None,
+        gpus: nodegpus.NodeGpus | None = None,
+    ) -> None:
+        self.options = opts
+        self.devices = devices.DeviceManager(forget_s=opts.forget_resource_s)
+        self._api_url = api_url
+        self._shared_cluster = cluster
+        self._gpus = gpus or nodegpus.SimulatedGpus(state_file)
+        self._exits = contextlib.ExitStack()
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+
+    def __enter__(self) -> Self:
+        """Register the node, deploy the device plugin, and start.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+            HardwareError: The simulated NVML failed.
+            UsageError: The PodResources socket's path is too long.
+        """
+        with contextlib.ExitStack() as undo:
+            self._start(undo)
+            self._exits = undo.pop_all()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._exits.close()
+
+    def _start(self, undo: contextlib.ExitStack) -> None:
+        cluster = self._shared_cluster or undo.enter_context(view.ClusterView(self._api_url))
+        agent = kubelet.Kubelet(
+            self.options,
+            cluster=cluster,
+            manager=self.devices,
+            program_of=self._program_of,
+            node_labels=manifests.node_labels(self._gpus.observe(), self.options),
+        )
+        agent.register()
+        if self.options.is_control_plane:
+            cluster.create(
+                view.Kind.DAEMON_SET, manifests.plugin_daemon_set(self.options.deploy_style)
+            )
+        if self.options.pod_resources_socket is not None:
+            undo.enter_context(
+                podresources_server.PodResourcesServer(
+                    self.options.pod_resources_socket, self.devices
+                )
+            )
+        undo.callback(cluster.listen(self._notice))
+        thread = threading.Thread(
+            target=self._run, args=(cluster, agent), name=f"sandbox-{self.options.name}"
+        )
+        undo.callback(thread.join, _JOIN_S)
+        undo.callback(self._stop)
+        thread.start()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+
+    def _notice(self, kind: view.Kind, obj: objects.JsonObject) -> None:
+        if self.options.is_control_plane or self._concerns_us(kind, obj):
+            self._wake.set()
+
+    def _concerns_us(self, kind: view.Kind, obj: objects.JsonObject) -> bool:
+        match kind:
+            case view.Kind.NODE:
+                return objects.name(obj) == self.options.name
+            case view.Kind.POD:
+                return objects.node_name(obj) == self.options.name
+            case view.Kind.DAEMON_SET:
+                return False
+
+    def _program_of(
+        self, pod: objects.JsonObject, allocation: devices.Allocation
+    ) -> programs.Program:
+        if manifests.PLUGIN_CONTAINERS.intersection(objects.container_names(pod)):
+            return deviceplugin.Plugin(
+                gpus=self._gpus,
+                manager=self.devices,
+                strategy=self.options.strategy,
+                start_s=self.options.plugin_start_s,
+            )
+        return programs.Workload(
+            gpus=self._gpus,
+            name=f"{objects.namespace(pod)}/{objects.name(pod)}",
+            device_ids=sorted(allocation.device_ids),
+        )
+
+    def _run(self, cluster: view.ClusterView, agent: kubelet.Kubelet) -> None:
+        controllers = (daemonsets.DaemonSetController(cluster), scheduler.Scheduler(cluster))
+        tick_at = time.monotonic()
+        while not self._stopping.is_set():
+            self._wake.clear()
+            now = time.monotonic()
+            try:
+                if now >= tick_at:
+                    agent.tick(now)
+                    tick_at = now + self.options.tick_s
+                if self.options.is_control_plane:
+                    for controller in controllers:
+                        controller.sync()
+                agent.sync(now)
+            except errors.ClusterError as error:
+                _log.warning("sandbox node %s tries again: %s", self.options.name, error)
+                self._stopping.wait(_RETRY_S)
+                continue
+            dues = [due for due in (tick_at, agent.due()) if due is not None]
+            self._wake.wait(max(0.0, min(dues) - time.monotonic()))
+        agent.stop(time.monotonic())

@@ -1,0 +1,273 @@
+"""Kubelet against the real embedded API server; its clock is the number handed to ``sync``."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mig_manager.sandbox import apiserver, devices, kubelet, manifests, objects, options, view
+from mig_manager.sandbox import programs as programs_
+
+_SMALL = "nvidia.com/mig-1g.5gb"
+_OPTIONS = options.NodeOptions(
+    name="n1", pod_start_s=1.0, pod_stop_s=2.0, crash_backoff_s=10.0, crash_backoff_max_s=25.0
+)
+
+
+class Program:
+    """Records what happens to it, and fails when told to."""
+
+    def __init__(self) -> None:
+        self.is_running = False
+        self.starts = 0
+        self.refuses = False
+        self.crashes = False
+
+    @property
+    def due(self) -> float | None:
+        return None
+
+    def start(self, now: float) -> None:
+        if self.refuses:
+            raise programs_.NotStartedError("no such device")
+        self.starts += 1
+        self.is_running = True
+
+    def poll(self, now: float) -> None:
+        if self.crashes:
+            raise programs_.ExitedError("bad layout")
+
+    def stop(self, now: float) -> None:
+        self.is_running = False
+
+
+class Bench:
+    """A kubelet, its program, and the cluster around them."""
+
+    def __init__(self, cluster: view.ClusterView) -> None:
+        self.cluster = cluster
+        self.manager = devices.DeviceManager(forget_s=300)
+        self.program = Program()
+        self.kubelet = kubelet.Kubelet(
+            _OPTIONS,
+            cluster=cluster,
+            manager=self.manager,
+            program_of=lambda _pod, _allocation: self.program,
+            node_labels={"kubernetes.io/hostname": "n1"},
+        )
+
+    def create(self, *, grace_s: int = 30, stop_s: float | None = None) -> None:
+        pod = manifests.gpu_pod("p1", _SMALL, grace_s=grace_s, stop_s=stop_s)
+        pod["spec"]["nodeName"] = "n1"
+        self.cluster.create(view.Kind.POD, pod)
+
+    def pod(self) -> objects.JsonObject:
+        return self.cluster.list(view.Kind.POD)[0]
+
+    def node(self) -> objects.JsonObject:
+        found = self.cluster.node("n1")
+        assert found is not None
+        return found
+
+    def container(self) -> objects.JsonObject:
+        statuses: list[objects.JsonObject] = self.pod()["status"]["containerStatuses"]
+        return statuses[0]
+
+    def run(self) -> None:
+        """Start one pod at second 1."""
+        self.manager.register({_SMALL: ("MIG-a",)})
+        self.create()
+        for now in (0.0, 1.0, 1.0):
+            self.kubelet.sync(now)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with apiserver.serve() as server, view.ClusterView(server.url) as cluster:
+        yield Bench(cluster)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        threading.Event().wait(0.01)
+
+
+def test_a_registered_node_is_ready_after_the_first_tick(bench: Bench) -> None:
+    bench.kubelet.register()
+    bench.kubelet.tick(0.0)
+
+    assert objects.labels(bench.node()) == {"kubernetes.io/hostname": "n1"}
+    assert objects.is_ready(bench.node())
+
+
+def test_registering_again_keeps_the_labels_that_are_there(bench: Bench) -> None:
+    node = manifests.node(_OPTIONS, {"kubernetes.io/hostname": "other", "mine": "1"})
+    bench.cluster.create(view.Kind.NODE, node)
+    bench.kubelet.register()
+
+    assert objects.labels(bench.node()) == {"kubernetes.io/hostname": "other", "mine": "1"}
+
+
+def test_new_devices_show_at_the_tick_and_not_before(bench: Bench) -> None:
+    bench.kubelet.register()
+    bench.kubelet.tick(0.0)
+    bench.manager.register({_SMALL: ("MIG-a", "MIG-b")})
+    bench.kubelet.sync(1.0)
+
+    assert _SMALL not in bench.node()["status"]["allocatable"]
+    bench.kubelet.tick(2.0)
+
+    assert bench.node()["status"]["allocatable"][_SMALL] == "2"
+
+
+def test_a_resource_without_plugin_goes_to_zero_at_the_tick_and_keeps_its_capacity(
+    bench: Bench,
+) -> None:
+    bench.manager.register({_SMALL: ("MIG-a",)})
+    bench.kubelet.tick(0.0)
+    bench.manager.disconnect([_SMALL], 1.0)
+    bench.kubelet.tick(2.0)
+
+    assert bench.node()["status"]["allocatable"][_SMALL] == "0"
+    assert bench.node()["status"]["capacity"][_SMALL] == "1"
+
+
+def test_a_tick_without_news_writes_nothing(bench: Bench) -> None:
+    bench.kubelet.tick(0.0)
+    before = objects.version(bench.node())
+    bench.kubelet.tick(1.0)
+
+    assert objects.version(bench.node()) == before
+
+
+def test_a_pod_runs_and_is_ready_after_its_start_time(bench: Bench) -> None:
+    bench.manager.register({_SMALL: ("MIG-a",)})
+    bench.create()
+    bench.kubelet.sync(0.0)
+
+    assert objects.phase(bench.pod()) == "Pending"
+    assert bench.kubelet.due() == 1.0
+    bench.kubelet.sync(1.0)
+
+    assert bench.program.is_running
+    assert objects.phase(bench.pod()) == "Running"
+    assert objects.is_ready(bench.pod())
+    assert bench.kubelet.due() is None
+
+
+def test_a_pod_without_devices_for_it_fails_for_good(bench: Bench) -> None:
+    bench.create()
+    bench.kubelet.sync(0.0)
+    bench.manager.register({_SMALL: ("MIG-a",)})
+    bench.kubelet.sync(100.0)
+
+    assert objects.phase(bench.pod()) == "Failed"
+    assert bench.pod()["status"]["reason"] == "UnexpectedAdmissionError"
+    assert not bench.program.starts
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "stop_s", "expected_s"),
+    [(30, 5, 5), (3, 5, 3), (30, None, 2)],
+    ids=["own-time", "grace", "default"],
+)
+def test_a_deleted_pod_stops_for_its_time_but_no_longer_than_its_grace(
+    bench: Bench, grace_s: int, stop_s: float | None, expected_s: float
+) -> None:
+    bench.manager.register({_SMALL: ("MIG-a",)})
+    bench.create(grace_s=grace_s, stop_s=stop_s)
+    bench.kubelet.sync(0.0)
+    bench.kubelet.sync(1.0)
+    bench.cluster.delete(view.Kind.POD, bench.pod())
+    bench.kubelet.sync(10.0)
+
+    assert bench.kubelet.due() == 10.0 + expected_s
+    assert bench.program.is_running
+    assert bench.manager.assigned()
+    bench.kubelet.sync(10.0 + expected_s)
+
+    assert not bench.program.is_running
+    assert not bench.manager.assigned()
+    assert not bench.cluster.list(view.Kind.POD)
+
+
+def test_a_pod_deleted_without_grace_lets_go_of_its_devices_at_once(bench: Bench) -> None:
+    bench.run()
+    bench.cluster.delete(view.Kind.POD, bench.pod(), now=True)
+    bench.kubelet.sync(2.0)
+
+    assert not bench.program.is_running
+    assert not bench.manager.assigned()
+
+
+def test_a_pod_that_is_deleted_before_it_started_goes_at_once(bench: Bench) -> None:
+    bench.manager.register({_SMALL: ("MIG-a",)})
+    bench.create()
+    bench.kubelet.sync(0.0)
+    bench.cluster.delete(view.Kind.POD, bench.pod())
+    bench.kubelet.sync(0.5)
+
+    assert not bench.cluster.list(view.Kind.POD)
+    assert not bench.program.starts
+
+
+def test_a_crashing_program_is_started_again_after_ever_longer_pauses(bench: Bench) -> None:
+    bench.program.crashes = True
+    bench.run()
+
+    assert not objects.is_ready(bench.pod())
+    assert bench.container()["restartCount"] == 1
+    assert bench.container()["state"]["waiting"] == {
+        "reason": "CrashLoopBackOff",
+        "message": "bad layout",
+    }
+    pauses = []
+    for _ in range(3):
+        now = bench.kubelet.due()
+        assert now is not None
+        bench.kubelet.sync(now)
+        bench.kubelet.sync(now)
+        pauses.append((bench.kubelet.due() or 0.0) - now)
+
+    assert pauses == [20.0, 25.0, 25.0]
+    assert bench.container()["restartCount"] == 4
+
+
+def test_a_program_that_recovers_makes_its_pod_ready_again(bench: Bench) -> None:
+    bench.program.crashes = True
+    bench.run()
+    bench.program.crashes = False
+    bench.kubelet.sync(12.0)
+
+    assert objects.is_ready(bench.pod())
+    assert bench.container()["restartCount"] == 1
+
+
+def test_a_device_that_does_not_exist_keeps_the_container_from_starting(bench: Bench) -> None:
+    bench.program.refuses = True
+    bench.run()
+
+    assert bench.container()["state"]["waiting"]["reason"] == "RunContainerError"
+    assert not objects.is_ready(bench.pod())
+
+
+def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
+    pod = manifests.gpu_pod("p1", _SMALL)
+    pod["spec"]["nodeName"] = "n2"
+    bench.cluster.create(view.Kind.POD, pod)
+    bench.kubelet.sync(0.0)
+
+    assert objects.phase(bench.pod()) == "Pending"
+    assert bench.kubelet.due() is None
+
+
+def test_a_node_that_was_deleted_is_registered_again(bench: Bench) -> None:
+    bench.kubelet.register()
+    bench.cluster.delete(view.Kind.NODE, bench.node())
+    wait_for(lambda: bench.cluster.node("n1") is None)
+    bench.kubelet.tick(0.0)
+
+    assert objects.is_ready(bench.node())
