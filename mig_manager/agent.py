@@ -5,11 +5,12 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import Protocol
 
 import structlog
 import tenacity
 
-from mig_manager import errors, mailbox, reconcile, settings
+from mig_manager import errors, mailbox, ports, reconcile, record, settings
 from mig_manager.adapters import clock, files, gpu_child, podresources
 from mig_manager.adapters.kube import api, node, nodewatch, pods
 from mig_manager.core import cluster
@@ -18,21 +19,31 @@ from mig_manager.core import pace as pacing
 _log = structlog.get_logger()
 
 
+class Pipeline(Protocol):
+    """What the loop needs of ``reconcile.Reconciler``."""
+
+    def recover(self) -> None:
+        """See ``reconcile.Reconciler.recover``."""
+
+    def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> record.Outcome:
+        """See ``reconcile.Reconciler.run``."""
+
+
 class Agent:
     """Serves the wishes of one node, one at a time."""
 
     def __init__(
         self,
-        reconciler: reconcile.Reconciler,
+        pipeline: Pipeline,
         box: mailbox.Mailbox,
         *,
         retry_initial_s: float,
         retry_max_s: float,
     ) -> None:
-        self._reconciler = reconciler
+        self._pipeline = pipeline
         self._box = box
         self._backoff = tenacity.wait_exponential_jitter(
-            initial=retry_initial_s, max=retry_max_s, jitter=retry_initial_s
+            multiplier=retry_initial_s, max=retry_max_s, jitter=retry_initial_s
         )
         self._is_recovered = False
 
@@ -62,11 +73,11 @@ class Agent:
         """Run the pipeline once; tell whether to try again."""
         try:
             if not self._is_recovered:
-                self._reconciler.recover()
+                self._pipeline.recover()
                 self._is_recovered = True
             if wish.name is None:
                 return False
-            return self._reconciler.run(wish.name, wish, attempt=attempt).should_retry
+            return self._pipeline.run(wish.name, wish, attempt=attempt).should_retry
         except errors.ClusterError as error:
             # The run could not say how it ended; its journal tells the next try.
             self._is_recovered = False
@@ -93,7 +104,7 @@ def run(wanted: settings.AgentSettings) -> int:
     """
     box = mailbox.Mailbox()
     stop = threading.Event()
-    kube = api.KubeApi.connect(kubeconfig=wanted.kubeconfig)
+    kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig) if wanted.kubeconfig else None)
     world = _world(wanted, kube)
     agent = Agent(
         reconcile.Reconciler(world, _limits(wanted)),

@@ -15,14 +15,20 @@ class Mailbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._name: str | None = None
+        self._is_label_known = False
         self._generation = 0
         self._is_stopping = False
 
     def put_label(self, name: str | None) -> None:
-        """Take over the label as the API shows it; the same value again is no new wish."""
+        """Take over the label as the API shows it; the same value again is no new wish.
+
+        The first look counts even without a label: a run that a crash interrupted may have left
+        things to give back.
+        """
         with self._changed:
-            if name != self._name:
+            if name != self._name or not self._is_label_known:
                 self._name = name
+                self._is_label_known = True
                 self._generation += 1
                 self._changed.notify_all()
 

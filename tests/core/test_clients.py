@@ -1,0 +1,201 @@
+"""Who must let go, decided from values alone."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import clients, cluster, model, planner, status
+from mig_manager.sandbox import hardware
+from tests import fakes
+
+POD = cluster.Pod(
+    namespace="default",
+    name="p",
+    uid="u",
+    phase="Running",
+    labels={},
+    node_selector={},
+    owner_kind=None,
+    is_mirror=False,
+    is_ready=True,
+    is_terminating=False,
+    gpu_resources={"nvidia.com/gpu": 1},
+    container_names=("main",),
+)
+
+
+def balanced() -> tuple[model.Gpu, ...]:
+    gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
+    return fakes.brought_to((gpu,), wanted("1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"))
+
+
+def wanted(*names: str) -> model.WantedGpu:
+    gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
+    by_name = {str(p.profile): p.profile for p in gpu.profiles or ()}
+    counts: dict[model.Profile, int] = {}
+    for name in names:
+        counts[by_name[name]] = counts.get(by_name[name], 0) + 1
+    return model.WantedGpu.of(model.MigMode.ENABLED, counts)
+
+
+def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> model.Plan:
+    return planner.plan(gpus, {gpus[0].uuid: wanted(*names)})
+
+
+def test_a_change_that_only_creates_hurts_nobody() -> None:
+    gpus = balanced()
+    fewer = fakes.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
+
+    plan = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
+
+    assert plan.steps
+    assert clients.affected_ids(plan, fewer) == frozenset()
+    assert clients.victims([POD], None, frozenset()) == ()
+
+
+def test_a_pod_that_was_given_the_whole_mig_gpu_is_hurt_by_any_destroyed_instance() -> None:
+    gpus = balanced()
+    plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
+
+    assert gpus[0].uuid in clients.affected_ids(plan, gpus)
+
+
+def test_a_mode_change_takes_every_device_of_the_gpu() -> None:
+    gpus = balanced()
+    plan = planner.plan(gpus, {gpus[0].uuid: model.WantedGpu(mode=model.MigMode.DISABLED)})
+
+    assert {gpus[0].uuid, *gpus[0].mig_uuids} == clients.affected_ids(plan, gpus)
+
+
+@pytest.mark.parametrize(
+    ("change", "leaves"),
+    [
+        ({}, True),
+        ({"phase": "Succeeded"}, False),
+        ({"gpu_resources": {}}, False),
+        ({"owner_kind": "DaemonSet"}, True),
+        ({"labels": {"app": "nvidia-device-plugin-daemonset"}}, False),
+    ],
+)
+def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
+    change: dict[str, object], *, leaves: bool
+) -> None:
+    pod = dataclasses.replace(POD, **change)  # type: ignore[arg-type]
+
+    assert bool(clients.victims([pod], (), frozenset({"MIG-1"}))) is leaves
+
+
+def test_a_pod_on_another_device_stays() -> None:
+    held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset({"MIG-2"}))
+
+    assert clients.victims([POD], (held,), frozenset({"MIG-1"})) == ()
+    assert clients.victims([POD], (held,), frozenset({"MIG-2"})) == (POD,)
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_plugin"),
+    [
+        ({"labels": {"app": "nvidia-device-plugin-daemonset"}}, True),
+        ({"labels": {"name": "nvidia-device-plugin-ds"}}, True),
+        ({"container_names": ("nvidia-device-plugin-ctr",)}, True),
+        ({"labels": {"app": "gpu-feature-discovery"}}, False),
+    ],
+)
+def test_the_device_plugin_is_found_however_it_was_deployed(
+    pod: dict[str, object], *, is_plugin: bool
+) -> None:
+    found = clients.is_device_plugin(dataclasses.replace(POD, **pod))  # type: ignore[arg-type]
+
+    assert found is is_plugin
+
+
+def test_offered_devices_must_be_the_very_ones_that_exist() -> None:
+    gpus = balanced()
+    ids = frozenset(gpus[0].mig_uuids)
+    stale = frozenset({"MIG-gone", *sorted(ids)[1:]})
+    count = {"nvidia.com/gpu": len(ids)}
+
+    assert clients.why_not_offered(gpus, {"nvidia.com/gpu": ids}, count) == ""
+    assert "3 exist" in clients.why_not_offered(gpus, {"nvidia.com/gpu": stale}, count)
+
+
+def test_a_resource_of_the_former_layout_must_have_gone_to_zero() -> None:
+    gpus = balanced()
+    ids = {"nvidia.com/gpu": frozenset(gpus[0].mig_uuids)}
+
+    why = clients.why_not_offered(gpus, ids, {"nvidia.com/gpu": 4, "nvidia.com/mig-7g.40gb": 1})
+
+    assert "nvidia.com/mig-7g.40gb is 1, 0 expected" in why
+
+
+def test_shared_devices_count_once_per_replica() -> None:
+    gpus = balanced()
+    ids = {"nvidia.com/gpu.shared": frozenset(gpus[0].mig_uuids)}
+
+    assert clients.why_not_offered(gpus, ids, {"nvidia.com/gpu.shared": 8}) == ""
+    assert clients.why_not_offered(gpus, ids, {"nvidia.com/gpu.shared": 7}) != ""
+
+
+def test_without_kubelet_the_sum_of_the_nodes_counts_decides() -> None:
+    gpus = balanced()
+
+    assert clients.why_not_offered(gpus, None, {"nvidia.com/mig-1g.5gb": 4}) == ""
+    assert "counts 7 devices, 4 are expected" in clients.why_not_offered(
+        gpus, None, {"nvidia.com/gpu": 7}
+    )
+
+
+def test_whole_gpus_are_right_where_the_strategy_is_none() -> None:
+    gpus = balanced()
+
+    assert (
+        clients.why_not_offered(
+            gpus, {"nvidia.com/gpu": frozenset({gpus[0].uuid})}, {"nvidia.com/gpu": 1}
+        )
+        == ""
+    )
+
+
+def test_a_journal_reads_back_as_it_was_written() -> None:
+    journal = status.Journal(
+        config="a", cordoned=True, hold_taint=True, paused_labels={"nvidia.com/x": "true"}
+    )
+
+    assert status.Journal.from_json(journal.to_json()) == journal
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 2}',
+        '{"version": 1, "config": "a", "cordoned": 1, "holdTaint": false, "pausedLabels": {}}',
+        '{"version": 1, "config": "a", "cordoned": true, "holdTaint": false, "pausedLabels": 3}',
+        '{"version":1,"config":"a","cordoned":true,"holdTaint":true,"pausedLabels":{"a":1}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_journal_that_is_not_ours_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        status.Journal.from_json(text)
+
+
+def test_the_status_annotation_tells_layout_reason_and_devices() -> None:
+    text = status.Status(
+        config="a",
+        config_hash="h",
+        state=model.State.FAILED,
+        phase=model.Phase.DRAIN,
+        reason=errors.Reason.DRAIN_TIMEOUT,
+        message="m",
+        attempt=2,
+        started_at="t0",
+        finished_at="t1",
+        gpus=balanced(),
+    ).to_json()
+
+    assert '"reason": "DrainTimeout"' in text
+    assert '"devices": {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}' in text

@@ -1,0 +1,359 @@
+"""Fakes at the ports: one small node in memory, whose every port call can be made to fail."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from mig_manager import errors, ports
+from mig_manager.core import clients, cluster, model, planner
+
+CALLS = (
+    "gpus.observe",
+    "gpus.execute",
+    "node.read",
+    "node.patch",
+    "workloads.list",
+    "workloads.evict",
+    "workloads.delete",
+    "allocations.assigned",
+    "allocations.allocatable",
+)
+
+
+class FakeClock:
+    """Time that passes only by waiting; each wait lets the node live a little."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.on_wait: list[Callable[[], None]] = []
+
+    def now_iso(self) -> str:
+        return f"T{self.now_s:.2f}"
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += max(seconds, 0.001)
+        for callback in self.on_wait:
+            callback()
+
+
+class FakeWish:
+    """A wish that ends at the n-th question, or never."""
+
+    def __init__(self, clock: FakeClock, *, ends_at: int | None = None, replaced: bool) -> None:
+        self._clock = clock
+        self._ends_at = ends_at
+        self._replaced = replaced
+        self.asked = 0
+
+    def check(self) -> None:
+        self.asked += 1
+        if self._ends_at is not None and self.asked >= self._ends_at:
+            raise errors.Superseded("test", is_replaced=self._replaced)
+
+    def wait(self, seconds: float) -> None:
+        self._clock.wait(seconds)
+        self.check()
+
+
+class FakeConfig:
+    name = "test.yaml"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def read(self) -> str:
+        return self.text
+
+
+@dataclasses.dataclass
+class World:
+    """The whole node: GPUs, pods, plugin, labels; state is public for the tests to look at."""
+
+    gpus: tuple[model.Gpu, ...]
+    clock: FakeClock = dataclasses.field(default_factory=FakeClock)
+    labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    annotations: dict[str, str] = dataclasses.field(default_factory=dict)
+    is_unschedulable: bool = False
+    has_hold_taint: bool = False
+    pods: dict[str, cluster.Pod] = dataclasses.field(default_factory=dict)
+    held: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    budgets: dict[str, str] = dataclasses.field(default_factory=dict)
+    offered: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    kubelet_is_silent: bool = False
+    plugin_is_broken: bool = False
+    plugin_is_gated: bool = True
+    log: list[str] = dataclasses.field(default_factory=list)
+    states: list[str] = dataclasses.field(default_factory=list)
+    events: list[str] = dataclasses.field(default_factory=list)
+    failing: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    """Index into ``log`` -> the error that this call raises."""
+    step_error: Callable[[model.Step], Exception | None] = lambda _step: None
+    executed: list[model.Step] = dataclasses.field(default_factory=list)
+    _serial: int = 0
+
+    def __post_init__(self) -> None:
+        self.clock.on_wait.append(self.live)
+
+    # -- the node's own life -------------------------------------------------------------
+
+    def live(self) -> None:
+        """Let terminating pods go, and the DaemonSet controller and the plugin do their work."""
+        for uid in [uid for uid, pod in self.pods.items() if pod.is_terminating]:
+            del self.pods[uid]
+            self.held.pop(uid, None)
+        if self._plugin_is_wanted() and not self._plugins():
+            self.start_plugin()
+
+    def _plugins(self) -> list[cluster.Pod]:
+        return [pod for pod in self.pods.values() if clients.is_device_plugin(pod)]
+
+    def _plugin_is_wanted(self) -> bool:
+        if self.plugin_is_gated:
+            return self.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == "true"
+        return not self.has_hold_taint
+
+    def start_plugin(self) -> None:
+        """Start a device plugin: it sees the GPUs as they are now, and never again."""
+        gated = {cluster.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin_is_gated else {}
+        self.add_pod(
+            "nvidia-device-plugin",
+            labels={"app": "nvidia-device-plugin-daemonset"},
+            node_selector=gated,
+            owner_kind="DaemonSet",
+            is_ready=not self.plugin_is_broken,
+        )
+        if not self.plugin_is_broken:
+            self.offered = {"nvidia.com/gpu": clients.expected_devices(self.gpus)[0]}
+
+    def add_pod(
+        self, name: str, *, devices: frozenset[str] = frozenset(), **fields: object
+    ) -> str:
+        """Add a running pod; return its UID."""
+        self._serial += 1
+        uid = f"uid-{self._serial}"
+        pod = cluster.Pod(
+            namespace="default",
+            name=name,
+            uid=uid,
+            phase="Running",
+            labels={},
+            node_selector={},
+            owner_kind=None,
+            is_mirror=False,
+            is_ready=True,
+            is_terminating=False,
+            gpu_resources={"nvidia.com/gpu": len(devices)} if devices else {},
+            container_names=("main",),
+        )
+        self.pods[uid] = dataclasses.replace(pod, **fields)  # type: ignore[arg-type]
+        if devices:
+            self.held[uid] = devices
+        return uid
+
+    def called(self, name: str) -> None:
+        """Log a port call, or fail it."""
+        self.log.append(name)
+        error = self.failing.get(len(self.log) - 1)
+        if error is not None:
+            raise error
+
+    # -- ports, each in its own little class because their methods share names -----------
+
+    @property
+    def node(self) -> "FakeNode":
+        return FakeNode(self)
+
+    @property
+    def workloads(self) -> "FakeWorkloads":
+        return FakeWorkloads(self)
+
+    @property
+    def allocations(self) -> "FakeAllocations":
+        return FakeAllocations(self)
+
+    @property
+    def hardware(self) -> "FakeGpus":
+        return FakeGpus(self)
+
+
+class FakeNode:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def read(self) -> cluster.NodeView:
+        self._world.called("node.read")
+        return self._view()
+
+    def _view(self) -> cluster.NodeView:
+        world = self._world
+        return cluster.NodeView(
+            name="node-a",
+            uid="node-uid",
+            labels=dict(world.labels),
+            annotations=dict(world.annotations),
+            is_unschedulable=world.is_unschedulable,
+            taint_keys=frozenset({cluster.HOLD_TAINT} if world.has_hold_taint else ()),
+            allocatable={name: len(ids) for name, ids in world.offered.items()},
+        )
+
+    def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
+        world = self._world
+        world.called("node.patch")
+        _merge(world.labels, change.labels)
+        _merge(world.annotations, change.annotations)
+        if change.unschedulable is not None:
+            world.is_unschedulable = change.unschedulable
+        if change.hold_taint is not None:
+            world.has_hold_taint = change.hold_taint
+        state = change.labels.get(cluster.STATE_LABEL)
+        if state and (not world.states or world.states[-1] != state):
+            world.states.append(state)
+        _drop_gated(world)
+        return self._view()
+
+    def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
+        self._world.events.append(reason)
+
+
+def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:
+    for key, value in change.items():
+        if value is None:
+            target.pop(key, None)
+        else:
+            target[key] = value
+
+
+def _drop_gated(world: World) -> None:
+    for uid, pod in list(world.pods.items()):
+        if any(world.labels.get(key) != value for key, value in pod.node_selector.items()):
+            world.pods[uid] = dataclasses.replace(pod, is_terminating=True)
+
+
+class FakeWorkloads:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def list(self) -> tuple[cluster.Pod, ...]:
+        self._world.called("workloads.list")
+        return tuple(self._world.pods.values())
+
+    def evict(self, pod: cluster.Pod) -> tuple[ports.Eviction, str]:
+        self._world.called("workloads.evict")
+        if pod.uid not in self._world.pods:
+            return ports.Eviction.GONE, ""
+        if pod.name in self._world.budgets:
+            return ports.Eviction.BLOCKED, self._world.budgets[pod.name]
+        self._end(pod)
+        return ports.Eviction.ACCEPTED, ""
+
+    def delete(self, pod: cluster.Pod) -> None:
+        self._world.called("workloads.delete")
+        self._end(pod)
+
+    def _end(self, pod: cluster.Pod) -> None:
+        if pod.uid in self._world.pods:
+            self._world.pods[pod.uid] = dataclasses.replace(pod, is_terminating=True)
+
+
+class FakeAllocations:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+        self._answer("allocations.assigned")
+        return tuple(
+            cluster.PodDevices(
+                namespace="default", name=self._world.pods[uid].name, device_ids=devices
+            )
+            for uid, devices in self._world.held.items()
+        )
+
+    def allocatable(self) -> Mapping[str, frozenset[str]]:
+        self._answer("allocations.allocatable")
+        return self._world.offered
+
+    def _answer(self, name: str) -> None:
+        self._world.called(name)
+        if self._world.kubelet_is_silent:
+            raise errors.ClusterError("no socket", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
+
+
+class FakeGpus:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def observe(self) -> tuple[model.Gpu, ...]:
+        self._world.called("gpus.observe")
+        return self._world.gpus
+
+    def execute(self, plan: model.Plan) -> None:
+        self._world.called("gpus.execute")
+        for step in plan.steps:
+            error = self._world.step_error(step)
+            if error is not None:
+                raise error
+            self._world.executed.append(step)
+            self._world.gpus = tuple(
+                apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
+                for gpu in self._world.gpus
+            )
+
+
+def apply_step(gpu: model.Gpu, step: model.Step) -> model.Gpu:
+    """Do one step to an observed GPU, as a driver would."""
+    instances = gpu.gpu_instances
+    match step:
+        case model.SetMode():
+            return dataclasses.replace(
+                gpu, current_mode=step.mode, pending_mode=step.mode, gpu_instances=()
+            )
+        case model.DestroyComputeInstance():
+            kept = [_without(gi, step) for gi in instances]
+        case model.DestroyGpuInstance():
+            kept = [gi for gi in instances if gi.instance_id != step.gpu_instance_id]
+        case model.CreateGpuInstance():
+            kept = [
+                *instances,
+                model.GpuInstance(
+                    instance_id=1 + max((gi.instance_id for gi in instances), default=0),
+                    profile=step.profile,
+                    profile_id=step.profile_id,
+                    placement=step.placement,
+                    compute_instances=(),
+                ),
+            ]
+        case model.CreateComputeInstance():
+            kept = [_with(gpu, gi, step) for gi in instances]
+    kept.sort(key=lambda gi: gi.placement)
+    return dataclasses.replace(gpu, gpu_instances=tuple(kept))
+
+
+def _without(gi: model.GpuInstance, step: model.DestroyComputeInstance) -> model.GpuInstance:
+    if gi.instance_id != step.gpu_instance_id:
+        return gi
+    left = tuple(c for c in gi.compute_instances if c.instance_id != step.compute_instance_id)
+    return dataclasses.replace(gi, compute_instances=left)
+
+
+def _with(
+    gpu: model.Gpu, gi: model.GpuInstance, step: model.CreateComputeInstance
+) -> model.GpuInstance:
+    if gi.placement != step.gpu_instance_placement:
+        return gi
+    number = len(gi.compute_instances)
+    created = model.ComputeInstance(
+        instance_id=number,
+        profile=step.profile,
+        placement=step.placement,
+        uuid=f"MIG-{gpu.index}-{gi.placement}-{step.profile}-{number}",
+    )
+    return dataclasses.replace(gi, compute_instances=(*gi.compute_instances, created))
+
+
+def brought_to(gpus: tuple[model.Gpu, ...], wanted: model.WantedGpu) -> tuple[model.Gpu, ...]:
+    """Return the GPUs as they are once each has what is wanted."""
+    for step in planner.plan(gpus, {gpu.uuid: wanted for gpu in gpus}).steps:
+        gpus = tuple(apply_step(g, step) if g.uuid == step.gpu_uuid else g for g in gpus)
+    return gpus

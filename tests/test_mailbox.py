@@ -1,0 +1,92 @@
+"""The one slot between watchers and worker."""
+
+import threading
+
+import pytest
+
+from mig_manager import errors, mailbox
+
+
+def taken(box: mailbox.Mailbox, seen: int = 0) -> mailbox.LabelWish:
+    wish = box.next(seen)
+    assert wish is not None
+    return wish
+
+
+def test_the_newest_wish_wins_and_older_ones_are_gone() -> None:
+    box = mailbox.Mailbox()
+    for name in ("a", "b", "c"):
+        box.put_label(name)
+
+    assert taken(box).name == "c"
+
+
+def test_the_same_label_again_is_no_new_wish() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    wish = taken(box)
+    box.put_label("a")
+
+    wish.check()
+
+
+def test_the_first_look_counts_even_without_a_label() -> None:
+    box = mailbox.Mailbox()
+    box.put_label(None)
+
+    assert taken(box).name is None
+
+
+def test_a_changed_file_makes_the_same_label_a_new_wish() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    wish = taken(box)
+    box.put_file_change()
+
+    with pytest.raises(errors.Superseded) as end:
+        wish.check()
+    assert end.value.is_replaced
+    assert taken(box, wish.generation).name == "a"
+
+
+def test_a_removed_label_ends_the_wish_without_a_successor() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    wish = taken(box)
+    box.put_label(None)
+
+    with pytest.raises(errors.Superseded) as end:
+        wish.check()
+    assert not end.value.is_replaced
+
+
+@pytest.mark.parametrize("change", ["label", "file", "stop"])
+def test_a_waiting_run_wakes_at_once_when_its_wish_ends(change: str) -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    wish = taken(box)
+    act = {
+        "label": lambda: box.put_label("b"),
+        "file": box.put_file_change,
+        "stop": box.stop,
+    }[change]
+    threading.Timer(0.05, act).start()
+
+    with pytest.raises(errors.Superseded):
+        wish.wait(60)
+
+
+def test_a_wait_that_nothing_ends_just_passes() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+
+    taken(box).wait(0.01)
+
+
+def test_a_stop_ends_the_queue_for_good() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    box.stop()
+
+    assert box.next(0) is None
+    assert box.is_stopping

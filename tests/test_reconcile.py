@@ -1,0 +1,464 @@
+"""The pipeline over a small node in memory: wish and world in, world out."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager import errors, reconcile
+from mig_manager.core import clients, cluster, model, planner
+from mig_manager.sandbox import hardware
+from tests import fakes
+
+CONFIG = """
+version: v1
+mig-configs:
+  all-disabled:
+  - {devices: all, mig-enabled: false}
+  all-1g.5gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  all-balanced:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
+  one-slice-changed:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 4, 3g.20gb: 1}}
+  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
+  too-much:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}}
+  no-such-profile:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.99gb: 1}}
+  other-gpu:
+  - {devices: all, device-filter: "0xFFFF10DE", mig-enabled: true, mig-devices: {1g.5gb: 1}}
+"""
+
+BALANCED = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+
+
+def node(*, layout: str | None = None, gated: bool = True) -> fakes.World:
+    """Two A100s with a device plugin; ``layout`` is already in force."""
+    product = hardware.find("A100-SXM4-40GB")
+    world = fakes.World(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
+    world.plugin_is_gated = gated
+    if layout:
+        run(world, layout)
+        world.log.clear()
+        world.executed.clear()
+        world.states.clear()
+        world.events.clear()
+    if gated:
+        world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    if not world.pods:
+        world.start_plugin()
+    return world
+
+
+def reconciler(world: fakes.World, text: str = CONFIG) -> reconcile.Reconciler:
+    return reconcile.Reconciler(
+        reconcile.World(
+            gpus=world.hardware,
+            node=world.node,
+            workloads=world.workloads,
+            allocations=world.allocations,
+            configs=fakes.FakeConfig(text),
+            clock=world.clock,
+        ),
+        reconcile.Limits(drain_timeout_s=20, plugin_timeout_s=20),
+    )
+
+
+def run(world: fakes.World, layout: str, text: str = CONFIG) -> reconcile.Outcome:
+    wish = fakes.FakeWish(world.clock, replaced=False)
+    return reconciler(world, text).run(layout, wish)
+
+
+def device(world: fakes.World, gpu: int, profile: str) -> str:
+    """UUID of the first MIG device of a profile."""
+    return next(
+        ci.uuid
+        for gi in world.gpus[gpu].gpu_instances
+        for ci in gi.compute_instances
+        if str(ci.profile) == profile and ci.uuid
+    )
+
+
+def assert_nothing_taken(world: fakes.World) -> None:
+    assert not world.is_unschedulable
+    assert not world.has_hold_taint
+    assert cluster.PAUSED_VALUE not in world.labels.values()
+    assert cluster.JOURNAL_ANNOTATION not in world.annotations
+
+
+def test_a_first_layout_ends_in_success_with_every_device_offered_by_a_new_plugin() -> None:
+    world = node()
+    old_plugin = next(iter(world.pods))
+
+    outcome = run(world, "all-1g.5gb")
+
+    assert outcome.state is model.State.SUCCESS
+    assert world.states == ["pending", "success"]
+    assert world.labels[cluster.STATE_LABEL] == "success"
+    assert world.labels[cluster.APPLIED_LABEL] == "all-1g.5gb"
+    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert len(world.offered["nvidia.com/gpu"]) == 14
+    assert old_plugin not in world.pods
+    assert_nothing_taken(world)
+
+
+def test_a_layout_already_in_force_succeeds_within_one_observation_and_touches_nobody() -> None:
+    world = node(layout="all-balanced")
+    pods = dict(world.pods)
+
+    outcome = run(world, "all-balanced")
+
+    assert outcome.reason is errors.Reason.ALREADY_APPLIED
+    assert world.states == ["success"]
+    assert world.log.count("gpus.observe") == 1
+    assert world.pods == pods
+    assert world.executed == []
+
+
+def test_only_pods_on_destroyed_instances_are_evicted_and_the_others_keep_their_uuids() -> None:
+    world = node(layout="all-balanced")
+    victim = world.add_pod("victim", devices=frozenset({device(world, 0, "2g.10gb")}))
+    spared = [
+        world.add_pod("spared-3g", devices=frozenset({device(world, 0, "3g.20gb")})),
+        world.add_pod("spared-1g", devices=frozenset({device(world, 0, "1g.5gb")})),
+        world.add_pod("neighbour", devices=frozenset({device(world, 1, "2g.10gb")})),
+    ]
+    held = [world.held[uid] for uid in spared]
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.state is model.State.SUCCESS
+    assert world.log.count("workloads.evict") == 1
+    assert victim not in world.pods
+    alive = {uuid for gpu in world.gpus for uuid in gpu.mig_uuids}
+    for uid, devices in zip(spared, held, strict=True):
+        assert uid in world.pods
+        assert devices <= alive
+
+
+def test_without_kubelet_every_gpu_pod_leaves_because_any_may_hold_what_goes() -> None:
+    world = node(layout="all-balanced")
+    gpu_pod = world.add_pod("gpu", devices=frozenset({device(world, 1, "3g.20gb")}))
+    cpu_pod = world.add_pod("cpu")
+    world.kubelet_is_silent = True
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.state is model.State.SUCCESS
+    assert gpu_pod not in world.pods
+    assert cpu_pod in world.pods
+
+
+@pytest.mark.parametrize(
+    ("layout", "text", "reason"),
+    [
+        ("all-9g", CONFIG, errors.Reason.UNKNOWN_CONFIG),
+        ("all-1g.5gb", "version: v1\nmig-configs: [", errors.Reason.INVALID_CONFIG),
+        ("all-1g.5gb", CONFIG.replace("7}", "seven}"), errors.Reason.INVALID_CONFIG),
+        ("no-such-profile", CONFIG, errors.Reason.UNKNOWN_PROFILE),
+        ("too-much", CONFIG, errors.Reason.DOES_NOT_FIT),
+        ("other-gpu", CONFIG, errors.Reason.NO_GPU_MATCHES),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused_before_anything_is_touched(
+    layout: str, text: str, reason: errors.Reason
+) -> None:
+    world = node(layout="all-balanced")
+    world.add_pod("busy", devices=frozenset({device(world, 0, "3g.20gb")}))
+    pods, labels, gpus = dict(world.pods), dict(world.labels), world.gpus
+
+    outcome = run(world, layout, text)
+
+    assert outcome.state is model.State.FAILED
+    assert outcome.reason is reason
+    assert world.states == ["failed"]
+    assert world.pods == pods
+    assert world.gpus == gpus
+    assert world.labels == {**labels, cluster.STATE_LABEL: "failed"}
+    assert reason.remedy in json.loads(world.annotations[cluster.STATUS_ANNOTATION])["message"]
+    assert_nothing_taken(world)
+
+
+def test_a_drain_that_a_budget_blocks_costs_nothing_and_names_pod_and_budget() -> None:
+    world = node(layout="all-balanced")
+    world.add_pod("guarded", devices=frozenset({device(world, 0, "2g.10gb")}))
+    world.budgets["guarded"] = "budget 'pdb-a' allows no disruption"
+    pods, gpus = dict(world.pods), world.gpus
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
+    assert "default/guarded" in outcome.message
+    assert "pdb-a" in outcome.message
+    assert world.pods == pods
+    assert world.gpus == gpus
+    assert_nothing_taken(world)
+
+
+def test_a_node_that_was_cordoned_before_stays_cordoned() -> None:
+    world = node()
+    world.is_unschedulable = True
+
+    assert run(world, "all-1g.5gb").state is model.State.SUCCESS
+
+    assert world.is_unschedulable
+
+
+@pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
+def test_deploy_labels_of_others_are_left_as_they_are(value: str) -> None:
+    world = node()
+    world.labels["nvidia.com/gpu.deploy.dcgm"] = value
+    world.labels["nvidia.com/gpu.deploy.dcgm-exporter"] = "true"
+
+    assert run(world, "all-1g.5gb").state is model.State.SUCCESS
+
+    assert world.labels["nvidia.com/gpu.deploy.dcgm"] == value
+    assert world.labels["nvidia.com/gpu.deploy.dcgm-exporter"] == "true"
+    assert "nvidia.com/gpu.deploy.nvsm" not in world.labels
+
+
+def test_a_plugin_that_no_label_gates_is_held_off_by_a_taint_and_comes_back_new() -> None:
+    world = node(gated=False)
+    old_plugin = next(iter(world.pods))
+
+    outcome = run(world, "all-1g.5gb")
+
+    assert outcome.state is model.State.SUCCESS
+    assert old_plugin not in world.pods
+    assert len(world.offered["nvidia.com/gpu"]) == 14
+    assert_nothing_taken(world)
+
+
+def test_a_plugin_that_does_not_come_back_fails_the_run_with_the_layout_in_place() -> None:
+    world = node()
+    world.plugin_is_broken = True
+
+    outcome = run(world, "all-1g.5gb")
+
+    assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
+    assert cluster.APPLIED_LABEL not in world.labels
+    assert_nothing_taken(world)
+
+
+def test_the_next_run_after_an_unproven_change_proves_it_instead_of_believing_it() -> None:
+    world = node()
+    world.plugin_is_broken = True
+    run(world, "all-1g.5gb")
+
+    assert run(world, "all-1g.5gb").reason is errors.Reason.PLUGIN_NOT_READY
+
+    world.plugin_is_broken = False
+    for uid in [pod.uid for pod in world.pods.values() if clients.is_device_plugin(pod)]:
+        del world.pods[uid]
+    assert run(world, "all-1g.5gb").state is model.State.SUCCESS
+
+
+def refuse(step_type: type, *, times: int) -> Callable[[model.Step], Exception | None]:
+    """Return a driver that refuses the first steps of a kind."""
+    left = [times]
+
+    def answer(step: model.Step) -> Exception | None:
+        if isinstance(step, step_type) and left[0]:
+            left[0] -= 1
+            return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
+        return None
+
+    return answer
+
+
+@pytest.mark.parametrize("step", [model.CreateGpuInstance, model.CreateComputeInstance])
+def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
+    world = busy_node()
+    before = world.gpus
+    world.step_error = refuse(step, times=1)
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
+    assert "the instances from before are back" in outcome.message
+    assert world.executed
+    assert planner.restore(world.gpus, before).is_empty
+    assert "spared" in {pod.name for pod in world.pods.values()}
+    assert_nothing_taken(world)
+
+
+def test_a_way_back_that_fails_as_well_is_told_with_both_reasons() -> None:
+    world = busy_node()
+    world.step_error = refuse(model.CreateGpuInstance, times=2)
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
+    assert "returning to the instances from before failed as well" in outcome.message
+    assert_nothing_taken(world)
+
+
+def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> None:
+    world = node()
+    hardware_port = world.hardware
+
+    class Liar:
+        observe = hardware_port.observe
+
+        def execute(self, plan: model.Plan) -> None:
+            world.called("gpus.execute")
+
+    ours = reconciler(world)
+    ours._world = dataclasses.replace(ours._world, gpus=Liar())
+
+    outcome = ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+
+    assert outcome.reason is errors.Reason.VERIFY_FAILED
+    assert_nothing_taken(world)
+
+
+def test_an_old_driver_that_tells_profiles_only_with_mig_on_is_planned_twice() -> None:
+    world = node()
+    full = {gpu.uuid: gpu.profiles for gpu in world.gpus}
+    world.gpus = tuple(dataclasses.replace(gpu, profiles=None) for gpu in world.gpus)
+    hardware_port = world.hardware
+
+    class OldDriver:
+        def observe(self) -> tuple[model.Gpu, ...]:
+            return tuple(
+                dataclasses.replace(gpu, profiles=full[gpu.uuid])
+                if gpu.current_mode is model.MigMode.ENABLED
+                else gpu
+                for gpu in hardware_port.observe()
+            )
+
+        execute = hardware_port.execute
+
+    ours = reconciler(world)
+    ours._world = dataclasses.replace(ours._world, gpus=OldDriver())
+
+    outcome = ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+
+    assert outcome.state is model.State.SUCCESS
+    assert all(len(gpu.mig_uuids) == 7 for gpu in world.gpus)
+
+
+# -- every port call fails once -----------------------------------------------------------------
+
+BROKEN = {
+    "gpus": errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR),
+    "node": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
+    "workloads": errors.ClusterError("broken", reason=errors.Reason.FORBIDDEN, status=403),
+    "allocations": errors.ClusterError("broken", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE),
+}
+
+
+def busy_node() -> fakes.World:
+    world = node(layout="all-balanced")
+    world.add_pod("victim", devices=frozenset({device(world, 0, "2g.10gb")}))
+    world.add_pod("spared", devices=frozenset({device(world, 1, "3g.20gb")}))
+    return world
+
+
+def count_calls(make: Callable[[], fakes.World], layout: str) -> int:
+    world = make()
+    assert run(world, layout).state is model.State.SUCCESS
+    return len(world.log)
+
+
+SCENARIOS: dict[str, tuple[Callable[[], fakes.World], str]] = {
+    "first-layout": (node, "all-1g.5gb"),
+    "first-layout-ungated": (lambda: node(gated=False), "all-1g.5gb"),
+    "one-slice-on-a-busy-node": (busy_node, "one-slice-changed"),
+    "mode-off": (busy_node, "all-disabled"),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_whatever_call_fails_once_all_is_given_back_and_the_next_try_succeeds(
+    scenario: str,
+) -> None:
+    make, layout = SCENARIOS[scenario]
+    number = count_calls(make, layout)
+    assert number > 8
+    for index in range(number):
+        world = make()
+        ours = reconciler(world)
+        wish = fakes.FakeWish(world.clock, replaced=False)
+        world.failing = {index: fakes_error(make, layout, index)}
+        try:
+            ours.run(layout, wish)
+        except errors.ClusterError:
+            ours.recover()
+        else:
+            assert world.labels[cluster.STATE_LABEL] in ("success", "failed"), index
+        assert_nothing_taken(world)
+
+        world.failing = {}
+        assert ours.run(layout, wish).state is model.State.SUCCESS, index
+        assert_nothing_taken(world)
+        assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true" if world.plugin_is_gated else 1
+
+
+def fakes_error(make: Callable[[], fakes.World], layout: str, index: int) -> Exception:
+    world = make()
+    run(world, layout)
+    return BROKEN[world.log[index].partition(".")[0]]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("replaced", [True, False])
+def test_whenever_a_wish_ends_all_is_given_back(scenario: str, *, replaced: bool) -> None:
+    make, layout = SCENARIOS[scenario]
+    world = make()
+    patient = fakes.FakeWish(world.clock, replaced=replaced)
+    reconciler(world).run(layout, patient)
+    assert patient.asked > 0
+    for ends_at in range(1, patient.asked + 1):
+        world = make()
+        before = world.gpus
+        wish = fakes.FakeWish(world.clock, ends_at=ends_at, replaced=replaced)
+
+        with pytest.raises(errors.Superseded):
+            reconciler(world).run(layout, wish)
+
+        assert world.gpus == before
+        assert_nothing_taken(world)
+        assert replaced or world.labels[cluster.STATE_LABEL] == "failed"
+
+
+# -- recovery -----------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours runs after it."""
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_process_killed_at_any_call_leaves_what_its_successor_gives_back(scenario: str) -> None:
+    make, layout = SCENARIOS[scenario]
+    for index in range(count_calls(make, layout)):
+        world = make()
+        world.failing = {index: Killed()}  # type: ignore[dict-item]
+        with pytest.raises(Killed):
+            run(world, layout)
+
+        world.failing = {}
+        successor = reconciler(world)
+        successor.recover()
+        assert_nothing_taken(world)
+        outcome = successor.run(layout, fakes.FakeWish(world.clock, replaced=False))
+        assert outcome.state is model.State.SUCCESS, index
+        assert_nothing_taken(world)
+
+
+def test_a_journal_that_cannot_be_read_gives_back_what_is_marked_as_ours() -> None:
+    world = node()
+    world.annotations[cluster.JOURNAL_ANNOTATION] = '{"version": 99}'
+    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    world.has_hold_taint = True
+    world.is_unschedulable = True
+
+    reconciler(world).recover()
+
+    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert not world.has_hold_taint
+    assert world.is_unschedulable
+    assert cluster.JOURNAL_ANNOTATION not in world.annotations
