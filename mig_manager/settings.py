@@ -1,0 +1,377 @@
+"""Settings: frozen values made from a command line over environment variables over defaults.
+
+The only reader of the environment. Names and variables of NVIDIA's ``nvidia-mig-parted`` and
+``nvidia-mig-manager`` are honoured, so that their manifests and scripts keep working; ours are
+``MIG_MANAGER_`` and the option's name.
+"""
+
+import dataclasses
+import enum
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+
+from mig_manager import errors, source
+
+_PACKAGE = pathlib.Path(__file__).parent
+_LEAST_PAUSE_S = 0.001
+"""A pause of nothing at all would keep a core busy."""
+
+
+class OutputFormat(enum.Enum):
+    """How a command answers."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class Colour(enum.Enum):
+    """When to use ANSI colours."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class LogFormat(enum.Enum):
+    """How log lines look."""
+
+    JSON = "json"
+    CONSOLE = "console"
+
+
+class LogLevel(enum.Enum):
+    """The least severe lines that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PeerOption:
+    """An option of NVIDIA's agent that is accepted and changes nothing here."""
+
+    name: str
+    short: str = ""
+    variable: str
+    is_switch: bool = False
+    is_needed: bool = False
+    """True: it asks for something that this agent does not do, which deserves a warning."""
+
+
+PEER_OPTIONS = (
+    PeerOption(name="reconfigure-script", short="s", variable="RECONFIGURE_SCRIPT"),
+    PeerOption(name="host-root-mount", short="m", variable="HOST_ROOT_MOUNT"),
+    PeerOption(name="host-nvidia-dir", short="i", variable="HOST_NVIDIA_DIR"),
+    PeerOption(
+        name="host-mig-manager-state-file", short="o", variable="HOST_MIG_MANAGER_STATE_FILE"
+    ),
+    PeerOption(
+        name="host-kubelet-systemd-service", short="k", variable="HOST_KUBELET_SYSTEMD_SERVICE"
+    ),
+    PeerOption(name="gpu-clients-file", short="g", variable="GPU_CLIENTS_FILE"),
+    PeerOption(
+        name="default-gpu-clients-namespace",
+        short="p",
+        variable="DEFAULT_GPU_CLIENTS_NAMESPACE",
+    ),
+    PeerOption(name="nvidia-driver-root", short="t", variable="NVIDIA_DRIVER_ROOT"),
+    PeerOption(name="driver-root", variable="DRIVER_ROOT"),
+    PeerOption(name="driver-root-ctr-path", short="a", variable="DRIVER_ROOT_CTR_PATH"),
+    PeerOption(name="dev-root", short="b", variable="NVIDIA_DEV_ROOT"),
+    PeerOption(name="dev-root-ctr-path", short="j", variable="DEV_ROOT_CTR_PATH"),
+    PeerOption(name="nvidia-cdi-hook-path", variable="NVIDIA_CDI_HOOK_PATH"),
+    PeerOption(
+        name="with-reboot", short="r", variable="WITH_REBOOT", is_switch=True, is_needed=True
+    ),
+    PeerOption(
+        name="with-shutdown-host-gpu-clients",
+        short="d",
+        variable="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
+        is_switch=True,
+        is_needed=True,
+    ),
+    PeerOption(name="cdi-enabled", variable="CDI_ENABLED", is_switch=True, is_needed=True),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAccess:
+    """How to reach the GPUs, real or simulated."""
+
+    library_path: str = "libnvidia-ml.so.1"
+    """NVML's shared library: a name for the dynamic loader, or a path."""
+    simulate_spec: str | None = None
+    """Node to simulate, such as ``8xA100-SXM4-40GB`` or ``4xA100-SXM4-80GB+2xA30``.
+    None with a state file: carry on with what that file has."""
+    simulate_state: pathlib.Path | None = None
+    """File that keeps the simulated GPUs between commands; None: the GPUs are real."""
+    is_fresh: bool = False
+    """Whether to forget the state file and start with MIG off."""
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether no hardware is touched."""
+        return self.simulate_state is not None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSettings:
+    """Settings of one command at a shell; each command reads what concerns it."""
+
+    gpus: GpuAccess
+    is_debug: bool
+    """Whether to log everything and to show tracebacks of bugs."""
+    colour: Colour
+    output_format: OutputFormat
+    config_file: str | None
+    """Config document; ``-`` is standard input, None the one that comes with the program."""
+    layouts: tuple[str, ...]
+    """Names of layouts, as positional arguments or by ``-c``; none: the document's only one."""
+    config_label: str
+    """Name that ``export`` gives to the layout it writes."""
+    products: tuple[str, ...]
+    """Products that ``validate`` checks against, as globs; none: the GPUs of this machine."""
+    hooks_file: str | None
+    """The peer's hooks; None or empty: no hooks."""
+    is_mode_only: bool
+    """Whether only MIG mode counts."""
+    is_reset_skipped: bool
+    """Whether a change that resets a GPU is refused."""
+    is_valid_config_only: bool
+    """Whether ``assert`` only checks that the document is good and has the layout."""
+    in_use_timeout_s: float
+    """How long a GPU or instance that is in use is tried again; seconds."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """Settings of the agent; durations in seconds."""
+
+    node_name: str
+    """The node that this agent serves."""
+    config_file: pathlib.Path
+    """Config document; by default the one that comes with the program."""
+    kubeconfig: pathlib.Path | None
+    """None: the credentials of the pod's ServiceAccount."""
+    gpus: GpuAccess
+    pod_resources_socket: pathlib.Path
+    """Kubelet's PodResources socket."""
+    drain_timeout_s: float
+    """How long evicted pods may take to leave."""
+    plugin_timeout_s: float
+    """How long the device plugin may take to stop, and to offer the new devices."""
+    in_use_timeout_s: float
+    """How long a GPU or instance that is in use is tried again."""
+    gpu_timeout_s: float
+    """How long one operation on the GPUs may take before its process is killed."""
+    retry_initial_s: float
+    """Pause before the first retry of a failure that can pass."""
+    retry_max_s: float
+    """Longest pause between retries."""
+    poll_interval_s: float
+    """Longest pause between two looks while waiting for something."""
+    health_port: int
+    """TCP port of health and metrics; 0: none."""
+    log_level: LogLevel
+    log_format: LogFormat
+    not_needed: tuple[str, ...]
+    """Options of NVIDIA's agent that were given and that this one does not need."""
+    not_supported: tuple[str, ...]
+    """Options of NVIDIA's agent that were given and ask for what this one does not do."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSettings:
+    """Settings of the demonstration."""
+
+    spec: str
+    """Node to simulate."""
+    colour: Colour
+    is_debug: bool
+
+
+def process_environ() -> Mapping[str, str]:
+    """Return the environment of this process."""
+    return os.environ
+
+
+def packaged_config() -> pathlib.Path:
+    """Return the config document that comes with the program.
+
+    A wheel carries it inside the package; a source checkout has it beside the package.
+    """
+    inside = _PACKAGE / "profiles" / "mig-parted.yaml"
+    return inside if inside.exists() else _PACKAGE.parent / "profiles" / "mig-parted.yaml"
+
+
+def gpu_access(options: Mapping[str, object], environ: Mapping[str, str]) -> GpuAccess:
+    """Read how to reach the GPUs."""
+    given = source.Source(options, environ)
+    spec = given.text("simulate") or None
+    state = given.path("simulate-state")
+    if spec and state is None:
+        state = _default_state(spec, environ)
+    return GpuAccess(
+        library_path=given.text("library-path", default="libnvidia-ml.so.1"),
+        simulate_spec=spec,
+        simulate_state=state,
+        is_fresh=given.switch("fresh"),
+    )
+
+
+def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> CommandSettings:
+    """Read the settings of a command at a shell.
+
+    Raises:
+        UsageError: A value cannot be used, or contradicts another.
+    """
+    given = source.Source(options, environ)
+    return CommandSettings(
+        gpus=gpu_access(options, environ),
+        is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
+        colour=_colour(given, environ),
+        output_format=_output_format(options, given),
+        config_file=given.text("config-file", variable="MIG_PARTED_CONFIG_FILE") or None,
+        layouts=_layouts(options, given),
+        config_label=given.text(
+            "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
+        ),
+        products=_texts(options, "gpu"),
+        hooks_file=given.text("hooks-file", variable="MIG_PARTED_HOOKS_FILE") or None,
+        is_mode_only=given.switch("mode-only", variable="MIG_PARTED_MODE_CHANGE_ONLY"),
+        is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
+        is_valid_config_only=given.switch("valid-config", variable="MIG_PARTED_VALID_CONFIG"),
+        in_use_timeout_s=given.seconds("in-use-timeout-s", default=30.0),
+    )
+
+
+def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> AgentSettings:
+    """Read the settings of the agent.
+
+    Raises:
+        UsageError: The node's name is missing, or a value cannot be used.
+    """
+    given = source.Source(options, environ)
+    name = given.text("node-name", variable="NODE_NAME")
+    if not name:
+        raise errors.UsageError("the agent must know its node: give --node-name or set NODE_NAME")
+    return AgentSettings(
+        node_name=name,
+        config_file=_agent_config_file(given, environ),
+        kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
+        gpus=gpu_access(options, environ),
+        pod_resources_socket=given.path("pod-resources-socket")
+        or pathlib.Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        drain_timeout_s=given.seconds("drain-timeout-s", default=300.0),
+        plugin_timeout_s=given.seconds("plugin-timeout-s", default=300.0),
+        in_use_timeout_s=given.seconds("in-use-timeout-s", default=30.0),
+        gpu_timeout_s=given.seconds("gpu-timeout-s", default=120.0),
+        retry_initial_s=given.seconds("retry-initial-s", default=5.0, least=_LEAST_PAUSE_S),
+        retry_max_s=given.seconds("retry-max-s", default=300.0, least=_LEAST_PAUSE_S),
+        poll_interval_s=given.seconds("poll-interval-s", default=1.0, least=_LEAST_PAUSE_S),
+        health_port=given.port("health-port"),
+        log_level=LogLevel.DEBUG
+        if given.switch("debug", variable="MIG_PARTED_DEBUG")
+        else given.choice("log-level", LogLevel, default=LogLevel.INFO),
+        log_format=given.choice("log-format", LogFormat, default=LogFormat.JSON),
+        not_needed=_peer_options(given, is_needed=False),
+        not_supported=_peer_options(given, is_needed=True),
+    )
+
+
+def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> DemoSettings:
+    """Read the settings of the demonstration."""
+    given = source.Source(options, environ)
+    return DemoSettings(
+        spec=given.text("simulate", default="8xA100-SXM4-40GB"),
+        colour=_colour(given, environ),
+        is_debug=given.switch("debug"),
+    )
+
+
+def _agent_config_file(given: source.Source, environ: Mapping[str, str]) -> pathlib.Path:
+    """Return the document to serve; the operator names a fallback in a variable of its own."""
+    fallback = environ.get("DEFAULT_CONFIG_FILE")
+    return given.path("config-file", variable="CONFIG_FILE") or (
+        pathlib.Path(fallback) if fallback else packaged_config()
+    )
+
+
+def _peer_options(given: source.Source, *, is_needed: bool) -> tuple[str, ...]:
+    return tuple(
+        option.name
+        for option in PEER_OPTIONS
+        if option.is_needed is is_needed
+        and (
+            given.switch(option.name, variable=option.variable)
+            if option.is_switch
+            else given.is_given(option.name, variable=option.variable)
+        )
+    )
+
+
+def _colour(given: source.Source, environ: Mapping[str, str]) -> Colour:
+    is_unwanted = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+    return given.choice("color", Colour, default=Colour.NEVER if is_unwanted else Colour.AUTO)
+
+
+def _output_format(options: Mapping[str, object], given: source.Source) -> OutputFormat:
+    """Return the format; the peer's variable speaks of ``export`` alone, which writes YAML."""
+    is_export = options.get("command") == "export"
+    wanted = given.choice(
+        "output-format",
+        OutputFormat,
+        variable="MIG_PARTED_OUTPUT_FORMAT" if is_export else "",
+        default=OutputFormat.YAML if is_export else OutputFormat.TEXT,
+    )
+    if is_export and wanted not in (OutputFormat.JSON, OutputFormat.YAML):
+        raise errors.UsageError(f"export writes json or yaml, not {wanted.value}")
+    return wanted
+
+
+def _layouts(options: Mapping[str, object], given: source.Source) -> tuple[str, ...]:
+    """Return the layouts named; an explicit one outdoes the variable."""
+    positional = _texts(options, "layout")
+    selected = options.get("selected_config")
+    if positional and selected and positional != (selected,):
+        raise errors.UsageError(
+            f"-c names layout {selected!r} and the command line {positional[0]!r}; name one"
+        )
+    if positional:
+        return positional
+    name = (
+        str(selected)
+        if selected is not None
+        else given.text("selected-config", variable="MIG_PARTED_SELECTED_CONFIG")
+    )
+    return (name,) if name else ()
+
+
+def _texts(options: Mapping[str, object], name: str) -> tuple[str, ...]:
+    given = options.get(name)
+    if given is None:
+        return ()
+    return tuple(str(item) for item in given) if isinstance(given, list) else (str(given),)
+
+
+def _default_state(spec: str, environ: Mapping[str, str]) -> pathlib.Path:
+    """Return a file of the user's own, one for each simulated node."""
+    base = environ.get("XDG_STATE_HOME")
+    home = environ.get("HOME")
+    if base:
+        root = pathlib.Path(base)
+    elif home:
+        root = pathlib.Path(home) / ".local" / "state"
+    else:
+        raise errors.UsageError(
+            "neither XDG_STATE_HOME nor HOME says where to keep simulated GPUs; "
+            "give --simulate-state"
+        )
+    name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", spec)
+    return root / "mig-manager" / f"sim-{name}.json"

@@ -1,0 +1,180 @@
+"""Command line over environment over default, and what is refused."""
+
+import pathlib
+
+import pytest
+
+from mig_manager import errors, settings
+
+AGENT = {"NODE_NAME": "n1"}
+
+
+def agent(environ: dict[str, str] | None = None, **options: object) -> settings.AgentSettings:
+    return settings.agent_settings(options, AGENT | (environ or {}))
+
+
+def command(
+    name: str = "apply", environ: dict[str, str] | None = None, **options: object
+) -> settings.CommandSettings:
+    return settings.command_settings({"command": name} | options, environ or {})
+
+
+def test_an_agent_needs_to_know_its_node() -> None:
+    with pytest.raises(errors.UsageError, match="--node-name or set NODE_NAME"):
+        settings.agent_settings({}, {})
+
+
+def test_the_defaults_of_the_agent_are_as_documented() -> None:
+    given = agent()
+
+    assert given.config_file == settings.packaged_config()
+    assert given.kubeconfig is None
+    assert given.pod_resources_socket == pathlib.Path(
+        "/var/lib/kubelet/pod-resources/kubelet.sock"
+    )
+    assert (given.drain_timeout_s, given.plugin_timeout_s) == (300, 300)
+    assert (given.in_use_timeout_s, given.gpu_timeout_s) == (30, 120)
+    assert (given.poll_interval_s, given.health_port) == (1, 0)
+    assert given.gpus == settings.GpuAccess()
+    assert not given.gpus.is_simulated
+
+
+def test_nvidias_variables_of_the_agent_keep_working() -> None:
+    given = agent({"CONFIG_FILE": "/c/config.yaml", "KUBECONFIG": "/k"})
+
+    assert given.node_name == "n1"
+    assert given.config_file == pathlib.Path("/c/config.yaml")
+    assert given.kubeconfig == pathlib.Path("/k")
+
+
+def test_an_option_outdoes_its_variable() -> None:
+    assert agent({"CONFIG_FILE": "/c"}, config_file="/d").config_file == pathlib.Path("/d")
+    assert agent(node_name="n2").node_name == "n2"
+
+
+def test_our_own_options_have_variables_too() -> None:
+    given = agent({"MIG_MANAGER_DRAIN_TIMEOUT_S": "5", "MIG_MANAGER_LOG_FORMAT": "console"})
+
+    assert given.drain_timeout_s == 5
+    assert given.log_format is settings.LogFormat.CONSOLE
+
+
+def test_the_operators_fallback_config_serves_when_no_other_is_named() -> None:
+    assert agent({"DEFAULT_CONFIG_FILE": "/f"}).config_file == pathlib.Path("/f")
+    assert agent({"DEFAULT_CONFIG_FILE": "/f", "CONFIG_FILE": "/c"}).config_file == pathlib.Path(
+        "/c"
+    )
+
+
+def test_what_nvidias_agent_takes_and_ours_does_not_need_is_noted() -> None:
+    given = agent({"HOST_ROOT_MOUNT": "/host", "WITH_REBOOT": "false"}, driver_root="/run")
+
+    assert given.not_needed == ("host-root-mount", "driver-root")
+    assert given.not_supported == ()
+
+
+def test_what_nvidias_agent_does_and_ours_does_not_is_told_apart() -> None:
+    assert agent({"WITH_REBOOT": "true"}, cdi_enabled="true").not_supported == (
+        "with-reboot",
+        "cdi-enabled",
+    )
+
+
+@pytest.mark.parametrize("text", ["yes", "on", "2", "tRUE"])
+def test_a_switch_that_is_neither_true_nor_false_is_refused(text: str) -> None:
+    with pytest.raises(errors.UsageError, match=r"MIG_PARTED_SKIP_RESET.*neither true nor false"):
+        command(environ={"MIG_PARTED_SKIP_RESET": text})
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "1e999"])
+def test_a_duration_that_is_none_is_refused_with_its_origin(text: str) -> None:
+    with pytest.raises(errors.UsageError, match="--drain-timeout-s"):
+        agent(drain_timeout_s=text)
+
+
+def test_a_pause_of_nothing_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="--poll-interval-s"):
+        agent(poll_interval_s="0")
+
+
+@pytest.mark.parametrize("text", ["http", "-1", "65536", "80.0"])
+def test_a_port_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(errors.UsageError, match="is not a TCP port"):
+        agent(health_port=text)
+
+
+def test_a_choice_that_is_none_is_refused_with_the_choices() -> None:
+    with pytest.raises(errors.UsageError, match="one of debug, info, warning, error"):
+        agent(log_level="loud")
+
+
+def test_debug_outdoes_the_log_level() -> None:
+    assert agent(debug=True, log_level="error").log_level is settings.LogLevel.DEBUG
+
+
+def test_simulated_gpus_are_kept_where_the_user_keeps_state() -> None:
+    spec = "4xA100-SXM4-80GB+2xA30"
+    by_xdg = command(environ={"XDG_STATE_HOME": "/x"}, simulate=spec).gpus
+    by_home = command(environ={"HOME": "/h"}, simulate=spec).gpus
+
+    assert by_xdg.simulate_state == pathlib.Path(f"/x/mig-manager/sim-{spec}.json")
+    assert by_home.simulate_state == pathlib.Path(f"/h/.local/state/mig-manager/sim-{spec}.json")
+
+
+def test_a_spec_cannot_lead_the_state_file_elsewhere() -> None:
+    state = command(environ={"HOME": "/h"}, simulate="../../etc/x").gpus.simulate_state
+
+    assert state is not None
+    assert state.parent == pathlib.Path("/h/.local/state/mig-manager")
+
+
+def test_without_a_home_the_state_file_must_be_named() -> None:
+    with pytest.raises(errors.UsageError, match="--simulate-state"):
+        command(simulate="1xA30")
+
+    assert command(simulate="1xA30", simulate_state="/s").gpus.simulate_state == pathlib.Path("/s")
+
+
+def test_a_layout_is_named_by_position_by_option_or_by_variable() -> None:
+    by_variable = {"MIG_PARTED_SELECTED_CONFIG": "v"}
+
+    assert command(environ=by_variable).layouts == ("v",)
+    assert command(environ=by_variable, selected_config="c").layouts == ("c",)
+    assert command(environ=by_variable, layout="p").layouts == ("p",)
+    assert command(environ=by_variable, selected_config="").layouts == ()
+    assert command("validate", layout=["a", "b"]).layouts == ("a", "b")
+
+
+def test_two_names_for_the_layout_are_refused() -> None:
+    with pytest.raises(errors.UsageError, match="name one"):
+        command(layout="a", selected_config="b")
+
+    assert command(layout="a", selected_config="a").layouts == ("a",)
+
+
+def test_export_writes_yaml_unless_told_otherwise() -> None:
+    assert command("export").output_format is settings.OutputFormat.YAML
+    assert (
+        command("export", {"MIG_PARTED_OUTPUT_FORMAT": "json"}).output_format
+        is settings.OutputFormat.JSON
+    )
+    assert (
+        command("status", {"MIG_PARTED_OUTPUT_FORMAT": "json"}).output_format
+        is settings.OutputFormat.TEXT
+    )
+
+
+def test_export_has_no_format_for_people() -> None:
+    with pytest.raises(errors.UsageError, match="export writes json or yaml"):
+        command("export", output_format="text")
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_that_wants_no_colour_gets_none_unless_asked(environ: dict[str, str]) -> None:
+    assert command(environ=environ).colour is settings.Colour.NEVER
+    assert command(environ=environ, color="always").colour is settings.Colour.ALWAYS
+    assert command().colour is settings.Colour.AUTO
+
+
+def test_the_config_document_that_comes_with_the_program_exists() -> None:
+    assert settings.packaged_config().is_file()
