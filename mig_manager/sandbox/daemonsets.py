@@ -107,9 +107,11 @@ class DaemonSetController:
         self._collect_orphans(daemon_sets, pods)
         for daemon_set in daemon_sets:
             mine = owned(daemon_set, pods)
+            by_node: dict[str, list[objects.JsonObject]] = {}
+            for pod in mine:
+                by_node.setdefault(objects.node_name(pod), []).append(pod)
             for node in nodes:
-                on_node = [p for p in mine if objects.node_name(p) == objects.name(node)]
-                self._sync_node(daemon_set, node, on_node)
+                self._sync_node(daemon_set, node, by_node.get(objects.name(node), []))
             self._publish(daemon_set, nodes, mine)
 
     def _collect_orphans(

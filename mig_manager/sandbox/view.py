@@ -18,10 +18,15 @@ from mig_manager.sandbox import objects
 
 _log = logging.getLogger(__name__)
 
-_WATCH_S = 300.0
-_IDLE_S = 330.0
+_WATCH_S = 5.0
+_IDLE_S = 7.0
+"""Short, for tests let watches stall, and the scenery must not stand still for minutes then."""
+_TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
+"""By which a test tells the requests of the scenery from those of the code under test."""
 _RETRY_S = 0.2
 _SYNC_TIMEOUT_S = 10.0
+_PARALLEL_WRITES = 4
+"""Beside one watch per kind; the connection pool of the API client holds ten."""
 
 _NOT_FOUND = 404
 _CONFLICT = 409
@@ -57,7 +62,8 @@ class ClusterView:
     """
 
     def __init__(self, url: str) -> None:
-        self._api = api.KubeApi.at(url)
+        self._api = api.KubeApi.at(url, token=_TOKEN)
+        self._writing = threading.BoundedSemaphore(_PARALLEL_WRITES)
         self._lock = threading.Lock()
         self._objects: dict[Kind, dict[str, objects.JsonObject]] = {kind: {} for kind in Kind}
         # Objects that we deleted, whose older events may still be on the way.
@@ -123,7 +129,7 @@ class ClusterView:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        with _tolerating(_CONFLICT):
+        with self._writing, _tolerating(_CONFLICT):
             self._put(kind, self._api.post(kind.collection(objects.namespace(obj)), obj))
 
     def patch(self, kind: Kind, obj: objects.JsonObject, change: Mapping[str, Any]) -> None:
@@ -152,7 +158,7 @@ class ClusterView:
         metadata = {"name": objects.name(pod), "namespace": objects.namespace(pod)}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         path = Kind.POD.path(pod)
-        with _tolerating(_CONFLICT, _NOT_FOUND):
+        with self._writing, _tolerating(_CONFLICT, _NOT_FOUND):
             self._api.post(f"{path}/binding", body)
             # The answer to a binding is a Status; the pod must be asked for.
             self._put(Kind.POD, self._api.get(path))
@@ -175,7 +181,7 @@ class ClusterView:
         }
         if now:
             options["gracePeriodSeconds"] = 0
-        with _tolerating(_CONFLICT, _NOT_FOUND):
+        with self._writing, _tolerating(_CONFLICT, _NOT_FOUND):
             answer = self._api.delete(kind.path(obj), options)
             if not now and _is_lingering(answer, obj):
                 self._put(kind, answer)
@@ -186,7 +192,8 @@ class ClusterView:
         self, kind: Kind, obj: objects.JsonObject, path: str, change: Mapping[str, Any]
     ) -> None:
         try:
-            answer = self._api.patch(path, change, kind=api.PatchType.MERGE)
+            with self._writing:
+                answer = self._api.patch(path, change, kind=api.PatchType.MERGE)
         except errors.ClusterError as error:
             if error.status != _NOT_FOUND:
                 raise

@@ -1,0 +1,150 @@
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters.kube import api
+from mig_manager.sandbox import apifaults, apiserver, manifests, objects, view
+
+_POD = manifests.gpu_pod("p1", "nvidia.com/gpu")
+_PATH = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as result:
+        yield result
+
+
+@pytest.fixture
+def cluster(server: apiserver.ApiServer) -> Iterator[view.ClusterView]:
+    with view.ClusterView(server.url) as result:
+        yield result
+
+
+@pytest.fixture
+def others(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
+    """What other clients do."""
+    with contextlib.closing(api.KubeApi.at(server.url)) as result:
+        yield result
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        threading.Event().wait(0.01)
+
+
+def names(cluster: view.ClusterView) -> set[str]:
+    return {objects.name(pod) for pod in cluster.list(view.Kind.POD)}
+
+
+def test_what_is_there_already_is_seen_from_the_start(
+    server: apiserver.ApiServer, others: api.KubeApi
+) -> None:
+    others.post(_PATH, _POD)
+
+    with view.ClusterView(server.url) as cluster:
+        assert names(cluster) == {"p1"}
+
+
+def test_what_others_do_is_seen_and_told(cluster: view.ClusterView, others: api.KubeApi) -> None:
+    told: list[str] = []
+    forget = cluster.listen(lambda _kind, obj: told.append(objects.name(obj)))
+    others.post(_PATH, _POD)
+    wait_for(lambda: names(cluster) == {"p1"})
+    others.delete(f"{_PATH}/p1")
+    wait_for(lambda: not names(cluster))
+    forget()
+    heard = len(told)
+    others.post(_PATH, _POD)
+    wait_for(lambda: names(cluster) == {"p1"})
+
+    assert set(told) == {"p1"}
+    assert len(told) == heard
+
+
+def test_our_own_writes_are_seen_at_once(cluster: view.ClusterView) -> None:
+    for _ in range(20):
+        cluster.create(view.Kind.POD, _POD)
+        (pod,) = cluster.list(view.Kind.POD)
+        cluster.patch_status(view.Kind.POD, pod, manifests.running(pod, restarts=0))
+        (pod,) = cluster.list(view.Kind.POD)
+        assert objects.is_ready(pod)
+        cluster.delete(view.Kind.POD, pod, now=True)
+        assert not names(cluster)
+
+
+def test_creating_what_is_there_and_changing_what_is_gone_does_nothing(
+    cluster: view.ClusterView,
+) -> None:
+    cluster.create(view.Kind.POD, _POD)
+    cluster.create(view.Kind.POD, _POD)
+    (pod,) = cluster.list(view.Kind.POD)
+    cluster.delete(view.Kind.POD, pod, now=True)
+    cluster.delete(view.Kind.POD, pod, now=True)
+    cluster.patch(view.Kind.POD, pod, {"metadata": {"labels": {"a": "b"}}})
+    cluster.bind(pod, "n1")
+
+    assert not names(cluster)
+
+
+def test_a_successor_of_the_same_name_is_not_deleted_in_its_place(
+    cluster: view.ClusterView,
+) -> None:
+    cluster.create(view.Kind.POD, _POD)
+    (old,) = cluster.list(view.Kind.POD)
+    cluster.delete(view.Kind.POD, old, now=True)
+    cluster.create(view.Kind.POD, _POD)
+    cluster.delete(view.Kind.POD, old, now=True)
+
+    assert names(cluster) == {"p1"}
+
+
+def test_a_bound_pod_shows_its_node_and_a_second_binding_does_nothing(
+    cluster: view.ClusterView,
+) -> None:
+    cluster.create(view.Kind.POD, _POD)
+    (pod,) = cluster.list(view.Kind.POD)
+    cluster.bind(pod, "n1")
+    cluster.bind(pod, "n2")
+
+    (pod,) = cluster.list(view.Kind.POD)
+    assert objects.node_name(pod) == "n1"
+
+
+@pytest.mark.parametrize("how", list(apifaults.Break), ids=lambda how: how.value)
+def test_no_way_for_a_watch_to_end_makes_us_miss_anything(
+    server: apiserver.ApiServer,
+    cluster: view.ClusterView,
+    others: api.KubeApi,
+    how: apifaults.Break,
+) -> None:
+    others.post(_PATH, _POD)
+    wait_for(lambda: names(cluster) == {"p1"})
+    server.break_watches(how)
+    others.delete(f"{_PATH}/p1")
+    others.post(_PATH, manifests.gpu_pod("p2", "nvidia.com/gpu"))
+
+    wait_for(lambda: names(cluster) == {"p2"})
+
+
+def test_a_refusal_that_time_does_not_explain_is_raised(
+    server: apiserver.ApiServer, cluster: view.ClusterView
+) -> None:
+    server.inject(apifaults.Fault(method="POST", status=403))
+
+    with pytest.raises(errors.ClusterError):
+        cluster.create(view.Kind.POD, _POD)
+
+
+def test_leaving_ends_the_watches_promptly(server: apiserver.ApiServer) -> None:
+    with view.ClusterView(server.url):
+        wait_for(lambda: server.watch_count == 3)
+        began = time.monotonic()
+
+    assert time.monotonic() - began < 2
