@@ -10,6 +10,7 @@ from mig_manager import errors
 from mig_manager.core import cluster
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
+_LARGEST = 2**63 - 1
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _SUFFIXES = {
     **{
@@ -48,8 +49,10 @@ def quantity(text: str | float) -> int:
     number, exponent, suffix = match.groups()
     try:
         value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""]
-    except decimal.InvalidOperation as err:
+    except ArithmeticError as err:
         raise ValueError(f"{text!r} is not a quantity") from err
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{text!r} is not a quantity: it is too large")
     return int(value.to_integral_value(rounding=decimal.ROUND_CEILING))
 
 

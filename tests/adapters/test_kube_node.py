@@ -1,0 +1,295 @@
+"""KubeNode against the embedded API server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters.kube import api, fields, node
+from mig_manager.core import cluster
+from mig_manager.sandbox import apiaccess, apiresources, apiserver
+
+_HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
+_OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
+
+
+class FixedClock:
+    def now_iso(self) -> str:
+        return "2026-01-02T03:04:05Z"
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wait(self, seconds: float) -> None:
+        raise AssertionError(seconds)
+
+
+def make_node(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": "n1",
+            "labels": {cluster.CONFIG_LABEL: "all-1g.10gb"},
+            "annotations": {"a": "b"},
+        },
+        "spec": spec,
+        "status": {
+            "allocatable": {"cpu": "63500m", "nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "7"}
+        },
+    }
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as running:
+        running.store.create(make_node(taints=[_OTHER]))
+        yield running
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
+    client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def own(kube: api.KubeApi) -> node.KubeNode:
+    return node.KubeNode(kube, name="n1", clock=FixedClock())
+
+
+def stored(server: apiserver.ApiServer) -> dict[str, Any]:
+    return server.store.get(apiresources.NODES, "n1")
+
+
+def taints(server: apiserver.ApiServer) -> list[dict[str, Any]]:
+    return list(stored(server)["spec"].get("taints") or ())
+
+
+def test_reads_what_we_want_to_know(own: node.KubeNode, server: apiserver.ApiServer) -> None:
+    seen = own.read()
+    assert seen == cluster.NodeView(
+        name="n1",
+        uid=stored(server)["metadata"]["uid"],
+        labels={cluster.CONFIG_LABEL: "all-1g.10gb"},
+        annotations={"a": "b"},
+        is_unschedulable=False,
+        taint_keys=frozenset({"dedicated"}),
+        allocatable={"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb": 7},
+    )
+
+
+def test_a_missing_node_is_404(kube: api.KubeApi) -> None:
+    with pytest.raises(errors.ClusterError) as caught:
+        node.KubeNode(kube, name="n2", clock=FixedClock()).read()
+    assert caught.value.status == 404
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        {},
+        {"metadata": []},
+        {"metadata": {"name": "n1", "labels": 3}},
+        {"metadata": {"name": "n1"}, "spec": {"taints": [{}]}},
+        {"metadata": {"name": "n1"}, "status": {"allocatable": {"nvidia.com/gpu": "many"}}},
+    ],
+)
+def test_a_malformed_node_is_an_error_of_ours(thing: dict[str, Any]) -> None:
+    with pytest.raises(errors.ClusterError, match="makes no sense"):
+        node.view(thing)
+
+
+class TestPatch:
+    def test_writes_everything_in_one_request(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        seen = own.patch(
+            cluster.NodePatch(
+                labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: None, "none": None},
+                annotations={cluster.STATUS_ANNOTATION: "{}", "a": None},
+                unschedulable=True,
+            )
+        )
+        assert seen.labels == {cluster.STATE_LABEL: "pending"}
+        assert seen.annotations == {cluster.STATUS_ANNOTATION: "{}"}
+        assert seen.is_unschedulable
+        assert len(server.log.requests()) == 1
+
+    def test_leaves_what_it_does_not_name(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        own.patch(cluster.NodePatch(annotations={"c": "d"}))
+        assert stored(server)["metadata"]["annotations"] == {"a": "b", "c": "d"}
+        assert stored(server)["spec"] == {"taints": [_OTHER]}
+
+    def test_uncordons(self, own: node.KubeNode) -> None:
+        own.patch(cluster.NodePatch(unschedulable=True))
+        assert not own.patch(cluster.NodePatch(unschedulable=False)).is_unschedulable
+
+    def test_adds_and_removes_our_taint_and_no_other(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        seen = own.patch(cluster.NodePatch(hold_taint=True, labels={"x": "y"}))
+        assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT}
+        assert taints(server) == [_OTHER, _HOLD]
+        seen = own.patch(cluster.NodePatch(hold_taint=False))
+        assert seen.taint_keys == {"dedicated"}
+        assert taints(server) == [_OTHER]
+        assert seen.labels["x"] == "y"
+
+    @pytest.mark.parametrize("is_held", [True, False])
+    def test_a_taint_that_is_right_is_not_written(
+        self, own: node.KubeNode, server: apiserver.ApiServer, *, is_held: bool
+    ) -> None:
+        own.patch(cluster.NodePatch(hold_taint=is_held))
+        version = stored(server)["metadata"]["resourceVersion"]
+        own.patch(cluster.NodePatch(hold_taint=is_held))
+        assert stored(server)["metadata"]["resourceVersion"] == version
+
+    def test_a_taint_that_another_writes_meanwhile_is_kept(
+        self, server: apiserver.ApiServer
+    ) -> None:
+        cordon = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+        interfering = Interfering(server, cordon)
+        own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
+        seen = own_with_rival.patch(cluster.NodePatch(hold_taint=True))
+        assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT, str(cordon["key"])}
+        assert interfering.conflicts == 1
+
+    def test_a_node_that_never_rests_is_an_error_in_the_end(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
+        with pytest.raises(errors.ClusterError, match="changes faster") as caught:
+            own.patch(cluster.NodePatch(hold_taint=True))
+        assert caught.value.reason is errors.Reason.API_UNAVAILABLE
+        assert server.log.count("patch", "nodes") < 20
+
+    def test_a_patch_whose_answer_was_lost_is_repeated(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        server.inject(apiserver.Fault(method="PATCH", reset=True, is_carried_out=True))
+        seen = own.patch(cluster.NodePatch(labels={"x": "y"}, hold_taint=True))
+        assert seen.labels["x"] == "y"
+        assert taints(server) == [_OTHER, _HOLD]
+
+    def test_without_permission_it_is_forbidden(self) -> None:
+        def reads_only(access: apiaccess.Access) -> bool:
+            return access.verb in ("get", "list", "watch")
+
+        with apiserver.serve(apiserver.ApiServer(authorizer=reads_only)) as server:
+            server.store.create(make_node())
+            own = node.KubeNode(api.KubeApi.at(server.url), name="n1", clock=FixedClock())
+            with pytest.raises(errors.ClusterError) as caught:
+                own.patch(cluster.NodePatch(labels={"x": "y"}))
+        assert caught.value.reason is errors.Reason.FORBIDDEN
+
+
+class Interfering(api.KubeApi):
+    """Another writer adds a taint between our first read and our first patch."""
+
+    def __init__(self, server: apiserver.ApiServer, taint: dict[str, str]) -> None:
+        plain = api.KubeApi.at(server.url)
+        super().__init__(plain._configuration)
+        self._server = server
+        self._rival: dict[str, str] | None = taint
+        self.conflicts = 0
+
+    def patch(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if self._rival is not None:
+            rival, self._rival = self._rival, None
+            self._server.store.modify(
+                apiresources.NODES, "n1", lambda thing: thing["spec"]["taints"].append(rival)
+            )
+        try:
+            return super().patch(*args, **kwargs)
+        except errors.ClusterError as err:
+            self.conflicts += err.status == 409
+            raise
+
+
+class TestEmit:
+    def test_an_event_is_one_that_kubectl_describe_node_shows(
+        self, own: node.KubeNode, kube: api.KubeApi
+    ) -> None:
+        own.emit(reason="Draining", message="evicting ns/a", is_warning=False)
+        # The query of kubectl's describe: by name, kind and the node's NAME in place of its uid.
+        selector = (
+            "involvedObject.name=n1,involvedObject.kind=Node,involvedObject.uid=n1,"
+            "involvedObject.namespace="
+        )
+        found = kube.get("/api/v1/events", {"fieldSelector": selector})
+        (event,) = found["items"]
+        assert event["metadata"]["namespace"] == "default"
+        assert (event["reason"], event["message"]) == ("Draining", "evicting ns/a")
+        assert (event["type"], event["count"]) == ("Normal", 1)
+        assert event["source"]["component"] == event["reportingComponent"] == "mig-manager"
+        assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-01-02T03:04:05Z"
+
+    def test_a_failure_is_a_warning_and_a_long_message_is_cut(
+        self, own: node.KubeNode, kube: api.KubeApi
+    ) -> None:
+        own.emit(reason="Failed", message="x" * 5000, is_warning=True)
+        (event,) = kube.get("/api/v1/events")["items"]
+        assert event["type"] == "Warning"
+        assert len(event["message"]) == 1024
+
+    def test_two_events_with_the_same_words_are_two_events(
+        self, own: node.KubeNode, kube: api.KubeApi
+    ) -> None:
+        own.emit(reason="Failed", message="x", is_warning=True)
+        own.emit(reason="Failed", message="x", is_warning=True)
+        assert len(kube.get("/api/v1/events")["items"]) == 2
+
+    def test_without_permission_it_is_quiet_and_does_not_ask_again(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        server.inject(apiserver.Fault(path="/events", status=403, times=None))
+        own.emit(reason="Failed", message="x", is_warning=True)
+        own.emit(reason="Failed", message="x", is_warning=True)
+        assert server.log.count("create", "events") == 1
+
+    @pytest.mark.parametrize("fault", [apiserver.Fault(reset=True), apiserver.Fault(status=503)])
+    def test_a_failure_is_not_raised_and_the_next_event_is_published(
+        self,
+        own: node.KubeNode,
+        kube: api.KubeApi,
+        server: apiserver.ApiServer,
+        fault: apiserver.Fault,
+    ) -> None:
+        server.inject(fault)
+        own.emit(reason="Failed", message="lost", is_warning=True)
+        own.emit(reason="Failed", message="found", is_warning=True)
+        (event,) = kube.get("/api/v1/events")["items"]
+        assert event["message"] == "found"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("7", 7),
+        (7, 7),
+        ("1k", 1000),
+        ("2Ki", 2048),
+        ("1500m", 2),
+        ("1e3", 1000),
+        ("1E3", 1000),
+        ("0.5", 1),
+        ("3E", 3 * 10**18),
+    ],
+)
+def test_a_quantity_is_a_whole_number_rounded_up(text: str | int, value: int) -> None:
+    assert fields.quantity(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "many", "1 k", "1kk", "1e", "1.2.3", "-", ".", "1e999999999", "1e9999999999999999999"],
+)
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a quantity"):
+        fields.quantity(text)

@@ -1,0 +1,310 @@
+"""KubeWorkloads against the embedded API server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mig_manager import errors, ports
+from mig_manager.adapters.kube import api, pods
+from mig_manager.core import cluster
+from mig_manager.sandbox import apiresources, apiserver
+
+_GPU = "nvidia.com/mig-1g.10gb"
+
+
+def container(name: str = "main", *, gpus: int = 0, **fields: Any) -> dict[str, Any]:
+    amounts = {_GPU: str(gpus), "cpu": "100m"} if gpus else {}
+    return {"name": name, "resources": {"limits": amounts, "requests": amounts}, **fields}
+
+
+def make_pod(
+    name: str = "p1", *, node: str = "n1", phase: str = "Running", **spec: Any
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "ns", "labels": {"app": name}},
+        "spec": {"nodeName": node, "containers": [container()], **spec},
+        "status": {"phase": phase},
+    }
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as running:
+        yield running
+
+
+@pytest.fixture
+def workloads(server: apiserver.ApiServer) -> Iterator[pods.KubeWorkloads]:
+    client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+    yield pods.KubeWorkloads(client, node_name="n1")
+    client.close()
+
+
+def only(workloads: pods.KubeWorkloads) -> cluster.Pod:
+    (pod,) = workloads.list()
+    return pod
+
+
+class TestList:
+    def test_has_the_pods_of_our_node_in_every_phase(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        for phase in ("Pending", "Running", "Succeeded", "Failed"):
+            server.store.create(make_pod(phase.lower(), phase=phase))
+        server.store.create(make_pod("elsewhere", node="n2"))
+        found = {pod.key: pod.is_finished for pod in workloads.list()}
+        assert found == {
+            "ns/pending": False,
+            "ns/running": False,
+            "ns/succeeded": True,
+            "ns/failed": True,
+        }
+
+    def test_tells_all_that_the_drain_must_know_of_a_pod(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        thing = make_pod(nodeSelector={"a": "b"}, containers=[container("x"), container("y")])
+        thing["metadata"]["uid"] = "u1"
+        thing["metadata"]["ownerReferences"] = [
+            {"kind": "Other", "name": "o", "uid": "1", "apiVersion": "v1"},
+            {
+                "kind": "DaemonSet",
+                "name": "d",
+                "uid": "2",
+                "apiVersion": "apps/v1",
+                "controller": True,
+            },
+        ]
+        thing["status"]["conditions"] = [
+            {"type": "Initialized", "status": "True"},
+            {"type": "Ready", "status": "True"},
+        ]
+        server.store.create(thing)
+        assert only(workloads) == cluster.Pod(
+            namespace="ns",
+            name="p1",
+            uid="u1",
+            phase="Running",
+            labels={"app": "p1"},
+            node_selector={"a": "b"},
+            owner_kind="DaemonSet",
+            is_mirror=False,
+            is_ready=True,
+            is_terminating=False,
+            gpu_resources={},
+            container_names=("x", "y"),
+        )
+
+    def test_a_bare_pod_that_is_leaving_is_seen_as_such(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        thing = make_pod()
+        thing["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+        thing["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x"}
+        server.store.create(thing)
+        pod = only(workloads)
+        assert (pod.owner_kind, pod.is_terminating, pod.is_mirror) == (None, True, True)
+        assert not pod.is_ready
+
+    def test_reads_all_pages(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        for number in range(501):
+            server.store.create(make_pod(f"p{number}"))
+        assert len(workloads.list()) == 501
+        assert server.log.count("list", "pods") == 2
+
+    def test_begins_anew_when_the_next_page_has_expired(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        for number in range(501):
+            server.store.create(make_pod(f"p{number}"))
+        server.inject(apiserver.Fault(path="continue=", status=410))
+        assert len(workloads.list()) == 501
+
+    def test_a_pod_that_makes_no_sense_is_an_error(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod(containers=[{"name": "x", "resources": {"limits": 3}}]))
+        with pytest.raises(errors.ClusterError, match="makes no sense"):
+            workloads.list()
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        pytest.param({"containers": [container()]}, 0, id="none"),
+        pytest.param({"containers": [container(gpus=1), container(gpus=2)]}, 3, id="sum"),
+        pytest.param(
+            {
+                "containers": [container(gpus=2)],
+                "initContainers": [container(gpus=3), container(gpus=1)],
+            },
+            3,
+            id="the hungriest init container",
+        ),
+        pytest.param(
+            {
+                "containers": [container(gpus=2)],
+                "initContainers": [container(gpus=1, restartPolicy="Always")],
+            },
+            3,
+            id="a sidecar adds",
+        ),
+        pytest.param(
+            {
+                "containers": [container(gpus=1)],
+                "initContainers": [
+                    container(gpus=4),
+                    container(gpus=2, restartPolicy="Always"),
+                    container(gpus=3),
+                ],
+            },
+            5,
+            id="an init container beside the sidecar before it",
+        ),
+        pytest.param(
+            {"containers": [{"name": "x", "resources": {"limits": {_GPU: "2"}}}]},
+            2,
+            id="limits only",
+        ),
+    ],
+)
+def test_a_pods_gpu_resources_are_those_of_its_hungriest_moment(
+    server: apiserver.ApiServer,
+    workloads: pods.KubeWorkloads,
+    spec: dict[str, Any],
+    expected: int,
+) -> None:
+    server.store.create(make_pod(**spec))
+    assert only(workloads).gpu_resources == ({_GPU: expected} if expected else {})
+
+
+class TestEvict:
+    def test_a_pod_is_evicted_with_its_own_grace_period(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod(terminationGracePeriodSeconds=77))
+        assert workloads.evict(only(workloads)) == (ports.Eviction.ACCEPTED, "")
+        thing = server.store.get(apiresources.PODS, "p1", "ns")
+        assert thing["metadata"]["deletionGracePeriodSeconds"] == 77
+
+    def test_a_pod_that_is_not_there_is_gone(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod())
+        pod = only(workloads)
+        server.store.delete(apiresources.PODS, "p1", "ns")
+        assert workloads.evict(pod) == (ports.Eviction.GONE, "")
+
+    def test_a_namesake_is_left_alone_and_the_pod_is_gone(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod())
+        pod = only(workloads)
+        server.store.delete(apiresources.PODS, "p1", "ns")
+        server.store.create(make_pod())
+        assert workloads.evict(pod) == (ports.Eviction.GONE, "")
+        assert not only(workloads).is_terminating
+
+    def test_a_disruption_budget_blocks_and_is_named(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        self._budget(server, "keep-one")
+        server.store.create(make_pod())
+        answer, why = workloads.evict(only(workloads))
+        assert answer is ports.Eviction.BLOCKED
+        assert "keep-one" in why
+        assert server.log.count("create", "pods/eviction") == 1
+
+    def test_two_budgets_for_a_pod_block_it(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        self._budget(server, "keep-one")
+        self._budget(server, "keep-two")
+        thing = make_pod()
+        thing["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+        server.store.create(thing)
+        answer, why = workloads.evict(only(workloads))
+        assert answer is ports.Eviction.BLOCKED
+        assert "PodDisruptionBudget" in why
+
+    def test_a_conflict_with_another_writer_blocks_for_now(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod())
+        server.inject(apiserver.Fault(path="/eviction", status=409, message="object was modified"))
+        assert workloads.evict(only(workloads))[0] is ports.Eviction.BLOCKED
+
+    @pytest.mark.parametrize(
+        ("status", "reason"),
+        [
+            (403, errors.Reason.FORBIDDEN),
+            (500, errors.Reason.API_UNAVAILABLE),
+            (400, errors.Reason.API_ERROR),
+        ],
+    )
+    def test_any_other_refusal_is_an_error(
+        self,
+        server: apiserver.ApiServer,
+        workloads: pods.KubeWorkloads,
+        status: int,
+        reason: errors.Reason,
+    ) -> None:
+        server.store.create(make_pod())
+        server.inject(apiserver.Fault(path="/eviction", status=status))
+        with pytest.raises(errors.ClusterError) as caught:
+            workloads.evict(only(workloads))
+        assert caught.value.reason is reason
+
+    @staticmethod
+    def _budget(server: apiserver.ApiServer, name: str) -> None:
+        server.store.create(
+            {
+                "apiVersion": "policy/v1",
+                "kind": "PodDisruptionBudget",
+                "metadata": {"name": name, "namespace": "ns"},
+                "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "p1"}}},
+            }
+        )
+
+
+class TestDelete:
+    def test_a_pod_is_deleted_with_its_own_grace_period(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod(terminationGracePeriodSeconds=5))
+        workloads.delete(only(workloads))
+        assert only(workloads).is_terminating
+
+    def test_what_is_gone_or_replaced_counts_as_deleted(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod())
+        pod = only(workloads)
+        server.store.delete(apiresources.PODS, "p1", "ns")
+        workloads.delete(pod)
+        server.store.create(make_pod())
+        workloads.delete(pod)
+        assert not only(workloads).is_terminating
+
+    def test_a_deletion_whose_answer_was_lost_is_done(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod(terminationGracePeriodSeconds=0))
+        pod = only(workloads)
+        server.inject(apiserver.Fault(method="DELETE", reset=True, is_carried_out=True))
+        workloads.delete(pod)
+        assert server.log.count("delete", "pods") == 2
+
+    def test_a_refusal_is_an_error(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod())
+        server.inject(apiserver.Fault(method="DELETE", status=403))
+        with pytest.raises(errors.ClusterError) as caught:
+            workloads.delete(only(workloads))
+        assert caught.value.reason is errors.Reason.FORBIDDEN
