@@ -10,8 +10,8 @@
 
 What NVIDIA's mig-parted reads is read here with the same meaning, with one exception: what it
 reads without a word and then does something else than the author meant is an error. Such are a
-key given twice, a ``device-filter`` that is no PCI id and so matches nothing, and an index that
-is negative or null.
+key given twice, a ``device-filter`` that is no PCI id and so matches nothing, an index that is
+negative or null, and a second YAML document behind the first.
 
 Parsing normalises, so that ``==`` and ``content_hash`` compare what layouts mean, not how they
 are spelled.
