@@ -7,6 +7,7 @@ stdin, a pickled answer goes out on what was stdout.
 import argparse
 import ctypes
 import os
+import pathlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ def _end_with_parent() -> None:
 def _simulate(state: str) -> None:
     from mig_manager.sandbox import nvml as simulated  # noqa: PLC0415 - not for real GPUs
 
-    simulated.install(state)
+    simulated.install(pathlib.Path(state))
 
 
 if __name__ == "__main__":

@@ -188,7 +188,15 @@ class Device:
             HardwareError: NVML refused or failed.
         """
         if instance.profile_id not in self._compute_profiles:
-            self._compute_profiles[instance.profile_id] = tuple(_compute_profiles(instance))
+            offered = tuple(_compute_profiles(instance))
+            if not offered:
+                # Without profiles no instance could be listed, and a GPU instance in use would
+                # look idle.
+                raise nvml_errors.from_code(
+                    pynvml.NVML_ERROR_NOT_SUPPORTED,
+                    operation="nvmlGpuInstanceGetComputeInstanceProfileInfo",
+                )
+            self._compute_profiles[instance.profile_id] = offered
         return self._compute_profiles[instance.profile_id]
 
     def compute_instances(self, instance: GpuInstanceRef) -> tuple[ComputeInstanceRef, ...]:

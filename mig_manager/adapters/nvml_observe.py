@@ -48,7 +48,7 @@ def _observe(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
         uuid=uuid,
         name=nvml_errors.call(pynvml.nvmlDeviceGetName, device.handle),
         architecture=architecture,
-        pci_address=pci.busId.decode().lower(),
+        pci_address=pci.busId.lower(),
         pci_device_id=pci.pciDeviceId,
         pci_subsystem_id=pci.pciSubSystemId,
         memory_mib=device.memory_bytes() // 2**20,
@@ -103,6 +103,11 @@ def _profiles(
 
 def _gpu_instances(device: nvml_device.Device) -> tuple[model.GpuInstance, ...]:
     names = {offered.profile_id: offered.profile for offered in device.profiles()}
+    if not names:
+        # Instances are listed by profile: without profiles they would be taken for none.
+        raise nvml_errors.from_code(
+            pynvml.NVML_ERROR_NOT_SUPPORTED, operation="nvmlDeviceGetGpuInstanceProfileInfo"
+        )
     uuids = _mig_uuids(device)
     return tuple(
         model.GpuInstance(

@@ -14,6 +14,8 @@ import structlog.testing
 from mig_manager import errors, gpu_worker
 from mig_manager.adapters import gpu_child, gpu_protocol
 from mig_manager.core import model
+from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox import nvml_model
 
 GPU = model.Gpu(
     index=0,
@@ -314,3 +316,68 @@ gpu_child.ChildGpus(command={[sys.executable, "-c", PREAMBLE + worker]!r}, timeo
     )
     assert done.returncode == -signal.SIGKILL
     wait_for(lambda: is_dead(pid_file))
+
+
+# Both sides together, on a simulated node.
+
+
+@pytest.fixture
+def state(tmp_path: pathlib.Path) -> simulated.SharedState:
+    path = tmp_path / "state"
+    simulated.create("2xa100-sxm4-40gb", path)
+    return simulated.SharedState(path)
+
+
+def simulating(state: simulated.SharedState, *, timeout_s: float = 60.0) -> gpu_child.ChildGpus:
+    command = gpu_child.worker_command(simulate_state=str(state.path), in_use_timeout_s=0.0)
+    return gpu_child.ChildGpus(command=command, timeout_s=timeout_s)
+
+
+def switch_on(gpu: model.Gpu) -> model.Plan:
+    step = model.SetMode(gpu_uuid=gpu.uuid, mode=model.MigMode.ENABLED, needs_reset=True)
+    plan = model.GpuPlan(gpu_uuid=gpu.uuid, gpu_index=gpu.index, steps=(step,), target=())
+    return model.Plan(gpus=(plan,))
+
+
+def test_a_node_is_observed_and_changed_through_workers(state: simulated.SharedState) -> None:
+    gpus = simulating(state)
+    gpus.execute(switch_on(gpus.observe()[1]))
+    assert [gpu.current_mode for gpu in gpus.observe()] == [
+        model.MigMode.DISABLED,
+        model.MigMode.ENABLED,
+    ]
+
+
+def test_a_step_that_fails_in_a_worker_is_told_in_full(state: simulated.SharedState) -> None:
+    gpus = simulating(state)
+    gpu = gpus.observe()[0]
+    state.add_client(gpu.uuid, name="python3", pid=4711)
+    with pytest.raises(errors.HardwareError, match=r"held by python3 \(pid 4711\)") as caught:
+        gpus.execute(switch_on(gpu))
+    assert caught.value.reason is errors.Reason.IN_USE
+    assert caught.value.operation == "nvmlDeviceSetMigMode"
+
+
+def test_a_driver_that_hangs_is_given_up_at_the_deadline(state: simulated.SharedState) -> None:
+    state.add_fault(nvml_model.Fault(function="nvmlDeviceGetMigMode", hang_s=600.0))
+    start = time.monotonic()
+    with pytest.raises(errors.HardwareError) as caught:
+        simulating(state, timeout_s=3.0).observe()
+    assert caught.value.reason is errors.Reason.NVML_TIMEOUT
+    assert time.monotonic() - start < 3.0 + 3.0
+    assert len(simulating(state).observe()) == 2
+
+
+def test_a_driver_that_crashes_takes_only_the_worker_along(state: simulated.SharedState) -> None:
+    state.add_fault(nvml_model.Fault(function="nvmlDeviceSetMigMode", crashes=True))
+    gpus = simulating(state)
+    with pytest.raises(errors.HardwareError, match="SIGABRT") as caught:
+        gpus.execute(switch_on(gpus.observe()[0]))
+    assert caught.value.reason is errors.Reason.NVML_ERROR
+    gpus.execute(switch_on(gpus.observe()[0]))
+
+
+def test_a_missing_driver_is_a_typed_error(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.HardwareError) as caught:
+        simulating(simulated.SharedState(tmp_path / "none")).observe()
+    assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED

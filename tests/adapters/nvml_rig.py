@@ -1,0 +1,147 @@
+"""A simulated NVML under the real binding, and short names for what tests do with it."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+from mig_manager.adapters import nvml
+from mig_manager.core import model, profile
+from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox import nvml_model
+from tests import fakes
+
+ON = model.MigMode.ENABLED
+OFF = model.MigMode.DISABLED
+
+
+class Rig:
+    """A simulated node and the adapter on top of it, with time that passes only by waiting."""
+
+    def __init__(self, library: simulated.SimulatedLibrary, *, in_use_timeout_s: float) -> None:
+        self.library = library
+        self.state = library.state
+        self.clock = fakes.FakeClock()
+        self.gpus = nvml.NvmlGpus(in_use_timeout_s=in_use_timeout_s, clock=self.clock)
+
+    def observe(self, index: int = 0) -> model.Gpu:
+        return self.gpus.observe()[index]
+
+    def run(self, *steps: model.Step) -> None:
+        """Run steps, each on the GPU it names."""
+        plans = tuple(
+            model.GpuPlan(
+                gpu_uuid=gpu.uuid,
+                gpu_index=gpu.index,
+                steps=tuple(step for step in steps if step.gpu_uuid == gpu.uuid),
+                target=(),
+            )
+            for gpu in self.gpus.observe()
+        )
+        self.gpus.execute(model.Plan(gpus=tuple(plan for plan in plans if plan.steps)))
+
+    def enable(self, index: int = 0) -> model.Gpu:
+        self.run(mode_step(self.observe(index), ON))
+        return self.observe(index)
+
+    def fill(self, *names: str, index: int = 0) -> model.Gpu:
+        """Switch MIG on and create GPU instances, each with one compute instance, in order."""
+        for name in names:
+            gpu = self.enable(index)
+            create = gi_step(gpu, name)
+            self.run(create, ci_step(create, name))
+        return self.observe(index)
+
+    def calls(self, function: str) -> int:
+        """Return how often a C function was called."""
+        return self.library.counts[function]
+
+
+@contextlib.contextmanager
+def rig(
+    path: pathlib.Path,
+    spec: str = "a100-sxm4-40gb",
+    *,
+    in_use_timeout_s: float = 10.0,
+    options: nvml_model.Options | None = None,
+) -> Iterator[Rig]:
+    """Play a node for the body."""
+    simulated.create(spec, path, options=options)
+    library = simulated.install(path)
+    try:
+        yield Rig(library, in_use_timeout_s=in_use_timeout_s)
+    finally:
+        simulated.uninstall()
+
+
+def offered(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:
+    """Find a GPU-instance profile by the name of it or of a part of it."""
+    wanted = profile.parse(name).gpu_instance
+    return next(row for row in gpu.profiles or () if row.profile == wanted)
+
+
+def mode_step(gpu: model.Gpu, mode: model.MigMode) -> model.SetMode:
+    return model.SetMode(gpu_uuid=gpu.uuid, mode=mode, needs_reset=gpu.mode_change_needs_reset)
+
+
+def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> model.CreateGpuInstance:
+    """Create a GPU instance at a start, or at the first placement that is free."""
+    row = offered(gpu, name)
+    taken = [instance.placement for instance in gpu.gpu_instances]
+    placement = next(
+        place
+        for place in row.placements
+        if (place.start == start if start is not None else not any(map(place.overlaps, taken)))
+    )
+    return model.CreateGpuInstance(
+        gpu_uuid=gpu.uuid,
+        profile=row.profile,
+        profile_id=row.profile_id,
+        placement=placement,
+    )
+
+
+def ci_step(
+    created: model.CreateGpuInstance, name: str, start: int = 0
+) -> model.CreateComputeInstance:
+    wanted = profile.parse(name)
+    return model.CreateComputeInstance(
+        gpu_uuid=created.gpu_uuid,
+        gpu_instance_placement=created.placement,
+        profile=wanted,
+        placement=model.Placement(start, wanted.compute_slices),
+    )
+
+
+def end_steps(gpu: model.Gpu) -> tuple[model.Step, ...]:
+    """Destroy all instances of a GPU."""
+    steps: list[model.Step] = []
+    for gi in gpu.gpu_instances:
+        steps += [
+            model.DestroyComputeInstance(
+                gpu_uuid=gpu.uuid,
+                gpu_instance_id=gi.instance_id,
+                compute_instance_id=ci.instance_id,
+                profile=ci.profile,
+                uuid=ci.uuid,
+            )
+            for ci in gi.compute_instances
+        ]
+        steps.append(
+            model.DestroyGpuInstance(
+                gpu_uuid=gpu.uuid,
+                gpu_instance_id=gi.instance_id,
+                profile=gi.profile,
+                placement=gi.placement,
+            )
+        )
+    return tuple(steps)
+
+
+def names(gpu: model.Gpu) -> list[str]:
+    """Return what is on a GPU: compute instances by name, and idle GPU instances in brackets."""
+    found: list[str] = []
+    for gi in gpu.gpu_instances:
+        found += [f"{ci.profile}@{gi.placement}" for ci in gi.compute_instances] or [
+            f"[{gi.profile}@{gi.placement}]"
+        ]
+    return found

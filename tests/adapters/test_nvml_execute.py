@@ -1,0 +1,414 @@
+"""The steps of a plan, on GPUs that are held, slow, of another mind, or fine."""
+
+import pathlib
+import threading
+import time
+
+import pynvml
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import nvml_device, nvml_execute
+from mig_manager.core import model, planner, profile
+from mig_manager.sandbox import nvml_library, nvml_model
+from tests.adapters import nvml_rig
+
+CHANGES = (
+    "nvmlDeviceSetMigMode",
+    "nvmlDeviceCreateGpuInstance",
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceDestroy",
+    "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+    "nvmlComputeInstanceDestroy",
+)
+
+
+def changes(node: nvml_rig.Rig) -> int:
+    return sum(node.calls(function) for function in CHANGES)
+
+
+# Each step does what it says, and once only.
+
+
+@pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
+def test_mig_mode_is_switched_on_and_off(spec: str, tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", spec) as node:
+        gpu = node.enable()
+        assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.ON, nvml_rig.ON)
+        node.run(nvml_rig.mode_step(gpu, nvml_rig.OFF))
+        gpu = node.observe()
+        assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.OFF)
+
+
+def test_every_step_done_again_changes_nothing(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        idle = node.observe()
+        whole, parted = nvml_rig.gi_step(idle, "4g.20gb", 0), nvml_rig.gi_step(idle, "3g.20gb", 4)
+        steps = (
+            nvml_rig.mode_step(idle, nvml_rig.ON),
+            whole,
+            nvml_rig.ci_step(whole, "4g.20gb"),
+            parted,
+            nvml_rig.ci_step(parted, "1c.3g.20gb", 0),
+            nvml_rig.ci_step(parted, "1c.3g.20gb", 2),
+        )
+        for step in steps:
+            node.run(step)
+        made, count = node.observe(), changes(node)
+        for step in steps:
+            node.run(step)
+        node.run(*steps)
+        assert node.observe() == made
+        assert changes(node) == count
+
+
+def test_destroying_what_is_gone_is_done(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        full = node.fill("1g.5gb", "3g.20gb")
+        ends = nvml_rig.end_steps(full)
+        node.run(*ends)
+        assert node.observe().gpu_instances == ()
+        count = changes(node)
+        node.run(*ends)
+        node.run(nvml_rig.mode_step(full, nvml_rig.OFF))
+        node.run(*ends)
+        assert changes(node) == count + 1
+
+
+def test_an_instance_that_took_over_an_id_is_spared(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "h100-sxm5-80gb") as node:
+        ends = nvml_rig.end_steps(node.fill("2g.20gb"))
+        node.run(*ends)
+        # The same slot, the same id, another profile.
+        successor = node.fill("1g.20gb")
+        assert successor.gpu_instances[0].instance_id == ends[-1].gpu_instance_id  # type: ignore[union-attr]
+        node.run(*ends)
+        assert node.observe() == successor
+
+
+def test_a_compute_instance_that_took_over_an_id_is_spared(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        whole = nvml_rig.gi_step(node.enable(), "3g.20gb", 0)
+        node.run(whole, nvml_rig.ci_step(whole, "3g.20gb"))
+        (end, _) = nvml_rig.end_steps(node.observe())
+        node.run(end, nvml_rig.ci_step(whole, "1c.3g.20gb"))
+        successor = node.observe()
+        node.run(end)
+        assert node.observe() == successor
+
+
+def test_a_compute_instance_of_a_double_memory_slice_takes_all_its_multiprocessors(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", "h100-sxm5-80gb") as node:
+        gpu = node.fill("1g.20gb")
+        row = nvml_rig.offered(gpu, "1g.20gb")
+        assert row.multiprocessors == 26
+        assert nvml_rig.names(gpu) == [f"1g.20gb@{row.placements[0]}"]
+        (instance,) = node.state.read().gpus[0].instances
+        (compute,) = instance.compute_instances
+        assert compute.profile_id == pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
+
+
+def test_the_biggest_of_equal_compute_profiles_spans_and_the_first_is_a_part() -> None:
+    def offer(profile_id: int, multiprocessors: int) -> nvml_device.ComputeProfile:
+        return nvml_device.ComputeProfile(
+            profile_id=profile_id, slices=1, multiprocessors=multiprocessors, max_instances=1
+        )
+
+    rows = (offer(0, 16), offer(7, 26))
+    assert nvml_execute._compute_profile(rows, profile.parse("1g.20gb")).profile_id == 7
+    assert nvml_execute._compute_profile(rows, profile.parse("1c.2g.20gb")).profile_id == 0
+
+
+def test_instances_are_created_where_the_plan_wants_them(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        # Left to itself the driver would take 6 and then 4.
+        gpu = node.enable()
+        node.run(nvml_rig.gi_step(gpu, "1g.5gb", 0), nvml_rig.gi_step(gpu, "1g.5gb", 3))
+        assert nvml_rig.names(node.observe()) == ["[1g.5gb@0:1]", "[1g.5gb@3:1]"]
+        assert node.calls("nvmlDeviceCreateGpuInstance") == 0
+
+
+def test_a_driver_without_placement_is_used_where_it_places_as_wanted(
+    tmp_path: pathlib.Path,
+) -> None:
+    options = nvml_model.Options(absent_functions=("nvmlDeviceCreateGpuInstanceWithPlacement",))
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        gpu = node.enable()
+        node.run(nvml_rig.gi_step(gpu, "1g.5gb", 6))
+        assert nvml_rig.names(node.observe()) == ["[1g.5gb@6:1]"]
+        with pytest.raises(errors.HardwareError, match="chose 4:1; undone") as caught:
+            node.run(nvml_rig.gi_step(gpu, "1g.5gb", 0))
+        assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+        assert nvml_rig.names(node.observe()) == ["[1g.5gb@6:1]"]
+
+
+def test_a_driver_without_placement_is_checked_for_compute_instances_too(
+    tmp_path: pathlib.Path,
+) -> None:
+    options = nvml_model.Options(
+        absent_functions=("nvmlGpuInstanceCreateComputeInstanceWithPlacement",)
+    )
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        whole = nvml_rig.gi_step(node.enable(), "3g.20gb", 0)
+        node.run(whole, nvml_rig.ci_step(whole, "1c.3g.20gb", 2))
+        with pytest.raises(errors.HardwareError, match="undone"):
+            node.run(nvml_rig.ci_step(whole, "1c.3g.20gb", 1))
+        assert nvml_rig.names(node.observe()) == ["1c.3g.20gb@0:4"]
+
+
+def test_a_compute_instance_needs_its_gpu_instance(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        never_made = nvml_rig.gi_step(node.enable(), "3g.20gb", 0)
+        with pytest.raises(
+            errors.HardwareError, match=r"no GPU instance 3g\.20gb at 0:4"
+        ) as caught:
+            node.run(nvml_rig.ci_step(never_made, "3g.20gb"))
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+
+
+def test_a_plan_takes_a_gpu_from_off_to_the_layout_and_the_next_plan_is_empty(
+    tmp_path: pathlib.Path,
+) -> None:
+    wish = model.WantedGpu.of(
+        model.MigMode.ENABLED,
+        {profile.parse(name): count for name, count in (("1g.5gb", 2), ("1c.2g.10gb", 2))},
+    )
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        wanted = {gpu.uuid: wish for gpu in node.gpus.observe()}
+        node.gpus.execute(planner.plan(node.gpus.observe(), wanted))
+        assert planner.plan(node.gpus.observe(), wanted).is_empty
+        assert all(len(gpu.mig_uuids) == 4 for gpu in node.gpus.observe())
+
+
+# Somebody holds what must go.
+
+
+def test_what_is_in_use_is_tried_again_until_its_holder_leaves(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        gpu = node.fill("1g.5gb")
+        client = node.state.add_client(gpu.mig_uuids[0], name="/usr/bin/python3")
+        waits: list[float] = []
+
+        def leave_after_three_seconds() -> None:
+            waits.append(node.clock.now_s)
+            if node.clock.now_s > 3.0:
+                node.state.remove_client(client)
+
+        node.clock.on_wait.append(leave_after_three_seconds)
+        node.run(*nvml_rig.end_steps(gpu))
+        assert node.observe().gpu_instances == ()
+    pauses = [after - before for before, after in zip([0.0, *waits], waits, strict=False)]
+    assert pauses == sorted(pauses)
+    assert max(pauses) <= 1.0
+
+
+def test_what_stays_in_use_is_an_error_that_names_its_holder(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=10.0) as node:
+        gpu = node.fill("1g.5gb", "2g.10gb")
+        first, second = gpu.gpu_instances
+        node.state.add_client(first.compute_instances[0].uuid or "", name="train.py", pid=4711)
+        node.state.add_client(second.compute_instances[0].uuid or "", name="other", pid=4712)
+        with pytest.raises(errors.HardwareError) as caught:
+            node.run(*nvml_rig.end_steps(gpu))
+        assert 10.0 <= node.clock.now_s <= 12.0
+    assert caught.value.message == (
+        f"GPU 0 ({gpu.uuid}): cannot destroy compute instance 0 (1g.5gb) of GPU instance "
+        f"{first.instance_id}: nvmlComputeInstanceDestroy answered 'In use by another client'; "
+        f"held by train.py (pid 4711 in GPU instance {first.instance_id})"
+    )
+    assert caught.value.reason is errors.Reason.IN_USE
+    assert caught.value.operation == "nvmlComputeInstanceDestroy"
+    assert caught.value.code == pynvml.NVML_ERROR_IN_USE
+
+
+@pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
+def test_a_mode_change_waits_for_a_holder_and_then_happens(
+    spec: str, tmp_path: pathlib.Path
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", spec) as node:
+        gpu = node.observe()
+        client = node.state.add_client(gpu.uuid, name="python3")
+        node.clock.on_wait.append(lambda: node.state.remove_client(client))
+        assert node.enable().current_mode is nvml_rig.ON
+
+
+@pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
+def test_a_mode_change_that_stays_held_is_an_error_that_names_its_holder(
+    spec: str, tmp_path: pathlib.Path
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", spec) as node:
+        gpu = node.observe()
+        node.state.add_client(gpu.uuid, name="python3", pid=4711)
+        with pytest.raises(errors.HardwareError) as caught:
+            node.enable()
+    assert caught.value.reason is errors.Reason.IN_USE
+    assert caught.value.message == (
+        f"GPU 0 ({gpu.uuid}): cannot switch MIG mode to enabled: nvmlDeviceSetMigMode answered "
+        "'In use by another client'; held by python3 (pid 4711)"
+    )
+
+
+def test_a_holder_that_nvml_does_not_list_is_guessed_to_be_a_monitor(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        gpu = node.observe()
+        node.state.add_client(gpu.uuid, name="dcgm", kind=nvml_model.ClientKind.MONITOR)
+        with pytest.raises(errors.HardwareError, match=r"names no process.*a monitor may"):
+            node.enable()
+
+
+def test_many_holders_are_counted_rather_than_listed(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
+        gpu = node.observe()
+        for pid in range(100, 120):
+            node.state.add_client(gpu.uuid, name="rank", pid=pid)
+        with pytest.raises(errors.HardwareError, match=r"rank \(pid 107\) and 12 more"):
+            node.enable()
+
+
+def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=10.0) as node:
+        gpu = node.fill("1g.5gb", "1g.5gb")
+        first = node.state.add_client(gpu.mig_uuids[0], name="a")
+        node.state.add_client(gpu.mig_uuids[1], name="b")
+
+        def leave_after_eight_seconds() -> None:
+            if node.clock.now_s > 8.0:
+                node.state.remove_client(first)
+
+        node.clock.on_wait.append(leave_after_eight_seconds)
+        with pytest.raises(errors.HardwareError, match="held by b"):
+            node.run(*nvml_rig.end_steps(gpu))
+        assert node.clock.now_s <= 12.0
+
+
+# A mode change that does not take effect is never taken for one that did.
+
+
+def test_a_mode_that_needs_a_reset_nobody_can_do_is_an_error(tmp_path: pathlib.Path) -> None:
+    options = nvml_model.Options(virtualization=nvml_model.Virtualization.PASSTHROUGH)
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        with pytest.raises(errors.HardwareError, match="GPU requires restart") as caught:
+            node.enable()
+        assert node.observe().current_mode is nvml_rig.OFF
+        assert node.clock.now_s == 0.0
+    assert caught.value.reason is errors.Reason.RESET_REQUIRED
+
+
+def test_a_success_that_leaves_the_mode_pending_is_an_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        gpu = node.observe()
+        monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", lambda *_: 0)
+        with pytest.raises(errors.HardwareError, match="waits for a reset") as caught:
+            node.run(nvml_rig.mode_step(gpu, nvml_rig.ON))
+    assert caught.value.reason is errors.Reason.RESET_REQUIRED
+
+
+def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
+        gpu = node.observe()
+        node.state.add_client(gpu.uuid, name="dcgm", kind=nvml_model.ClientKind.MONITOR)
+        with pytest.raises(errors.HardwareError):
+            node.enable()
+        node.run(nvml_rig.mode_step(gpu, nvml_rig.OFF))
+        gpu = node.observe()
+    assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.OFF)
+
+
+# Several GPUs.
+
+
+def test_a_failure_on_one_gpu_does_not_stop_another(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "3xa100-sxm4-40gb") as node:
+        gpus = node.gpus.observe()
+        for index in (0, 2):
+            node.state.add_fault(
+                nvml_model.Fault(
+                    function="nvmlDeviceCreateGpuInstance*",
+                    gpu=index,
+                    code=nvml_model.Code.INSUFFICIENT_RESOURCES,
+                )
+            )
+        steps: list[model.Step] = []
+        for gpu in gpus:
+            steps += [nvml_rig.mode_step(gpu, nvml_rig.ON), nvml_rig.gi_step(gpu, "7g.40gb")]
+        with pytest.raises(errors.HardwareError) as caught:
+            node.run(*steps)
+        after = node.gpus.observe()
+    assert [nvml_rig.names(gpu) for gpu in after] == [[], ["[7g.40gb@0:8]"], []]
+    first, second = caught.value.message.split("; ")
+    assert first.startswith(f"GPU 0 ({gpus[0].uuid}): cannot create GPU instance 7g.40gb at 0:8")
+    assert second.startswith(f"GPU 2 ({gpus[2].uuid}): ")
+    assert caught.value.reason is errors.Reason.INSUFFICIENT_RESOURCES
+    assert caught.value.gpu == f"GPU 0 ({gpus[0].uuid})"
+
+
+def test_a_gpu_stops_at_its_first_failure(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        gpu = node.enable()
+        steps = [nvml_rig.gi_step(gpu, "1g.5gb", start) for start in range(3)]
+        node.state.add_fault(
+            nvml_model.Fault(
+                function="nvmlDeviceCreateGpuInstance*",
+                first=2,
+                code=nvml_model.Code.INSUFFICIENT_RESOURCES,
+            )
+        )
+        with pytest.raises(errors.HardwareError):
+            node.run(*steps)
+        assert nvml_rig.names(node.observe()) == ["[1g.5gb@0:1]"]
+
+
+def test_gpus_are_worked_on_at_the_same_time(tmp_path: pathlib.Path) -> None:
+    options = nvml_model.Options(
+        latency=nvml_model.Latency(create_gpu_instance_s=0.5), logs_calls=True
+    )
+    with nvml_rig.rig(tmp_path / "state", "4xa100-sxm4-40gb", options=options) as node:
+        gpus = node.gpus.observe()
+        node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in gpus])
+        start = time.monotonic()
+        node.run(*[nvml_rig.gi_step(gpu, "7g.40gb") for gpu in gpus])
+        assert time.monotonic() - start < 4 * 0.5
+        created = [
+            call
+            for call in nvml_library.read_calls(tmp_path / "state")
+            if call.function == "nvmlDeviceCreateGpuInstanceWithPlacement"
+        ]
+    assert len(created) == 4
+    assert max(call.started_ns for call in created) < min(call.ended_ns for call in created)
+
+
+def test_no_session_outlives_an_execution_that_fails(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
+        gpu = node.observe()
+        node.state.add_client(gpu.uuid, name="python3")
+        with pytest.raises(errors.HardwareError):
+            node.enable()
+        assert node.calls("nvmlInitWithFlags") == node.calls("nvmlShutdown")
+
+
+def test_a_gpu_that_left_the_node_is_a_typed_error(tmp_path: pathlib.Path) -> None:
+    step = model.SetMode(gpu_uuid="GPU-gone", mode=nvml_rig.ON, needs_reset=False)
+    plan = model.GpuPlan(gpu_uuid="GPU-gone", gpu_index=7, steps=(step,), target=())
+    with (
+        nvml_rig.rig(tmp_path / "state") as node,
+        pytest.raises(errors.HardwareError, match=r"GPU 7 \(GPU-gone\).*Not Found"),
+    ):
+        node.gpus.execute(model.Plan(gpus=(plan,)))
+
+
+def test_no_thread_outlives_an_execution(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "4xa100-sxm4-40gb") as node:
+        before = threading.active_count()
+        node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in node.gpus.observe()])
+        assert threading.active_count() == before

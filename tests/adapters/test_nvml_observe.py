@@ -1,0 +1,256 @@
+"""What is on the GPUs, as NVML tells it."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.sandbox import hardware, nvml_model
+from tests.adapters import nvml_rig
+
+PRODUCTS = [
+    pytest.param(product, id=product.key)
+    for product in hardware.products().values()
+    if not product.not_simulatable
+]
+CAPABLE = [param for param in PRODUCTS if param.values[0].is_mig_capable]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_every_product_is_observed_as_it_is(
+    product: hardware.Product, tmp_path: pathlib.Path
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", product.key) as node:
+        gpu = node.observe()
+    wanted = hardware.template(product)
+    # What an idle GPU has by its model; the rest is the board's own.
+    shared = {
+        field.name: getattr(wanted, field.name)
+        for field in dataclasses.fields(wanted)
+        if field.name not in {"uuid", "pci_address", "pci_subsystem_id", "profiles"}
+    }
+    assert dataclasses.replace(gpu, **shared) == gpu
+    assert sorted(gpu.profiles or (), key=lambda row: row.enum_index) == sorted(
+        wanted.profiles or (), key=lambda row: row.enum_index
+    )
+    assert gpu.pci_address == "00000000:07:00.0"
+
+
+@pytest.mark.parametrize("product", CAPABLE)
+def test_every_profile_of_a_product_can_be_made_and_is_seen_with_its_name(
+    product: hardware.Product, tmp_path: pathlib.Path
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", product.key) as node:
+        empty = node.enable()
+        for row in empty.profiles or ():
+            gpu = node.fill(str(row.profile))
+            (instance,) = gpu.gpu_instances
+            assert instance.profile == row.profile
+            assert instance.profile_id == row.profile_id
+            (compute,) = instance.compute_instances
+            assert compute.profile == row.profile
+            assert gpu.mig_uuids == (compute.uuid,)
+            assert (compute.uuid or "").startswith("MIG-")
+            node.run(*nvml_rig.end_steps(gpu))
+        assert node.observe() == empty
+
+
+def test_a_gpu_without_mig_has_no_mode_and_no_profiles(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "t4") as node:
+        gpu = node.observe()
+    assert not gpu.is_mig_capable
+    assert gpu.pending_mode is None
+    assert gpu.profiles == ()
+    assert not gpu.mode_change_needs_reset
+
+
+def test_gpus_come_in_the_order_of_their_indices(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb+t4+h100-sxm5-80gb") as node:
+        gpus = node.gpus.observe()
+    assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
+    assert [gpu.architecture.value for gpu in gpus] == ["ampere", "ampere", "other", "hopper"]
+    assert [gpu.mode_change_needs_reset for gpu in gpus] == [True, True, False, False]
+
+
+def test_a_driver_that_tells_nothing_while_mig_is_off_is_believed_once_it_is_on(
+    tmp_path: pathlib.Path,
+) -> None:
+    options = nvml_model.Options(tells_profiles_while_mig_off=False)
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        assert node.observe().profiles is None
+        assert len(node.enable().profiles or ()) == len(hardware.find("a100").profiles)
+
+
+def test_a_library_that_knows_fewer_profiles_tells_those_it_knows(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(
+        tmp_path / "state", options=nvml_model.Options(profile_enum_count=9)
+    ) as node:
+        told = node.observe().profiles or ()
+    assert {row.enum_index for row in told} == {0, 1, 2, 3, 4, 7}
+
+
+@pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
+def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
+    spec: str, tmp_path: pathlib.Path
+) -> None:
+    options = nvml_model.Options(absent_functions=("nvmlDeviceGetFieldValues",))
+    with nvml_rig.rig(tmp_path / "state", spec, options=options) as node:
+        gpu = node.observe()
+    assert gpu.mode_change_needs_reset is (gpu.architecture is model.Architecture.AMPERE)
+
+
+def test_a_gpu_instance_without_compute_instance_is_seen(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.run(nvml_rig.gi_step(node.enable(), "2g.10gb", 4))
+        gpu = node.observe()
+    assert nvml_rig.names(gpu) == ["[2g.10gb@4:2]"]
+    assert gpu.mig_uuids == ()
+
+
+def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        whole = nvml_rig.gi_step(node.enable(), "3g.20gb", 4)
+        node.run(
+            whole,
+            nvml_rig.ci_step(whole, "1c.3g.20gb", 2),
+            nvml_rig.ci_step(whole, "2c.3g.20gb", 0),
+        )
+        (instance,) = node.observe().gpu_instances
+    assert {(str(ci.profile), str(ci.placement)) for ci in instance.compute_instances} == {
+        ("1c.3g.20gb", "2:1"),
+        ("2c.3g.20gb", "0:2"),
+    }
+    assert len({ci.uuid for ci in instance.compute_instances}) == 2
+
+
+def test_every_mig_device_is_found_behind_a_gap_in_the_indices(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        before = node.fill(*["1g.5gb"] * 4)
+        first, second = nvml_rig.end_steps(before)[:2]
+        node.run(first, second)
+        after = node.observe()
+    assert len(after.mig_uuids) == 3
+    assert set(after.mig_uuids) < set(before.mig_uuids)
+
+
+def test_instances_come_in_the_order_of_their_places_whatever_their_ids(
+    tmp_path: pathlib.Path,
+) -> None:
+    options = nvml_model.Options(swapped_gpus=(0,))
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        gpu = node.fill(*["1g.5gb"] * 7)
+    ids = [instance.instance_id for instance in gpu.gpu_instances]
+    assert ids != sorted(ids)
+    assert [instance.placement.start for instance in gpu.gpu_instances] == list(range(7))
+
+
+def test_a_mode_that_waits_for_a_reset_is_told(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
+        gpu = node.observe()
+        node.state.add_client(gpu.uuid, name="dcgm", kind=nvml_model.ClientKind.MONITOR)
+        with pytest.raises(errors.HardwareError):
+            node.enable()
+        gpu = node.observe()
+    assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.ON)
+
+
+def test_the_unprivileged_see_no_profiles_while_mig_is_off(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", options=nvml_model.Options(permitted=False)) as node:
+        gpu = node.observe()
+    assert gpu.profiles is None
+    assert gpu.current_mode is nvml_rig.OFF
+
+
+def test_instances_that_may_not_be_listed_are_an_error_and_never_none(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.fill("1g.5gb")
+        node.state.set_options(nvml_model.Options(permitted=False))
+        with pytest.raises(errors.HardwareError) as caught:
+            node.gpus.observe()
+    assert caught.value.reason is errors.Reason.NO_PERMISSION
+    assert caught.value.gpu.startswith("GPU 0 (GPU-")
+
+
+def test_lasting_facts_are_asked_once_however_many_instances_there_are(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.fill(*["1g.5gb"] * 7)
+        asked = (
+            "nvmlDeviceGetMemoryInfo",
+            "nvmlDeviceGetGpuInstanceProfileInfo",
+            "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+            "nvmlDeviceGetMigMode",
+        )
+        before = {function: node.calls(function) for function in asked}
+        node.gpus.observe()
+        added = {function: node.calls(function) - before[function] for function in asked}
+    assert added["nvmlDeviceGetMemoryInfo"] == 1
+    assert added["nvmlDeviceGetMigMode"] == 1
+    assert added["nvmlDeviceGetGpuInstanceProfileInfo"] <= 32
+    assert added["nvmlGpuInstanceGetComputeInstanceProfileInfo"] <= 16
+
+
+def test_no_session_outlives_an_observation(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        node.gpus.observe()
+        node.state.add_fault(
+            nvml_model.Fault(function="nvmlDeviceGetMigMode", code=nvml_model.Code.GPU_IS_LOST)
+        )
+        with pytest.raises(errors.HardwareError):
+            node.gpus.observe()
+        assert node.calls("nvmlInitWithFlags") == node.calls("nvmlShutdown") == 2
+
+
+def test_an_error_names_the_gpu_the_function_and_the_answer(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        uuid = node.observe(1).uuid
+        node.state.add_fault(
+            nvml_model.Fault(
+                function="nvmlDeviceGetMigMode", gpu=1, code=nvml_model.Code.GPU_IS_LOST
+            )
+        )
+        with pytest.raises(errors.HardwareError) as caught:
+            node.gpus.observe()
+    assert caught.value.message == (f"GPU 1 ({uuid}): nvmlDeviceGetMigMode answered 'GPU is lost'")
+    assert caught.value.reason is errors.Reason.GPU_LOST
+    assert caught.value.gpu == f"GPU 1 ({uuid})"
+    assert caught.value.code == nvml_model.Code.GPU_IS_LOST
+
+
+def test_a_driver_that_is_not_loaded_is_told_as_such(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.state.add_fault(
+            nvml_model.Fault(
+                function="nvmlInit*", code=nvml_model.Code.DRIVER_NOT_LOADED, count=None
+            )
+        )
+        with pytest.raises(errors.HardwareError) as caught:
+            node.gpus.observe()
+    assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
+
+
+def test_a_gpu_that_shares_the_memory_of_its_host_is_observed(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "t4") as node:
+        node.state.add_fault(
+            nvml_model.Fault(
+                function="nvmlDeviceGetMemoryInfo", code=nvml_model.Code.NOT_SUPPORTED
+            )
+        )
+        assert node.observe().memory_mib == 0
+
+
+def test_profiles_that_cannot_be_named_are_an_error(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.state.add_fault(
+            nvml_model.Fault(
+                function="nvmlDeviceGetMemoryInfo", code=nvml_model.Code.NOT_SUPPORTED
+            )
+        )
+        with pytest.raises(errors.HardwareError, match="no memory size") as caught:
+            node.observe()
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED

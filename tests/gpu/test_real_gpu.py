@@ -1,0 +1,66 @@
+"""The adapter on real GPUs. It looks and changes nothing, so any GPU in any use will do."""
+
+import re
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import clock, gpu_child, nvml
+from mig_manager.core import model
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def gpus() -> tuple[model.Gpu, ...]:
+    try:
+        return nvml.NvmlGpus(clock=clock.SystemClock()).observe()
+    except errors.HardwareError as error:
+        if error.reason is errors.Reason.DRIVER_NOT_LOADED:
+            pytest.skip(f"no NVIDIA driver here: {error.message}")
+        raise
+
+
+def test_every_gpu_says_who_it_is(gpus: tuple[model.Gpu, ...]) -> None:
+    assert [gpu.index for gpu in gpus] == list(range(len(gpus)))
+    for gpu in gpus:
+        assert re.fullmatch(r"GPU-[0-9a-f-]{36}", gpu.uuid)
+        assert re.fullmatch(r"[0-9a-f]{8}:[0-9a-f]{2}:[0-9a-f]{2}\.0", gpu.pci_address)
+        assert gpu.pci_device_id & 0xFFFF == 0x10DE
+        assert gpu.name
+
+
+def test_every_profile_has_a_name_and_a_place(gpus: tuple[model.Gpu, ...]) -> None:
+    offered = [row for gpu in gpus for row in gpu.profiles or ()]
+    if not offered:
+        pytest.skip("no GPU here tells MIG profiles")
+    for row in offered:
+        assert row.placements
+        assert row.profile.spans
+        assert not any(name.startswith("enum") for name in row.profile.attributes)
+    for gpu in gpus:
+        names = [row.profile for row in gpu.profiles or ()]
+        assert len(names) == len(set(names))
+
+
+def test_instances_lie_where_their_profile_can_be_placed(gpus: tuple[model.Gpu, ...]) -> None:
+    for gpu in gpus:
+        places = {row.profile_id: row.placements for row in gpu.profiles or ()}
+        for instance in gpu.gpu_instances:
+            assert instance.placement in places[instance.profile_id]
+            for compute in instance.compute_instances:
+                assert compute.uuid is not None
+                assert compute.uuid.startswith("MIG-")
+
+
+def test_looking_again_and_from_another_process_shows_the_same(
+    gpus: tuple[model.Gpu, ...],
+) -> None:
+    assert nvml.NvmlGpus(clock=clock.SystemClock()).observe() == gpus
+    child = gpu_child.ChildGpus(command=gpu_child.worker_command(), timeout_s=60.0)
+    assert child.observe() == gpus
+
+
+@pytest.mark.usefixtures("gpus")
+def test_carrying_out_nothing_is_allowed() -> None:
+    nvml.NvmlGpus(clock=clock.SystemClock()).execute(model.Plan(gpus=()))
