@@ -1,0 +1,322 @@
+"""NodeWatch against the embedded API server, with every way a watch can fail."""
+
+import contextlib
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mig_manager.adapters.kube import api, nodewatch, stream
+from mig_manager.core import cluster
+from mig_manager.sandbox import apiresources, apiserver
+
+_SOON_S = 10.0
+_BRISK = nodewatch.Pace(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
+
+
+class Follower:
+    """A running NodeWatch and what it has delivered."""
+
+    def __init__(
+        self,
+        server: apiserver.ApiServer,
+        *,
+        pace: nodewatch.Pace = _BRISK,
+        on_node: Callable[[cluster.NodeView], None] | None = None,
+        request_timeout_s: float = 10.0,
+        kind: type[api.KubeApi] = api.KubeApi,
+    ) -> None:
+        self.server = server
+        self.views: queue.Queue[cluster.NodeView] = queue.Queue()
+        self.stop = threading.Event()
+        self.kube = kind.at(
+            server.url, request_timeout_s=request_timeout_s, sleep=lambda _seconds: None
+        )
+        self.watch = nodewatch.NodeWatch(
+            self.kube, name="n1", on_node=on_node or self.views.put, stop=self.stop, pace=pace
+        )
+        self.thread = threading.Thread(target=self.watch.run)
+
+    def wish(self) -> str | None:
+        """Return the label in the next node that is delivered."""
+        return self.views.get(timeout=_SOON_S).labels.get(cluster.CONFIG_LABEL)
+
+    def wait_for_wish(self, wanted: str) -> None:
+        while self.wish() != wanted:
+            pass
+
+    def wait_for_watch(self) -> None:
+        """Return when the watch is open on the server's side."""
+        assert eventually(lambda: self.server.watch_count == 1)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    pause = threading.Event()
+    deadline = time.monotonic() + _SOON_S
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        pause.wait(0.005)
+    return False
+
+
+def make_node(wish: str = "one", name: str = "n1") -> dict[str, Any]:
+    metadata = {"name": name, "labels": {cluster.CONFIG_LABEL: wish}}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+def label(server: apiserver.ApiServer, wish: str, name: str = "n1") -> None:
+    def change(thing: dict[str, Any]) -> None:
+        thing["metadata"]["labels"] = {cluster.CONFIG_LABEL: wish}
+
+    server.store.modify(apiresources.NODES, name, change)
+
+
+@contextlib.contextmanager
+def following(follower: Follower) -> Iterator[Follower]:
+    follower.thread.start()
+    try:
+        yield follower
+    finally:
+        follower.stop.set()
+        follower.thread.join(_SOON_S)
+        follower.kube.close()
+        assert not follower.thread.is_alive()
+
+
+@contextlib.contextmanager
+def serving(*, refuses_expired_watches: bool = False) -> Iterator[apiserver.ApiServer]:
+    server = apiserver.ApiServer(
+        refuses_expired_watches=refuses_expired_watches, bookmark_period_s=0.05
+    )
+    with apiserver.serve(server) as running:
+        running.store.create(make_node())
+        yield running
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with serving() as running:
+        yield running
+
+
+def test_delivers_the_node_and_then_each_change_of_it_alone(server: apiserver.ApiServer) -> None:
+    server.store.create(make_node("other", "n2"))
+    with following(Follower(server)) as follower:
+        assert follower.wish() == "one"
+        follower.wait_for_watch()
+        label(server, "other two", "n2")
+        label(server, "two")
+        assert follower.wish() == "two"
+        label(server, "three")
+        assert follower.wish() == "three"
+
+
+@pytest.mark.parametrize("how", [b for b in apiserver.Break if b is not apiserver.Break.STALL])
+def test_a_watch_that_ends_is_taken_up_without_losing_a_change(
+    server: apiserver.ApiServer, how: apiserver.Break
+) -> None:
+    with following(Follower(server)) as follower:
+        assert follower.wish() == "one"
+        follower.wait_for_watch()
+        server.break_watches(how)
+        label(server, "two")
+        follower.wait_for_wish("two")
+
+
+def test_an_orderly_end_is_taken_up_where_it_was(server: apiserver.ApiServer) -> None:
+    with following(Follower(server)) as follower:
+        assert follower.wish() == "one"
+        for _ in range(3):
+            follower.wait_for_watch()
+            server.break_watches(apiserver.Break.CLOSE)
+            assert eventually(lambda: server.watch_count == 0)
+        follower.wait_for_watch()
+        label(server, "two")
+        assert follower.wish() == "two"
+        assert server.log.count("list", "nodes") == 1
+
+
+def test_bookmarks_keep_the_version_from_expiring(server: apiserver.ApiServer) -> None:
+    with following(Follower(server)) as follower:
+        assert follower.wish() == "one"
+        follower.wait_for_watch()
+        for number in range(20):
+            server.store.create(make_node("x", f"other{number}"))
+        contact = follower.watch._version
+        assert eventually(lambda: follower.watch._version != contact)
+        server.store.compact()
+        server.break_watches(apiserver.Break.CLOSE)
+        label(server, "two")
+        assert follower.wish() == "two"
+        assert server.log.count("list", "nodes") == 1
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["as status", "in the stream"])
+def test_a_version_that_has_expired_is_followed_by_a_new_list(*, is_refused: bool) -> None:
+    with (
+        serving(refuses_expired_watches=is_refused) as server,
+        following(Follower(server)) as follower,
+    ):
+        assert follower.wish() == "one"
+        follower.wait_for_watch()
+        server.inject(apiserver.Fault(verb="watch", reset=True, times=3))
+        server.break_watches(apiserver.Break.RESET)
+        label(server, "two")
+        server.store.compact()
+        follower.wait_for_wish("two")
+        assert server.log.count("list", "nodes") >= 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        apiserver.Fault(verb="list", status=500, times=9),
+        apiserver.Fault(verb="list", status=403, times=2),
+        apiserver.Fault(verb="list", reset=True, times=9),
+        apiserver.Fault(verb="list", truncate=True, times=9),
+        apiserver.Fault(verb="watch", status=503, times=3),
+        apiserver.Fault(verb="watch", status=410, times=3),
+        apiserver.Fault(verb="watch", status=429, retry_after_s=1, times=2),
+        apiserver.Fault(verb="watch", reset=True, times=3),
+        apiserver.Fault(verb="watch", truncate=True, times=3),
+    ],
+    ids=lambda fault: f"{fault.verb} {fault.status or ('reset' if fault.reset else 'truncate')}",
+)
+def test_whatever_the_server_answers_it_goes_on(
+    server: apiserver.ApiServer, fault: apiserver.Fault
+) -> None:
+    server.inject(fault)
+    with following(Follower(server)) as follower:
+        follower.wait_for_wish("one")
+        follower.wait_for_watch()
+        label(server, "two")
+        follower.wait_for_wish("two")
+
+
+def test_a_silent_watch_is_given_up_and_renewed(
+    server: apiserver.ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodewatch, "_IDLE_MARGIN_S", 0.1)
+    server.inject(apiserver.Fault(verb="watch", stall=True))
+    pace = nodewatch.Pace(watch_s=0.2, steady_s=0.0, first_wait_s=0.01)
+    with following(Follower(server, pace=pace)) as follower:
+        assert follower.wish() == "one"
+        label(server, "two")
+        follower.wait_for_wish("two")
+
+
+class Curt(api.KubeApi):
+    """Every watch is over, in an orderly way, as soon as it is open."""
+
+    def watch(self, *args: Any, **kwargs: Any) -> stream.WatchStream:
+        opened = super().watch(*args, **kwargs)
+        opened.interrupt()
+        return opened
+
+
+@pytest.mark.parametrize("is_orderly", [True, False])
+def test_a_server_that_ends_each_watch_at_once_is_not_hammered(
+    server: apiserver.ApiServer, *, is_orderly: bool
+) -> None:
+    if not is_orderly:
+        server.inject(apiserver.Fault(verb="watch", status=503, times=None))
+    kind = Curt if is_orderly else api.KubeApi
+    pace = nodewatch.Pace(first_wait_s=0.1, longest_wait_s=60)
+    with following(Follower(server, pace=pace, kind=kind)) as follower:
+        assert follower.wish() == "one"
+        assert not follower.stop.wait(1.0)
+        assert 2 <= server.log.count("watch", "nodes") <= 6
+
+
+def test_the_pause_grows_to_its_limit_and_is_half_chance() -> None:
+    pace = nodewatch.Pace(first_wait_s=1, longest_wait_s=30)
+    assert [pace.wait_s(failures, 1.0) for failures in (1, 2, 3, 6, 10_000)] == [1, 2, 4, 30, 30]
+    assert pace.wait_s(3, 0.0) == 2
+
+
+def test_a_listeners_error_does_not_end_it_and_the_node_is_delivered_again(
+    server: apiserver.ApiServer,
+) -> None:
+    heard: queue.Queue[str] = queue.Queue()
+    failures = iter([True, False, True, False])
+
+    def listen(view: cluster.NodeView) -> None:
+        if next(failures, False):
+            raise RuntimeError("a bug of the listener's")
+        heard.put(view.labels[cluster.CONFIG_LABEL])
+
+    with following(Follower(server, on_node=listen)) as follower:
+        assert heard.get(timeout=_SOON_S) == "one"
+        follower.wait_for_watch()
+        label(server, "two")
+        assert heard.get(timeout=_SOON_S) == "two"
+
+
+def test_a_node_that_is_made_later_or_anew_is_delivered(server: apiserver.ApiServer) -> None:
+    server.store.delete(apiresources.NODES, "n1")
+    with following(Follower(server)) as follower:
+        follower.wait_for_watch()
+        server.store.create(make_node("two"))
+        assert follower.wish() == "two"
+        server.store.delete(apiresources.NODES, "n1")
+        server.store.create(make_node("three"))
+        assert follower.wish() == "three"
+
+
+class TestContact:
+    def test_there_is_none_before_the_first_answer(self, server: apiserver.ApiServer) -> None:
+        assert Follower(server).watch.last_contact_s == math.inf
+
+    def test_it_is_renewed_by_bookmarks(self, server: apiserver.ApiServer) -> None:
+        with following(Follower(server)) as follower:
+            follower.wait_for_watch()
+            before = follower.watch._contact
+            assert eventually(lambda: follower.watch._contact > before)
+            assert follower.watch.last_contact_s < _SOON_S
+
+    def test_it_ages_while_the_server_is_down(self, server: apiserver.ApiServer) -> None:
+        with following(Follower(server)) as follower:
+            follower.wait_for_watch()
+            server.stop()
+            assert eventually(lambda: follower.watch.last_contact_s > 0.3)
+
+
+class TestStop:
+    def stops_promptly(self, follower: Follower) -> None:
+        begun = time.monotonic()
+        follower.stop.set()
+        follower.thread.join(_SOON_S)
+        assert not follower.thread.is_alive()
+        assert time.monotonic() - begun < 2.0
+
+    def test_while_a_watch_is_idle(self, server: apiserver.ApiServer) -> None:
+        with following(Follower(server)) as follower:
+            follower.wait_for_watch()
+            self.stops_promptly(follower)
+
+    def test_while_it_waits_to_try_again(self, server: apiserver.ApiServer) -> None:
+        server.inject(apiserver.Fault(verb="list", status=403, times=None))
+        pace = nodewatch.Pace(first_wait_s=600, longest_wait_s=600)
+        with following(Follower(server, pace=pace)) as follower:
+            assert eventually(lambda: server.log.count("list", "nodes") == 1)
+            self.stops_promptly(follower)
+
+    def test_while_the_server_does_not_answer(self, server: apiserver.ApiServer) -> None:
+        server.inject(apiserver.Fault(stall=True, times=None))
+        with following(Follower(server, request_timeout_s=5)) as follower:
+            assert eventually(lambda: server.log.count("list", "nodes") == 1)
+            self.stops_promptly(follower)
+
+    def test_nothing_is_delivered_afterwards(self, server: apiserver.ApiServer) -> None:
+        with following(Follower(server)) as follower:
+            assert follower.wish() == "one"
+            follower.wait_for_watch()
+            self.stops_promptly(follower)
+            label(server, "two")
+            with pytest.raises(queue.Empty):
+                follower.views.get(timeout=0.2)
