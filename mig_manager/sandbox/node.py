@@ -148,21 +148,22 @@ class SandboxNode:
     def _run(self, cluster: view.ClusterView, agent: kubelet.Kubelet) -> None:
         controllers = (daemonsets.DaemonSetController(cluster), scheduler.Scheduler(cluster))
         tick_at = time.monotonic()
-        while not self._stopping.is_set():
-            self._wake.clear()
-            now = time.monotonic()
-            try:
-                if now >= tick_at:
-                    agent.tick(now)
-                    tick_at = now + self.options.tick_s
-                if self.options.is_control_plane:
-                    for controller in controllers:
+        try:
+            while not self._stopping.is_set():
+                self._wake.clear()
+                now = time.monotonic()
+                try:
+                    if now >= tick_at:
+                        agent.tick(now)
+                        tick_at = now + self.options.tick_s
+                    for controller in controllers if self.options.is_control_plane else ():
                         controller.sync()
-                agent.sync(now)
-            except errors.ClusterError as error:
-                _log.warning("sandbox node %s tries again: %s", self.options.name, error)
-                self._stopping.wait(_RETRY_S)
-                continue
-            dues = [due for due in (tick_at, agent.due()) if due is not None]
-            self._wake.wait(max(0.0, min(dues) - time.monotonic()))
-        agent.stop(time.monotonic())
+                    agent.sync(now)
+                except errors.ClusterError as error:
+                    _log.warning("sandbox node %s tries again: %s", self.options.name, error)
+                    self._stopping.wait(_RETRY_S)
+                else:
+                    due = min(tick_at, agent.due() or tick_at)
+                    self._wake.wait(max(0.0, due - time.monotonic()))
+        finally:
+            agent.stop(time.monotonic())

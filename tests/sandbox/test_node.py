@@ -1,0 +1,453 @@
+"""The whole sandbox node: real HTTP, real gRPC, the simulated NVML underneath."""
+
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pynvml
+import pytest
+
+from mig_manager.adapters import podresources
+from mig_manager.adapters.kube import api
+from mig_manager.core import cluster
+from mig_manager.sandbox import apiserver, manifests, node, nodegpus, nvml, objects
+
+_SMALL = "nvidia.com/mig-1g.5gb"
+_GPU = "nvidia.com/gpu"
+_SMALL_ID = 19
+"""GPU-instance profile 1g.5gb of an A100; its compute instance has profile 0."""
+
+_QUICK = node.NodeOptions(
+    name="n1",
+    tick_s=0.05,
+    pod_start_s=0.02,
+    pod_stop_s=0.02,
+    plugin_start_s=0.05,
+    crash_backoff_s=0.2,
+)
+
+
+class World:
+    """A cluster with one node, as an administrator at a shell has it."""
+
+    def __init__(self, url: str, state_file: pathlib.Path, socket: pathlib.Path) -> None:
+        self.url = url
+        self.state_file = state_file
+        self.api = api.KubeApi.at(url)
+        self.pod_resources = podresources.PodResources(str(socket))
+
+    def node(self) -> objects.JsonObject:
+        return self.api.get("/api/v1/nodes/n1")
+
+    def pods(self, namespace: str = "default") -> list[objects.JsonObject]:
+        items: list[objects.JsonObject] = self.api.get(f"/api/v1/namespaces/{namespace}/pods")[
+            "items"
+        ]
+        return items
+
+    def pod(self, name: str) -> objects.JsonObject | None:
+        return next((p for p in self.pods() if objects.name(p) == name), None)
+
+    def allocatable(self) -> dict[str, int]:
+        status = self.node().get("status") or {}
+        return {
+            key: int(value)
+            for key, value in status.get("allocatable", {}).items()
+            if key.startswith("nvidia.com/")
+        }
+
+    def label(self, key: str, value: str) -> None:
+        change = {"metadata": {"labels": {key: value}}}
+        self.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
+
+    def create(self, name: str, resource: str = _SMALL, **options: float) -> None:
+        stop_s = options.get("stop_s")
+        pod = node.gpu_pod(name, resource, stop_s=stop_s)
+        self.api.post("/api/v1/namespaces/default/pods", pod)
+
+    def delete(self, pod: objects.JsonObject) -> None:
+        path = f"/api/v1/namespaces/{objects.namespace(pod)}/pods/{objects.name(pod)}"
+        self.api.delete(path)
+
+    def phase(self, name: str) -> str:
+        pod = self.pod(name)
+        return objects.phase(pod) if pod else "gone"
+
+    def restart_plugin(self) -> None:
+        old = wait_for_plugin(self)
+        self.delete(old)
+        wait_for_plugin(self, other_than=objects.uid(old))
+
+
+@pytest.fixture
+def state_file(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "nvml.json"
+    nvml.create("8xa100-sxm4-40gb", path)
+    return path
+
+
+@contextlib.contextmanager
+def running(state_file: pathlib.Path, options: node.NodeOptions) -> Iterator[World]:
+    # The socket's path must be short; a test's own directory has too long a name.
+    with tempfile.TemporaryDirectory() as folder, apiserver.serve() as server:
+        socket = pathlib.Path(folder, "kubelet.sock")
+        options = dataclasses.replace(options, pod_resources_socket=socket)
+        with node.SandboxNode(server.url, state_file, opts=options):
+            world = World(server.url, state_file, socket)
+            with contextlib.closing(world.api):
+                yield world
+
+
+@pytest.fixture
+def world(state_file: pathlib.Path) -> Iterator[World]:
+    """A node as the GPU operator deploys it."""
+    with running(state_file, _QUICK) as result:
+        yield result
+
+
+@pytest.fixture
+def plain_world(state_file: pathlib.Path) -> Iterator[World]:
+    """A node whose plugin came from the static manifest."""
+    options = dataclasses.replace(_QUICK, deploy_style=node.DeployStyle.PLAIN)
+    with running(state_file, options) as result:
+        yield result
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        threading.Event().wait(0.01)
+
+
+def plugin(world: World) -> objects.JsonObject | None:
+    pods = [*world.pods("gpu-operator"), *world.pods("kube-system")]
+    return next((p for p in pods if manifests.PLUGIN_CONTAINERS & {*names(p)}), None)
+
+
+def names(pod: objects.JsonObject) -> tuple[str, ...]:
+    return objects.container_names(pod)
+
+
+def wait_for_plugin(world: World, *, other_than: str = "") -> objects.JsonObject:
+    found: list[objects.JsonObject] = []
+
+    def is_there() -> bool:
+        pod = plugin(world)
+        if pod is None or objects.uid(pod) == other_than or not objects.is_ready(pod):
+            return False
+        found.append(pod)
+        return True
+
+    wait_for(is_there)
+    return found[-1]
+
+
+@contextlib.contextmanager
+def driver(state_file: pathlib.Path) -> Iterator[None]:
+    nvml.install(state_file)
+    pynvml.nvmlInit()
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+        nvml.uninstall()
+
+
+def partition(state_file: pathlib.Path, *gpus: int, count: int = 7) -> None:
+    """Enable MIG on GPUs and create small instances, as an administrator with nvidia-smi."""
+    with driver(state_file):
+        for index in gpus:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            if pynvml.nvmlDeviceGetMigMode(handle)[0] == 0:
+                assert pynvml.nvmlDeviceSetMigMode(handle, 1) == pynvml.NVML_SUCCESS
+            for _ in range(count):
+                instance = pynvml.nvmlDeviceCreateGpuInstance(handle, _SMALL_ID)
+                pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+
+
+def destroy(state_file: pathlib.Path, uuid: str) -> None:
+    with driver(state_file):
+        device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)
+        instance = pynvml.nvmlDeviceGetGpuInstanceById(
+            parent, pynvml.nvmlDeviceGetGpuInstanceId(device)
+        )
+        compute = pynvml.nvmlGpuInstanceGetComputeInstanceById(
+            instance, pynvml.nvmlDeviceGetComputeInstanceId(device)
+        )
+        pynvml.nvmlComputeInstanceDestroy(compute)
+        pynvml.nvmlGpuInstanceDestroy(instance)
+
+
+def test_the_node_registers_with_the_labels_of_feature_discovery(world: World) -> None:
+    labels = objects.labels(world.node())
+
+    assert labels["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB"
+    assert labels["nvidia.com/gpu.count"] == "8"
+    assert labels["nvidia.com/mig.capable"] == "true"
+    assert labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    wait_for(lambda: objects.is_ready(world.node()))
+
+
+def test_whole_gpus_are_offered_while_mig_is_off(world: World) -> None:
+    wait_for(lambda: world.allocatable() == {_GPU: 8})
+
+
+def test_new_instances_are_offered_after_a_restart_of_the_plugin_and_not_before(
+    plain_world: World,
+) -> None:
+    world = plain_world
+    # While it runs, the plugin keeps an Ampere GPU from changing its mode; hold it off.
+    wait_for(lambda: world.allocatable() == {_GPU: 8})
+    hold(world)
+    world.delete(wait_for_plugin(world))
+    wait_for(lambda: world.allocatable() == {_GPU: 0})
+    partition(world.state_file, *range(8), count=6)
+    release(world)
+    wait_for(lambda: world.allocatable() == {_GPU: 0, _SMALL: 48})
+    partition(world.state_file, *range(8), count=1)
+    assert not stays_away(lambda: world.allocatable() == {_GPU: 0, _SMALL: 56})
+
+    world.restart_plugin()
+
+    wait_for(lambda: world.allocatable() == {_GPU: 0, _SMALL: 56})
+    ids = world.pod_resources.allocatable()[_SMALL]
+    assert ids == uuids(world)
+
+
+def uuids(world: World) -> frozenset[str]:
+    gpus = nodegpus.SimulatedGpus(world.state_file).observe()
+    return frozenset(device.uuid for gpu in gpus for device in gpu.mig_devices)
+
+
+def stays_away(condition: Callable[[], bool], seconds: float = 0.3) -> bool:
+    """Watch for a while that something does not happen; several ticks pass meanwhile."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        threading.Event().wait(0.02)
+    return False
+
+
+def hold(world: World) -> None:
+    taints = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]
+    change = {"spec": {"taints": taints}}
+    world.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
+
+
+def release(world: World) -> None:
+    change = {"spec": {"taints": None}}
+    world.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
+
+
+def test_the_pause_label_removes_the_plugin_and_true_brings_a_new_one(world: World) -> None:
+    old = wait_for_plugin(world)
+    world.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
+    wait_for(lambda: plugin(world) is None)
+    assert not stays_away(lambda: plugin(world) is not None)
+    world.label(cluster.PLUGIN_DEPLOY_LABEL, "true")
+
+    assert objects.uid(wait_for_plugin(world)) != objects.uid(old)
+
+
+def test_a_deleted_plugin_of_the_plain_style_comes_back_as_another_pod(
+    plain_world: World,
+) -> None:
+    old = wait_for_plugin(plain_world)
+    plain_world.delete(old)
+
+    new = wait_for_plugin(plain_world, other_than=objects.uid(old))
+
+    assert objects.name(new) != objects.name(old)
+
+
+def test_the_hold_taint_keeps_a_deleted_plain_plugin_away(plain_world: World) -> None:
+    old = wait_for_plugin(plain_world)
+    hold(plain_world)
+    assert not stays_away(lambda: plugin(plain_world) is None)
+    plain_world.delete(old)
+    wait_for(lambda: plugin(plain_world) is None)
+    assert not stays_away(lambda: plugin(plain_world) is not None)
+    release(plain_world)
+
+    wait_for_plugin(plain_world)
+
+
+def test_a_cordon_does_not_keep_the_plugin_away(plain_world: World) -> None:
+    change = {"spec": {"unschedulable": True}}
+    plain_world.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
+
+    plain_world.restart_plugin()
+
+
+def test_the_running_plugin_watches_every_gpu_and_lets_go_when_it_ends(world: World) -> None:
+    state = nvml.SharedState(world.state_file)
+    wait_for(lambda: len(state.clients()) == 8)
+    assert {client.kind.value for client in state.clients()} == {"monitor"}
+    world.label(cluster.PLUGIN_DEPLOY_LABEL, "false")
+
+    wait_for(lambda: not state.clients())
+
+
+def test_pods_get_devices_of_their_own_that_pod_resources_shows(
+    state_file: pathlib.Path,
+) -> None:
+    partition(state_file, 0, count=3)
+    with running(state_file, _QUICK) as world:
+        wait_for(lambda: world.allocatable().get(_SMALL) == 3)
+        for name in ("p1", "p2", "p3", "p4"):
+            world.create(name)
+        wait_for(lambda: {*map(world.phase, ("p1", "p2", "p3"))} == {"Running"})
+
+        shown = {p.key: p.device_ids for p in world.pod_resources.assigned() if p.device_ids}
+        assert frozenset().union(*shown.values()) == uuids(world)
+        assert all(len(ids) == 1 for ids in shown.values())
+        assert world.phase("p4") == "Pending"
+
+
+def test_a_waiting_pod_gets_the_device_of_one_that_left(state_file: pathlib.Path) -> None:
+    partition(state_file, 0, count=1)
+    with running(state_file, _QUICK) as world:
+        wait_for(lambda: world.allocatable().get(_SMALL) == 1)
+        world.create("p1")
+        wait_for(lambda: world.phase("p1") == "Running")
+        world.create("p2")
+        wait_for(lambda: "insufficient" in unscheduled_because(world, "p2"))
+        world.delete(world.pod("p1") or {})
+
+        wait_for(lambda: world.phase("p2") == "Running")
+
+
+def unscheduled_because(world: World, name: str) -> str:
+    pod = world.pod(name) or {}
+    return str((pod.get("status") or {}).get("conditions"))
+
+
+def test_a_busy_instance_cannot_be_destroyed_until_its_pod_has_gone(
+    state_file: pathlib.Path,
+) -> None:
+    partition(state_file, 0, count=1)
+    with running(state_file, _QUICK) as world:
+        wait_for(lambda: world.allocatable().get(_SMALL) == 1)
+        world.create("p1", stop_s=0.5)
+        wait_for(lambda: world.phase("p1") == "Running")
+        (uuid,) = uuids(world)
+        with pytest.raises(pynvml.NVMLError_InUse):
+            destroy(state_file, uuid)
+        evict(world, "p1")
+        # Its grace is 30 s and it needs half a second of it.
+        assert (world.pod("p1") or {})["metadata"]["deletionTimestamp"]
+        with pytest.raises(pynvml.NVMLError_InUse):
+            destroy(state_file, uuid)
+        wait_for(lambda: world.phase("p1") == "gone")
+
+        destroy(state_file, uuid)
+
+        assert not uuids(world)
+
+
+def evict(world: World, name: str) -> None:
+    metadata = {"name": name, "namespace": "default"}
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    world.api.post(f"/api/v1/namespaces/default/pods/{name}/eviction", body)
+
+
+def test_a_stale_plugin_goes_on_offering_a_dead_device_that_no_container_can_use(
+    state_file: pathlib.Path,
+) -> None:
+    partition(state_file, 0, count=1)
+    with running(state_file, _QUICK) as world:
+        wait_for(lambda: world.allocatable().get(_SMALL) == 1)
+        (uuid,) = uuids(world)
+        destroy(state_file, uuid)
+        world.create("p1")
+        wait_for(lambda: "RunContainerError" in str(world.pod("p1")))
+
+        assert world.pod_resources.allocatable()[_SMALL] == {uuid}
+
+
+def test_a_pod_bound_while_the_plugin_is_away_fails_for_good(world: World) -> None:
+    wait_for_plugin(world)
+    world.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
+    wait_for(lambda: world.allocatable() == {_GPU: 0})
+    pod = node.gpu_pod("p1", _GPU)
+    pod["spec"]["nodeName"] = "n1"
+    world.api.post("/api/v1/namespaces/default/pods", pod)
+
+    wait_for(lambda: world.phase("p1") == "Failed")
+
+
+def test_strategy_single_crash_loops_over_an_empty_mig_gpu_until_it_has_instances(
+    state_file: pathlib.Path,
+) -> None:
+    partition(state_file, *range(8), count=0)
+    options = dataclasses.replace(_QUICK, strategy=node.Strategy.SINGLE)
+    with running(state_file, options) as world:
+        wait_for(lambda: restarts(world) >= 2)
+        assert "CrashLoopBackOff" in str(plugin(world))
+        assert world.allocatable() == {}
+        partition(state_file, *range(8), count=7)
+
+        wait_for(lambda: world.allocatable() == {_GPU: 56})
+
+
+def restarts(world: World) -> int:
+    pod = plugin(world) or {}
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return sum(int(status["restartCount"]) for status in statuses)
+
+
+def test_strategy_mixed_without_any_device_waits_and_stays_ready(
+    state_file: pathlib.Path,
+) -> None:
+    partition(state_file, *range(8), count=0)
+    with running(state_file, _QUICK) as world:
+        pod = wait_for_plugin(world)
+        state = nvml.SharedState(state_file)
+        wait_for(lambda: len(state.clients()) == 8)
+
+        assert objects.is_ready(plugin(world) or {})
+        assert objects.uid(plugin(world) or {}) == objects.uid(pod)
+        assert world.allocatable() == {}
+        assert world.pod_resources.allocatable() == {}
+
+
+def test_the_daemon_set_reports_its_pods(world: World) -> None:
+    path = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{manifests.PLUGIN_NAME}"
+
+    wait_for(lambda: (world.api.get(path).get("status") or {}).get("numberReady") == 1)
+
+
+def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Path) -> None:
+    with apiserver.serve() as server, contextlib.ExitStack() as nodes:
+        shared = nodes.enter_context(node.ClusterView(server.url))
+        for number in range(10):
+            options = dataclasses.replace(_QUICK, name=f"n{number}", is_control_plane=number == 0)
+            nodes.enter_context(
+                node.SandboxNode(server.url, state_file, opts=options, cluster=shared)
+            )
+        connection = nodes.enter_context(contextlib.closing(api.KubeApi.at(server.url)))
+
+        def offering() -> int:
+            items = connection.get("/api/v1/nodes")["items"]
+            return sum(i.get("status", {}).get("allocatable", {}).get(_GPU) == "8" for i in items)
+
+        wait_for(lambda: offering() == 10)
+        ours = [t.name for t in threading.enumerate() if t.name.startswith("sandbox-")]
+        assert sum(name.startswith("sandbox-watch-") for name in ours) == 3
+        assert sum(name.startswith("sandbox-n") for name in ours) == 10
+
+
+def test_all_threads_end_promptly(state_file: pathlib.Path) -> None:
+    with running(state_file, _QUICK) as world:
+        wait_for_plugin(world)
+        began = time.monotonic()
+
+    assert time.monotonic() - began < 5
+    assert not [t for t in threading.enumerate() if t.name.startswith("sandbox-")]

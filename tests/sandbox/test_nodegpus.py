@@ -1,0 +1,87 @@
+import pathlib
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import clock
+from mig_manager.adapters import nvml as nvml_adapter
+from mig_manager.core import model
+from mig_manager.sandbox import nodegpus, nvml
+
+
+@pytest.fixture
+def state_file(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A node with MIG off on one GPU, and whole and partial compute instances on another."""
+    path = tmp_path / "nvml.json"
+    nvml.create("2xa100-sxm4-40gb", path)
+    nvml.install(path)
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(1)
+    pynvml.nvmlDeviceSetMigMode(handle, 1)
+    for gpu_instance, compute_instances in ((9, (0, 1)), (14, (1,)), (20, (0,)), (19, ())):
+        instance = pynvml.nvmlDeviceCreateGpuInstance(handle, gpu_instance)
+        for compute_instance in compute_instances:
+            pynvml.nvmlGpuInstanceCreateComputeInstance(instance, compute_instance)
+    pynvml.nvmlShutdown()
+    yield path
+    nvml.uninstall()
+
+
+def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
+    reported = nvml_adapter.NvmlGpus(clock=clock.SystemClock()).observe()
+
+    seen = nodegpus.SimulatedGpus(state_file).observe()
+
+    assert [(g.index, g.uuid, g.name, g.memory_mib) for g in seen] == [
+        (g.index, g.uuid, g.name, g.memory_mib) for g in reported
+    ]
+    assert [g.is_mig_capable for g in seen] == [g.is_mig_capable for g in reported]
+    assert [g.is_mig_enabled for g in seen] == [
+        g.current_mode is model.MigMode.ENABLED for g in reported
+    ]
+    assert [{(d.uuid, d.profile) for d in g.mig_devices} for g in seen] == [
+        {(c.uuid, c.profile) for i in g.gpu_instances for c in i.compute_instances}
+        for g in reported
+    ]
+    assert len(seen[1].mig_devices) == 4
+
+
+def test_a_program_that_computes_is_listed_by_nvml_until_it_lets_go(
+    state_file: pathlib.Path,
+) -> None:
+    gpus = nodegpus.SimulatedGpus(state_file)
+    uuid = gpus.observe()[1].mig_devices[0].uuid
+    let_go = gpus.hold(uuid, process="train", computes=True)
+    assert processes() == 1
+    let_go()
+    let_go()
+
+    assert processes() == 0
+
+
+def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
+    state_file: pathlib.Path,
+) -> None:
+    gpus = nodegpus.SimulatedGpus(state_file)
+    gpus.hold(gpus.observe()[0].uuid, process="monitor", computes=False)
+    pynvml.nvmlInit()
+    status = pynvml.nvmlDeviceSetMigMode(pynvml.nvmlDeviceGetHandleByIndex(0), 1)
+    pynvml.nvmlShutdown()
+
+    assert status == pynvml.NVML_ERROR_IN_USE
+
+
+def test_a_device_that_does_not_exist_cannot_be_held(state_file: pathlib.Path) -> None:
+    with pytest.raises(errors.HardwareError, match="MIG-gone"):
+        nodegpus.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)
+
+
+def processes() -> int:
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(1)
+        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    finally:
+        pynvml.nvmlShutdown()
