@@ -11,7 +11,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mig_manager.sandbox import nvml_driver, nvml_identity, nvml_memory, nvml_model
+from mig_manager.sandbox import (
+    hardware,
+    nvml_driver,
+    nvml_identity,
+    nvml_memory,
+    nvml_model,
+)
 
 
 class Kind(enum.Enum):
@@ -163,6 +169,41 @@ class DeviceView(View):
             if compute.serial == self.target.compute:
                 return compute
         raise nvml_model.Refused(nvml_model.Code.INVALID_ARGUMENT)
+
+    @property
+    def parent(self) -> hardware.GpuProfile:
+        """The profile of its GPU instance.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, as ``instance``.
+        """
+        return self.board.row(self.instance.profile_id)
+
+    @property
+    def whole(self) -> Target:
+        """Its GPU as a target."""
+        return Target(kind=Kind.GPU, gpu=self.target.gpu)
+
+    def target_of(self, instance: nvml_model.GpuInstance) -> Target:
+        """Return the target of a GPU instance of this GPU."""
+        return Target(kind=Kind.GPU_INSTANCE, gpu=self.target.gpu, instance=instance.serial)
+
+    def target_within(self, compute: nvml_model.ComputeInstance) -> Target:
+        """Return the target of a compute instance of this GPU instance."""
+        return Target(
+            kind=Kind.COMPUTE_INSTANCE,
+            gpu=self.target.gpu,
+            instance=self.instance.serial,
+            compute=compute.serial,
+        )
+
+    def row(self, profile_id: Any) -> hardware.GpuProfile:
+        """Return the profile of the GPU that an argument names.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, there is none.
+        """
+        return self.board.row(nvml_memory.number(profile_id))
 
     def check(self) -> None:
         """Refuse handles of what is gone.

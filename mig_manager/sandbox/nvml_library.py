@@ -14,12 +14,13 @@ from typing import Any
 from mig_manager.sandbox import (
     nvml_calls,
     nvml_instances,
+    nvml_mig,
     nvml_model,
     nvml_queries,
     nvml_state,
 )
 
-_FUNCTIONS = {**nvml_queries.FUNCTIONS, **nvml_instances.FUNCTIONS}
+_FUNCTIONS = {**nvml_queries.FUNCTIONS, **nvml_mig.FUNCTIONS, **nvml_instances.FUNCTIONS}
 _LOG_SUFFIX = "calls"
 
 
@@ -31,7 +32,9 @@ class Call:
     gpu: int | None
     code: int
     started_ns: int
-    """On the monotonic clock, which all processes of a machine share."""
+    """When the process called; on the monotonic clock, which all processes share."""
+    entered_ns: int
+    """When the driver began, which for a change is when it had the GPU to itself."""
     ended_ns: int
     pid: int
     thread: int
@@ -63,6 +66,7 @@ class SimulatedLibrary:
     def __init__(self, state: nvml_state.SharedState) -> None:
         self.state = state
         self.counts: collections.Counter[str] = collections.Counter()
+        self._counts_lock = threading.Lock()
         self._session = nvml_calls.Session()
 
     def __getattr__(self, name: str) -> EntryPoint:
@@ -80,74 +84,57 @@ class SimulatedLibrary:
             return False
 
     def _call(self, name: str, function: nvml_calls.Function, arguments: Sequence[Any]) -> int:
-        self.counts[name] += 1
-        started = time.monotonic_ns()
-        target: nvml_calls.Target | None = None
+        with self._counts_lock:
+            self.counts[name] += 1
+        attempt = _Attempt(name, function, arguments)
         try:
-            self._require_session(function)
-            target = self._target(function, arguments)
-            self._run(name, function, target, arguments)
-            code = int(nvml_model.Code.SUCCESS)
+            attempt.aim(self._session)
+            with self._hold(attempt):
+                self._run(attempt)
         except nvml_model.Refused as refused:
-            code = refused.code
+            attempt.code = int(refused.code)
         except FileNotFoundError:
             return nvml_model.Code.DRIVER_NOT_LOADED
-        self._log(name, target, code, started)
-        return code
+        if self.state.read().options.logs_calls:
+            self._log(attempt)
+        return attempt.code
 
-    def _require_session(self, function: nvml_calls.Function) -> None:
-        if function.needs_session and not self._session.is_open:
-            raise nvml_model.Refused(nvml_model.Code.UNINITIALIZED)
+    def _run(self, attempt: "_Attempt") -> None:
+        attempt.entered_ns = time.monotonic_ns()
+        node = self.state.read()
+        if node.faults:
+            self._suffer(attempt)
+        view = self._view(node, attempt.target)
+        seconds = attempt.function.price(view, *attempt.rest)
+        if attempt.function.is_change:
+            self._change(attempt)
+        else:
+            attempt.function.body(view, *attempt.rest)
+        # The time is spent after the act, because a killed process does not stop the driver
+        # either, and because refusals are quick.
+        _wait(seconds)
 
-    def _target(
-        self, function: nvml_calls.Function, arguments: Sequence[Any]
-    ) -> nvml_calls.Target | None:
-        if not function.takes:
-            return None
-        target = self._session.target(arguments[0])
-        if target.kind not in function.takes:
-            raise nvml_model.Refused(nvml_model.Code.INVALID_ARGUMENT)
-        return target
+    def _change(self, attempt: "_Attempt") -> None:
+        def change(node: nvml_model.NodeState) -> tuple[nvml_model.NodeState, None]:
+            assert attempt.target is not None  # noqa: S101 - changes take a handle
+            index = attempt.target.gpu
+            gpu = attempt.function.body(self._view(node, attempt.target), *attempt.rest)
+            return (node if gpu == node.gpus[index] else node.with_gpu(index, gpu)), None
 
-    def _run(
-        self,
-        name: str,
-        function: nvml_calls.Function,
-        target: nvml_calls.Target | None,
-        arguments: Sequence[Any],
-    ) -> None:
-        rest = arguments if target is None else arguments[1:]
-        with self._hold(function, target):
-            self._strike(name, target)
-            view = self._view(self.state.read(), target)
-            _wait(function.price(view, *rest))
-            if target is None or not function.is_change:
-                function.body(self._view(self.state.read(), target), *rest)
-                return
-            index = target.gpu
-
-            def change(
-                node: nvml_model.NodeState,
-            ) -> tuple[nvml_model.NodeState, None]:
-                gpu = function.body(self._view(node, target), *rest)
-                return (node if gpu is node.gpus[index] else node.with_gpu(index, gpu)), None
-
-            self.state.update(change)
+        self.state.update(change)
 
     @contextlib.contextmanager
-    def _hold(
-        self, function: nvml_calls.Function, target: nvml_calls.Target | None
-    ) -> Iterator[None]:
-        if target is None or not function.is_change:
+    def _hold(self, attempt: "_Attempt") -> Iterator[None]:
+        if attempt.gpu is None or not attempt.function.is_change:
             yield
             return
-        with self.state.gpu_lock(target.gpu):
+        with self.state.gpu_lock(attempt.gpu):
             yield
 
     def _view(
         self, node: nvml_model.NodeState, target: nvml_calls.Target | None
     ) -> nvml_calls.View:
-        boards = self.state.boards
+        boards = nvml_state.boards_of(node)
         if target is None:
             return nvml_calls.View(session=self._session, node=node, boards=boards)
         view = nvml_calls.DeviceView(
@@ -156,33 +143,64 @@ class SimulatedLibrary:
         view.check()
         return view
 
-    def _strike(self, name: str, target: nvml_calls.Target | None) -> None:
-        """Suffer the faults that are due, all of their hangs and the first of their codes."""
-        for fault in self.state.strike(name, None if target is None else target.gpu):
+    def _suffer(self, attempt: "_Attempt") -> None:
+        """Suffer the faults that are due: hangs up to the first crash or code."""
+        for fault in self.state.strike(attempt.name, attempt.gpu):
             _wait(fault.hang_s)
             if fault.crashes:
                 os.abort()
             if fault.code is not None:
                 raise nvml_model.Refused(fault.code)
 
-    def _log(
-        self, name: str, target: nvml_calls.Target | None, code: int, started_ns: int
-    ) -> None:
-        if not self.state.read().options.logs_calls:
-            return
-        call = Call(
-            function=name,
-            gpu=None if target is None else target.gpu,
-            code=code,
-            started_ns=started_ns,
+    def _log(self, attempt: "_Attempt") -> None:
+        line = json.dumps(dataclasses.asdict(attempt.logged())) + "\n"
+        # One write in append mode: lines of concurrent processes do not mix.
+        with self.state.beside(_LOG_SUFFIX).open("ab", buffering=0) as file:
+            file.write(line.encode())
+
+
+class _Attempt:
+    """One call while it runs."""
+
+    def __init__(self, name: str, function: nvml_calls.Function, arguments: Sequence[Any]) -> None:
+        self.name = name
+        self.function = function
+        self.rest = arguments
+        self.target: nvml_calls.Target | None = None
+        self.code = int(nvml_model.Code.SUCCESS)
+        self.started_ns = self.entered_ns = time.monotonic_ns()
+
+    @property
+    def gpu(self) -> int | None:
+        """Index of the GPU that the call is about, if it is about one."""
+        return None if self.target is None else self.target.gpu
+
+    def aim(self, session: nvml_calls.Session) -> None:
+        """Turn the first argument into what it is a handle of, where the function takes one.
+
+        Raises:
+            Refused: UNINITIALIZED, or INVALID_ARGUMENT: it is no such handle.
+        """
+        if self.function.needs_session and not session.is_open:
+            raise nvml_model.Refused(nvml_model.Code.UNINITIALIZED)
+        if self.function.takes:
+            target = session.target(self.rest[0])
+            if target.kind not in self.function.takes:
+                raise nvml_model.Refused(nvml_model.Code.INVALID_ARGUMENT)
+            self.target, self.rest = target, self.rest[1:]
+
+    def logged(self) -> Call:
+        """Return the finished call as it is logged."""
+        return Call(
+            function=self.name,
+            gpu=self.gpu,
+            code=self.code,
+            started_ns=self.started_ns,
+            entered_ns=self.entered_ns,
             ended_ns=time.monotonic_ns(),
             pid=os.getpid(),
             thread=threading.get_ident(),
         )
-        line = json.dumps(dataclasses.asdict(call)) + "\n"
-        # One write in append mode: lines of concurrent processes do not mix.
-        with self.state.beside(_LOG_SUFFIX).open("ab", buffering=0) as file:
-            file.write(line.encode())
 
 
 def read_calls(path: pathlib.Path) -> tuple[Call, ...]:

@@ -8,6 +8,7 @@ the process some time later, these raise at once.
 import ctypes
 from typing import Any
 
+from mig_manager.core import model
 from mig_manager.sandbox import nvml_model
 
 
@@ -67,6 +68,21 @@ def put_all(reference: Any, kind: Any, values: list[Any]) -> None:
     pointer = _pointer(reference, kind)
     for index, value in enumerate(values):
         pointer[index] = value
+
+
+def put_placements(
+    placements: tuple[model.Placement, ...], kind: Any, places: Any, count: Any
+) -> None:
+    """Write placements and their number; only the number where the caller has no array.
+
+    Raises:
+        Refused: INVALID_ARGUMENT, there is nowhere to write the number.
+        BufferError: The array is too short.
+    """
+    if places is not None:
+        values = [kind(start=place.start, size=place.size) for place in placements]
+        put_all(places, kind, values)
+    put(count, ctypes.c_uint, len(placements))
 
 
 def put_text(buffer: Any, length: Any, value: str) -> None:

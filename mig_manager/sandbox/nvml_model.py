@@ -6,6 +6,7 @@ of one.
 
 import dataclasses
 import enum
+import fnmatch
 
 from mig_manager.core import model
 
@@ -204,6 +205,19 @@ class ArmedFault:
     """Matching calls so far."""
     fired: int = 0
     """Calls struck so far."""
+
+    def matches(self, function: str, gpu: int | None) -> bool:
+        """Tell whether a call is one that this fault counts."""
+        is_gpu = self.fault.gpu is None or self.fault.gpu == gpu
+        return is_gpu and fnmatch.fnmatchcase(function, self.fault.function)
+
+    def counted(self, function: str, gpu: int | None) -> "ArmedFault":
+        """Return the fault after a call."""
+        if not self.matches(function, gpu):
+            return self
+        seen = self.seen + 1
+        fired = self.fired + self.fault.strikes(seen)
+        return dataclasses.replace(self, seen=seen, fired=fired)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ which the kernel gives back when a process is killed.
 import contextlib
 import dataclasses
 import fcntl
-import fnmatch
 import functools
 import json
 import os
@@ -100,8 +99,7 @@ class SharedState:
     @property
     def boards(self) -> tuple[nvml_identity.Board, ...]:
         """What never changes of the GPUs, ascending by index."""
-        node = self.read()
-        return _boards(node.spec, node.options.seed, node.options.swapped_gpus)
+        return boards_of(self.read())
 
     @property
     def boot_id(self) -> str:
@@ -191,13 +189,13 @@ class SharedState:
 
     def strike(self, function: str, gpu: int | None) -> tuple[nvml_model.Fault, ...]:
         """Count a call against the armed faults and return those that strike it."""
-        if not any(_matches(armed.fault, function, gpu) for armed in self.read().faults):
+        if not any(armed.matches(function, gpu) for armed in self.read().faults):
             return ()
 
         def change(
             node: nvml_model.NodeState,
         ) -> tuple[nvml_model.NodeState, tuple[nvml_model.Fault, ...]]:
-            counted = tuple(_counted(armed, function, gpu) for armed in node.faults)
+            counted = tuple(armed.counted(function, gpu) for armed in node.faults)
             struck = tuple(
                 new.fault
                 for old, new in zip(node.faults, counted, strict=True)
@@ -268,13 +266,21 @@ class SharedState:
         last = self.path.stat().st_mtime_ns if self.path.exists() else 0
         stamp = max(time.time_ns(), last + 1)
         os.utime(fresh, ns=(stamp, stamp))
+        version = _version(fresh.stat())
         fresh.replace(self.path)
+        with self._cache_lock:
+            self._cached = (version, node)
 
     @contextlib.contextmanager
     def _exclusively(self, suffix: str) -> Iterator[None]:
         with self.beside(suffix).open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def boards_of(node: nvml_model.NodeState) -> tuple[nvml_identity.Board, ...]:
+    """Return what never changes of a node's GPUs, ascending by index."""
+    return _boards(node.spec, node.options.seed, node.options.swapped_gpus)
 
 
 def _version(stat: os.stat_result) -> tuple[int, int, int]:
@@ -286,18 +292,3 @@ def _boards(
     spec: str, seed: str, swapped_gpus: tuple[int, ...]
 ) -> tuple[nvml_identity.Board, ...]:
     return nvml_identity.boards(spec, nvml_model.Options(seed=seed, swapped_gpus=swapped_gpus))
-
-
-def _matches(fault: nvml_model.Fault, function: str, gpu: int | None) -> bool:
-    is_gpu = fault.gpu is None or fault.gpu == gpu
-    return is_gpu and fnmatch.fnmatchcase(function, fault.function)
-
-
-def _counted(
-    armed: nvml_model.ArmedFault, function: str, gpu: int | None
-) -> nvml_model.ArmedFault:
-    if not _matches(armed.fault, function, gpu):
-        return armed
-    seen = armed.seen + 1
-    fired = armed.fired + armed.fault.strikes(seen)
-    return dataclasses.replace(armed, seen=seen, fired=fired)
