@@ -192,7 +192,8 @@ def _mode_after(gpu: model.Gpu, gpu_plan: model.GpuPlan) -> model.MigMode | None
 
 def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
     """Return what a layout for this GPU may name: its PCI id and its profiles."""
-    names = " ".join(str(offered.profile) for offered in gpu.profiles or ())
+    profiles = sorted((info.profile for info in gpu.profiles or ()), key=_small_first)
+    names = " ".join(map(str, profiles))
     text = f"PCI 0x{gpu.pci_device_id:08X}"
     if names:
         text += f" · offers {names}"
@@ -202,6 +203,10 @@ def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
         text, WIDTH, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False
     )
     return [style.paint(style.plain(line), bar.Tone.FAINT) for line in lines]
+
+
+def _small_first(profile: model.Profile) -> tuple[int, int, str]:
+    return profile.gpu_slices, profile.memory_gb, str(profile)
 
 
 def _slices(gpu: model.Gpu) -> int:

@@ -1,0 +1,271 @@
+"""One function per command: each returns a frozen result, prints nothing and knows no library.
+
+All of them ask the same planner, so ``plan``, ``apply`` and ``assert`` cannot disagree on what
+"applied" means.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+
+from mig_manager import errors, plain, ports
+from mig_manager.core import config, model, planner
+
+_MAX_ROUNDS = 3
+"""Plans per apply: one where the driver tells its profiles only with MIG on, one for the
+instances, one that must be empty."""
+
+
+class Scope(enum.Enum):
+    """How much of a layout counts."""
+
+    ALL = "all"
+    MODE_ONLY = "mode-only"
+    """MIG mode alone; instances stay as they are where the mode is right."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What the GPUs have."""
+
+    gpus: tuple[model.Gpu, ...]
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {"gpus": [plain.gpu(gpu) for gpu in self.gpus]}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What a layout would change."""
+
+    layout: str
+    gpus: tuple[model.Gpu, ...]
+    """All GPUs of the node, as observed."""
+    wanted: Mapping[str, model.WantedGpu]
+    """By UUID; GPUs that the layout is not about do not occur."""
+    plan: model.Plan
+    holders: Mapping[str, tuple[str, ...]]
+    """Pods by the UUID of the MIG device or GPU they hold, as far as known."""
+
+    @property
+    def destroyed(self) -> tuple[model.DestroyGpuInstance, ...]:
+        """GPU instances that end."""
+        return tuple(s for s in self.plan.steps if isinstance(s, model.DestroyGpuInstance))
+
+    @property
+    def created(self) -> tuple[model.CreateGpuInstance, ...]:
+        """GPU instances that come."""
+        return tuple(s for s in self.plan.steps if isinstance(s, model.CreateGpuInstance))
+
+    @property
+    def staying(self) -> int:
+        """How many GPU instances of the node stay."""
+        return sum(len(gpu.gpu_instances) for gpu in self.gpus) - len(self.destroyed)
+
+    @property
+    def mode_changes(self) -> tuple[model.SetMode, ...]:
+        """Switches of MIG mode."""
+        return tuple(s for s in self.plan.steps if isinstance(s, model.SetMode))
+
+    @property
+    def evicted(self) -> tuple[str, ...]:
+        """Pods that hold what ends, as far as known."""
+        return tuple(
+            sorted({pod for uuid in self.plan.doomed_uuids for pod in self.holders.get(uuid, ())})
+        )
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "layout": self.layout,
+            "is_applied": self.plan.is_empty,
+            "is_provisional": self.plan.is_provisional,
+            "instances": {
+                "destroyed": len(self.destroyed),
+                "created": len(self.created),
+                "staying": self.staying,
+            },
+            "doomed_uuids": sorted(self.plan.doomed_uuids),
+            "evicted_pods": list(self.evicted),
+            "gpus": [plain.gpu_plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What a layout did change."""
+
+    rounds: tuple[Planned, ...]
+    """The plans that were run; empty when the layout was in force already."""
+    layout: str
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything had to be done."""
+        return bool(self.rounds)
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "layout": self.layout,
+            "is_changed": self.is_changed,
+            "plans": [planned.to_data() for planned in self.rounds],
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Whether a layout is in force."""
+
+    planned: Planned
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.planned.plan.is_empty
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return self.planned.to_data()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A config document of what the GPUs have."""
+
+    document: Mapping[str, object]
+
+    def to_data(self) -> Mapping[str, object]:
+        """Return the document as plain data."""
+        return self.document
+
+
+def status(gpus: ports.Gpus) -> Status:
+    """Observe the GPUs.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+    """
+    return Status(gpus=gpus.observe())
+
+
+def plan(
+    gpus: ports.Gpus,
+    layout: config.Layout,
+    *,
+    scope: Scope = Scope.ALL,
+    holders: Mapping[str, tuple[str, ...]] | None = None,
+) -> Planned:
+    """Work out what a layout would change, and change nothing.
+
+    Args:
+        gpus: The GPUs of this node.
+        layout: The wish.
+        scope: How much of it counts.
+        holders: Pods by the UUID of what they hold; None: not known.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+        LayoutError: The layout cannot be had on these GPUs.
+    """
+    known = holders or {}
+    return _planned(gpus.observe(), layout, scope=scope, holders=known)
+
+
+def apply(
+    gpus: ports.Gpus,
+    layout: config.Layout,
+    *,
+    scope: Scope = Scope.ALL,
+    may_reset: bool = True,
+) -> Applied:
+    """Bring a layout into force, and prove that it is.
+
+    Args:
+        gpus: The GPUs of this node.
+        layout: The wish.
+        scope: How much of it counts.
+        may_reset: Whether a change of mode may reset a GPU.
+
+    Raises:
+        HardwareError: NVML refused or failed; RESET_REQUIRED when a reset is due and not
+            allowed; VERIFY_FAILED when the layout is not in force afterwards.
+        LayoutError: The layout cannot be had on these GPUs; nothing was changed.
+    """
+    rounds: list[Planned] = []
+    for _ in range(_MAX_ROUNDS):
+        planned = _planned(gpus.observe(), layout, scope=scope, holders={})
+        if planned.plan.is_empty:
+            return Applied(layout=layout.name, rounds=tuple(rounds))
+        if rounds and not rounds[-1].plan.is_provisional:
+            break
+        if not may_reset:
+            _refuse_reset(planned.plan)
+        gpus.execute(planned.plan)
+        rounds.append(planned)
+    raise errors.HardwareError(
+        f"layout '{layout.name}' is not in force after every step of the change succeeded",
+        reason=errors.Reason.VERIFY_FAILED,
+    )
+
+
+def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) -> Checked:
+    """Tell whether a layout is in force.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+        LayoutError: The layout cannot be had on these GPUs.
+    """
+    return Checked(planned=plan(gpus, layout, scope=scope))
+
+
+def export(gpus: ports.Gpus, *, label: str) -> Exported:
+    """Describe the GPUs as a config document with one layout.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+        LayoutError: There is no GPU.
+    """
+    return Exported(document=config.export(gpus.observe(), label=label))
+
+
+def _planned(
+    observed: tuple[model.Gpu, ...],
+    layout: config.Layout,
+    *,
+    scope: Scope,
+    holders: Mapping[str, tuple[str, ...]],
+) -> Planned:
+    wanted = config.select(layout, observed)
+    if scope is Scope.MODE_ONLY:
+        wanted = _modes_only(wanted, observed)
+    return Planned(
+        layout=layout.name,
+        gpus=observed,
+        wanted=wanted,
+        plan=planner.plan(observed, wanted),
+        holders=holders,
+    )
+
+
+def _modes_only(
+    wanted: Mapping[str, model.WantedGpu], observed: Sequence[model.Gpu]
+) -> dict[str, model.WantedGpu]:
+    """Leave the GPUs whose mode is wrong, and of their wish the mode."""
+    modes = {gpu.uuid: gpu.current_mode for gpu in observed}
+    return {
+        uuid: model.WantedGpu(mode=wish.mode)
+        for uuid, wish in wanted.items()
+        if modes[uuid] is not wish.mode
+    }
+
+
+def _refuse_reset(due: model.Plan) -> None:
+    resets = [f"GPU {gpu_plan.gpu_index}" for gpu_plan in due.gpus if gpu_plan.needs_reset]
+    if resets:
+        raise errors.HardwareError(
+            f"the change of MIG mode resets {', '.join(resets)}, and --skip-reset forbids it; "
+            "nothing was changed",
+            reason=errors.Reason.RESET_REQUIRED,
+        )
