@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.config import incluster_config
 
 from mig_manager import errors
 from mig_manager.adapters.kube import answers, api
@@ -404,6 +405,25 @@ class TestCredentials:
         with pytest.raises(errors.ClusterError) as caught:
             client.get("/x")
         assert caught.value.reason is errors.Reason.FORBIDDEN
+
+    def test_in_a_pod_the_service_account_is_used_and_its_rotated_token_too(
+        self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        token, authority = tmp_path / "token", tmp_path / "ca.crt"
+        token.write_text("old\n")
+        authority.write_text("a certificate")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+        monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+        monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+        client = api.KubeApi.connect(kubeconfig=None)
+        assert client._configuration.host == "https://10.0.0.1:443"
+        assert client._headers("GET /x", None)["Authorization"] == "bearer old"
+        token.write_text("new")
+        assert client._has_reloaded()
+        assert client._headers("GET /x", None)["Authorization"] == "bearer new"
+        token.unlink()
+        assert not client._has_reloaded()
 
     def test_a_missing_kubeconfig_is_a_usage_error(self, tmp_path: pathlib.Path) -> None:
         with pytest.raises(errors.UsageError, match="nowhere"):

@@ -22,22 +22,14 @@ import kubernetes.client.rest
 import kubernetes.config.config_exception
 import kubernetes.config.incluster_config
 import kubernetes.config.kube_config
-import tenacity
 import urllib3
 
 from mig_manager import errors
-from mig_manager.adapters.kube import answers, stream
+from mig_manager.adapters.kube import answers, repeat, stream
 
-_ATTEMPTS = 4
-_LONGEST_RETRY_AFTER_S = 10.0
-"""A server that asks for more gets its error passed on, with the delay, for the caller to plan."""
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
 _SUCCESS = 2
-
-_READ_RETRIES = frozenset({429, 500, 502, 503, 504})
-_WRITE_RETRIES = frozenset({429, 503})
-"""The statuses with which a server says that it has not acted."""
 
 
 class PatchType(enum.Enum):
@@ -46,18 +38,6 @@ class PatchType(enum.Enum):
     STRATEGIC = "application/strategic-merge-patch+json"
     MERGE = "application/merge-patch+json"
     JSON = "application/json-patch+json"
-
-
-class _Repeat(enum.Enum):
-    """When a request may be sent again."""
-
-    READ = enum.auto()
-    """Whenever it may help."""
-    IDEMPOTENT = enum.auto()
-    """Also after a broken connection: doing it twice is doing it once."""
-    UNSENT = enum.auto()
-    """Only if the server cannot have acted on it."""
-    NEVER = enum.auto()
 
 
 class KubeApi:
@@ -93,7 +73,7 @@ class KubeApi:
         self._timeout_s = request_timeout_s
         self._reload = reload
         self._closed = threading.Event()
-        self._sleep = functools.partial(_discard, sleep or self._closed.wait)
+        self._sleep = sleep or self._closed.wait
 
     @classmethod
     def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
@@ -130,7 +110,7 @@ class KubeApi:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Read an object or a list."""
-        return self._request("GET", _with_query(path, query), repeat=_Repeat.READ)
+        return self._request("GET", _with_query(path, query), when=repeat.When.READ)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never sent twice."""
@@ -148,7 +128,7 @@ class KubeApi:
     ) -> dict[str, Any]:
         """Delete an object; a repetition after a broken connection may find it gone (404)."""
         return self._request(
-            "DELETE", _with_query(path, query), body=body, repeat=_Repeat.IDEMPOTENT
+            "DELETE", _with_query(path, query), body=body, when=repeat.When.IDEMPOTENT
         )
 
     def patch(
@@ -159,8 +139,8 @@ class KubeApi:
         A merge writes absolute values and may be repeated after a broken connection; the
         operations of a JSON patch may not.
         """
-        repeat = _Repeat.UNSENT if kind is PatchType.JSON else _Repeat.IDEMPOTENT
-        return self._request("PATCH", path, body=body, content_type=kind.value, repeat=repeat)
+        when = repeat.When.UNSENT if kind is PatchType.JSON else repeat.When.IDEMPOTENT
+        return self._request("PATCH", path, body=body, content_type=kind.value, when=when)
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
@@ -198,18 +178,13 @@ class KubeApi:
         *,
         body: Mapping[str, Any] | list[Any] | None = None,
         content_type: str = "application/json",
-        repeat: _Repeat = _Repeat.NEVER,
+        when: repeat.When = repeat.When.NEVER,
     ) -> dict[str, Any]:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda err: _may_repeat(err, repeat)),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(_ATTEMPTS),
-                tenacity.stop_after_delay(2 * self._timeout_s),
-                tenacity.stop_when_event_set(self._closed),
-            ),
-            wait=_wait_s,
+        retrying = repeat.retrying(
+            when,
+            limit_s=2 * self._timeout_s,
+            ended=self._closed,
             sleep=self._sleep,
-            reraise=True,
         )
         return retrying(self._once, method, path, body, content_type)
 
@@ -317,10 +292,6 @@ class KubeApi:
                 response.close()
 
 
-def _discard(sleep: Callable[[float], object], seconds: float) -> None:
-    sleep(seconds)
-
-
 def _load(
     configuration: kubernetes.client.configuration.Configuration, kubeconfig: str | None
 ) -> None:
@@ -342,24 +313,3 @@ def _with_query(path: str, query: Mapping[str, str] | None) -> str:
 
 def _name(method: str, path: str) -> str:
     return f"{method} {path.partition('?')[0]}"
-
-
-def _may_repeat(err: BaseException, repeat: _Repeat) -> bool:
-    if not isinstance(err, answers.ApiError) or repeat is _Repeat.NEVER:
-        return False
-    if (err.retry_after_s or 0.0) > _LONGEST_RETRY_AFTER_S:
-        return False
-    if err.status is not None:
-        return err.status in (_READ_RETRIES if repeat is _Repeat.READ else _WRITE_RETRIES)
-    return not (repeat is _Repeat.UNSENT and err.was_sent)
-
-
-_backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
-
-
-def _wait_s(state: tenacity.RetryCallState) -> float:
-    """Wait as long as the server asks; else a random time, for a whole cluster may be waiting."""
-    err = state.outcome.exception() if state.outcome else None
-    if isinstance(err, answers.ApiError) and err.retry_after_s is not None:
-        return err.retry_after_s
-    return _backoff_s(state)
