@@ -138,10 +138,10 @@ def run(wanted: settings.AgentSettings) -> int:
 def _world(wanted: settings.AgentSettings, kube: api.KubeApi) -> reconcile.World:
     system = clock.SystemClock()
     return reconcile.World(
-        gpus=gpu_child.ChildGpus(_worker_command(wanted), timeout_s=wanted.gpu_timeout_s),
+        gpus=gpu_child.ChildGpus(command=_worker_command(wanted), timeout_s=wanted.gpu_timeout_s),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
-        allocations=podresources.PodResources(wanted.pod_resources_socket),
+        allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
         configs=files.ConfigFile(wanted.config_file),
         clock=system,
     )
