@@ -9,6 +9,8 @@ from mig_manager.sandbox import nodegpus, objects, options
 
 STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
 """Annotation of a pod: how long its containers need to stop, in seconds."""
+MONITORS = "sandbox.mig-manager.io/monitors-gpus"
+"""Annotation of a pod: with ``true`` its process watches every GPU, as DCGM's does."""
 PLUGIN_NAME = "nvidia-device-plugin-daemonset"
 _PLUGIN_CONTAINERS = {
     options.DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
@@ -92,14 +94,51 @@ def plugin_daemon_set(style: options.DeployStyle) -> objects.JsonObject:
     }
     if is_gated:
         spec["nodeSelector"] = {cluster.PLUGIN_DEPLOY_LABEL: "true"}
+    return _daemon_set(
+        name=PLUGIN_NAME, namespace=namespace, labels=labels, annotations={}, spec=spec
+    )
+
+
+def monitor_daemon_set(
+    name: str = "nvidia-dcgm-exporter", *, component: str = "dcgm-exporter"
+) -> objects.JsonObject:
+    """Return a DaemonSet of the GPU operator whose pods watch every GPU.
+
+    Args:
+        name: Of the DaemonSet; also the value of its pods' label ``app``.
+        component: What follows ``nvidia.com/gpu.deploy.`` in the label that lets it in.
+    """
+    labels = {"app": name}
+    spec = {
+        "containers": [{"name": name, "image": f"nvcr.io/nvidia/{name}"}],
+        "nodeSelector": {f"{cluster.DEPLOY_LABEL_PREFIX}{component}": "true"},
+    }
+    return _daemon_set(
+        name=name,
+        namespace="gpu-operator",
+        labels=labels,
+        annotations={MONITORS: "true"},
+        spec=spec,
+    )
+
+
+def _daemon_set(
+    *,
+    name: str,
+    namespace: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    spec: Mapping[str, Any],
+) -> objects.JsonObject:
+    metadata = {"labels": dict(labels), "annotations": dict(annotations)}
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": {"name": PLUGIN_NAME, "namespace": namespace, "labels": labels},
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
         "spec": {
-            "selector": {"matchLabels": labels},
+            "selector": {"matchLabels": dict(labels)},
             "updateStrategy": {"type": "RollingUpdate"},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
+            "template": {"metadata": metadata, "spec": dict(spec)},
         },
     }
 

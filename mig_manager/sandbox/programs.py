@@ -1,7 +1,7 @@
-"""What runs in a sandbox pod: a workload that uses its devices, or another program."""
+"""What runs in a sandbox pod: a process that holds devices, or another program."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from mig_manager import errors
@@ -41,19 +41,28 @@ class Program(Protocol):
         """End it; done when it does not run."""
 
 
-class Workload:
-    """A CUDA process that uses each of its devices from start to stop.
+class Holder:
+    """A process that holds devices from start to stop: a CUDA workload, or a monitor.
 
     Args:
         gpus: The node's hardware.
         name: Name of the process, as NVML shows it.
-        device_ids: UUIDs of GPUs and MIG devices.
+        device_ids: UUIDs of GPUs and MIG devices; asked for at each start.
+        computes: Whether it computes or only watches.
     """
 
-    def __init__(self, *, gpus: nodegpus.NodeGpus, name: str, device_ids: Sequence[str]) -> None:
+    def __init__(
+        self,
+        *,
+        gpus: nodegpus.NodeGpus,
+        name: str,
+        device_ids: Callable[[], Iterable[str]],
+        computes: bool,
+    ) -> None:
         self._gpus = gpus
         self._name = name
-        self._device_ids = tuple(device_ids)
+        self._device_ids = device_ids
+        self._computes = computes
         self._clients = contextlib.ExitStack()
 
     @property
@@ -68,8 +77,10 @@ class Workload:
             NotStartedError: A device does not exist, as when a stale plugin advertised it.
         """
         try:
-            for uuid in self._device_ids:
-                self._clients.callback(self._gpus.hold(uuid, process=self._name, computes=True))
+            for uuid in self._device_ids():
+                self._clients.callback(
+                    self._gpus.hold(uuid, process=self._name, computes=self._computes)
+                )
         except errors.HardwareError as error:
             self._clients.close()
             raise NotStartedError(str(error)) from error

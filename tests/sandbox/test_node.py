@@ -96,7 +96,7 @@ def running(state_file: pathlib.Path, options: node.NodeOptions) -> Iterator[Wor
     with tempfile.TemporaryDirectory() as folder, apiserver.serve() as server:
         socket = pathlib.Path(folder, "kubelet.sock")
         options = dataclasses.replace(options, pod_resources_socket=socket)
-        with node.SandboxNode(server.url, state_file, opts=options):
+        with node.SandboxNode(server.url, state_file, options=options):
             world = World(server.url, state_file, socket)
             with contextlib.closing(world.api):
                 yield world
@@ -424,13 +424,34 @@ def test_the_daemon_set_reports_its_pods(world: World) -> None:
     wait_for(lambda: (world.api.get(path).get("status") or {}).get("numberReady") == 1)
 
 
+def test_the_pods_of_a_deleted_daemon_set_go(world: World) -> None:
+    wait_for_plugin(world)
+    world.api.delete(f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{manifests.PLUGIN_NAME}")
+
+    wait_for(lambda: plugin(world) is None)
+
+
+def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(world: World) -> None:
+    state = nvml.SharedState(world.state_file)
+    world.api.post(
+        "/apis/apps/v1/namespaces/gpu-operator/daemonsets", manifests.monitor_daemon_set()
+    )
+    label = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
+    world.label(label, "true")
+    wait_for(lambda: sum("dcgm" in client.name for client in state.clients()) == 8)
+    assert {client.kind.value for client in state.clients()} == {"monitor"}
+    world.label(label, cluster.PAUSED_VALUE)
+
+    wait_for(lambda: not any("dcgm" in client.name for client in state.clients()))
+
+
 def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Path) -> None:
     with apiserver.serve() as server, contextlib.ExitStack() as nodes:
         shared = nodes.enter_context(node.ClusterView(server.url))
         for number in range(10):
             options = dataclasses.replace(_QUICK, name=f"n{number}", is_control_plane=number == 0)
             nodes.enter_context(
-                node.SandboxNode(server.url, state_file, opts=options, cluster=shared)
+                node.SandboxNode(server.url, state_file, options=options, cluster=shared)
             )
         connection = nodes.enter_context(contextlib.closing(api.KubeApi.at(server.url)))
 
