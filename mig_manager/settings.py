@@ -104,8 +104,8 @@ PEER_OPTIONS = (
 class GpuAccess:
     """How to reach the GPUs, real or simulated."""
 
-    library_path: str = "libnvidia-ml.so.1"
-    """NVML's shared library: a name for the dynamic loader, or a path."""
+    library_path: str | None = None
+    """NVML's shared library; None: the dynamic loader finds ``libnvidia-ml.so.1``."""
     simulate_spec: str | None = None
     """Node to simulate, such as ``8xA100-SXM4-40GB`` or ``4xA100-SXM4-80GB+2xA30``.
     None with a state file: carry on with what that file has."""
@@ -211,14 +211,20 @@ def packaged_config() -> pathlib.Path:
 
 
 def gpu_access(options: Mapping[str, object], environ: Mapping[str, str]) -> GpuAccess:
-    """Read how to reach the GPUs."""
+    """Read how to reach the GPUs.
+
+    Raises:
+        UsageError: They are real and simulated at once, or nothing says where to keep them.
+    """
     given = source.Source(options, environ)
     spec = given.text("simulate") or None
     state = given.path("simulate-state")
+    if given.text("library-path") and (spec or state):
+        raise errors.UsageError("simulated GPUs need no --library-path; give one or the other")
     if spec and state is None:
         state = _default_state(spec, environ)
     return GpuAccess(
-        library_path=given.text("library-path", default="libnvidia-ml.so.1"),
+        library_path=given.text("library-path") or None,
         simulate_spec=spec,
         simulate_state=state,
         is_fresh=given.switch("fresh"),

@@ -1,0 +1,132 @@
+"""Composition root: arguments, then settings, then a command or the agent, then an exit status.
+
+What is slow to import stands inside the function that needs it, so that ``--help`` loads no
+YAML, and a command at a shell neither Kubernetes nor gRPC.
+"""
+# ruff: noqa: PLC0415 - see above
+
+import contextlib
+import os
+import traceback
+from collections.abc import Mapping, Sequence
+
+import mig_manager
+from mig_manager import arguments, console, errors, settings
+
+_DONE, _FAILED, _UNUSABLE, _UNKNOWN_COMMAND = 0, 1, 2, 3
+_INTERRUPTED = 128 + 2
+_BROKEN_PIPE = 128 + 13
+"""As a shell reports a program that SIGINT or SIGPIPE ended."""
+_INPUT_REASONS = frozenset(
+    {errors.Reason.USAGE, errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG}
+)
+
+
+def main(argv: Sequence[str], terminal: console.Console) -> int:
+    """Run one command line.
+
+    Args:
+        argv: The arguments without the program's name.
+        terminal: Streams and environment.
+
+    Returns:
+        The exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.
+    """
+    try:
+        return _run(argv, terminal)
+    except errors.MigManagerError as error:
+        terminal.note(error.message, remedy=error.reason.remedy)
+        return _status_of(error)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout(terminal)
+        return _BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001 - a bug must not end in a traceback
+        _confess(error, argv, terminal)
+        return _FAILED
+
+
+def _run(argv: Sequence[str], terminal: console.Console) -> int:
+    try:
+        with contextlib.redirect_stdout(terminal.stdout):
+            options = arguments.parse(argv)
+    except SystemExit:
+        terminal.stdout.flush()
+        return _DONE
+    match options["command"]:
+        case None:
+            terminal.say(arguments.build().format_help())
+            return _DONE
+        case "version":
+            terminal.say(f"mig-manager {mig_manager.__version__}")
+            return _DONE
+        case "agent":
+            return _agent(options, terminal)
+        case "demo":
+            return _demo(options, terminal)
+        case command:
+            return _shell(str(command), options, terminal)
+
+
+def _shell(command: str, options: Mapping[str, object], terminal: console.Console) -> int:
+    given = settings.command_settings(options, terminal.environ)
+    from mig_manager import log, shell
+
+    level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.WARNING
+    log.configure(level=level.value, is_json=False, stream=terminal.stderr)
+    return shell.run(command, given, terminal)
+
+
+def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
+    given = settings.agent_settings(options, terminal.environ)
+    import structlog
+
+    from mig_manager import agent, log
+
+    log.configure(
+        level=given.log_level.value,
+        is_json=given.log_format is settings.LogFormat.JSON,
+        stream=terminal.stderr,
+    )
+    logger = structlog.get_logger()
+    if given.not_needed:
+        logger.info("options_not_needed", options=given.not_needed)
+    if given.not_supported:
+        logger.warning("options_not_supported", options=given.not_supported)
+    if given.gpus.is_simulated:
+        from mig_manager import simulation
+
+        simulation.prepare(given.gpus)
+        logger.warning("gpus_simulated", state=str(given.gpus.simulate_state))
+    return agent.run(given)
+
+
+def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
+    given = settings.demo_settings(options, terminal.environ)
+    from mig_manager.sandbox import demo
+
+    return demo.run(given)
+
+
+def _status_of(error: errors.MigManagerError) -> int:
+    if isinstance(error, arguments.UnknownCommandError):
+        return _UNKNOWN_COMMAND
+    return _UNUSABLE if error.reason in _INPUT_REASONS else _FAILED
+
+
+def _confess(error: Exception, argv: Sequence[str], terminal: console.Console) -> None:
+    if "--debug" in argv:
+        traceback.print_exception(error, file=terminal.stderr)
+    terminal.note(
+        f"internal error: {type(error).__name__}: {error}",
+        remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
+    )
+
+
+def _forget_stdout(terminal: console.Console) -> None:
+    """Point standard output nowhere: the interpreter flushes it once more at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, terminal.stdout.fileno())
+        os.close(nowhere)

@@ -1,0 +1,63 @@
+"""The terminal, or what stands for it: answers on one stream, remarks and errors on another."""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from mig_manager import settings
+from mig_manager.core import bar
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_DRAWN_WITH = "┌─┬│·→✓░"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Console:
+    """What a command line talks to; tests bring their own."""
+
+    stdin: TextIO
+    stdout: TextIO
+    stderr: TextIO
+    environ: Mapping[str, str]
+
+    @staticmethod
+    def of_process() -> "Console":
+        """Return the streams and the environment of this process."""
+        return Console(
+            stdin=sys.stdin,
+            stdout=sys.stdout,
+            stderr=sys.stderr,
+            environ=settings.process_environ(),
+        )
+
+    def style(self, colour: settings.Colour) -> bar.Style:
+        """Return what standard output can show."""
+        is_coloured = colour is settings.Colour.ALWAYS or (
+            colour is settings.Colour.AUTO and self.stdout.isatty()
+        )
+        return bar.Style(
+            colour=is_coloured, unicode=_encodable(self.stdout, _DRAWN_WITH) == _DRAWN_WITH
+        )
+
+    def say(self, text: str) -> None:
+        """Write an answer."""
+        line = text if text.endswith("\n") else f"{text}\n"
+        self.stdout.write(_encodable(self.stdout, line))
+        self.stdout.flush()
+
+    def note(self, text: str, *, remedy: str = "") -> None:
+        """Write a remark or an error, each of its parts on a line of its own."""
+        # Names from files and from the API end up here; they must not drive the terminal.
+        lines = [f"mig-manager: {_CONTROLS.sub(' ', text)}"]
+        if remedy:
+            lines.append(f"  remedy: {_CONTROLS.sub(' ', remedy)}")
+        self.stderr.write(_encodable(self.stderr, "\n".join(lines) + "\n"))
+        self.stderr.flush()
+
+
+def _encodable(stream: TextIO, text: str) -> str:
+    """Return the text with escapes for what the stream cannot encode."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

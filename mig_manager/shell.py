@@ -1,0 +1,196 @@
+"""The commands at a shell: settings to adapters to a command to an answer.
+
+They talk to NVML and to nothing else: no cluster is needed, and none of its libraries is loaded.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from mig_manager import commands, console, errors, ports, report, settings, validation
+from mig_manager.adapters import clock, files
+from mig_manager.core import config, document, model
+
+DONE, FAILED = 0, 1
+_MOST_NAMED = 6
+"""Layouts that an error names before it counts the rest."""
+_MAX_CHARACTERS = document.MAX_CHARACTERS + 1
+"""What to read of standard input: one more than is allowed, so that too much is seen as such."""
+
+
+def run(command: str, given: settings.CommandSettings, terminal: console.Console) -> int:
+    """Run a command and write its answer.
+
+    Args:
+        command: Its name.
+        given: Its settings.
+        terminal: Where answers and remarks go.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        MigManagerError: It could not be done.
+    """
+    return _Shell(given, terminal).commands[command]()
+
+
+class _Shell:
+    """One command line."""
+
+    def __init__(self, given: settings.CommandSettings, terminal: console.Console) -> None:
+        self._given = given
+        self._terminal = terminal
+        self._style = terminal.style(given.colour)
+        self._is_wide = given.output_format is settings.OutputFormat.WIDE
+        self._scope = commands.Scope.MODE_ONLY if given.is_mode_only else commands.Scope.ALL
+
+    @property
+    def commands(self) -> Mapping[str, Callable[[], int]]:
+        """Every command by name."""
+        return {
+            "status": self._status,
+            "plan": self._plan,
+            "apply": self._apply,
+            "assert": self._assert,
+            "export": self._export,
+            "validate": self._validate,
+        }
+
+    def _status(self) -> int:
+        result = commands.status(self._gpus())
+        self._answer(
+            result.to_data,
+            lambda: report.status(result, is_wide=self._is_wide, style=self._style),
+        )
+        return DONE
+
+    def _plan(self) -> int:
+        result = commands.plan(self._gpus(), self._layout(), scope=self._scope)
+        self._answer(
+            result.to_data,
+            lambda: report.plan(result, is_wide=self._is_wide, style=self._style),
+        )
+        return DONE
+
+    def _apply(self) -> int:
+        if self._given.hooks_file:
+            raise errors.UsageError(
+                f"hooks are not supported yet, so {self._given.hooks_file!r} would not run; "
+                "leave out -k and unset MIG_PARTED_HOOKS_FILE to apply without hooks"
+            )
+        result = commands.apply(
+            self._gpus(),
+            self._layout(),
+            scope=self._scope,
+            may_reset=not self._given.is_reset_skipped,
+        )
+        self._answer(result.to_data, lambda: "MIG configuration applied successfully")
+        for planned in result.rounds:
+            self._terminal.note(report.summary(planned))
+        if not result.is_changed:
+            self._terminal.note(f"layout '{result.layout}' was in force already")
+        return DONE
+
+    def _assert(self) -> int:
+        layout = self._layout()
+        if self._given.is_valid_config_only:
+            self._terminal.say("Selected MIG configuration is valid")
+            return DONE
+        result = commands.check(self._gpus(), layout, scope=self._scope)
+        if result.is_applied:
+            kind = (
+                "mode settings from configuration"
+                if self._given.is_mode_only
+                else ("configuration")
+            )
+            self._answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
+            return DONE
+        if self._given.output_format is not settings.OutputFormat.TEXT:
+            self._answer(result.to_data, lambda: "")
+        self._terminal.note(
+            f"layout '{layout.name}' is not applied: {report.difference(result.planned)}",
+            remedy="'mig-manager plan' shows every difference, 'mig-manager apply' ends them.",
+        )
+        return FAILED
+
+    def _export(self) -> int:
+        result = commands.export(self._gpus(), label=self._given.config_label)
+        self._answer(result.to_data, lambda: document.dump(result.to_data()))
+        return DONE
+
+    def _validate(self) -> int:
+        source = self._document()
+        names = self._given.layouts or tuple(source.layouts)
+        layouts = [source.layout(name) for name in names]
+        result = (
+            validation.against_products(layouts, source=source.source, templates=self._templates())
+            if self._given.products
+            else validation.against_node(
+                layouts, source=source.source, gpus=self._gpus().observe()
+            )
+        )
+        self._answer(result.to_data, lambda: report.validated(result, style=self._style))
+        return FAILED if result.misfits else DONE
+
+    def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
+        match self._given.output_format:
+            case settings.OutputFormat.JSON:
+                self._terminal.say(json.dumps(data(), indent=2))
+            case settings.OutputFormat.YAML:
+                self._terminal.say(document.dump(data()))
+            case settings.OutputFormat.TEXT | settings.OutputFormat.WIDE:
+                self._terminal.say(text())
+
+    def _document(self) -> config.Document:
+        file = self._given.config_file
+        if file == "-":
+            return config.parse(self._standard_input(), source="<stdin>")
+        source = files.ConfigFile(file or settings.packaged_config())
+        return config.parse(source.read(), source=source.name)
+
+    def _standard_input(self) -> str:
+        try:
+            return self._terminal.stdin.read(_MAX_CHARACTERS)
+        except (OSError, UnicodeError) as error:
+            raise errors.ConfigError(f"cannot read standard input: {error}") from error
+
+    def _layout(self) -> config.Layout:
+        source = self._document()
+        if self._given.layouts:
+            return source.layout(self._given.layouts[0])
+        if len(source.layouts) == 1:
+            return next(iter(source.layouts.values()))
+        known = list(source.layouts)
+        rest = len(known) - _MOST_NAMED
+        some = ", ".join(known[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+        raise errors.UsageError(f"name a layout; {source.source} has {some or 'none'}")
+
+    def _gpus(self) -> ports.Gpus:
+        from mig_manager.adapters import nvml  # noqa: PLC0415 - not for `validate --gpu`
+
+        if self._given.gpus.is_simulated:
+            from mig_manager import simulation  # noqa: PLC0415 - not for real GPUs
+
+            simulation.prepare(self._given.gpus)
+            simulation.install(self._given.gpus)
+            self._terminal.note(f"GPUs are simulated, in {self._given.gpus.simulate_state}")
+        return nvml.NvmlGpus(
+            library_path=self._given.gpus.library_path,
+            in_use_timeout_s=self._given.in_use_timeout_s,
+            clock=clock.SystemClock(),
+        )
+
+    def _templates(self) -> Sequence[model.Gpu]:
+        from mig_manager.sandbox import hardware  # noqa: PLC0415 - only for products by name
+
+        found = {
+            product.key: product
+            for pattern in self._given.products
+            for product in hardware.match(pattern)
+        }
+        known = [product for product in found.values() if not product.not_simulatable]
+        for product in found.values():
+            if known and product not in known:
+                self._terminal.note(f"{product.name} is left out: {product.not_simulatable}")
+        # With nothing known, the first says why.
+        return [hardware.template(product) for product in known or found.values()]

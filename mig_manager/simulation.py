@@ -1,0 +1,33 @@
+"""Simulated GPUs for a command line: where their state is, and when it starts afresh."""
+
+from mig_manager import errors, settings
+from mig_manager.sandbox import nvml
+
+
+def prepare(access: settings.GpuAccess) -> None:
+    """Have a state file, a new one when there is none or a fresh start is wanted.
+
+    Raises:
+        UsageError: The spec is no node, the file holds another node or cannot be written, or
+            there is neither file nor spec.
+    """
+    path = access.simulate_state
+    if path is None:
+        return
+    try:
+        if access.is_fresh:
+            path.unlink(missing_ok=True)
+        if access.simulate_spec:
+            nvml.create(access.simulate_spec, path)
+        elif not path.exists():
+            raise errors.UsageError(f"{path} does not exist; --simulate says what to simulate")
+    except OSError as error:
+        raise errors.UsageError(
+            f"cannot keep simulated GPUs in {path}: {error.strerror or error}"
+        ) from error
+
+
+def install(access: settings.GpuAccess) -> None:
+    """Put the simulated GPUs in the place of NVML, in this process."""
+    if access.simulate_state is not None:
+        nvml.install(access.simulate_state)
