@@ -291,16 +291,18 @@ def _price(option: Option) -> tuple[int, int]:
     return option.busy, option.cost
 
 
-def _ways(sizes: tuple[int, ...], occupied: int, slots: int) -> Iterator[Spans]:
+def _ways(sizes: tuple[int, ...], occupied: int, slots: int, *, floor: int = 0) -> Iterator[Spans]:
     """Yield every way to place the sizes; equal ones stand together and ascend."""
     if not sizes:
         yield ()
         return
     for span in spans(sizes[0], slots):
-        if not occupied & placement.mask(span):
-            for tail in _ways(sizes[1:], occupied | placement.mask(span), slots):
-                if not tail or tail[0].size != span.size or span < tail[0]:
-                    yield (span, *tail)
+        if span.start < floor or occupied & placement.mask(span):
+            continue
+        follows = span.end if sizes[1:2] == sizes[:1] else 0
+        taken = occupied | placement.mask(span)
+        for tail in _ways(sizes[1:], taken, slots, floor=follows):
+            yield (span, *tail)
 
 
 def _lost_room(occupied: int, slots: int) -> tuple[int, ...]:
