@@ -45,7 +45,7 @@ class SandboxNode:
     Args:
         api_url: Of the API server.
         state_file: Of the simulated NVML.
-        opts: How the node behaves.
+        options: How the node behaves.
         cluster: A view of the cluster, to share among nodes; None: one of its own.
         gpus: Other GPUs than those of the state file.
     """
@@ -55,12 +55,12 @@ class SandboxNode:
         api_url: str,
         state_file: pathlib.Path,
         *,
-        opts: NodeOptions,
+        options: NodeOptions,
         cluster: view.ClusterView | None = None,
         gpus: nodegpus.NodeGpus | None = None,
     ) -> None:
-        self.options = opts
-        self.devices = devices.DeviceManager(forget_s=opts.forget_resource_s)
+        self.options = options
+        self.devices = devices.DeviceManager(forget_s=options.forget_resource_s)
         self._api_url = api_url
         self._shared_cluster = cluster
         self._gpus = gpus or nodegpus.SimulatedGpus(state_file)

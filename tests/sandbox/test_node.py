@@ -96,7 +96,7 @@ def running(state_file: pathlib.Path, options: node.NodeOptions) -> Iterator[Wor
     with tempfile.TemporaryDirectory() as folder, apiserver.serve() as server:
         socket = pathlib.Path(folder, "kubelet.sock")
         options = dataclasses.replace(options, pod_resources_socket=socket)
-        with node.SandboxNode(server.url, state_file, opts=options):
+        with node.SandboxNode(server.url, state_file, options=options):
             world = World(server.url, state_file, socket)
             with contextlib.closing(world.api):
                 yield world
@@ -451,7 +451,7 @@ def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Pa
         for number in range(10):
             options = dataclasses.replace(_QUICK, name=f"n{number}", is_control_plane=number == 0)
             nodes.enter_context(
-                node.SandboxNode(server.url, state_file, opts=options, cluster=shared)
+                node.SandboxNode(server.url, state_file, options=options, cluster=shared)
             )
         connection = nodes.enter_context(contextlib.closing(api.KubeApi.at(server.url)))
 
