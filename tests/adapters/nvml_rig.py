@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mig_manager.adapters import nvml
 from mig_manager.core import model, profile
@@ -28,16 +28,7 @@ class Rig:
 
     def run(self, *steps: model.Step) -> None:
         """Run steps, each on the GPU it names."""
-        plans = tuple(
-            model.GpuPlan(
-                gpu_uuid=gpu.uuid,
-                gpu_index=gpu.index,
-                steps=tuple(step for step in steps if step.gpu_uuid == gpu.uuid),
-                target=(),
-            )
-            for gpu in self.gpus.observe()
-        )
-        self.gpus.execute(model.Plan(gpus=tuple(plan for plan in plans if plan.steps)))
+        self.gpus.execute(plan_of(self.gpus.observe(), *steps))
 
     def enable(self, index: int = 0) -> model.Gpu:
         self.run(mode_step(self.observe(index), ON))
@@ -71,6 +62,20 @@ def rig(
         yield Rig(library, in_use_timeout_s=in_use_timeout_s)
     finally:
         simulated.uninstall()
+
+
+def plan_of(gpus: Sequence[model.Gpu], *steps: model.Step) -> model.Plan:
+    """Return the plan of these steps, in their order on each GPU."""
+    plans = (
+        model.GpuPlan(
+            gpu_uuid=gpu.uuid,
+            gpu_index=gpu.index,
+            steps=tuple(step for step in steps if step.gpu_uuid == gpu.uuid),
+            target=(),
+        )
+        for gpu in gpus
+    )
+    return model.Plan(gpus=tuple(plan for plan in plans if plan.steps))
 
 
 def offered(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:

@@ -10,12 +10,24 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import nvml_errors
+from mig_manager.core import model
 from mig_manager.sandbox import nvml_model
 from tests.adapters import nvml_rig
 
 T = TypeVar("T")
 
-CODES = sorted(nvml_errors.REASONS)
+SOME_CODES = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_UNKNOWN,
+)
+each_code = pytest.mark.parametrize(
+    "codes",
+    [
+        pytest.param(SOME_CODES, id="some"),
+        pytest.param(tuple(sorted(nvml_errors.REASONS)), id="all", marks=pytest.mark.slow),
+    ],
+)
 
 OBSERVING = (
     "nvmlInitWithFlags",
@@ -64,12 +76,12 @@ CHANGING = (
 )
 
 
-def everything(node: nvml_rig.Rig) -> None:
-    """Run each kind of step on a GPU with two instances, which are replaced by two others."""
-    before = node.observe()
+def everything(before: model.Gpu) -> model.Plan:
+    """Plan each kind of step: the instances of a GPU are replaced by two others."""
     parted = nvml_rig.gi_step(before, "3g.20gb", 0)
     whole = nvml_rig.gi_step(before, "2g.10gb", 4)
-    node.run(
+    return nvml_rig.plan_of(
+        [before],
         *nvml_rig.end_steps(before),
         nvml_rig.mode_step(before, nvml_rig.OFF),
         nvml_rig.mode_step(before, nvml_rig.ON),
@@ -95,21 +107,23 @@ def says_none(function: str, code: int) -> bool:
     return function == "nvmlDeviceGetMigMode" and code in nvml_errors.UNTOLD
 
 
+@each_code
 @pytest.mark.parametrize("function", OBSERVING)
 def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
-    function: str, tmp_path: pathlib.Path
+    function: str, codes: tuple[int, ...], tmp_path: pathlib.Path
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         gpu = node.fill("1g.5gb", "3g.20gb")
         asked = node.calls(function)
         node.gpus.observe()
         assert node.calls(function) > asked, "the function is not used; take it off the list"
-        for code in CODES:
+        for code in codes:
             node.state.add_fault(nvml_model.Fault(function=function, code=code, count=None))
             failure, seen = attempt(node.observe)
             if failure is not None:
-                assert failure.code == code
-                assert failure.reason is nvml_errors.REASONS[code]
+                told = (failure.code, failure.reason) == (code, nvml_errors.REASONS[code])
+                # Borne for one profile, it may leave too little to go on with.
+                assert told or failure.reason is errors.Reason.NOT_SUPPORTED
             if seen is not None and not says_none(function, code):
                 # What is borne makes no instance disappear.
                 assert nvml_rig.names(seen) == nvml_rig.names(gpu)
@@ -118,20 +132,22 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
         assert pynvml._nvmlLib_refcount == 0 or function == "nvmlShutdown"
 
 
+@each_code
 @pytest.mark.parametrize("function", CHANGING)
 def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
-    function: str, tmp_path: pathlib.Path
+    function: str, codes: tuple[int, ...], tmp_path: pathlib.Path
 ) -> None:
     with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.5) as node:
-        node.fill("1g.5gb", "3g.20gb")
-        asked = node.calls(function)
-        everything(node)
-        assert node.calls(function) > asked, "the function is not used; take it off the list"
-        for code in CODES:
-            plan_is_made = node.observe()
-            assert plan_is_made.gpu_instances
+        node.gpus.execute(everything(node.fill("1g.5gb", "3g.20gb")))
+        wanted = nvml_rig.names(node.observe())
+        for code in codes:
+            plan = everything(node.observe())
+            asked = node.calls(function)
             node.state.add_fault(nvml_model.Fault(function=function, code=code, count=None))
-            failure, _ = attempt(functools.partial(everything, node))
-            assert failure is None or failure.code in (code, None)
+            # A driver that contradicts itself may fail at another function than this.
+            failure, _ = attempt(functools.partial(node.gpus.execute, plan))
             node.state.clear_faults()
-            everything(node)
+            assert failure is not None or nvml_rig.names(node.observe()) == wanted
+            assert node.calls(function) > asked, "the function is not used; take it off the list"
+            node.gpus.execute(everything(node.observe()))
+            assert nvml_rig.names(node.observe()) == wanted
