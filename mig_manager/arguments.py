@@ -225,7 +225,24 @@ def _define_demo(parser: argparse.ArgumentParser) -> None:
     _add_debug(parser)
     _add_colour(parser)
     parser.add_argument(
+        "--scenario",
+        metavar="NAME",
+        help="first-layout, one-slice, does-not-fit or budget (default: one-slice)",
+    )
+    parser.add_argument(
         "--simulate", metavar="SPEC", help="node to simulate (default: 8xA100-SXM4-40GB)"
+    )
+    parser.add_argument(
+        "--real-time",
+        action="store_true",
+        default=None,
+        help="let the simulated driver take as long as a real one",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        default=None,
+        help="keep the node up at the end, for kubectl, until Ctrl-C",
     )
 
 

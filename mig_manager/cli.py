@@ -104,9 +104,25 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
 
 def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
     given = settings.demo_settings(options, terminal.environ)
-    from mig_manager.sandbox import demo
+    from mig_manager import log
+    from mig_manager.sandbox import demo, scenarios
 
-    return demo.run(given)
+    if given.scenario not in scenarios.STORIES:
+        known = ", ".join(scenarios.STORIES)
+        raise errors.UsageError(f"there is no scenario {given.scenario!r}; there are {known}")
+    level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.WARNING
+    log.configure(level=level.value, is_json=False, stream=terminal.stderr)
+    return demo.run(
+        demo.Options(
+            spec=given.spec,
+            scenario=given.scenario,
+            packaged=settings.packaged_config(),
+            is_real_time=given.is_real_time,
+            is_kept=given.is_kept,
+        ),
+        say=terminal.say,
+        style=terminal.style(given.colour),
+    )
 
 
 def _status_of(error: errors.MigManagerError) -> int:

@@ -80,7 +80,7 @@ _REMEDIES = {
     Reason.DRAIN_TIMEOUT: (
         "Free the pods named (see their PodDisruptionBudgets) or raise the drain timeout."
     ),
-    Reason.IN_USE: "Stop the processes that hold the GPU; the change is tried again by itself.",
+    Reason.IN_USE: "Stop the processes that hold the GPU; the agent tries again by itself.",
     Reason.RESET_REQUIRED: (
         "Reset the GPU or reboot the node; the pending MIG mode then takes effect."
     ),
@@ -92,13 +92,13 @@ _REMEDIES = {
     Reason.INSUFFICIENT_RESOURCES: "Another program may be creating MIG instances; stop it.",
     Reason.NO_PERMISSION: "Run as root, or with NVIDIA_MIG_CONFIG_DEVICES=all.",
     Reason.NOT_SUPPORTED: "Check that driver, GPU and virtualization support MIG.",
-    Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver; the change is tried again by itself.",
+    Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver; the agent tries again by itself.",
     Reason.GPU_LOST: "The GPU fell off the bus; reboot the node.",
     Reason.NVML_TIMEOUT: "The driver does not answer; look at the kernel log.",
     Reason.NVML_ERROR: "Look at the driver's kernel log.",
     Reason.FORBIDDEN: "Grant the agent's ServiceAccount the rules in deploy/.",
     Reason.API_UNAVAILABLE: (
-        "Check the way to the Kubernetes API; the change is tried again by itself."
+        "Check the way to the Kubernetes API; the agent tries again by itself."
     ),
     Reason.API_ERROR: "Look at the message of the Kubernetes API.",
     Reason.POD_RESOURCES_UNAVAILABLE: "Mount kubelet's pod-resources directory into the agent.",

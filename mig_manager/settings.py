@@ -192,6 +192,12 @@ class DemoSettings:
 
     spec: str
     """Node to simulate."""
+    scenario: str
+    """Which story to tell."""
+    is_real_time: bool
+    """Whether the simulated driver takes as long as a real one."""
+    is_kept: bool
+    """Whether the node stays up at the end, until SIGINT."""
     colour: Colour
     is_debug: bool
 
@@ -296,6 +302,9 @@ def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> 
     given = source.Source(options, environ)
     return DemoSettings(
         spec=given.text("simulate", default="8xA100-SXM4-40GB"),
+        scenario=given.text("scenario", default="one-slice"),
+        is_real_time=given.switch("real-time"),
+        is_kept=given.switch("keep"),
         colour=_colour(given, environ),
         is_debug=given.switch("debug"),
     )

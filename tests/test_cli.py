@@ -289,6 +289,7 @@ def test_a_layout_for_other_gpus_is_no_misfit(shell: Shell) -> None:
         (("status", "-o", "xml"), 2, "one of text, wide, json, yaml"),
         (("status", "--color", "pink"), 2, "auto, always, never"),
         (("validate", "--gpu", "banana"), 2, "unknown GPU 'banana'"),
+        (("demo", "--scenario", "x"), 2, "there are first-layout, "),
         (("agent",), 2, "--node-name"),
         (("agent", "-n", "n", "--drain-timeout-s", "soon"), 2, "--drain-timeout-s: 'soon'"),
     ],
@@ -366,6 +367,15 @@ def test_nvidias_agent_options_are_all_understood() -> None:
         "with-shutdown-host-gpu-clients",
         "cdi-enabled",
     )
+
+
+def test_the_demonstration_takes_its_node_and_its_story_from_the_command_line() -> None:
+    options = arguments.parse(["demo", "--simulate", "2xA30", "--scenario", "budget", "--keep"])
+
+    given = settings.demo_settings(options, {})
+
+    assert (given.spec, given.scenario) == ("2xA30", "budget")
+    assert (given.is_kept, given.is_real_time) == (True, False)
 
 
 def test_a_bug_is_confessed_in_two_lines(shell: Shell) -> None:
