@@ -145,7 +145,7 @@ def test_compute_instances_without_a_known_span_are_drawn_in_their_order() -> No
 def test_status_names_what_a_layout_may_ask_for() -> None:
     text = picture.draw_gpus([boards.gpu(boards.A30)], style=PLAIN)
 
-    assert "PCI 0x20B010DE · offers 1g.6gb 2g.12gb 4g.24gb 1g.6gb+me 2g.12gb+me" in text
+    assert "PCI 0x20B010DE · offers 1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb" in text
 
 
 def test_a_change_shows_what_goes_and_what_comes_and_leaves_the_rest_alone() -> None:
