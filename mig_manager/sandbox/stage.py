@@ -1,8 +1,10 @@
 """The demonstration's stage: API server, sandbox node, and the real agent in its own process."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,13 +16,15 @@ from mig_manager import errors
 from mig_manager.adapters import clock, nvml, podresources
 from mig_manager.adapters.kube import api
 from mig_manager.core import cluster, model
-from mig_manager.sandbox import apiserver, manifests, node, nvml_model, objects, view
+from mig_manager.sandbox import apiserver, manifests, node, nvml_model, objects, options, view
 from mig_manager.sandbox import nvml as simulated
 
 NODE_NAME = "sandbox"
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 15.0
 _LOOK_AGAIN_S = 0.5
+_QUICK = options.NodeOptions(tick_s=0.25)
+"""Kubelet's status tick is ten seconds in real life; nobody wants to watch that."""
 
 
 class Stage:
@@ -31,6 +35,7 @@ class Stage:
         config_text: The config document that the agent serves.
         latency: What the driver's calls take.
         agent_options: Further options of the agent.
+        node_options: How the node behaves; its name and socket are set here.
     """
 
     def __init__(
@@ -40,11 +45,13 @@ class Stage:
         *,
         latency: nvml_model.Latency,
         agent_options: Sequence[str] = (),
+        node_options: options.NodeOptions = _QUICK,
     ) -> None:
         self._spec = spec
         self._config_text = config_text
         self._latency = latency
         self._agent_options = agent_options
+        self._node_options = node_options
         self._exits = contextlib.ExitStack()
         self._changed = threading.Event()
         self._agent: subprocess.Popen[bytes] | None = None
@@ -87,19 +94,20 @@ class Stage:
             node.SandboxNode(
                 self.server.url,
                 self.state_file,
-                opts=node.NodeOptions(
-                    name=NODE_NAME, tick_s=0.25, pod_resources_socket=self.socket
+                options=dataclasses.replace(
+                    self._node_options, name=NODE_NAME, pod_resources_socket=self.socket
                 ),
                 cluster=self.cluster,
             )
         )
         self.wait(lambda: sum(self.allocatable().values()) > 0, "the device plugin's devices")
-        self._agent = self._start_agent(exits)
-        exits.callback(self._end, self._agent)
+        self._log = exits.enter_context(self.agent_log.open("wb"))
+        exits.callback(self.stop_agent)
+        self.start_agent()
 
-    def _start_agent(self, exits: contextlib.ExitStack) -> "subprocess.Popen[bytes]":
-        log = exits.enter_context(self.agent_log.open("wb"))
-        options = [
+    def start_agent(self) -> None:
+        """Start the agent, which must not be running."""
+        arguments = [
             *("--node-name", NODE_NAME),
             *("--config-file", str(self.config_file)),
             *("--kubeconfig", str(self.kubeconfig)),
@@ -108,21 +116,24 @@ class Stage:
             *("--poll-interval-s", "0.2"),
             *self._agent_options,
         ]
-        return subprocess.Popen(  # noqa: S603 - our own program and our own arguments
-            [sys.executable, "-m", "mig_manager", "agent", *options],
+        self._agent = subprocess.Popen(  # noqa: S603 - our own program and our own arguments
+            [sys.executable, "-m", "mig_manager", "agent", *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=self._log,
             stderr=subprocess.STDOUT,
         )
 
-    @staticmethod
-    def _end(agent: "subprocess.Popen[bytes]") -> None:
-        agent.terminate()
+    def stop_agent(self, signal_number: int = signal.SIGTERM) -> int:
+        """End the agent and return its exit status; SIGKILL follows if it lingers."""
+        agent, self._agent = self._agent, None
+        if agent is None:
+            return 0
+        agent.send_signal(signal_number)
         try:
-            agent.wait(_STOP_TIMEOUT_S)
+            return agent.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             agent.kill()
-            agent.wait()
+            return agent.wait()
 
     def _notice(self, _kind: view.Kind, _obj: objects.JsonObject) -> None:
         self._changed.set()
