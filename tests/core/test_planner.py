@@ -151,6 +151,15 @@ def test_busy_devices_are_spared_even_if_that_costs_calls() -> None:
     assert len(free.steps) < len(sparing.steps)
 
 
+@pytest.mark.parametrize("at", [0, 4])
+def test_of_two_divided_gpu_instances_the_one_in_use_stays_whole(at: int) -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0 1c@1]", "3g.20gb@4[1c@0 1c@1]")
+    busy = frozenset({f"MIG-0-{at}-0", f"MIG-0-{at}-1"})
+    plan = plan_for(gpu, {"1c.3g.20gb": 3}, busy=busy)
+    assert len(plan.steps) == 1
+    assert not plan.doomed_uuids & busy
+
+
 def test_of_equal_devices_the_idle_ones_go() -> None:
     gpu = boards.gpu(boards.A100, *SEVEN_SMALL)
     busy = frozenset(f"MIG-0-{start}-0" for start in (0, 2, 5))
