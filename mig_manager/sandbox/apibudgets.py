@@ -22,19 +22,19 @@ class BudgetController:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._is_busy = False
+        self._is_paused = False
         store.subscribe(self._follow)
+
+    def pause(self) -> None:
+        """Let statuses go stale from now on, as a controller does that lags."""
+        self._is_paused = True
 
     def _follow(self, record: apistore.Record) -> None:
         storage, namespace, _ = record.key
-        if self._is_busy or storage not in ("pods", "poddisruptionbudgets", "replicasets"):
+        if self._is_paused or storage not in ("pods", "poddisruptionbudgets", "replicasets"):
             return
-        self._is_busy = True
-        try:
-            for budget in self._store.select("poddisruptionbudgets", namespace=namespace):
-                self._refresh(budget)
-        finally:
-            self._is_busy = False
+        for budget in self._store.select("poddisruptionbudgets", namespace=namespace):
+            self._refresh(budget)
 
     def _refresh(self, budget: Object) -> None:
         status = compute_status(self._store, budget)

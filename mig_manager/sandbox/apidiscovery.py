@@ -88,6 +88,7 @@ def _entries(resource: apiresources.Resource) -> list[Object]:
         "kind": resource.kind,
         "verbs": list(apiresources.ALL_VERBS),
         "shortNames": list(resource.short_names),
+        "categories": list(resource.categories),
     }
     return [entry, *(_subresource(resource, name) for name in resource.subresources)]
 

@@ -22,6 +22,8 @@ class Resource:
     subresources: tuple[str, ...] = ()
     has_generation: bool = False
     """``metadata.generation`` starts at 1 and counts the changes of ``spec``."""
+    categories: tuple[str, ...] = ()
+    """Such as ``all``, for ``kubectl get all``."""
     stored_as: str = ""
     """Plural of the core resource that holds the objects, when this one is only another view."""
 
@@ -70,6 +72,7 @@ PODS = Resource(
     singular="pod",
     kind="Pod",
     short_names=("po",),
+    categories=("all",),
     subresources=("binding", "eviction", "status"),
 )
 EVENTS = Resource(plural="events", singular="event", kind="Event", short_names=("ev",))
@@ -96,6 +99,7 @@ DAEMON_SETS = Resource(
     singular="daemonset",
     kind="DaemonSet",
     short_names=("ds",),
+    categories=("all",),
     subresources=("status",),
     has_generation=True,
 )
@@ -105,6 +109,7 @@ REPLICA_SETS = Resource(
     singular="replicaset",
     kind="ReplicaSet",
     short_names=("rs",),
+    categories=("all",),
     subresources=("status",),
     has_generation=True,
 )

@@ -58,6 +58,7 @@ class ApiServer:
         store: All objects, for putting the world in place and for looking at it.
         registry: The same with the API's rules, without HTTP.
         log: What clients have asked.
+        budgets: Keeps the status of PodDisruptionBudgets; can be paused.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ApiServer:
         self.store = apistore.Store(history_limit=history_limit)
         self.registry = apiregistry.Registry(self.store)
         self.log = apifaults.RequestLog()
-        apibudgets.BudgetController(self.store)
+        self.budgets = apibudgets.BudgetController(self.store)
         for name in _NAMESPACES:
             self.registry.create(
                 apirequests.Target(resource=apiresources.NAMESPACES), {"metadata": {"name": name}}
@@ -89,7 +90,9 @@ class ApiServer:
             refuses_expired_watches=refuses_expired_watches,
             drop=self._drop,
         )
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # asyncio switches Nagle off only where it sees TCP by name: 42 ms a request otherwise.
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._address = ("127.0.0.1", 0)
         self._state = uvicorn.server.ServerState()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sandbox-apiserver", daemon=True)
@@ -97,9 +100,14 @@ class ApiServer:
         self._stopping: asyncio.Event | None = None
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Host and port; known once the server is started, also after it has stopped."""
+        return self._address
+
+    @property
     def url(self) -> str:
         """Base URL, such as ``http://127.0.0.1:40001``; known once the server is started."""
-        host, port = self._socket.getsockname()
+        host, port = self._address
         return f"http://{host}:{port}"
 
     @property
@@ -109,8 +117,9 @@ class ApiServer:
 
     def start(self) -> None:
         """Listen on a free port; return when requests are answered."""
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind(self._address)
         self._socket.listen(_BACKLOG)
+        self._address = self._socket.getsockname()
         self._thread.start()
         self._ready.wait()
 

@@ -6,6 +6,7 @@ threads and slow watchers keep a consistent one.
 """
 
 import bisect
+import collections
 import copy
 import dataclasses
 import datetime as dt
@@ -64,6 +65,8 @@ class Store:
         self._objects: dict[Key, Object] = {}
         self._history: list[Record] = []
         self._listeners: list[Callable[[Record], None]] = []
+        self._undelivered: collections.deque[Record] = collections.deque()
+        self._is_delivering = False
         self._version = 1
         self._oldest = 1
 
@@ -74,6 +77,8 @@ class Store:
 
     def subscribe(self, listener: Callable[[Record], None]) -> Callable[[], None]:
         """Call the listener after each change, in order, with the lock held; it must be quick.
+
+        It may write; what it writes is told after the change it was called for.
 
         Returns:
             A function that ends the subscription.
@@ -248,8 +253,20 @@ class Store:
             excess = len(self._history) - self._history_limit
             self._oldest = self._history[excess - 1].version
             del self._history[:excess]
-        for listener in tuple(self._listeners):
-            listener(record)
+        self._undelivered.append(record)
+        if not self._is_delivering:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Tell the listeners, who may themselves write: each sees all changes in their order."""
+        self._is_delivering = True
+        try:
+            while self._undelivered:
+                record = self._undelivered.popleft()
+                for listener in tuple(self._listeners):
+                    listener(record)
+        finally:
+            self._is_delivering = False
 
 
 def resource_of(thing: Object) -> apiresources.Resource:

@@ -18,6 +18,8 @@ _DNS_LABEL = re.compile(rf"{_LABEL}\Z")
 _DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
 _QUALIFIED_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]\Z")
 
+_PERCENTAGE = re.compile(r"[0-9]+%\Z")
+
 _MAX_LABEL = 63
 _MAX_NAME = 253
 _MAX_ANNOTATIONS_BYTES = 256 * 1024
@@ -201,5 +203,14 @@ def _event(event: Object) -> Iterator[Cause]:
 
 
 def _budget(spec: Object) -> Iterator[Cause]:
+    for field in ("minAvailable", "maxUnavailable"):
+        amount = spec.get(field) or 0
+        is_amount = isinstance(amount, int) and amount >= 0
+        if not is_amount and not _PERCENTAGE.match(str(amount)):
+            yield _wrong(f"spec.{field}", amount, "must be a count or a percentage")
+    for index, each in enumerate((spec.get("selector") or {}).get("matchExpressions") or ()):
+        if each.get("operator") not in ("In", "NotIn", "Exists", "DoesNotExist"):
+            field = f"spec.selector.matchExpressions[{index}].operator"
+            yield _wrong(field, each.get("operator"), "not a valid selector operator")
     if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
         yield _wrong("spec", spec, "minAvailable and maxUnavailable cannot be both set")

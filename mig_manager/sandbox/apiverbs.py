@@ -8,6 +8,7 @@ from mig_manager.sandbox import (
     apiaccess,
     apidiscovery,
     apiexchange,
+    apiprotobuf,
     apiregistry,
     apirender,
     apirequests,
@@ -19,7 +20,7 @@ from mig_manager.sandbox import (
 Object = apistatus.Object
 Exchange = apiexchange.Exchange
 
-_OPENAPI_V2 = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+_OPENAPI_V2 = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 
 
 class Verbs:
@@ -96,7 +97,8 @@ class Verbs:
         match [part for part in path.split("/") if part]:
             case ["apis", group, "v1", plural] if (group, plural) in apiresources.REVIEWS:
                 kind = apiresources.REVIEWS[group, plural]
-                content = apiaccess.review(kind, exchange.json(), exchange.token, self._authorizer)
+                body = _review_body(exchange, kind)
+                content = apiaccess.review(kind, body, exchange.token, self._authorizer)
                 return apiexchange.json_response(content, 201)
             case ["openapi", "v2"]:
                 # An empty document has no schemas, so that clients check nothing against it.
@@ -109,6 +111,14 @@ class Verbs:
         if document is None:
             raise apistatus.no_such_path()
         return apiexchange.json_response(document)
+
+
+def _review_body(exchange: Exchange, kind: str) -> Object:
+    """Return a review; ``kubectl`` writes them in protobuf and takes no 415 for an answer."""
+    if exchange.content_type == apiprotobuf.MEDIA_TYPE:
+        return apiprotobuf.read_review(exchange.body, kind)
+    body: Object = exchange.json()
+    return body
 
 
 def _delete_options(exchange: Exchange, call: apirequests.Call) -> tuple[Object, bool]:

@@ -1,0 +1,93 @@
+"""An HTTP client for the embedded Kubernetes API, and objects to put into it."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import urllib3
+
+from mig_manager.sandbox import apiserver
+
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+JSON = "application/json-patch+json"
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/namespaces/default/pods"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+Object = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    code: int
+    body: Any
+    headers: urllib3.HTTPHeaderDict
+
+
+class Client:
+    """The shortest way to send a request and see all of the answer."""
+
+    def __init__(self, server: apiserver.ApiServer) -> None:
+        self.server = server
+        self.http = urllib3.PoolManager(retries=False, timeout=5)
+
+    def __call__(self, method: str, path: str, body: object = None, /, **headers: str) -> Answer:
+        response = self.http.request(
+            method,
+            self.server.url + path,
+            body=None if body is None else json.dumps(body),
+            headers={key.replace("_", "-"): value for key, value in headers.items()},
+        )
+        return Answer(response.status, response.json(), response.headers)
+
+
+def a_node(name: str = "n1", **labels: str) -> Object:
+    metadata = {"name": name, "labels": {"kubernetes.io/hostname": name} | labels}
+    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+
+
+def a_pod(name: str = "p1", *, node: str = "n1", phase: str = "Running", **labels: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": labels},
+        "spec": {
+            "containers": [{"name": "main", "image": "app:1"}],
+            **({"nodeName": node} if node else {}),
+        },
+        "status": {
+            "phase": phase,
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [{"name": "main", "ready": True, "restartCount": 2}],
+        },
+    }
+
+
+def a_budget(name: str, selector: Object | None, **spec: object) -> Object:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"selector": selector, **spec},
+    }
+
+
+def an_eviction(name: str = "p1", **options: object) -> Object:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": "default"},
+        "deleteOptions": options,
+    }
+
+
+@contextlib.contextmanager
+def serving(server: apiserver.ApiServer | None = None) -> Iterator[Client]:
+    with apiserver.serve(server) as running:
+        client = Client(running)
+        yield client
+        client.http.clear()

@@ -1,0 +1,211 @@
+"""Evictions and PodDisruptionBudgets of the embedded Kubernetes API."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.sandbox import apiresources, apiserver
+from tests.sandbox import apirig
+
+
+@pytest.fixture
+def ask() -> Iterator[apirig.Client]:
+    with apirig.serving() as client:
+        yield client
+
+
+@pytest.fixture
+def server(ask: apirig.Client) -> apiserver.ApiServer:
+    return ask.server
+
+
+def test_an_eviction_without_a_budget_deletes_the_pod_gracefully(
+    ask: apirig.Client, server: apiserver.ApiServer
+) -> None:
+    server.store.create(apirig.a_pod())
+
+    answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
+
+    assert (answer.code, answer.body["status"]) == (201, "Success")
+    pod = server.store.get(apiresources.PODS, "p1", "default")
+    assert pod["metadata"]["deletionGracePeriodSeconds"] == 30
+    condition = pod["status"]["conditions"][-1]
+    assert (condition["type"], condition["reason"]) == (
+        "DisruptionTarget",
+        "EvictionByEvictionAPI",
+    )
+
+
+def test_a_budget_without_room_blocks_and_names_itself(
+    ask: apirig.Client, server: apiserver.ApiServer
+) -> None:
+    server.store.create(apirig.a_pod(app="x"))
+    server.store.create(apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, minAvailable=1))
+
+    answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
+
+    assert (answer.code, answer.body["reason"]) == (429, "TooManyRequests")
+    assert answer.body["message"] == (
+        "Cannot evict pod as it would violate the pod's disruption budget."
+    )
+    [cause] = answer.body["details"]["causes"]
+    assert cause["reason"] == "DisruptionBudget"
+    assert cause["message"] == (
+        "The disruption budget guard needs 1 healthy pods and has 1 currently"
+    )
+    # The real server asks for no particular wait when the budget is simply used up.
+    assert "Retry-After" not in answer.headers
+
+
+def test_a_budget_whose_status_lags_asks_to_wait_ten_seconds(
+    ask: apirig.Client, server: apiserver.ApiServer
+) -> None:
+    server.store.create(apirig.a_pod(app="x"))
+    budget = apirig.a_budget("guard", {}, maxUnavailable=1)
+    server.store.create(budget)
+    server.budgets.pause()
+    server.store.modify(
+        apiresources.BUDGETS,
+        "guard",
+        lambda it: it["metadata"].update(generation=2),
+        namespace="default",
+    )
+
+    answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
+
+    assert answer.code == 429
+    assert answer.headers["Retry-After"] == "10"
+    assert answer.body["details"]["retryAfterSeconds"] == 10
+    assert "still being processed" in answer.body["details"]["causes"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "desired", "allowed"),
+    [
+        ({"minAvailable": 2}, 2, 1),
+        ({"minAvailable": "50%"}, 2, 1),
+        ({"minAvailable": "100%"}, 3, 0),
+        ({"maxUnavailable": 0}, 3, 0),
+        ({"maxUnavailable": 5}, 0, 3),
+        ({"maxUnavailable": "34%"}, 1, 2),
+        ({}, 1, 2),
+    ],
+)
+def test_the_status_of_a_budget_counts_the_healthy(
+    ask: apirig.Client,
+    server: apiserver.ApiServer,
+    spec: apirig.Object,
+    desired: int,
+    allowed: int,
+) -> None:
+    for name in "abc":
+        server.store.create(apirig.a_pod(name, app="x"))
+    server.store.create(apirig.a_pod("d", app="other"))
+    server.store.create(
+        apirig.a_budget(
+            "guard",
+            {"matchExpressions": [{"key": "app", "operator": "In", "values": ["x"]}]},
+            **spec,
+        )
+    )
+
+    path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/guard"
+    status = ask("GET", path).body["status"]
+
+    assert (status["expectedPods"], status["currentHealthy"]) == (3, 3)
+    assert (status["desiredHealthy"], status["disruptionsAllowed"]) == (desired, allowed)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"minAvailable": "half"},
+        {"maxUnavailable": -1},
+        {"minAvailable": 1, "maxUnavailable": 1},
+        {"selector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}},
+    ],
+)
+def test_a_budget_that_cannot_be_counted_is_invalid(
+    ask: apirig.Client, spec: apirig.Object
+) -> None:
+    path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+
+    answer = ask("POST", path, apirig.a_budget("guard", None) | {"spec": spec})
+
+    assert (answer.code, answer.body["reason"]) == (422, "Invalid")
+
+
+def test_each_eviction_uses_up_the_budget_until_a_replacement_is_ready(
+    ask: apirig.Client, server: apiserver.ApiServer
+) -> None:
+    owner = {"kind": "ReplicaSet", "name": "rs", "controller": True}
+    replica_set = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "rs"}}
+    server.store.create(replica_set | {"spec": {"replicas": 2}})
+    for name in ("p1", "p2"):
+        pod = apirig.a_pod(name, app="x")
+        pod["metadata"]["ownerReferences"] = [owner]
+        server.store.create(pod)
+    server.store.create(apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, maxUnavailable=1))
+
+    assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction("p1")).code == 201
+    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
+    server.store.delete(apiresources.PODS, "p1", "default")
+    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
+    pod = apirig.a_pod("p3", app="x")
+    pod["metadata"]["ownerReferences"] = [owner]
+    server.store.create(pod)
+    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 201
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
+def test_a_pod_that_does_not_run_passes_every_budget(
+    ask: apirig.Client, server: apiserver.ApiServer, phase: str
+) -> None:
+    server.store.create(apirig.a_pod(phase=phase))
+    server.store.create(apirig.a_budget("one", {}, maxUnavailable=0))
+    server.store.create(apirig.a_budget("two", {}, maxUnavailable=0))
+
+    assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction()).code == 201
+
+
+def test_an_unready_pod_may_go_while_enough_others_are_healthy(
+    ask: apirig.Client, server: apiserver.ApiServer
+) -> None:
+    for name in ("p1", "p2"):
+        server.store.create(apirig.a_pod(name))
+    server.store.modify(
+        apiresources.PODS, "p1", lambda pod: pod["status"].update(conditions=[]),
+        namespace="default",
+    )  # fmt: skip
+    server.store.create(apirig.a_budget("guard", {}, minAvailable=1))
+
+    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
+    assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction("p1")).code == 201
+
+
+def test_two_budgets_on_a_pod_are_an_internal_error(
+    ask: apirig.Client, server: apiserver.ApiServer
+) -> None:
+    server.store.create(apirig.a_pod())
+    server.store.create(apirig.a_budget("one", {}, maxUnavailable=1))
+    server.store.create(apirig.a_budget("two", {}, maxUnavailable=1))
+
+    answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
+
+    assert answer.code == 500
+    assert "more than one PodDisruptionBudget" in answer.body["message"]
+
+
+def test_an_eviction_can_be_guarded_tried_and_misaddressed(
+    ask: apirig.Client, server: apiserver.ApiServer
+) -> None:
+    server.store.create(apirig.a_pod())
+    path = f"{apirig.PODS}/p1/eviction"
+
+    assert ask("POST", path, apirig.an_eviction(preconditions={"uid": "another"})).code == 409
+    assert ask("POST", path, apirig.an_eviction(dryRun=["All"])).code == 201
+    assert ask("POST", f"{path}?dryRun=All", apirig.an_eviction()).code == 201
+    assert ask("POST", path, apirig.an_eviction("p2")).code == 400
+    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 404
+    pod = server.store.get(apiresources.PODS, "p1", "default")
+    assert "deletionTimestamp" not in pod["metadata"]
