@@ -99,7 +99,7 @@ class ChildGpus:
         finally:
             stderr = tail.close()
         if stderr:
-            _log.warning("the GPU worker wrote to stderr", stderr=stderr)
+            _log.warning("gpu_worker_stderr", stderr=stderr)
         answer = gpu_protocol.decode_answer(output)
         # A complete answer counts, even if the vendor's library then crashes while unloading.
         match answer:
@@ -146,7 +146,7 @@ class ChildGpus:
             try:
                 process.wait(_REAP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                _log.error("the kernel does not let the GPU worker go", pid=process.pid)
+                _log.error("gpu_worker_unkillable", pid=process.pid)
                 self._unkillable.append(process)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:

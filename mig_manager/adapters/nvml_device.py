@@ -2,32 +2,20 @@
 
 import ctypes
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pynvml
 
-from mig_manager import errors
-from mig_manager.adapters import nvml_errors
-from mig_manager.core import model, profile
+from mig_manager.adapters import nvml_errors, nvml_profiles
+from mig_manager.core import model
 
-Handle = Any
-"""An opaque NVML handle; valid until what it names is destroyed, or MIG mode is switched."""
-
-_GPU_INSTANCE_PROFILES = range(32)
-"""``NVML_GPU_INSTANCE_PROFILE_*`` to ask about: 18 are known, a newer driver may offer more."""
-
-_COMPUTE_INSTANCE_PROFILES = range(16)
-"""``NVML_COMPUTE_INSTANCE_PROFILE_*`` to ask about; nine are known."""
+Handle = nvml_profiles.Handle
 
 _MIN_LISTED = 16
 """Least room for a list of instances. NVML writes without asking how much room there is, and the
 ``instanceCount`` it promises not to exceed is known to be too small on A30; no GPU has more than
 8 GPU instances (GPUMGR_MAX_GPU_INSTANCES in NVIDIA's open kernel modules)."""
-
-_UNVERSIONED = 1
-"""The unversioned query: every driver has it, and the versioned one is documented to answer
-NOT_SUPPORTED while MIG is off (nvml.h, ``nvmlDeviceGetGpuInstanceProfileInfoV``)."""
 
 _NONE_THERE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 
@@ -40,16 +28,6 @@ class GpuInstanceRef:
     instance_id: int
     profile_id: int
     placement: model.Placement
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeProfile:
-    """A compute-instance profile as one GPU-instance profile offers it."""
-
-    profile_id: int
-    slices: int
-    multiprocessors: int
-    max_instances: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +50,7 @@ class Device:
         self.handle = handle
         self._memory_bytes: int | None = None
         self._profiles: tuple[model.GpuInstanceProfile, ...] | None = None
-        self._compute_profiles: dict[int, tuple[ComputeProfile, ...]] = {}
+        self._compute_profiles: dict[int, tuple[nvml_profiles.ComputeProfile, ...]] = {}
 
     def mig_mode(self) -> tuple[model.MigMode, model.MigMode] | None:
         """Return the current and the pending MIG mode; None when the GPU has no MIG.
@@ -111,22 +89,10 @@ class Device:
         """
         if self._profiles is None:
             self._profiles = tuple(
-                _profile(enum_index, info, total_bytes=self.memory_bytes())
-                for enum_index, info in self._offered()
+                nvml_profiles.named(enum_index, info, total_bytes=self.memory_bytes())
+                for enum_index, info in nvml_profiles.gpu_instance_infos(self.handle)
             )
         return self._profiles
-
-    def _offered(self) -> Iterator[tuple[int, Any]]:
-        for enum_index in _GPU_INSTANCE_PROFILES:
-            info = nvml_errors.call_unless(
-                nvml_errors.UNOFFERED,
-                pynvml.nvmlDeviceGetGpuInstanceProfileInfo,
-                self.handle,
-                enum_index,
-                _UNVERSIONED,
-            )
-            if info is not None:
-                yield enum_index, info
 
     def placements(self, profile_id: int) -> tuple[model.Placement, ...]:
         """Return where a profile can be placed, whatever is allocated now; ascending.
@@ -179,7 +145,9 @@ class Device:
             placement=_placement(info.placement),
         )
 
-    def compute_profiles(self, instance: GpuInstanceRef) -> tuple[ComputeProfile, ...]:
+    def compute_profiles(
+        self, instance: GpuInstanceRef
+    ) -> tuple[nvml_profiles.ComputeProfile, ...]:
         """Return what compute instances a GPU instance can hold, in enum order.
 
         Asked once for each GPU-instance profile: instances of one profile are alike.
@@ -188,7 +156,7 @@ class Device:
             HardwareError: NVML refused or failed.
         """
         if instance.profile_id not in self._compute_profiles:
-            offered = tuple(_compute_profiles(instance))
+            offered = tuple(nvml_profiles.compute_instances(instance.handle))
             if not offered:
                 # Without profiles no instance could be listed, and a GPU instance in use would
                 # look idle.
@@ -243,45 +211,6 @@ def _mode(value: int) -> model.MigMode:
     )
 
 
-def _profile(enum_index: int, info: Any, *, total_bytes: int) -> model.GpuInstanceProfile:
-    return model.GpuInstanceProfile(
-        profile=_name(enum_index, info, total_bytes=total_bytes),
-        enum_index=enum_index,
-        profile_id=info.id,
-        memory_mib=info.memorySizeMB,
-        multiprocessors=info.multiprocessorCount,
-        max_instances=info.instanceCount,
-        engines=model.Engines(
-            decoders=info.decoderCount,
-            encoders=info.encoderCount,
-            jpegs=info.jpegCount,
-            ofas=info.ofaCount,
-        ),
-        placements=(),
-    )
-
-
-def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
-    if not total_bytes:
-        raise errors.HardwareError(
-            "the driver offers MIG profiles but tells no memory size to name them by",
-            reason=errors.Reason.NOT_SUPPORTED,
-            operation="nvmlDeviceGetMemoryInfo",
-        )
-    memory_gb = profile.memory_gb(instance_mib=info.memorySizeMB, total_bytes=total_bytes)
-    if enum_index in profile.GPU_INSTANCE_PROFILES:
-        return profile.from_nvml(
-            enum_index=enum_index, slice_count=info.sliceCount, memory_gb=memory_gb
-        )
-    # Its name is not known, yet its instances take room: they must be seen and can be destroyed.
-    return model.Profile(
-        compute_slices=info.sliceCount,
-        gpu_slices=info.sliceCount,
-        memory_gb=memory_gb,
-        attributes=(f"enum{enum_index}",),
-    )
-
-
 def _placement(span: Any) -> model.Placement:
     return model.Placement(start=span.start, size=span.size)
 
@@ -296,22 +225,3 @@ def _fill(function: Callable[..., Any], owner: Handle, profile_id: int, handles:
         _NONE_THERE, function, owner, profile_id, handles, ctypes.byref(count)
     )
     return 0 if answer is None else count.value
-
-
-def _compute_profiles(instance: GpuInstanceRef) -> Iterator[ComputeProfile]:
-    for enum_index in _COMPUTE_INSTANCE_PROFILES:
-        info = nvml_errors.call_unless(
-            nvml_errors.UNOFFERED,
-            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo,
-            instance.handle,
-            enum_index,
-            pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
-            _UNVERSIONED,
-        )
-        if info is not None:
-            yield ComputeProfile(
-                profile_id=info.id,
-                slices=info.sliceCount,
-                multiprocessors=info.multiprocessorCount,
-                max_instances=info.instanceCount,
-            )

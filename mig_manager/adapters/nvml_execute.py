@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_device, nvml_errors, nvml_holders
+from mig_manager.adapters import nvml_device, nvml_errors, nvml_holders, nvml_profiles
 from mig_manager.core import model
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
@@ -233,8 +233,8 @@ class _Executor:
 
 
 def _compute_profile(
-    offered: tuple[nvml_device.ComputeProfile, ...], name: model.Profile
-) -> nvml_device.ComputeProfile:
+    offered: tuple[nvml_profiles.ComputeProfile, ...], name: model.Profile
+) -> nvml_profiles.ComputeProfile:
     """Choose the compute-instance profile for a name among those the GPU instance offers.
 
     The profile that spans is the one with most multiprocessors: in a double-memory ``1g`` on

@@ -96,7 +96,9 @@ def _profiles(
             for offered in device.profiles()
         )
     except errors.HardwareError as error:
-        if error.reason is errors.Reason.NO_PERMISSION:
+        if error.reason is errors.Reason.NO_PERMISSION or (
+            error.reason is errors.Reason.NOT_SUPPORTED and mode is model.MigMode.DISABLED
+        ):
             return None
         raise
 

@@ -3,9 +3,11 @@
 import dataclasses
 import pathlib
 
+import pynvml
 import pytest
 
 from mig_manager import errors
+from mig_manager.adapters import nvml_profiles
 from mig_manager.core import model
 from mig_manager.sandbox import hardware, nvml_model
 from tests.adapters import nvml_rig
@@ -254,3 +256,23 @@ def test_profiles_that_cannot_be_named_are_an_error(tmp_path: pathlib.Path) -> N
         with pytest.raises(errors.HardwareError, match="no memory size") as caught:
             node.observe()
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+
+
+def test_a_driver_that_tells_no_placements_while_mig_is_off_tells_no_profiles(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.state.add_fault(
+            nvml_model.Fault(
+                function="nvmlDeviceGetGpuInstancePossiblePlacements*",
+                code=nvml_model.Code.NOT_SUPPORTED,
+            )
+        )
+        assert node.observe().profiles is None
+
+
+def test_a_profile_newer_than_this_version_is_seen_under_a_name_of_its_own() -> None:
+    info = pynvml.c_nvmlGpuInstanceProfileInfo_t(id=77, sliceCount=1, memorySizeMB=4864)
+    row = nvml_profiles.named(21, info, total_bytes=40960 * 2**20)
+    assert str(row.profile) == "1g.5gb+enum21"
+    assert row.profile_id == 77

@@ -1,0 +1,125 @@
+"""Which profiles the driver offers, each with the name that people know it by."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pynvml
+
+from mig_manager import errors
+from mig_manager.adapters import nvml_errors
+from mig_manager.core import model, profile
+
+Handle = Any
+"""An opaque NVML handle; valid until what it names is destroyed, or MIG mode is switched."""
+
+_GPU_INSTANCE_PROFILES = range(32)
+"""``NVML_GPU_INSTANCE_PROFILE_*`` to ask about: 18 are known, a newer driver may offer more."""
+
+_COMPUTE_INSTANCE_PROFILES = range(16)
+"""``NVML_COMPUTE_INSTANCE_PROFILE_*`` to ask about; nine are known."""
+
+_UNVERSIONED = 1
+"""The unversioned query: every driver has it, and the versioned one is documented to answer
+NOT_SUPPORTED while MIG is off (nvml.h, ``nvmlDeviceGetGpuInstanceProfileInfoV``)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeProfile:
+    """A compute-instance profile as one GPU-instance profile offers it."""
+
+    profile_id: int
+    slices: int
+    multiprocessors: int
+    max_instances: int
+
+
+def gpu_instance_infos(gpu: Handle) -> Iterator[tuple[int, Any]]:
+    """Yield the GPU-instance profiles that a GPU offers, by enum; none if it tells none now.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+    """
+    for enum_index in _GPU_INSTANCE_PROFILES:
+        info = nvml_errors.call_unless(
+            nvml_errors.UNOFFERED,
+            pynvml.nvmlDeviceGetGpuInstanceProfileInfo,
+            gpu,
+            enum_index,
+            _UNVERSIONED,
+        )
+        if info is not None:
+            yield enum_index, info
+
+
+def compute_instances(gpu_instance: Handle) -> Iterator[ComputeProfile]:
+    """Yield the compute-instance profiles that a GPU instance offers, in enum order.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+    """
+    for enum_index in _COMPUTE_INSTANCE_PROFILES:
+        info = nvml_errors.call_unless(
+            nvml_errors.UNOFFERED,
+            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo,
+            gpu_instance,
+            enum_index,
+            pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+            _UNVERSIONED,
+        )
+        if info is not None:
+            yield ComputeProfile(
+                profile_id=info.id,
+                slices=info.sliceCount,
+                multiprocessors=info.multiprocessorCount,
+                max_instances=info.instanceCount,
+            )
+
+
+def named(enum_index: int, info: Any, *, total_bytes: int) -> model.GpuInstanceProfile:
+    """Turn a profile's info into our vocabulary, without placements.
+
+    Args:
+        enum_index: ``NVML_GPU_INSTANCE_PROFILE_*``.
+        info: ``nvmlGpuInstanceProfileInfo_t``.
+        total_bytes: Memory of the whole GPU; 0 when it is not known.
+
+    Raises:
+        HardwareError: NOT_SUPPORTED, the memory is not known, so there is no name.
+    """
+    return model.GpuInstanceProfile(
+        profile=_name(enum_index, info, total_bytes=total_bytes),
+        enum_index=enum_index,
+        profile_id=info.id,
+        memory_mib=info.memorySizeMB,
+        multiprocessors=info.multiprocessorCount,
+        max_instances=info.instanceCount,
+        engines=model.Engines(
+            decoders=info.decoderCount,
+            encoders=info.encoderCount,
+            jpegs=info.jpegCount,
+            ofas=info.ofaCount,
+        ),
+        placements=(),
+    )
+
+
+def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
+    if not total_bytes:
+        raise errors.HardwareError(
+            "the driver offers MIG profiles but tells no memory size to name them by",
+            reason=errors.Reason.NOT_SUPPORTED,
+            operation="nvmlDeviceGetMemoryInfo",
+        )
+    memory_gb = profile.memory_gb(instance_mib=info.memorySizeMB, total_bytes=total_bytes)
+    if enum_index in profile.GPU_INSTANCE_PROFILES:
+        return profile.from_nvml(
+            enum_index=enum_index, slice_count=info.sliceCount, memory_gb=memory_gb
+        )
+    # Its name is not known, yet its instances take room: they must be seen and can be destroyed.
+    return model.Profile(
+        compute_slices=info.sliceCount,
+        gpu_slices=info.sliceCount,
+        memory_gb=memory_gb,
+        attributes=(f"enum{enum_index}",),
+    )
