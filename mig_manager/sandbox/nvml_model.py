@@ -35,7 +35,7 @@ class Refused(Exception):  # noqa: N818 - an answer of the driver, caught at the
     """The driver answers with a code other than success; nothing has changed."""
 
     def __init__(self, code: int) -> None:
-        super().__init__(code)
+        super().__init__(repr(code))
         self.code = code
 
 

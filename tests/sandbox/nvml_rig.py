@@ -1,0 +1,71 @@
+"""A simulated node with NVML open on it, and the calls that every test of it makes."""
+
+import contextlib
+import ctypes
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pynvml
+import pytest
+
+from mig_manager.sandbox import hardware, nvml
+
+Start = Callable[..., nvml.SimulatedLibrary]
+MIG_CAPABLE = tuple(p for p in hardware.products().values() if p.profiles)
+UNKNOWN_PROFILE = 99
+
+
+@contextlib.contextmanager
+def node(folder: pathlib.Path) -> Iterator[Start]:
+    """Give a function that boots a node and opens NVML on it; undo that afterwards."""
+
+    def boot(spec: str = "A100-SXM4-40GB", **options: Any) -> nvml.SimulatedLibrary:
+        path = folder / "node.json"
+        nvml.create(spec, path, options=nvml.Options(**options))
+        library = nvml.install(path)
+        pynvml.nvmlInit()
+        return library
+
+    try:
+        yield boot
+    finally:
+        nvml.uninstall()
+
+
+def refusal(call: Callable[..., object], *arguments: object) -> int:
+    """Make a call that must fail and return NVML's code."""
+    with pytest.raises(pynvml.NVMLError) as caught:
+        call(*arguments)
+    return int(caught.value.value)
+
+
+def enabled(index: int = 0) -> Any:
+    """Return the handle of a GPU with MIG on."""
+    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+    assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_SUCCESS
+    return device
+
+
+def filled(device: Any, profile_id: int = 9) -> tuple[Any, Any]:
+    """Create a GPU instance with a compute instance that spans it."""
+    instance = pynvml.nvmlDeviceCreateGpuInstance(device, profile_id)
+    rows = hardware.find(pynvml.nvmlDeviceGetName(device)).profiles
+    row = next(row for row in rows if row.profile_id == profile_id)
+    spanning = max(row.compute, key=lambda compute: compute.slices)
+    return instance, pynvml.nvmlGpuInstanceCreateComputeInstance(instance, spanning.profile_id)
+
+
+def placements(device: Any, profile_id: int) -> list[tuple[int, int]]:
+    """Ask for the count, then for the placements, as C callers do."""
+    count = ctypes.c_uint()
+    ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
+    ask(device, profile_id, None, ctypes.byref(count))
+    places = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    ask(device, profile_id, places, ctypes.byref(count))
+    return [(place.start, place.size) for place in places]
+
+
+def at(start_slice: int, size: int) -> Any:
+    """Return a placement by reference."""
+    return ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(start_slice, size))

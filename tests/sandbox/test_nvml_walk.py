@@ -1,0 +1,148 @@
+"""Whatever is created and destroyed in whatever order, the simulated GPU stays possible."""
+
+import ctypes
+import pathlib
+import tempfile
+from typing import Any
+
+import hypothesis
+import pynvml
+from hypothesis import strategies
+
+from mig_manager.core import model
+from mig_manager.sandbox import hardware, nvml, nvml_identity, nvml_model
+from tests.sandbox import nvml_rig
+
+PRODUCTS = ("A100", "H100", "GH200", "A30", "RTX-PRO-6000")
+REFUSALS = (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, pynvml.NVML_ERROR_IN_USE)
+
+
+class Walk:
+    """A GPU on which random things are done."""
+
+    def __init__(self, library: nvml.SimulatedLibrary) -> None:
+        self.library = library
+        self.device = nvml_rig.enabled()
+        (self.board,) = library.state.boards
+
+    @property
+    def gpu(self) -> nvml_model.GpuState:
+        return self.library.state.read().gpus[0]
+
+    def step(self, choice: int) -> None:
+        """Do one of the things that can be done now."""
+        acts = (self.create, self.create_placed, self.create_compute, self.destroy)
+        acts[choice % len(acts)](choice // len(acts))
+
+    def create(self, choice: int) -> None:
+        row = self.row(choice)
+        room = pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(self.device, row.profile_id)
+        made = self.tried(pynvml.nvmlDeviceCreateGpuInstance, self.device, row.profile_id)
+        assert made is (room > 0)
+
+    def create_placed(self, choice: int) -> None:
+        row = self.row(choice)
+        places = nvml_rig.placements(self.device, row.profile_id)
+        start, size = places[choice % len(places)]
+        create = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+        self.tried(create, self.device, row.profile_id, nvml_rig.at(start, size))
+
+    def create_compute(self, choice: int) -> None:
+        if not self.gpu.instances:
+            return
+        instance = self.gpu.instances[choice % len(self.gpu.instances)]
+        rows = self.board.row(instance.profile_id).compute
+        profile_id = rows[choice % len(rows)].profile_id
+        handle = pynvml.nvmlDeviceGetGpuInstanceById(self.device, instance.instance_id)
+        room = pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(handle, profile_id)
+        made = self.tried(pynvml.nvmlGpuInstanceCreateComputeInstance, handle, profile_id)
+        assert made is (room > 0)
+
+    def destroy(self, choice: int) -> None:
+        if not self.gpu.instances:
+            return
+        instance = self.gpu.instances[choice % len(self.gpu.instances)]
+        handle = pynvml.nvmlDeviceGetGpuInstanceById(self.device, instance.instance_id)
+        for compute in instance.compute_instances:
+            assert not self.tried(pynvml.nvmlGpuInstanceDestroy, handle)
+            found = pynvml.nvmlGpuInstanceGetComputeInstanceById(handle, compute.instance_id)
+            pynvml.nvmlComputeInstanceDestroy(found)
+        pynvml.nvmlGpuInstanceDestroy(handle)
+
+    def tried(self, call: Any, *arguments: Any) -> bool:
+        """Tell whether a call succeeded; only the refusals of a full GPU are forgiven."""
+        before = self.gpu
+        try:
+            call(*arguments)
+        except pynvml.NVMLError as error:
+            assert error.value in REFUSALS  # noqa: PT017
+            assert self.gpu == before
+            return False
+        return True
+
+    def row(self, choice: int) -> hardware.GpuProfile:
+        rows = self.board.product.profiles
+        return rows[choice % len(rows)]
+
+    def check(self) -> None:
+        """Assert what can never be otherwise."""
+        rows = [self.board.row(instance.profile_id) for instance in self.gpu.instances]
+        pool = model.Engines.pool(row.engines for row in self.board.product.profiles)
+        assert sum((row.engines for row in rows), start=model.Engines()).within(pool)
+        assert disjoint([instance.placement for instance in self.gpu.instances])
+        ids = [instance.instance_id for instance in self.gpu.instances]
+        assert ids == sorted(set(ids))
+        for instance in self.gpu.instances:
+            assert disjoint([compute.placement for compute in instance.compute_instances])
+        uuids = mig_uuids(self.board, self.gpu)
+        assert len(set(uuids)) == len(uuids)
+        assert uuids == self.listed(len(uuids))
+
+    def listed(self, count: int) -> list[str]:
+        """Return the MIG devices as NVML lists them; there must be that many."""
+        by_index = pynvml.nvmlDeviceGetMigDeviceHandleByIndex
+        uuids = [pynvml.nvmlDeviceGetUUID(by_index(self.device, i)) for i in range(count)]
+        end = nvml_rig.refusal(by_index, self.device, count)
+        assert end in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return uuids
+
+
+def disjoint(places: list[model.Placement]) -> bool:
+    taken = [number for place in places for number in range(place.start, place.end)]
+    return len(taken) == len(set(taken))
+
+
+def mig_uuids(board: nvml_identity.Board, gpu: nvml_model.GpuState) -> list[str]:
+    return [
+        board.mig_uuid(instance, compute)
+        for instance in gpu.instances
+        for compute in instance.compute_instances
+    ]
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(
+    product=strategies.sampled_from(PRODUCTS),
+    swapped=strategies.booleans(),
+    choices=strategies.lists(strategies.integers(0, 500), min_size=5, max_size=25),
+)
+def test_random_walk_never_reaches_an_impossible_state(
+    *, product: str, swapped: bool, choices: list[int]
+) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        nvml_rig.node(pathlib.Path(folder)) as boot,
+    ):
+        walk = Walk(boot(product, swapped_gpus=(0,) if swapped else ()))
+        for choice in choices:
+            walk.step(choice)
+            walk.check()
+        while walk.gpu.instances:
+            walk.destroy(0)
+        whole = next(row for row in walk.board.product.profiles if row.max_instances == 1)
+        count = ctypes.c_uint()
+        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(
+            walk.device, whole.profile_id, None, ctypes.byref(count)
+        )
+        assert count.value > 0
+        pynvml.nvmlDeviceCreateGpuInstance(walk.device, whole.profile_id)
