@@ -2,7 +2,6 @@
 
 import itertools
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import Protocol
@@ -137,24 +136,20 @@ def run(wanted: settings.AgentSettings) -> int:
 
 def _world(wanted: settings.AgentSettings, kube: api.KubeApi) -> reconcile.World:
     system = clock.SystemClock()
+    state = wanted.gpus.simulate_state
+    command = gpu_child.worker_command(
+        library_path=wanted.gpus.library_path,
+        simulate_state=str(state) if state else None,
+        in_use_timeout_s=wanted.in_use_timeout_s,
+    )
     return reconcile.World(
-        gpus=gpu_child.ChildGpus(command=_worker_command(wanted), timeout_s=wanted.gpu_timeout_s),
+        gpus=gpu_child.ChildGpus(command=command, timeout_s=wanted.gpu_timeout_s),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
         allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
         configs=files.ConfigFile(wanted.config_file),
         clock=system,
     )
-
-
-def _worker_command(wanted: settings.AgentSettings) -> list[str]:
-    command = [sys.executable, "-m", "mig_manager.gpu_worker"]
-    command += ["--in-use-timeout-s", str(wanted.in_use_timeout_s)]
-    if wanted.gpus.library_path:
-        command += ["--library-path", wanted.gpus.library_path]
-    if wanted.gpus.simulate_state:
-        command += ["--simulate-state", str(wanted.gpus.simulate_state)]
-    return command
 
 
 def _limits(wanted: settings.AgentSettings) -> reconcile.Limits:

@@ -109,6 +109,12 @@ def _define_plan(parser: argparse.ArgumentParser) -> None:
     _add_layout(parser)
     _add_gpu_access(parser)
     _add_output(parser, "text|wide|json|yaml", "text; wide lists every instance")
+    parser.add_argument(
+        "--pod-resources-socket",
+        metavar="PATH",
+        help="ask this kubelet which pods hold what would be destroyed, such as "
+        "/var/lib/kubelet/pod-resources/kubelet.sock (default: ask nobody)",
+    )
 
 
 def _define_apply(parser: argparse.ArgumentParser) -> None:
@@ -227,7 +233,7 @@ def _define_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scenario",
         metavar="NAME",
-        help="first-layout, one-slice, does-not-fit or budget (default: one-slice)",
+        help="first-layout, one-slice, does-not-fit or budget (default: first-layout)",
     )
     parser.add_argument(
         "--simulate", metavar="SPEC", help="node to simulate (default: 8xA100-SXM4-40GB)"

@@ -8,12 +8,8 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from mig_manager import errors, plain, ports
-from mig_manager.core import config, model, planner
-
-_MAX_ROUNDS = 3
-"""Plans per apply: one where the driver tells its profiles only with MIG on, one for the
-instances, one that must be empty."""
+from mig_manager import change, errors, plain, ports
+from mig_manager.core import clients, config, model, planner
 
 
 class Scope(enum.Enum):
@@ -71,9 +67,8 @@ class Planned:
     @property
     def evicted(self) -> tuple[str, ...]:
         """Pods that hold what ends, as far as known."""
-        return tuple(
-            sorted({pod for uuid in self.plan.doomed_uuids for pod in self.holders.get(uuid, ())})
-        )
+        affected = clients.affected_ids(self.plan, self.gpus)
+        return tuple(sorted({pod for uuid in affected for pod in self.holders.get(uuid, ())}))
 
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
@@ -193,21 +188,19 @@ def apply(
             allowed; VERIFY_FAILED when the layout is not in force afterwards.
         LayoutError: The layout cannot be had on these GPUs; nothing was changed.
     """
-    rounds: list[Planned] = []
-    for _ in range(_MAX_ROUNDS):
-        planned = _planned(gpus.observe(), layout, scope=scope, holders={})
-        if planned.plan.is_empty:
-            return Applied(layout=layout.name, rounds=tuple(rounds))
-        if rounds and not rounds[-1].plan.is_provisional:
-            break
-        if not may_reset:
-            _refuse_reset(planned.plan)
-        gpus.execute(planned.plan)
-        rounds.append(planned)
-    raise errors.HardwareError(
-        f"layout '{layout.name}' is not in force after every step of the change succeeded",
-        reason=errors.Reason.VERIFY_FAILED,
+    first = plan(gpus, layout, scope=scope)
+    if first.plan.is_empty:
+        return Applied(layout=layout.name, rounds=())
+    if not may_reset:
+        _refuse_reset(first.plan)
+    _, plans = change.carry_out(
+        gpus,
+        first.plan,
+        before=first.gpus,
+        replan=lambda after: _planned(after, layout, scope=scope, holders={}).plan,
     )
+    rounds = tuple(dataclasses.replace(first, plan=run) for run in plans)
+    return Applied(layout=layout.name, rounds=rounds)
 
 
 def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) -> Checked:

@@ -151,6 +151,11 @@ class MigManagerError(Exception):
         self.message = message
         self.reason = reason
 
+    def add(self, more: str) -> None:
+        """Append what became of it to the message."""
+        self.message = f"{self.message}; {more}"
+        self.args = (self.message,)
+
 
 class UsageError(MigManagerError):
     """A command line, setting or environment variable that cannot be used."""

@@ -8,11 +8,12 @@ terminal state with one reason. Until hardware is touched a newer wish may end t
 that it is finished or rolled back first.
 """
 
+import contextlib
 import dataclasses
 
 import structlog
 
-from mig_manager import daemons, drain, errors, ports, record
+from mig_manager import change, daemons, drain, errors, ports, record
 from mig_manager.core import clients, cluster, config, model, planner
 from mig_manager.core import pace as pacing
 
@@ -190,50 +191,27 @@ class _Run:
         wanted: dict[str, model.WantedGpu],
         paused: daemons.Paused,
     ) -> tuple[model.Gpu, ...]:
-        try:
-            return self._execute(plan, wanted)
-        except errors.MigManagerError as error:
-            told = self._roll_back(before, paused)
-            error.message = f"{error.message}; {told}"
-            raise
-
-    def _execute(
-        self, plan: model.Plan, wanted: dict[str, model.WantedGpu]
-    ) -> tuple[model.Gpu, ...]:
         self.record.enter(model.Phase.EXECUTE, f"running {len(plan.steps)} steps on the GPUs")
-        self._world.gpus.execute(plan)
-        gpus = self._observe()
-        rest = planner.plan(gpus, wanted)
-        if plan.is_provisional and not rest.is_provisional:
-            self._world.gpus.execute(rest)
-            gpus = self._observe()
-            rest = planner.plan(gpus, wanted)
-        if rest.is_empty:
-            return gpus
-        differs = ", ".join(
-            str(gpu) for gpu in gpus if gpu.uuid in {p.gpu_uuid for p in rest.gpus}
-        )
-        raise errors.HardwareError(
-            f"every step succeeded, yet the layout is not in force on {differs}",
-            reason=errors.Reason.VERIFY_FAILED,
-        )
-
-    def _roll_back(self, before: tuple[model.Gpu, ...], paused: daemons.Paused) -> str:
-        """Return to the snapshot; say how that went, because the first error is the reason."""
         try:
-            gpus = self._world.gpus.observe()
-            way_back = planner.restore(gpus, before)
+            gpus, _ = change.carry_out(
+                self._world.gpus,
+                plan,
+                before=before,
+                replan=lambda after: planner.plan(after, wanted),
+                on_undo=self._announce_undo,
+            )
+        except errors.MigManagerError:
+            # An API that fails now must not hide the reason; the end gives everything back.
+            with contextlib.suppress(errors.ClusterError):
+                self._daemons.resume_plugin(paused, self.record)
+            raise
+        self.record.note(gpus=gpus)
+        return gpus
+
+    def _announce_undo(self) -> None:
+        # Nobody's silence keeps the GPUs from being brought back.
+        with contextlib.suppress(errors.ClusterError):
             self.record.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
-            if not way_back.is_empty:
-                self._world.gpus.execute(way_back)
-                gpus = self._world.gpus.observe()
-            self.record.note(gpus=gpus)
-            if not planner.restore(gpus, before).is_empty:
-                return "the instances from before could not be restored in full"
-            self._daemons.resume_plugin(paused, self.record)
-        except errors.MigManagerError as error:
-            return f"returning to the instances from before failed as well: {error.message}"
-        return "the instances from before are back"
 
     def end_early(self, end: errors.Superseded) -> None:
         """Give everything back after a run that nobody wants any more."""

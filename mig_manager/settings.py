@@ -147,6 +147,8 @@ class CommandSettings:
     """Whether ``assert`` only checks that the document is good and has the layout."""
     in_use_timeout_s: float
     """How long a GPU or instance that is in use is tried again; seconds."""
+    pod_resources_socket: pathlib.Path | None
+    """Kubelet that ``plan`` asks for the holders of devices; None: nobody is asked."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +262,7 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
         is_valid_config_only=given.switch("valid-config", variable="MIG_PARTED_VALID_CONFIG"),
         in_use_timeout_s=given.seconds("in-use-timeout-s", default=30.0),
+        pod_resources_socket=given.path("pod-resources-socket"),
     )
 
 
@@ -302,7 +305,7 @@ def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> 
     given = source.Source(options, environ)
     return DemoSettings(
         spec=given.text("simulate", default="8xA100-SXM4-40GB"),
-        scenario=given.text("scenario", default="one-slice"),
+        scenario=given.text("scenario", default="first-layout"),
         is_real_time=given.switch("real-time"),
         is_kept=given.switch("keep"),
         colour=_colour(given, environ),

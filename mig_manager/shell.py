@@ -65,7 +65,9 @@ class _Shell:
         return DONE
 
     def _plan(self) -> int:
-        result = commands.plan(self._gpus(), self._layout(), scope=self._scope)
+        result = commands.plan(
+            self._gpus(), self._layout(), scope=self._scope, holders=self._holders()
+        )
         self._answer(
             result.to_data,
             lambda: report.plan(result, is_wide=self._is_wide, style=self._style),
@@ -179,6 +181,17 @@ class _Shell:
             in_use_timeout_s=self._given.in_use_timeout_s,
             clock=clock.SystemClock(),
         )
+
+    def _holders(self) -> Mapping[str, tuple[str, ...]] | None:
+        if self._given.pod_resources_socket is None:
+            return None
+        from mig_manager.adapters import podresources  # noqa: PLC0415 - only when asked for
+
+        holders: dict[str, tuple[str, ...]] = {}
+        for pod in podresources.PodResources(str(self._given.pod_resources_socket)).assigned():
+            for device_id in pod.device_ids:
+                holders[device_id] = (*holders.get(device_id, ()), pod.key)
+        return holders
 
     def _templates(self) -> Sequence[model.Gpu]:
         from mig_manager.sandbox import hardware  # noqa: PLC0415 - only for products by name

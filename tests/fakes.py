@@ -304,6 +304,7 @@ class FakeGpus:
 def apply_step(gpu: model.Gpu, step: model.Step) -> model.Gpu:
     """Do one step to an observed GPU, as a driver would."""
     instances = gpu.gpu_instances
+    kept: list[model.GpuInstance]
     match step:
         case model.SetMode():
             return dataclasses.replace(

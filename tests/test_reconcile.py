@@ -1,5 +1,6 @@
 """The pipeline over a small node in memory: wish and world in, world out."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -282,6 +283,24 @@ def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
     assert planner.restore(world.gpus, before).is_empty
     assert "spared" in {pod.name for pod in world.pods.values()}
     assert_nothing_taken(world)
+
+
+def test_an_api_that_fails_during_the_way_back_does_not_keep_the_gpus_from_it() -> None:
+    world = busy_node()
+    run(world, "one-slice-changed")
+    executes_at = world.log.index("gpus.execute")
+
+    for after in range(1, 8):
+        world = busy_node()
+        before = world.gpus
+        world.step_error = refuse(model.CreateGpuInstance, times=1)
+        world.failing = {executes_at + after: BROKEN["node"]}
+
+        with contextlib.suppress(errors.ClusterError):
+            outcome = run(world, "one-slice-changed")
+            assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
+        if world.log[executes_at + after] == "node.patch":
+            assert planner.restore(world.gpus, before).is_empty, after
 
 
 def test_a_way_back_that_fails_as_well_is_told_with_both_reasons() -> None:
