@@ -552,7 +552,7 @@ def test_no_way_to_wished_compute_instances_is_better(board: str, data: st.DataO
 @pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize("board", boards.BOARDS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=1500)
+@hypothesis.settings(deadline=None, max_examples=400)
 def test_no_way_to_many_wishes_is_better(board: str, data: st.DataObject, *, splits: bool) -> None:
     check_against_everything(data, board, splits=splits)
 
