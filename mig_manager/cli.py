@@ -105,8 +105,13 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
 def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
     given = settings.demo_settings(options, terminal.environ)
     from mig_manager import log
-    from mig_manager.sandbox import demo, scenarios
 
+    try:
+        from mig_manager.sandbox import demo, scenarios
+    except ModuleNotFoundError as error:
+        raise errors.UsageError(
+            f"the demonstration needs {error.name}: pip install 'mig-manager[sandbox]'"
+        ) from error
     if given.scenario not in scenarios.STORIES:
         known = ", ".join(scenarios.STORIES)
         raise errors.UsageError(f"there is no scenario {given.scenario!r}; there are {known}")
