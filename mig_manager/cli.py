@@ -107,7 +107,8 @@ def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager import log
 
     try:
-        from mig_manager.sandbox import demo, scenarios
+        from mig_manager.sandbox import demo
+        from mig_manager.sandbox.show import scenarios
     except ModuleNotFoundError as error:
         raise errors.UsageError(
             f"the demonstration needs {error.name}: pip install 'mig-manager[sandbox]'"

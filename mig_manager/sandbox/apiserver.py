@@ -5,7 +5,7 @@
         server.kubeconfig(tmp_path / "kubeconfig")
 
 The demo, the simulated node and the tests use it in place of a cluster; ``kubectl`` works with
-it. The modules ``api*`` beside this one hold its parts: store, registry, watches, and so on.
+it. The modules of the folder ``api`` are its parts: store, registry, watches, and so on.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ import uvicorn
 import uvicorn.protocols.http.h11_impl
 import uvicorn.server
 
-from mig_manager.sandbox import (
-    apiaccess,
-    apibudgets,
-    apifaults,
-    apihttp,
-    apiregistry,
-    apirequests,
-    apiresources,
-    apistore,
-    apiwatch,
+from mig_manager.sandbox.api import (
+    access,
+    asgi,
+    budgets,
+    calls,
+    faultbox,
+    registries,
+    resources,
+    stores,
+    watches,
 )
 
-Fault = apifaults.Fault
-Break = apifaults.Break
-Access = apiaccess.Access
+Fault = faultbox.Fault
+Break = faultbox.Break
+Access = access.Access
 
 _KEEP_ALIVE_S = 75
 _STOP_TIMEOUT_S = 5
@@ -64,22 +64,22 @@ class ApiServer:
     def __init__(
         self,
         *,
-        authorizer: apiaccess.Authorizer = lambda _access: True,
+        authorizer: access.Authorizer = lambda _access: True,
         bookmark_period_s: float = 60,
         history_limit: int = 10_000,
         refuses_expired_watches: bool = False,
     ) -> None:
-        self.store = apistore.Store(history_limit=history_limit)
-        self.registry = apiregistry.Registry(self.store)
-        self.log = apifaults.RequestLog()
-        self.budgets = apibudgets.BudgetController(self.store)
+        self.store = stores.Store(history_limit=history_limit)
+        self.registry = registries.Registry(self.store)
+        self.log = faultbox.RequestLog()
+        self.budgets = budgets.BudgetController(self.store)
         for name in _NAMESPACES:
             self.registry.create(
-                apirequests.Target(resource=apiresources.NAMESPACES), {"metadata": {"name": name}}
+                calls.Target(resource=resources.NAMESPACES), {"metadata": {"name": name}}
             )
-        self._faults = apifaults.FaultBox()
-        self._feed = apiwatch.Feed(self.store)
-        self._backend = apihttp.Backend(
+        self._faults = faultbox.FaultBox()
+        self._feed = watches.Feed(self.store)
+        self._backend = asgi.Backend(
             store=self.store,
             registry=self.registry,
             feed=self._feed,
@@ -130,7 +130,7 @@ class ApiServer:
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_STOP_TIMEOUT_S)
 
-    def inject(self, fault: apifaults.Fault) -> None:
+    def inject(self, fault: faultbox.Fault) -> None:
         """Let a fault strike matching requests from now on."""
         self._faults.inject(fault)
 
@@ -138,7 +138,7 @@ class ApiServer:
         """Forget all faults that still wait."""
         self._faults.clear()
 
-    def break_watches(self, how: apifaults.Break) -> None:
+    def break_watches(self, how: faultbox.Break) -> None:
         """Let every watch that is open now end or fail; those begun later are well."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._feed.stop_all, how)
@@ -167,7 +167,7 @@ class ApiServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        application = apihttp.Application(self._backend)
+        application = asgi.Application(self._backend)
         config = uvicorn.Config(
             application,
             http="h11",
@@ -199,12 +199,12 @@ class ApiServer:
             connection.transport.close()
         await asyncio.sleep(0)
 
-    def _drop(self, client: tuple[str, int], how: apifaults.Break) -> None:
+    def _drop(self, client: tuple[str, int], how: faultbox.Break) -> None:
         for connection in tuple(self._state.connections):
             transport = connection.transport
             if transport.get_extra_info("peername") != client:
                 continue
-            if how is apifaults.Break.RESET:
+            if how is faultbox.Break.RESET:
                 # Lingering for zero seconds makes the kernel send RST in place of FIN.
                 linger = struct.pack("ii", 1, 0)
                 transport.get_extra_info("socket").setsockopt(

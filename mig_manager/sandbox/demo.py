@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from mig_manager.adapters import clock
 from mig_manager.core import bar, cluster, config, picture
-from mig_manager.sandbox import hardware, nvml_model, scenarios, timeline
-from mig_manager.sandbox import stage as stages
+from mig_manager.sandbox import hardware
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import scenarios, stages, timeline
 
 _HURRY = 0.25
 """The simulated driver takes a quarter of what real ones take, for impatient readers."""
@@ -101,10 +102,10 @@ def _keep(stage: stages.Stage, say: Callable[[str], None]) -> None:
     threading.Event().wait()
 
 
-def _latency(factor: float) -> nvml_model.Latency:
-    return nvml_model.Latency(
+def _latency(factor: float) -> states.Latency:
+    return states.Latency(
         **{
-            field.name: getattr(nvml_model.REALISTIC, field.name) * factor
-            for field in dataclasses.fields(nvml_model.Latency)
+            field.name: getattr(states.REALISTIC, field.name) * factor
+            for field in dataclasses.fields(states.Latency)
         }
     )

@@ -12,15 +12,15 @@ import time
 from typing import Self
 
 from mig_manager import errors
-from mig_manager.sandbox import (
+from mig_manager.sandbox.cluster import (
     daemonsets,
     deviceplugin,
     devices,
     kubelet,
     manifests,
     nodegpus,
+    nodeoptions,
     objects,
-    options,
     podresources_server,
     programs,
     scheduler,
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _JOIN_S = 10.0
 
-NodeOptions = options.NodeOptions
-Strategy = options.Strategy
-DeployStyle = options.DeployStyle
+NodeOptions = nodeoptions.NodeOptions
+Strategy = nodeoptions.Strategy
+DeployStyle = nodeoptions.DeployStyle
 ClusterView = view.ClusterView
 gpu_pod = manifests.gpu_pod
 

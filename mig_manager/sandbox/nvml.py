@@ -9,11 +9,11 @@ import pathlib
 
 import pynvml
 
-from mig_manager.sandbox import nvml_library, nvml_model, nvml_state
+from mig_manager.sandbox.driver import libnvml, statefile, states
 
-Options = nvml_model.Options
-SharedState = nvml_state.SharedState
-SimulatedLibrary = nvml_library.SimulatedLibrary
+Options = states.Options
+SharedState = statefile.SharedState
+SimulatedLibrary = libnvml.SimulatedLibrary
 
 
 def create(spec: str, path: pathlib.Path, *, options: Options | None = None) -> None:
@@ -27,7 +27,7 @@ def create(spec: str, path: pathlib.Path, *, options: Options | None = None) -> 
     Raises:
         UsageError: The spec is no node, or the file holds a node with another spec.
     """
-    nvml_state.SharedState(path).create(spec, options or Options())
+    statefile.SharedState(path).create(spec, options or Options())
 
 
 def install(path: pathlib.Path) -> SimulatedLibrary:
@@ -35,7 +35,7 @@ def install(path: pathlib.Path) -> SimulatedLibrary:
 
     Until the file exists, NVML answers as if no driver were loaded.
     """
-    library = nvml_library.SimulatedLibrary(nvml_state.SharedState(path))
+    library = libnvml.SimulatedLibrary(statefile.SharedState(path))
     _load(library)
     return library
 

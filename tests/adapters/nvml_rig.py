@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from mig_manager.adapters import nvml
 from mig_manager.core import model, profile
 from mig_manager.sandbox import nvml as simulated
-from mig_manager.sandbox import nvml_model
+from mig_manager.sandbox.driver import states
 from tests import fakes
 
 ON = model.MigMode.ENABLED
@@ -53,7 +53,7 @@ def rig(
     spec: str = "a100-sxm4-40gb",
     *,
     in_use_timeout_s: float = 10.0,
-    options: nvml_model.Options | None = None,
+    options: states.Options | None = None,
 ) -> Iterator[Rig]:
     """Play a node for the body."""
     simulated.create(spec, path, options=options)

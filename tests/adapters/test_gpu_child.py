@@ -15,7 +15,7 @@ from mig_manager import errors, gpu_worker
 from mig_manager.adapters import gpu_child, gpu_protocol
 from mig_manager.core import model
 from mig_manager.sandbox import nvml as simulated
-from mig_manager.sandbox import nvml_model
+from mig_manager.sandbox.driver import states
 
 GPU = model.Gpu(
     index=0,
@@ -359,7 +359,7 @@ def test_a_step_that_fails_in_a_worker_is_told_in_full(state: simulated.SharedSt
 
 
 def test_a_driver_that_hangs_is_given_up_at_the_deadline(state: simulated.SharedState) -> None:
-    state.add_fault(nvml_model.Fault(function="nvmlDeviceGetMigMode", hang_s=600.0))
+    state.add_fault(states.Fault(function="nvmlDeviceGetMigMode", hang_s=600.0))
     start = time.monotonic()
     with pytest.raises(errors.HardwareError) as caught:
         simulating(state, timeout_s=3.0).observe()
@@ -369,7 +369,7 @@ def test_a_driver_that_hangs_is_given_up_at_the_deadline(state: simulated.Shared
 
 
 def test_a_driver_that_crashes_takes_only_the_worker_along(state: simulated.SharedState) -> None:
-    state.add_fault(nvml_model.Fault(function="nvmlDeviceSetMigMode", crashes=True))
+    state.add_fault(states.Fault(function="nvmlDeviceSetMigMode", crashes=True))
     gpus = simulating(state)
     with pytest.raises(errors.HardwareError, match="SIGABRT") as caught:
         gpus.execute(switch_on(gpus.observe()[0]))

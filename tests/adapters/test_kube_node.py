@@ -8,7 +8,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kube import api, fields, node
 from mig_manager.core import cluster
-from mig_manager.sandbox import apiaccess, apiresources, apiserver
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import access, resources
 
 _HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
 _OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
@@ -61,7 +62,7 @@ def own(kube: api.KubeApi) -> node.KubeNode:
 
 
 def stored(server: apiserver.ApiServer) -> dict[str, Any]:
-    return server.store.get(apiresources.NODES, "n1")
+    return server.store.get(resources.NODES, "n1")
 
 
 def taints(server: apiserver.ApiServer) -> list[dict[str, Any]]:
@@ -177,8 +178,8 @@ class TestPatch:
         assert taints(server) == [_OTHER, _HOLD]
 
     def test_without_permission_it_is_forbidden(self) -> None:
-        def reads_only(access: apiaccess.Access) -> bool:
-            return access.verb in ("get", "list", "watch")
+        def reads_only(asked: access.Access) -> bool:
+            return asked.verb in ("get", "list", "watch")
 
         with apiserver.serve(apiserver.ApiServer(authorizer=reads_only)) as server:
             server.store.create(make_node())
@@ -202,7 +203,7 @@ class Interfering(api.KubeApi):
         if self._rival is not None:
             rival, self._rival = self._rival, None
             self._server.store.modify(
-                apiresources.NODES, "n1", lambda thing: thing["spec"]["taints"].append(rival)
+                resources.NODES, "n1", lambda thing: thing["spec"]["taints"].append(rival)
             )
         try:
             return super().patch(*args, **kwargs)

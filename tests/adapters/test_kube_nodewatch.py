@@ -12,7 +12,8 @@ import pytest
 
 from mig_manager.adapters.kube import api, nodewatch, stream
 from mig_manager.core import cluster
-from mig_manager.sandbox import apiresources, apiserver
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources
 
 _SOON_S = 10.0
 _BRISK = nodewatch.Pace(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
@@ -73,7 +74,7 @@ def label(server: apiserver.ApiServer, wish: str, name: str = "n1") -> None:
     def change(thing: dict[str, Any]) -> None:
         thing["metadata"]["labels"] = {cluster.CONFIG_LABEL: wish}
 
-    server.store.modify(apiresources.NODES, name, change)
+    server.store.modify(resources.NODES, name, change)
 
 
 @contextlib.contextmanager
@@ -258,12 +259,12 @@ def test_a_listeners_error_does_not_end_it_and_the_node_is_delivered_again(
 
 
 def test_a_node_that_is_made_later_or_anew_is_delivered(server: apiserver.ApiServer) -> None:
-    server.store.delete(apiresources.NODES, "n1")
+    server.store.delete(resources.NODES, "n1")
     with following(Follower(server)) as follower:
         follower.wait_for_watch()
         server.store.create(make_node("two"))
         assert follower.wish() == "two"
-        server.store.delete(apiresources.NODES, "n1")
+        server.store.delete(resources.NODES, "n1")
         server.store.create(make_node("three"))
         assert follower.wish() == "three"
 

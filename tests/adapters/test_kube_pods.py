@@ -8,7 +8,8 @@ import pytest
 from mig_manager import errors, ports
 from mig_manager.adapters.kube import api, pods
 from mig_manager.core import cluster
-from mig_manager.sandbox import apiresources, apiserver
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources
 
 _GPU = "nvidia.com/mig-1g.10gb"
 
@@ -189,7 +190,7 @@ class TestEvict:
     ) -> None:
         server.store.create(make_pod(terminationGracePeriodSeconds=77))
         assert workloads.evict(only(workloads)) == (ports.Eviction.ACCEPTED, "")
-        thing = server.store.get(apiresources.PODS, "p1", "ns")
+        thing = server.store.get(resources.PODS, "p1", "ns")
         assert thing["metadata"]["deletionGracePeriodSeconds"] == 77
 
     def test_a_pod_that_is_not_there_is_gone(
@@ -197,7 +198,7 @@ class TestEvict:
     ) -> None:
         server.store.create(make_pod())
         pod = only(workloads)
-        server.store.delete(apiresources.PODS, "p1", "ns")
+        server.store.delete(resources.PODS, "p1", "ns")
         assert workloads.evict(pod) == (ports.Eviction.GONE, "")
 
     def test_a_namesake_is_left_alone_and_the_pod_is_gone(
@@ -205,7 +206,7 @@ class TestEvict:
     ) -> None:
         server.store.create(make_pod())
         pod = only(workloads)
-        server.store.delete(apiresources.PODS, "p1", "ns")
+        server.store.delete(resources.PODS, "p1", "ns")
         server.store.create(make_pod())
         assert workloads.evict(pod) == (ports.Eviction.GONE, "")
         assert not only(workloads).is_terminating
@@ -285,7 +286,7 @@ class TestDelete:
     ) -> None:
         server.store.create(make_pod())
         pod = only(workloads)
-        server.store.delete(apiresources.PODS, "p1", "ns")
+        server.store.delete(resources.PODS, "p1", "ns")
         workloads.delete(pod)
         server.store.create(make_pod())
         workloads.delete(pod)

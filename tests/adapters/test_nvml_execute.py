@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import nvml_execute, nvml_profiles
 from mig_manager.core import model, planner, profile
-from mig_manager.sandbox import nvml_library, nvml_model
+from mig_manager.sandbox.driver import libnvml, states
 from tests.adapters import nvml_rig
 
 CHANGES = (
@@ -134,7 +134,7 @@ def test_instances_are_created_where_the_plan_wants_them(tmp_path: pathlib.Path)
 def test_a_driver_without_placement_is_used_where_it_places_as_wanted(
     tmp_path: pathlib.Path,
 ) -> None:
-    options = nvml_model.Options(absent_functions=("nvmlDeviceCreateGpuInstanceWithPlacement",))
+    options = states.Options(absent_functions=("nvmlDeviceCreateGpuInstanceWithPlacement",))
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         gpu = node.enable()
         node.run(nvml_rig.gi_step(gpu, "1g.5gb", 6))
@@ -148,7 +148,7 @@ def test_a_driver_without_placement_is_used_where_it_places_as_wanted(
 def test_a_driver_without_placement_is_checked_for_compute_instances_too(
     tmp_path: pathlib.Path,
 ) -> None:
-    options = nvml_model.Options(
+    options = states.Options(
         absent_functions=("nvmlGpuInstanceCreateComputeInstanceWithPlacement",)
     )
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
@@ -256,7 +256,7 @@ def test_a_holder_that_nvml_does_not_list_is_guessed_to_be_a_monitor(
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         gpu = node.observe()
-        node.state.add_client(gpu.uuid, name="dcgm", kind=nvml_model.ClientKind.MONITOR)
+        node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
         with pytest.raises(errors.HardwareError, match=r"names no process.*a monitor may"):
             node.enable()
 
@@ -292,7 +292,7 @@ def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(
 
 
 def test_a_mode_that_needs_a_reset_nobody_can_do_is_an_error(tmp_path: pathlib.Path) -> None:
-    options = nvml_model.Options(virtualization=nvml_model.Virtualization.PASSTHROUGH)
+    options = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         with pytest.raises(errors.HardwareError, match="GPU requires restart") as caught:
             node.enable()
@@ -317,7 +317,7 @@ def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(
 ) -> None:
     with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
         gpu = node.observe()
-        node.state.add_client(gpu.uuid, name="dcgm", kind=nvml_model.ClientKind.MONITOR)
+        node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
         with pytest.raises(errors.HardwareError):
             node.enable()
         node.run(nvml_rig.mode_step(gpu, nvml_rig.OFF))
@@ -333,10 +333,10 @@ def test_a_failure_on_one_gpu_does_not_stop_another(tmp_path: pathlib.Path) -> N
         gpus = node.gpus.observe()
         for index in (0, 2):
             node.state.add_fault(
-                nvml_model.Fault(
+                states.Fault(
                     function="nvmlDeviceCreateGpuInstance*",
                     gpu=index,
-                    code=nvml_model.Code.INSUFFICIENT_RESOURCES,
+                    code=states.Code.INSUFFICIENT_RESOURCES,
                 )
             )
         steps: list[model.Step] = []
@@ -358,10 +358,10 @@ def test_a_gpu_stops_at_its_first_failure(tmp_path: pathlib.Path) -> None:
         gpu = node.enable()
         steps = [nvml_rig.gi_step(gpu, "1g.5gb", start) for start in range(3)]
         node.state.add_fault(
-            nvml_model.Fault(
+            states.Fault(
                 function="nvmlDeviceCreateGpuInstance*",
                 first=2,
-                code=nvml_model.Code.INSUFFICIENT_RESOURCES,
+                code=states.Code.INSUFFICIENT_RESOURCES,
             )
         )
         with pytest.raises(errors.HardwareError):
@@ -370,9 +370,7 @@ def test_a_gpu_stops_at_its_first_failure(tmp_path: pathlib.Path) -> None:
 
 
 def test_gpus_are_worked_on_at_the_same_time(tmp_path: pathlib.Path) -> None:
-    options = nvml_model.Options(
-        latency=nvml_model.Latency(create_gpu_instance_s=0.5), logs_calls=True
-    )
+    options = states.Options(latency=states.Latency(create_gpu_instance_s=0.5), logs_calls=True)
     with nvml_rig.rig(tmp_path / "state", "4xa100-sxm4-40gb", options=options) as node:
         gpus = node.gpus.observe()
         node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in gpus])
@@ -381,7 +379,7 @@ def test_gpus_are_worked_on_at_the_same_time(tmp_path: pathlib.Path) -> None:
         assert time.monotonic() - start < 4 * 0.5
         created = [
             call
-            for call in nvml_library.read_calls(tmp_path / "state")
+            for call in libnvml.read_calls(tmp_path / "state")
             if call.function == "nvmlDeviceCreateGpuInstanceWithPlacement"
         ]
     assert len(created) == 4

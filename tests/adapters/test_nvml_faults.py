@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import nvml_errors
 from mig_manager.core import model
-from mig_manager.sandbox import nvml_model
+from mig_manager.sandbox.driver import states
 from tests.adapters import nvml_rig
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
         node.gpus.observe()
         assert node.calls(function) > asked, "the function is not used; take it off the list"
         for code in codes:
-            node.state.add_fault(nvml_model.Fault(function=function, code=code, count=None))
+            node.state.add_fault(states.Fault(function=function, code=code, count=None))
             failure, seen = attempt(node.observe)
             if failure is not None:
                 told = (failure.code, failure.reason) == (code, nvml_errors.REASONS[code])
@@ -143,7 +143,7 @@ def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
         for code in codes:
             plan = everything(node.observe())
             asked = node.calls(function)
-            node.state.add_fault(nvml_model.Fault(function=function, code=code, count=None))
+            node.state.add_fault(states.Fault(function=function, code=code, count=None))
             # A driver that contradicts itself may fail at another function than this.
             failure, _ = attempt(functools.partial(node.gpus.execute, plan))
             node.state.clear_faults()

@@ -9,7 +9,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import nvml_profiles
 from mig_manager.core import model
-from mig_manager.sandbox import hardware, nvml_model
+from mig_manager.sandbox import hardware
+from mig_manager.sandbox.driver import states
 from tests.adapters import nvml_rig
 
 PRODUCTS = [
@@ -79,16 +80,14 @@ def test_gpus_come_in_the_order_of_their_indices(tmp_path: pathlib.Path) -> None
 def test_a_driver_that_tells_nothing_while_mig_is_off_is_believed_once_it_is_on(
     tmp_path: pathlib.Path,
 ) -> None:
-    options = nvml_model.Options(tells_profiles_while_mig_off=False)
+    options = states.Options(tells_profiles_while_mig_off=False)
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         assert node.observe().profiles is None
         assert len(node.enable().profiles or ()) == len(hardware.find("a100").profiles)
 
 
 def test_a_library_that_knows_fewer_profiles_tells_those_it_knows(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(
-        tmp_path / "state", options=nvml_model.Options(profile_enum_count=9)
-    ) as node:
+    with nvml_rig.rig(tmp_path / "state", options=states.Options(profile_enum_count=9)) as node:
         told = node.observe().profiles or ()
     assert {row.enum_index for row in told} == {0, 1, 2, 3, 4, 7}
 
@@ -97,7 +96,7 @@ def test_a_library_that_knows_fewer_profiles_tells_those_it_knows(tmp_path: path
 def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
     spec: str, tmp_path: pathlib.Path
 ) -> None:
-    options = nvml_model.Options(absent_functions=("nvmlDeviceGetFieldValues",))
+    options = states.Options(absent_functions=("nvmlDeviceGetFieldValues",))
     with nvml_rig.rig(tmp_path / "state", spec, options=options) as node:
         gpu = node.observe()
     assert gpu.mode_change_needs_reset is (gpu.architecture is model.Architecture.AMPERE)
@@ -140,7 +139,7 @@ def test_every_mig_device_is_found_behind_a_gap_in_the_indices(tmp_path: pathlib
 def test_instances_come_in_the_order_of_their_places_whatever_their_ids(
     tmp_path: pathlib.Path,
 ) -> None:
-    options = nvml_model.Options(swapped_gpus=(0,))
+    options = states.Options(swapped_gpus=(0,))
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         gpu = node.fill(*["1g.5gb"] * 7)
     ids = [instance.instance_id for instance in gpu.gpu_instances]
@@ -151,7 +150,7 @@ def test_instances_come_in_the_order_of_their_places_whatever_their_ids(
 def test_a_mode_that_waits_for_a_reset_is_told(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
         gpu = node.observe()
-        node.state.add_client(gpu.uuid, name="dcgm", kind=nvml_model.ClientKind.MONITOR)
+        node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
         with pytest.raises(errors.HardwareError):
             node.enable()
         gpu = node.observe()
@@ -159,7 +158,7 @@ def test_a_mode_that_waits_for_a_reset_is_told(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_unprivileged_see_no_profiles_while_mig_is_off(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", options=nvml_model.Options(permitted=False)) as node:
+    with nvml_rig.rig(tmp_path / "state", options=states.Options(permitted=False)) as node:
         gpu = node.observe()
     assert gpu.profiles is None
     assert gpu.current_mode is nvml_rig.OFF
@@ -170,7 +169,7 @@ def test_instances_that_may_not_be_listed_are_an_error_and_never_none(
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.fill("1g.5gb")
-        node.state.set_options(nvml_model.Options(permitted=False))
+        node.state.set_options(states.Options(permitted=False))
         with pytest.raises(errors.HardwareError) as caught:
             node.gpus.observe()
     assert caught.value.reason is errors.Reason.NO_PERMISSION
@@ -201,7 +200,7 @@ def test_no_session_outlives_an_observation(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
         node.gpus.observe()
         node.state.add_fault(
-            nvml_model.Fault(function="nvmlDeviceGetMigMode", code=nvml_model.Code.GPU_IS_LOST)
+            states.Fault(function="nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
         )
         with pytest.raises(errors.HardwareError):
             node.gpus.observe()
@@ -212,24 +211,20 @@ def test_an_error_names_the_gpu_the_function_and_the_answer(tmp_path: pathlib.Pa
     with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
         uuid = node.observe(1).uuid
         node.state.add_fault(
-            nvml_model.Fault(
-                function="nvmlDeviceGetMigMode", gpu=1, code=nvml_model.Code.GPU_IS_LOST
-            )
+            states.Fault(function="nvmlDeviceGetMigMode", gpu=1, code=states.Code.GPU_IS_LOST)
         )
         with pytest.raises(errors.HardwareError) as caught:
             node.gpus.observe()
     assert caught.value.message == (f"GPU 1 ({uuid}): nvmlDeviceGetMigMode answered 'GPU is lost'")
     assert caught.value.reason is errors.Reason.GPU_LOST
     assert caught.value.gpu == f"GPU 1 ({uuid})"
-    assert caught.value.code == nvml_model.Code.GPU_IS_LOST
+    assert caught.value.code == states.Code.GPU_IS_LOST
 
 
 def test_a_driver_that_is_not_loaded_is_told_as_such(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.state.add_fault(
-            nvml_model.Fault(
-                function="nvmlInit*", code=nvml_model.Code.DRIVER_NOT_LOADED, count=None
-            )
+            states.Fault(function="nvmlInit*", code=states.Code.DRIVER_NOT_LOADED, count=None)
         )
         with pytest.raises(errors.HardwareError) as caught:
             node.gpus.observe()
@@ -239,9 +234,7 @@ def test_a_driver_that_is_not_loaded_is_told_as_such(tmp_path: pathlib.Path) -> 
 def test_a_gpu_that_shares_the_memory_of_its_host_is_observed(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state", "t4") as node:
         node.state.add_fault(
-            nvml_model.Fault(
-                function="nvmlDeviceGetMemoryInfo", code=nvml_model.Code.NOT_SUPPORTED
-            )
+            states.Fault(function="nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
         )
         assert node.observe().memory_mib == 0
 
@@ -249,9 +242,7 @@ def test_a_gpu_that_shares_the_memory_of_its_host_is_observed(tmp_path: pathlib.
 def test_profiles_that_cannot_be_named_are_an_error(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.state.add_fault(
-            nvml_model.Fault(
-                function="nvmlDeviceGetMemoryInfo", code=nvml_model.Code.NOT_SUPPORTED
-            )
+            states.Fault(function="nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
         )
         with pytest.raises(errors.HardwareError, match="no memory size") as caught:
             node.observe()
@@ -263,9 +254,9 @@ def test_a_driver_that_tells_no_placements_while_mig_is_off_tells_no_profiles(
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.state.add_fault(
-            nvml_model.Fault(
+            states.Fault(
                 function="nvmlDeviceGetGpuInstancePossiblePlacements*",
-                code=nvml_model.Code.NOT_SUPPORTED,
+                code=states.Code.NOT_SUPPORTED,
             )
         )
         assert node.observe().profiles is None

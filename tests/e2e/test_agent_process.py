@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core import cluster, config, model
-from mig_manager.sandbox import hardware, nvml_model, objects, options, scenarios, stage, view
+from mig_manager.sandbox import hardware
+from mig_manager.sandbox.cluster import nodeoptions, objects, view
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import scenarios, stages
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
@@ -23,24 +26,24 @@ def new_stage(
     spec: str,
     *agent_options: str,
     text: str | None = None,
-    node_options: options.NodeOptions | None = None,
-) -> stage.Stage:
-    return stage.Stage(
+    node_options: nodeoptions.NodeOptions | None = None,
+) -> stages.Stage:
+    return stages.Stage(
         spec,
         config_text(spec) if text is None else text,
-        latency=nvml_model.Latency(),
+        latency=states.Latency(),
         agent_options=(*IMPATIENT, *agent_options),
-        node_options=node_options or options.NodeOptions(tick_s=0.1),
+        node_options=node_options or nodeoptions.NodeOptions(tick_s=0.1),
     )
 
 
 @pytest.fixture
-def two_gpus() -> Iterator[stage.Stage]:
+def two_gpus() -> Iterator[stages.Stage]:
     with new_stage("2xA100-SXM4-40GB") as world:
         yield world
 
 
-def assert_nothing_taken(world: stage.Stage) -> None:
+def assert_nothing_taken(world: stages.Stage) -> None:
     node = world.node()
     assert not (node["spec"] or {}).get("unschedulable")
     assert not (node["spec"] or {}).get("taints")
@@ -82,20 +85,20 @@ def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec
     play(story, spec)
 
 
-@pytest.mark.parametrize("strategy", [options.Strategy.SINGLE, options.Strategy.NONE])
-def test_other_strategies_of_the_plugin_are_proven_as_well(strategy: options.Strategy) -> None:
-    quick = options.NodeOptions(tick_s=0.1, strategy=strategy)
+@pytest.mark.parametrize("strategy", [nodeoptions.Strategy.SINGLE, nodeoptions.Strategy.NONE])
+def test_other_strategies_of_the_plugin_are_proven_as_well(strategy: nodeoptions.Strategy) -> None:
+    quick = nodeoptions.NodeOptions(tick_s=0.1, strategy=strategy)
     with new_stage("2xA100-SXM4-40GB", node_options=quick) as world:
         world.label("all-1g.5gb")
 
         assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
-        expected = 14 if strategy is options.Strategy.SINGLE else 2
+        expected = 14 if strategy is nodeoptions.Strategy.SINGLE else 2
         assert world.allocatable() == {"nvidia.com/gpu": expected}
 
 
 def test_a_plugin_that_crashes_on_the_layout_fails_the_run_by_name() -> None:
     # With mig.strategy=single the plugin refuses GPUs that differ, and exits.
-    quick = options.NodeOptions(tick_s=0.1, strategy=options.Strategy.SINGLE)
+    quick = nodeoptions.NodeOptions(tick_s=0.1, strategy=nodeoptions.Strategy.SINGLE)
     with new_stage("2xA100-SXM4-40GB", "--plugin-timeout-s", "2", node_options=quick) as world:
         world.label("all-balanced")
 
@@ -105,7 +108,7 @@ def test_a_plugin_that_crashes_on_the_layout_fails_the_run_by_name() -> None:
 
 
 def test_a_plugin_without_deploy_label_is_held_off_during_the_change_and_restarted() -> None:
-    plain = options.NodeOptions(tick_s=0.1, deploy_style=options.DeployStyle.PLAIN)
+    plain = nodeoptions.NodeOptions(tick_s=0.1, deploy_style=nodeoptions.DeployStyle.PLAIN)
     with new_stage("2xA100-SXM4-40GB", node_options=plain) as world:
         world.label("all-1g.5gb")
 
@@ -123,7 +126,7 @@ def test_a_plugin_without_deploy_label_is_held_off_during_the_change_and_restart
     ],
 )
 def test_a_wish_that_cannot_be_touches_nothing(
-    two_gpus: stage.Stage, layout: str, reason: str
+    two_gpus: stages.Stage, layout: str, reason: str
 ) -> None:
     two_gpus.run_pods([("train", "nvidia.com/gpu", {})])
     pods = {objects.uid(pod) for pod in two_gpus.cluster.list(view.Kind.POD)}
@@ -138,7 +141,7 @@ def test_a_wish_that_cannot_be_touches_nothing(
     assert dict(objects.labels(two_gpus.node())) == {**labels, **ours}
 
 
-def test_a_corrected_file_is_served_without_touching_the_label(two_gpus: stage.Stage) -> None:
+def test_a_corrected_file_is_served_without_touching_the_label(two_gpus: stages.Stage) -> None:
     good = two_gpus.config_file.read_text()
     two_gpus.config_file.write_text("version: v1\nmig-configs:\n  all-1g.5gb: 7\n")
     two_gpus.label("all-1g.5gb")
@@ -152,7 +155,7 @@ def test_a_corrected_file_is_served_without_touching_the_label(two_gpus: stage.S
     assert two_gpus.allocatable() == {"nvidia.com/mig-1g.5gb": 14}
 
 
-def test_a_newer_label_during_the_drain_takes_over_at_once(two_gpus: stage.Stage) -> None:
+def test_a_newer_label_during_the_drain_takes_over_at_once(two_gpus: stages.Stage) -> None:
     two_gpus.run_pods([("train", "nvidia.com/gpu", {"app": "train"})])
     two_gpus.api.post(
         "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
@@ -172,7 +175,7 @@ def test_a_newer_label_during_the_drain_takes_over_at_once(two_gpus: stage.Stage
 
 
 def test_an_agent_told_to_stop_during_the_drain_gives_everything_back(
-    two_gpus: stage.Stage,
+    two_gpus: stages.Stage,
 ) -> None:
     two_gpus.run_pods([("train", "nvidia.com/gpu", {"app": "train"})])
     two_gpus.api.post(
@@ -193,7 +196,7 @@ def test_an_agent_told_to_stop_during_the_drain_gives_everything_back(
 
 
 def test_an_agent_killed_while_the_plugin_is_paused_is_made_good_by_its_successor(
-    two_gpus: stage.Stage,
+    two_gpus: stages.Stage,
 ) -> None:
     two_gpus.label("all-1g.5gb")
     two_gpus.wait(

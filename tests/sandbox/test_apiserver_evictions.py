@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiresources, apiserver
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources
 from tests.sandbox import apirig
 
 
@@ -27,7 +28,7 @@ def test_an_eviction_without_a_budget_deletes_the_pod_gracefully(
     answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
 
     assert (answer.code, answer.body["status"]) == (201, "Success")
-    pod = server.store.get(apiresources.PODS, "p1", "default")
+    pod = server.store.get(resources.PODS, "p1", "default")
     assert pod["metadata"]["deletionGracePeriodSeconds"] == 30
     condition = pod["status"]["conditions"][-1]
     assert (condition["type"], condition["reason"]) == (
@@ -65,7 +66,7 @@ def test_a_budget_whose_status_lags_asks_to_wait_ten_seconds(
     server.store.create(budget)
     server.budgets.pause()
     server.store.modify(
-        apiresources.BUDGETS,
+        resources.BUDGETS,
         "guard",
         lambda it: it["metadata"].update(generation=2),
         namespace="default",
@@ -149,7 +150,7 @@ def test_each_eviction_uses_up_the_budget_until_a_replacement_is_ready(
 
     assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction("p1")).code == 201
     assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
-    server.store.delete(apiresources.PODS, "p1", "default")
+    server.store.delete(resources.PODS, "p1", "default")
     assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
     pod = apirig.a_pod("p3", app="x")
     pod["metadata"]["ownerReferences"] = [owner]
@@ -174,7 +175,7 @@ def test_an_unready_pod_may_go_while_enough_others_are_healthy(
     for name in ("p1", "p2"):
         server.store.create(apirig.a_pod(name))
     server.store.modify(
-        apiresources.PODS, "p1", lambda pod: pod["status"].update(conditions=[]),
+        resources.PODS, "p1", lambda pod: pod["status"].update(conditions=[]),
         namespace="default",
     )  # fmt: skip
     server.store.create(apirig.a_budget("guard", {}, minAvailable=1))
@@ -207,5 +208,5 @@ def test_an_eviction_can_be_guarded_tried_and_misaddressed(
     assert ask("POST", f"{path}?dryRun=All", apirig.an_eviction()).code == 201
     assert ask("POST", path, apirig.an_eviction("p2")).code == 400
     assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 404
-    pod = server.store.get(apiresources.PODS, "p1", "default")
+    pod = server.store.get(resources.PODS, "p1", "default")
     assert "deletionTimestamp" not in pod["metadata"]

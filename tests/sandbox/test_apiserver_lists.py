@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiresources, apiserver, apitable
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources, tables
 from tests.sandbox import apirig
 
 
@@ -93,7 +94,7 @@ def test_pages_of_a_list_show_one_moment(ask: apirig.Client, server: apiserver.A
         server.store.create(apirig.a_node(name))
 
     first = ask("GET", f"{apirig.NODES}?limit=2").body
-    server.store.delete(apiresources.NODES, "d")
+    server.store.delete(resources.NODES, "d")
     server.store.create(apirig.a_node("bb"))
     second = ask("GET", f"{apirig.NODES}?limit=2&continue={first['metadata']['continue']}").body
     third = ask("GET", f"{apirig.NODES}?limit=2&continue={second['metadata']['continue']}").body
@@ -127,7 +128,7 @@ def test_a_list_can_be_of_an_exact_moment_or_not_older_than_one(
     then = server.store.version
     server.store.create(apirig.a_node("b"))
     server.store.modify(
-        apiresources.NODES, "a", lambda node: node["metadata"]["labels"].update(new="x")
+        resources.NODES, "a", lambda node: node["metadata"]["labels"].update(new="x")
     )
 
     def names(query: str) -> str:
@@ -184,4 +185,4 @@ def test_a_table_has_the_columns_that_people_read(
     ],
 )  # fmt: skip
 def test_ages_are_told_as_kubectl_tells_them(seconds: int, text: str) -> None:
-    assert apitable.duration(seconds) == text
+    assert tables.duration(seconds) == text

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiresources, apiserver, apistore
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources, stores
 from tests.sandbox import apirig
 
 
@@ -309,7 +310,7 @@ def test_a_bound_pod_stays_until_its_kubelet_lets_it_go(
 
     asked = ask("DELETE", f"{apirig.PODS}/p1")
     assert asked.body["metadata"]["deletionGracePeriodSeconds"] == 30
-    assert asked.body["metadata"]["deletionTimestamp"] > apistore.timestamp()
+    assert asked.body["metadata"]["deletionTimestamp"] > stores.timestamp()
     shorter = ask("DELETE", f"{apirig.PODS}/p1", {"gracePeriodSeconds": 5})
     assert shorter.body["metadata"]["deletionGracePeriodSeconds"] == 5
     longer = ask("DELETE", f"{apirig.PODS}/p1?gracePeriodSeconds=60")
@@ -378,7 +379,7 @@ def test_deletecollection_takes_what_the_selector_names(
     answer = ask("DELETE", f"{apirig.PODS}?labelSelector=app%3Dx")
 
     assert len(answer.body["items"]) == 2
-    left = server.store.objects(apiresources.PODS)
+    left = server.store.objects(resources.PODS)
     assert [pod["metadata"]["name"] for pod in left] == ["c"]
 
 
@@ -389,4 +390,4 @@ def test_a_namespace_takes_its_objects_with_it(
 
     ask("DELETE", "/api/v1/namespaces/default")
 
-    assert server.store.objects(apiresources.PODS) == []
+    assert server.store.objects(resources.PODS) == []

@@ -10,7 +10,8 @@ from urllib import parse
 
 import pytest
 
-from mig_manager.sandbox import apiresources, apiserver
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources
 from tests.sandbox import apirig
 
 BOOKMARK_PERIOD_S = 0.05
@@ -69,7 +70,7 @@ Begin = Callable[..., Watch]
 
 def label(server: apiserver.ApiServer, name: str, **labels: str) -> None:
     server.store.modify(
-        apiresources.NODES, name, lambda node: node["metadata"]["labels"].update(labels)
+        resources.NODES, name, lambda node: node["metadata"]["labels"].update(labels)
     )
 
 
@@ -90,7 +91,7 @@ def test_a_watch_from_nowhere_begins_with_what_is_there(
 
     server.store.create(apirig.a_node("n2"))
     label(server, "n1", a="b")
-    server.store.delete(apiresources.NODES, "n2")
+    server.store.delete(resources.NODES, "n2")
 
     expected = ["ADDED n1", "ADDED n2", "MODIFIED n1", "DELETED n2"]
     assert unset.names(4) == expected
@@ -105,7 +106,7 @@ def test_a_watch_from_a_version_loses_and_repeats_nothing(
     label(server, "n1", a="b")
 
     events = watch(f"resourceVersion={version}")
-    server.store.delete(apiresources.NODES, "n1")
+    server.store.delete(resources.NODES, "n1")
     modified, deleted = events.next(), events.next()
 
     assert (modified[0], deleted[0]) == ("MODIFIED", "DELETED")
@@ -388,8 +389,8 @@ def test_an_answer_can_be_lost_after_the_request_has_been_carried_out(
             connection.getresponse()
         connection.close()
 
-    assert server.store.find(apiresources.NODES, "n1")
-    assert not server.store.find(apiresources.NODES, "n2")
+    assert server.store.find(resources.NODES, "n1")
+    assert not server.store.find(resources.NODES, "n2")
 
 
 def test_an_answer_can_be_cut_short_or_late(server: apiserver.ApiServer) -> None:

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from mig_manager.core import cluster
-from mig_manager.sandbox import daemonsets, manifests, objects, options
+from mig_manager.sandbox.cluster import daemonsets, manifests, nodeoptions, objects
 
-_OPERATOR = manifests.plugin_daemon_set(options.DeployStyle.GPU_OPERATOR)
-_PLAIN = manifests.plugin_daemon_set(options.DeployStyle.PLAIN)
+_OPERATOR = manifests.plugin_daemon_set(nodeoptions.DeployStyle.GPU_OPERATOR)
+_PLAIN = manifests.plugin_daemon_set(nodeoptions.DeployStyle.PLAIN)
 _GATED = {cluster.PLUGIN_DEPLOY_LABEL: "true"}
 
 

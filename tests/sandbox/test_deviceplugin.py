@@ -3,14 +3,18 @@ import dataclasses
 import pytest
 
 from mig_manager.core import model
-from mig_manager.sandbox import deviceplugin, nodegpus, options, programs
+from mig_manager.sandbox.cluster import deviceplugin, nodegpus, nodeoptions, programs
 
 _1G = model.Profile(compute_slices=1, gpu_slices=1, memory_gb=5)
 _2G = model.Profile(compute_slices=2, gpu_slices=2, memory_gb=10)
 _ME = dataclasses.replace(_1G, attributes=("me",))
 _PARTIAL = model.Profile(compute_slices=1, gpu_slices=2, memory_gb=10)
 
-NONE, SINGLE, MIXED = options.Strategy.NONE, options.Strategy.SINGLE, options.Strategy.MIXED
+NONE, SINGLE, MIXED = (
+    nodeoptions.Strategy.NONE,
+    nodeoptions.Strategy.SINGLE,
+    nodeoptions.Strategy.MIXED,
+)
 
 
 def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> nodegpus.SeenGpu:
@@ -49,7 +53,9 @@ def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> nodegpus
     ids=["none", "single-without-mig", "single", "mixed", "attribute", "no-gpu"],
 )
 def test_each_strategy_names_the_devices_its_way(
-    strategy: options.Strategy, gpus: list[nodegpus.SeenGpu], expected: dict[str, tuple[str, ...]]
+    strategy: nodeoptions.Strategy,
+    gpus: list[nodegpus.SeenGpu],
+    expected: dict[str, tuple[str, ...]],
 ) -> None:
     found = deviceplugin.enumerate_devices(gpus, strategy)
 
@@ -68,7 +74,7 @@ def test_each_strategy_names_the_devices_its_way(
     ids=["unequal-modes", "empty", "unequal-profiles", "partial-compute-instance"],
 )
 def test_layouts_that_a_strategy_cannot_name_make_the_plugin_exit(
-    strategy: options.Strategy, gpus: list[nodegpus.SeenGpu], word: str
+    strategy: nodeoptions.Strategy, gpus: list[nodegpus.SeenGpu], word: str
 ) -> None:
     with pytest.raises(programs.ExitedError, match=word):
         deviceplugin.enumerate_devices(gpus, strategy)

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from mig_manager.sandbox import devices, manifests, objects
+from mig_manager.sandbox.cluster import devices, manifests, objects
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 

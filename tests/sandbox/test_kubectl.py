@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiresources, apiserver, apistore
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources, stores
 from tests.sandbox import apirig
 
 KUBECTL = shutil.which("kubectl")
@@ -64,7 +65,7 @@ def kubectl(
 def obedient_kubelet(server: apiserver.ApiServer) -> Iterator[None]:
     """Let pods go as soon as they are asked to."""
 
-    def follow(record: apistore.Record) -> None:
+    def follow(record: stores.Record) -> None:
         if record.key[0] == "pods" and "deletionTimestamp" in record.thing["metadata"]:
             server.store.remove(record.key)
 
@@ -97,7 +98,7 @@ def test_labels_are_set_overwritten_and_removed(
     kubectl: Kubectl, server: apiserver.ApiServer
 ) -> None:
     def value() -> str | None:
-        labels = server.store.get(apiresources.NODES, "n1")["metadata"]["labels"]
+        labels = server.store.get(resources.NODES, "n1")["metadata"]["labels"]
         return labels.get("nvidia.com/mig.config")  # type: ignore[no-any-return]
 
     kubectl("label", "node", "n1", "nvidia.com/mig.config=all-1g.5gb")
@@ -112,11 +113,11 @@ def test_labels_are_set_overwritten_and_removed(
 def test_a_wait_ends_when_the_label_is_there(
     kubectl: Kubectl, server: apiserver.ApiServer
 ) -> None:
-    def answer(record: apistore.Record) -> None:
+    def answer(record: stores.Record) -> None:
         labels = record.thing["metadata"].get("labels") or {}
         if record.key[0] == "nodes" and labels.get("wish") and "applied" not in labels:
             server.store.modify(
-                apiresources.NODES,
+                resources.NODES,
                 "n1",
                 lambda node: node["metadata"]["labels"].update({"applied": labels["wish"]}),
             )
@@ -150,7 +151,7 @@ def test_a_node_is_described_with_its_pods_and_events(
             "message": "layout all-1g.5gb is in force",
             "type": "Normal",
             "count": 1,
-            "lastTimestamp": apistore.timestamp(),
+            "lastTimestamp": stores.timestamp(),
         }
     )
 
@@ -173,7 +174,7 @@ def test_a_pod_is_created_and_deleted(
     assert "AlreadyExists" in kubectl("create", "-f", str(manifest), fails=True)
     assert "deleted" in kubectl("delete", "pod", "p2")
 
-    assert not server.store.find(apiresources.PODS, "p2", "default")
+    assert not server.store.find(resources.PODS, "p2", "default")
 
 
 @pytest.mark.usefixtures("obedient_kubelet")
@@ -181,7 +182,7 @@ def test_a_node_is_cordoned_drained_tainted_and_given_back(
     kubectl: Kubectl, server: apiserver.ApiServer
 ) -> None:
     kubectl("cordon", "n1")
-    assert server.store.get(apiresources.NODES, "n1")["spec"]["unschedulable"] is True
+    assert server.store.get(resources.NODES, "n1")["spec"]["unschedulable"] is True
 
     drained = kubectl("drain", "n1", "--force")
     assert "pod/p1 evicted" in drained
@@ -189,7 +190,7 @@ def test_a_node_is_cordoned_drained_tainted_and_given_back(
 
     kubectl("taint", "node", "n1", "a=b:NoSchedule")
     kubectl("uncordon", "n1")
-    spec = server.store.get(apiresources.NODES, "n1")["spec"]
+    spec = server.store.get(resources.NODES, "n1")["spec"]
     assert spec["taints"] == [{"key": "a", "value": "b", "effect": "NoSchedule"}]
     assert not spec.get("unschedulable")
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiserver, devices, kubelet, manifests, objects, options, view
-from mig_manager.sandbox import programs as programs_
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.cluster import devices, kubelet, manifests, nodeoptions, objects, view
+from mig_manager.sandbox.cluster import programs as programs_
 
 _SMALL = "nvidia.com/mig-1g.5gb"
-_OPTIONS = options.NodeOptions(
+_OPTIONS = nodeoptions.NodeOptions(
     name="n1", pod_start_s=1.0, pod_stop_s=2.0, crash_backoff_s=10.0, crash_backoff_max_s=25.0
 )
 

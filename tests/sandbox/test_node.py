@@ -14,7 +14,8 @@ import pytest
 from mig_manager.adapters import podresources
 from mig_manager.adapters.kube import api
 from mig_manager.core import cluster
-from mig_manager.sandbox import apiserver, manifests, node, nodegpus, nvml, objects
+from mig_manager.sandbox import apiserver, node, nvml
+from mig_manager.sandbox.cluster import manifests, nodegpus, objects
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _GPU = "nvidia.com/gpu"

@@ -8,7 +8,8 @@ from mig_manager import errors
 from mig_manager.adapters import clock
 from mig_manager.adapters import nvml as nvml_adapter
 from mig_manager.core import model
-from mig_manager.sandbox import nodegpus, nvml
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.cluster import nodegpus
 
 
 @pytest.fixture

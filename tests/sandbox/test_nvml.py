@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from mig_manager.sandbox import hardware, nvml, nvml_model
+from mig_manager.sandbox import hardware, nvml
+from mig_manager.sandbox.driver import states
 from tests.sandbox import nvml_rig
 
 
@@ -222,7 +223,7 @@ def test_processes_are_listed_for_the_gpu_and_for_their_own_mig_device(
     state.add_client(uuids[0], name="train", pid=77)
     state.add_client(uuids[1], name="serve", pid=78)
     state.add_client(pynvml.nvmlDeviceGetUUID(device), name="whole", pid=79)
-    state.add_client(uuids[1], name="dcgm", kind=nvml_model.ClientKind.MONITOR)
+    state.add_client(uuids[1], name="dcgm", kind=states.ClientKind.MONITOR)
     for ask in (
         pynvml.nvmlDeviceGetComputeRunningProcesses,
         pynvml.nvmlDeviceGetComputeRunningProcesses_v2,

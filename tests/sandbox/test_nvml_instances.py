@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from mig_manager.sandbox import nvml_model
+from mig_manager.sandbox.driver import states
 from tests.sandbox import nvml_rig
 
 
@@ -119,7 +119,7 @@ def test_first_instance_of_a_gpu_in_use_is_refused_and_a_later_one_is_not(
     device = nvml_rig.enabled()
     uuid = pynvml.nvmlDeviceGetUUID(device)
     create = pynvml.nvmlDeviceCreateGpuInstance
-    library.state.add_client(uuid, name="dcgm", kind=nvml_model.ClientKind.MONITOR)
+    library.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     create(device, 19)
     library.state.add_client(uuid, name="nsys")
     create(device, 19)
@@ -190,9 +190,9 @@ def test_instance_with_a_compute_instance_is_not_destroyed(start: nvml_rig.Start
     assert code == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("kind", list(nvml_model.ClientKind))
+@pytest.mark.parametrize("kind", list(states.ClientKind))
 def test_instance_that_somebody_holds_is_not_destroyed(
-    start: nvml_rig.Start, kind: nvml_model.ClientKind
+    start: nvml_rig.Start, kind: states.ClientKind
 ) -> None:
     library = start()
     device = nvml_rig.enabled()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from mig_manager.sandbox import nvml_model
+from mig_manager.sandbox.driver import states
 from tests.sandbox import nvml_rig
 
 
@@ -55,7 +55,7 @@ def test_used_ampere_gpu_keeps_its_mode_and_has_the_other_pending(start: nvml_ri
     library = start("A100")
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     client = library.state.add_client(
-        pynvml.nvmlDeviceGetUUID(device), name="dcgm", kind=nvml_model.ClientKind.MONITOR
+        pynvml.nvmlDeviceGetUUID(device), name="dcgm", kind=states.ClientKind.MONITOR
     )
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_ERROR_IN_USE
     assert pynvml.nvmlDeviceGetMigMode(device) == [0, 1]
@@ -85,7 +85,7 @@ def test_hopper_gpu_switches_under_monitors_but_not_under_workloads(start: nvml_
     library = start("H100")
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     uuid = pynvml.nvmlDeviceGetUUID(device)
-    library.state.add_client(uuid, name="dcgm", kind=nvml_model.ClientKind.MONITOR)
+    library.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_SUCCESS
     library.state.add_client(uuid, name="train")
     assert pynvml.nvmlDeviceSetMigMode(device, 0) == pynvml.NVML_ERROR_IN_USE
@@ -93,7 +93,7 @@ def test_hopper_gpu_switches_under_monitors_but_not_under_workloads(start: nvml_
 
 
 def test_ampere_gpu_in_a_virtual_machine_waits_for_a_reboot(start: nvml_rig.Start) -> None:
-    library = start("A100", virtualization=nvml_model.Virtualization.PASSTHROUGH)
+    library = start("A100", virtualization=states.Virtualization.PASSTHROUGH)
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_ERROR_RESET_REQUIRED
     assert pynvml.nvmlDeviceGetMigMode(device) == [0, 1]
@@ -102,7 +102,7 @@ def test_ampere_gpu_in_a_virtual_machine_waits_for_a_reboot(start: nvml_rig.Star
 
 
 def test_vgpu_guest_cannot_configure_mig(start: nvml_rig.Start) -> None:
-    start("A100", virtualization=nvml_model.Virtualization.VGPU)
+    start("A100", virtualization=states.Virtualization.VGPU)
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     code = nvml_rig.refusal(pynvml.nvmlDeviceSetMigMode, device, 1)
     assert code == pynvml.NVML_ERROR_NOT_SUPPORTED

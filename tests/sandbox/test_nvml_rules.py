@@ -3,7 +3,8 @@
 import pytest
 
 from mig_manager.core import model
-from mig_manager.sandbox import hardware, nvml_driver, nvml_identity, nvml_model, nvml_rules
+from mig_manager.sandbox import hardware
+from mig_manager.sandbox.driver import identities, rules, states, transitions
 
 ENUMS = {"1g": 0, "2g": 1, "3g": 2, "4g": 3, "7g": 4, "1g+me": 7, "1gR2": 9}
 PRODUCTS = tuple(p for p in hardware.products().values() if p.profiles)
@@ -39,15 +40,15 @@ CAPTURES = [
 
 
 def situation(
-    gpu: nvml_model.GpuState, product: str, *, is_swapped: bool = False
-) -> nvml_driver.Situation:
-    options = nvml_model.Options(swapped_gpus=(0,) if is_swapped else ())
-    (board,) = nvml_identity.boards(product, options)
-    return nvml_driver.Situation(board=board, gpu=gpu, clients=(), options=options, serial=1)
+    gpu: states.GpuState, product: str, *, is_swapped: bool = False
+) -> transitions.Situation:
+    options = states.Options(swapped_gpus=(0,) if is_swapped else ())
+    (board,) = identities.boards(product, options)
+    return transitions.Situation(board=board, gpu=gpu, clients=(), options=options, serial=1)
 
 
-def enabled() -> nvml_model.GpuState:
-    return nvml_model.GpuState(is_enabled=True, is_pending=True)
+def enabled() -> states.GpuState:
+    return states.GpuState(is_enabled=True, is_pending=True)
 
 
 def profile_id(product: str, name: str) -> int:
@@ -73,10 +74,10 @@ def test_driver_places_and_numbers_instances_as_captured(
     for name in order.split():
         now = situation(gpu, product, is_swapped=is_swapped)
         try:
-            gpu, made = nvml_driver.create_gpu_instance(now, profile_id(product, name), None)
+            gpu, made = transitions.create_gpu_instance(now, profile_id(product, name), None)
             seen.append((made.placement.start, made.instance_id))
-        except nvml_model.Refused as refused:
-            assert refused.code is nvml_model.Code.INSUFFICIENT_RESOURCES  # noqa: PT017
+        except states.Refused as refused:
+            assert refused.code is states.Code.INSUFFICIENT_RESOURCES  # noqa: PT017
             seen.append((None, None))
     assert seen == list(zip(starts, ids, strict=True))
 
@@ -89,22 +90,19 @@ def test_each_profile_can_be_created_to_its_maximum_and_no_further(
         gpu = enabled()
         for left in range(row.max_instances, 0, -1):
             now = situation(gpu, product.key)
-            assert nvml_driver.gpu_instance_capacity(now, row) == left
-            gpu, _ = nvml_driver.create_gpu_instance(now, row.profile_id, None)
+            assert transitions.gpu_instance_capacity(now, row) == left
+            gpu, _ = transitions.create_gpu_instance(now, row.profile_id, None)
         now = situation(gpu, product.key)
-        assert nvml_driver.gpu_instance_capacity(now, row) == 0
-        with pytest.raises(nvml_model.Refused, match="INSUFFICIENT_RESOURCES"):
-            nvml_driver.create_gpu_instance(now, row.profile_id, None)
+        assert transitions.gpu_instance_capacity(now, row) == 0
+        with pytest.raises(states.Refused, match="INSUFFICIENT_RESOURCES"):
+            transitions.create_gpu_instance(now, row.profile_id, None)
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
 @pytest.mark.parametrize("is_swapped", [False, True])
 def test_ids_of_disjoint_placements_differ(product: hardware.Product, *, is_swapped: bool) -> None:
     places = {place for row in product.profiles for place in row.placements}
-    ids = {
-        place: nvml_rules.gpu_instance_id(product, place, is_swapped=is_swapped)
-        for place in places
-    }
+    ids = {place: rules.gpu_instance_id(product, place, is_swapped=is_swapped) for place in places}
     assert len(set(ids.values())) == len(places)
     assert all(0 <= number <= 14 for number in ids.values())
 
@@ -112,25 +110,25 @@ def test_ids_of_disjoint_placements_differ(product: hardware.Product, *, is_swap
 @pytest.mark.parametrize("name", ["3g", "4g"])
 def test_small_compute_instance_leaves_room_for_a_double_one(name: str) -> None:
     now = situation(enabled(), "A100")
-    gpu, instance = nvml_driver.create_gpu_instance(now, profile_id("A100", name), None)
+    gpu, instance = transitions.create_gpu_instance(now, profile_id("A100", name), None)
     for wanted in (0, 1):
         now = situation(gpu, "A100")
-        gpu, _ = nvml_driver.create_compute_instance(now, gpu.instances[0], wanted, None)
+        gpu, _ = transitions.create_compute_instance(now, gpu.instances[0], wanted, None)
     spans = sorted(str(c.placement) for c in gpu.instances[0].compute_instances)
     assert spans == (["0:2", "2:1"] if name == "3g" else ["0:1", "2:2"])
     assert instance.compute_instances == ()
 
 
 def test_compute_instances_take_the_lowest_free_id() -> None:
-    gpu, _ = nvml_driver.create_gpu_instance(situation(enabled(), "A100"), 0, None)
+    gpu, _ = transitions.create_gpu_instance(situation(enabled(), "A100"), 0, None)
     for _ in range(3):
         now = situation(gpu, "A100")
-        gpu, _ = nvml_driver.create_compute_instance(now, gpu.instances[0], 0, None)
+        gpu, _ = transitions.create_compute_instance(now, gpu.instances[0], 0, None)
     (parent,) = gpu.instances
-    gpu = nvml_driver.destroy_compute_instance(
+    gpu = transitions.destroy_compute_instance(
         situation(gpu, "A100"), parent, parent.compute_instances[1]
     )
-    gpu, made = nvml_driver.create_compute_instance(
+    gpu, made = transitions.create_compute_instance(
         situation(gpu, "A100"), gpu.instances[0], 0, None
     )
     assert made.instance_id == 1
@@ -138,17 +136,17 @@ def test_compute_instances_take_the_lowest_free_id() -> None:
 
 
 def test_media_engine_variants_of_a30_exclude_each_other() -> None:
-    gpu, _ = nvml_driver.create_gpu_instance(situation(enabled(), "A30"), 21, None)
-    with pytest.raises(nvml_model.Refused, match="INSUFFICIENT_RESOURCES"):
-        nvml_driver.create_gpu_instance(situation(gpu, "A30"), 6, None)
+    gpu, _ = transitions.create_gpu_instance(situation(enabled(), "A30"), 21, None)
+    with pytest.raises(states.Refused, match="INSUFFICIENT_RESOURCES"):
+        transitions.create_gpu_instance(situation(gpu, "A30"), 6, None)
 
 
 def test_instance_with_all_media_engines_leaves_room_only_for_those_with_none() -> None:
     product = "RTX-PRO-6000"
-    gpu, _ = nvml_driver.create_gpu_instance(situation(enabled(), product), 65, None)
+    gpu, _ = transitions.create_gpu_instance(situation(enabled(), product), 65, None)
     now = situation(gpu, product)
     left = {
-        row.name: nvml_driver.gpu_instance_capacity(now, row)
+        row.name: transitions.gpu_instance_capacity(now, row)
         for row in hardware.find(product).profiles
     }
     assert {name: count for name, count in left.items() if count} == {
@@ -161,7 +159,7 @@ def test_compute_instances_of_a_gpu_never_share_a_graphics_engine() -> None:
     for product in PRODUCTS:
         rows = [row for row in product.profiles if row.enum_index == 0]
         engines = [
-            nvml_rules.physical_engine(product, place, model.Placement(0, 1))
+            rules.physical_engine(product, place, model.Placement(0, 1))
             for place in rows[0].placements
         ]
         assert len(set(engines)) == rows[0].max_instances

@@ -15,7 +15,8 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.sandbox import nvml, nvml_library, nvml_model
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import libnvml, states
 
 OPENING = """
 import pathlib, sys, pynvml
@@ -64,9 +65,9 @@ def create_on(*indices: int) -> None:
         tuple(pool.map(create, indices))
 
 
-def changes(path: pathlib.Path) -> list[nvml_library.Call]:
+def changes(path: pathlib.Path) -> list[libnvml.Call]:
     """Return the logged creations, in the order in which the driver began them."""
-    calls = [c for c in nvml_library.read_calls(path) if "CreateGpuInstance" in c.function]
+    calls = [c for c in libnvml.read_calls(path) if "CreateGpuInstance" in c.function]
     return sorted(calls, key=lambda call: call.entered_ns)
 
 
@@ -87,8 +88,8 @@ def test_state_survives_the_file(path: pathlib.Path) -> None:
     state = boot(
         path,
         "2xA100",
-        latency=nvml_model.Latency(query_s=0.001),
-        faults=(nvml_model.Fault(function="x*", gpu=1, first=2, count=None, code=19),),
+        latency=states.Latency(query_s=0.001),
+        faults=(states.Fault(function="x*", gpu=1, first=2, count=None, code=19),),
         absent_functions=("nvmlX",),
         swapped_gpus=(1,),
     )
@@ -120,7 +121,7 @@ def test_another_process_sees_what_this_one_did_and_the_other_way_round(
 
 def test_process_killed_in_a_hung_call_leaves_gpu_and_state_usable(path: pathlib.Path) -> None:
     state = boot(path)
-    state.add_fault(nvml_model.Fault(function="nvmlDeviceCreateGpuInstance", hang_s=60))
+    state.add_fault(states.Fault(function="nvmlDeviceCreateGpuInstance", hang_s=60))
     body = "pynvml.nvmlDeviceCreateGpuInstance(device, 9)"
     with subprocess.Popen(program(path, body)) as process:  # noqa: S603 - our own interpreter
         wait = threading.Event()
@@ -133,7 +134,7 @@ def test_process_killed_in_a_hung_call_leaves_gpu_and_state_usable(path: pathlib
 
 def test_crash_fault_kills_the_process(path: pathlib.Path) -> None:
     state = boot(path)
-    state.add_fault(nvml_model.Fault(function="nvmlDeviceGetName", crashes=True))
+    state.add_fault(states.Fault(function="nvmlDeviceGetName", crashes=True))
     done = subprocess.run(  # noqa: S603 - our own interpreter
         program(path, "pynvml.nvmlDeviceGetName(device)"), capture_output=True, check=False
     )
@@ -144,7 +145,7 @@ def test_crash_fault_kills_the_process(path: pathlib.Path) -> None:
 def test_faults_strike_the_calls_they_are_for(path: pathlib.Path) -> None:
     state = boot(path, "2xA100")
     state.add_fault(
-        nvml_model.Fault(function="nvmlDeviceCreateGpuInstance*", gpu=0, first=2, count=2, code=19)
+        states.Fault(function="nvmlDeviceCreateGpuInstance*", gpu=0, first=2, count=2, code=19)
     )
     codes = []
     for _ in range(4):
@@ -163,7 +164,7 @@ def test_faults_strike_the_calls_they_are_for(path: pathlib.Path) -> None:
 def test_fault_can_strike_every_call_of_a_lost_gpu(path: pathlib.Path) -> None:
     state = boot(path)
     device = gpu()
-    lost = nvml_model.Fault(function="*", gpu=0, count=None, code=nvml_model.Code.GPU_IS_LOST)
+    lost = states.Fault(function="*", gpu=0, count=None, code=states.Code.GPU_IS_LOST)
     state.add_fault(lost)
     for call in (pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetMigMode):
         with pytest.raises(pynvml.NVMLError_GpuIsLost):
@@ -171,14 +172,14 @@ def test_fault_can_strike_every_call_of_a_lost_gpu(path: pathlib.Path) -> None:
 
 
 def test_changes_on_two_gpus_overlap_in_time(path: pathlib.Path) -> None:
-    boot(path, "2xA100", latency=nvml_model.Latency(create_gpu_instance_s=0.3), logs_calls=True)
+    boot(path, "2xA100", latency=states.Latency(create_gpu_instance_s=0.3), logs_calls=True)
     create_on(0, 1)
     first, second = changes(path)
     assert second.entered_ns < first.ended_ns
 
 
 def test_changes_on_one_gpu_follow_each_other(path: pathlib.Path) -> None:
-    boot(path, latency=nvml_model.Latency(create_gpu_instance_s=0.05), logs_calls=True)
+    boot(path, latency=states.Latency(create_gpu_instance_s=0.05), logs_calls=True)
     create_on(0, 0, 0)
     calls = changes(path)
     assert len(calls) == 3
@@ -187,7 +188,7 @@ def test_changes_on_one_gpu_follow_each_other(path: pathlib.Path) -> None:
 
 
 def test_changes_on_all_gpus_follow_each_other_when_asked(path: pathlib.Path) -> None:
-    latency = nvml_model.Latency(create_gpu_instance_s=0.05)
+    latency = states.Latency(create_gpu_instance_s=0.05)
     boot(path, "2xA100", latency=latency, logs_calls=True, serialise_all_gpus=True)
     create_on(0, 1)
     first, second = changes(path)
@@ -202,13 +203,13 @@ def test_processes_changing_one_gpu_at_once_lose_nothing(path: pathlib.Path) -> 
     instances = state.read().gpus[0].instances
     assert len({instance.serial for instance in instances}) == 6
     assert len({instance.placement for instance in instances}) == 6
-    calls = nvml_library.read_calls(path)
+    calls = libnvml.read_calls(path)
     assert len({call.pid for call in calls}) == 4
     assert {call.pid for call in calls} >= {os.getpid()}
 
 
 def test_refusals_cost_no_time(path: pathlib.Path) -> None:
-    latency = nvml_model.Latency(create_gpu_instance_s=60.0)
+    latency = states.Latency(create_gpu_instance_s=60.0)
     boot(path, latency=latency)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceCreateGpuInstance(gpu(), 99)
@@ -239,9 +240,9 @@ def test_reset_makes_a_pending_mode_current_unless_somebody_holds_the_gpu(
     pynvml.nvmlDeviceCreateGpuInstance(gpu(), 9)
     client = state.add_client(pynvml.nvmlDeviceGetUUID(gpu()), name="train")
     assert pynvml.nvmlDeviceSetMigMode(gpu(), 0) == pynvml.NVML_ERROR_IN_USE
-    assert state.reset_gpu(0) is nvml_model.Code.IN_USE
+    assert state.reset_gpu(0) is states.Code.IN_USE
     state.remove_client(client)
-    assert state.reset_gpu(0) is nvml_model.Code.SUCCESS
+    assert state.reset_gpu(0) is states.Code.SUCCESS
     assert pynvml.nvmlDeviceGetMigMode(gpu()) == [0, 0]
     assert state.read().gpus[0].instances == ()
 
@@ -262,7 +263,7 @@ def test_removing_a_client_twice_is_done(path: pathlib.Path) -> None:
 
 def test_unlogged_node_has_no_calls(path: pathlib.Path) -> None:
     boot(path)
-    assert nvml_library.read_calls(path) == ()
+    assert libnvml.read_calls(path) == ()
 
 
 def test_uninstalling_makes_pynvml_forget_the_simulation(path: pathlib.Path) -> None:

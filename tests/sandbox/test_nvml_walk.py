@@ -10,7 +10,8 @@ import pynvml
 from hypothesis import strategies
 
 from mig_manager.core import model
-from mig_manager.sandbox import hardware, nvml, nvml_identity, nvml_model
+from mig_manager.sandbox import hardware, nvml
+from mig_manager.sandbox.driver import identities, states
 from tests.sandbox import nvml_rig
 
 PRODUCTS = ("A100", "H100", "GH200", "A30", "RTX-PRO-6000")
@@ -26,7 +27,7 @@ class Walk:
         (self.board,) = library.state.boards
 
     @property
-    def gpu(self) -> nvml_model.GpuState:
+    def gpu(self) -> states.GpuState:
         return self.library.state.read().gpus[0]
 
     def step(self, choice: int) -> None:
@@ -112,7 +113,7 @@ def disjoint(places: list[model.Placement]) -> bool:
     return len(taken) == len(set(taken))
 
 
-def mig_uuids(board: nvml_identity.Board, gpu: nvml_model.GpuState) -> list[str]:
+def mig_uuids(board: identities.Board, gpu: states.GpuState) -> list[str]:
     return [
         board.mig_uuid(instance, compute)
         for instance in gpu.instances

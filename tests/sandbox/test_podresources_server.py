@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import podresources
 from mig_manager.core import cluster
-from mig_manager.sandbox import devices, manifests, objects, podresources_server
+from mig_manager.sandbox.cluster import devices, manifests, objects, podresources_server
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.sandbox import manifests, objects, scheduler
+from mig_manager.sandbox.cluster import manifests, objects, scheduler
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 

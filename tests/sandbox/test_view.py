@@ -7,7 +7,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kube import api
-from mig_manager.sandbox import apifaults, apiserver, manifests, objects, view
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import faultbox
+from mig_manager.sandbox.cluster import manifests, objects, view
 
 _POD = manifests.gpu_pod("p1", "nvidia.com/gpu")
 _PATH = "/api/v1/namespaces/default/pods"
@@ -117,12 +119,12 @@ def test_a_bound_pod_shows_its_node_and_a_second_binding_does_nothing(
     assert objects.node_name(pod) == "n1"
 
 
-@pytest.mark.parametrize("how", list(apifaults.Break), ids=lambda how: how.value)
+@pytest.mark.parametrize("how", list(faultbox.Break), ids=lambda how: how.value)
 def test_no_way_for_a_watch_to_end_makes_us_miss_anything(
     server: apiserver.ApiServer,
     cluster: view.ClusterView,
     others: api.KubeApi,
-    how: apifaults.Break,
+    how: faultbox.Break,
 ) -> None:
     others.post(_PATH, _POD)
     wait_for(lambda: names(cluster) == {"p1"})
@@ -136,7 +138,7 @@ def test_no_way_for_a_watch_to_end_makes_us_miss_anything(
 def test_a_refusal_that_time_does_not_explain_is_raised(
     server: apiserver.ApiServer, cluster: view.ClusterView
 ) -> None:
-    server.inject(apifaults.Fault(method="POST", status=403))
+    server.inject(faultbox.Fault(method="POST", status=403))
 
     with pytest.raises(errors.ClusterError):
         cluster.create(view.Kind.POD, _POD)

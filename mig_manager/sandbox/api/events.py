@@ -1,0 +1,36 @@
+"""Events are one resource with two shapes: core/v1 and events.k8s.io/v1.
+
+They are stored as core/v1. Field names: Kubernetes API reference, "Event v1 core" and
+"Event v1 events.k8s.io".
+"""
+
+from mig_manager.sandbox.api import resources, statuses
+
+Object = statuses.Object
+
+_CORE_OF_NEW = {
+    "regarding": "involvedObject",
+    "note": "message",
+    "reportingController": "reportingComponent",
+    "deprecatedSource": "source",
+    "deprecatedFirstTimestamp": "firstTimestamp",
+    "deprecatedLastTimestamp": "lastTimestamp",
+    "deprecatedCount": "count",
+}
+_NEW_OF_CORE = {core: new for new, core in _CORE_OF_NEW.items()}
+
+
+def to_core(resource: resources.Resource, thing: Object) -> Object:
+    """Return an object of a resource as it is stored."""
+    if resource is not resources.NEW_EVENTS:
+        return thing
+    core = {_CORE_OF_NEW.get(key, key): value for key, value in thing.items()}
+    return core | {"apiVersion": "v1"}
+
+
+def from_core(resource: resources.Resource, thing: Object) -> Object:
+    """Return a stored object as a resource shows it."""
+    if resource is not resources.NEW_EVENTS:
+        return thing
+    new = {_NEW_OF_CORE.get(key, key): value for key, value in thing.items()}
+    return new | {"apiVersion": resource.api_version}

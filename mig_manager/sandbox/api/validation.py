@@ -1,0 +1,216 @@
+"""What an object must look like before the embedded Kubernetes API stores it.
+
+Syntax rules: Kubernetes documentation, "Object Names and IDs", "Labels and Selectors",
+"Annotations", "Taints and Tolerations". Pod immutability: "Pods", section "Pod update and
+replacement". Event namespaces: the API server's own validation of core/v1 events.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from mig_manager.sandbox.api import resources, statuses
+
+Object = statuses.Object
+Cause = statuses.Cause
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DNS_LABEL = re.compile(rf"{_LABEL}\Z")
+_DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
+_QUALIFIED_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]\Z")
+
+_PERCENTAGE = re.compile(r"[0-9]+%\Z")
+
+_MAX_LABEL = 63
+_MAX_NAME = 253
+_MAX_ANNOTATIONS_BYTES = 256 * 1024
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_MUTABLE_POD_SPEC = (
+    "activeDeadlineSeconds",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+    "containers",
+    "initContainers",
+    "ephemeralContainers",
+)
+
+
+def check(resource: resources.Resource, thing: Object, old: Object | None = None) -> None:
+    """Judge an object that is about to be stored.
+
+    Args:
+        resource: What the object is.
+        thing: The object as it would be stored.
+        old: What it replaces; None for a create.
+
+    Raises:
+        ApiError: 400 for values of the wrong JSON type, 422 with one cause per broken rule.
+    """
+    causes = list(_metadata(resource, thing["metadata"]))
+    if resource is resources.NODES:
+        causes += _taints(thing.get("spec") or {})
+    elif resource is resources.PODS and old is not None:
+        causes += _pod_update(thing.get("spec") or {}, old.get("spec") or {})
+    elif resource is resources.PODS:
+        causes += _pod(thing.get("spec") or {})
+    elif resource.storage == "events":
+        causes += _event(thing)
+    elif resource is resources.BUDGETS:
+        causes += _budget(thing.get("spec") or {})
+    if causes:
+        raise statuses.invalid(resource.group, resource.kind, thing["metadata"]["name"], causes)
+
+
+def _wrong(field: str, value: object, why: str) -> Cause:
+    shown = f'"{value}"' if isinstance(value, str) else str(value)
+    return Cause(reason="FieldValueInvalid", field=field, message=f"Invalid value: {shown}: {why}")
+
+
+def _required(field: str, why: str = "") -> Cause:
+    message = f"Required value: {why}" if why else "Required value"
+    return Cause(reason="FieldValueRequired", field=field, message=message)
+
+
+def _metadata(resource: resources.Resource, metadata: Object) -> Iterator[Cause]:
+    name = metadata["name"]
+    if resource is resources.NAMESPACES:
+        if len(name) > _MAX_LABEL or not _DNS_LABEL.match(name):
+            yield _wrong("metadata.name", name, "a lowercase RFC 1123 label must consist of "
+                         "lower case alphanumeric characters or '-'")  # fmt: skip
+    elif len(name) > _MAX_NAME or not _DNS_SUBDOMAIN.match(name):
+        yield _wrong("metadata.name", name, "a lowercase RFC 1123 subdomain must consist of "
+                     "lower case alphanumeric characters, '-' or '.'")  # fmt: skip
+    for key, value in _strings(metadata, "labels").items():
+        yield from _key("metadata.labels", key)
+        yield from _label_value("metadata.labels", value)
+    annotations = _strings(metadata, "annotations")
+    for key in annotations:
+        yield from _key("metadata.annotations", key.lower())
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+    if size > _MAX_ANNOTATIONS_BYTES:
+        yield Cause(
+            reason="FieldValueTooLong",
+            field="metadata.annotations",
+            message=f"Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes",
+        )
+
+
+def _strings(metadata: Object, field: str) -> Mapping[str, str]:
+    values = metadata.get(field) or {}
+    for key, value in values.items():
+        if not isinstance(value, str):
+            message = (
+                f"json: cannot unmarshal {type(value).__name__} into Go struct field "
+                f"ObjectMeta.metadata.{field} of type string ({key})"
+            )
+            raise statuses.bad_request(message)
+    return values
+
+
+def _key(field: str, key: str) -> Iterator[Cause]:
+    prefix, slash, name = key.rpartition("/")
+    if slash and (len(prefix) > _MAX_NAME or not _DNS_SUBDOMAIN.match(prefix)):
+        yield _wrong(field, key, "prefix part must be a lowercase RFC 1123 subdomain")
+    if not name:
+        yield _wrong(field, key, "name part must be non-empty")
+    elif len(name) > _MAX_LABEL:
+        yield _wrong(field, key, f"name part must be no more than {_MAX_LABEL} characters")
+    elif not _QUALIFIED_PART.match(name):
+        yield _wrong(field, key, "name part must consist of alphanumeric characters, '-', '_' or "
+                     "'.', and must start and end with an alphanumeric character")  # fmt: skip
+
+
+def _label_value(field: str, value: str) -> Iterator[Cause]:
+    if len(value) > _MAX_LABEL:
+        yield _wrong(field, value, f"must be no more than {_MAX_LABEL} characters")
+    elif value and not _QUALIFIED_PART.match(value):
+        yield _wrong(field, value, "a valid label must be an empty string or consist of "
+                     "alphanumeric characters, '-', '_' or '.', and must start and end with an "
+                     "alphanumeric character")  # fmt: skip
+
+
+def _taints(spec: Object) -> Iterator[Cause]:
+    seen = set()
+    for index, taint in enumerate(spec.get("taints") or ()):
+        field = f"spec.taints[{index}]"
+        yield from _key(f"{field}.key", taint.get("key", ""))
+        yield from _label_value(f"{field}.value", taint.get("value", ""))
+        effect = taint.get("effect", "")
+        if not effect:
+            yield _required(f"{field}.effect")
+        elif effect not in _EFFECTS:
+            supported = ", ".join(f'"{each}"' for each in _EFFECTS)
+            yield Cause(
+                reason="FieldValueNotSupported",
+                field=f"{field}.effect",
+                message=f'Unsupported value: "{effect}": supported values: {supported}',
+            )
+        identity = (taint.get("key"), effect)
+        if identity in seen:
+            yield Cause(
+                reason="FieldValueDuplicate",
+                field=field,
+                message=f"Duplicate value: {taint}",
+            )
+        seen.add(identity)
+
+
+def _pod(spec: Object) -> Iterator[Cause]:
+    if not spec.get("containers"):
+        yield _required("spec.containers")
+    for index, container in enumerate(spec.get("containers") or ()):
+        if not container.get("name"):
+            yield _required(f"spec.containers[{index}].name")
+        if not container.get("image"):
+            yield _required(f"spec.containers[{index}].image")
+
+
+def _pod_update(spec: Object, old: Object) -> Iterator[Cause]:
+    if _frozen(spec) != _frozen(old):
+        yield Cause(
+            reason="FieldValueForbidden",
+            field="spec",
+            message=(
+                "Forbidden: pod updates may not change fields other than "
+                "`spec.containers[*].image`,`spec.initContainers[*].image`,"
+                "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
+                "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if "
+                "it was previously negative)"
+            ),
+        )
+
+
+def _frozen(spec: Object) -> Object:
+    """Return what an update of a pod must leave as it is."""
+    frozen = {key: value for key, value in spec.items() if key not in _MUTABLE_POD_SPEC}
+    for field in ("containers", "initContainers"):
+        frozen[field] = [each | {"image": ""} for each in spec.get(field) or ()]
+    return frozen
+
+
+def _event(event: Object) -> Iterator[Cause]:
+    involved = (event.get("involvedObject") or {}).get("namespace", "")
+    namespace = event["metadata"].get("namespace", "")
+    # An event about a cluster-wide object, such as a Node, lives in "default"; one that uses
+    # the new API's eventTime may also live in "kube-system".
+    homes = ("default", "kube-system") if event.get("eventTime") else ("default",)
+    if namespace not in ((involved,) if involved else homes):
+        yield _wrong("involvedObject.namespace", involved, "does not match event.namespace")
+    if event.get("eventTime"):
+        for field in ("reportingComponent", "reportingInstance", "action", "reason"):
+            if not event.get(field):
+                told = "reportingController" if field == "reportingComponent" else field
+                yield _required(told)
+
+
+def _budget(spec: Object) -> Iterator[Cause]:
+    for field in ("minAvailable", "maxUnavailable"):
+        amount = spec.get(field) or 0
+        is_amount = isinstance(amount, int) and amount >= 0
+        if not is_amount and not _PERCENTAGE.match(str(amount)):
+            yield _wrong(f"spec.{field}", amount, "must be a count or a percentage")
+    for index, each in enumerate((spec.get("selector") or {}).get("matchExpressions") or ()):
+        if each.get("operator") not in ("In", "NotIn", "Exists", "DoesNotExist"):
+            field = f"spec.selector.matchExpressions[{index}].operator"
+            yield _wrong(field, each.get("operator"), "not a valid selector operator")
+    if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
+        yield _wrong("spec", spec, "minAvailable and maxUnavailable cannot be both set")

@@ -1,0 +1,173 @@
+"""The DaemonSet controller: one pod on every node that a DaemonSet wants and may use.
+
+A node without a pod gets one if selector and taints let it; a pod goes only when the selector
+no longer matches or a NoExecute taint is not tolerated. That difference is Kubernetes' own: a
+NoSchedule taint keeps a daemon away but does not chase it.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mig_manager.sandbox.cluster import manifests, objects, view
+
+_STANDARD_TOLERATIONS: tuple[Mapping[str, str], ...] = (
+    {"key": objects.UNSCHEDULABLE_TAINT, "operator": "Exists", "effect": "NoSchedule"},
+    {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"},
+    {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
+)
+"""What the controller adds to every daemon, as far as such taints occur here."""
+
+
+def should_start(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
+    """Tell whether a node without a pod of the DaemonSet shall get one."""
+    return _selects(daemon_set, node) and _tolerates(
+        daemon_set, node, effects=("NoSchedule", "NoExecute")
+    )
+
+
+def should_continue(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
+    """Tell whether a running pod of the DaemonSet may stay on a node."""
+    return _selects(daemon_set, node) and _tolerates(daemon_set, node, effects=("NoExecute",))
+
+
+def owned(
+    daemon_set: Mapping[str, Any], pods: Iterable[objects.JsonObject]
+) -> tuple[objects.JsonObject, ...]:
+    """Return the pods that a DaemonSet controls."""
+    uid = objects.uid(daemon_set)
+    return tuple(pod for pod in pods if (objects.controller(pod) or {}).get("uid") == uid)
+
+
+def pod_for(daemon_set: objects.JsonObject, node: Mapping[str, Any]) -> objects.JsonObject:
+    """Return the manifest of a DaemonSet's pod, bound to its node."""
+    template = daemon_set["spec"]["template"]
+    spec = {
+        **template["spec"],
+        "nodeName": objects.name(node),
+        "tolerations": _tolerations(daemon_set),
+    }
+    metadata = {
+        "name": f"{objects.name(daemon_set)}-{uuid.uuid4().hex[:5]}",
+        "namespace": objects.namespace(daemon_set),
+        "labels": dict(objects.labels(template)),
+        "annotations": dict(objects.annotations(template)),
+        "ownerReferences": [manifests.owner_reference(daemon_set)],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def status(
+    daemon_set: Mapping[str, Any],
+    nodes: Sequence[Mapping[str, Any]],
+    pods: Sequence[Mapping[str, Any]],
+) -> objects.JsonObject:
+    """Return the status of a DaemonSet.
+
+    Args:
+        daemon_set: The DaemonSet.
+        nodes: All nodes.
+        pods: The pods that it owns.
+    """
+    wanted = {objects.name(node) for node in nodes if should_start(daemon_set, node)}
+    alive = [pod for pod in pods if not objects.is_terminating(pod)]
+    right = [pod for pod in alive if objects.node_name(pod) in wanted]
+    ready = sum(objects.is_ready(pod) for pod in right)
+    return {
+        "desiredNumberScheduled": len(wanted),
+        "currentNumberScheduled": len(right),
+        "updatedNumberScheduled": len(right),
+        "numberMisscheduled": len(alive) - len(right),
+        "numberReady": ready,
+        "numberAvailable": ready,
+        "numberUnavailable": len(wanted) - ready,
+        "observedGeneration": daemon_set["metadata"].get("generation") or 1,
+    }
+
+
+class DaemonSetController:
+    """Keeps the pods of every DaemonSet, and deletes those whose DaemonSet has gone.
+
+    Args:
+        cluster: Where DaemonSets, nodes and pods are.
+    """
+
+    def __init__(self, cluster: view.ClusterView) -> None:
+        self._cluster = cluster
+
+    def sync(self) -> None:
+        """Bring the pods of all DaemonSets in line, once.
+
+        Raises:
+            ClusterError: The API refused or does not answer; what was done stays done.
+        """
+        daemon_sets = self._cluster.list(view.Kind.DAEMON_SET)
+        pods = self._cluster.list(view.Kind.POD)
+        nodes = self._cluster.list(view.Kind.NODE)
+        self._collect_orphans(daemon_sets, pods)
+        for daemon_set in daemon_sets:
+            mine = owned(daemon_set, pods)
+            by_node: dict[str, list[objects.JsonObject]] = {}
+            for pod in mine:
+                by_node.setdefault(objects.node_name(pod), []).append(pod)
+            for node in nodes:
+                self._sync_node(daemon_set, node, by_node.get(objects.name(node), []))
+            self._publish(daemon_set, nodes, mine)
+
+    def _collect_orphans(
+        self, daemon_sets: Iterable[objects.JsonObject], pods: Iterable[objects.JsonObject]
+    ) -> None:
+        alive = {objects.uid(daemon_set) for daemon_set in daemon_sets}
+        for pod in pods:
+            owner = objects.controller(pod)
+            if owner and owner["kind"] == "DaemonSet" and owner["uid"] not in alive:
+                self._delete(pod)
+
+    def _sync_node(
+        self,
+        daemon_set: objects.JsonObject,
+        node: objects.JsonObject,
+        on_node: Sequence[objects.JsonObject],
+    ) -> None:
+        may_stay = should_continue(daemon_set, node)
+        for pod in on_node:
+            if not may_stay or objects.is_finished(pod):
+                self._delete(pod)
+        # A terminating pod still counts: two daemons never share a node.
+        if not on_node and should_start(daemon_set, node):
+            self._cluster.create(view.Kind.POD, pod_for(daemon_set, node))
+
+    def _delete(self, pod: objects.JsonObject) -> None:
+        if not objects.is_terminating(pod):
+            self._cluster.delete(view.Kind.POD, pod)
+
+    def _publish(
+        self,
+        daemon_set: objects.JsonObject,
+        nodes: Sequence[objects.JsonObject],
+        pods: Sequence[objects.JsonObject],
+    ) -> None:
+        wanted = status(daemon_set, nodes, pods)
+        have = daemon_set.get("status") or {}
+        if any(have.get(key) != value for key, value in wanted.items()):
+            self._cluster.patch_status(view.Kind.DAEMON_SET, daemon_set, wanted)
+
+
+def _selects(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
+    return objects.matches(daemon_set["spec"]["template"]["spec"].get("nodeSelector"), node)
+
+
+def _tolerations(daemon_set: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    own = daemon_set["spec"]["template"]["spec"].get("tolerations") or ()
+    return [*own, *_STANDARD_TOLERATIONS]
+
+
+def _tolerates(
+    daemon_set: Mapping[str, Any], node: Mapping[str, Any], *, effects: Sequence[str]
+) -> bool:
+    tolerations = _tolerations(daemon_set)
+    return all(
+        objects.tolerates(tolerations, taint)
+        for taint in objects.taints(node)
+        if taint.get("effect") in effects
+    )

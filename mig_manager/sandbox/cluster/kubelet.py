@@ -1,0 +1,213 @@
+"""Kubelet: registers the node, admits and runs the pods bound to it, reports both.
+
+Level-triggered: ``sync`` compares the pods as they are with what runs and does what is due now,
+``due`` tells when there will be more to do. Nothing here waits.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+
+from mig_manager.sandbox.cluster import devices, manifests, nodeoptions, objects, programs, view
+
+ProgramFactory = Callable[[objects.JsonObject, devices.Allocation], programs.Program]
+"""Gives the program that the containers of a pod run."""
+
+
+class _Stage(enum.Enum):
+    WAITING = enum.auto()
+    """For its start, or for its next start after a crash."""
+    RUNNING = enum.auto()
+    STOPPING = enum.auto()
+    STOPPED = enum.auto()
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Worker:
+    """What kubelet knows of one pod that it has admitted."""
+
+    uid: str
+    program: programs.Program
+    stage: _Stage = _Stage.WAITING
+    due: float | None
+    """When the stage ends by itself, in monotonic seconds."""
+    restarts: int = 0
+    stopping_since: float | None = None
+    status: objects.JsonObject | None = None
+    """What the API shall show; None: it shows it."""
+
+
+class Kubelet:
+    """The kubelet of one node; used by one thread.
+
+    Args:
+        opts: The node's options.
+        cluster: Where node and pods are.
+        manager: The node's devices.
+        program_of: What a pod runs.
+        node_labels: Labels to register the node with.
+    """
+
+    def __init__(
+        self,
+        opts: nodeoptions.NodeOptions,
+        *,
+        cluster: view.ClusterView,
+        manager: devices.DeviceManager,
+        program_of: ProgramFactory,
+        node_labels: Mapping[str, str],
+    ) -> None:
+        self._opts = opts
+        self._cluster = cluster
+        self._manager = manager
+        self._program_of = program_of
+        self._node_labels = node_labels
+        self._workers: dict[str, _Worker] = {}
+
+    def register(self) -> None:
+        """Create the Node object; where it exists, add the labels that it lacks.
+
+        Labels that it has stay: a pause of the device plugin must survive kubelet.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        node = self._cluster.node(self._opts.name)
+        if node is None:
+            self._cluster.create(view.Kind.NODE, manifests.node(self._opts, self._node_labels))
+            return
+        have = objects.labels(node)
+        missing = {key: value for key, value in self._node_labels.items() if key not in have}
+        if missing:
+            self._cluster.patch(view.Kind.NODE, node, {"metadata": {"labels": missing}})
+
+    def tick(self, now: float) -> None:
+        """Write the node's status where it differs; registers a node that has gone.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        if self._cluster.node(self._opts.name) is None:
+            self.register()
+        node = self._cluster.node(self._opts.name)
+        status = manifests.node_status(*self._manager.status(now))
+        have = (node or {}).get("status") or {}
+        if node is not None and any(have.get(key) != value for key, value in status.items()):
+            self._cluster.patch_status(view.Kind.NODE, node, status)
+
+    def due(self) -> float | None:
+        """Return when the next pod has something to do, in monotonic seconds; None: none has."""
+        dues = [due for w in self._workers.values() for due in (w.due, w.program.due)]
+        return min((due for due in dues if due is not None), default=None)
+
+    def sync(self, now: float) -> None:
+        """Do for every pod of the node what is due.
+
+        Raises:
+            ClusterError: The API refused or does not answer; the rest is done next time.
+        """
+        pods = {
+            objects.uid(pod): pod
+            for pod in self._cluster.list(view.Kind.POD)
+            if objects.node_name(pod) == self._opts.name
+        }
+        for uid in self._workers.keys() - pods.keys():
+            self._end(self._workers.pop(uid), now)
+        for uid, pod in pods.items():
+            worker = self._workers.get(uid) or self._meet(pod, now)
+            if worker is not None:
+                self._advance(worker, pod, now)
+                self._report(worker, pod)
+
+    def stop(self, now: float) -> None:
+        """End every program at once without telling the API: the machine is switched off."""
+        for worker in self._workers.values():
+            self._end(worker, now)
+        self._workers.clear()
+
+    def _meet(self, pod: objects.JsonObject, now: float) -> _Worker | None:
+        """Admit a pod; None if there is nothing to run."""
+        if objects.is_terminating(pod):
+            self._cluster.delete(view.Kind.POD, pod, now=True)
+            return None
+        if objects.is_finished(pod):
+            return None
+        try:
+            allocation = self._manager.admit(pod)
+        except devices.ShortageError as error:
+            status = manifests.admission_failure(str(error))
+            self._cluster.patch_status(view.Kind.POD, pod, status)
+            return None
+        worker = _Worker(
+            uid=objects.uid(pod),
+            program=self._program_of(pod, allocation),
+            due=now + self._opts.pod_start_s,
+        )
+        self._workers[worker.uid] = worker
+        return worker
+
+    def _advance(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
+        if objects.is_terminating(pod):
+            self._terminate(worker, pod, now)
+        elif worker.stage is _Stage.WAITING and worker.due is not None and now >= worker.due:
+            self._start(worker, pod, now)
+        elif worker.stage is _Stage.RUNNING:
+            try:
+                worker.program.poll(now)
+            except programs.ExitedError as error:
+                self._back_off(worker, pod, now, reason="CrashLoopBackOff", message=str(error))
+
+    def _start(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
+        try:
+            worker.program.start(now)
+        except programs.NotStartedError as error:
+            self._back_off(worker, pod, now, reason="RunContainerError", message=str(error))
+            return
+        worker.stage, worker.due = _Stage.RUNNING, None
+        worker.status = manifests.running(pod, restarts=worker.restarts)
+
+    def _back_off(
+        self, worker: _Worker, pod: objects.JsonObject, now: float, *, reason: str, message: str
+    ) -> None:
+        worker.program.stop(now)
+        delay = min(
+            self._opts.crash_backoff_s * 2.0**worker.restarts, self._opts.crash_backoff_max_s
+        )
+        worker.restarts += 1
+        worker.stage, worker.due = _Stage.WAITING, now + delay
+        worker.status = manifests.waiting(
+            pod, reason=reason, message=message, restarts=worker.restarts
+        )
+
+    def _terminate(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
+        if worker.stopping_since is None:
+            is_running = worker.stage is _Stage.RUNNING
+            worker.stopping_since = now
+            worker.stage = _Stage.STOPPING if is_running else _Stage.STOPPED
+        if worker.stage is _Stage.STOPPING:
+            # Computed anew each time: a second deletion may shorten the grace period.
+            worker.due = worker.stopping_since + _stop_s(pod, self._opts.pod_stop_s)
+            if now < worker.due:
+                return
+        worker.stage, worker.due = _Stage.STOPPED, None
+        self._end(worker, now)
+        self._cluster.delete(view.Kind.POD, pod, now=True)
+
+    def _end(self, worker: _Worker, now: float) -> None:
+        worker.program.stop(now)
+        self._manager.release(worker.uid)
+
+    def _report(self, worker: _Worker, pod: objects.JsonObject) -> None:
+        if worker.status is not None and worker.stage is not _Stage.STOPPED:
+            self._cluster.patch_status(view.Kind.POD, pod, worker.status)
+            worker.status = None
+
+
+def _stop_s(pod: objects.JsonObject, default_s: float) -> float:
+    """Return how long a pod takes to stop: its own time, but never more than its grace."""
+    try:
+        own = float(objects.annotations(pod).get(manifests.STOP_SECONDS, default_s))
+    except ValueError:
+        own = default_s
+    grace = pod["metadata"].get("deletionGracePeriodSeconds")
+    return own if grace is None else min(own, float(grace))

@@ -1,0 +1,258 @@
+"""The objects that the sandbox writes: its node, NVIDIA's plugin DaemonSet, GPU pods, statuses."""
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mig_manager.core import cluster
+from mig_manager.sandbox.cluster import nodegpus, nodeoptions, objects
+
+STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
+"""Annotation of a pod: how long its containers need to stop, in seconds."""
+MONITORS = "sandbox.mig-manager.io/monitors-gpus"
+"""Annotation of a pod: with ``true`` its process watches every GPU, as DCGM's does."""
+PLUGIN_NAME = "nvidia-device-plugin-daemonset"
+_PLUGIN_CONTAINERS = {
+    nodeoptions.DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
+    nodeoptions.DeployStyle.PLAIN: "nvidia-device-plugin-ctr",
+}
+PLUGIN_CONTAINERS = frozenset(_PLUGIN_CONTAINERS.values())
+"""What the plugin's container is called by the GPU operator, and by the static manifest and the
+Helm chart; labels alone do not tell it from GPU feature discovery."""
+
+
+def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod
+    name: str,
+    resource: str,
+    *,
+    namespace: str = "default",
+    owner: Mapping[str, Any] | None = None,
+    labels: Mapping[str, str] | None = None,
+    grace_s: int = 30,
+    stop_s: float | None = None,
+) -> objects.JsonObject:
+    """Return the manifest of a pod that wants one device.
+
+    Args:
+        name: Name of the pod.
+        resource: The extended resource, such as ``nvidia.com/mig-1g.5gb``.
+        namespace: Namespace of the pod.
+        owner: The controlling owner as an object; None for a bare pod.
+        labels: Labels of the pod.
+        grace_s: ``terminationGracePeriodSeconds``.
+        stop_s: How long its container really needs to stop; None: as the node's options say.
+    """
+    metadata: objects.JsonObject = {
+        "name": name,
+        "namespace": namespace,
+        "labels": dict(labels or {}),
+    }
+    if owner is not None:
+        metadata["ownerReferences"] = [owner_reference(owner)]
+    if stop_s is not None:
+        metadata["annotations"] = {STOP_SECONDS: str(stop_s)}
+    container = {
+        "name": "cuda",
+        "image": "nvcr.io/nvidia/cuda",
+        "resources": {"limits": {resource: "1"}, "requests": {resource: "1"}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {
+            "containers": [container],
+            "terminationGracePeriodSeconds": grace_s,
+            "schedulerName": "default-scheduler",
+        },
+    }
+
+
+def owner_reference(owner: Mapping[str, Any]) -> objects.JsonObject:
+    """Return the reference that makes an object the controlling owner of another."""
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": objects.name(owner),
+        "uid": objects.uid(owner),
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def plugin_daemon_set(style: nodeoptions.DeployStyle) -> objects.JsonObject:
+    """Return NVIDIA's device-plugin DaemonSet as that way of deploying it has it."""
+    is_gated = style is nodeoptions.DeployStyle.GPU_OPERATOR
+    namespace = "gpu-operator" if is_gated else "kube-system"
+    labels = {"app": PLUGIN_NAME} if is_gated else {"name": "nvidia-device-plugin-ds"}
+    spec: objects.JsonObject = {
+        "containers": [
+            {"name": _PLUGIN_CONTAINERS[style], "image": "nvcr.io/nvidia/k8s-device-plugin"}
+        ],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "priorityClassName": "system-node-critical",
+    }
+    if is_gated:
+        spec["nodeSelector"] = {cluster.PLUGIN_DEPLOY_LABEL: "true"}
+    return _daemon_set(
+        name=PLUGIN_NAME, namespace=namespace, labels=labels, annotations={}, spec=spec
+    )
+
+
+def monitor_daemon_set(
+    name: str = "nvidia-dcgm-exporter", *, component: str = "dcgm-exporter"
+) -> objects.JsonObject:
+    """Return a DaemonSet of the GPU operator whose pods watch every GPU.
+
+    Args:
+        name: Of the DaemonSet; also the value of its pods' label ``app``.
+        component: What follows ``nvidia.com/gpu.deploy.`` in the label that lets it in.
+    """
+    labels = {"app": name}
+    spec = {
+        "containers": [{"name": name, "image": f"nvcr.io/nvidia/{name}"}],
+        "nodeSelector": {f"{cluster.DEPLOY_LABEL_PREFIX}{component}": "true"},
+    }
+    return _daemon_set(
+        name=name,
+        namespace="gpu-operator",
+        labels=labels,
+        annotations={MONITORS: "true"},
+        spec=spec,
+    )
+
+
+def _daemon_set(
+    *,
+    name: str,
+    namespace: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    spec: Mapping[str, Any],
+) -> objects.JsonObject:
+    metadata = {"labels": dict(labels), "annotations": dict(annotations)}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
+        "spec": {
+            "selector": {"matchLabels": dict(labels)},
+            "updateStrategy": {"type": "RollingUpdate"},
+            "template": {"metadata": metadata, "spec": dict(spec)},
+        },
+    }
+
+
+def node_labels(gpus: Sequence[nodegpus.SeenGpu], opts: nodeoptions.NodeOptions) -> dict[str, str]:
+    """Return the labels that kubelet and GPU feature discovery put on a node, and the extra ones.
+
+    Feature discovery follows a change of layout up to a minute late; the labels that depend on
+    the layout are left out.
+    """
+    labels = {"kubernetes.io/hostname": opts.name, "kubernetes.io/os": "linux"}
+    if gpus:
+        labels |= {
+            "nvidia.com/gpu.present": "true",
+            "nvidia.com/gpu.count": str(len(gpus)),
+            "nvidia.com/gpu.product": gpus[0].name.replace(" ", "-"),
+            "nvidia.com/gpu.memory": str(gpus[0].memory_mib),
+            "nvidia.com/mig.capable": str(any(g.is_mig_capable for g in gpus)).lower(),
+            "nvidia.com/mig.strategy": opts.strategy.value,
+        }
+        if opts.deploy_style is nodeoptions.DeployStyle.GPU_OPERATOR:
+            labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    return {**labels, **opts.labels}
+
+
+def node(opts: nodeoptions.NodeOptions, labels: Mapping[str, str]) -> objects.JsonObject:
+    """Return the Node object as kubelet registers it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": opts.name, "labels": dict(labels)},
+        "spec": {},
+    }
+
+
+def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> objects.JsonObject:
+    """Return a ready node's status.
+
+    Args:
+        capacity: Devices by resource, healthy or not.
+        allocatable: Healthy devices by resource.
+    """
+    base = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+    return {
+        "capacity": {**base, **{r: str(n) for r, n in capacity.items()}},
+        "allocatable": {**base, **{r: str(n) for r, n in allocatable.items()}},
+        "conditions": [
+            {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+        ],
+        "nodeInfo": {"operatingSystem": "linux", "kubeletVersion": "v1.34.0"},
+    }
+
+
+def admission_failure(message: str) -> objects.JsonObject:
+    """Return the status of a pod that kubelet refused; it is final."""
+    return {
+        "phase": "Failed",
+        "reason": "UnexpectedAdmissionError",
+        "message": f"Pod was rejected: {message}",
+        "startTime": now_iso(),
+    }
+
+
+def running(pod: Mapping[str, Any], *, restarts: int) -> objects.JsonObject:
+    """Return the status of a pod whose containers run."""
+    return _status(pod, phase="Running", state={"running": {"startedAt": now_iso()}}, n=restarts)
+
+
+def waiting(
+    pod: Mapping[str, Any], *, reason: str, message: str, restarts: int
+) -> objects.JsonObject:
+    """Return the status of a pod whose containers wait to be started again.
+
+    Args:
+        pod: The pod.
+        reason: Such as ``CrashLoopBackOff``.
+        message: What the container or the runtime said last.
+        restarts: How often the containers have been started again.
+    """
+    # A container that has run before leaves its pod in phase Running while it waits.
+    phase = "Running" if restarts else "Pending"
+    state = {"waiting": {"reason": reason, "message": message}}
+    return _status(pod, phase=phase, state=state, n=restarts)
+
+
+def unschedulable(message: str) -> objects.JsonObject:
+    """Return the status of a pod for which the scheduler found no node."""
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+    }
+    return {"phase": "Pending", "conditions": [condition]}
+
+
+def _status(
+    pod: Mapping[str, Any], *, phase: str, state: Mapping[str, Any], n: int
+) -> objects.JsonObject:
+    is_ready = "running" in state
+    truth = str(is_ready)
+    conditions = [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "Initialized", "status": "True"},
+        {"type": "ContainersReady", "status": truth},
+        {"type": "Ready", "status": truth, "lastTransitionTime": now_iso()},
+    ]
+    containers = [
+        {"name": name, "ready": is_ready, "started": is_ready, "restartCount": n, "state": state}
+        for name in objects.container_names(pod)
+    ]
+    return {"phase": phase, "conditions": conditions, "containerStatuses": containers}
+
+
+def now_iso() -> str:
+    """Return the wall-clock time as Kubernetes writes it."""
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,307 @@
+"""The cluster as the sandbox's components see it: one cached copy, kept current by watches.
+
+Everybody who plays a component reads here and writes through here. A write is seen at once by
+the next read, so a level-triggered loop does not do the same thing twice while the event of its
+own write is still on the way.
+"""
+
+import contextlib
+import enum
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+from mig_manager import errors
+from mig_manager.adapters.kube import api, stream
+from mig_manager.sandbox.cluster import objects
+
+_log = logging.getLogger(__name__)
+
+_WATCH_S = 5.0
+_IDLE_S = 7.0
+"""Short, for tests let watches stall, and the scenery must not stand still for minutes then."""
+_TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
+"""By which a test tells the requests of the scenery from those of the code under test."""
+_RETRY_S = 0.2
+_SYNC_TIMEOUT_S = 10.0
+_PARALLEL_WRITES = 4
+"""Beside one watch per kind; the connection pool of the API client holds ten."""
+
+_NOT_FOUND = 404
+_CONFLICT = 409
+
+
+class Kind(enum.Enum):
+    """What is watched; the value is the path of the collection over all namespaces."""
+
+    NODE = "/api/v1/nodes"
+    POD = "/api/v1/pods"
+    DAEMON_SET = "/apis/apps/v1/daemonsets"
+
+    def collection(self, namespace: str) -> str:
+        """Return the path of the collection that objects of a namespace are created in."""
+        if self is Kind.NODE:
+            return str(self.value)
+        root, _, plural = str(self.value).rpartition("/")
+        return f"{root}/namespaces/{namespace}/{plural}"
+
+    def path(self, obj: Mapping[str, Any]) -> str:
+        """Return the path of an object."""
+        return f"{self.collection(objects.namespace(obj))}/{objects.name(obj)}"
+
+
+Listener = Callable[[Kind, objects.JsonObject], None]
+
+
+class ClusterView:
+    """Nodes, pods and DaemonSets of one cluster; safe to use from any thread.
+
+    Args:
+        url: Of the API server.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._api = api.KubeApi.at(url, token=_TOKEN)
+        self._writing = threading.BoundedSemaphore(_PARALLEL_WRITES)
+        self._lock = threading.Lock()
+        self._objects: dict[Kind, dict[str, objects.JsonObject]] = {kind: {} for kind in Kind}
+        # Objects that we deleted, whose older events may still be on the way.
+        self._buried: set[str] = set()
+        self._listeners: list[Listener] = []
+        self._stopping = threading.Event()
+        self._streams: dict[Kind, stream.WatchStream] = {}
+        self._synced = {kind: threading.Event() for kind in Kind}
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        """Start watching; return when every collection has been read once.
+
+        Raises:
+            ClusterError: The API server does not answer in time.
+        """
+        for kind in Kind:
+            name = f"sandbox-watch-{kind.name.lower()}"
+            thread = threading.Thread(target=self._follow, args=(kind,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        if not all(synced.wait(_SYNC_TIMEOUT_S) for synced in self._synced.values()):
+            self.__exit__()
+            raise errors.ClusterError(
+                "the sandbox's API server does not answer",
+                reason=errors.Reason.API_UNAVAILABLE,
+            )
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stopping.set()
+        with self._lock:
+            streams = tuple(self._streams.values())
+        for open_stream in streams:
+            open_stream.interrupt()
+        for thread in self._threads:
+            thread.join(_SYNC_TIMEOUT_S)
+        self._api.close()
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` with every object that appeared, changed or went.
+
+        Returns:
+            How to stop listening.
+        """
+        with self._lock:
+            self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def list(self, kind: Kind) -> tuple[objects.JsonObject, ...]:
+        """Return all objects of a kind; they must not be changed."""
+        with self._lock:
+            return tuple(self._objects[kind].values())
+
+    def node(self, name: str) -> objects.JsonObject | None:
+        """Return a node; None when it is not there."""
+        found = (node for node in self.list(Kind.NODE) if objects.name(node) == name)
+        return next(found, None)
+
+    def create(self, kind: Kind, obj: objects.JsonObject) -> None:
+        """Create an object; done when one of its name is there.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        with self._writing, _tolerating(_CONFLICT):
+            self._put(kind, self._api.post(kind.collection(objects.namespace(obj)), obj))
+
+    def patch(self, kind: Kind, obj: objects.JsonObject, change: Mapping[str, Any]) -> None:
+        """Merge a change into an object; done when the object has gone.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        self._merge(kind, obj, kind.path(obj), change)
+
+    def patch_status(self, kind: Kind, obj: objects.JsonObject, status: Mapping[str, Any]) -> None:
+        """Merge a change into an object's status; done when the object has gone.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        self._merge(kind, obj, f"{kind.path(obj)}/status", {"status": status})
+
+    def bind(self, pod: objects.JsonObject, node_name: str) -> None:
+        """Bind a pod to a node; done when somebody was faster.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        target = {"apiVersion": "v1", "kind": "Node", "name": node_name}
+        metadata = {"name": objects.name(pod), "namespace": objects.namespace(pod)}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+        path = Kind.POD.path(pod)
+        with self._writing, _tolerating(_CONFLICT, _NOT_FOUND):
+            self._api.post(f"{path}/binding", body)
+            # The answer to a binding is a Status; the pod must be asked for.
+            self._put(Kind.POD, self._api.get(path))
+
+    def delete(self, kind: Kind, obj: objects.JsonObject, *, now: bool = False) -> None:
+        """Delete an object, guarded by its UID; done when it has gone.
+
+        Args:
+            kind: Its kind.
+            obj: The object.
+            now: Without grace, as kubelet does when the containers have ended.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        options: objects.JsonObject = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": objects.uid(obj)},
+        }
+        if now:
+            options["gracePeriodSeconds"] = 0
+        with self._writing, _tolerating(_CONFLICT, _NOT_FOUND):
+            answer = self._api.delete(kind.path(obj), options)
+            if not now and _is_lingering(answer, obj):
+                self._put(kind, answer)
+                return
+        self._bury(kind, obj)
+
+    def _merge(
+        self, kind: Kind, obj: objects.JsonObject, path: str, change: Mapping[str, Any]
+    ) -> None:
+        try:
+            with self._writing:
+                answer = self._api.patch(path, change, kind=api.PatchType.MERGE)
+        except errors.ClusterError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            # Deleted before the answer to our create was stored: no event will tell again.
+            self._remove(kind, obj)
+        else:
+            self._put(kind, answer)
+
+    def _put(self, kind: Kind, obj: objects.JsonObject) -> None:
+        with self._lock:
+            known = self._objects[kind].get(objects.uid(obj))
+            is_old = known is not None and objects.version(known) >= objects.version(obj)
+            if is_old or objects.uid(obj) in self._buried:
+                return
+            self._objects[kind][objects.uid(obj)] = obj
+        self._tell(kind, obj)
+
+    def _bury(self, kind: Kind, obj: objects.JsonObject) -> None:
+        with self._lock:
+            if self._objects[kind].pop(objects.uid(obj), None) is not None:
+                self._buried.add(objects.uid(obj))
+        self._tell(kind, obj)
+
+    def _remove(self, kind: Kind, obj: objects.JsonObject) -> None:
+        with self._lock:
+            self._objects[kind].pop(objects.uid(obj), None)
+            self._buried.discard(objects.uid(obj))
+        self._tell(kind, obj)
+
+    def _tell(self, kind: Kind, obj: objects.JsonObject) -> None:
+        for listener in tuple(self._listeners):
+            listener(kind, obj)
+
+    def _follow(self, kind: Kind) -> None:
+        while not self._stopping.is_set():
+            try:
+                version = self._read(kind)
+                while not self._stopping.is_set():
+                    version = self._watch(kind, version)
+            except errors.ClusterError as error:
+                if not self._stopping.is_set():
+                    _log.debug("sandbox reads %s again: %s", kind.name, error)
+                self._stopping.wait(_RETRY_S)
+
+    def _read(self, kind: Kind) -> str:
+        """List the collection; return the version to watch from."""
+        answer = self._api.get(kind.value)
+        found = {objects.uid(obj): _with_type(obj, answer) for obj in answer["items"]}
+        with self._lock:
+            # What is newer than the list has been written by us meanwhile.
+            absent = [
+                obj
+                for uid, obj in self._objects[kind].items()
+                if uid not in found and objects.version(obj) <= objects.version(answer)
+            ]
+        for obj in absent:
+            self._remove(kind, obj)
+        for obj in found.values():
+            self._put(kind, obj)
+        self._synced[kind].set()
+        return str(answer["metadata"]["resourceVersion"])
+
+    def _watch(self, kind: Kind, version: str) -> str:
+        """Follow one watch to its end; return the version to go on from."""
+        query = {"resourceVersion": version}
+        opened = self._api.watch(
+            kind.value, query=query, timeout_s=_WATCH_S, idle_timeout_s=_IDLE_S
+        )
+        with opened:
+            with self._lock:
+                self._streams[kind] = opened
+            # A stop that came while the watch was being opened has not seen it.
+            if self._stopping.is_set():
+                return version
+            for event in opened:
+                obj = event["object"]
+                version = str(obj["metadata"]["resourceVersion"])
+                self._see(kind, event["type"], obj)
+        return version
+
+    def _see(self, kind: Kind, what: str, obj: objects.JsonObject) -> None:
+        if what in ("ADDED", "MODIFIED"):
+            self._put(kind, obj)
+        elif what == "DELETED":
+            self._remove(kind, obj)
+
+
+def _with_type(obj: objects.JsonObject, answer: Mapping[str, Any]) -> objects.JsonObject:
+    """Add the type to an item of a list, which real API servers leave out there."""
+    version, kind = answer["apiVersion"], str(answer["kind"]).removesuffix("List")
+    return {"apiVersion": version, "kind": kind, **obj}
+
+
+def _is_lingering(answer: Mapping[str, Any], obj: Mapping[str, Any]) -> bool:
+    """Tell whether the answer to a deletion is the object, on its way but still there."""
+    metadata = answer.get("metadata") or {}
+    return (
+        metadata.get("uid") == objects.uid(obj)
+        and metadata.get("deletionTimestamp") is not None
+        and metadata.get("deletionGracePeriodSeconds") != 0
+    )
+
+
+@contextlib.contextmanager
+def _tolerating(*statuses: int) -> Iterator[None]:
+    """Let pass what only says that the world has moved on; the watch tells how."""
+    try:
+        yield
+    except errors.ClusterError as error:
+        if error.status not in statuses:
+            raise

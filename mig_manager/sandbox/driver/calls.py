@@ -1,0 +1,281 @@
+"""What a simulated C function is: its names, the handles it takes, what it sees, its price.
+
+Functions register in a ``Registry`` of their module and get a view of the node followed by the
+raw C arguments. Queries write to the caller's memory; changes also return the GPU as it is
+afterwards. Either refuses by raising.
+"""
+
+import dataclasses
+import enum
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mig_manager.sandbox import hardware
+from mig_manager.sandbox.driver import identities, memory, states, transitions
+
+
+class Kind(enum.Enum):
+    """What a handle stands for."""
+
+    GPU = "gpu"
+    MIG_DEVICE = "mig device"
+    GPU_INSTANCE = "gpu instance"
+    COMPUTE_INSTANCE = "compute instance"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What one handle stands for; serials tell an instance from its successor in its place."""
+
+    kind: Kind
+    gpu: int
+    instance: int = 0
+    compute: int = 0
+
+
+def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeInstance) -> Target:
+    """Return the target of a MIG device handle."""
+    return Target(kind=Kind.MIG_DEVICE, gpu=gpu, instance=instance.serial, compute=compute.serial)
+
+
+class Session:
+    """One process's initialised library: how often, and the handles it has given out."""
+
+    _FIRST = 0x7F00_0000_1000
+    _STEP = 0x40
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._targets: dict[int, Target] = {}
+        self._handles: dict[Target, int] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the library is initialised."""
+        return self._depth > 0
+
+    def begin(self) -> None:
+        """Initialise once more."""
+        with self._lock:
+            self._depth += 1
+
+    def end(self) -> None:
+        """Undo one initialisation; the last one makes all handles void."""
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                self._targets.clear()
+                self._handles.clear()
+
+    def handle(self, target: Target) -> int:
+        """Return the handle for a target; the same each time."""
+        with self._lock:
+            if target not in self._handles:
+                handle = self._FIRST + self._STEP * len(self._handles)
+                self._handles[target] = handle
+                self._targets[handle] = target
+            return self._handles[target]
+
+    def target(self, argument: Any) -> Target:
+        """Return what a handle argument stands for.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, this session did not give it out.
+        """
+        target = self._targets.get(memory.address(argument))
+        if target is None:
+            raise states.Refused(states.Code.INVALID_ARGUMENT)
+        return target
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a function sees when it is called."""
+
+    session: Session
+    node: states.NodeState
+    boards: tuple[identities.Board, ...]
+
+    def put_handle(self, reference: Any, target: Target) -> None:
+        """Give the caller a handle.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, the pointer is NULL.
+        """
+        memory.put_handle(reference, self.session.handle(target))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView(View):
+    """A view of the device or instance that the first argument is a handle of."""
+
+    target: Target
+
+    @property
+    def board(self) -> identities.Board:
+        """What never changes of its GPU."""
+        return self.boards[self.target.gpu]
+
+    @property
+    def gpu(self) -> states.GpuState:
+        """What can change of its GPU."""
+        return self.node.gpus[self.target.gpu]
+
+    @property
+    def now(self) -> transitions.Situation:
+        """Its GPU as the driver sees it."""
+        return transitions.Situation(
+            board=self.board,
+            gpu=self.gpu,
+            clients=self.node.clients_of(self.board.uuid),
+            options=self.node.options,
+            serial=self.node.next_serial,
+        )
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a whole GPU."""
+        return self.target.kind is Kind.GPU
+
+    @property
+    def instance(self) -> states.GpuInstance:
+        """Its GPU instance.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, it was destroyed after the handle was given out.
+        """
+        for instance in self.gpu.instances:
+            if instance.serial == self.target.instance:
+                return instance
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+
+    @property
+    def compute(self) -> states.ComputeInstance:
+        """Its compute instance.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, it was destroyed after the handle was given out.
+        """
+        for compute in self.instance.compute_instances:
+            if compute.serial == self.target.compute:
+                return compute
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+
+    @property
+    def parent(self) -> hardware.GpuProfile:
+        """The profile of its GPU instance.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, as ``instance``.
+        """
+        return self.board.row(self.instance.profile_id)
+
+    @property
+    def whole(self) -> Target:
+        """Its GPU as a target."""
+        return Target(kind=Kind.GPU, gpu=self.target.gpu)
+
+    def target_of(self, instance: states.GpuInstance) -> Target:
+        """Return the target of a GPU instance of this GPU."""
+        return Target(kind=Kind.GPU_INSTANCE, gpu=self.target.gpu, instance=instance.serial)
+
+    def target_within(self, compute: states.ComputeInstance) -> Target:
+        """Return the target of a compute instance of this GPU instance."""
+        return Target(
+            kind=Kind.COMPUTE_INSTANCE,
+            gpu=self.target.gpu,
+            instance=self.instance.serial,
+            compute=compute.serial,
+        )
+
+    def row(self, profile_id: Any) -> hardware.GpuProfile:
+        """Return the profile of the GPU that an argument names.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, there is none.
+        """
+        return self.board.row(memory.number(profile_id))
+
+    def check(self) -> None:
+        """Refuse handles of what is gone.
+
+        Raises:
+            Refused: INVALID_ARGUMENT.
+        """
+        match self.target.kind:
+            case Kind.GPU:
+                pass
+            case Kind.GPU_INSTANCE:
+                _ = self.instance
+            case Kind.MIG_DEVICE | Kind.COMPUTE_INSTANCE:
+                _ = self.compute
+
+
+Body = Callable[..., Any]
+Price = Callable[..., float]
+"""The seconds of a call, given its view and arguments."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """One C function."""
+
+    body: Body
+    takes: frozenset[Kind]
+    """Kinds of handle its first argument may be; empty: the first argument is no handle."""
+    price: Price
+    is_change: bool = False
+    needs_session: bool = True
+
+
+def _query_price(view: View, *_: Any) -> float:
+    return view.node.options.latency.query_s
+
+
+class Registry:
+    """The C functions of one module."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Function] = {}
+
+    @property
+    def functions(self) -> Mapping[str, Function]:
+        """All functions by C name."""
+        return self._functions
+
+    def system(
+        self, *names: str, price: Price = _query_price, needs_session: bool = True
+    ) -> Callable[[Body], Body]:
+        """Register a function whose first argument is no handle, under its C names."""
+        return self._register(
+            names,
+            lambda body: Function(
+                body=body, takes=frozenset(), price=price, needs_session=needs_session
+            ),
+        )
+
+    def query(self, *names: str, takes: frozenset[Kind]) -> Callable[[Body], Body]:
+        """Register a function that asks about a device or an instance, under its C names."""
+        return self._register(
+            names, lambda body: Function(body=body, takes=takes, price=_query_price)
+        )
+
+    def change(self, name: str, *, takes: Kind, price: Price) -> Callable[[Body], Body]:
+        """Register a function that changes a GPU: it returns the GPU's new state."""
+        return self._register(
+            (name,),
+            lambda body: Function(
+                body=body, takes=frozenset({takes}), price=price, is_change=True
+            ),
+        )
+
+    def _register(
+        self, names: tuple[str, ...], build: Callable[[Body], Function]
+    ) -> Callable[[Body], Body]:
+        def register(body: Body) -> Body:
+            self._functions.update(dict.fromkeys(names, build(body)))
+            return body
+
+        return register

@@ -1,0 +1,331 @@
+"""The C functions about the library, the node and its devices; none changes anything."""
+
+import ctypes
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pynvml
+
+from mig_manager.sandbox.driver import calls, memory, states, transitions
+
+_registry = calls.Registry()
+FUNCTIONS = _registry.functions
+"""By C name."""
+
+_GPU = frozenset({calls.Kind.GPU})
+_MIG = frozenset({calls.Kind.MIG_DEVICE})
+_DEVICE = _GPU | _MIG
+_MIB = 2**20
+_CLIENT_MIB = 512
+_NO_INSTANCE = 0xFFFF_FFFF
+_CUDA_VERSION = 13000
+_EVENT_SET = 0x7E00_0000_1000
+
+_ARCHITECTURES: Mapping[str, int] = {
+    "turing": pynvml.NVML_DEVICE_ARCH_TURING,
+    "ampere": pynvml.NVML_DEVICE_ARCH_AMPERE,
+    "ada": pynvml.NVML_DEVICE_ARCH_ADA,
+    "hopper": pynvml.NVML_DEVICE_ARCH_HOPPER,
+    "blackwell": pynvml.NVML_DEVICE_ARCH_BLACKWELL,
+}
+
+_ERROR_TEXTS: Mapping[int, str] = {
+    states.Code.SUCCESS: "Success",
+    states.Code.UNINITIALIZED: "Uninitialized",
+    states.Code.INVALID_ARGUMENT: "Invalid Argument",
+    states.Code.NOT_SUPPORTED: "Not Supported",
+    states.Code.NO_PERMISSION: "Insufficient Permissions",
+    states.Code.NOT_FOUND: "Not Found",
+    states.Code.INSUFFICIENT_SIZE: "Insufficient Size",
+    states.Code.DRIVER_NOT_LOADED: "Driver Not Loaded",
+    states.Code.TIMEOUT: "Timeout",
+    states.Code.GPU_IS_LOST: "GPU is lost",
+    states.Code.RESET_REQUIRED: "GPU requires reset",
+    states.Code.IN_USE: "In use by another client",
+    states.Code.INSUFFICIENT_RESOURCES: "Insufficient Resources",
+    states.Code.ARGUMENT_VERSION_MISMATCH: "Argument Version Mismatch",
+}
+
+
+class _ProcessInfoV1(ctypes.Structure):
+    """``nvmlProcessInfo_v1_t``: before MIG; pynvml no longer has it."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
+
+
+def _init_price(view: calls.View, *_: Any) -> float:
+    return view.node.options.latency.init_s
+
+
+@_registry.system(
+    "nvmlInitWithFlags", "nvmlInit_v2", "nvmlInit", price=_init_price, needs_session=False
+)
+def _init(view: calls.View, *_: Any) -> None:
+    view.session.begin()
+
+
+@_registry.system("nvmlShutdown")
+def _shutdown(view: calls.View) -> None:
+    view.session.end()
+
+
+@_registry.system("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
+def _driver_version(view: calls.View, buffer: Any, length: Any) -> None:
+    memory.put_text(buffer, length, view.node.options.driver_version)
+
+
+@_registry.system("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
+def _cuda_version(_: calls.View, version: Any) -> None:
+    memory.put(version, ctypes.c_int, _CUDA_VERSION)
+
+
+@_registry.system("nvmlSystemGetProcessName")
+def _process_name(view: calls.View, pid: Any, buffer: Any, length: Any) -> None:
+    wanted = memory.number(pid)
+    for client in view.node.clients:
+        if client.pid == wanted:
+            memory.put_text(buffer, length, client.name)
+            return
+    raise states.Refused(states.Code.NOT_FOUND)
+
+
+@_registry.system("nvmlDeviceGetCount", "nvmlDeviceGetCount_v2")
+def _count(view: calls.View, count: Any) -> None:
+    memory.put(count, ctypes.c_uint, len(view.boards))
+
+
+@_registry.system("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByIndex_v2")
+def _by_index(view: calls.View, index: Any, device: Any) -> None:
+    wanted = memory.number(index)
+    if not 0 <= wanted < len(view.boards):
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+    view.put_handle(device, _whole(wanted))
+
+
+@_registry.system("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
+def _by_pci_bus_id(view: calls.View, bus_id: Any, device: Any) -> None:
+    # Domains are written with four digits or eight.
+    wanted = memory.text(bus_id).upper().lstrip("0")
+    for board in view.boards:
+        if board.pci_address.lstrip("0") == wanted:
+            view.put_handle(device, _whole(board.index))
+            return
+    raise states.Refused(states.Code.NOT_FOUND)
+
+
+@_registry.system("nvmlDeviceGetHandleByUUID")
+def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
+    wanted = memory.text(uuid)
+    for board, gpu in zip(view.boards, view.node.gpus, strict=True):
+        if board.uuid == wanted:
+            view.put_handle(device, _whole(board.index))
+            return
+        for instance, compute in transitions.mig_devices(gpu):
+            if board.mig_uuid(instance, compute) == wanted:
+                view.put_handle(device, calls.mig_device(board.index, instance, compute))
+                return
+    raise states.Refused(states.Code.NOT_FOUND)
+
+
+@_registry.query("nvmlDeviceGetName", takes=_DEVICE)
+def _name(view: calls.DeviceView, buffer: Any, length: Any) -> None:
+    name = view.board.product.name
+    if not view.is_gpu:
+        name += f" MIG {_mig_profile(view)}"
+    memory.put_text(buffer, length, name)
+
+
+@_registry.query("nvmlDeviceGetUUID", takes=_DEVICE)
+def _uuid(view: calls.DeviceView, buffer: Any, length: Any) -> None:
+    board = view.board
+    uuid = board.uuid if view.is_gpu else board.mig_uuid(view.instance, view.compute)
+    memory.put_text(buffer, length, uuid)
+
+
+@_registry.query("nvmlDeviceGetIndex", "nvmlDeviceGetMinorNumber", takes=_DEVICE)
+def _index(view: calls.DeviceView, index: Any) -> None:
+    _whole_only(view)
+    memory.put(index, ctypes.c_uint, view.board.index)
+
+
+@_registry.query("nvmlDeviceGetPciInfo_v3", takes=_GPU)
+def _pci_info(view: calls.DeviceView, info: Any) -> None:
+    board = view.board
+    device_id = board.product.pci_device_ids[0]
+    memory.fill(
+        memory.struct(info, pynvml.nvmlPciInfo_t),
+        busIdLegacy=board.pci_address[4:].encode(),
+        busId=board.pci_address.encode(),
+        domain=0,
+        bus=board.pci_bus,
+        device=0,
+        pciDeviceId=device_id,
+        # Made up: subsystem ids tell boards of one chip apart, and no product here needs that.
+        pciSubSystemId=device_id,
+    )
+
+
+@_registry.query("nvmlDeviceGetMemoryInfo", takes=_DEVICE)
+def _memory_info(view: calls.DeviceView, info: Any) -> None:
+    total, used = _memory(view)
+    memory.fill(
+        memory.struct(info, pynvml.c_nvmlMemory_t),
+        total=total,
+        used=used,
+        free=total - used,
+    )
+
+
+@_registry.query("nvmlDeviceGetMemoryInfo_v2", takes=_DEVICE)
+def _memory_info_v2(view: calls.DeviceView, info: Any) -> None:
+    target = memory.struct(info, pynvml.c_nvmlMemory_v2_t)
+    memory.require_version(target, pynvml.nvmlMemory_v2)
+    total, used = _memory(view)
+    memory.fill(target, total=total, reserved=0, used=used, free=total - used)
+
+
+@_registry.query("nvmlDeviceGetArchitecture", takes=_DEVICE)
+def _architecture(view: calls.DeviceView, architecture: Any) -> None:
+    number = _ARCHITECTURES[view.board.product.generation]
+    memory.put(architecture, ctypes.c_uint, number)
+
+
+@_registry.query("nvmlDeviceGetCudaComputeCapability", takes=_DEVICE)
+def _compute_capability(view: calls.DeviceView, major: Any, minor: Any) -> None:
+    memory.put(major, ctypes.c_int, view.board.product.compute_capability[0])
+    memory.put(minor, ctypes.c_int, view.board.product.compute_capability[1])
+
+
+@_registry.query("nvmlDeviceGetVirtualizationMode", takes=_GPU)
+def _virtualization(view: calls.DeviceView, mode: Any) -> None:
+    memory.put(mode, ctypes.c_uint, view.node.options.virtualization.value)
+
+
+@_registry.query("nvmlDeviceGetFieldValues", takes=_GPU)
+def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
+    array = pynvml.c_nvmlFieldValue_t * memory.number(count)
+    for entry in memory.struct(values, array):
+        value = _field(view, entry.fieldId)
+        entry.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+        entry.nvmlReturn = states.Code.NOT_SUPPORTED if value is None else 0
+        entry.value.uiVal = value or 0
+
+
+@_registry.query(
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    takes=_DEVICE,
+)
+def _processes(view: calls.DeviceView, count: Any, infos: Any) -> None:
+    _put_processes(view, count, infos, pynvml.c_nvmlProcessInfo_v3_t)
+
+
+@_registry.query("nvmlDeviceGetComputeRunningProcesses", takes=_DEVICE)
+def _processes_v1(view: calls.DeviceView, count: Any, infos: Any) -> None:
+    _put_processes(view, count, infos, _ProcessInfoV1)
+
+
+@_registry.query(
+    "nvmlDeviceGetGraphicsRunningProcesses_v2",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    takes=_DEVICE,
+)
+def _graphics_processes(_: calls.DeviceView, count: Any, __: Any) -> None:
+    memory.put(count, ctypes.c_uint, 0)
+
+
+@_registry.query("nvmlDeviceGetSupportedEventTypes", takes=_DEVICE)
+def _event_types(_: calls.DeviceView, types: Any) -> None:
+    memory.put(types, ctypes.c_ulonglong, 0)
+
+
+@_registry.query("nvmlDeviceRegisterEvents", takes=_DEVICE)
+def _register_events(_: calls.DeviceView, *__: Any) -> None:
+    raise states.Refused(states.Code.NOT_SUPPORTED)
+
+
+@_registry.system("nvmlEventSetCreate")
+def _create_event_set(_: calls.View, event_set: Any) -> None:
+    memory.put_handle(event_set, _EVENT_SET)
+
+
+@_registry.system("nvmlEventSetFree")
+def _free_event_set(_: calls.View, __: Any) -> None:
+    pass
+
+
+@_registry.system("nvmlEventSetWait", "nvmlEventSetWait_v2")
+def _wait_for_events(_: calls.View, __: Any, ___: Any, timeout_ms: Any) -> None:
+    threading.Event().wait(memory.number(timeout_ms) / 1000)
+    raise states.Refused(states.Code.TIMEOUT)
+
+
+def error_text(code: Any) -> bytes:
+    """Return what ``nvmlErrorString`` says of a code; it needs no session."""
+    return _ERROR_TEXTS.get(memory.number(code), "Unknown Error").encode()
+
+
+def _whole(index: int) -> calls.Target:
+    return calls.Target(kind=calls.Kind.GPU, gpu=index)
+
+
+def _whole_only(view: calls.DeviceView) -> None:
+    if not view.is_gpu:
+        raise states.Refused(states.Code.NOT_SUPPORTED)
+
+
+def _mig_profile(view: calls.DeviceView) -> str:
+    row = view.board.row(view.instance.profile_id)
+    return transitions.compute_name(row, view.compute.placement.size)
+
+
+def _memory(view: calls.DeviceView) -> tuple[int, int]:
+    """Return total and used bytes; each computing client is given the same made-up share."""
+    mib = view.board.product.memory_mib
+    if not view.is_gpu:
+        mib = view.board.row(view.instance.profile_id).memory_mib
+    return mib * _MIB, min(mib, _CLIENT_MIB * len(_computing(view))) * _MIB
+
+
+def _field(view: calls.DeviceView, field: int) -> int | None:
+    """Return the value of a field, or None when this GPU or driver does not have it."""
+    if not view.board.product.is_mig_capable:
+        return None
+    if field == pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED:
+        return int(not view.board.product.mode_needs_reset)
+    if field == pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE:
+        return 1 if view.node.options.tells_profiles_while_mig_off else None
+    return None
+
+
+def _computing(view: calls.DeviceView) -> list[states.Client]:
+    computing = [
+        client
+        for client in view.node.clients_of(view.board.uuid)
+        if client.kind is states.ClientKind.COMPUTE
+    ]
+    if view.is_gpu:
+        return computing
+    ids = (view.instance.instance_id, view.compute.instance_id)
+    return [c for c in computing if (c.gpu_instance_id, c.compute_instance_id) == ids]
+
+
+def _put_processes(view: calls.DeviceView, count: Any, infos: Any, kind: Any) -> None:
+    """Write the processes, or only their number where the caller's array is too short."""
+    found = [_process(client, kind) for client in _computing(view)]
+    room = memory.struct(count, ctypes.c_uint).value
+    memory.put(count, ctypes.c_uint, len(found))
+    if room < len(found):
+        raise states.Refused(states.Code.INSUFFICIENT_SIZE)
+    if found:
+        memory.put_all(infos, kind, found)
+
+
+def _process(client: states.Client, kind: Any) -> Any:
+    info = kind(pid=client.pid, usedGpuMemory=_CLIENT_MIB * _MIB)
+    if kind is not _ProcessInfoV1:
+        instance, compute = client.gpu_instance_id, client.compute_instance_id
+        info.gpuInstanceId = _NO_INSTANCE if instance is None else instance
+        info.computeInstanceId = _NO_INSTANCE if compute is None else compute
+    return info

@@ -1,0 +1,290 @@
+"""The state of a simulated node: one JSON file that all its processes share.
+
+Readers take no lock: the file is replaced, never written in place. Writers exclude each other
+with ``flock``, which holds between threads too because each writer opens the lock file anew, and
+which the kernel gives back when a process is killed.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import json
+import os
+import pathlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from mig_manager import errors
+from mig_manager.sandbox.driver import codec, identities, states, transitions
+
+T = TypeVar("T")
+_FIRST_PID = 4001
+
+
+class SharedState:
+    """The state file, its locks, and what the sandbox does beside NVML: clients, faults, boots.
+
+    Safe for use by any number of threads and processes.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._cache_lock = threading.Lock()
+        self._cached: tuple[tuple[int, int, int], states.NodeState] | None = None
+
+    def create(self, spec: str, options: states.Options) -> None:
+        """Write the state of a freshly booted node, unless the file exists.
+
+        Raises:
+            UsageError: The spec is no node, or the file holds a node with another spec.
+        """
+        boards = identities.boards(spec, options)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._exclusively("lock"):
+            if self.path.exists():
+                self._require_same(spec)
+                return
+            self._write(
+                states.NodeState(
+                    spec=spec,
+                    options=options,
+                    gpus=tuple(states.GpuState() for _ in boards),
+                    faults=tuple(states.ArmedFault(fault=f) for f in options.faults),
+                )
+            )
+
+    def read(self) -> states.NodeState:
+        """Return the state now.
+
+        Raises:
+            FileNotFoundError: The node was never created, or its file was removed.
+        """
+        version = self._version()
+        with self._cache_lock:
+            if self._cached is not None and self._cached[0] == version:
+                return self._cached[1]
+        with self.path.open(encoding="utf-8") as file:
+            version = _version(os.fstat(file.fileno()))
+            node = codec.decode(json.load(file))
+        with self._cache_lock:
+            self._cached = (version, node)
+        return node
+
+    def update(self, change: Callable[[states.NodeState], tuple[states.NodeState, T]]) -> T:
+        """Replace the state by what ``change`` makes of it, and return the other thing it gives.
+
+        ``change`` runs under the lock; when it raises, or returns the same state, nothing is
+        written.
+        """
+        with self._exclusively("lock"):
+            before = self.read()
+            after, result = change(before)
+            if after is not before:
+                self._write(after)
+            return result
+
+    @contextlib.contextmanager
+    def gpu_lock(self, index: int) -> Iterator[None]:
+        """Hold one GPU as the driver does during a change, against all threads and processes."""
+        name = "gpu-all" if self.read().options.serialise_all_gpus else f"gpu{index}"
+        with self._exclusively(f"{name}.lock"):
+            yield
+
+    @property
+    def boards(self) -> tuple[identities.Board, ...]:
+        """What never changes of the GPUs, ascending by index."""
+        return boards_of(self.read())
+
+    @property
+    def boot_id(self) -> str:
+        """Another UUID after each reboot, as ``/proc/sys/kernel/random/boot_id`` has."""
+        node = self.read()
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{node.options.seed}/{node.spec}/{node.boots}"))
+
+    def add_client(
+        self,
+        device_uuid: str,
+        *,
+        name: str,
+        kind: states.ClientKind = states.ClientKind.COMPUTE,
+        pid: int | None = None,
+    ) -> states.Client:
+        """Let a process hold a whole GPU or the instance behind a MIG device.
+
+        Args:
+            device_uuid: UUID of a GPU or of a MIG device, as PodResources gives it.
+            name: Process name.
+            kind: What it does there.
+            pid: Process id; None makes one up.
+
+        Raises:
+            LookupError: No such device.
+        """
+
+        def change(
+            node: states.NodeState,
+        ) -> tuple[states.NodeState, states.Client]:
+            gpu_uuid, instance_id, compute_id = self.locate(device_uuid, node)
+            client = states.Client(
+                client_id=node.next_serial,
+                pid=_FIRST_PID + node.next_serial if pid is None else pid,
+                name=name,
+                kind=kind,
+                gpu_uuid=gpu_uuid,
+                gpu_instance_id=instance_id,
+                compute_instance_id=compute_id,
+            )
+            after = dataclasses.replace(
+                node, clients=(*node.clients, client), next_serial=node.next_serial + 1
+            )
+            return after, client
+
+        return self.update(change)
+
+    def remove_client(self, client: states.Client) -> None:
+        """Let go what a client held; done when it has already."""
+
+        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
+            kept = tuple(c for c in node.clients if c.client_id != client.client_id)
+            return dataclasses.replace(node, clients=kept), None
+
+        self.update(change)
+
+    def clients(self) -> tuple[states.Client, ...]:
+        """Return all clients, oldest first."""
+        return self.read().clients
+
+    def locate(
+        self, device_uuid: str, node: states.NodeState | None = None
+    ) -> tuple[str, int | None, int | None]:
+        """Return GPU UUID, GPU-instance id and compute-instance id of a device.
+
+        Raises:
+            LookupError: No such device.
+        """
+        state = self.read() if node is None else node
+        for board, gpu in zip(self.boards, state.gpus, strict=True):
+            if board.uuid == device_uuid:
+                return board.uuid, None, None
+            for instance in gpu.instances:
+                for compute in instance.compute_instances:
+                    if board.mig_uuid(instance, compute) == device_uuid:
+                        return board.uuid, instance.instance_id, compute.instance_id
+        raise LookupError(f"the simulated node has no device {device_uuid}")
+
+    def add_fault(self, fault: states.Fault) -> None:
+        """Arm a fault; its calls count from now."""
+
+        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
+            armed = (*node.faults, states.ArmedFault(fault=fault))
+            return dataclasses.replace(node, faults=armed), None
+
+        self.update(change)
+
+    def strike(self, function: str, gpu: int | None) -> tuple[states.Fault, ...]:
+        """Count a call against the armed faults and return those that strike it."""
+        if not any(armed.matches(function, gpu) for armed in self.read().faults):
+            return ()
+
+        def change(
+            node: states.NodeState,
+        ) -> tuple[states.NodeState, tuple[states.Fault, ...]]:
+            counted = tuple(armed.counted(function, gpu) for armed in node.faults)
+            struck = tuple(
+                new.fault
+                for old, new in zip(node.faults, counted, strict=True)
+                if new.fired > old.fired
+            )
+            return dataclasses.replace(node, faults=counted), struck
+
+        return self.update(change)
+
+    def clear_faults(self) -> None:
+        """Disarm all faults and forget their counters."""
+        self.update(lambda node: (dataclasses.replace(node, faults=()), None))
+
+    def faults(self) -> tuple[states.ArmedFault, ...]:
+        """Return the armed faults with their counters, oldest first."""
+        return self.read().faults
+
+    def set_options(self, options: states.Options) -> None:
+        """Turn the knobs of a running node; faults are armed by ``add_fault`` instead."""
+        self.update(lambda node: (dataclasses.replace(node, options=options), None))
+
+    def reset_gpu(self, index: int) -> states.Code:
+        """Reset one GPU as ``nvidia-smi --gpu-reset`` does.
+
+        Returns:
+            SUCCESS, or IN_USE when a client holds the GPU; then nothing has changed.
+        """
+
+        def change(
+            node: states.NodeState,
+        ) -> tuple[states.NodeState, states.Code]:
+            if node.clients_of(self.boards[index].uuid):
+                return node, states.Code.IN_USE
+            after = node.with_gpu(index, transitions.reset(node.gpus[index]))
+            return after, states.Code.SUCCESS
+
+        with self.gpu_lock(index):
+            return self.update(change)
+
+    def reboot(self) -> None:
+        """Reboot the node: no clients, no instances, and MIG mode where it persists."""
+
+        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
+            gpus = tuple(map(transitions.reboot, self.boards, node.gpus))
+            after = dataclasses.replace(node, gpus=gpus, clients=(), boots=node.boots + 1)
+            return after, None
+
+        self.update(change)
+
+    def beside(self, suffix: str) -> pathlib.Path:
+        """Return the path of a file that belongs to this state."""
+        return self.path.with_name(f"{self.path.name}.{suffix}")
+
+    def _require_same(self, spec: str) -> None:
+        existing = self.read().spec
+        if existing != spec:
+            raise errors.UsageError(
+                f"{self.path} holds the simulated node {existing!r}, not {spec!r}; remove the file"
+            )
+
+    def _version(self) -> tuple[int, int, int]:
+        return _version(self.path.stat())
+
+    def _write(self, node: states.NodeState) -> None:
+        """Replace the file; its time stamp always grows, since readers tell versions by it."""
+        fresh = self.beside("new")
+        fresh.write_text(json.dumps(codec.encode(node)), encoding="utf-8")
+        last = self.path.stat().st_mtime_ns if self.path.exists() else 0
+        stamp = max(time.time_ns(), last + 1)
+        os.utime(fresh, ns=(stamp, stamp))
+        version = _version(fresh.stat())
+        fresh.replace(self.path)
+        with self._cache_lock:
+            self._cached = (version, node)
+
+    @contextlib.contextmanager
+    def _exclusively(self, suffix: str) -> Iterator[None]:
+        with self.beside(suffix).open("a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def boards_of(node: states.NodeState) -> tuple[identities.Board, ...]:
+    """Return what never changes of a node's GPUs, ascending by index."""
+    return _boards(node.spec, node.options.seed, node.options.swapped_gpus)
+
+
+def _version(stat: os.stat_result) -> tuple[int, int, int]:
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+
+@functools.lru_cache(maxsize=8)
+def _boards(spec: str, seed: str, swapped_gpus: tuple[int, ...]) -> tuple[identities.Board, ...]:
+    return identities.boards(spec, states.Options(seed=seed, swapped_gpus=swapped_gpus))

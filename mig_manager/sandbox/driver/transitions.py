@@ -1,0 +1,276 @@
+"""What the simulated driver does with one GPU: pure transitions, in the driver's check order.
+
+Each function returns the GPU as it is afterwards, or raises ``Refused`` with the code that the
+driver would give. The order of the checks is part of the behaviour: callers see the first that
+fails. Sources: ``nvml.h``, ``kernel_mig_manager.c`` of the open kernel modules, captures.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from mig_manager.core import model
+from mig_manager.sandbox import hardware
+from mig_manager.sandbox.driver import identities, rules, states
+
+COMPUTE_PROFILE_COUNT = 9
+"""``NVML_COMPUTE_INSTANCE_PROFILE_COUNT``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """One GPU at the moment of a call."""
+
+    board: identities.Board
+    gpu: states.GpuState
+    clients: tuple[states.Client, ...]
+    """Of this GPU and its instances."""
+    options: states.Options
+    serial: int
+    """For the instance that the call may create."""
+
+
+def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
+    """Switch MIG mode; dropping all instances is the driver's way of doing so.
+
+    Ampere resets the GPU, which anything on it prevents: then the switch stays pending. Newer
+    GPUs switch at once or, inferred, not at all while something computes on them.
+
+    Returns:
+        The GPU, and the activation status: SUCCESS, IN_USE or RESET_REQUIRED.
+
+    Raises:
+        Refused: INVALID_ARGUMENT, NOT_SUPPORTED or NO_PERMISSION.
+    """
+    if mode not in (0, 1):
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+    require_capable(now)
+    require_permission(now.options)
+    wanted = mode == 1
+    pending = dataclasses.replace(now.gpu, is_pending=wanted)
+    if wanted == now.gpu.is_enabled:
+        return pending, states.Code.SUCCESS
+    if not now.board.product.mode_needs_reset:
+        if _is_computing(now.clients):
+            return now.gpu, states.Code.IN_USE
+    elif now.options.virtualization is states.Virtualization.PASSTHROUGH:
+        return pending, states.Code.RESET_REQUIRED
+    elif now.clients or now.gpu.instances:
+        return pending, states.Code.IN_USE
+    return reset(pending), states.Code.SUCCESS
+
+
+def reset(gpu: states.GpuState) -> states.GpuState:
+    """Return the GPU after a reset: the pending mode in force and no instances."""
+    return states.GpuState(is_enabled=gpu.is_pending, is_pending=gpu.is_pending)
+
+
+def reboot(board: identities.Board, gpu: states.GpuState) -> states.GpuState:
+    """Return the GPU after a reboot: Ampere keeps its mode (InfoROM), newer GPUs lose it."""
+    return reset(gpu) if board.product.mode_persists else states.GpuState()
+
+
+def create_gpu_instance(
+    now: Situation, profile_id: int, placement: model.Placement | None
+) -> tuple[states.GpuState, states.GpuInstance]:
+    """Create a GPU instance where asked, or where the driver likes.
+
+    Raises:
+        Refused: NO_PERMISSION, NOT_SUPPORTED (MIG is off), INVALID_ARGUMENT, IN_USE (the first
+            instance of a GPU that somebody computes on) or INSUFFICIENT_RESOURCES.
+    """
+    require_permission(now.options)
+    require_mig(now)
+    row = now.board.row(profile_id)
+    if placement is not None and placement not in row.placements:
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+    if not now.gpu.instances and _is_computing(now.clients):
+        raise states.Refused(states.Code.IN_USE)
+    place = _choose(now, row.placements if placement is None else (placement,))
+    if place is None or not _engines_left(now, row):
+        raise states.Refused(states.Code.INSUFFICIENT_RESOURCES)
+    instance = states.GpuInstance(
+        instance_id=rules.gpu_instance_id(
+            now.board.product, place, is_swapped=now.board.is_swapped
+        ),
+        serial=now.serial,
+        profile_id=profile_id,
+        placement=place,
+    )
+    ordered = sorted((*now.gpu.instances, instance), key=lambda each: each.instance_id)
+    return dataclasses.replace(now.gpu, instances=tuple(ordered)), instance
+
+
+def destroy_gpu_instance(now: Situation, instance: states.GpuInstance) -> states.GpuState:
+    """Destroy a GPU instance that has no compute instance and no client.
+
+    Raises:
+        Refused: NO_PERMISSION or IN_USE.
+    """
+    require_permission(now.options)
+    held = any(client.gpu_instance_id == instance.instance_id for client in now.clients)
+    if instance.compute_instances or held:
+        raise states.Refused(states.Code.IN_USE)
+    return now.gpu.replaced(instance)
+
+
+def create_compute_instance(
+    now: Situation,
+    instance: states.GpuInstance,
+    profile_id: int,
+    placement: model.Placement | None,
+) -> tuple[states.GpuState, states.ComputeInstance]:
+    """Create a compute instance in a GPU instance.
+
+    Raises:
+        Refused: NO_PERMISSION, NOT_SUPPORTED (no profile of this GPU instance),
+            INVALID_ARGUMENT or INSUFFICIENT_RESOURCES.
+    """
+    require_permission(now.options)
+    rows = now.board.row(instance.profile_id).compute
+    row = compute_row(now.board, instance, profile_id)
+    if placement is not None and placement not in row.placements:
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+    place = rules.choose(
+        row.placements if placement is None else (placement,),
+        compute_taken(instance),
+        [other.placements for other in rows],
+    )
+    if place is None:
+        raise states.Refused(states.Code.INSUFFICIENT_RESOURCES)
+    compute = states.ComputeInstance(
+        instance_id=rules.lowest_free(c.instance_id for c in instance.compute_instances),
+        serial=now.serial,
+        profile_id=profile_id,
+        placement=place,
+    )
+    ordered = sorted((*instance.compute_instances, compute), key=lambda each: each.instance_id)
+    changed = dataclasses.replace(instance, compute_instances=tuple(ordered))
+    return now.gpu.replaced(instance, changed), compute
+
+
+def destroy_compute_instance(
+    now: Situation, instance: states.GpuInstance, compute: states.ComputeInstance
+) -> states.GpuState:
+    """Destroy a compute instance that nobody holds.
+
+    Raises:
+        Refused: NO_PERMISSION or IN_USE.
+    """
+    require_permission(now.options)
+    if any(_holds(client, instance, compute) for client in now.clients):
+        raise states.Refused(states.Code.IN_USE)
+    kept = tuple(other for other in instance.compute_instances if other is not compute)
+    return now.gpu.replaced(instance, dataclasses.replace(instance, compute_instances=kept))
+
+
+def gpu_instance_capacity(now: Situation, row: hardware.GpuProfile) -> int:
+    """Return how many more GPU instances of a profile fit now."""
+    return min(
+        rules.room(row.placements, gpu_taken(now.gpu)),
+        _engines_left(now, row),
+    )
+
+
+def compute_row(
+    board: identities.Board, instance: states.GpuInstance, profile_id: int
+) -> hardware.ComputeProfile:
+    """Return the compute-instance profile of a GPU instance.
+
+    Raises:
+        Refused: INVALID_ARGUMENT for an id that NVML does not have, NOT_SUPPORTED for one that
+            this GPU instance does not have.
+    """
+    if not 0 <= profile_id < COMPUTE_PROFILE_COUNT:
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+    for row in board.row(instance.profile_id).compute:
+        if row.profile_id == profile_id:
+            return row
+    raise states.Refused(states.Code.NOT_SUPPORTED)
+
+
+def mig_devices(
+    gpu: states.GpuState,
+) -> tuple[tuple[states.GpuInstance, states.ComputeInstance], ...]:
+    """Return what MIG devices stand for, by GPU-instance id, then compute-instance id.
+
+    A GPU instance without compute instance gives none.
+    """
+    return tuple(
+        (instance, compute) for instance in gpu.instances for compute in instance.compute_instances
+    )
+
+
+def compute_name(row: hardware.GpuProfile, slices: int) -> str:
+    """Return the name of a compute instance: its GPU instance's, unless it is only a part."""
+    return row.name if slices == row.slices else f"{slices}c.{row.name}"
+
+
+def gpu_taken(gpu: states.GpuState) -> tuple[model.Placement, ...]:
+    """Return the memory slices in use."""
+    return tuple(instance.placement for instance in gpu.instances)
+
+
+def compute_taken(instance: states.GpuInstance) -> tuple[model.Placement, ...]:
+    """Return the compute slices of a GPU instance in use."""
+    return tuple(compute.placement for compute in instance.compute_instances)
+
+
+def require_permission(options: states.Options) -> None:
+    """Refuse callers that may not configure MIG.
+
+    Raises:
+        Refused: NO_PERMISSION.
+    """
+    if not options.permitted:
+        raise states.Refused(states.Code.NO_PERMISSION)
+
+
+def require_capable(now: Situation) -> None:
+    """Refuse what needs a GPU that has MIG and may be configured from here.
+
+    Raises:
+        Refused: NOT_SUPPORTED: the GPU has no MIG, or this is a vGPU guest.
+    """
+    is_guest = now.options.virtualization is states.Virtualization.VGPU
+    if is_guest or not now.board.product.is_mig_capable:
+        raise states.Refused(states.Code.NOT_SUPPORTED)
+
+
+def require_mig(now: Situation) -> None:
+    """Refuse what needs MIG mode.
+
+    Raises:
+        Refused: NOT_SUPPORTED: MIG is off or unknown to the GPU, or this is a vGPU guest.
+    """
+    require_capable(now)
+    if not now.gpu.is_enabled:
+        raise states.Refused(states.Code.NOT_SUPPORTED)
+
+
+def _choose(now: Situation, candidates: Sequence[model.Placement]) -> model.Placement | None:
+    offered = [row.placements for row in now.board.product.profiles]
+    return rules.choose(candidates, gpu_taken(now.gpu), offered)
+
+
+def _engines_left(now: Situation, row: hardware.GpuProfile) -> int:
+    drawn = [now.board.row(instance.profile_id).engines for instance in now.gpu.instances]
+    return rules.engines_left(now.board.product, drawn, row.engines)
+
+
+def _is_computing(clients: Sequence[states.Client]) -> bool:
+    """Tell whether a client has memory or channels on the GPU, or holds an instance of it."""
+    return any(
+        client.kind is states.ClientKind.COMPUTE or client.gpu_instance_id is not None
+        for client in clients
+    )
+
+
+def _holds(
+    client: states.Client,
+    instance: states.GpuInstance,
+    compute: states.ComputeInstance,
+) -> bool:
+    return (client.gpu_instance_id, client.compute_instance_id) == (
+        instance.instance_id,
+        compute.instance_id,
+    )

@@ -1,0 +1,299 @@
+"""The demonstration's stories: what is set up, what a person does, what must come of it."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mig_manager.core import cluster, config, document, model
+from mig_manager.sandbox.cluster import objects
+from mig_manager.sandbox.show import stages
+
+ONE_SLICE = "demo-one-slice-changed"
+TOO_MUCH = "demo-too-much"
+_BALANCED = "all-balanced"
+_BUDGET_PATH = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that must have come of a story."""
+
+    text: str
+    holds: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """One scenario."""
+
+    title: str
+    prepare: Callable[[stages.Stage], None]
+    """Sets up the world before the curtain rises."""
+    layout: Callable[[Sequence[model.Gpu]], str]
+    """The layout that a person asks for."""
+    play: Callable[[stages.Stage, str, Callable[[str], None]], list[Check]]
+    """From the label on; the last argument tells what a person does."""
+    agent_options: tuple[str, ...] = ()
+
+
+def extra_layouts(gpus: Sequence[model.Gpu], packaged: config.Document) -> str:
+    """Return layouts for this very node as text that continues the packaged document.
+
+    Args:
+        gpus: The node's GPUs.
+        packaged: The document that comes with the program.
+    """
+    balanced = config.select(packaged.layout(_BALANCED), gpus)
+    changed = {uuid: dict(wanted.devices) for uuid, wanted in balanced.items()}
+    first = next(gpu for gpu in gpus if gpu.uuid in changed)
+    two, one = _plain(first, 2), _plain(first, 1)
+    changed[first.uuid][two] -= 1
+    changed[first.uuid][one] = changed[first.uuid].get(one, 0) + 2
+    too_much = {
+        gpu.uuid: {_plain(gpu, 1): 1 + len(_placements(gpu, 1))} for gpu in gpus if gpu.profiles
+    }
+    layouts = {ONE_SLICE: _rules(gpus, changed), TOO_MUCH: _rules(gpus, too_much)}
+    text = document.dump(layouts)
+    return "".join(f"  {line}\n" for line in text.splitlines())
+
+
+def _rules(
+    gpus: Iterable[model.Gpu], wanted: Mapping[str, Mapping[model.Profile, int]]
+) -> list[object]:
+    return [
+        {
+            "devices": [gpu.index],
+            "mig-enabled": True,
+            "mig-devices": {str(p): n for p, n in wanted[gpu.uuid].items() if n},
+        }
+        for gpu in gpus
+        if gpu.uuid in wanted
+    ]
+
+
+def _offer(gpu: model.Gpu, slices: int) -> model.GpuInstanceProfile:
+    """Return the smallest profile without attributes of so many compute slices."""
+    return min(
+        (
+            offered
+            for offered in gpu.profiles or ()
+            if offered.profile.gpu_slices == slices
+            and not (offered.profile.attributes or offered.profile.negated_attributes)
+        ),
+        key=lambda offered: offered.memory_mib,
+    )
+
+
+def _plain(gpu: model.Gpu, slices: int) -> model.Profile:
+    return _offer(gpu, slices).profile
+
+
+def _placements(gpu: model.Gpu, slices: int) -> tuple[model.Placement, ...]:
+    return _offer(gpu, slices).placements
+
+
+def _smallest_everywhere(gpus: Sequence[model.Gpu]) -> str:
+    names = {str(_plain(gpu, 1)) for gpu in gpus if gpu.profiles}
+    return f"all-{names.pop()}" if len(names) == 1 else _BALANCED
+
+
+# -- first layout ---------------------------------------------------------------------------
+
+
+def _two_whole_gpus(stage: stages.Stage) -> None:
+    stage.run_pods([(f"train-{i}", "nvidia.com/gpu", {}) for i in range(2)])
+
+
+def _play_first(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
+    stage.label(layout)
+    stage.wait_for_end(layout)
+    return [*_in_force(stage, layout), _check_gone(stage, {"train-0", "train-1"})]
+
+
+# -- one slice changes beside running pods ---------------------------------------------------
+
+
+def _fill(stage: stages.Stage) -> None:
+    """Bring the balanced layout into force and put a pod on every device of it."""
+    stage.label(_BALANCED)
+    stage.wait_for_end(_BALANCED)
+    pods: list[tuple[str, str, Mapping[str, str]]] = []
+    for resource, count in sorted(stage.allocatable().items()):
+        kind = resource.removeprefix(cluster.RESOURCE_PREFIX).replace(".", "-").replace("+", "-")
+        pods += [(f"{kind}-{i}", resource, {"size": kind}) for i in range(count)]
+    stage.run_pods(pods)
+
+
+def _play_one_slice(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
+    held = stage.held()
+    stage.label(layout)
+    stage.wait_for_end(layout)
+    return [*_in_force(stage, layout), *_only_the_necessary(stage, held)]
+
+
+def _only_the_necessary(
+    stage: stages.Stage, held: Mapping[str, frozenset[str]]
+) -> tuple[Check, ...]:
+    alive = {uuid for gpu in stage.gpus.observe() for uuid in gpu.mig_uuids or (gpu.uuid,)}
+    doomed = {name for name, ids in held.items() if ids and not ids <= alive}
+    spared = {name for name, ids in held.items() if ids and ids <= alive}
+    after = stage.held()
+    return (
+        Check(
+            text=f"only the pods on destroyed instances were evicted: {', '.join(sorted(doomed))}",
+            holds=doomed.isdisjoint(stage.workloads()) and bool(doomed),
+        ),
+        Check(
+            text=f"the other {len(spared)} pods kept running on the same devices",
+            holds=bool(spared) and all(after.get(name) == held[name] for name in spared),
+        ),
+    )
+
+
+# -- a layout that does not fit ---------------------------------------------------------------
+
+
+def _play_refusal(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
+    held, before = stage.held(), stage.gpus.observe()
+    stage.label(layout)
+    state = stage.wait_for_end(layout)
+    return [
+        Check(
+            text="the node says failed, with the reason DoesNotFit",
+            holds=state is model.State.FAILED and stage.status()["reason"] == "DoesNotFit",
+        ),
+        Check(
+            text=f"not one of {len(held)} pods and no GPU was touched",
+            holds=stage.held() == held and stage.gpus.observe() == before,
+        ),
+    ]
+
+
+# -- a drain that a budget blocks --------------------------------------------------------------
+
+
+def _fill_and_guard(stage: stages.Stage) -> None:
+    _fill(stage)
+    guarded = _kinds_of_two_slices(stage)
+    stage.api.post(
+        _BUDGET_PATH,
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": "keep-them-all", "namespace": "default"},
+            "spec": {
+                "maxUnavailable": 0,
+                "selector": {
+                    "matchExpressions": [{"key": "size", "operator": "In", "values": guarded}]
+                },
+            },
+        },
+    )
+
+
+def _kinds_of_two_slices(stage: stages.Stage) -> list[str]:
+    return sorted(
+        {
+            objects.labels(pod)["size"]
+            for name, pod in stage.workloads().items()
+            if name.startswith("mig-2g")
+        }
+    )
+
+
+def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> list[Check]:
+    held, before = stage.held(), stage.gpus.observe()
+    stage.label(layout)
+    state = stage.wait_for_end(layout)
+    blocked = [
+        Check(
+            text="the drain gave up with the reason DrainTimeout and named pod and budget",
+            holds=state is model.State.FAILED
+            and stage.status()["reason"] == "DrainTimeout"
+            and "keep-them-all" in str(stage.status()["message"]),
+        ),
+        Check(
+            text="that cost nothing: pods, GPUs and device plugin are as they were",
+            holds=stage.held() == held and stage.gpus.observe() == before,
+        ),
+    ]
+    say("kubectl delete poddisruptionbudget keep-them-all")
+    stage.api.delete(f"{_BUDGET_PATH}/keep-them-all")
+    stage.wait(
+        lambda: stage.status().get("state") == model.State.SUCCESS.value,
+        "the agent's own retry",
+        timeout_s=60.0,
+    )
+    return [*blocked, *_in_force(stage, layout), *_only_the_necessary(stage, held)]
+
+
+# -- what success means --------------------------------------------------------------------------
+
+
+def _in_force(stage: stages.Stage, layout: str) -> list[Check]:
+    labels = objects.labels(stage.node())
+    text = stage.config_file.read_text(encoding="utf-8")
+    wanted = config.select(
+        config.parse(text, source=str(stage.config_file)).layout(layout), stage.gpus.observe()
+    )
+    expected: collections.Counter[str] = collections.Counter()
+    for gpu in wanted.values():
+        for profile, count in gpu.devices:
+            name = str(profile).replace("+", ".")
+            expected[f"{cluster.RESOURCE_PREFIX}mig-{name}"] += count
+    offered = stage.allocatable()
+    told = ", ".join(f"{count} x {name}" for name, count in sorted(expected.items()))
+    return [
+        Check(
+            text=f"{cluster.STATE_LABEL}=success and {cluster.APPLIED_LABEL}={layout}",
+            holds=labels.get(cluster.STATE_LABEL) == model.State.SUCCESS.value
+            and labels.get(cluster.APPLIED_LABEL) == layout,
+        ),
+        Check(
+            text=f"{sum(expected.values())} devices are allocatable: {told}",
+            holds=offered == dict(expected),
+        ),
+        Check(
+            text="the node is schedulable and nothing is left paused",
+            holds=not (stage.node().get("spec") or {}).get("unschedulable")
+            and cluster.PAUSED_VALUE not in labels.values(),
+        ),
+    ]
+
+
+def _check_gone(stage: stages.Stage, names: Iterable[str]) -> Check:
+    gone = set(names)
+    return Check(
+        text=f"the pods that held whole GPUs were evicted: {', '.join(sorted(gone))}",
+        holds=gone.isdisjoint(stage.workloads()),
+    )
+
+
+STORIES: Mapping[str, Story] = {
+    "first-layout": Story(
+        title="a first layout: whole GPUs become MIG devices",
+        prepare=_two_whole_gpus,
+        layout=_smallest_everywhere,
+        play=_play_first,
+    ),
+    "one-slice": Story(
+        title="one slice changes beside running pods",
+        prepare=_fill,
+        layout=lambda _gpus: ONE_SLICE,
+        play=_play_one_slice,
+    ),
+    "does-not-fit": Story(
+        title="a layout that does not fit is refused before anything is touched",
+        prepare=_fill,
+        layout=lambda _gpus: TOO_MUCH,
+        play=_play_refusal,
+    ),
+    "budget": Story(
+        title="a PodDisruptionBudget blocks the drain",
+        prepare=_fill_and_guard,
+        layout=lambda _gpus: ONE_SLICE,
+        play=_play_budget,
+        agent_options=("--drain-timeout-s", "3", "--retry-initial-s", "1", "--retry-max-s", "2"),
+    ),
+}
+"""By the name that ``--scenario`` takes."""

@@ -1,0 +1,231 @@
+"""The demonstration's stage: API server, sandbox node, and the real agent in its own process."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from mig_manager import errors
+from mig_manager.adapters import clock, nvml, podresources
+from mig_manager.adapters.kube import api
+from mig_manager.core import cluster, model
+from mig_manager.sandbox import apiserver, node
+from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.cluster import manifests, nodeoptions, objects, view
+from mig_manager.sandbox.driver import states
+
+NODE_NAME = "sandbox"
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 15.0
+_LOOK_AGAIN_S = 0.5
+_QUICK = nodeoptions.NodeOptions(tick_s=0.25)
+"""Kubelet's status tick is ten seconds in real life; nobody wants to watch that."""
+
+
+class Stage:
+    """One node of a cluster with everything on it that the agent needs; use with ``with``.
+
+    Args:
+        spec: The GPUs, such as ``8xA100-SXM4-40GB``.
+        config_text: The config document that the agent serves.
+        latency: What the driver's calls take.
+        agent_options: Further options of the agent.
+        node_options: How the node behaves; its name and socket are set here.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        config_text: str,
+        *,
+        latency: states.Latency,
+        agent_options: Sequence[str] = (),
+        node_options: nodeoptions.NodeOptions = _QUICK,
+    ) -> None:
+        self._spec = spec
+        self._config_text = config_text
+        self._latency = latency
+        self._agent_options = agent_options
+        self._node_options = node_options
+        self._exits = contextlib.ExitStack()
+        self._changed = threading.Event()
+        self._agent: subprocess.Popen[bytes] | None = None
+        self.gpus = nvml.NvmlGpus(clock=clock.SystemClock())
+
+    def __enter__(self) -> Self:
+        """Start everything; return when the plugin's devices are schedulable.
+
+        Raises:
+            NotReadyError: Something did not start in time.
+            UsageError: The spec is no node.
+        """
+        with contextlib.ExitStack() as exits:
+            self._start(exits)
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._exits.close()
+
+    def _start(self, exits: contextlib.ExitStack) -> None:
+        folder = pathlib.Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="mig-")))
+        self.state_file = folder / "gpus.json"
+        self.config_file = folder / "config.yaml"
+        self.agent_log = folder / "agent.log"
+        self.socket = folder / "pr.sock"
+        self.config_file.write_text(self._config_text, encoding="utf-8")
+        simulated.create(
+            self._spec, self.state_file, options=simulated.Options(latency=self._latency)
+        )
+        simulated.install(self.state_file)
+        exits.callback(simulated.uninstall)
+        self.server = exits.enter_context(apiserver.serve())
+        self.kubeconfig = self.server.kubeconfig(folder / "kubeconfig")
+        self.api = api.KubeApi.at(self.server.url)
+        exits.callback(self.api.close)
+        self.cluster = exits.enter_context(view.ClusterView(self.server.url))
+        exits.callback(self.cluster.listen(self._notice))
+        exits.enter_context(
+            node.SandboxNode(
+                self.server.url,
+                self.state_file,
+                options=dataclasses.replace(
+                    self._node_options, name=NODE_NAME, pod_resources_socket=self.socket
+                ),
+                cluster=self.cluster,
+            )
+        )
+        self.wait(lambda: sum(self.allocatable().values()) > 0, "the device plugin's devices")
+        self._log = exits.enter_context(self.agent_log.open("wb"))
+        exits.callback(self.stop_agent)
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        """Start the agent, which must not be running."""
+        arguments = [
+            *("--node-name", NODE_NAME),
+            *("--config-file", str(self.config_file)),
+            *("--kubeconfig", str(self.kubeconfig)),
+            *("--pod-resources-socket", str(self.socket)),
+            *("--simulate-state", str(self.state_file)),
+            *("--poll-interval-s", "0.2"),
+            *self._agent_options,
+        ]
+        self._agent = subprocess.Popen(  # noqa: S603 - our own program and our own arguments
+            [sys.executable, "-m", "mig_manager", "agent", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def stop_agent(self, signal_number: int = signal.SIGTERM) -> int:
+        """End the agent and return its exit status; SIGKILL follows if it lingers."""
+        agent, self._agent = self._agent, None
+        if agent is None:
+            return 0
+        agent.send_signal(signal_number)
+        try:
+            return agent.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            return agent.wait()
+
+    def _notice(self, _kind: view.Kind, _obj: objects.JsonObject) -> None:
+        self._changed.set()
+
+    def wait(
+        self, holds: Callable[[], bool], what: str, *, timeout_s: float = _START_TIMEOUT_S
+    ) -> None:
+        """Wait until a condition on the cluster holds.
+
+        Raises:
+            NotReadyError: It did not in time; the message names ``what``.
+        """
+        now = clock.SystemClock().monotonic
+        deadline = now() + timeout_s
+        while not holds():
+            if now() >= deadline or (self._agent and self._agent.poll() is not None):
+                raise errors.NotReadyError(
+                    f"waited {timeout_s:g} s in vain for {what}; {self._last_words()}",
+                    reason=errors.Reason.INTERNAL,
+                )
+            self._changed.clear()
+            self._changed.wait(min(_LOOK_AGAIN_S, deadline - now()))
+
+    def _last_words(self) -> str:
+        if self._agent is None:
+            return "the agent has not been started"
+        lines = self.agent_log.read_text(errors="replace").splitlines()[-1:]
+        return f"the agent's last words: {lines[0]}" if lines else "the agent has said nothing"
+
+    def everything(self) -> list[tuple[view.Kind, objects.JsonObject]]:
+        """Return all objects that there are now."""
+        return [(kind, obj) for kind in view.Kind for obj in self.cluster.list(kind)]
+
+    # -- what there is -------------------------------------------------------------------
+
+    def node(self) -> objects.JsonObject:
+        """Return the Node object."""
+        found = self.cluster.node(NODE_NAME)
+        return found if found is not None else {"metadata": {"name": NODE_NAME}}
+
+    def allocatable(self) -> dict[str, int]:
+        """Return the GPU resources that the node offers."""
+        everything = (self.node().get("status") or {}).get("allocatable") or {}
+        return {
+            name: int(count)
+            for name, count in everything.items()
+            if name.startswith(cluster.RESOURCE_PREFIX) and int(count)
+        }
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the agent's status annotation; empty before the first run."""
+        text = objects.annotations(self.node()).get(cluster.STATUS_ANNOTATION)
+        return json.loads(text) if text else {}
+
+    def workloads(self) -> dict[str, objects.JsonObject]:
+        """Return the pods that are neither finished nor daemons, by name."""
+        return {
+            objects.name(pod): pod
+            for pod in self.cluster.list(view.Kind.POD)
+            if not objects.is_finished(pod) and not objects.controller(pod)
+        }
+
+    def held(self) -> dict[str, frozenset[str]]:
+        """Return which pod holds which devices, by name, as kubelet tells."""
+        assigned = podresources.PodResources(str(self.socket)).assigned()
+        return {pod.name: pod.device_ids for pod in assigned}
+
+    # -- what people do ------------------------------------------------------------------
+
+    def label(self, layout: str) -> None:
+        """Do what ``kubectl label node`` does."""
+        change = {"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}}
+        self.cluster.patch(view.Kind.NODE, self.node(), change)
+
+    def wait_for_end(self, layout: str, *, timeout_s: float = 120.0) -> model.State:
+        """Wait for the terminal state of a run that serves ``layout``."""
+
+        def has_ended() -> bool:
+            status = self.status()
+            return status.get("config") == layout and "finishedAt" in status
+
+        self.wait(has_ended, f"an end for {layout}", timeout_s=timeout_s)
+        return model.State(str(self.status()["state"]))
+
+    def run_pods(self, wanted: Sequence[tuple[str, str, Mapping[str, str]]]) -> None:
+        """Create pods given as (name, resource, labels) and wait until all of them run."""
+        for name, resource, labels in wanted:
+            self.cluster.create(view.Kind.POD, manifests.gpu_pod(name, resource, labels=labels))
+        names = {name for name, _, _ in wanted}
+        self.wait(
+            lambda: names <= {n for n, pod in self.workloads().items() if objects.is_ready(pod)},
+            "running pods",
+        )
