@@ -11,6 +11,9 @@ _PLUGIN_APPS = frozenset({"nvidia-device-plugin-daemonset"})
 _PLUGIN_NAMES = frozenset({"nvidia-device-plugin-ds"})
 _PLUGIN_CONTAINERS = frozenset({"nvidia-device-plugin", "nvidia-device-plugin-ctr"})
 
+_DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
+"""Console GPUs of a DGX Station, which no plugin offers: go-nvlib skips them by name."""
+
 _ENUMERATE_AT_START = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter")
 """Operands of the GPU operator that see instances only as they were when they started."""
 
@@ -56,8 +59,8 @@ def victims(
             that asks for a GPU counts, because any of them may hold what is destroyed.
         affected: Device ids that are taken away; nobody must leave when there are none.
 
-    A pod that asks for a GPU and does not occur in ``assigned`` counts too: kubelet does not
-    list the devices of ordinary init containers (PodResources v1).
+    A pod that asks for a GPU and has no device in ``assigned`` counts too: kubelet lists every
+    pod, but not the devices of ordinary init containers (PodResources v1).
     """
     if not affected:
         return ()
@@ -67,12 +70,12 @@ def victims(
         for pod in pods
         if not pod.is_finished
         and not is_device_plugin(pod)
-        and _holds(pod, None if assigned is None else held.get(pod.key), affected)
+        and _holds(pod, held.get(pod.key), affected)
     )
 
 
 def _holds(pod: cluster.Pod, device_ids: frozenset[str] | None, affected: Collection[str]) -> bool:
-    if device_ids is None:
+    if not device_ids:
         return bool(pod.gpu_resources)
     return not device_ids.isdisjoint(affected)
 
@@ -106,13 +109,21 @@ def labels_to_pause(labels: Mapping[str, str], plan: model.Plan) -> dict[str, st
 
 
 def gated_by(pods: Iterable[cluster.Pod], keys: Collection[str]) -> tuple[cluster.Pod, ...]:
-    """Return the pods whose DaemonSet places them by one of these node labels."""
-    return tuple(pod for pod in pods if not pod.node_selector.keys().isdisjoint(keys))
+    """Return the pods whose DaemonSet places them by one of these node labels.
+
+    Only the DaemonSet controller takes a pod away when its node no longer matches; a workload
+    that selects nodes by such a label stays.
+    """
+    return tuple(
+        pod
+        for pod in pods
+        if pod.owner_kind == "DaemonSet" and not pod.node_selector.keys().isdisjoint(keys)
+    )
 
 
 def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
     """Return what a device plugin should offer: by instances, and with ``mig.strategy=none``."""
-    known = tuple(gpus)
+    known = tuple(gpu for gpu in gpus if gpu.name not in _DISPLAYS)
     whole = frozenset(gpu.uuid for gpu in known)
     enabled = (gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED)
     sliced = whole - {gpu.uuid for gpu in known if gpu.current_mode is model.MigMode.ENABLED}

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import cluster, model
 
 JOURNAL_VERSION = 1
+
+_LABEL_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+"""What the API takes as a label's value, and as its key after the slash."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +113,21 @@ class Journal:
         if not isinstance(data, dict) or data.get("version") != JOURNAL_VERSION:
             raise ValueError("not a journal of a version this agent knows")
         paused = data.get("pausedLabels")
-        if not isinstance(paused, dict) or not _all_text([*paused.keys(), *paused.values()]):
-            raise ValueError("pausedLabels is not a map of text")
+        if not isinstance(paused, dict) or not all(
+            _is_deploy_label(key, value) for key, value in paused.items()
+        ):
+            raise ValueError("pausedLabels is not a map of deploy labels")
         cordoned, hold, name = data.get("cordoned"), data.get("holdTaint"), data.get("config")
         if not (isinstance(cordoned, bool) and isinstance(hold, bool) and isinstance(name, str)):
             raise ValueError("bad type of cordoned, holdTaint or config")  # noqa: TRY004 - content
         return Journal(config=name, cordoned=cordoned, hold_taint=hold, paused_labels=paused)
 
 
-def _all_text(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
+def _is_deploy_label(key: str, value: object) -> bool:
+    """Tell whether the API would take it: one bad label would have it refuse the giving back."""
+    return (
+        key.startswith(cluster.DEPLOY_LABEL_PREFIX)
+        and _LABEL_NAME.fullmatch(key.partition("/")[2]) is not None
+        and isinstance(value, str)
+        and _LABEL_NAME.fullmatch(value) is not None
+    )

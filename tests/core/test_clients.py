@@ -86,11 +86,36 @@ def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
     assert bool(clients.victims([pod], (), frozenset({"MIG-1"}))) is leaves
 
 
+def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> None:
+    # Kubelet lists every pod, and tells nothing of what a plain init container was given.
+    listed = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset())
+    without_gpu = dataclasses.replace(POD, gpu_resources={})
+
+    assert clients.victims([POD], (listed,), frozenset({"MIG-1"})) == (POD,)
+    assert clients.victims([without_gpu], (listed,), frozenset({"MIG-1"})) == ()
+
+
 def test_a_pod_on_another_device_stays() -> None:
     held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset({"MIG-2"}))
 
     assert clients.victims([POD], (held,), frozenset({"MIG-1"})) == ()
     assert clients.victims([POD], (held,), frozenset({"MIG-2"})) == (POD,)
+
+
+def test_a_workload_that_selects_nodes_by_a_deploy_label_is_no_daemon() -> None:
+    selective = dataclasses.replace(POD, node_selector={cluster.PLUGIN_DEPLOY_LABEL: "true"})
+    daemon = dataclasses.replace(selective, owner_kind="DaemonSet")
+
+    gated = clients.gated_by([selective, daemon], {cluster.PLUGIN_DEPLOY_LABEL})
+
+    assert gated == (daemon,)
+
+
+def test_a_display_gpu_is_not_expected_of_the_device_plugin() -> None:
+    gpus = balanced()
+    display = dataclasses.replace(gpus[0], uuid="GPU-display", name="NVIDIA DGX Display")
+
+    assert clients.expected_devices((*gpus, display)) == clients.expected_devices(gpus)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +184,17 @@ def test_whole_gpus_are_right_where_the_strategy_is_none() -> None:
 
 def test_a_journal_reads_back_as_it_was_written() -> None:
     journal = status.Journal(
-        config="a", cordoned=True, hold_taint=True, paused_labels={"nvidia.com/x": "true"}
+        config="a",
+        cordoned=True,
+        hold_taint=True,
+        paused_labels={cluster.PLUGIN_DEPLOY_LABEL: "true"},
     )
 
     assert status.Journal.from_json(journal.to_json()) == journal
+
+
+def _paused(key: str, value: str) -> str:
+    return status.Journal(config="a", paused_labels={key: value}).to_json()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +207,9 @@ def test_a_journal_reads_back_as_it_was_written() -> None:
         '{"version": 1, "config": "a", "cordoned": 1, "holdTaint": false, "pausedLabels": {}}',
         '{"version": 1, "config": "a", "cordoned": true, "holdTaint": false, "pausedLabels": 3}',
         '{"version":1,"config":"a","cordoned":true,"holdTaint":true,"pausedLabels":{"a":1}}',
+        _paused("kubernetes.io/hostname", "true"),
+        _paused("nvidia.com/gpu.deploy.not a key", "true"),
+        _paused("nvidia.com/gpu.deploy.dcgm", "not a label value"),
         "[" * 100_000,
     ],
 )
