@@ -24,6 +24,9 @@ class Pipeline(Protocol):
     def recover(self) -> None:
         """See ``reconcile.Reconciler.recover``."""
 
+    def rest(self) -> None:
+        """See ``reconcile.Reconciler.rest``."""
+
     def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> record.Outcome:
         """See ``reconcile.Reconciler.run``."""
 
@@ -75,6 +78,7 @@ class Agent:
                 self._pipeline.recover()
                 self._is_recovered = True
             if wish.name is None:
+                self._pipeline.rest()
                 return False
             return self._pipeline.run(wish.name, wish, attempt=attempt).should_retry
         except errors.ClusterError as error:

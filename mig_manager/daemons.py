@@ -149,15 +149,18 @@ class Daemons:
 
     def _find_plugins(self) -> Paused:
         plugins = tuple(p for p in self._workloads.list() if clients.is_device_plugin(p))
-        has_plugin = bool(plugins) or cluster.PLUGIN_DEPLOY_LABEL in self._node.read().labels
+        # Any other value than "true" keeps it away: somebody else's decision, and no failure.
+        deploy = self._node.read().labels.get(cluster.PLUGIN_DEPLOY_LABEL)
+        has_plugin = bool(plugins) or deploy == "true"
         return Paused(plugin_uids=frozenset(p.uid for p in plugins), has_plugin=has_plugin)
 
-    def prove(self, paused: Paused, gpus: Iterable[model.Gpu]) -> None:
+    def prove(self, paused: Paused, gpus: Iterable[model.Gpu], wish: ports.Wish) -> None:
         """Wait until a new device plugin is ready and the node offers what the GPUs have.
 
         Raises:
             NotReadyError: PLUGIN_NOT_READY or NOT_ALLOCATABLE, with what is missing.
             ClusterError: The API refused or does not answer.
+            Superseded: The run is no longer wanted; what it changed is the next run's to prove.
         """
         if not paused.has_plugin:
             _log.info("no_device_plugin_found")
@@ -173,7 +176,7 @@ class Daemons:
                 raise errors.NotReadyError(
                     f"{missing} (waited {self._timeout_s:g} s)", reason=reason
                 )
-            self._clock.wait(self._pace.delay_s(turn))
+            wish.wait(self._pace.delay_s(turn))
             turn += 1
 
     def _missing(self, paused: Paused, gpus: tuple[model.Gpu, ...]) -> tuple[errors.Reason, str]:
@@ -197,14 +200,14 @@ class Daemons:
 def recovered(view: cluster.NodeView) -> status.Journal | None:
     """Return what an interrupted run left taken, or None.
 
-    A journal that cannot be read counts as: give back what is marked as ours by its very value
-    (paused labels, the hold taint), and leave the cordon, which may be somebody else's.
+    Without a journal, or with one that cannot be read, that is what is marked by its very value
+    (paused labels, the hold taint): NVIDIA's manager, whose place we may have taken, keeps no
+    journal. The cordon is left, for it may be somebody else's.
     """
     text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
-    if text is None:
-        return None
     try:
-        return status.Journal.from_json(text)
+        if text is not None:
+            return status.Journal.from_json(text)
     except ValueError as error:
         _log.warning("journal_unreadable", error=str(error))
     paused = {
@@ -212,9 +215,10 @@ def recovered(view: cluster.NodeView) -> status.Journal | None:
         for key, value in view.labels.items()
         if key.startswith(cluster.DEPLOY_LABEL_PREFIX) and value == cluster.PAUSED_VALUE
     }
-    return status.Journal(
+    marked = status.Journal(
         config="", hold_taint=cluster.HOLD_TAINT in view.taint_keys, paused_labels=paused
     )
+    return None if text is None and marked.is_empty else marked
 
 
 def _pause_message(labels: Mapping[str, str], loose: Collection[cluster.Pod]) -> str:

@@ -5,7 +5,7 @@
 Each step that can fail for free comes before each step that costs somebody something. What a
 step takes is in the journal before it is taken, and every exit gives it back and publishes one
 terminal state with one reason. Until hardware is touched a newer wish may end the run; after
-that it is finished or rolled back first.
+that the change is finished or rolled back first, and only its proof may be left to the next run.
 """
 
 import contextlib
@@ -73,6 +73,21 @@ class Reconciler:
             dataclasses.replace(back, annotations={cluster.JOURNAL_ANNOTATION: None})
         )
 
+    def rest(self) -> None:
+        """See to it that a node without a wish does not say ``pending``; call without a run.
+
+        A run that was killed could not say how it ended, and one that gave way to a newer wish
+        left that to the next run, which never comes once the label is removed.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        view = self._world.node.read()
+        if view.labels.get(cluster.STATE_LABEL) != model.State.PENDING.value:
+            return
+        ended = record.Record(self._world.node, self._world.clock, config="", attempt=1)
+        ended.finish(_failed(errors.Reason.INTERRUPTED, "the label was removed"))
+
     def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> Outcome:
         """Bring the layout ``name`` into force.
 
@@ -127,21 +142,21 @@ class _Run:
         wanted = config.select(layout, gpus)
         plan = planner.plan(gpus, wanted)
         if plan.is_empty:
-            return self._keep(gpus)
+            return self._keep(gpus, wish)
         plan = self._clear_the_way(gpus, wanted, wish)
         paused = self._daemons.pause(plan, self.record, wish)
         wish.check()
         gpus = self._change(plan, gpus, wanted, paused)
         paused = self._daemons.resume_plugin(paused, self.record)
         self.record.enter(model.Phase.PROVE, "waiting for the new devices to be schedulable")
-        self._daemons.prove(paused, gpus)
+        self._daemons.prove(paused, gpus, wish)
         return self._succeeded(errors.Reason.APPLIED, "is in force")
 
-    def _keep(self, gpus: tuple[model.Gpu, ...]) -> Outcome:
+    def _keep(self, gpus: tuple[model.Gpu, ...], wish: ports.Wish) -> Outcome:
         """Change nothing; but an earlier run may have failed between change and proof."""
         if not self._daemons.is_proven(gpus):
             self.record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
-            self._daemons.prove(self._daemons.restart_stale_plugin(gpus), gpus)
+            self._daemons.prove(self._daemons.restart_stale_plugin(gpus), gpus, wish)
         return self._succeeded(errors.Reason.ALREADY_APPLIED, "is already in force")
 
     def _resolve(self) -> config.Layout:

@@ -21,10 +21,14 @@ class Pipeline:
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
         self.recovered = 0
+        self.has_rested = threading.Event()
         self.on_run: Callable[[], None] = lambda: None
 
     def recover(self) -> None:
         self.recovered += 1
+
+    def rest(self) -> None:
+        self.has_rested.set()
 
     def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> record.Outcome:
         self.runs.append((name, attempt))
@@ -94,7 +98,7 @@ def test_a_newer_wish_interrupts_the_pause_before_a_retry() -> None:
     assert pipeline.runs == [("a", 1), ("b", 1)]
 
 
-def test_without_a_label_only_what_was_left_is_given_back() -> None:
+def test_without_a_label_what_was_left_is_given_back_and_nothing_is_pending() -> None:
     box = mailbox.Mailbox()
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
@@ -102,6 +106,7 @@ def test_without_a_label_only_what_was_left_is_given_back() -> None:
         target=agent.Agent(pipeline, box, retry_initial_s=1, retry_max_s=1).serve, daemon=True
     )
     thread.start()
+    assert pipeline.has_rested.wait(timeout=20)
     box.put_label("a")
     thread.join(timeout=20)
 

@@ -220,6 +220,38 @@ def test_deploy_labels_of_others_are_left_as_they_are(value: str) -> None:
     assert "nvidia.com/gpu.deploy.nvsm" not in world.labels
 
 
+@pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
+def test_a_node_that_shall_have_no_plugin_is_not_waited_for(value: str) -> None:
+    world = node()
+    run(world, "all-1g.5gb")
+    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = value
+    world.pods.clear()
+
+    assert run(world, "all-1g.5gb").reason is errors.Reason.ALREADY_APPLIED
+
+
+@pytest.mark.parametrize("before", [None, "all-1g.5gb"])
+def test_a_newer_wish_need_not_wait_for_a_plugin_that_does_not_come(before: str | None) -> None:
+    def broken() -> fakes.World:
+        world = node(layout=before)
+        world.plugin_is_broken = True
+        world.pods.clear()
+        world.start_plugin()
+        return world
+
+    world = broken()
+    patient = fakes.FakeWish(world.clock, replaced=True)
+    outcome = reconciler(world).run("all-1g.5gb", patient)
+    assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
+
+    world = broken()
+    hasty = fakes.FakeWish(world.clock, ends_at=patient.asked, replaced=True)
+    with pytest.raises(errors.Superseded):
+        reconciler(world).run("all-1g.5gb", hasty)
+    assert world.log.count("gpus.execute") == (0 if before else 1)
+    assert_nothing_taken(world)
+
+
 def test_a_plugin_that_no_label_gates_is_held_off_by_a_taint_and_comes_back_new() -> None:
     world = node(gated=False)
     old_plugin = next(iter(world.pods))
@@ -430,6 +462,7 @@ def test_whenever_a_wish_ends_all_is_given_back(scenario: str, *, replaced: bool
     patient = fakes.FakeWish(world.clock, replaced=replaced)
     reconciler(world).run(layout, patient)
     assert patient.asked > 0
+    after = world.gpus
     for ends_at in range(1, patient.asked + 1):
         world = make()
         before = world.gpus
@@ -438,7 +471,8 @@ def test_whenever_a_wish_ends_all_is_given_back(scenario: str, *, replaced: bool
         with pytest.raises(errors.Superseded):
             reconciler(world).run(layout, wish)
 
-        assert world.gpus == before
+        is_executed = "gpus.execute" in world.log
+        assert world.gpus == (after if is_executed else before)
         assert_nothing_taken(world)
         assert replaced or world.labels[cluster.STATE_LABEL] == "failed"
 
@@ -466,6 +500,43 @@ def test_a_process_killed_at_any_call_leaves_what_its_successor_gives_back(scena
         outcome = successor.run(layout, fakes.FakeWish(world.clock, replaced=False))
         assert outcome.state is model.State.SUCCESS, index
         assert_nothing_taken(world)
+
+
+def test_what_another_manager_left_paused_is_given_back_although_there_is_no_journal() -> None:
+    world = node(layout="all-balanced")
+    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    world.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
+    world.pods.clear()
+    ours = reconciler(world)
+
+    ours.recover()
+    outcome = ours.run("all-balanced", fakes.FakeWish(world.clock, replaced=False))
+
+    assert outcome.state is model.State.SUCCESS
+    assert_nothing_taken(world)
+    assert world.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
+
+
+def test_a_node_without_a_wish_does_not_stay_pending() -> None:
+    world = node()
+    world.labels[cluster.STATE_LABEL] = "pending"
+
+    reconciler(world).rest()
+
+    assert world.labels[cluster.STATE_LABEL] == "failed"
+    assert "Interrupted" in world.annotations[cluster.STATUS_ANNOTATION]
+
+
+@pytest.mark.parametrize("state", ["success", "failed", None])
+def test_a_node_without_a_wish_keeps_how_its_last_run_ended(state: str | None) -> None:
+    world = node()
+    if state:
+        world.labels[cluster.STATE_LABEL] = state
+
+    reconciler(world).rest()
+
+    assert world.labels.get(cluster.STATE_LABEL) == state
+    assert "node.patch" not in world.log
 
 
 def test_a_journal_that_cannot_be_read_gives_back_what_is_marked_as_ours() -> None:
