@@ -1,0 +1,178 @@
+"""What a cluster operator types: the real kubectl against a node with the real agent."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mig_manager.core import cluster
+from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
+
+PROFILES = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
+KUBECTL = shutil.which("kubectl")
+TIMEOUT_S = 90
+LAYOUT = "all-1g.5gb"
+
+Kubectl = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[stages.Stage]:
+    if KUBECTL is None and os.environ.get("CI"):
+        pytest.fail("kubectl must be there when CI runs these tests")
+    if KUBECTL is None:
+        pytest.skip("kubectl is not installed")
+    with stages.Stage(
+        "2xA100-SXM4-40GB",
+        PROFILES.read_text(encoding="utf-8"),
+        latency=states.Latency(),
+        node_options=nodeoptions.NodeOptions(tick_s=0.1),
+    ) as running:
+        running.run_pods([("train", "nvidia.com/gpu", {})])
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kubectl(world: stages.Stage, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+    home = tmp_path_factory.mktemp("kubectl")
+    environment = {
+        "HOME": str(home),
+        "KUBECONFIG": str(world.server.kubeconfig(home / "kubeconfig", token="person")),  # noqa: S106
+        "PATH": os.environ["PATH"],
+    }
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(  # noqa: S603 - the arguments are this file's own
+            [str(KUBECTL), "--cache-dir", str(home / "cache"), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def label_and_wait(kubectl: Kubectl, layout: str) -> str:
+    kubectl("label", "node", "sandbox", f"{cluster.CONFIG_LABEL}={layout}", "--overwrite")
+    applied = "jsonpath={.metadata.labels.mig-manager\\.io/applied}"
+    return kubectl("wait", "node", "sandbox", f"--for={applied}={layout}", "--timeout=60s")
+
+
+def wait_for_event(world: stages.Stage, reason: str) -> None:
+    """Wait for an Event: the agent publishes it after the labels that tell the same."""
+
+    def is_there() -> bool:
+        events = world.api.get("/api/v1/namespaces/default/events")["items"]
+        return any(each["reason"] == reason for each in events)
+
+    world.wait(is_there, f"the event {reason}")
+
+
+@pytest.fixture(scope="module")
+def told(world: stages.Stage, kubectl: Kubectl) -> str:
+    """What the first layout's wait said; the layout is in force."""
+    said = label_and_wait(kubectl, LAYOUT)
+    wait_for_event(world, "Applied")
+    return said
+
+
+@pytest.fixture
+def described(kubectl: Kubectl, told: str) -> str:
+    assert told
+    return kubectl("describe", "node", "sandbox")
+
+
+def test_a_person_labels_the_node_and_waits_for_the_layout_to_be_in_force(told: str) -> None:
+    assert told == "node/sandbox condition met\n"
+
+
+@pytest.mark.usefixtures("told")
+def test_the_list_of_nodes_shows_the_state_in_a_column(kubectl: Kubectl) -> None:
+    columns = ("-L", cluster.STATE_LABEL, "-L", cluster.APPLIED_LABEL)
+
+    head, line = kubectl("get", "node", *columns).splitlines()
+
+    assert head.split()[-2:] == ["MIG.CONFIG.STATE", "APPLIED"]
+    assert line.split()[:2] == ["sandbox", "Ready"]
+    assert line.split()[-2:] == ["success", LAYOUT]
+
+
+@pytest.mark.usefixtures("told")
+def test_the_list_of_pods_shows_the_new_plugin_and_no_pod_that_had_to_go(
+    kubectl: Kubectl,
+) -> None:
+    _, *lines = kubectl("get", "pods", "-A").splitlines()
+    seen = {line.split()[0]: line.split()[3] for line in lines}
+
+    assert seen == {"gpu-operator": "Running"}
+
+
+def section(described: str, title: str) -> list[str]:
+    """Return the words of a section of ``kubectl describe``, by line."""
+    rest = described[described.index(f"\n{title}:") + len(title) + 2 :].splitlines()
+    inside = [rest[0]]
+    for line in rest[1:]:
+        if not line.startswith(" "):
+            break
+        inside.append(line)
+    return [" ".join(line.split()) for line in inside]
+
+
+def test_a_description_of_the_node_shows_the_labels_of_wish_and_result(described: str) -> None:
+    assert {
+        f"{cluster.CONFIG_LABEL}={LAYOUT}",
+        f"{cluster.STATE_LABEL}=success",
+        f"{cluster.APPLIED_LABEL}={LAYOUT}",
+    } <= set(section(described, "Labels"))
+
+
+def test_a_description_of_the_node_shows_the_devices_that_pods_can_ask_for(described: str) -> None:
+    devices = [line for line in section(described, "Allocatable") if "nvidia.com/" in line]
+
+    assert "nvidia.com/mig-1g.5gb: 14" in devices
+    assert all(line.endswith(" 0") for line in devices if "mig-1g.5gb" not in line)
+
+
+def test_a_description_of_the_node_tells_the_story_in_events(described: str) -> None:
+    ours = [line for line in section(described, "Events") if " mig-manager " in line]
+
+    assert [line.split()[:2] for line in ours] == [["Normal", "Draining"], ["Normal", "Applied"]]
+    assert "evicting default/train" in ours[0]
+    assert f"Layout {LAYOUT} is in force." in ours[1]
+
+
+def test_a_node_that_a_person_has_cordoned_stays_cordoned(kubectl: Kubectl, told: str) -> None:
+    assert told
+    kubectl("cordon", "sandbox")
+
+    label_and_wait(kubectl, "all-2g.10gb")
+
+    assert "Ready,SchedulingDisabled" in kubectl("get", "node", "sandbox")
+    kubectl("uncordon", "sandbox")
+    label_and_wait(kubectl, LAYOUT)
+
+
+@pytest.mark.usefixtures("told")
+def test_a_layout_that_does_not_exist_ends_in_a_warning_and_the_old_layout_stays(
+    world: stages.Stage, kubectl: Kubectl
+) -> None:
+    kubectl("label", "node", "sandbox", f"{cluster.CONFIG_LABEL}=all-9g.1gb", "--overwrite")
+    state = "jsonpath={.metadata.labels.nvidia\\.com/mig\\.config\\.state}"
+    kubectl("wait", "node", "sandbox", f"--for={state}=failed", "--timeout=60s")
+    wait_for_event(world, "UnknownConfig")
+
+    shown = kubectl("get", "node", "sandbox", "-o", "jsonpath={.metadata.labels}")
+    warnings = kubectl("get", "events", "--field-selector", "type=Warning")
+
+    assert f'"{cluster.APPLIED_LABEL}":"{LAYOUT}"' in shown
+    assert "UnknownConfig" in warnings
+    label_and_wait(kubectl, LAYOUT)

@@ -1,0 +1,453 @@
+"""What is shipped for clusters and hosts, held against our own settings and the agent's deeds."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import kubernetes.client
+import pytest
+import yaml
+
+import mig_manager
+from mig_manager import arguments, settings
+from mig_manager.core import cluster, model
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.cluster import nodeoptions, objects
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
+
+ROOT = pathlib.Path(__file__).parents[1]
+KUBECTL = shutil.which("kubectl")
+AGENT_TOKEN = "sandbox"  # noqa: S105 - by which the stage tells the agent from its scenery
+LAYOUT = "all-1g.5gb"
+OPERATOR_NAMESPACE = "gpu-operator"
+
+Object = dict[str, Any]
+Right = tuple[str, str, str]
+"""API group, resource with its subresource, verb."""
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[str, Object]:
+    """What ``kubectl apply -k deploy`` would apply, by kind."""
+    if KUBECTL is None and os.environ.get("CI"):
+        pytest.fail("kubectl must be there when CI runs these tests")
+    if KUBECTL is None:
+        pytest.skip("kubectl is not installed")
+    rendered = subprocess.run(  # noqa: S603 - the arguments are this file's own
+        [KUBECTL, "kustomize", str(ROOT / "deploy")], capture_output=True, text=True, check=False
+    )
+    assert rendered.returncode == 0, rendered.stderr
+    documents = list(yaml.safe_load_all(rendered.stdout))
+    by_kind = {document["kind"]: document for document in documents}
+    assert len(by_kind) == len(documents)
+    return by_kind
+
+
+@pytest.fixture
+def pod(manifests: dict[str, Object]) -> Object:
+    spec: Object = manifests["DaemonSet"]["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.fixture
+def container(pod: Object) -> Object:
+    (only,) = pod["containers"]
+    found: Object = only
+    return found
+
+
+# -- objects ----------------------------------------------------------------------------------
+
+
+def test_every_object_is_what_the_api_defines_and_has_no_field_that_it_would_ignore(
+    manifests: dict[str, Object],
+) -> None:
+    with kubernetes.client.ApiClient() as client:
+        for kind, thing in manifests.items():
+            typed = client.deserialize(json.dumps(thing), f"V1{kind}", "application/json")
+
+            assert client.sanitize_for_serialization(typed) == thing
+
+
+def test_all_that_has_a_namespace_lives_in_the_one_that_is_shipped(
+    manifests: dict[str, Object],
+) -> None:
+    name = manifests["Namespace"]["metadata"]["name"]
+
+    assert {
+        kind: thing["metadata"].get("namespace")
+        for kind, thing in manifests.items()
+        if kind not in ("Namespace", "ClusterRole", "ClusterRoleBinding")
+    } == {"ServiceAccount": name, "ConfigMap": name, "DaemonSet": name}
+
+
+def test_the_daemon_set_selects_its_own_pods(manifests: dict[str, Object]) -> None:
+    spec = manifests["DaemonSet"]["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_pods_account_is_the_one_that_has_the_rights(
+    manifests: dict[str, Object], pod: Object
+) -> None:
+    account = manifests["ServiceAccount"]["metadata"]
+    binding = manifests["ClusterRoleBinding"]
+
+    assert pod["serviceAccountName"] == account["name"]
+    assert binding["roleRef"]["name"] == manifests["ClusterRole"]["metadata"]["name"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    ]
+
+
+def test_the_config_map_carries_the_shipped_profiles_verbatim(
+    manifests: dict[str, Object],
+) -> None:
+    shipped = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
+
+    assert manifests["ConfigMap"]["data"] == {"config.yaml": shipped}
+
+
+def test_the_pod_goes_where_its_own_taint_and_nvidias_keep_others_away(pod: Object) -> None:
+    assert pod["tolerations"] == [
+        {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+        for key in ("nvidia.com/gpu", cluster.HOLD_TAINT)
+    ]
+
+
+def test_the_container_is_not_privileged_and_has_the_one_power_that_mig_needs(
+    pod: Object, container: Object
+) -> None:
+    # NVIDIA's container toolkit refuses NVIDIA_MIG_CONFIG_DEVICES without CAP_SYS_ADMIN.
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsUser": 0,
+        "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]},
+    }
+    assert {"hostPID", "hostIPC", "hostNetwork", "securityContext"}.isdisjoint(pod)
+
+
+def test_the_image_has_the_version_of_the_program(container: Object) -> None:
+    image = f"mig-manager:{mig_manager.__version__}"
+
+    assert container["image"] == image
+    assert f"docker build -t {image} " in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+# -- settings ---------------------------------------------------------------------------------
+
+
+class Asked(dict[str, str]):
+    """An environment that remembers which variables somebody has looked for."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        super().__init__(variables)
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def agent_settings(command_line: list[str], environ: Mapping[str, str]) -> settings.AgentSettings:
+    parsed = arguments.parse(command_line)
+    assert parsed["command"] == "agent"
+    return settings.agent_settings(parsed, environ)
+
+
+def container_environ(container: Object) -> dict[str, str]:
+    fields = {"spec.nodeName": "node-1"}
+    return {
+        each["name"]: each["value"]
+        if "value" in each
+        else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in container["env"]
+    }
+
+
+def test_command_line_and_environment_of_the_container_agree_with_its_mounts(
+    manifests: dict[str, Object], pod: Object, container: Object
+) -> None:
+    given = agent_settings(container["args"], container_environ(container))
+
+    mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    assert mounted.keys() == volumes.keys()
+    assert given.node_name == "node-1"
+    assert given.kubeconfig is None
+    assert str(given.config_file.parent) == mounted["config"]
+    assert given.config_file.name in manifests["ConfigMap"]["data"]
+    assert volumes["config"]["configMap"]["name"] == manifests["ConfigMap"]["metadata"]["name"]
+    assert str(given.pod_resources_socket.parent) == mounted["pod-resources"]
+    assert volumes["pod-resources"]["hostPath"]["path"] == mounted["pod-resources"]
+
+
+def test_mounts_are_read_only_and_whole_so_that_changes_come_through(container: Object) -> None:
+    # kubelet never updates the file behind a subPath.
+    assert all(each["readOnly"] and "subPath" not in each for each in container["volumeMounts"])
+
+
+def test_every_variable_of_the_container_is_read_by_the_agent_or_by_nvidias_toolkit(
+    container: Object,
+) -> None:
+    environ = Asked(container_environ(container))
+    given = agent_settings(container["args"], environ)
+
+    unread = environ.keys() - environ.names
+    assert unread == {
+        "NVIDIA_DRIVER_CAPABILITIES",
+        "NVIDIA_MIG_CONFIG_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES",
+    }
+    assert not given.not_needed
+    assert not given.not_supported
+
+
+def test_kubelet_leaves_the_agent_the_time_that_one_operation_on_the_gpus_may_take(
+    pod: Object, container: Object
+) -> None:
+    given = agent_settings(container["args"], container_environ(container))
+
+    assert pod["terminationGracePeriodSeconds"] >= given.gpu_timeout_s
+
+
+# -- the unit ---------------------------------------------------------------------------------
+
+
+def directives(name: str) -> dict[str, list[str]]:
+    """Return the values of a unit's directives; systemd allows several of each."""
+    found: dict[str, list[str]] = {}
+    for line in (ROOT / "systemd" / name).read_text(encoding="utf-8").splitlines():
+        key, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def unit_command_line() -> list[str]:
+    (command,) = directives("mig-manager.service")["ExecStart"]
+    program, *rest = shlex.split(command)[:2]
+    assert [program, *rest] == ["/usr/bin/env", "mig-manager"]
+    return shlex.split(command)[2:]
+
+
+def unit_environ() -> dict[str, str]:
+    pairs = directives("mig-manager.service")["Environment"]
+    return dict(pair.replace("%H", "node-1").split("=", 1) for pair in pairs)
+
+
+def example_environ() -> dict[str, str]:
+    text = (ROOT / "systemd" / "mig-manager.env").read_text(encoding="utf-8")
+    return dict(re.findall(r"^#?([A-Z_]+)=(.*)$", text, re.MULTILINE))
+
+
+def test_the_unit_starts_the_agent_for_the_host_with_files_below_etc() -> None:
+    given = agent_settings(unit_command_line(), unit_environ())
+
+    assert given.node_name == "node-1"
+    assert given.config_file == pathlib.Path("/etc/mig-manager/config.yaml")
+    assert given.kubeconfig == pathlib.Path("/etc/mig-manager/kubeconfig")
+    assert directives("mig-manager.service")["EnvironmentFile"] == [
+        "-/etc/mig-manager/mig-manager.env"
+    ]
+
+
+def test_the_example_of_the_units_environment_shows_variables_that_count_with_their_defaults() -> (
+    None
+):  # fmt: skip
+    example = Asked(example_environ())
+    shown = agent_settings(unit_command_line(), example)
+
+    assert example.keys() <= example.names
+    assert shown == agent_settings(unit_command_line(), unit_environ())
+
+
+def test_the_unit_takes_every_variable_from_the_file_over_its_own() -> None:
+    other = {"NODE_NAME": "node-2", "CONFIG_FILE": "/c", "KUBECONFIG": "/k"}
+    given = agent_settings(unit_command_line(), unit_environ() | other)
+
+    assert given.node_name == "node-2"
+    assert (given.config_file, given.kubeconfig) == (pathlib.Path("/c"), pathlib.Path("/k"))
+
+
+def test_systemd_leaves_the_agent_the_time_that_one_operation_on_the_gpus_may_take() -> None:
+    (patience,) = directives("mig-manager.service")["TimeoutStopSec"]
+    given = agent_settings(unit_command_line(), unit_environ())
+
+    assert float(patience.removesuffix("s")) >= given.gpu_timeout_s
+
+
+# -- rights -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """What roles give: cluster-wide, and beyond that within one namespace."""
+
+    everywhere: frozenset[Right]
+    namespace: str = ""
+    within: frozenset[Right] = frozenset()
+
+    def allow(self, access: apiserver.Access) -> bool:
+        resource = "/".join(filter(None, (access.resource, access.subresource)))
+        asked = (access.group, resource, access.verb)
+        is_within = bool(self.namespace) and access.namespace == self.namespace
+        return asked in self.everywhere or (is_within and asked in self.within)
+
+
+def rights_to(resource: str, *verbs: str) -> frozenset[Right]:
+    return frozenset(("", resource, verb) for verb in verbs)
+
+
+def granted(role: Object) -> frozenset[Right]:
+    return frozenset(
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+STOCK_OPERATOR = Rights(
+    everywhere=rights_to("nodes", "get", "list", "watch", "update", "patch")
+    | rights_to("pods", "list"),
+    namespace=OPERATOR_NAMESPACE,
+    within=rights_to("pods", "get", "list", "watch", "delete")
+    | rights_to("configmaps", "create", "get", "list", "update", "patch"),
+)
+"""What NVIDIA's GPU operator gives its MIG manager."""
+
+
+@contextlib.contextmanager
+def governed(
+    rights: Rights, *, style: nodeoptions.DeployStyle = nodeoptions.DeployStyle.GPU_OPERATOR
+) -> Iterator[stages.Stage]:
+    """A stage on which the agent has these rights and no more."""
+
+    def authorize(access: apiserver.Access) -> bool:
+        return access.token != AGENT_TOKEN or rights.allow(access)
+
+    strict = functools.partial(apiserver.ApiServer, authorizer=authorize)
+    text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        # The stage makes its server by itself.
+        patch.setattr(apiserver, "ApiServer", strict)
+        with stages.Stage(
+            "1xA100-SXM4-40GB",
+            text,
+            latency=states.Latency(),
+            node_options=nodeoptions.NodeOptions(tick_s=0.1, deploy_style=style),
+        ) as world:
+            yield world
+
+
+def asked_by_the_agent(server: apiserver.ApiServer) -> frozenset[Right]:
+    def group(path: str) -> str:
+        return path.split("/")[2] if path.startswith("/apis/") else ""
+
+    return frozenset(
+        (group(each.path), each.resource, each.verb)
+        for each in server.log.requests()
+        if each.token == AGENT_TOKEN
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """How a first layout went beside a pod that had to go."""
+
+    status: Mapping[str, Any]
+    asked: frozenset[Right]
+    events: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def lives(manifests: dict[str, Object]) -> dict[nodeoptions.DeployStyle, Life]:
+    """A first layout for each way to deploy the plugin, under the shipped ClusterRole alone."""
+    shipped = Rights(everywhere=granted(manifests["ClusterRole"]))
+    found = {}
+    for style in nodeoptions.DeployStyle:
+        with governed(shipped, style=style) as world:
+            world.run_pods([("train", "nvidia.com/gpu", {})])
+            world.label(LAYOUT)
+            world.wait_for_end(LAYOUT)
+            assert world.stop_agent() == 0
+            found[style] = Life(
+                status=world.status(),
+                asked=asked_by_the_agent(world.server),
+                events=event_reasons(world),
+            )
+    return found
+
+
+def event_reasons(world: stages.Stage) -> tuple[str, ...]:
+    events = world.api.get("/api/v1/namespaces/default/events")["items"]
+    return tuple(each["reason"] for each in events if each["source"]["component"] == "mig-manager")
+
+
+@pytest.mark.parametrize("style", nodeoptions.DeployStyle)
+def test_the_cluster_role_is_enough_for_a_whole_reconfiguration(
+    lives: dict[nodeoptions.DeployStyle, Life], style: nodeoptions.DeployStyle
+) -> None:
+    assert lives[style].status["reason"] == "Applied"
+    assert {"Draining", "Applied"} <= set(lives[style].events)
+
+
+def test_the_cluster_role_gives_nothing_that_the_agent_does_not_use(
+    manifests: dict[str, Object], lives: dict[nodeoptions.DeployStyle, Life]
+) -> None:
+    rules = manifests["ClusterRole"]["rules"]
+    asked = frozenset[Right]().union(*(life.asked for life in lives.values()))
+
+    assert granted(manifests["ClusterRole"]) == asked
+    assert all(rule.keys() == {"apiGroups", "resources", "verbs"} for rule in rules)
+
+
+def assert_nothing_taken(world: stages.Stage) -> None:
+    node = world.node()
+    assert not node["spec"].get("unschedulable")
+    assert not node["spec"].get("taints")
+    assert cluster.PAUSED_VALUE not in objects.labels(node).values()
+    assert cluster.JOURNAL_ANNOTATION not in objects.annotations(node)
+
+
+def test_with_the_stock_operators_rights_a_layout_that_evicts_nobody_succeeds_without_events() -> (
+    None
+):  # fmt: skip
+    with governed(STOCK_OPERATOR) as world:
+        world.label(LAYOUT)
+
+        assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
+        assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
+        assert event_reasons(world) == ()
+        assert world.agent_log.read_text().count('"events_forbidden"') == 1
+        assert_nothing_taken(world)
+
+
+def test_with_the_stock_operators_rights_a_layout_that_must_evict_is_refused_and_costs_nothing() -> (  # noqa: E501
+    None
+):  # fmt: skip
+    with governed(STOCK_OPERATOR) as world:
+        world.run_pods([("train", "nvidia.com/gpu", {})])
+        held, before = world.held(), world.gpus.observe()
+
+        world.label(LAYOUT)
+
+        assert world.wait_for_end(LAYOUT) is model.State.FAILED
+        assert world.status()["reason"] == "Forbidden"
+        assert "pods/eviction" in world.status()["message"]
+        assert (world.held(), world.gpus.observe()) == (held, before)
+        assert_nothing_taken(world)
