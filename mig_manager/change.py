@@ -38,7 +38,8 @@ def carry_out(
 
     Raises:
         HardwareError: A step failed, or the wish is not in force although none did
-            (VERIFY_FAILED). The message says how the way back went.
+            (VERIFY_FAILED). The message says how the way back went; a mode that waits for a
+            reset (RESET_REQUIRED) is left waiting.
         LayoutError: The second plan cannot be made.
     """
     try:
@@ -46,7 +47,9 @@ def carry_out(
     except errors.MigManagerError as error:
         _log.warning("change_failed", reason=error.reason.value, error=error.message)
         on_undo()
-        error.add(_undo(gpus, before))
+        # Where only a reboot brings the mode, to call it off would make every reboot in vain.
+        keep_pending = error.reason is errors.Reason.RESET_REQUIRED
+        error.add(_undo(gpus, before, keep_pending=keep_pending))
         raise
 
 
@@ -73,14 +76,14 @@ def _execute(
     )
 
 
-def _undo(gpus: ports.Gpus, before: Observed) -> str:
+def _undo(gpus: ports.Gpus, before: Observed, *, keep_pending: bool) -> str:
     """Return to the snapshot; say how that went, because the first error is the reason."""
     try:
-        way_back = planner.restore(gpus.observe(), before)
+        way_back = planner.restore(gpus.observe(), before, keep_pending=keep_pending)
         if way_back.is_empty:
-            return "nothing was changed"
+            return "only the new mode stays pending" if keep_pending else "nothing was changed"
         gpus.execute(way_back)
-        if planner.restore(gpus.observe(), before).is_empty:
+        if planner.restore(gpus.observe(), before, keep_pending=keep_pending).is_empty:
             return "the instances from before are back"
     except errors.MigManagerError as error:
         _log.warning("way_back_failed", reason=error.reason.value, error=error.message)

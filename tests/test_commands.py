@@ -86,6 +86,23 @@ class Reticent(Gpus):
         )
 
 
+class Passthrough(Gpus):
+    """GPUs whose new mode waits for a reset that the machine cannot do."""
+
+    def execute(self, plan: model.Plan) -> None:
+        self.executed.append(plan)
+        for step in plan.steps:
+            assert isinstance(step, model.SetMode)
+            self.gpus = tuple(
+                dataclasses.replace(gpu, pending_mode=step.mode)
+                if gpu.uuid == step.gpu_uuid
+                else gpu
+                for gpu in self.gpus
+            )
+            if step.mode is model.MigMode.ENABLED:
+                raise errors.HardwareError("no reset", reason=errors.Reason.RESET_REQUIRED)
+
+
 def two_a100() -> tuple[model.Gpu, ...]:
     return hardware.template(A100, 0), hardware.template(A100, 1)
 
@@ -160,6 +177,21 @@ def test_a_reset_that_is_forbidden_is_not_done() -> None:
 
     assert caught.value.reason is errors.Reason.RESET_REQUIRED
     assert gpus.executed == []
+
+
+def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() -> None:
+    gpus = Passthrough(hardware.template(A100, 0))
+
+    with pytest.raises(errors.HardwareError) as caught:
+        commands.apply(gpus, layout("first-only"), scope=commands.Scope.MODE_ONLY)
+    assert caught.value.reason is errors.Reason.RESET_REQUIRED
+    (waiting,) = gpus.observe()
+    assert waiting.pending_mode is model.MigMode.ENABLED
+
+    none = "{version: v1, mig-configs: {none: [{devices: all, mig-enabled: false}]}}"
+    commands.apply(gpus, config.parse(none, source="none.yaml").layout("none"))
+    (called_off,) = gpus.observe()
+    assert called_off.pending_mode is model.MigMode.DISABLED
 
 
 def test_mode_only_switches_mig_and_makes_no_instances() -> None:

@@ -47,7 +47,9 @@ def plan(
     return model.Plan(gpus=tuple(p for p in plans if p))
 
 
-def restore(gpus: Sequence[model.Gpu], snapshot: Sequence[model.Gpu]) -> model.Plan:
+def restore(
+    gpus: Sequence[model.Gpu], snapshot: Sequence[model.Gpu], *, keep_pending: bool = False
+) -> model.Plan:
     """Find the steps back to exactly what was: modes, placements and compute instances.
 
     GPU instances without compute instance come back too. A GPU that the snapshot lacks is not
@@ -56,6 +58,7 @@ def restore(gpus: Sequence[model.Gpu], snapshot: Sequence[model.Gpu]) -> model.P
     Args:
         gpus: The GPUs as observed now, in any order.
         snapshot: The same GPUs as observed before.
+        keep_pending: Whether a mode that waits for a reset may go on waiting.
 
     Returns:
         The plan, GPUs ascending by index; empty when all is as it was.
@@ -65,7 +68,11 @@ def restore(gpus: Sequence[model.Gpu], snapshot: Sequence[model.Gpu]) -> model.P
             placed (DOES_NOT_FIT), or a GPU has no MIG any more (NOT_MIG_CAPABLE).
     """
     before = {gpu.uuid: gpu for gpu in snapshot}
-    plans = [_restore_gpu(gpu, before[gpu.uuid]) for gpu in _by_index(gpus) if gpu.uuid in before]
+    plans = [
+        _restore_gpu(gpu, before[gpu.uuid], keep_pending=keep_pending)
+        for gpu in _by_index(gpus)
+        if gpu.uuid in before
+    ]
     return model.Plan(gpus=tuple(p for p in plans if p))
 
 
@@ -109,7 +116,7 @@ def _switch(gpu: model.Gpu, mode: model.MigMode) -> model.SetMode | None:
     )
 
 
-def _restore_gpu(gpu: model.Gpu, before: model.Gpu) -> model.GpuPlan | None:
+def _restore_gpu(gpu: model.Gpu, before: model.Gpu, *, keep_pending: bool) -> model.GpuPlan | None:
     if before.current_mode is None:
         return None
     if gpu.current_mode is None:
@@ -117,7 +124,9 @@ def _restore_gpu(gpu: model.Gpu, before: model.Gpu) -> model.GpuPlan | None:
     live = steps.in_order(gpu)
     decision = rewind.decide(gpu, live, steps.in_order(before))
     # A change of mode that was pending before may stay so: it is part of what was.
-    is_as_before = _modes(gpu) == _modes(before)
+    is_as_before = _modes(gpu) == _modes(before) or (
+        keep_pending and gpu.current_mode is before.current_mode
+    )
     switch = None if is_as_before else _switch(gpu, before.current_mode)
     return steps.build(gpu, live, decision, switch)
 
