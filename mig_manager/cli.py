@@ -42,6 +42,10 @@ def main(argv: Sequence[str], terminal: console.Console) -> int:
     except BrokenPipeError:
         _forget_stdout(terminal)
         return _BROKEN_PIPE
+    except console.AnswerLostError as error:
+        terminal.note(str(error))
+        _forget_stdout(terminal)
+        return _FAILED
     except Exception as error:  # noqa: BLE001 - a bug must not end in a traceback
         _confess(error, argv, terminal)
         return _FAILED
@@ -138,7 +142,7 @@ def _status_of(error: errors.MigManagerError) -> int:
 
 
 def _confess(error: Exception, argv: Sequence[str], terminal: console.Console) -> None:
-    if "--debug" in argv:
+    if not {"-d", "--debug"}.isdisjoint(argv):
         traceback.print_exception(error, file=terminal.stderr)
     terminal.note(
         f"internal error: {type(error).__name__}: {error}",

@@ -1,6 +1,8 @@
 """The terminal, or what stands for it: answers on one stream, remarks and errors on another."""
 
 import dataclasses
+import os
+import pathlib
 import re
 import sys
 from collections.abc import Mapping
@@ -11,6 +13,10 @@ from mig_manager.core import bar
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _DRAWN_WITH = "┌─┬│·→✓░"
+
+
+class AnswerLostError(Exception):
+    """Standard output takes no more, though its reader is still there: a disk that is full."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +30,15 @@ class Console:
 
     @staticmethod
     def of_process() -> "Console":
-        """Return the streams and the environment of this process."""
+        """Return the streams and the environment of this process.
+
+        Of a stream that was closed before we started Python knows nothing; it is then empty.
+        """
+        nowhere = pathlib.Path(os.devnull)
         return Console(
-            stdin=sys.stdin,
-            stdout=sys.stdout,
-            stderr=sys.stderr,
+            stdin=sys.stdin or nowhere.open(),
+            stdout=sys.stdout or nowhere.open("w"),
+            stderr=sys.stderr or nowhere.open("w"),
             environ=settings.process_environ(),
         )
 
@@ -42,10 +52,21 @@ class Console:
         )
 
     def say(self, text: str) -> None:
-        """Write an answer."""
+        """Write an answer.
+
+        Raises:
+            AnswerLostError: It cannot be written.
+            BrokenPipeError: The reader has gone away.
+        """
         line = text if text.endswith("\n") else f"{text}\n"
-        self.stdout.write(_encodable(self.stdout, line))
-        self.stdout.flush()
+        try:
+            self.stdout.write(_encodable(self.stdout, line))
+            self.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise AnswerLostError(f"cannot write the answer: {why}") from error
 
     def note(self, text: str, *, remedy: str = "") -> None:
         """Write a remark or an error, each of its parts on a line of its own."""

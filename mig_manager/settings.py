@@ -276,6 +276,13 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
     name = given.text("node-name", variable="NODE_NAME")
     if not name:
         raise errors.UsageError("the agent must know its node: give --node-name or set NODE_NAME")
+    in_use_timeout_s = given.seconds("in-use-timeout-s", default=30.0)
+    gpu_timeout_s = given.seconds("gpu-timeout-s", default=120.0)
+    if in_use_timeout_s >= gpu_timeout_s:
+        raise errors.UsageError(
+            f"--in-use-timeout-s {in_use_timeout_s:g} must be less than --gpu-timeout-s "
+            f"{gpu_timeout_s:g}, after which the operation is killed"
+        )
     return AgentSettings(
         node_name=name,
         config_file=_agent_config_file(given, environ),
@@ -285,8 +292,8 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         or pathlib.Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
         drain_timeout_s=given.seconds("drain-timeout-s", default=300.0),
         plugin_timeout_s=given.seconds("plugin-timeout-s", default=300.0),
-        in_use_timeout_s=given.seconds("in-use-timeout-s", default=30.0),
-        gpu_timeout_s=given.seconds("gpu-timeout-s", default=120.0),
+        in_use_timeout_s=in_use_timeout_s,
+        gpu_timeout_s=gpu_timeout_s,
         retry_initial_s=given.seconds("retry-initial-s", default=5.0, least=_LEAST_PAUSE_S),
         retry_max_s=given.seconds("retry-max-s", default=300.0, least=_LEAST_PAUSE_S),
         poll_interval_s=given.seconds("poll-interval-s", default=1.0, least=_LEAST_PAUSE_S),

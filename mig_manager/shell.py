@@ -3,8 +3,11 @@
 They talk to NVML and to nothing else: no cluster is needed, and none of its libraries is loaded.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 
 from mig_manager import commands, console, errors, ports, report, settings, validation
 from mig_manager.adapters import clock, files
@@ -32,6 +35,41 @@ def run(command: str, given: settings.CommandSettings, terminal: console.Console
         MigManagerError: It could not be done.
     """
     return _Shell(given, terminal).commands[command]()
+
+
+@contextlib.contextmanager
+def completed(tell: Callable[[str], object]) -> Iterator[None]:
+    """Hold a signal off until the body is complete, or a second one insists.
+
+    A change that is cut off leaves GPUs without the instances from before and without the new
+    ones. It ends by itself, undone if need be: what is in use is waited for with a deadline.
+
+    Args:
+        tell: Says that the signal was heard, and what it waits for.
+    """
+    held: list[int] = []
+
+    def hold(number: int, _frame: FrameType | None) -> None:
+        held.append(number)
+        if len(held) > 1:
+            resume()
+            signal.raise_signal(number)
+        tell("completing the change first, or undoing it; once more to leave it half done")
+
+    def resume() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    handlers = {
+        number: signal.signal(number, hold)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        resume()
+    if held:
+        signal.raise_signal(held[0])
 
 
 class _Shell:
@@ -80,12 +118,14 @@ class _Shell:
                 f"hooks are not supported yet, so {self._given.hooks_file!r} would not run; "
                 "leave out -k and unset MIG_PARTED_HOOKS_FILE to apply without hooks"
             )
-        result = commands.apply(
-            self._gpus(),
-            self._layout(),
-            scope=self._scope,
-            may_reset=not self._given.is_reset_skipped,
-        )
+        gpus, layout = self._gpus(), self._layout()
+        with completed(self._terminal.note):
+            result = commands.apply(
+                gpus,
+                layout,
+                scope=self._scope,
+                may_reset=not self._given.is_reset_skipped,
+            )
         self._answer(result.to_data, lambda: "MIG configuration applied successfully")
         for planned in result.rounds:
             self._terminal.note(report.summary(planned))

@@ -16,6 +16,8 @@ _FALSE = frozenset({"", "0", "f", "F", "false", "False", "FALSE"})
 """What Go's ParseBool takes, because the peer's variables are written for it."""
 
 _MAX_PORT = 65535
+_MOST_S = 366 * 86400.0
+"""A year. The system's waits fail, and not at the start, for times beyond what they can count."""
 
 
 class Source:
@@ -48,16 +50,16 @@ class Source:
         """Return a duration of at least ``least`` seconds.
 
         Raises:
-            UsageError: It is not a number, too small, or not finite.
+            UsageError: It is not a number, too small, or more than a year.
         """
         text, origin = self._find(name, variable)
         try:
             value = float(text) if text else default
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value >= least):
+        if not least <= value <= _MOST_S:
             raise errors.UsageError(
-                f"{origin}: {text!r} is not a number of seconds from {least:g} on"
+                f"{origin}: {text!r} is not a number of seconds from {least:g} to {_MOST_S:g}"
             )
         return value
 
@@ -91,9 +93,16 @@ class Source:
         return known[text]
 
     def path(self, name: str, *, variable: str = "") -> pathlib.Path | None:
-        """Return a path, or None when none is given."""
-        text = self.text(name, variable=variable)
-        return pathlib.Path(text).expanduser() if text else None
+        """Return a path, or None when none is given.
+
+        Raises:
+            UsageError: It begins with the ``~`` of a user who has no home.
+        """
+        text, origin = self._find(name, variable)
+        try:
+            return pathlib.Path(text).expanduser() if text else None
+        except RuntimeError as error:
+            raise errors.UsageError(f"{origin}: {text!r} names no home directory") from error
 
     def is_given(self, name: str, *, variable: str = "") -> bool:
         """Tell whether option or variable has a value."""

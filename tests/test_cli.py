@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import structlog
 
 from mig_manager import arguments, cli, console, settings
+from mig_manager import shell as shell_module
 from mig_manager.core import document
 from mig_manager.sandbox import nvml
 
@@ -393,8 +395,70 @@ def test_a_bug_is_confessed_in_two_lines(shell: Shell) -> None:
     assert "please report it" in err.getvalue()
     assert "Traceback" not in err.getvalue()
 
-    assert cli.main(["--debug", "version"], terminal) == 1
-    assert "Traceback" in err.getvalue()
+    for flag in ("--debug", "-d"):
+        err.truncate(0)
+        assert cli.main([flag, "version"], terminal) == 1
+        assert "Traceback" in err.getvalue()
+
+
+def test_an_answer_that_cannot_be_written_is_no_bug() -> None:
+    with pathlib.Path("/dev/full").open("w") as full:
+        child = subprocess.run(  # our own program
+            [sys.executable, "-m", "mig_manager", "version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert child.returncode == 1
+    assert child.stderr == ("mig-manager: cannot write the answer: No space left on device\n")
+
+
+@pytest.mark.parametrize("stream", ["0<", "1>", "2>"])
+def test_a_closed_stream_is_as_good_as_an_empty_one(tmp_path: pathlib.Path, stream: str) -> None:
+    command = [sys.executable, "-m", "mig_manager", "apply", "-f", "-", "all", *SPEC]
+    child = subprocess.run(  # noqa: S603 - our own program
+        ["/bin/sh", "-c", f'exec "$@" {stream}&-', "sh", *command],
+        input="{version: v1, mig-configs: {all: [{devices: all, mig-enabled: false}]}}",
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Without its input there is no document, hence no layout.
+    assert child.returncode == (2 if stream == "0<" else 0)
+    assert "internal error" not in child.stderr
+
+
+def test_a_signal_waits_until_a_change_is_complete() -> None:
+    told: list[str] = []
+    done: list[bool] = []
+
+    def change() -> None:
+        with shell_module.completed(told.append):
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
+    assert done
+    assert len(told) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    done: list[bool] = []
+
+    def change() -> None:
+        with shell_module.completed(lambda _: None):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
+    assert not done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interrupt_ends_with_the_status_of_one(shell: Shell) -> None:

@@ -92,6 +92,23 @@ def test_a_duration_that_is_none_is_refused_with_its_origin(text: str) -> None:
         agent(drain_timeout_s=text)
 
 
+def test_a_duration_beyond_what_can_be_waited_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="--retry-max-s"):
+        agent(retry_max_s="1e300")
+
+
+def test_patience_with_gpus_in_use_must_end_before_the_worker_is_killed() -> None:
+    with pytest.raises(errors.UsageError, match="--in-use-timeout-s"):
+        agent(in_use_timeout_s="120")
+
+    assert agent(in_use_timeout_s="120", gpu_timeout_s="180").in_use_timeout_s == 120.0
+
+
+def test_a_home_that_nobody_has_is_refused_with_its_origin() -> None:
+    with pytest.raises(errors.UsageError, match=r"--simulate-state.*~no-such-user"):
+        command(simulate_state="~no-such-user/state.json")
+
+
 def test_a_pause_of_nothing_is_refused() -> None:
     with pytest.raises(errors.UsageError, match="--poll-interval-s"):
         agent(poll_interval_s="0")
