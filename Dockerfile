@@ -12,7 +12,7 @@ COPY profiles profiles
 RUN python -m venv /opt/mig-manager \
  && /opt/mig-manager/bin/pip install --no-cache-dir --no-compile . \
  && /opt/mig-manager/bin/pip uninstall --yes pip \
- && python -m compileall -q -x '/kubernetes/(aio|client/(api|models))/' /opt/mig-manager/lib
+ && python -m compileall -q -x '/kubernetes/(aio|client/(api|models))/(?!__init__)' /opt/mig-manager/lib
 # What NVIDIA's operator starts in the image of its MIG manager.
 RUN printf '#!/bin/sh\nexec mig-manager agent "$@"\n' > /opt/mig-manager/bin/nvidia-mig-manager \
  && chmod 755 /opt/mig-manager/bin/nvidia-mig-manager

@@ -432,6 +432,8 @@ def test_with_the_stock_operators_rights_a_layout_that_evicts_nobody_succeeds_wi
 
         assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
         assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
+        # The Event comes after the labels; an agent that has stopped has tried.
+        assert world.stop_agent() == 0
         assert event_reasons(world) == ()
         assert world.agent_log.read_text().count('"events_forbidden"') == 1
         assert_nothing_taken(world)
