@@ -207,7 +207,7 @@ def recovered(view: cluster.NodeView) -> status.Journal | None:
     text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
     try:
         if text is not None:
-            return status.Journal.from_json(text)
+            return _still_taken(status.Journal.from_json(text), view)
     except ValueError as error:
         _log.warning("journal_unreadable", error=str(error))
     paused = {
@@ -219,6 +219,16 @@ def recovered(view: cluster.NodeView) -> status.Journal | None:
         config="", hold_taint=cluster.HOLD_TAINT in view.taint_keys, paused_labels=paused
     )
     return None if text is None and marked.is_empty else marked
+
+
+def _still_taken(journal: status.Journal, view: cluster.NodeView) -> status.Journal:
+    """Leave out the labels that somebody else has written since."""
+    paused = {
+        key: value
+        for key, value in journal.paused_labels.items()
+        if view.labels.get(key) == cluster.PAUSED_VALUE
+    }
+    return dataclasses.replace(journal, paused_labels=paused)
 
 
 def _pause_message(labels: Mapping[str, str], loose: Collection[cluster.Pod]) -> str:

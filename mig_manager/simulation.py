@@ -8,8 +8,8 @@ def prepare(access: settings.GpuAccess) -> None:
     """Have a state file, a new one when there is none or a fresh start is wanted.
 
     Raises:
-        UsageError: The spec is no node, the file holds another node or cannot be written, or
-            there is neither file nor spec.
+        UsageError: The spec is no node, the file holds another node or something else or cannot
+            be written, or there is neither file nor spec.
     """
     path = access.simulate_state
     if path is None:
@@ -21,6 +21,11 @@ def prepare(access: settings.GpuAccess) -> None:
             nvml.create(access.simulate_spec, path)
         elif not path.exists():
             raise errors.UsageError(f"{path} does not exist; --simulate says what to simulate")
+        nvml.SharedState(path).read()
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise errors.UsageError(
+            f"{path} holds no simulated GPUs; name another file, or begin anew with --fresh"
+        ) from error
     except OSError as error:
         raise errors.UsageError(
             f"cannot keep simulated GPUs in {path}: {error.strerror or error}"

@@ -256,6 +256,21 @@ def test_a_simulation_that_is_not_there_is_not_made_up(
     assert "--simulate says what to simulate" in answer.err
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"options": 3}'])
+@pytest.mark.parametrize("options", [(), ("--simulate", "1xA30")])
+def test_a_state_file_of_something_else_is_refused_and_kept(
+    shell: Shell, tmp_path: pathlib.Path, content: bytes, options: tuple[str, ...]
+) -> None:
+    path = tmp_path / "precious"
+    path.write_bytes(content)
+
+    answer = shell("status", "--simulate-state", str(path), *options)
+
+    assert answer.status == 2
+    assert "holds no simulated GPUs" in answer.err
+    assert path.read_bytes() == content
+
+
 def test_validate_needs_no_gpu(shell: Shell, layouts: str) -> None:
     good = shell("validate", "-f", layouts, "one", "--gpu", "A100-SXM4-40GB")
     bad = shell("validate", "-f", layouts, "--gpu", "*A100*40*", "--gpu", "NVIDIA A30")

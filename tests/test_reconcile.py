@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors, reconcile
-from mig_manager.core import clients, cluster, model, planner
+from mig_manager.core import clients, cluster, model, planner, status
 from mig_manager.sandbox import hardware
 from tests import fakes
 
@@ -515,6 +515,21 @@ def test_what_another_manager_left_paused_is_given_back_although_there_is_no_jou
     assert outcome.state is model.State.SUCCESS
     assert_nothing_taken(world)
     assert world.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
+
+
+def test_what_somebody_else_wrote_since_the_crash_is_not_written_over() -> None:
+    world = node()
+    dcgm = "nvidia.com/gpu.deploy.dcgm"
+    paused = {cluster.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
+    journal = status.Journal(config="all-1g.5gb", paused_labels=paused)
+    world.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    world.labels |= {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE, dcgm: "false"}
+
+    reconciler(world).recover()
+
+    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert world.labels[dcgm] == "false"
+    assert_nothing_taken(world)
 
 
 def test_a_node_without_a_wish_does_not_stay_pending() -> None:

@@ -97,6 +97,9 @@ def call(function: Callable[..., Any], *args: object) -> Any:
         raise from_code(
             pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, operation=function.__name__
         ) from error
+    except UnicodeDecodeError as error:
+        # The binding takes every text for UTF-8; the path of a process need not be.
+        raise from_code(pynvml.NVML_ERROR_UNKNOWN, operation=function.__name__) from error
 
 
 def call_unless(

@@ -64,6 +64,15 @@ def test_a_function_that_an_old_library_lacks_is_not_supported() -> None:
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 
 
+def test_a_name_that_is_no_utf_8_is_an_error_of_ours() -> None:
+    def nvmlSystemGetProcessName(name: bytes) -> str:  # noqa: N802 - as NVML has it
+        return name.decode()
+
+    with pytest.raises(errors.HardwareError, match="nvmlSystemGetProcessName") as caught:
+        nvml_errors.call(nvmlSystemGetProcessName, b"/opt/caf\xe9")
+    assert caught.value.reason is errors.Reason.NVML_ERROR
+
+
 def test_an_expected_answer_is_none_and_another_is_an_error() -> None:
     def refuse() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
