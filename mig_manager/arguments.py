@@ -221,7 +221,6 @@ _AGENT_OPTIONS = (
     (["--retry-initial-s"], "S", "pause before the first retry (default: 5)"),
     (["--retry-max-s"], "S", "longest pause between retries (default: 300)"),
     (["--poll-interval-s"], "S", "longest pause between two looks while waiting (default: 1)"),
-    (["--health-port"], "PORT", "TCP port of health and metrics (default: 0, none)"),
     (["--log-level"], "LEVEL", "debug, info, warning or error (default: info)"),
     (["--log-format"], "FORMAT", "json or console (default: json)"),
 )

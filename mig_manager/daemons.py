@@ -22,7 +22,8 @@ class Paused:
     """False: no device plugin serves this node, so there is nothing to restart or to prove."""
 
 
-_ANY_PLUGIN = Paused(plugin_uids=frozenset(), has_plugin=True)
+ANY_PLUGIN = Paused(plugin_uids=frozenset(), has_plugin=True)
+"""Whichever plugin is there will do."""
 
 
 class Daemons:
@@ -111,9 +112,9 @@ class Daemons:
         key = cluster.PLUGIN_DEPLOY_LABEL
         labels = journal.journal.paused_labels
         if key in labels or journal.journal.hold_taint:
-            journal.give_back(
-                {key: labels[key]} if key in labels else {}, "restarting the device plugin"
-            )
+            is_ours = self._node.read().labels.get(key) == cluster.PAUSED_VALUE
+            mine = {key: labels[key]} if key in labels and is_ours else {}
+            journal.give_back(mine, "restarting the device plugin")
         for pod in early:
             if not pod.is_terminating:
                 self._workloads.delete(pod)
@@ -127,7 +128,7 @@ class Daemons:
             ClusterError: The API refused or does not answer.
         """
         found = self._find_plugins()
-        return not found.has_plugin or not self._missing(_ANY_PLUGIN, tuple(gpus))[1]
+        return not found.has_plugin or not self._missing(ANY_PLUGIN, tuple(gpus))[1]
 
     def restart_stale_plugin(self, gpus: Iterable[model.Gpu]) -> Paused:
         """Delete the plugin's pods if they are up and offer something else than there is.
@@ -139,7 +140,7 @@ class Daemons:
             ClusterError: The API refused or does not answer.
         """
         found = self._find_plugins()
-        reason, _ = self._missing(_ANY_PLUGIN, tuple(gpus))
+        reason, _ = self._missing(ANY_PLUGIN, tuple(gpus))
         if reason is errors.Reason.PLUGIN_NOT_READY:
             return dataclasses.replace(found, plugin_uids=frozenset())
         for pod in self._workloads.list():
@@ -207,7 +208,7 @@ def recovered(view: cluster.NodeView) -> status.Journal | None:
     text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
     try:
         if text is not None:
-            return _still_taken(status.Journal.from_json(text), view)
+            return record.still_taken(status.Journal.from_json(text), view)
     except ValueError as error:
         _log.warning("journal_unreadable", error=str(error))
     paused = {
@@ -219,16 +220,6 @@ def recovered(view: cluster.NodeView) -> status.Journal | None:
         config="", hold_taint=cluster.HOLD_TAINT in view.taint_keys, paused_labels=paused
     )
     return None if text is None and marked.is_empty else marked
-
-
-def _still_taken(journal: status.Journal, view: cluster.NodeView) -> status.Journal:
-    """Leave out the labels that somebody else has written since."""
-    paused = {
-        key: value
-        for key, value in journal.paused_labels.items()
-        if view.labels.get(key) == cluster.PAUSED_VALUE
-    }
-    return dataclasses.replace(journal, paused_labels=paused)
 
 
 def _pause_message(labels: Mapping[str, str], loose: Collection[cluster.Pod]) -> str:

@@ -1,7 +1,11 @@
-"""Evict the pods that hold what a plan destroys, and wait until they have let go."""
+"""Evict the pods that hold what a plan destroys, and wait until they have let go.
+
+Nobody is evicted before all may be: a budget that guards one pod would make the eviction of the
+others be in vain.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -10,6 +14,8 @@ from mig_manager.core import clients, cluster
 from mig_manager.core import pace as pacing
 
 _log = structlog.get_logger()
+
+_Act = Callable[[cluster.Pod], tuple[ports.Eviction, str]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class Drain:
         self._timeout_s = timeout_s
         self._pace = pace
         self._evicted: set[str] = set()
+        self._has_begun = False
 
     def run(self, holders: Holders, affected: frozenset[str], wish: ports.Wish) -> int:
         """Return once no pod holds an affected device.
@@ -84,20 +91,32 @@ class Drain:
         return len(self._evicted)
 
     def _ask(self, waiting: Sequence[cluster.Pod]) -> dict[str, str]:
+        """Ask for every eviction that is still due; return why some are not granted."""
+        due = [p for p in waiting if not p.is_terminating and p.uid not in self._evicted]
+        if not self._has_begun:
+            blocked = self._try_each(due, self._workloads.may_evict)
+            if blocked:
+                return blocked
+            self._has_begun = True
+        return self._try_each(due, self._evict)
+
+    def _try_each(self, due: Iterable[cluster.Pod], act: _Act) -> dict[str, str]:
         blocked: dict[str, str] = {}
-        for pod in waiting:
-            if pod.is_terminating or pod.uid in self._evicted:
-                continue
+        for pod in due:
             if pod.is_mirror:
                 blocked[pod.key] = "a static pod cannot be evicted"
                 continue
-            answer, why = self._workloads.evict(pod)
+            answer, why = act(pod)
             if answer is ports.Eviction.BLOCKED:
                 blocked[pod.key] = why
-            else:
-                self._evicted.add(pod.uid)
-                _log.info("pod_evicted", pod=pod.key, answer=answer.value)
         return blocked
+
+    def _evict(self, pod: cluster.Pod) -> tuple[ports.Eviction, str]:
+        answer, why = self._workloads.evict(pod)
+        if answer is not ports.Eviction.BLOCKED:
+            self._evicted.add(pod.uid)
+            _log.info("pod_evicted", pod=pod.key, answer=answer.value)
+        return answer, why
 
     def _look(self, holders: Holders, affected: frozenset[str]) -> tuple[cluster.Pod, ...]:
         pods = self._workloads.list()
@@ -112,10 +131,14 @@ class Drain:
         return clients.victims(pods, assigned, affected)
 
 
+def _still(pod: cluster.Pod) -> str:
+    return "still terminating" if pod.is_terminating else "waits for the others"
+
+
 def _timeout(
     waiting: Sequence[cluster.Pod], blocked: Mapping[str, str], timeout_s: float
 ) -> errors.DrainError:
-    told = [f"{pod.key} ({blocked.get(pod.key) or 'still terminating'})" for pod in waiting]
+    told = [f"{pod.key} ({blocked.get(pod.key) or _still(pod)})" for pod in waiting]
     return errors.DrainError(
         f"{len(waiting)} pods still hold instances that must go after {timeout_s:g} s: "
         + ", ".join(told),

@@ -66,7 +66,9 @@ class Mailbox:
                 return None
             if self._name is None:
                 return errors.Superseded("the label was removed", is_replaced=False)
-            return errors.Superseded(f"{self._name} is wanted now", is_replaced=True)
+            return errors.Superseded(
+                f"label or config file changed; {self._name} is wanted now", is_replaced=True
+            )
 
     def wait(self, generation: int, seconds: float) -> None:
         """Sleep, but wake when ``generation`` is no longer the newest or at shutdown."""

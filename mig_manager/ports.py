@@ -83,6 +83,13 @@ class Workloads(Protocol):
             ClusterError: The API refused (FORBIDDEN) or does not answer.
         """
 
+    def may_evict(self, pod: cluster.Pod) -> tuple[Eviction, str]:
+        """Ask what ``evict`` would answer now, and evict nobody (a dry run).
+
+        Raises:
+            ClusterError: The API refused (FORBIDDEN) or does not answer.
+        """
+
     def delete(self, pod: cluster.Pod) -> None:
         """Delete a pod, guarded by its UID; done when it is gone. For daemons only.
 

@@ -156,8 +156,14 @@ class _Run:
         """Change nothing; but an earlier run may have failed between change and proof."""
         if not self._daemons.is_proven(gpus):
             self.record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
-            self._daemons.prove(self._daemons.restart_stale_plugin(gpus), gpus, wish)
+            self._daemons.prove(self._plugin_to_prove(gpus), gpus, wish)
         return self._succeeded(errors.Reason.ALREADY_APPLIED, "is already in force")
+
+    def _plugin_to_prove(self, gpus: tuple[model.Gpu, ...]) -> daemons.Paused:
+        """Restart a plugin that offers something else, but not again at every retry."""
+        if self.record.attempt > 1:
+            return daemons.ANY_PLUGIN
+        return self._daemons.restart_stale_plugin(gpus)
 
     def _resolve(self) -> config.Layout:
         source = self._world.configs
@@ -175,15 +181,19 @@ class _Run:
     ) -> model.Plan:
         holders = drain.survey(self._world.workloads, self._world.allocations)
         plan = planner.plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
+        affected = clients.affected_ids(plan, gpus)
+        leaving = clients.victims(holders.pods, holders.assigned, affected)
+        # A cordon does not keep DaemonSets from replacing an evicted pod at once; a taint does.
+        needs_hold = any(pod.owner_kind == "DaemonSet" for pod in leaving)
         view = self._world.node.read()
         self.record.enter(
             model.Phase.CORDON,
             f"applying {self._name}",
-            take=dataclasses.replace(self.record.journal, cordoned=not view.is_unschedulable),
-            change=cluster.NodePatch(unschedulable=True),
+            take=dataclasses.replace(
+                self.record.journal, cordoned=not view.is_unschedulable, hold_taint=needs_hold
+            ),
+            change=cluster.NodePatch(unschedulable=True, hold_taint=needs_hold or None),
         )
-        affected = clients.affected_ids(plan, gpus)
-        leaving = clients.victims(holders.pods, holders.assigned, affected)
         if leaving:
             names = ", ".join(pod.key for pod in leaving)
             self.record.enter(model.Phase.DRAIN, f"evicting {names}")

@@ -34,6 +34,11 @@ class Record:
             finished_at=None,
         )
 
+    @property
+    def attempt(self) -> int:
+        """Which try at the wish this is, from 1."""
+        return self._status.attempt
+
     def note(self, *, config_hash: str | None = None, gpus: tuple[model.Gpu, ...] = ()) -> None:
         """Remember facts for the next write."""
         self._status = dataclasses.replace(
@@ -103,7 +108,7 @@ class Record:
         if outcome.state is model.State.SUCCESS:
             labels[cluster.APPLIED_LABEL] = self._status.config
         self._node.patch(
-            _merge(giving_back(self.journal), labels, self._annotations(self.journal, end=True))
+            _merge(self._giving_back(), labels, self._annotations(self.journal, end=True))
         )
         self.journal = status.Journal(config=self.journal.config)
         is_failure = outcome.state is model.State.FAILED
@@ -119,8 +124,13 @@ class Record:
         Raises:
             ClusterError: The API refused or does not answer; the journal stays for that run.
         """
-        self._node.patch(_merge(giving_back(self.journal), {}, {cluster.JOURNAL_ANNOTATION: None}))
+        self._node.patch(_merge(self._giving_back(), {}, {cluster.JOURNAL_ANNOTATION: None}))
         self.journal = status.Journal(config=self.journal.config)
+
+    def _giving_back(self) -> cluster.NodePatch:
+        if not self.journal.paused_labels:
+            return giving_back(self.journal)
+        return giving_back(still_taken(self.journal, self._node.read()))
 
     def _labels(self) -> dict[str, str | None]:
         return {cluster.STATE_LABEL: self._status.state.value}
@@ -157,6 +167,16 @@ def giving_back(journal: status.Journal) -> cluster.NodePatch:
         unschedulable=False if journal.cordoned else None,
         hold_taint=False if journal.hold_taint else None,
     )
+
+
+def still_taken(journal: status.Journal, view: cluster.NodeView) -> status.Journal:
+    """Return the journal without the labels that somebody else has written since."""
+    paused = {
+        key: value
+        for key, value in journal.paused_labels.items()
+        if view.labels.get(key) == cluster.PAUSED_VALUE
+    }
+    return dataclasses.replace(journal, paused_labels=paused)
 
 
 def _merge(

@@ -3,7 +3,6 @@
 import enum
 import math
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -15,7 +14,6 @@ _TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
 _FALSE = frozenset({"", "0", "f", "F", "false", "False", "FALSE"})
 """What Go's ParseBool takes, because the peer's variables are written for it."""
 
-_MAX_PORT = 65535
 _MOST_S = 366 * 86400.0
 """A year. The system's waits fail, and not at the start, for times beyond what they can count."""
 
@@ -62,19 +60,6 @@ class Source:
                 f"{origin}: {text!r} is not a number of seconds from {least:g} to {_MOST_S:g}"
             )
         return value
-
-    def port(self, name: str, *, variable: str = "", default: int = 0) -> int:
-        """Return a TCP port, or 0.
-
-        Raises:
-            UsageError: It is not a port.
-        """
-        text, origin = self._find(name, variable)
-        if not text:
-            return default
-        if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > _MAX_PORT:
-            raise errors.UsageError(f"{origin}: {text!r} is not a TCP port")
-        return int(text)
 
     def choice(
         self, name: str, kind: type[_Choice], *, variable: str = "", default: _Choice

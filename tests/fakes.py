@@ -13,6 +13,7 @@ CALLS = (
     "node.patch",
     "workloads.list",
     "workloads.evict",
+    "workloads.may_evict",
     "workloads.delete",
     "allocations.assigned",
     "allocations.allocatable",
@@ -246,6 +247,12 @@ class FakeWorkloads:
         if pod.name in self._world.budgets:
             return ports.Eviction.BLOCKED, self._world.budgets[pod.name]
         self._end(pod)
+        return ports.Eviction.ACCEPTED, ""
+
+    def may_evict(self, pod: cluster.Pod) -> tuple[ports.Eviction, str]:
+        self._world.called("workloads.may_evict")
+        if pod.name in self._world.budgets:
+            return ports.Eviction.BLOCKED, self._world.budgets[pod.name]
         return ports.Eviction.ACCEPTED, ""
 
     def delete(self, pod: cluster.Pod) -> None:

@@ -198,6 +198,76 @@ def test_a_drain_that_a_budget_blocks_costs_nothing_and_names_pod_and_budget() -
     assert_nothing_taken(world)
 
 
+def test_nobody_is_evicted_while_a_budget_guards_one_who_must_leave_as_well() -> None:
+    world = node(layout="all-balanced")
+    world.add_pod("guarded", devices=frozenset({device(world, 0, "2g.10gb")}))
+    world.add_pod("free", devices=frozenset({device(world, 1, "2g.10gb")}))
+    world.budgets["guarded"] = "no"
+
+    outcome = run(world, "all-1g.5gb")
+
+    assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
+    assert "default/free (waits for the others)" in outcome.message
+    assert "workloads.evict" not in world.log
+    assert {"guarded", "free"} <= {pod.name for pod in world.pods.values()}
+
+
+def test_a_daemonsets_pod_that_must_leave_is_kept_from_coming_back_too_early() -> None:
+    world = node(layout="all-balanced")
+    taken = frozenset({device(world, 0, "2g.10gb")})
+    world.add_pod("monitor-1", devices=taken, owner_kind="DaemonSet")
+
+    def replace() -> None:
+        names = {pod.name for pod in world.pods.values()}
+        if "monitor-1" not in names and not world.has_hold_taint:
+            world.add_pod("monitor-1", owner_kind="DaemonSet")
+
+    world.clock.on_wait.append(replace)
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.state is model.State.SUCCESS
+    assert world.log.count("workloads.evict") == 1
+    assert "monitor-1" in {pod.name for pod in world.pods.values()}
+    assert_nothing_taken(world)
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_label_that_somebody_else_writes_during_the_change_keeps_that_value(
+    *, ends_well: bool
+) -> None:
+    key = "nvidia.com/gpu.deploy.dcgm"
+    world = node()
+    world.labels[key] = "true"
+    world.plugin_is_broken = not ends_well
+
+    def upgrade_driver() -> None:
+        if world.labels[key] == cluster.PAUSED_VALUE:
+            world.labels[key] = "paused-for-driver-upgrade"
+
+    world.clock.on_wait.append(upgrade_driver)
+    outcome = run(world, "all-1g.5gb")
+
+    assert (outcome.state is model.State.SUCCESS) is ends_well
+    assert world.labels[key] == "paused-for-driver-upgrade"
+    assert_nothing_taken(world)
+
+
+def test_a_plugin_that_cannot_be_proven_is_restarted_once_and_not_at_every_retry() -> None:
+    world = node(layout="all-balanced")
+    world.offered = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
+    ours = reconciler(world)
+    wish = fakes.FakeWish(world.clock, replaced=False)
+    world.clock.on_wait.append(
+        lambda: setattr(world, "offered", {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})})
+    )
+
+    assert ours.run("all-balanced", wish).reason is errors.Reason.NOT_ALLOCATABLE
+    assert world.log.count("workloads.delete") == 1
+    assert ours.run("all-balanced", wish, attempt=2).reason is errors.Reason.NOT_ALLOCATABLE
+
+    assert world.log.count("workloads.delete") == 1
+
+
 def test_a_node_that_was_cordoned_before_stays_cordoned() -> None:
     world = node()
     world.is_unschedulable = True

@@ -34,7 +34,7 @@ def test_the_defaults_of_the_agent_are_as_documented() -> None:
     )
     assert (given.drain_timeout_s, given.plugin_timeout_s) == (300, 300)
     assert (given.in_use_timeout_s, given.gpu_timeout_s) == (30, 120)
-    assert (given.poll_interval_s, given.health_port) == (1, 0)
+    assert given.poll_interval_s == 1
     assert given.gpus == settings.GpuAccess()
     assert not given.gpus.is_simulated
 
@@ -112,12 +112,6 @@ def test_a_home_that_nobody_has_is_refused_with_its_origin() -> None:
 def test_a_pause_of_nothing_is_refused() -> None:
     with pytest.raises(errors.UsageError, match="--poll-interval-s"):
         agent(poll_interval_s="0")
-
-
-@pytest.mark.parametrize("text", ["http", "-1", "65536", "80.0"])
-def test_a_port_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(errors.UsageError, match="is not a TCP port"):
-        agent(health_port=text)
 
 
 def test_a_choice_that_is_none_is_refused_with_the_choices() -> None:

@@ -39,7 +39,8 @@ def worker_command(
         simulate_state: State file of a simulated node; None for real GPUs.
         in_use_timeout_s: How long a step is tried again while a GPU is in use.
     """
-    command = [sys.executable, "-m", "mig_manager.gpu_worker"]
+    # -P: a module in whatever folder we were started from must not stand in for a library's.
+    command = [sys.executable, "-P", "-m", "mig_manager.gpu_worker"]
     command += ["--in-use-timeout-s", str(in_use_timeout_s)]
     if library_path is not None:
         command += ["--library-path", library_path]

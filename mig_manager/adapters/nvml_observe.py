@@ -112,16 +112,32 @@ def _gpu_instances(device: nvml_device.Device) -> tuple[model.GpuInstance, ...]:
         )
     uuids = _mig_uuids(device)
     return tuple(
-        model.GpuInstance(
-            instance_id=instance.instance_id,
-            profile=names[instance.profile_id],
-            profile_id=instance.profile_id,
-            placement=instance.placement,
-            compute_instances=_compute_instances(
-                device, instance, name=names[instance.profile_id], uuids=uuids
-            ),
-        )
+        _gpu_instance(device, instance, names=names, uuids=uuids)
         for instance in device.gpu_instances(names)
+    )
+
+
+def _gpu_instance(
+    device: nvml_device.Device,
+    instance: nvml_device.GpuInstanceRef,
+    *,
+    names: Mapping[int, model.Profile],
+    uuids: Mapping[tuple[int, int], str],
+) -> model.GpuInstance:
+    name = names.get(instance.profile_id)
+    if name is None:
+        raise errors.HardwareError(
+            f"GPU instance {instance.instance_id} has profile {instance.profile_id}, "
+            "which this GPU does not offer",
+            reason=errors.Reason.NVML_ERROR,
+            operation="nvmlGpuInstanceGetInfo",
+        )
+    return model.GpuInstance(
+        instance_id=instance.instance_id,
+        profile=name,
+        profile_id=instance.profile_id,
+        placement=instance.placement,
+        compute_instances=_compute_instances(device, instance, name=name, uuids=uuids),
     )
 
 

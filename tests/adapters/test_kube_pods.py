@@ -185,6 +185,13 @@ def test_a_pods_gpu_resources_are_those_of_its_hungriest_moment(
 
 
 class TestEvict:
+    def test_a_dry_run_tells_the_answer_and_evicts_nobody(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod())
+        assert workloads.may_evict(only(workloads)) == (ports.Eviction.ACCEPTED, "")
+        assert not only(workloads).is_terminating
+
     def test_a_pod_is_evicted_with_its_own_grace_period(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:

@@ -35,11 +35,18 @@ class KubeWorkloads:
 
     def evict(self, pod: cluster.Pod) -> tuple[ports.Eviction, str]:
         """Ask for a pod's eviction with its own grace period; see ``ports.Workloads``."""
+        return self._evict(pod, {})
+
+    def may_evict(self, pod: cluster.Pod) -> tuple[ports.Eviction, str]:
+        """Ask in a dry run; see ``ports.Workloads``."""
+        return self._evict(pod, {"dryRun": ["All"]})
+
+    def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> tuple[ports.Eviction, str]:
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
-            "deleteOptions": _guarded_by_uid(pod),
+            "deleteOptions": {**_guarded_by_uid(pod), **options},
         }
         try:
             self._kube.post(f"{_path(pod)}/eviction", eviction)
