@@ -536,14 +536,14 @@ def check_against_everything(data: st.DataObject, board: str, *, splits: bool) -
 
 @pytest.mark.parametrize("board", ["A100", "H100", "RTX6000"])
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.settings(deadline=None, max_examples=50)
 def test_no_way_to_the_wish_is_better(board: str, data: st.DataObject) -> None:
     check_against_everything(data, board, splits=False)
 
 
 @pytest.mark.parametrize("board", ["A100", "A30", "RTX6000"])
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.settings(deadline=None, max_examples=50)
 def test_no_way_to_wished_compute_instances_is_better(board: str, data: st.DataObject) -> None:
     check_against_everything(data, board, splits=True)
 
@@ -564,7 +564,7 @@ def check_all_wishes(gpu: model.Gpu) -> None:
 
 
 @hypothesis.given(gpu=layouts.gpus("A30"))
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(deadline=None, max_examples=30)
 def test_no_sequence_of_driver_calls_is_shorter(gpu: model.Gpu) -> None:
     check_all_wishes(gpu)
 

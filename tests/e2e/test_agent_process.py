@@ -1,5 +1,6 @@
 """The real agent process on a sandbox node: real HTTP, real gRPC, real pynvml."""
 
+import dataclasses
 import pathlib
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from mig_manager.sandbox.show import scenarios, stages
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
+QUICK = nodeoptions.NodeOptions(
+    tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
+)
+"""Each thing still takes a moment of its own, only a shorter one than people like to watch."""
 
 
 def config_text(spec: str) -> str:
@@ -33,7 +38,7 @@ def new_stage(
         config_text(spec) if text is None else text,
         latency=states.Latency(),
         agent_options=(*IMPATIENT, *agent_options),
-        node_options=node_options or nodeoptions.NodeOptions(tick_s=0.1),
+        node_options=node_options or QUICK,
     )
 
 
@@ -87,7 +92,7 @@ def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec
 
 @pytest.mark.parametrize("strategy", [nodeoptions.Strategy.SINGLE, nodeoptions.Strategy.NONE])
 def test_other_strategies_of_the_plugin_are_proven_as_well(strategy: nodeoptions.Strategy) -> None:
-    quick = nodeoptions.NodeOptions(tick_s=0.1, strategy=strategy)
+    quick = dataclasses.replace(QUICK, strategy=strategy)
     with new_stage("2xA100-SXM4-40GB", node_options=quick) as world:
         world.label("all-1g.5gb")
 
@@ -98,7 +103,7 @@ def test_other_strategies_of_the_plugin_are_proven_as_well(strategy: nodeoptions
 
 def test_a_plugin_that_crashes_on_the_layout_fails_the_run_by_name() -> None:
     # With mig.strategy=single the plugin refuses GPUs that differ, and exits.
-    quick = nodeoptions.NodeOptions(tick_s=0.1, strategy=nodeoptions.Strategy.SINGLE)
+    quick = dataclasses.replace(QUICK, strategy=nodeoptions.Strategy.SINGLE)
     with new_stage("2xA100-SXM4-40GB", "--plugin-timeout-s", "2", node_options=quick) as world:
         world.label("all-balanced")
 
@@ -108,7 +113,7 @@ def test_a_plugin_that_crashes_on_the_layout_fails_the_run_by_name() -> None:
 
 
 def test_a_plugin_without_deploy_label_is_held_off_during_the_change_and_restarted() -> None:
-    plain = nodeoptions.NodeOptions(tick_s=0.1, deploy_style=nodeoptions.DeployStyle.PLAIN)
+    plain = dataclasses.replace(QUICK, deploy_style=nodeoptions.DeployStyle.PLAIN)
     with new_stage("2xA100-SXM4-40GB", node_options=plain) as world:
         world.label("all-1g.5gb")
 

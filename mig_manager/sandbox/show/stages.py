@@ -150,14 +150,18 @@ class Stage:
         """
         now = clock.SystemClock().monotonic
         deadline = now() + timeout_s
-        while not holds():
+        while not self._holds_now(holds):
             if now() >= deadline or (self._agent and self._agent.poll() is not None):
                 raise errors.NotReadyError(
                     f"waited {timeout_s:g} s in vain for {what}; {self._last_words()}",
                     reason=errors.Reason.INTERNAL,
                 )
-            self._changed.clear()
             self._changed.wait(min(_LOOK_AGAIN_S, deadline - now()))
+
+    def _holds_now(self, holds: Callable[[], bool]) -> bool:
+        # Cleared before the look and not after it: a change during the look wants another one.
+        self._changed.clear()
+        return holds()
 
     def _last_words(self) -> str:
         if self._agent is None:
