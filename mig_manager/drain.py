@@ -52,12 +52,14 @@ class Drain:
         *,
         timeout_s: float,
         pace: pacing.Pace,
+        telemetry: ports.Telemetry | None = None,
     ) -> None:
         self._workloads = workloads
         self._allocations = allocations
         self._clock = clock
         self._timeout_s = timeout_s
         self._pace = pace
+        self._telemetry = telemetry or ports.Telemetry()
         self._evicted: set[str] = set()
         self._has_begun = False
 
@@ -116,6 +118,7 @@ class Drain:
         if answer is not ports.Eviction.BLOCKED:
             self._evicted.add(pod.uid)
             _log.info("pod_evicted", pod=pod.key, answer=answer.value)
+            self._telemetry.pod_evicted()
         return answer, why
 
     def _look(self, holders: Holders, affected: frozenset[str]) -> tuple[cluster.Pod, ...]:

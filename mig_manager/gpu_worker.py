@@ -6,6 +6,7 @@ stdin, a pickled answer goes out on what was stdout.
 
 import argparse
 import ctypes
+import dataclasses
 import os
 import pathlib
 import signal
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from mig_manager import errors, ports
-from mig_manager.adapters import clock, gpu_protocol, nvml
+from mig_manager.adapters import clock, gpu_protocol, nvml, nvml_meter
 
 _PR_SET_PDEATHSIG = 1
 """Of ``prctl(2)``."""
@@ -41,8 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         in_use_timeout_s=arguments.in_use_timeout_s,
         clock=clock.SystemClock(),
     )
+    told = answer(request, gpus)
+    told = dataclasses.replace(told, calls=nvml_meter.METER.take())
     with os.fdopen(answers, "wb") as stream:
-        stream.write(gpu_protocol.encode(answer(request, gpus)))
+        stream.write(gpu_protocol.encode(told))
     return 0
 
 

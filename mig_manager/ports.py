@@ -8,6 +8,7 @@ import enum
 from collections.abc import Mapping
 from typing import Protocol
 
+from mig_manager import errors
 from mig_manager.core import cluster, model
 
 
@@ -160,3 +161,47 @@ class Wish(Protocol):
         Raises:
             Superseded: A newer wish, a removed wish or a shutdown.
         """
+
+
+class Telemetry:
+    """Hears what happens, for those who watch many nodes; never blocks and never raises.
+
+    Its methods may be called from any thread. This one, unlike a protocol, can be made: whatever
+    is not overridden is not listened to.
+    """
+
+    def attempt_began(self, number: int) -> None:
+        """The worker turned to a wish for the ``number``-th time, from 1."""
+
+    def state_published(self, state: model.State) -> None:
+        """The node now says this state."""
+
+    def phase_ended(self, phase: model.Phase, seconds: float) -> None:
+        """A run left a phase."""
+
+    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+        """A run published how it ended."""
+
+    def run_superseded(self) -> None:
+        """A run gave way to a newer wish."""
+
+    def outcome_lost(self, reason: errors.Reason) -> None:
+        """A run could not publish how it ended, because the API refused or was silent."""
+
+    def retry_scheduled(self, delay_s: float) -> None:
+        """The same wish will be tried again."""
+
+    def pod_evicted(self) -> None:
+        """A pod was asked to leave, and the API agreed."""
+
+    def gpus_observed(self, gpus: tuple[model.Gpu, ...]) -> None:
+        """This is what there is on the GPUs now."""
+
+    def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
+        """All GPUs were observed, or a plan was executed."""
+
+    def nvml_called(self, function: str, calls: int, seconds: float) -> None:
+        """An NVML function was called so often, and took so long in all."""
+
+    def layout_applied(self, name: str, content_hash: str) -> None:
+        """A layout is in force and proven."""

@@ -32,6 +32,7 @@ class World:
     allocations: ports.DeviceAllocations
     configs: ports.ConfigSource
     clock: ports.Clock
+    telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,13 @@ class Reconciler:
         view = self._world.node.read()
         if view.labels.get(cluster.STATE_LABEL) != model.State.PENDING.value:
             return
-        ended = record.Record(self._world.node, self._world.clock, config="", attempt=1)
+        ended = record.Record(
+            self._world.node,
+            self._world.clock,
+            config="",
+            attempt=1,
+            telemetry=self._world.telemetry,
+        )
         ended.finish(_failed(errors.Reason.INTERRUPTED, "the label was removed"))
 
     def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> Outcome:
@@ -134,7 +141,9 @@ class _Run:
         self._limits = limits
         self._daemons = staff
         self._name = name
-        self.record = record.Record(world.node, world.clock, config=name, attempt=attempt)
+        self.record = record.Record(
+            world.node, world.clock, config=name, attempt=attempt, telemetry=world.telemetry
+        )
 
     def through(self, wish: ports.Wish) -> Outcome:
         layout = self._resolve()
@@ -206,6 +215,7 @@ class _Run:
             self._world.clock,
             timeout_s=self._limits.drain_timeout_s,
             pace=self._limits.pace,
+            telemetry=self._world.telemetry,
         ).run(holders, affected, wish)
         return plan
 

@@ -18,9 +18,19 @@ _log = structlog.get_logger()
 class Record:
     """The record of one run; the only writer of state, status and journal."""
 
-    def __init__(self, node: ports.Node, clock: ports.Clock, *, config: str, attempt: int) -> None:
+    def __init__(
+        self,
+        node: ports.Node,
+        clock: ports.Clock,
+        *,
+        config: str,
+        attempt: int,
+        telemetry: ports.Telemetry | None = None,
+    ) -> None:
         self._node = node
         self._clock = clock
+        self._telemetry = telemetry or ports.Telemetry()
+        self._began = self._phase_began = clock.monotonic()
         self.journal = status.Journal(config=config)
         self._status = status.Status(
             config=config,
@@ -67,6 +77,7 @@ class Record:
             ClusterError: The API refused or does not answer; then nothing was taken.
         """
         _log.info("phase_entered", phase=phase.value, message=message)
+        self._end_phase()
         self._status = dataclasses.replace(
             self._status, state=model.State.PENDING, phase=phase, message=message
         )
@@ -75,6 +86,7 @@ class Record:
             _merge(change, self._labels(), self._annotations(None if take is None else journal))
         )
         self.journal = journal
+        self._telemetry.state_published(model.State.PENDING)
         return view
 
     def give_back(self, keys: Mapping[str, str], message: str) -> cluster.NodeView:
@@ -96,6 +108,7 @@ class Record:
         Raises:
             ClusterError: The API refused or does not answer; the journal stays for the next run.
         """
+        self._end_phase()
         self._status = dataclasses.replace(
             self._status,
             state=outcome.state,
@@ -113,7 +126,17 @@ class Record:
         self.journal = status.Journal(config=self.journal.config)
         is_failure = outcome.state is model.State.FAILED
         write = _log.warning if is_failure else _log.info
-        write("run_finished", state=outcome.state.value, reason=outcome.reason.value)
+        seconds = self._clock.monotonic() - self._began
+        write(
+            "run_finished",
+            state=outcome.state.value,
+            reason=outcome.reason.value,
+            seconds=round(seconds, 3),
+        )
+        self._telemetry.state_published(outcome.state)
+        self._telemetry.run_ended(outcome.state, outcome.reason, seconds)
+        if outcome.state is model.State.SUCCESS:
+            self._telemetry.layout_applied(self._status.config, self._status.config_hash)
         self._node.emit(
             reason=outcome.reason.value, message=outcome.message, is_warning=is_failure
         )
@@ -124,8 +147,15 @@ class Record:
         Raises:
             ClusterError: The API refused or does not answer; the journal stays for that run.
         """
+        self._end_phase()
         self._node.patch(_merge(self._giving_back(), {}, {cluster.JOURNAL_ANNOTATION: None}))
         self.journal = status.Journal(config=self.journal.config)
+        self._telemetry.run_superseded()
+
+    def _end_phase(self) -> None:
+        now = self._clock.monotonic()
+        self._telemetry.phase_ended(self._status.phase, now - self._phase_began)
+        self._phase_began = now
 
     def _giving_back(self) -> cluster.NodePatch:
         if not self.journal.paused_labels:

@@ -12,11 +12,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import errors, ports
 from mig_manager.adapters import gpu_protocol
 from mig_manager.core import model
 
@@ -58,11 +59,22 @@ class ChildGpus:
         command: Starts a worker that reads one request and writes one answer.
         timeout_s: How long a call may take, start of the process included, before it is killed;
             well above the worker's own patience with GPUs in use.
+        telemetry: Hears what each call found and what it took.
+        monotonic: Seconds from some fixed point.
     """
 
-    def __init__(self, *, command: Sequence[str], timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        command: Sequence[str],
+        timeout_s: float,
+        telemetry: ports.Telemetry | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._command = tuple(command)
         self._timeout_s = timeout_s
+        self._telemetry = telemetry or ports.Telemetry()
+        self._monotonic = monotonic
         self._unkillable: list[subprocess.Popen[bytes]] = []
 
     def observe(self) -> tuple[model.Gpu, ...]:
@@ -72,8 +84,9 @@ class ChildGpus:
             HardwareError: What the worker was told by NVML; with NVML_TIMEOUT when it did not
                 answer in time, and with NVML_ERROR when it was killed by a signal.
         """
-        match self._ask(gpu_protocol.Observe()):
+        match self._timed("observe", gpu_protocol.Observe()):
             case gpu_protocol.Observed(gpus=gpus):
+                self._telemetry.gpus_observed(gpus)
                 return gpus
             case answer:
                 raise _unexpected(answer)
@@ -85,11 +98,22 @@ class ChildGpus:
             HardwareError: As ``observe``; after NVML_TIMEOUT and NVML_ERROR nobody knows which
                 steps have run.
         """
-        match self._ask(gpu_protocol.Execute(plan=plan)):
+        match self._timed("execute", gpu_protocol.Execute(plan=plan)):
             case gpu_protocol.Executed():
                 return
             case answer:
                 raise _unexpected(answer)
+
+    def _timed(self, name: str, request: gpu_protocol.Request) -> gpu_protocol.Answer:
+        since = self._monotonic()
+        is_good = False
+        try:
+            answer = self._ask(request)
+            is_good = True
+        finally:
+            seconds = self._monotonic() - since
+            self._telemetry.gpu_operation_ended(name, seconds, is_good=is_good)
+        return answer
 
     def _ask(self, request: gpu_protocol.Request) -> gpu_protocol.Answer:
         # Those left behind become zombies once the kernel lets go of them.
@@ -102,6 +126,8 @@ class ChildGpus:
         if stderr:
             _log.warning("gpu_worker_stderr", stderr=stderr)
         answer = gpu_protocol.decode_answer(output)
+        for each in answer.calls if answer else ():
+            self._telemetry.nvml_called(each.function, each.count, each.seconds)
         # A complete answer counts, even if the vendor's library then crashes while unloading.
         match answer:
             case None:

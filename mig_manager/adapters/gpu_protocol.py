@@ -8,6 +8,7 @@ import dataclasses
 import pickle
 
 from mig_manager import errors
+from mig_manager.adapters import nvml_meter
 from mig_manager.core import model
 
 
@@ -27,19 +28,25 @@ Request = Observe | Execute
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class _Reply:
+    calls: tuple[nvml_meter.Calls, ...] = ()
+    """What was spent on NVML."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observed(_Reply):
     """Answer to ``Observe``."""
 
     gpus: tuple[model.Gpu, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Executed:
+class Executed(_Reply):
     """Answer to ``Execute``: every step is done."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(_Reply):
     """Answer to either: a ``HardwareError`` in fields, since such exceptions do not pickle."""
 
     message: str

@@ -4,12 +4,14 @@ Every call into ``pynvml`` goes through ``call`` or ``call_unless``, so that no 
 binding travels further and each error names the NVML function that gave it.
 """
 
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
 import pynvml
 
 from mig_manager import errors
+from mig_manager.adapters import nvml_meter
 
 REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_UNINITIALIZED: errors.Reason.DRIVER_NOT_LOADED,
@@ -88,6 +90,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
     Raises:
         HardwareError: NVML answered anything but success; with operation and code, without GPU.
     """
+    since = time.monotonic()
     try:
         return function(*args)
     except pynvml.NVMLError as error:
@@ -100,6 +103,8 @@ def call(function: Callable[..., Any], *args: object) -> Any:
     except UnicodeDecodeError as error:
         # The binding takes every text for UTF-8; the path of a process need not be.
         raise from_code(pynvml.NVML_ERROR_UNKNOWN, operation=function.__name__) from error
+    finally:
+        nvml_meter.METER.add(function.__name__, time.monotonic() - since)
 
 
 def call_unless(
