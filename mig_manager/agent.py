@@ -11,7 +11,7 @@ import tenacity
 
 from mig_manager import errors, mailbox, ports, reconcile, record, settings
 from mig_manager.adapters import clock, files, gpu_child, podresources
-from mig_manager.adapters.kube import api, node, nodewatch, pods
+from mig_manager.adapters.kube import advertise, api, node, nodewatch, pods
 from mig_manager.core import cluster
 from mig_manager.core import pace as pacing
 
@@ -140,20 +140,31 @@ def run(wanted: settings.AgentSettings) -> int:
 
 def _world(wanted: settings.AgentSettings, kube: api.KubeApi) -> reconcile.World:
     system = clock.SystemClock()
-    state = wanted.gpus.simulate_state
-    command = gpu_child.worker_command(
-        library_path=wanted.gpus.library_path,
-        simulate_state=str(state) if state else None,
-        in_use_timeout_s=wanted.in_use_timeout_s,
-    )
     return reconcile.World(
-        gpus=gpu_child.ChildGpus(command=command, timeout_s=wanted.gpu_timeout_s),
+        gpus=_gpus(wanted, kube),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
         allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
         configs=files.ConfigFile(wanted.config_file),
         clock=system,
     )
+
+
+def _gpus(wanted: settings.AgentSettings, kube: api.KubeApi) -> ports.Gpus:
+    state = wanted.gpus.simulate_state
+    command = gpu_child.worker_command(
+        library_path=wanted.gpus.library_path,
+        driver_roots=() if state else wanted.driver_roots,
+        simulate_state=str(state) if state else None,
+        in_use_timeout_s=wanted.in_use_timeout_s,
+    )
+    gpus = gpu_child.ChildGpus(command=command, timeout_s=wanted.gpu_timeout_s)
+    if not wanted.advertises_simulated:
+        return gpus
+    offer = advertise.NodeResources(kube, name=wanted.node_name)
+    advertising = advertise.AdvertisingGpus(gpus, offer)
+    advertising.start()
+    return advertising
 
 
 def _limits(wanted: settings.AgentSettings) -> reconcile.Limits:

@@ -185,16 +185,24 @@ def _define_agent(parser: argparse.ArgumentParser) -> None:
     ours = parser.add_argument_group("options")
     for flags, metavar, text in _AGENT_OPTIONS:
         ours.add_argument(*flags, metavar=metavar, help=text)
+    ours.add_argument(
+        "--advertise-simulated",
+        action="store_true",
+        default=None,
+        help="with --simulate: have the node offer the simulated GPUs to the scheduler, as a "
+        "device plugin would",
+    )
     _add_gpu_access(parser)
     peers = parser.add_argument_group(
-        "options of NVIDIA's agent", "accepted, so that its manifests keep working; no effect"
+        "options of NVIDIA's agent",
+        "accepted, so that its manifests keep working; without effect unless one is told",
     )
     for option in settings.PEER_OPTIONS:
         flags = [f"--{option.name}"] + ([f"-{option.short}"] if option.short else [])
         if option.is_switch:
             peers.add_argument(*flags, nargs="?", const="true", metavar="BOOL")
         else:
-            peers.add_argument(*flags, metavar="X")
+            peers.add_argument(*flags, metavar="X", help=option.effect or None)
 
 
 _AGENT_OPTIONS = (

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from mig_manager import errors, ports
-from mig_manager.adapters import clock, gpu_protocol, nvml, nvml_meter
+from mig_manager.adapters import clock, gpu_protocol, nvml, nvml_library, nvml_meter
 
 _PR_SET_PDEATHSIG = 1
 """Of ``prctl(2)``."""
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.simulate_state is not None:
         _simulate(arguments.simulate_state)
     gpus = nvml.NvmlGpus(
-        library_path=arguments.library_path,
+        library_path=arguments.library_path or nvml_library.find(arguments.driver_root),
         in_use_timeout_s=arguments.in_use_timeout_s,
         clock=clock.SystemClock(),
     )
@@ -65,6 +65,12 @@ def answer(request: gpu_protocol.Request, gpus: ports.Gpus) -> gpu_protocol.Answ
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mig_manager.gpu_worker", description=__doc__)
     parser.add_argument("--library-path", help="file of the NVML library")
+    parser.add_argument(
+        "--driver-root",
+        action="append",
+        default=[],
+        help="where to look for the library when the loader does not find it; repeatable",
+    )
     parser.add_argument("--simulate-state", help="state file of a simulated node")
     parser.add_argument("--in-use-timeout-s", type=float, default=30.0)
     return parser

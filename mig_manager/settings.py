@@ -62,11 +62,18 @@ class PeerOption:
     is_switch: bool = False
     is_needed: bool = False
     """True: it asks for something that this agent does not do, which deserves a warning."""
+    effect: str = ""
+    """What this agent uses it for, as a line of help; empty: for nothing."""
 
 
 PEER_OPTIONS = (
     PeerOption(name="reconfigure-script", short="s", variable="RECONFIGURE_SCRIPT"),
-    PeerOption(name="host-root-mount", short="m", variable="HOST_ROOT_MOUNT"),
+    PeerOption(
+        name="host-root-mount",
+        short="m",
+        variable="HOST_ROOT_MOUNT",
+        effect="where the host's files are, for kubelet's socket (default: /host)",
+    ),
     PeerOption(name="host-nvidia-dir", short="i", variable="HOST_NVIDIA_DIR"),
     PeerOption(
         name="host-mig-manager-state-file", short="o", variable="HOST_MIG_MANAGER_STATE_FILE"
@@ -80,9 +87,19 @@ PEER_OPTIONS = (
         short="p",
         variable="DEFAULT_GPU_CLIENTS_NAMESPACE",
     ),
-    PeerOption(name="nvidia-driver-root", short="t", variable="NVIDIA_DRIVER_ROOT"),
+    PeerOption(
+        name="nvidia-driver-root",
+        short="t",
+        variable="NVIDIA_DRIVER_ROOT",
+        effect="where to look for NVML's library as well",
+    ),
     PeerOption(name="driver-root", variable="DRIVER_ROOT"),
-    PeerOption(name="driver-root-ctr-path", short="a", variable="DRIVER_ROOT_CTR_PATH"),
+    PeerOption(
+        name="driver-root-ctr-path",
+        short="a",
+        variable="DRIVER_ROOT_CTR_PATH",
+        effect="where to look for NVML's library when the loader does not find it",
+    ),
     PeerOption(name="dev-root", short="b", variable="NVIDIA_DEV_ROOT"),
     PeerOption(name="dev-root-ctr-path", short="j", variable="DEV_ROOT_CTR_PATH"),
     PeerOption(name="nvidia-cdi-hook-path", variable="NVIDIA_CDI_HOOK_PATH"),
@@ -162,6 +179,10 @@ class AgentSettings:
     kubeconfig: pathlib.Path | None
     """None: the credentials of the pod's ServiceAccount."""
     gpus: GpuAccess
+    driver_roots: tuple[str, ...]
+    """File systems with a driver, to look for NVML's library where the loader finds none."""
+    advertises_simulated: bool
+    """Whether to tell the scheduler of simulated GPUs, as a device plugin would of real ones."""
     pod_resources_socket: pathlib.Path
     """Kubelet's PodResources socket."""
     drain_timeout_s: float
@@ -281,13 +302,20 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
             f"--in-use-timeout-s {in_use_timeout_s:g} must be less than --gpu-timeout-s "
             f"{gpu_timeout_s:g}, after which the operation is killed"
         )
+    gpus = gpu_access(options, environ)
+    advertises_simulated = given.switch("advertise-simulated")
+    if advertises_simulated and not gpus.is_simulated:
+        raise errors.UsageError(
+            "--advertise-simulated goes with --simulate alone: real GPUs have a device plugin"
+        )
     return AgentSettings(
         node_name=name,
         config_file=_agent_config_file(given, environ),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
-        gpus=gpu_access(options, environ),
-        pod_resources_socket=given.path("pod-resources-socket")
-        or pathlib.Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        gpus=gpus,
+        driver_roots=_driver_roots(given),
+        advertises_simulated=advertises_simulated,
+        pod_resources_socket=given.path("pod-resources-socket") or _pod_resources_socket(given),
         drain_timeout_s=given.seconds("drain-timeout-s", default=300.0),
         plugin_timeout_s=given.seconds("plugin-timeout-s", default=300.0),
         in_use_timeout_s=in_use_timeout_s,
@@ -325,11 +353,33 @@ def _agent_config_file(given: source.Source, environ: Mapping[str, str]) -> path
     )
 
 
+def _driver_roots(given: source.Source) -> tuple[str, ...]:
+    """Return where a driver may be: as seen in a container before as seen on the host."""
+    roots = (
+        given.text("driver-root-ctr-path", variable="DRIVER_ROOT_CTR_PATH"),
+        given.text("nvidia-driver-root", variable="NVIDIA_DRIVER_ROOT"),
+    )
+    return tuple(dict.fromkeys(root for root in roots if root))
+
+
+def _pod_resources_socket(given: source.Source) -> pathlib.Path:
+    """Return kubelet's socket where it usually is, or below a mount of the host's root.
+
+    The GPU operator mounts the host's root, at NVIDIA's default, and not kubelet's folder. The
+    folder decides and not the socket, which is away while kubelet restarts.
+    """
+    usual = pathlib.Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    host = given.path("host-root-mount", variable="HOST_ROOT_MOUNT") or pathlib.Path("/host")
+    below = host / usual.relative_to("/")
+    return below if below.parent.is_dir() and not usual.parent.is_dir() else usual
+
+
 def _peer_options(given: source.Source, *, is_needed: bool) -> tuple[str, ...]:
     return tuple(
         option.name
         for option in PEER_OPTIONS
         if option.is_needed is is_needed
+        and not option.effect
         and (
             given.switch(option.name, variable=option.variable)
             if option.is_switch

@@ -378,7 +378,8 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     given = settings.agent_settings(arguments.parse(argv), {})
 
     assert given.node_name == "n1"
-    assert len(given.not_needed) == 12
+    assert len(given.not_needed) == 9
+    assert given.driver_roots == ("/a", "/t")
     assert given.not_supported == (
         "with-reboot",
         "with-shutdown-host-gpu-clients",

@@ -67,9 +67,9 @@ def test_the_operators_fallback_config_serves_when_no_other_is_named() -> None:
 
 
 def test_what_nvidias_agent_takes_and_ours_does_not_need_is_noted() -> None:
-    given = agent({"HOST_ROOT_MOUNT": "/host", "WITH_REBOOT": "false"}, driver_root="/run")
+    given = agent({"HOST_NVIDIA_DIR": "/n", "WITH_REBOOT": "false"}, driver_root="/run")
 
-    assert given.not_needed == ("host-root-mount", "driver-root")
+    assert given.not_needed == ("host-nvidia-dir", "driver-root")
     assert given.not_supported == ()
 
 
@@ -117,6 +117,38 @@ def test_a_pause_of_nothing_is_refused() -> None:
 def test_a_choice_that_is_none_is_refused_with_the_choices() -> None:
     with pytest.raises(errors.UsageError, match="one of debug, info, warning, error"):
         agent(log_level="loud")
+
+
+def test_kubelets_socket_is_found_below_a_mount_of_the_hosts_root(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "var/lib/kubelet/pod-resources"
+    host = {"HOST_ROOT_MOUNT": str(tmp_path)}
+
+    without_folder = agent(host).pod_resources_socket
+    folder.mkdir(parents=True)
+
+    assert without_folder == pathlib.Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    assert agent(host).pod_resources_socket == folder / "kubelet.sock"
+    assert agent(host, pod_resources_socket="/s").pod_resources_socket == pathlib.Path("/s")
+
+
+def test_the_driver_is_looked_for_where_the_container_sees_it_before_where_the_host_does() -> None:
+    both = {"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver", "DRIVER_ROOT_CTR_PATH": "/driver-root"}
+
+    assert agent(both).driver_roots == ("/driver-root", "/run/nvidia/driver")
+    assert agent({"NVIDIA_DRIVER_ROOT": "/"}, driver_root_ctr_path="/").driver_roots == ("/",)
+    assert agent().driver_roots == ()
+    assert agent(both).not_needed == ()
+
+
+def test_only_simulated_gpus_are_advertised_by_the_agent() -> None:
+    variable = {"MIG_MANAGER_ADVERTISE_SIMULATED": "true"}
+
+    with pytest.raises(errors.UsageError, match="goes with --simulate alone"):
+        agent(variable)
+
+    simulated = agent(variable, simulate="1xA30", simulate_state="/s")
+    assert simulated.advertises_simulated
+    assert not agent(simulate="1xA30", simulate_state="/s").advertises_simulated
 
 
 def test_debug_outdoes_the_log_level() -> None:

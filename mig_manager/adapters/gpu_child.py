@@ -30,6 +30,7 @@ _log = structlog.get_logger()
 def worker_command(
     *,
     library_path: str | None = None,
+    driver_roots: Sequence[str] = (),
     simulate_state: str | None = None,
     in_use_timeout_s: float = 30.0,
 ) -> tuple[str, ...]:
@@ -37,6 +38,7 @@ def worker_command(
 
     Args:
         library_path: File of the NVML library; None leaves the search to the loader.
+        driver_roots: Where to look for the library when the loader does not find it.
         simulate_state: State file of a simulated node; None for real GPUs.
         in_use_timeout_s: How long a step is tried again while a GPU is in use.
     """
@@ -45,6 +47,8 @@ def worker_command(
     command += ["--in-use-timeout-s", str(in_use_timeout_s)]
     if library_path is not None:
         command += ["--library-path", library_path]
+    for root in driver_roots:
+        command += ["--driver-root", root]
     if simulate_state is not None:
         command += ["--simulate-state", simulate_state]
     return tuple(command)

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import cluster, model
+from mig_manager.core import model, resources
 from mig_manager.sandbox.cluster import devices, nodegpus, nodeoptions, programs
 
 _log = logging.getLogger(__name__)
 
-_GPU = f"{cluster.RESOURCE_PREFIX}gpu"
+_GPU = resources.GPU
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,12 @@ def resource_of(profile: model.Profile) -> str:
     Raises:
         ExitedError: The profile takes a part of its GPU instance; no pattern matches it.
     """
-    if not profile.spans:
+    name = resources.of_profile(profile)
+    if name is None:
         raise programs.ExitedError(
             f"MIG profile {profile} does not match any resource pattern of strategy mixed"
         )
-    return f"{cluster.RESOURCE_PREFIX}mig-{profile}".replace("+", ".")
+    return name
 
 
 def _single(gpus: Sequence[nodegpus.SeenGpu]) -> Enumeration:

@@ -1,0 +1,144 @@
+"""Extended resources of simulated GPUs on the embedded API server."""
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters import clock, nvml
+from mig_manager.adapters.kube import advertise, api
+from mig_manager.core import config, model, planner
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox import nvml as simulated
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as running:
+        running.store.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": "n1"},
+                "status": {
+                    "capacity": {"cpu": "4", "nvidia.com/mig-7g.40gb": "1"},
+                    "allocatable": {"cpu": "4", "nvidia.com/hostdev": "2"},
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            }
+        )
+        yield running
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
+    client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def real_gpus(tmp_path: pathlib.Path) -> Iterator[nvml.NvmlGpus]:
+    simulated.create("1xA100-SXM4-40GB", tmp_path / "gpus.json")
+    simulated.install(tmp_path / "gpus.json")
+    yield nvml.NvmlGpus(clock=clock.SystemClock())
+    simulated.uninstall()
+
+
+@pytest.fixture
+def gpus(real_gpus: nvml.NvmlGpus, kube: api.KubeApi) -> advertise.AdvertisingGpus:
+    return advertise.AdvertisingGpus(real_gpus, advertise.NodeResources(kube, name="n1"))
+
+
+def apply(gpus: advertise.AdvertisingGpus, layout: str) -> None:
+    text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
+    now = gpus.observe()
+    wanted = config.select(config.parse(text, source="shipped").layout(layout), now)
+    gpus.execute(planner.plan(now, wanted))
+    gpus.observe()
+
+
+def status(kube: api.KubeApi) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = kube.get("/api/v1/nodes/n1")["status"]
+    return found
+
+
+def writes(server: apiserver.ApiServer) -> int:
+    return sum(request.verb == "patch" for request in server.log.requests())
+
+
+def test_the_node_offers_what_there_is_and_nothing_that_is_gone(
+    gpus: advertise.AdvertisingGpus, kube: api.KubeApi
+) -> None:
+    gpus.start()
+
+    assert status(kube)["capacity"] == {
+        "cpu": "4",
+        "nvidia.com/gpu": "1",
+        "nvidia.com/mig-7g.40gb": "0",
+    }
+    assert status(kube)["allocatable"] == {
+        "cpu": "4",
+        "nvidia.com/gpu": "1",
+        "nvidia.com/hostdev": "2",
+    }
+    assert status(kube)["conditions"]
+
+
+def test_a_change_of_the_gpus_is_told_at_the_next_look(
+    gpus: advertise.AdvertisingGpus, kube: api.KubeApi
+) -> None:
+    apply(gpus, "all-1g.5gb")
+    apply(gpus, "all-3g.20gb")
+
+    for field in ("capacity", "allocatable"):
+        offered = status(kube)[field]
+        assert offered["nvidia.com/gpu"] == "0"
+        assert offered["nvidia.com/mig-1g.5gb"] == "0"
+        assert offered["nvidia.com/mig-3g.20gb"] == "2"
+
+
+def test_what_has_not_changed_is_not_written_again(
+    gpus: advertise.AdvertisingGpus, real_gpus: nvml.NvmlGpus, server: apiserver.ApiServer
+) -> None:
+    gpus.observe()
+    gpus.observe()
+    with_restart = api.KubeApi.at(server.url)
+    advertise.AdvertisingGpus(
+        real_gpus, advertise.NodeResources(with_restart, name="n1")
+    ).observe()
+    with_restart.close()
+
+    assert writes(server) == 1
+
+
+def test_an_api_that_refuses_does_not_disturb_the_gpus_and_is_asked_again(
+    gpus: advertise.AdvertisingGpus, kube: api.KubeApi, server: apiserver.ApiServer
+) -> None:
+    server.inject(apiserver.Fault(verb="patch", status=403, times=1))
+
+    with structlog.testing.capture_logs() as logs:
+        (gpu,) = gpus.observe()
+
+    assert gpu.current_mode is model.MigMode.DISABLED
+    assert [entry["reason"] for entry in logs] == ["Forbidden"]
+    gpus.observe()
+    assert status(kube)["capacity"]["nvidia.com/gpu"] == "1"
+
+
+def test_gpus_that_cannot_be_seen_do_not_keep_the_agent_from_starting(kube: api.KubeApi) -> None:
+    class Broken:
+        def observe(self) -> tuple[model.Gpu, ...]:
+            raise errors.HardwareError("no", reason=errors.Reason.DRIVER_NOT_LOADED)
+
+        def execute(self, plan: model.Plan) -> None:
+            raise AssertionError(plan)
+
+    with structlog.testing.capture_logs() as logs:
+        advertise.AdvertisingGpus(Broken(), advertise.NodeResources(kube, name="n1")).start()
+
+    assert [entry["reason"] for entry in logs] == ["DriverNotLoaded"]
