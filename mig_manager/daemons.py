@@ -1,12 +1,12 @@
 """Pause the daemons that must not see the change, restart them, and prove what they offer."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import structlog
 
 from mig_manager import errors, ports, record
-from mig_manager.core import clients, cluster, model, status
+from mig_manager.core import clients, cluster, extras, model, status
 from mig_manager.core import pace as pacing
 
 _log = structlog.get_logger()
@@ -20,6 +20,8 @@ class Paused:
     """Device-plugin pods from before the change: whatever they offer is stale."""
     has_plugin: bool
     """False: no device plugin serves this node, so there is nothing to restart or to prove."""
+    staffed: frozenset[str] = frozenset()
+    """Deploy labels that placed a pod here: its successor is worth waiting for."""
 
 
 ANY_PLUGIN = Paused(plugin_uids=frozenset(), has_plugin=True)
@@ -46,8 +48,20 @@ class Daemons:
         self._timeout_s = timeout_s
         self._pace = pace
 
-    def pause(self, plan: model.Plan, journal: record.Record, wish: ports.Wish) -> Paused:
+    def pause(
+        self,
+        plan: model.Plan,
+        journal: record.Record,
+        wish: ports.Wish,
+        table: Sequence[extras.ExtraClient] = (),
+    ) -> Paused:
         """Take the daemons off the GPUs: by deploy label, or by hold taint and deletion.
+
+        Args:
+            plan: What is going to change.
+            journal: Where it is written what is taken.
+            wish: Asked while waiting.
+            table: Daemons beside NVIDIA's.
 
         Raises:
             ClusterError: The API refused or does not answer.
@@ -55,10 +69,12 @@ class Daemons:
             Superseded: The run is no longer wanted.
         """
         view = self._node.read()
-        pods = self._workloads.list()
+        pods = tuple(pod for pod in self._workloads.list() if not pod.is_finished)
         plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
-        labels = clients.labels_to_pause(view.labels, plan)
-        loose = tuple(p for p in plugins if not clients.gated_by([p], labels))
+        labels = clients.labels_to_pause(view.labels, plan, table)
+        gated = clients.gated_by(pods, labels)
+        held = {pod.uid: pod for pod in (*plugins, *extras.members(pods, table))}
+        loose = tuple(pod for pod in held.values() if pod not in gated)
         if labels or loose:
             journal.enter(
                 model.Phase.PAUSE,
@@ -75,11 +91,11 @@ class Daemons:
             )
         for pod in loose:
             self._workloads.delete(pod)
-        gone = frozenset(p.uid for p in (*clients.gated_by(pods, labels), *loose))
-        self._wait_gone(gone, wish)
+        self._wait_gone(frozenset(pod.uid for pod in (*gated, *loose)), wish)
         return Paused(
             plugin_uids=frozenset(pod.uid for pod in plugins),
             has_plugin=bool(plugins) or cluster.PLUGIN_DEPLOY_LABEL in labels,
+            staffed=frozenset(key for key in labels if clients.gated_by(pods, (key,))),
         )
 
     def _wait_gone(self, uids: Collection[str], wish: ports.Wish) -> None:
@@ -98,8 +114,15 @@ class Daemons:
             wish.wait(self._pace.delay_s(turn))
             turn += 1
 
-    def resume_plugin(self, paused: Paused, journal: record.Record) -> Paused:
+    def resume_plugin(
+        self, paused: Paused, journal: record.Record, *, plugin_config: str | None = None
+    ) -> Paused:
         """Let the device plugin come back, and make sure that it is a new one.
+
+        Args:
+            paused: What the pause found.
+            journal: What was taken.
+            plugin_config: The plugin config that goes with the layout; None: leave it.
 
         Returns:
             ``paused`` with every plugin pod that may have seen less than the whole change.
@@ -111,15 +134,27 @@ class Daemons:
         early = tuple(p for p in self._workloads.list() if clients.is_device_plugin(p))
         key = cluster.PLUGIN_DEPLOY_LABEL
         labels = journal.journal.paused_labels
-        if key in labels or journal.journal.hold_taint:
-            is_ours = self._node.read().labels.get(key) == cluster.PAUSED_VALUE
-            mine = {key: labels[key]} if key in labels and is_ours else {}
-            journal.give_back(mine, "restarting the device plugin")
+        if key in labels or journal.journal.hold_taint or plugin_config:
+            known = self._node.read().labels
+            is_ours = key in labels and known.get(key) == cluster.PAUSED_VALUE
+            journal.give_back(
+                {key: labels[key]} if is_ours else {},
+                "restarting the device plugin",
+                plugin_config=_switch(known, plugin_config),
+            )
         for pod in early:
             if not pod.is_terminating:
                 self._workloads.delete(pod)
         stale = paused.plugin_uids | {pod.uid for pod in early}
         return dataclasses.replace(paused, plugin_uids=stale)
+
+    def has_config(self, plugin_config: str | None) -> bool:
+        """Tell whether the plugin reads the config that goes with the layout.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        return plugin_config is None or _switch(self._node.read().labels, plugin_config) is None
 
     def is_proven(self, gpus: Iterable[model.Gpu]) -> bool:
         """Tell whether the node offers what the GPUs have, now and without waiting.
@@ -127,7 +162,7 @@ class Daemons:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        found = self._find_plugins()
+        found = self.find_plugins()
         return not found.has_plugin or not self._missing(ANY_PLUGIN, tuple(gpus))[1]
 
     def restart_stale_plugin(self, gpus: Iterable[model.Gpu]) -> Paused:
@@ -139,7 +174,7 @@ class Daemons:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        found = self._find_plugins()
+        found = self.find_plugins()
         reason, _ = self._missing(ANY_PLUGIN, tuple(gpus))
         if reason is errors.Reason.PLUGIN_NOT_READY:
             return dataclasses.replace(found, plugin_uids=frozenset())
@@ -148,7 +183,12 @@ class Daemons:
                 self._workloads.delete(pod)
         return found
 
-    def _find_plugins(self) -> Paused:
+    def find_plugins(self) -> Paused:
+        """Return the plugin's pods as they are, as if they had been paused.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
         plugins = tuple(p for p in self._workloads.list() if clients.is_device_plugin(p))
         # Any other value than "true" keeps it away: somebody else's decision, and no failure.
         deploy = self._node.read().labels.get(cluster.PLUGIN_DEPLOY_LABEL)
@@ -196,6 +236,13 @@ class Daemons:
             offered = None
         why = clients.why_not_offered(gpus, offered, self._node.read().allocatable)
         return errors.Reason.NOT_ALLOCATABLE, why
+
+
+def _switch(labels: Mapping[str, str], plugin_config: str | None) -> status.PluginConfig | None:
+    before = labels.get(cluster.PLUGIN_CONFIG_LABEL)
+    if plugin_config in (None, before):
+        return None
+    return status.PluginConfig(before=before, now=str(plugin_config))
 
 
 def recovered(view: cluster.NodeView) -> status.Journal | None:

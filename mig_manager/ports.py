@@ -4,6 +4,7 @@ Every method may block and takes its own deadline from the adapter's settings. E
 of ``mig_manager.errors`` and no other.
 """
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from typing import Protocol
@@ -64,6 +65,17 @@ class Eviction(enum.Enum):
     """429: a PodDisruptionBudget does not allow it now."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer to the wish to evict a pod."""
+
+    answer: Eviction
+    why: str = ""
+    """The server's explanation when it is BLOCKED."""
+    retry_after_s: float = 0.0
+    """How long the server wants not to be asked again."""
+
+
 class Workloads(Protocol):
     """The pods on our node."""
 
@@ -74,17 +86,14 @@ class Workloads(Protocol):
             ClusterError: The API refused or does not answer.
         """
 
-    def evict(self, pod: cluster.Pod) -> tuple[Eviction, str]:
+    def evict(self, pod: cluster.Pod) -> Verdict:
         """Ask for the eviction of a pod with its own grace period, guarded by its UID.
-
-        Returns:
-            The answer, and the server's explanation when it is BLOCKED.
 
         Raises:
             ClusterError: The API refused (FORBIDDEN) or does not answer.
         """
 
-    def may_evict(self, pod: cluster.Pod) -> tuple[Eviction, str]:
+    def may_evict(self, pod: cluster.Pod) -> Verdict:
         """Ask what ``evict`` would answer now, and evict nobody (a dry run).
 
         Raises:
@@ -92,7 +101,9 @@ class Workloads(Protocol):
         """
 
     def delete(self, pod: cluster.Pod) -> None:
-        """Delete a pod, guarded by its UID; done when it is gone. For daemons only.
+        """Delete a pod with its own grace period, guarded by its UID; done when it is gone.
+
+        No budget is asked: for daemons, and for workloads only where the node's owner says so.
 
         Raises:
             ClusterError: The API refused or does not answer.

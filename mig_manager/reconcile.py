@@ -1,6 +1,7 @@
 """The pipeline, for agent and command line alike; the only writer of the state.
 
     resolve -> observe -> plan -> cordon -> drain -> pause -> execute -> verify -> resume -> prove
+    -> monitors
 
 Each step that can fail for free comes before each step that costs somebody something. What a
 step takes is in the journal before it is taken, and every exit gives it back and publishes one
@@ -13,9 +14,10 @@ import dataclasses
 
 import structlog
 
-from mig_manager import change, daemons, drain, errors, ports, record
-from mig_manager.core import clients, cluster, config, model, planner
+from mig_manager import change, daemons, drain, errors, monitors, ports, record
+from mig_manager.core import clients, cluster, config, extras, model, planner
 from mig_manager.core import pace as pacing
+from mig_manager.core import policy as policies
 
 _log = structlog.get_logger()
 
@@ -33,14 +35,19 @@ class World:
     configs: ports.ConfigSource
     clock: ports.Clock
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
+    extra_clients: ports.ConfigSource | None = None
+    """The table of the owner's own daemons; None: there are none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long the pipeline waits for others."""
+    """What the node's owner allows: how long to wait for others, and whom to send away."""
 
     drain_timeout_s: float = 300.0
     plugin_timeout_s: float = 300.0
+    monitor_timeout_s: float = 60.0
+    """For each monitor."""
+    policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
     pace: pacing.Pace = dataclasses.field(default_factory=pacing.Pace)
 
 
@@ -147,26 +154,50 @@ class _Run:
 
     def through(self, wish: ports.Wish) -> Outcome:
         layout = self._resolve()
+        table = self._extra_clients()
         gpus = self._observe()
         wanted = config.select(layout, gpus)
         plan = planner.plan(gpus, wanted)
         if plan.is_empty:
             return self._keep(gpus, wish)
-        plan = self._clear_the_way(gpus, wanted, wish)
-        paused = self._daemons.pause(plan, self.record, wish)
+        plan, drainage, holders = self._clear_the_way(gpus, wanted, table)
+        drainage.run(holders, wish)
+        paused = self._daemons.pause(plan, self.record, wish, table)
+        # Without a plugin nobody is given a device any more: who slipped in before shows now.
+        drainage.run(holders, wish)
         wish.check()
         gpus = self._change(plan, gpus, wanted, paused)
-        paused = self._daemons.resume_plugin(paused, self.record)
+        paused = self._daemons.resume_plugin(
+            paused, self.record, plugin_config=self._limits.policy.plugin_config(self._name)
+        )
         self.record.enter(model.Phase.PROVE, "waiting for the new devices to be schedulable")
         self._daemons.prove(paused, gpus, wish)
-        return self._succeeded(errors.Reason.APPLIED, "is in force")
+        self._resume_monitors(paused, wish)
+        by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
+        return self._succeeded(errors.Reason.APPLIED, "is in force", more=by_force)
 
     def _keep(self, gpus: tuple[model.Gpu, ...], wish: ports.Wish) -> Outcome:
         """Change nothing; but an earlier run may have failed between change and proof."""
-        if not self._daemons.is_proven(gpus):
+        plugin_config = self._limits.policy.plugin_config(self._name)
+        if not self._daemons.has_config(plugin_config):
+            paused = self._daemons.resume_plugin(
+                self._daemons.find_plugins(), self.record, plugin_config=plugin_config
+            )
+            self.record.enter(model.Phase.PROVE, "waiting for the plugin's new config")
+            self._daemons.prove(paused, gpus, wish)
+        elif not self._daemons.is_proven(gpus):
             self.record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
             self._daemons.prove(self._plugin_to_prove(gpus), gpus, wish)
         return self._succeeded(errors.Reason.ALREADY_APPLIED, "is already in force")
+
+    def _resume_monitors(self, paused: daemons.Paused, wish: ports.Wish) -> None:
+        monitors.Monitors(
+            self._world.node,
+            self._world.workloads,
+            self._world.clock,
+            timeout_s=self._limits.monitor_timeout_s,
+            pace=self._limits.pace,
+        ).resume(paused, self.record, wish)
 
     def _plugin_to_prove(self, gpus: tuple[model.Gpu, ...]) -> daemons.Paused:
         """Restart a plugin that offers something else, but not again at every retry."""
@@ -180,18 +211,32 @@ class _Run:
         self.record.note(config_hash=layout.content_hash)
         return layout
 
+    def _extra_clients(self) -> tuple[extras.ExtraClient, ...]:
+        source = self._world.extra_clients
+        return extras.parse(source.read(), source=source.name) if source else ()
+
     def _observe(self) -> tuple[model.Gpu, ...]:
         gpus = self._world.gpus.observe()
         self.record.note(gpus=gpus)
         return gpus
 
     def _clear_the_way(
-        self, gpus: tuple[model.Gpu, ...], wanted: dict[str, model.WantedGpu], wish: ports.Wish
-    ) -> model.Plan:
+        self,
+        gpus: tuple[model.Gpu, ...],
+        wanted: dict[str, model.WantedGpu],
+        table: tuple[extras.ExtraClient, ...],
+    ) -> tuple[model.Plan, drain.Drain, drain.Holders]:
+        """Plan around those who can stay, and close the node to newcomers."""
         holders = drain.survey(self._world.workloads, self._world.allocations)
         plan = planner.plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
-        affected = clients.affected_ids(plan, gpus)
-        leaving = clients.victims(holders.pods, holders.assigned, affected)
+        order = drain.Order(
+            affected=clients.affected_ids(plan, gpus),
+            policy=self._limits.policy,
+            daemons=table,
+            timeout_s=self._limits.drain_timeout_s,
+            pace=self._limits.pace,
+        )
+        leaving = order.leaving(holders)
         # A cordon does not keep DaemonSets from replacing an evicted pod at once; a taint does.
         needs_hold = any(pod.owner_kind == "DaemonSet" for pod in leaving)
         view = self._world.node.read()
@@ -204,20 +249,26 @@ class _Run:
             change=cluster.NodePatch(unschedulable=True, hold_taint=needs_hold or None),
         )
         if leaving:
-            names = ", ".join(pod.key for pod in leaving)
-            self.record.enter(model.Phase.DRAIN, f"evicting {names}")
-            self._world.node.emit(
-                reason="Draining", message=f"{self._name}: evicting {names}", is_warning=False
-            )
-        drain.Drain(
+            names = ", ".join(clients.told(pod, holders.assigned) for pod in leaving)
+            what = "waiting for" if order.is_passive else "evicting"
+            self._announce_drain("Draining", f"{what} {names}", is_warning=False)
+        drainage = drain.Drain(
             self._world.workloads,
             self._world.allocations,
             self._world.clock,
-            timeout_s=self._limits.drain_timeout_s,
-            pace=self._limits.pace,
+            order=order,
+            on_force=lambda names: self._announce_drain(
+                "ForcedDrain", f"deleting by force {names}", is_warning=True
+            ),
             telemetry=self._world.telemetry,
-        ).run(holders, affected, wish)
-        return plan
+        )
+        return plan, drainage, holders
+
+    def _announce_drain(self, reason: str, message: str, *, is_warning: bool) -> None:
+        self.record.enter(model.Phase.DRAIN, message)
+        self._world.node.emit(
+            reason=reason, message=f"{self._name}: {message}", is_warning=is_warning
+        )
 
     def _change(
         self,
@@ -256,9 +307,11 @@ class _Run:
         else:
             self.record.finish(_failed(errors.Reason.INTERRUPTED, end.why))
 
-    def _succeeded(self, reason: errors.Reason, what: str) -> Outcome:
+    def _succeeded(self, reason: errors.Reason, what: str, *, more: str = "") -> Outcome:
         return Outcome(
-            state=model.State.SUCCESS, reason=reason, message=f"Layout {self._name} {what}."
+            state=model.State.SUCCESS,
+            reason=reason,
+            message=f"Layout {self._name} {what}.{more}",
         )
 
 

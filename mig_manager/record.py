@@ -89,16 +89,44 @@ class Record:
         self._telemetry.state_published(model.State.PENDING)
         return view
 
-    def give_back(self, keys: Mapping[str, str], message: str) -> cluster.NodeView:
-        """Give some paused labels (and the hold taint) back before the run ends."""
-        rest = {k: v for k, v in self.journal.paused_labels.items() if k not in keys}
-        journal = dataclasses.replace(self.journal, paused_labels=rest, hold_taint=False)
+    def give_back(
+        self,
+        keys: Mapping[str, str],
+        message: str,
+        *,
+        is_uncordoned: bool = False,
+        plugin_config: status.PluginConfig | None = None,
+    ) -> cluster.NodeView:
+        """Give some paused labels (and the hold taint) back before the run ends.
+
+        Args:
+            keys: Labels with the values that they get back.
+            message: What happens, for people.
+            is_uncordoned: Whether to give the cordon back as well.
+            plugin_config: Switch the device plugin's config in the same patch.
+
+        Raises:
+            ClusterError: The API refused or does not answer; then nothing was given back.
+        """
+        had = self.journal
+        uncordons = is_uncordoned and had.cordoned
+        labels: dict[str, str | None] = dict(keys)
+        if plugin_config:
+            labels[cluster.PLUGIN_CONFIG_LABEL] = plugin_config.now
         return self.enter(
             model.Phase.RESUME,
             message,
-            take=journal,
+            take=dataclasses.replace(
+                had,
+                paused_labels={k: v for k, v in had.paused_labels.items() if k not in keys},
+                hold_taint=False,
+                cordoned=had.cordoned and not uncordons,
+                plugin_config=plugin_config or had.plugin_config,
+            ),
             change=cluster.NodePatch(
-                labels=dict(keys), hold_taint=False if self.journal.hold_taint else None
+                labels=labels,
+                hold_taint=False if had.hold_taint else None,
+                unschedulable=False if uncordons else None,
             ),
         )
 
@@ -120,6 +148,8 @@ class Record:
         labels = self._labels()
         if outcome.state is model.State.SUCCESS:
             labels[cluster.APPLIED_LABEL] = self._status.config
+            # It goes with the layout that is now in force.
+            self.journal = dataclasses.replace(self.journal, plugin_config=None)
         self._node.patch(
             _merge(self._giving_back(), labels, self._annotations(self.journal, end=True))
         )
@@ -158,7 +188,7 @@ class Record:
         self._phase_began = now
 
     def _giving_back(self) -> cluster.NodePatch:
-        if not self.journal.paused_labels:
+        if not (self.journal.paused_labels or self.journal.plugin_config):
             return giving_back(self.journal)
         return giving_back(still_taken(self.journal, self._node.read()))
 
@@ -192,8 +222,11 @@ class Outcome:
 
 def giving_back(journal: status.Journal) -> cluster.NodePatch:
     """Return the patch that gives back everything a journal lists, and nothing else."""
+    labels: dict[str, str | None] = dict(journal.paused_labels)
+    if journal.plugin_config:
+        labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
     return cluster.NodePatch(
-        labels=dict(journal.paused_labels),
+        labels=labels,
         unschedulable=False if journal.cordoned else None,
         hold_taint=False if journal.hold_taint else None,
     )
@@ -206,7 +239,11 @@ def still_taken(journal: status.Journal, view: cluster.NodeView) -> status.Journ
         for key, value in journal.paused_labels.items()
         if view.labels.get(key) == cluster.PAUSED_VALUE
     }
-    return dataclasses.replace(journal, paused_labels=paused)
+    switch = journal.plugin_config
+    is_ours = switch and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) == switch.now
+    return dataclasses.replace(
+        journal, paused_labels=paused, plugin_config=switch if is_ours else None
+    )
 
 
 def _merge(

@@ -80,7 +80,15 @@ class World:
     has_hold_taint: bool = False
     pods: dict[str, cluster.Pod] = dataclasses.field(default_factory=dict)
     held: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    claims: set[str] = dataclasses.field(default_factory=set)
+    """UIDs of pods that hold a GPU by ResourceClaim."""
     budgets: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Name of a pod -> why it must not be evicted."""
+    retry_after_s: float = 0.0
+    deploy_daemons: dict[str, bool] = dataclasses.field(default_factory=dict)
+    """Deploy label -> whether the pod that it places becomes ready."""
+    loose_daemons: set[str] = dataclasses.field(default_factory=set)
+    """Names of daemons that only the hold taint keeps away."""
     offered: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     kubelet_is_silent: bool = False
     plugin_is_broken: bool = False
@@ -104,8 +112,24 @@ class World:
         for uid in [uid for uid, pod in self.pods.items() if pod.is_terminating]:
             del self.pods[uid]
             self.held.pop(uid, None)
+        self._start_daemons()
         if self._plugin_is_wanted() and not self._plugins():
             self.start_plugin()
+
+    def _start_daemons(self) -> None:
+        names = {pod.name for pod in self.pods.values()}
+        for key, is_ready in self.deploy_daemons.items():
+            name = key.rpartition(".")[2]
+            if self.labels.get(key) == "true" and name not in names:
+                self.add_pod(
+                    name,
+                    labels={"app": name},
+                    node_selector={key: "true"},
+                    owner_kind="DaemonSet",
+                    is_ready=is_ready,
+                )
+        for name in self.loose_daemons - names if not self.has_hold_taint else ():
+            self.add_pod(name, labels={"app": name}, owner_kind="DaemonSet")
 
     def _plugins(self) -> list[cluster.Pod]:
         return [pod for pod in self.pods.values() if clients.is_device_plugin(pod)]
@@ -240,20 +264,27 @@ class FakeWorkloads:
         self._world.called("workloads.list")
         return tuple(self._world.pods.values())
 
-    def evict(self, pod: cluster.Pod) -> tuple[ports.Eviction, str]:
+    def evict(self, pod: cluster.Pod) -> ports.Verdict:
         self._world.called("workloads.evict")
         if pod.uid not in self._world.pods:
-            return ports.Eviction.GONE, ""
-        if pod.name in self._world.budgets:
-            return ports.Eviction.BLOCKED, self._world.budgets[pod.name]
-        self._end(pod)
-        return ports.Eviction.ACCEPTED, ""
+            return ports.Verdict(answer=ports.Eviction.GONE)
+        verdict = self._verdict(pod)
+        if verdict.answer is ports.Eviction.ACCEPTED:
+            self._end(pod)
+        return verdict
 
-    def may_evict(self, pod: cluster.Pod) -> tuple[ports.Eviction, str]:
+    def may_evict(self, pod: cluster.Pod) -> ports.Verdict:
         self._world.called("workloads.may_evict")
-        if pod.name in self._world.budgets:
-            return ports.Eviction.BLOCKED, self._world.budgets[pod.name]
-        return ports.Eviction.ACCEPTED, ""
+        return self._verdict(pod)
+
+    def _verdict(self, pod: cluster.Pod) -> ports.Verdict:
+        if pod.name not in self._world.budgets:
+            return ports.Verdict(answer=ports.Eviction.ACCEPTED)
+        return ports.Verdict(
+            answer=ports.Eviction.BLOCKED,
+            why=self._world.budgets[pod.name],
+            retry_after_s=self._world.retry_after_s,
+        )
 
     def delete(self, pod: cluster.Pod) -> None:
         self._world.called("workloads.delete")
@@ -272,9 +303,13 @@ class FakeAllocations:
         self._answer("allocations.assigned")
         return tuple(
             cluster.PodDevices(
-                namespace="default", name=self._world.pods[uid].name, device_ids=devices
+                namespace="default",
+                name=self._world.pods[uid].name,
+                device_ids=self._world.held.get(uid, frozenset()),
+                has_gpu_claim=uid in self._world.claims,
             )
-            for uid, devices in self._world.held.items()
+            for uid in self._world.pods
+            if uid in self._world.held or uid in self._world.claims
         )
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:

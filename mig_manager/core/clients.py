@@ -5,11 +5,23 @@ Only what a plan takes away matters: whoever holds an instance that stays is lef
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager.core import cluster, model
+from mig_manager.core import cluster, extras, model
+
+DISCOVERY_DEPLOY_LABEL = cluster.DEPLOY_LABEL_PREFIX + "gpu-feature-discovery"
 
 _PLUGIN_APPS = frozenset({"nvidia-device-plugin-daemonset"})
 _PLUGIN_NAMES = frozenset({"nvidia-device-plugin-ds"})
 _PLUGIN_CONTAINERS = frozenset({"nvidia-device-plugin", "nvidia-device-plugin-ctr"})
+
+_GFD_CONTAINERS = frozenset({"gpu-feature-discovery", "gpu-feature-discovery-ctr"})
+_VALIDATORS = frozenset(
+    {
+        "nvidia-operator-validator",
+        "nvidia-cuda-validator",
+        "nvidia-device-plugin-validator",
+    }
+)
+"""Pods whose finding was about the former layout; the operator runs the validation anew."""
 
 _DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Console GPUs of a DGX Station, which no plugin offers: go-nvlib skips them by name."""
@@ -50,6 +62,9 @@ def victims(
     pods: Iterable[cluster.Pod],
     assigned: Sequence[cluster.PodDevices] | None,
     affected: Collection[str],
+    *,
+    is_whole_node: bool = False,
+    daemons: Sequence[extras.ExtraClient] = (),
 ) -> tuple[cluster.Pod, ...]:
     """Return the pods that must leave, in the order given.
 
@@ -58,33 +73,51 @@ def victims(
         assigned: Kubelet's allocations, or None when kubelet cannot be asked: then every pod
             that asks for a GPU counts, because any of them may hold what is destroyed.
         affected: Device ids that are taken away; nobody must leave when there are none.
+        is_whole_node: Whether every pod that has or wants a GPU must leave, affected or not.
+        daemons: Daemons that are paused or deleted later, and so need not leave before.
 
     A pod that asks for a GPU and has no device in ``assigned`` counts too: kubelet lists every
-    pod, but not the devices of ordinary init containers (PodResources v1).
+    pod, but not the devices of ordinary init containers (PodResources v1). So does a pod with a
+    ResourceClaim on a GPU, for kubelet does not tell which.
     """
-    if not affected:
+    if not (affected or is_whole_node):
         return ()
-    held = {pod.key: pod.device_ids for pod in assigned or ()}
+    held = {pod.key: pod for pod in assigned or ()}
+    wanted = None if is_whole_node else affected
     return tuple(
         pod
         for pod in pods
         if not pod.is_finished
         and not is_device_plugin(pod)
-        and _holds(pod, held.get(pod.key), affected)
+        and not any(daemon.matches(pod) for daemon in daemons)
+        and _holds(pod, held.get(pod.key), wanted)
     )
 
 
-def _holds(pod: cluster.Pod, device_ids: frozenset[str] | None, affected: Collection[str]) -> bool:
-    if not device_ids:
-        return bool(pod.gpu_resources)
-    return not device_ids.isdisjoint(affected)
+def _holds(
+    pod: cluster.Pod, found: cluster.PodDevices | None, affected: Collection[str] | None
+) -> bool:
+    """Tell whether a pod has, or may have, one of the devices; ``affected`` None means any."""
+    if found is not None and found.has_gpu_claim:
+        return True
+    if found is None or not found.device_ids or pod.may_run_gpu_init or affected is None:
+        return any(map(_is_device_resource, pod.gpu_resources))
+    return not found.device_ids.isdisjoint(affected)
+
+
+def told(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None) -> str:
+    """Return a pod's name, and why it counts where its devices do not tell."""
+    if any(found.has_gpu_claim and found.key == pod.key for found in assigned or ()):
+        return f"{pod.key} [its ResourceClaim may stand for any GPU]"
+    return pod.key
 
 
 def is_device_plugin(pod: cluster.Pod) -> bool:
     """Tell whether a pod is NVIDIA's device plugin, however it was deployed.
 
-    Facts: GPU operator (label ``app``), static manifest (label ``name``), Helm chart, whose
-    labels its other DaemonSets share (container name).
+    Facts: GPU operator (label ``app``), static manifest (label ``name``), Helm chart: its label
+    ``app.kubernetes.io/name`` stands on its GFD and MPS daemons as well, so that only the name of
+    the container tells them apart.
     """
     return (
         pod.labels.get("app") in _PLUGIN_APPS
@@ -93,18 +126,36 @@ def is_device_plugin(pod: cluster.Pod) -> bool:
     )
 
 
-def labels_to_pause(labels: Mapping[str, str], plan: model.Plan) -> dict[str, str]:
+def is_feature_discovery(pod: cluster.Pod) -> bool:
+    """Tell whether a pod is NVIDIA's GPU feature discovery, which labels the node."""
+    return not _GFD_CONTAINERS.isdisjoint(pod.container_names)
+
+
+def is_validator(pod: cluster.Pod) -> bool:
+    """Tell whether a pod is one of the GPU operator's validators."""
+    return pod.labels.get("app") in _VALIDATORS
+
+
+def labels_to_pause(
+    labels: Mapping[str, str],
+    plan: model.Plan,
+    daemons: Iterable[extras.ExtraClient] = (),
+) -> dict[str, str]:
     """Return the deploy labels to set to ``paused-for-mig-change``, with their original values.
 
     Only labels that exist and say ``true``: an absent label is not ours to create, ``false`` and
     foreign values (another component's pause) are not ours to change. A label that a manager
     left paused counts as ``true``, or its daemon would never come back.
+
+    The order is that of the resume: a monitor that starts beside the device plugin can hang the
+    driver, and one that starts before its source of data fails.
     """
     takes_away = bool(plan.doomed_uuids) or any(
         isinstance(step, model.DestroyGpuInstance) for step in plan.steps
     )
     operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if takes_away else ())
-    keys = (cluster.DEPLOY_LABEL_PREFIX + operand for operand in operands)
+    keys = [cluster.DEPLOY_LABEL_PREFIX + operand for operand in operands]
+    keys += [daemon.deploy_label for daemon in daemons if daemon.deploy_label]
     return {key: "true" for key in keys if labels.get(key) in ("true", cluster.PAUSED_VALUE)}
 
 

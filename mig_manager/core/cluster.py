@@ -17,6 +17,12 @@ PAUSED_VALUE = "paused-for-mig-change"
 HOLD_TAINT = "mig-manager.io/reconfiguring"
 """NoSchedule; keeps a device plugin that no deploy label gates from coming back too early."""
 RESOURCE_PREFIX = "nvidia.com/"
+PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
+"""Names the entry of the device plugin's ConfigMap that this node's plugin reads."""
+KEEP_ANNOTATION = "mig-manager.io/do-not-evict"
+"""``"true"`` on a pod: its owner wants it to end by itself, whatever waits for it."""
+GPU_CLAIM_DRIVER = "gpu.nvidia.com"
+"""The DRA driver that hands out GPUs and MIG devices by ResourceClaim."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,12 @@ class Pod:
     gpu_resources: Mapping[str, int]
     """``nvidia.com/*`` extended resources over all containers, init containers included."""
     container_names: tuple[str, ...]
+    is_kept: bool = False
+    """Whether ``KEEP_ANNOTATION`` forbids its eviction."""
+    grace_s: int = 30
+    """How long it may take to end once it is asked to."""
+    may_run_gpu_init: bool = False
+    """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
 
     @property
     def key(self) -> str:
@@ -84,6 +96,8 @@ class PodDevices:
     name: str
     device_ids: frozenset[str]
     """Without the ``::n`` of shared devices."""
+    has_gpu_claim: bool = False
+    """Whether it holds GPUs by ResourceClaim; kubelet names the claim's device, not its UUID."""
 
     @property
     def key(self) -> str:

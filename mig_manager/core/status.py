@@ -72,6 +72,15 @@ def device_counts(gpu: model.Gpu) -> dict[str, int]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PluginConfig:
+    """A change of the label that names the device plugin's config."""
+
+    before: str | None
+    """None: the node had no such label."""
+    now: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
     """What must be given back, written before it is taken."""
 
@@ -80,24 +89,27 @@ class Journal:
     """Whether the cordon is ours; a node that was cordoned before stays cordoned."""
     hold_taint: bool = False
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Deploy label -> its value before we paused it."""
+    """Deploy label -> its value before we paused it, in the order of the resume."""
+    plugin_config: PluginConfig | None = None
+    """Set back unless the run succeeds."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing has been taken."""
-        return not (self.cordoned or self.hold_taint or self.paused_labels)
+        return not (self.cordoned or self.hold_taint or self.paused_labels or self.plugin_config)
 
     def to_json(self) -> str:
-        """Return the annotation's value."""
-        return json.dumps(
-            {
-                "version": JOURNAL_VERSION,
-                "config": self.config,
-                "cordoned": self.cordoned,
-                "holdTaint": self.hold_taint,
-                "pausedLabels": dict(self.paused_labels),
-            }
-        )
+        """Return the annotation's value; versions that do not know a member ignore it."""
+        data: dict[str, Any] = {
+            "version": JOURNAL_VERSION,
+            "config": self.config,
+            "cordoned": self.cordoned,
+            "holdTaint": self.hold_taint,
+            "pausedLabels": dict(self.paused_labels),
+        }
+        if self.plugin_config:
+            data["pluginConfig"] = dataclasses.asdict(self.plugin_config)
+        return json.dumps(data)
 
     @staticmethod
     def from_json(text: str) -> "Journal":
@@ -120,7 +132,22 @@ class Journal:
         cordoned, hold, name = data.get("cordoned"), data.get("holdTaint"), data.get("config")
         if not (isinstance(cordoned, bool) and isinstance(hold, bool) and isinstance(name, str)):
             raise ValueError("bad type of cordoned, holdTaint or config")  # noqa: TRY004 - content
-        return Journal(config=name, cordoned=cordoned, hold_taint=hold, paused_labels=paused)
+        return Journal(
+            config=name,
+            cordoned=cordoned,
+            hold_taint=hold,
+            paused_labels=paused,
+            plugin_config=_plugin_config(data.get("pluginConfig")),
+        )
+
+
+def _plugin_config(data: object) -> PluginConfig | None:
+    if data is None:
+        return None
+    before, now = (data.get("before"), data.get("now")) if isinstance(data, dict) else ("", None)
+    if not (_is_label_value(now) and (before is None or _is_label_value(before))):
+        raise ValueError("pluginConfig is not a change of a label's value")
+    return PluginConfig(before=before, now=str(now))
 
 
 def _is_deploy_label(key: str, value: object) -> bool:
@@ -128,6 +155,9 @@ def _is_deploy_label(key: str, value: object) -> bool:
     return (
         key.startswith(cluster.DEPLOY_LABEL_PREFIX)
         and _LABEL_NAME.fullmatch(key.partition("/")[2]) is not None
-        and isinstance(value, str)
-        and _LABEL_NAME.fullmatch(value) is not None
+        and _is_label_value(value)
     )
+
+
+def _is_label_value(value: object) -> bool:
+    return isinstance(value, str) and _LABEL_NAME.fullmatch(value) is not None

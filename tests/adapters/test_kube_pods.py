@@ -99,6 +99,41 @@ class TestList:
             container_names=("x", "y"),
         )
 
+    @pytest.mark.parametrize(
+        ("phase", "init", "expected"),
+        [
+            ("Pending", container(gpus=1), True),
+            ("Running", container(gpus=1), False),
+            ("Pending", container(), False),
+            ("Pending", container(gpus=1, restartPolicy="Always"), False),
+        ],
+    )
+    def test_an_init_container_may_hold_a_gpu_only_while_the_pod_starts(
+        self,
+        server: apiserver.ApiServer,
+        workloads: pods.KubeWorkloads,
+        phase: str,
+        init: dict[str, Any],
+        *,
+        expected: bool,
+    ) -> None:
+        server.store.create(make_pod(phase=phase, initContainers=[init]))
+        assert only(workloads).may_run_gpu_init is expected
+
+    @pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
+    def test_an_owner_can_forbid_a_pods_eviction(
+        self,
+        server: apiserver.ApiServer,
+        workloads: pods.KubeWorkloads,
+        value: str,
+        *,
+        expected: bool,
+    ) -> None:
+        thing = make_pod(terminationGracePeriodSeconds=0)
+        thing["metadata"]["annotations"] = {cluster.KEEP_ANNOTATION: value}
+        server.store.create(thing)
+        assert (only(workloads).is_kept, only(workloads).grace_s) == (expected, 0)
+
     def test_a_bare_pod_that_is_leaving_is_seen_as_such(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
@@ -189,14 +224,14 @@ class TestEvict:
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())
-        assert workloads.may_evict(only(workloads)) == (ports.Eviction.ACCEPTED, "")
+        assert workloads.may_evict(only(workloads)).answer is ports.Eviction.ACCEPTED
         assert not only(workloads).is_terminating
 
     def test_a_pod_is_evicted_with_its_own_grace_period(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod(terminationGracePeriodSeconds=77))
-        assert workloads.evict(only(workloads)) == (ports.Eviction.ACCEPTED, "")
+        assert workloads.evict(only(workloads)).answer is ports.Eviction.ACCEPTED
         thing = server.store.get(resources.PODS, "p1", "ns")
         assert thing["metadata"]["deletionGracePeriodSeconds"] == 77
 
@@ -206,7 +241,7 @@ class TestEvict:
         server.store.create(make_pod())
         pod = only(workloads)
         server.store.delete(resources.PODS, "p1", "ns")
-        assert workloads.evict(pod) == (ports.Eviction.GONE, "")
+        assert workloads.evict(pod).answer is ports.Eviction.GONE
 
     def test_a_namesake_is_left_alone_and_the_pod_is_gone(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
@@ -215,7 +250,7 @@ class TestEvict:
         pod = only(workloads)
         server.store.delete(resources.PODS, "p1", "ns")
         server.store.create(make_pod())
-        assert workloads.evict(pod) == (ports.Eviction.GONE, "")
+        assert workloads.evict(pod).answer is ports.Eviction.GONE
         assert not only(workloads).is_terminating
 
     def test_a_disruption_budget_blocks_and_is_named(
@@ -223,9 +258,9 @@ class TestEvict:
     ) -> None:
         self._budget(server, "keep-one")
         server.store.create(make_pod())
-        answer, why = workloads.evict(only(workloads))
-        assert answer is ports.Eviction.BLOCKED
-        assert "keep-one" in why
+        verdict = workloads.evict(only(workloads))
+        assert verdict.answer is ports.Eviction.BLOCKED
+        assert "keep-one" in verdict.why
         assert server.log.count("create", "pods/eviction") == 1
 
     def test_two_budgets_for_a_pod_block_it(
@@ -236,16 +271,25 @@ class TestEvict:
         thing = make_pod()
         thing["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
         server.store.create(thing)
-        answer, why = workloads.evict(only(workloads))
-        assert answer is ports.Eviction.BLOCKED
-        assert "PodDisruptionBudget" in why
+        verdict = workloads.evict(only(workloads))
+        assert verdict.answer is ports.Eviction.BLOCKED
+        assert "PodDisruptionBudget" in verdict.why
+
+    def test_a_server_that_wants_to_be_left_alone_for_a_while_is_understood(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod())
+        server.inject(apiserver.Fault(path="/eviction", status=429, retry_after_s=17))
+        verdict = workloads.evict(only(workloads))
+        assert (verdict.answer, verdict.retry_after_s) == (ports.Eviction.BLOCKED, 17.0)
+        assert server.log.count("create", "pods/eviction") <= 1
 
     def test_a_conflict_with_another_writer_blocks_for_now(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())
         server.inject(apiserver.Fault(path="/eviction", status=409, message="object was modified"))
-        assert workloads.evict(only(workloads))[0] is ports.Eviction.BLOCKED
+        assert workloads.evict(only(workloads)).answer is ports.Eviction.BLOCKED
 
     @pytest.mark.parametrize(
         ("status", "reason"),

@@ -117,6 +117,34 @@ def test_the_replicas_of_a_shared_device_are_one_device(kubelet: Kubelet) -> Non
     assert ask(kubelet).allocatable() == {f"{_GPU}.shared": {"MIG-a", "MIG-b"}}
 
 
+def claiming(*drivers: str) -> Any:
+    held = [messages.ClaimResource(driver_name=driver, device_name="gpu-0") for driver in drivers]
+    claim = messages.DynamicResource(claim_name="c", claim_namespace="ns", claim_resources=held)
+    return messages.PodResources(
+        name="p",
+        namespace="ns",
+        containers=[messages.ContainerResources(name="c", dynamic_resources=[claim])],
+    )
+
+
+@pytest.mark.parametrize(
+    ("drivers", "expected"),
+    [
+        (["gpu.nvidia.com"], True),
+        (["nic.example.com", "gpu.nvidia.com"], True),
+        (["compute-domain.nvidia.com"], False),
+        ([], False),
+    ],
+)
+def test_a_claim_on_a_gpu_is_told_although_it_names_no_device(
+    kubelet: Kubelet, drivers: list[str], *, expected: bool
+) -> None:
+    kubelet.pods = [claiming(*drivers)]
+    kubelet.start()
+    (entry,) = ask(kubelet).assigned()
+    assert (entry.has_gpu_claim, entry.device_ids) == (expected, frozenset())
+
+
 def test_allocatable_devices_of_all_numa_nodes_are_put_together(kubelet: Kubelet) -> None:
     kubelet.devices = [
         devices(_GPU, "MIG-a"),

@@ -14,6 +14,8 @@ _MOST_PAGES = 50
 """A node runs some hundred pods; more pages than this are a server that repeats itself."""
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Set by kubelet on the pod that shows a static pod in the API."""
+_DEFAULT_GRACE_S = 30
+"""What the API server writes where the pod's author says nothing."""
 
 
 class KubeWorkloads:
@@ -33,15 +35,15 @@ class KubeWorkloads:
         # The continue token expired between two pages: begin anew, once.
         return self._list()
 
-    def evict(self, pod: cluster.Pod) -> tuple[ports.Eviction, str]:
+    def evict(self, pod: cluster.Pod) -> ports.Verdict:
         """Ask for a pod's eviction with its own grace period; see ``ports.Workloads``."""
         return self._evict(pod, {})
 
-    def may_evict(self, pod: cluster.Pod) -> tuple[ports.Eviction, str]:
+    def may_evict(self, pod: cluster.Pod) -> ports.Verdict:
         """Ask in a dry run; see ``ports.Workloads``."""
         return self._evict(pod, {"dryRun": ["All"]})
 
-    def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> tuple[ports.Eviction, str]:
+    def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> ports.Verdict:
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -52,11 +54,15 @@ class KubeWorkloads:
             self._kube.post(f"{_path(pod)}/eviction", eviction)
         except answers.ApiError as err:
             if _is_gone(err):
-                return ports.Eviction.GONE, ""
+                return ports.Verdict(answer=ports.Eviction.GONE)
             if _is_blocked(err):
-                return ports.Eviction.BLOCKED, err.explanation
+                return ports.Verdict(
+                    answer=ports.Eviction.BLOCKED,
+                    why=err.explanation,
+                    retry_after_s=err.retry_after_s or 0.0,
+                )
             raise
-        return ports.Eviction.ACCEPTED, ""
+        return ports.Verdict(answer=ports.Eviction.ACCEPTED)
 
     def delete(self, pod: cluster.Pod) -> None:
         """Delete a pod; see ``ports.Workloads``."""
@@ -116,16 +122,18 @@ def _is_blocked(err: answers.ApiError) -> bool:
 def _pod(item: Mapping[str, Any]) -> cluster.Pod:
     metadata, spec = item["metadata"], item["spec"]
     status = item.get("status") or {}
+    annotations = fields.strings(metadata.get("annotations"))
+    # The API server sets Pending; only an object that never went through it has none.
+    phase = str(status.get("phase") or "Pending")
     return cluster.Pod(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
-        # The API server sets Pending; only an object that never went through it has none.
-        phase=str(status.get("phase") or "Pending"),
+        phase=phase,
         labels=fields.strings(metadata.get("labels")),
         node_selector=fields.strings(spec.get("nodeSelector")),
         owner_kind=_owner_kind(metadata),
-        is_mirror=_MIRROR_ANNOTATION in (metadata.get("annotations") or {}),
+        is_mirror=_MIRROR_ANNOTATION in annotations,
         is_ready=any(
             condition["type"] == "Ready" and condition["status"] == "True"
             for condition in status.get("conditions") or ()
@@ -133,6 +141,21 @@ def _pod(item: Mapping[str, Any]) -> cluster.Pod:
         is_terminating=bool(metadata.get("deletionTimestamp")),
         gpu_resources=_gpu_resources(spec),
         container_names=tuple(str(container["name"]) for container in spec["containers"]),
+        is_kept=annotations.get(cluster.KEEP_ANNOTATION) == "true",
+        grace_s=_grace_s(spec),
+        may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
+    )
+
+
+def _grace_s(spec: Mapping[str, Any]) -> int:
+    asked = spec.get("terminationGracePeriodSeconds")
+    return _DEFAULT_GRACE_S if asked is None else int(asked)
+
+
+def _has_gpu_init(spec: Mapping[str, Any]) -> bool:
+    return any(
+        container.get("restartPolicy") != "Always" and _container_resources(container)
+        for container in spec.get("initContainers") or ()
     )
 
 

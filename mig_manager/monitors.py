@@ -1,0 +1,97 @@
+"""Bring the monitors back after a change: one after the other, each given time to get ready.
+
+By then the layout is in force and proven, so nothing here makes the run fail. A monitor that does
+not come back is a warning; a newer wish, or an API that fails, only ends the waiting, and the end
+of the run gives back whatever is left.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+import structlog
+
+from mig_manager import daemons, errors, ports, record
+from mig_manager.core import clients, cluster
+from mig_manager.core import pace as pacing
+
+_log = structlog.get_logger()
+
+
+class Monitors:
+    """The daemons of a node that watch its GPUs, and the pods that vouch for them."""
+
+    def __init__(
+        self,
+        node: ports.Node,
+        workloads: ports.Workloads,
+        clock: ports.Clock,
+        *,
+        timeout_s: float,
+        pace: pacing.Pace,
+    ) -> None:
+        self._node = node
+        self._workloads = workloads
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._pace = pace
+
+    def resume(self, paused: daemons.Paused, journal: record.Record, wish: ports.Wish) -> None:
+        """Uncordon, give back the deploy labels one by one, and have the operator validate anew.
+
+        Args:
+            paused: What the pause found.
+            journal: What is still taken.
+            wish: Once it ends, nobody is waited for any more.
+        """
+        try:
+            self._resume_each(paused, journal, wish)
+        except errors.Superseded as end:
+            _log.info("monitors_not_waited_for", why=end.why)
+        except errors.ClusterError as error:
+            _log.warning("monitors_not_waited_for", error=error.message)
+        self._delete("validator_not_restarted", clients.is_validator)
+
+    def _resume_each(
+        self, paused: daemons.Paused, journal: record.Record, wish: ports.Wish
+    ) -> None:
+        # Feature discovery that a label places is new after this; another must be made so.
+        if clients.DISCOVERY_DEPLOY_LABEL not in paused.staffed:
+            self._delete("feature_discovery_not_restarted", clients.is_feature_discovery)
+        waited_for = [key for key in journal.journal.paused_labels if key in paused.staffed]
+        for number, key in enumerate(waited_for):
+            also = () if number else journal.journal.paused_labels.keys() - waited_for
+            is_ours = key in self._give_back(journal, {key, *also})
+            if is_ours and not self._is_back(key, wish):
+                self._node.emit(
+                    reason="MonitorNotReady",
+                    message=f"{key}: no pod is ready after {self._timeout_s:g} s",
+                    is_warning=True,
+                )
+
+    def _give_back(self, journal: record.Record, keys: Collection[str]) -> Mapping[str, str]:
+        # What somebody else has written since the pause is theirs.
+        ours = record.still_taken(journal.journal, self._node.read()).paused_labels
+        mine = {key: value for key, value in ours.items() if key in keys}
+        names = ", ".join(key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in mine)
+        journal.give_back(mine, f"resuming {names or 'nothing'}", is_uncordoned=True)
+        return mine
+
+    def _is_back(self, key: str, wish: ports.Wish) -> bool:
+        deadline = self._clock.monotonic() + self._timeout_s
+        turn = 0
+        while True:
+            pods = clients.gated_by(self._workloads.list(), (key,))
+            if pods and all(pod.is_ready and not pod.is_terminating for pod in pods):
+                return True
+            if self._clock.monotonic() >= deadline:
+                return False
+            wish.wait(self._pace.delay_s(turn))
+            turn += 1
+
+    def _delete(self, complaint: str, is_meant: Callable[[cluster.Pod], bool]) -> None:
+        """Delete pods so that new ones look at the new devices; without permission, leave them."""
+        try:
+            for pod in self._workloads.list():
+                if is_meant(pod) and not pod.is_terminating:
+                    self._workloads.delete(pod)
+        except errors.ClusterError as error:
+            _log.warning(complaint, error=error.message)
