@@ -121,17 +121,20 @@ def run(wanted: settings.AgentSettings) -> int:
         on_node=lambda view: box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None),
         stop=stop,
     )
-    config_watch = files.ConfigWatch(wanted.config_file, box.put_file_change)
+    watched = filter(None, (wanted.config_file, wanted.extra_clients_file))
+    file_watches = [files.ConfigWatch(path, box.put_file_change) for path in watched]
     _on_signals(box, stop)
     watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
     watcher.start()
-    config_watch.start()
+    for file_watch in file_watches:
+        file_watch.start()
     _log.info("agent_started", node=wanted.node_name, config_file=str(wanted.config_file))
     try:
         agent.serve()
     finally:
         stop.set()
-        config_watch.stop()
+        for file_watch in file_watches:
+            file_watch.stop()
         watcher.join(timeout=5.0)
         kube.close()
     _log.info("agent_stopped", node=wanted.node_name)
@@ -146,6 +149,9 @@ def _world(wanted: settings.AgentSettings, kube: api.KubeApi) -> reconcile.World
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
         allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
         configs=files.ConfigFile(wanted.config_file),
+        extra_clients=files.ConfigFile(wanted.extra_clients_file)
+        if wanted.extra_clients_file
+        else None,
         clock=system,
     )
 
@@ -171,6 +177,8 @@ def _limits(wanted: settings.AgentSettings) -> reconcile.Limits:
     return reconcile.Limits(
         drain_timeout_s=wanted.drain_timeout_s,
         plugin_timeout_s=wanted.plugin_timeout_s,
+        monitor_timeout_s=wanted.monitor_timeout_s,
+        policy=wanted.policy,
         pace=pacing.Pace(max_s=wanted.poll_interval_s),
     )
 

@@ -186,6 +186,13 @@ def _define_agent(parser: argparse.ArgumentParser) -> None:
     for flags, metavar, text in _AGENT_OPTIONS:
         ours.add_argument(*flags, metavar=metavar, help=text)
     ours.add_argument(
+        "--force-drain",
+        action="store_true",
+        default=None,
+        help="delete pods that are still there at the drain's deadline, whatever their "
+        "PodDisruptionBudgets say",
+    )
+    ours.add_argument(
         "--advertise-simulated",
         action="store_true",
         default=None,
@@ -218,11 +225,31 @@ _AGENT_OPTIONS = (
         "FILE",
         "kubelet's socket (default: /var/lib/kubelet/pod-resources/kubelet.sock)",
     ),
+    (
+        ["--drain-policy"],
+        "WHO",
+        "evict the affected pods, all GPU pods of the node, or none (default: affected)",
+    ),
     (["--drain-timeout-s"], "S", "how long evicted pods may take to leave (default: 300)"),
     (
         ["--plugin-timeout-s"],
         "S",
         "how long the device plugin may take to stop or start (default: 300)",
+    ),
+    (
+        ["--monitor-timeout-s"],
+        "S",
+        "how long each monitor may take to be ready before the next one starts (default: 60)",
+    ),
+    (
+        ["--extra-clients-file"],
+        "FILE",
+        "YAML table of your own GPU daemons that must be gone during a change",
+    ),
+    (
+        ["--plugin-configs"],
+        "MAP",
+        "device-plugin config by layout, such as all-1g.5gb=sliced,*=whole (default: left alone)",
     ),
     (["--in-use-timeout-s"], "S", "how long what is in use is tried again (default: 30)"),
     (["--gpu-timeout-s"], "S", "how long one operation on the GPUs may take (default: 120)"),

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 
 from mig_manager import errors, source
+from mig_manager.core import policy as policies
 
 _PACKAGE = pathlib.Path(__file__).parent
 _LEAST_PAUSE_S = 0.001
@@ -185,8 +186,14 @@ class AgentSettings:
     """Whether to tell the scheduler of simulated GPUs, as a device plugin would of real ones."""
     pod_resources_socket: pathlib.Path
     """Kubelet's PodResources socket."""
+    policy: policies.Policy
+    """Who leaves for a change, and which plugin config goes with which layout."""
+    extra_clients_file: pathlib.Path | None
+    """The table of the owner's own GPU daemons; None: there are none."""
     drain_timeout_s: float
-    """How long evicted pods may take to leave."""
+    """How long evicted pods may take to leave, and again as long those deleted by force."""
+    monitor_timeout_s: float
+    """How long each monitor may take to be ready again before the next one is resumed."""
     plugin_timeout_s: float
     """How long the device plugin may take to stop, and to offer the new devices."""
     in_use_timeout_s: float
@@ -316,7 +323,10 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         driver_roots=_driver_roots(given),
         advertises_simulated=advertises_simulated,
         pod_resources_socket=given.path("pod-resources-socket") or _pod_resources_socket(given),
+        policy=_policy(given),
+        extra_clients_file=given.path("extra-clients-file"),
         drain_timeout_s=given.seconds("drain-timeout-s", default=300.0),
+        monitor_timeout_s=given.seconds("monitor-timeout-s", default=60.0),
         plugin_timeout_s=given.seconds("plugin-timeout-s", default=300.0),
         in_use_timeout_s=in_use_timeout_s,
         gpu_timeout_s=gpu_timeout_s,
@@ -372,6 +382,22 @@ def _pod_resources_socket(given: source.Source) -> pathlib.Path:
     host = given.path("host-root-mount", variable="HOST_ROOT_MOUNT") or pathlib.Path("/host")
     below = host / usual.relative_to("/")
     return below if below.parent.is_dir() and not usual.parent.is_dir() else usual
+
+
+def _policy(given: source.Source) -> policies.Policy:
+    drain = given.choice("drain-policy", policies.Drain, default=policies.Drain.AFFECTED)
+    is_forced = given.switch("force-drain")
+    if is_forced and drain is policies.Drain.NONE:
+        raise errors.UsageError(
+            "--force-drain contradicts --drain-policy none, which sends nobody away"
+        )
+    return policies.Policy(
+        drain=drain,
+        is_forced=is_forced,
+        plugin_configs=policies.parse_plugin_configs(
+            given.text("plugin-configs"), origin="--plugin-configs"
+        ),
+    )
 
 
 def _peer_options(given: source.Source, *, is_needed: bool) -> tuple[str, ...]:
