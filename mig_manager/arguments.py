@@ -256,6 +256,8 @@ _AGENT_OPTIONS = (
     (["--retry-initial-s"], "S", "pause before the first retry (default: 5)"),
     (["--retry-max-s"], "S", "longest pause between retries (default: 300)"),
     (["--poll-interval-s"], "S", "longest pause between two looks while waiting (default: 1)"),
+    (["--health-port"], "PORT", "serve /metrics, /healthz and /readyz here (default: nowhere)"),
+    (["--health-address"], "ADDRESS", "where to serve them (default: on all addresses)"),
     (["--log-level"], "LEVEL", "debug, info, warning or error (default: info)"),
     (["--log-format"], "FORMAT", "json or console (default: json)"),
 )

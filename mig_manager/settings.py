@@ -206,6 +206,10 @@ class AgentSettings:
     """Longest pause between retries."""
     poll_interval_s: float
     """Longest pause between two looks while waiting for something."""
+    health_address: str
+    """Where to serve health and metrics; empty: on all addresses."""
+    health_port: int
+    """0: they are not served."""
     log_level: LogLevel
     log_format: LogFormat
     not_needed: tuple[str, ...]
@@ -333,6 +337,8 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         retry_initial_s=given.seconds("retry-initial-s", default=5.0, least=_LEAST_PAUSE_S),
         retry_max_s=given.seconds("retry-max-s", default=300.0, least=_LEAST_PAUSE_S),
         poll_interval_s=given.seconds("poll-interval-s", default=1.0, least=_LEAST_PAUSE_S),
+        health_address=given.text("health-address"),
+        health_port=given.port("health-port"),
         log_level=LogLevel.DEBUG
         if given.switch("debug", variable="MIG_PARTED_DEBUG")
         else given.choice("log-level", LogLevel, default=LogLevel.INFO),

@@ -14,6 +14,8 @@ _TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
 _FALSE = frozenset({"", "0", "f", "F", "false", "False", "FALSE"})
 """What Go's ParseBool takes, because the peer's variables are written for it."""
 
+_LAST_PORT = 65535
+
 _MOST_S = 366 * 86400.0
 """A year. The system's waits fail, and not at the start, for times beyond what they can count."""
 
@@ -60,6 +62,21 @@ class Source:
                 f"{origin}: {text!r} is not a number of seconds from {least:g} to {_MOST_S:g}"
             )
         return value
+
+    def port(self, name: str, *, variable: str = "") -> int:
+        """Return a TCP port; 0 when none is given.
+
+        Raises:
+            UsageError: It is no port.
+        """
+        text, origin = self._find(name, variable)
+        if not text:
+            return 0
+        # Before it is read: long numbers take long.
+        is_short = len(text) <= len(str(_LAST_PORT)) and text.isascii() and text.isdigit()
+        if not is_short or int(text) > _LAST_PORT:
+            raise errors.UsageError(f"{origin}: {text!r} is not a port from 0 to {_LAST_PORT}")
+        return int(text)
 
     def choice(
         self, name: str, kind: type[_Choice], *, variable: str = "", default: _Choice

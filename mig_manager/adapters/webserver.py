@@ -1,0 +1,172 @@
+"""A few small pages over HTTP, for probes and scrapes; no client can keep it from the others."""
+
+import contextlib
+import dataclasses
+import http
+import http.server
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import structlog
+
+TEXT = "text/plain; charset=utf-8"
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+_MOST_CONNECTIONS = 16
+_CONNECTION_S = 10.0
+"""How long one may last: a scrape takes milliseconds, a slow client could take for ever."""
+_LOOK_S = 1.0
+
+_log = structlog.get_logger()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What a path answers."""
+
+    body: bytes
+    is_good: bool = True
+    """False is told as 503."""
+    content_type: str = TEXT
+
+
+Pages = Mapping[str, Callable[[], Page]]
+
+
+class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """Serves pages, each connection in a thread; the oldest gives way where there are too many.
+
+    Args:
+        pages: What to serve, by path.
+        address: Where to listen; empty: everywhere, IPv6 included where there is any.
+        port: Where to listen; 0: any free port.
+
+    Raises:
+        OSError: Nobody can listen there.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(self, pages: Pages, *, address: str, port: int) -> None:
+        self.pages = pages
+        self._opened: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        has_both = not address and socket.has_dualstack_ipv6()
+        is_ipv6 = has_both or ":" in address
+        self.address_family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        super().__init__((address, port), _Handler, bind_and_activate=False)
+        try:
+            if has_both:
+                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            self.server_bind()
+            self.server_activate()
+        except BaseException:
+            self.server_close()
+            raise
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.server_address[1])
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Serve in a thread for the body; connections that last longer are cut off."""
+        thread = threading.Thread(
+            target=self.serve_forever, args=(_LOOK_S,), name="webserver", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            # Wakes the thread, which would else look up only once in a while.
+            self.socket.shutdown(socket.SHUT_RDWR)
+            self.shutdown()
+            self._cut(lambda _since: True)
+            self.server_close()
+
+    # -- socketserver's hooks ------------------------------------------------------------
+
+    def process_request(self, request: Any, client_address: object) -> None:
+        """See ``socketserver``: a connection has been accepted."""
+        with self._lock:
+            oldest = min(self._opened.values(), default=0.0)
+            is_full = len(self._opened) >= _MOST_CONNECTIONS
+            self._opened[request] = time.monotonic()
+        if is_full:
+            self._cut(lambda since: since <= oldest)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """See ``socketserver``: a connection is done with."""
+        with self._lock:
+            self._opened.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """See ``socketserver``: called about once a second."""
+        now = time.monotonic()
+        self._cut(lambda since: now - since > _CONNECTION_S)
+
+    def handle_error(self, request: Any, client_address: object) -> None:
+        """See ``socketserver``: most often the client has gone away."""
+        _log.debug("http_request_failed", exc_info=True)
+
+    def _cut(self, is_due: Callable[[float], bool]) -> None:
+        """End connections by when they were opened; their threads then end by themselves."""
+        with self._lock:
+            for connection, since in self._opened.items():
+                if is_due(since):
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: WebServer
+    timeout = _CONNECTION_S
+
+    def do_GET(self) -> None:
+        self._answer(has_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(has_body=False)
+
+    def _refuse(self) -> None:
+        self._send(
+            http.HTTPStatus.METHOD_NOT_ALLOWED, Page(body=b"only GET and HEAD\n"), has_body=True
+        )
+
+    do_DELETE = do_OPTIONS = do_PATCH = do_POST = do_PUT = _refuse  # noqa: N815 - http.server's names
+
+    def _answer(self, *, has_body: bool) -> None:
+        make = self.server.pages.get(self.path.partition("?")[0])
+        if make is None:
+            self._send(http.HTTPStatus.NOT_FOUND, Page(body=b"no such page\n"), has_body=has_body)
+            return
+        page = make()
+        status = http.HTTPStatus.OK if page.is_good else http.HTTPStatus.SERVICE_UNAVAILABLE
+        self._send(status, page, has_body=has_body)
+
+    def _send(self, status: http.HTTPStatus, page: Page, *, has_body: bool) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.send_header("Cache-Control", "no-store")
+        if status is http.HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD")
+        self.end_headers()
+        if has_body:
+            self.wfile.write(page.body)
+
+    def version_string(self) -> str:
+        """Tell strangers no versions."""
+        return "mig-manager"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        """Write nothing: probes would fill the log."""

@@ -1,0 +1,222 @@
+"""Life and readiness over real HTTP: what kubelet is told, and who cannot get in its way."""
+
+import contextlib
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager import errors, health
+from mig_manager.adapters import webserver
+
+STUCK_AFTER_S = 10.0
+
+
+class Life:
+    """An agent's state that a test sets by hand, and the clock beside it."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.contact_age_s = 0.0
+        self.is_recovered = True
+        self.pulse = health.Pulse(lambda: self.now_s)
+        self.health = health.Health(
+            self.pulse,
+            stuck_after_s=STUCK_AFTER_S,
+            contact_age_s=lambda: self.contact_age_s,
+            is_recovered=lambda: self.is_recovered,
+        )
+
+
+@pytest.fixture
+def life() -> Life:
+    return Life()
+
+
+@contextlib.contextmanager
+def serving(life: Life, *, address: str = "127.0.0.1") -> Iterator[int]:
+    with health.served(life.health, lambda: b"metric 1\n", address=address, port=0) as port:
+        yield port
+
+
+def ask(port: int, path: str, *, method: str = "GET") -> tuple[int, str, http.client.HTTPMessage]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer.headers
+    finally:
+        connection.close()
+
+
+# -- the checks -------------------------------------------------------------------------------
+
+
+def test_a_worker_that_waits_for_a_wish_is_alive_however_long_it_waits(life: Life) -> None:
+    life.pulse.beat()
+    life.pulse.rest()
+    life.now_s += 1e6
+
+    assert life.health.why_dead() == ""
+
+
+def test_a_worker_that_was_never_asked_for_a_sign_of_life_is_alive(life: Life) -> None:
+    life.now_s += 1e6
+
+    assert life.health.why_dead() == ""
+
+
+def test_a_worker_without_a_sign_of_life_beyond_the_bound_is_stuck(life: Life) -> None:
+    life.pulse.beat()
+    life.now_s += STUCK_AFTER_S - 1
+
+    assert life.health.why_dead() == ""
+    life.now_s += 1
+    assert life.health.why_dead() == "the worker has been stuck for 10 s"
+
+
+def test_a_stuck_worker_that_goes_on_is_alive_again(life: Life) -> None:
+    life.pulse.beat()
+    life.now_s += 2 * STUCK_AFTER_S
+    life.pulse.beat()
+
+    assert life.health.why_dead() == ""
+
+
+@pytest.mark.parametrize(
+    ("age_s", "why"),
+    [
+        (0.0, ""),
+        (390.0, ""),
+        (1000.0, "the Kubernetes API has not been heard of for 1000 s"),
+        (float("inf"), "the Kubernetes API has not been reached yet"),
+    ],
+)
+def test_an_agent_is_ready_while_it_hears_of_the_api(life: Life, age_s: float, why: str) -> None:
+    life.contact_age_s = age_s
+
+    assert life.health.why_unready() == why
+
+
+def test_an_agent_is_not_ready_before_what_an_earlier_run_took_is_given_back(life: Life) -> None:
+    life.is_recovered = False
+
+    assert "given back" in life.health.why_unready()
+
+
+def test_a_stuck_agent_is_not_ready_either(life: Life) -> None:
+    life.pulse.beat()
+    life.now_s += STUCK_AFTER_S
+
+    assert "stuck" in life.health.why_unready()
+
+
+# -- over HTTP --------------------------------------------------------------------------------
+
+
+def test_health_is_told_by_the_status_and_the_reason_by_the_text(life: Life) -> None:
+    life.contact_age_s = 1000.0
+    with serving(life) as port:
+        alive, ready = ask(port, "/healthz"), ask(port, "/readyz")
+
+    assert alive[:2] == (200, "ok\n")
+    assert ready[:2] == (503, "the Kubernetes API has not been heard of for 1000 s\n")
+
+
+def test_metrics_come_as_the_text_that_prometheus_reads(life: Life) -> None:
+    with serving(life) as port:
+        status, text, headers = ask(port, "/metrics?name=x")
+
+    assert (status, text) == (200, "metric 1\n")
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_other_paths_are_not_found_and_nothing_is_told_of_the_server(life: Life) -> None:
+    with serving(life) as port:
+        status, text, headers = ask(port, "/<script>")
+
+    assert (status, text) == (404, "no such page\n")
+    assert headers["Server"] == "mig-manager"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_other_methods_are_refused_with_those_that_are_not(life: Life, method: str) -> None:
+    with serving(life) as port:
+        status, _, headers = ask(port, "/healthz", method=method)
+
+    assert status == 405
+    assert headers["Allow"] == "GET, HEAD"
+
+
+def test_head_gets_everything_but_the_text(life: Life) -> None:
+    with serving(life) as port:
+        status, text, headers = ask(port, "/healthz", method="HEAD")
+
+    assert (status, text, headers["Content-Length"]) == (200, "", "3")
+
+
+def test_by_default_every_address_is_served(life: Life) -> None:
+    with serving(life, address="") as port:
+        assert ask(port, "/healthz")[0] == 200
+        if socket.has_dualstack_ipv6():
+            with socket.create_connection(("::1", port), timeout=20):
+                pass
+
+
+def test_a_port_in_use_is_a_usage_error_that_names_it(life: Life) -> None:
+    with serving(life) as port:
+        again = health.served(life.health, bytes, address="127.0.0.1", port=port)
+        with pytest.raises(errors.UsageError, match=rf"^cannot listen on 127.0.0.1:{port}: "):
+            again.__enter__()
+
+
+def test_an_address_that_is_not_ours_is_a_usage_error(life: Life) -> None:
+    with pytest.raises(errors.UsageError, match="cannot listen on"):
+        health.served(life.health, bytes, address="192.0.2.1", port=0).__enter__()
+
+
+def test_clients_that_say_nothing_do_not_keep_a_probe_from_its_answer(life: Life) -> None:
+    with serving(life) as port, contextlib.ExitStack() as idle:
+        for _ in range(3 * webserver._MOST_CONNECTIONS):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+
+        assert ask(port, "/healthz")[0] == 200
+        assert len(threading.enumerate()) < 3 * webserver._MOST_CONNECTIONS
+
+
+def test_a_connection_that_lasts_too_long_is_cut_off(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webserver, "_CONNECTION_S", 0.0)
+    with (
+        serving(life) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as slow,
+    ):
+        assert slow.recv(1) == b""
+
+
+def test_a_client_that_leaves_in_the_middle_harms_nobody(life: Life) -> None:
+    with serving(life) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as rude:
+            rude.sendall(b"GET /metr")
+        assert ask(port, "/healthz")[0] == 200
+
+
+def test_a_page_that_fails_costs_its_reader_the_connection_and_nobody_else(life: Life) -> None:
+    def broken() -> bytes:
+        raise RuntimeError("no metrics today")
+
+    with health.served(life.health, broken, address="127.0.0.1", port=0) as port:
+        with pytest.raises(http.client.HTTPException):
+            ask(port, "/metrics")
+        assert ask(port, "/healthz")[0] == 200
+
+
+def test_nobody_listens_once_it_is_over(life: Life) -> None:
+    with serving(life) as port:
+        pass
+
+    with pytest.raises(ConnectionRefusedError):
+        ask(port, "/healthz")

@@ -1,0 +1,188 @@
+"""What becomes a metric when something happens, read back as Prometheus would read it."""
+
+import pytest
+from prometheus_client import parser
+
+import mig_manager
+from mig_manager import errors, metrics
+from mig_manager.core import model, profile
+from mig_manager.sandbox import hardware
+from tests import fakes
+
+NOW = 1_700_000_000.0
+
+
+class Contact:
+    age_s = 3.0
+
+
+@pytest.fixture
+def heard() -> metrics.Metrics:
+    return metrics.Metrics(contact_age_s=lambda: Contact.age_s, now=lambda: NOW)
+
+
+def series(heard: metrics.Metrics, name: str) -> dict[str, float]:
+    """Return the values of one metric by its labels' values, in the order of their names."""
+    families = parser.text_string_to_metric_families(heard.exposition().decode())
+    return {
+        ",".join(text for _, text in sorted(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == f"mig_manager_{name}"
+    }
+
+
+def value(heard: metrics.Metrics, name: str, labels: str = "") -> float:
+    return series(heard, name)[labels]
+
+
+def partitioned(wanted: dict[str, int]) -> tuple[model.Gpu, ...]:
+    gpus = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), i) for i in range(2))
+    devices = {profile.parse(name): count for name, count in wanted.items()}
+    return fakes.brought_to(gpus, model.WantedGpu.of(model.MigMode.ENABLED, devices))
+
+
+def test_before_anything_happened_no_state_is_claimed(heard: metrics.Metrics) -> None:
+    assert series(heard, "state") == {"pending": 0, "rebooting": 0, "success": 0, "failed": 0}
+    assert value(heard, "last_success_timestamp_seconds") == 0
+    assert series(heard, "last_outcome_info") == {}
+    assert series(heard, "layout_info") == {}
+
+
+def test_the_state_is_one_hot(heard: metrics.Metrics) -> None:
+    heard.state_published(model.State.PENDING)
+    heard.state_published(model.State.FAILED)
+
+    assert series(heard, "state") == {"pending": 0, "rebooting": 0, "success": 0, "failed": 1}
+
+
+def test_every_reason_is_counted_from_zero_on_so_that_the_first_end_is_an_increase(
+    heard: metrics.Metrics,
+) -> None:
+    before = series(heard, "runs_total")
+    heard.run_ended(model.State.FAILED, errors.Reason.IN_USE, 12.0)
+
+    assert {labels.split(",")[0] for labels in before} == {r.value for r in errors.Reason}
+    assert set(before.values()) == {0.0}
+    assert series(heard, "runs_total") == {**before, "InUse,failed": 1}
+
+
+def test_each_reason_stands_beside_the_one_state_that_it_comes_with(
+    heard: metrics.Metrics,
+) -> None:
+    told = [labels.split(",") for labels in series(heard, "runs_total")]
+
+    assert {reason for reason, state in told if state == "success"} == {
+        "Applied",
+        "AlreadyApplied",
+    }
+
+
+def test_the_last_outcome_is_one_series_and_success_leaves_its_time(
+    heard: metrics.Metrics,
+) -> None:
+    heard.run_ended(model.State.FAILED, errors.Reason.IN_USE, 12.0)
+    assert value(heard, "last_success_timestamp_seconds") == 0
+    heard.run_ended(model.State.SUCCESS, errors.Reason.APPLIED, 4.0)
+
+    assert series(heard, "last_outcome_info") == {"Applied,success": 1}
+    assert value(heard, "last_success_timestamp_seconds") == NOW
+
+
+def test_durations_are_summed_by_state_and_by_phase(heard: metrics.Metrics) -> None:
+    heard.run_ended(model.State.SUCCESS, errors.Reason.APPLIED, 4.0)
+    heard.phase_ended(model.Phase.DRAIN, 2.0)
+    heard.phase_ended(model.Phase.DRAIN, 0.5)
+
+    assert value(heard, "run_duration_seconds_sum", "success") == 4.0
+    assert value(heard, "phase_duration_seconds_sum", "Drain") == 2.5
+    assert value(heard, "phase_duration_seconds_count", "Drain") == 2
+
+
+def test_a_retry_is_announced_until_its_attempt_begins(heard: metrics.Metrics) -> None:
+    heard.attempt_began(1)
+    heard.retry_scheduled(30.0)
+    assert value(heard, "retry_timestamp_seconds") == NOW + 30.0
+    heard.attempt_began(2)
+
+    assert value(heard, "retry_timestamp_seconds") == 0
+    assert value(heard, "retries_total") == 1
+    assert value(heard, "attempt") == 2
+
+
+def test_evictions_superseded_runs_and_lost_ends_are_counted(heard: metrics.Metrics) -> None:
+    heard.pod_evicted()
+    heard.run_superseded()
+    heard.outcome_lost(errors.Reason.API_UNAVAILABLE)
+
+    assert value(heard, "evictions_total") == 1
+    assert value(heard, "superseded_runs_total") == 1
+    assert series(heard, "lost_outcomes_total") == {"ApiUnavailable": 1}
+
+
+def test_instances_are_those_of_the_last_observation_alone(heard: metrics.Metrics) -> None:
+    heard.gpus_observed(partitioned({"1g.5gb": 7}))
+    heard.gpus_observed(partitioned({"3g.20gb": 2}))
+
+    assert series(heard, "instances") == {"3g.20gb": 4}
+
+
+def test_the_layout_in_force_is_one_series(heard: metrics.Metrics) -> None:
+    heard.layout_applied("a", "1")
+    heard.layout_applied("b", "2")
+
+    assert series(heard, "layout_info") == {"2,b": 1}
+
+
+def test_operations_on_the_gpus_are_timed_by_how_they_ended(heard: metrics.Metrics) -> None:
+    heard.gpu_operation_ended("observe", 0.5, is_good=True)
+    heard.gpu_operation_ended("execute", 3.0, is_good=False)
+
+    assert series(heard, "gpu_operation_duration_seconds_sum") == {
+        "observe,ok": 0.5,
+        "execute,error": 3.0,
+    }
+
+
+def test_nvml_calls_are_added_up_by_function(heard: metrics.Metrics) -> None:
+    heard.nvml_called("nvmlInit", 1, 0.25)
+    heard.nvml_called("nvmlInit", 2, 0.5)
+
+    assert series(heard, "nvml_calls_total") == {"nvmlInit": 3}
+    assert series(heard, "nvml_call_seconds_total") == {"nvmlInit": 0.75}
+
+
+def test_the_contact_with_the_api_is_asked_for_at_each_scrape(
+    heard: metrics.Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert value(heard, "api_contact_age_seconds") == 3.0
+    monkeypatch.setattr(Contact, "age_s", float("inf"))
+
+    assert value(heard, "api_contact_age_seconds") == float("inf")
+
+
+def test_the_version_is_told(heard: metrics.Metrics) -> None:
+    assert series(heard, "build_info") == {mig_manager.__version__: 1}
+
+
+def test_phases_evictions_and_operations_are_signs_of_life() -> None:
+    signs: list[None] = []
+    heard = metrics.Metrics(contact_age_s=lambda: 0.0, on_progress=lambda: signs.append(None))
+    heard.phase_ended(model.Phase.DRAIN, 1.0)
+    heard.pod_evicted()
+    heard.gpu_operation_ended("observe", 1.0, is_good=True)
+
+    assert len(signs) == 3
+
+
+def test_two_sets_of_metrics_in_one_process_do_not_disturb_each_other(
+    heard: metrics.Metrics,
+) -> None:
+    other = metrics.Metrics(contact_age_s=lambda: 0.0)
+    other.pod_evicted()
+
+    assert value(heard, "evictions_total") == 0
+
+
+def test_no_series_tells_of_times_of_birth(heard: metrics.Metrics) -> None:
+    assert b"_created" not in heard.exposition()
