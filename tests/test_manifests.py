@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages
+from tests import plain_node
 
 ROOT = pathlib.Path(__file__).parents[1]
 KUBECTL = shutil.which("kubectl")
@@ -36,52 +38,94 @@ Right = tuple[str, str, str]
 """API group, resource with its subresource, verb."""
 
 
-@pytest.fixture(scope="module")
-def manifests() -> dict[str, Object]:
-    """What ``kubectl apply -k deploy`` would apply, by kind."""
+AGENTS = ("unprivileged", "privileged", "simulated")
+"""The overlays that start an agent."""
+OVERLAYS = (*AGENTS, "gpu-operator")
+
+
+def render(folder: str) -> list[Object]:
+    """Return what ``kubectl apply -k`` would apply."""
     if KUBECTL is None and os.environ.get("CI"):
         pytest.fail("kubectl must be there when CI runs these tests")
     if KUBECTL is None:
         pytest.skip("kubectl is not installed")
     rendered = subprocess.run(  # noqa: S603 - the arguments are this file's own
-        [KUBECTL, "kustomize", str(ROOT / "deploy")], capture_output=True, text=True, check=False
+        [KUBECTL, "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False
     )
     assert rendered.returncode == 0, rendered.stderr
-    documents = list(yaml.safe_load_all(rendered.stdout))
-    by_kind = {document["kind"]: document for document in documents}
-    assert len(by_kind) == len(documents)
-    return by_kind
+    return list(yaml.safe_load_all(rendered.stdout))
+
+
+def by_kind(documents: list[Object]) -> dict[str, Object]:
+    """Return the objects of a namespace and its rights; each kind is there once."""
+    ours = [each for each in documents if "AdmissionPolicy" not in each["kind"]]
+    found = {each["kind"]: each for each in ours}
+    assert len(found) == len(ours)
+    return found
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, list[Object]]:
+    """All overlays, by name."""
+    return {name: render(f"deploy/overlays/{name}") for name in OVERLAYS}
+
+
+@pytest.fixture(scope="module")
+def overlays(rendered: dict[str, list[Object]]) -> dict[str, dict[str, Object]]:
+    """All overlays by name, their objects by kind."""
+    return {name: by_kind(documents) for name, documents in rendered.items()}
+
+
+@pytest.fixture(scope="module")
+def manifests(overlays: dict[str, dict[str, Object]]) -> dict[str, Object]:
+    """What ``kubectl apply -k deploy`` would apply, by kind."""
+    return overlays["unprivileged"]
+
+
+def pod_of(objects: Mapping[str, Object]) -> Object:
+    spec: Object = objects["DaemonSet"]["spec"]["template"]["spec"]
+    return spec
+
+
+def container_of(objects: Mapping[str, Object]) -> Object:
+    (only,) = pod_of(objects)["containers"]
+    found: Object = only
+    return found
 
 
 @pytest.fixture
 def pod(manifests: dict[str, Object]) -> Object:
-    spec: Object = manifests["DaemonSet"]["spec"]["template"]["spec"]
-    return spec
+    return pod_of(manifests)
 
 
 @pytest.fixture
-def container(pod: Object) -> Object:
-    (only,) = pod["containers"]
-    found: Object = only
-    return found
+def container(manifests: dict[str, Object]) -> Object:
+    return container_of(manifests)
 
 
 # -- objects ----------------------------------------------------------------------------------
 
 
+def test_without_a_choice_the_agent_is_unprivileged(manifests: dict[str, Object]) -> None:
+    assert by_kind(render("deploy")) == manifests
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_object_is_what_the_api_defines_and_has_no_field_that_it_would_ignore(
-    manifests: dict[str, Object],
+    rendered: dict[str, list[Object]], overlay: str
 ) -> None:
     with kubernetes.client.ApiClient() as client:
-        for kind, thing in manifests.items():
-            typed = client.deserialize(json.dumps(thing), f"V1{kind}", "application/json")
+        for thing in rendered[overlay]:
+            typed = client.deserialize(json.dumps(thing), f"V1{thing['kind']}", "application/json")
 
             assert client.sanitize_for_serialization(typed) == thing
 
 
+@pytest.mark.parametrize("overlay", AGENTS)
 def test_all_that_has_a_namespace_lives_in_the_one_that_is_shipped(
-    manifests: dict[str, Object],
+    overlays: dict[str, dict[str, Object]], overlay: str
 ) -> None:
+    manifests = overlays[overlay]
     name = manifests["Namespace"]["metadata"]["name"]
 
     assert {
@@ -89,6 +133,14 @@ def test_all_that_has_a_namespace_lives_in_the_one_that_is_shipped(
         for kind, thing in manifests.items()
         if kind not in ("Namespace", "ClusterRole", "ClusterRoleBinding")
     } == {"ServiceAccount": name, "ConfigMap": name, "DaemonSet": name}
+
+
+def test_pod_security_lets_the_agent_mount_folders_of_the_host(
+    manifests: dict[str, Object],
+) -> None:
+    labels = manifests["Namespace"]["metadata"]["labels"]
+
+    assert labels == {"pod-security.kubernetes.io/enforce": "privileged"}
 
 
 def test_the_daemon_set_selects_its_own_pods(manifests: dict[str, Object]) -> None:
@@ -139,10 +191,53 @@ def test_the_container_is_not_privileged_and_has_the_one_power_that_mig_needs(
     assert {"hostPID", "hostIPC", "hostNetwork", "securityContext"}.isdisjoint(pod)
 
 
-def test_the_image_has_the_version_of_the_program(container: Object) -> None:
+def test_the_privileged_container_has_the_hosts_devices_files_and_processes(
+    overlays: dict[str, dict[str, Object]],
+) -> None:
+    pod, container = pod_of(overlays["privileged"]), container_of(overlays["privileged"])
+
+    assert container["securityContext"] == {
+        "privileged": True,
+        "readOnlyRootFilesystem": True,
+        "runAsUser": 0,
+    }
+    assert pod["hostPID"]
+    assert {"hostIPC", "hostNetwork"}.isdisjoint(pod)
+    host = {each["name"]: each.get("hostPath", {}).get("path") for each in pod["volumes"]}
+    mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+    assert host[mounts["/dev"]["name"]] == "/dev"
+    assert host[mounts["/host"]["name"]] == "/"
+    # What is mounted on the host after the agent has started is seen as well.
+    assert mounts["/host"]["mountPropagation"] == "HostToContainer"
+    assert mounts["/host"]["readOnly"]
+
+
+def test_the_simulating_container_has_no_power_and_wants_no_gpu(
+    overlays: dict[str, dict[str, Object]],
+) -> None:
+    pod, container = pod_of(overlays["simulated"]), container_of(overlays["simulated"])
+    environ = container_environ(container)
+
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsUser": 0,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "affinity" not in pod
+    assert pod["nodeSelector"] == {"mig-manager.io/simulated": "true"}
+    # The image asks for GPUs; "void" tells NVIDIA's toolkit that this container has none.
+    asked = {name: value for name, value in environ.items() if name.startswith("NVIDIA_")}
+    assert asked == {"NVIDIA_VISIBLE_DEVICES": "void"}
+
+
+@pytest.mark.parametrize("overlay", AGENTS)
+def test_the_image_has_the_version_of_the_program(
+    overlays: dict[str, dict[str, Object]], overlay: str
+) -> None:
     image = f"mig-manager:{mig_manager.__version__}"
 
-    assert container["image"] == image
+    assert container_of(overlays[overlay])["image"] == image
     assert f"docker build -t {image} " in (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
@@ -177,9 +272,12 @@ def container_environ(container: Object) -> dict[str, str]:
     }
 
 
+@pytest.mark.parametrize("overlay", AGENTS)
 def test_command_line_and_environment_of_the_container_agree_with_its_mounts(
-    manifests: dict[str, Object], pod: Object, container: Object
+    overlays: dict[str, dict[str, Object]], overlay: str
 ) -> None:
+    manifests = overlays[overlay]
+    pod, container = pod_of(manifests), container_of(manifests)
     given = agent_settings(container["args"], container_environ(container))
 
     mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
@@ -199,14 +297,16 @@ def test_mounts_are_read_only_and_whole_so_that_changes_come_through(container: 
     assert all(each["readOnly"] and "subPath" not in each for each in container["volumeMounts"])
 
 
+@pytest.mark.parametrize("overlay", AGENTS)
 def test_every_variable_of_the_container_is_read_by_the_agent_or_by_nvidias_toolkit(
-    container: Object,
+    overlays: dict[str, dict[str, Object]], overlay: str
 ) -> None:
+    container = container_of(overlays[overlay])
     environ = Asked(container_environ(container))
     given = agent_settings(container["args"], environ)
 
     unread = environ.keys() - environ.names
-    assert unread == {
+    assert unread <= {
         "NVIDIA_DRIVER_CAPABILITIES",
         "NVIDIA_MIG_CONFIG_DEVICES",
         "NVIDIA_VISIBLE_DEVICES",
@@ -221,6 +321,33 @@ def test_kubelet_leaves_the_agent_the_time_that_one_operation_on_the_gpus_may_ta
     given = agent_settings(container["args"], container_environ(container))
 
     assert pod["terminationGracePeriodSeconds"] >= given.gpu_timeout_s
+
+
+def test_only_real_gpus_are_served_unless_simulated_ones_are_asked_for(
+    overlays: dict[str, dict[str, Object]],
+) -> None:
+    def served(overlay: str) -> settings.AgentSettings:
+        container = container_of(overlays[overlay])
+        return agent_settings(container["args"], container_environ(container))
+
+    assert not served("unprivileged").gpus.is_simulated
+    assert served("unprivileged").driver_roots == ()
+    assert not served("privileged").gpus.is_simulated
+    assert served("privileged").driver_roots == ("/host",)
+    assert served("simulated").gpus.is_simulated
+    assert served("simulated").advertises_simulated
+
+
+def test_simulated_gpus_outlive_the_pod_as_real_ones_do(
+    overlays: dict[str, dict[str, Object]],
+) -> None:
+    pod, container = pod_of(overlays["simulated"]), container_of(overlays["simulated"])
+    given = agent_settings(container["args"], container_environ(container))
+
+    (mount,) = (each for each in container["volumeMounts"] if not each.get("readOnly"))
+    (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
+    assert str((given.gpus.simulate_state or pathlib.Path()).parent) == mount["mountPath"]
+    assert volume["hostPath"]["type"] == "DirectoryOrCreate"
 
 
 # -- the unit ---------------------------------------------------------------------------------
@@ -453,3 +580,169 @@ def test_with_the_stock_operators_rights_a_layout_that_must_evict_is_refused_and
         assert "pods/eviction" in world.status()["message"]
         assert (world.held(), world.gpus.observe()) == (held, before)
         assert_nothing_taken(world)
+
+
+@contextlib.contextmanager
+def alone(rights: Rights, folder: pathlib.Path) -> Iterator[tuple[apiserver.ApiServer, str]]:
+    """A cluster of one node without GPUs in which the agent has these rights and no more."""
+
+    def authorize(access: apiserver.Access) -> bool:
+        return access.token != AGENT_TOKEN or rights.allow(access)
+
+    with apiserver.serve(apiserver.ApiServer(authorizer=authorize)) as server:
+        server.store.create(plain_node.NODE)
+        yield server, str(server.kubeconfig(folder / "kubeconfig"))
+
+
+def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(
+    overlays: dict[str, dict[str, Object]], tmp_path: pathlib.Path
+) -> None:
+    container = container_of(overlays["simulated"])
+    rights = Rights(everywhere=granted(overlays["simulated"]["ClusterRole"]))
+    command = [sys.executable, "-m", "mig_manager", *container["args"]]
+    with alone(rights, tmp_path) as (server, kubeconfig):
+        environ = container_environ(container) | {
+            "NODE_NAME": "plain",
+            "KUBECONFIG": kubeconfig,
+            "CONFIG_FILE": str(ROOT / "profiles" / "mig-parted.yaml"),
+            "MIG_MANAGER_SIMULATE_STATE": str(tmp_path / "gpus.json"),
+        }
+        log = tmp_path / "agent.log"
+        watched = plain_node.World(server.url, log).watched()
+        with plain_node.running(command, log, environ), watched as world:
+            world.label(LAYOUT)
+
+            assert world.wait_for_end(LAYOUT) == "success"
+            assert world.offered() == {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
+
+
+def test_no_other_overlay_may_write_the_nodes_status(
+    overlays: dict[str, dict[str, Object]],
+) -> None:
+    shipped = granted(overlays["unprivileged"]["ClusterRole"])
+
+    assert granted(overlays["simulated"]["ClusterRole"]) == shipped | rights_to(
+        "nodes/status", "patch"
+    )
+    assert granted(overlays["privileged"]["ClusterRole"]) == shipped
+    assert granted(overlays["gpu-operator"]["ClusterRole"]) == shipped
+
+
+# -- in the place of the operator's own MIG manager -------------------------------------------
+
+OPERATOR_ENVIRON = {
+    "NODE_NAME": "plain",
+    "POD_NAME": "nvidia-mig-manager-x7k2p",
+    "POD_NAMESPACE": OPERATOR_NAMESPACE,
+    "CONFIG_FILE": "/mig-parted-config/config.yaml",
+    "GPU_CLIENTS_FILE": "/gpu-clients/clients.yaml",
+    "DEFAULT_GPU_CLIENTS_NAMESPACE": OPERATOR_NAMESPACE,
+    "CDI_ENABLED": "true",
+    "NVIDIA_CDI_HOOK_PATH": "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
+}
+"""What the operator's DaemonSet sets, with a config of the user's own and with CDI."""
+DRIVER_READY = {
+    "host": {
+        "IS_HOST_DRIVER": "true",
+        "NVIDIA_DRIVER_ROOT": "/",
+        "DRIVER_ROOT_CTR_PATH": "/host",
+        "NVIDIA_DEV_ROOT": "/",
+        "DEV_ROOT_CTR_PATH": "/host",
+    },
+    "container": {
+        "IS_HOST_DRIVER": "false",
+        "NVIDIA_DRIVER_ROOT": "/run/nvidia/driver",
+        "DRIVER_ROOT_CTR_PATH": "/driver-root",
+        "NVIDIA_DEV_ROOT": "/run/nvidia/driver",
+        "DEV_ROOT_CTR_PATH": "/driver-root",
+    },
+}
+"""What its validator leaves for the entrypoint, by where the driver is."""
+OPERATOR_ENTRYPOINT = """
+set -o allexport
+. "$VALIDATIONS/driver-ready"
+export WITH_SHUTDOWN_HOST_GPU_CLIENTS="$IS_HOST_DRIVER"
+exec nvidia-mig-manager
+"""
+"""In the order in which the operator's entrypoint does it."""
+
+
+@pytest.mark.parametrize("driver", DRIVER_READY)
+def test_the_operators_environment_makes_settings_that_work_in_its_container(
+    driver: str, tmp_path: pathlib.Path
+) -> None:
+    kubelet = tmp_path / "var/lib/kubelet/pod-resources"
+    kubelet.mkdir(parents=True)
+    ready = DRIVER_READY[driver]
+    environ = OPERATOR_ENVIRON | ready | {"WITH_SHUTDOWN_HOST_GPU_CLIENTS": "true"}
+
+    # The operator mounts the host's root at /host, where the agent looks without being told.
+    given = agent_settings(["agent"], environ | {"HOST_ROOT_MOUNT": str(tmp_path)})
+
+    assert given.node_name == "plain"
+    assert given.config_file == pathlib.Path("/mig-parted-config/config.yaml")
+    assert given.pod_resources_socket == kubelet / "kubelet.sock"
+    assert given.driver_roots[0] == ready["DRIVER_ROOT_CTR_PATH"]
+    assert not given.gpus.is_simulated
+
+
+def image_commands(folder: pathlib.Path) -> None:
+    """Put into a folder what the image has on its PATH."""
+    (wrapper,) = re.findall(
+        r"^RUN (printf .*) > /opt/mig-manager/bin/nvidia-mig-manager",
+        (ROOT / "Dockerfile").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    text = subprocess.run(  # noqa: S603 - our own Dockerfile
+        ["/bin/sh", "-c", wrapper], capture_output=True, text=True, check=True
+    ).stdout
+    program = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mig_manager "$@"\n'
+    for name, script in (("nvidia-mig-manager", text), ("mig-manager", program)):
+        (folder / name).write_text(script, encoding="utf-8")
+        (folder / name).chmod(0o755)
+
+
+def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    ready = "".join(f"{name}={value}\n" for name, value in DRIVER_READY["container"].items())
+    (tmp_path / "driver-ready").write_text(ready, encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    image_commands(tmp_path / "bin")
+    with alone(STOCK_OPERATOR, tmp_path) as (server, kubeconfig):
+        environ = OPERATOR_ENVIRON | {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "VALIDATIONS": str(tmp_path),
+            "KUBECONFIG": kubeconfig,
+            "CONFIG_FILE": str(ROOT / "profiles" / "mig-parted.yaml"),
+            "MIG_MANAGER_SIMULATE": "1xA30",
+            "MIG_MANAGER_SIMULATE_STATE": str(tmp_path / "gpus.json"),
+        }
+        log = tmp_path / "agent.log"
+        command = ["/bin/sh", "-c", OPERATOR_ENTRYPOINT]
+        watched = plain_node.World(server.url, log).watched()
+        with plain_node.running(command, log, environ), watched as world:
+            world.label("all-1g.6gb")
+
+            assert world.wait_for_end("all-1g.6gb") == "success"
+
+
+def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts(
+    overlays: dict[str, dict[str, Object]],
+) -> None:
+    shipped = overlays["gpu-operator"]
+    values = yaml.safe_load(
+        (ROOT / "deploy/overlays/gpu-operator/values.yaml").read_text(encoding="utf-8")
+    )["migManager"]
+
+    assert shipped.keys() == {"ClusterRole", "ClusterRoleBinding", "ConfigMap"}
+    assert shipped["ClusterRoleBinding"]["subjects"] == [
+        {
+            "kind": "ServiceAccount",
+            "name": "nvidia-mig-manager",
+            "namespace": OPERATOR_NAMESPACE,
+        }
+    ]
+    assert shipped["ConfigMap"]["metadata"]["namespace"] == OPERATOR_NAMESPACE
+    assert values["config"]["name"] == shipped["ConfigMap"]["metadata"]["name"]
+    assert f"{values['image']}:{values['version']}" == f"mig-manager:{mig_manager.__version__}"

@@ -1,0 +1,91 @@
+"""A cluster of one node that has neither GPUs nor a device plugin, for agents that simulate."""
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from mig_manager.core import cluster
+from mig_manager.sandbox.cluster import objects, view
+
+NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "plain"}}
+LOOK_AGAIN_S = 0.5
+TIMEOUT_S = 60.0
+
+
+class World:
+    """The cluster; its node is ``plain``."""
+
+    def __init__(self, url: str, log: pathlib.Path) -> None:
+        self._cluster = view.ClusterView(url)
+        self._log = log
+        self._changed = threading.Event()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator["World"]:
+        """Follow what happens for as long as the body runs."""
+        with self._cluster:
+            stop = self._cluster.listen(lambda _kind, _obj: self._changed.set())
+            yield self
+            stop()
+
+    def node(self) -> dict[str, Any]:
+        """Return the Node object."""
+        return dict(self._cluster.node("plain") or {})
+
+    def offered(self) -> dict[str, str]:
+        """Return what the scheduler may give away."""
+        status = self.node().get("status") or {}
+        assert status.get("capacity") == status.get("allocatable")
+        return dict(status.get("capacity") or {})
+
+    def label(self, layout: str) -> None:
+        """Do what ``kubectl label node`` does."""
+        change = {"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}}
+        self._cluster.patch(view.Kind.NODE, self.node(), change)
+
+    def wait_for_end(self, layout: str) -> str:
+        """Return the state in which the wish for a layout ended."""
+
+        def has_ended() -> bool:
+            text = objects.annotations(self.node()).get(cluster.STATUS_ANNOTATION, "{}")
+            status = json.loads(text)
+            return status.get("config") == layout and "finishedAt" in status
+
+        self.wait(has_ended)
+        return objects.labels(self.node())[cluster.STATE_LABEL]
+
+    def wait(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition on the node holds."""
+        for _ in range(int(TIMEOUT_S / LOOK_AGAIN_S)):
+            self._changed.clear()
+            if holds():
+                return
+            self._changed.wait(LOOK_AGAIN_S)
+        pytest.fail(f"waited in vain; the agent's log: {self._log.read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str], log: pathlib.Path, environ: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an agent; it is gone at the end."""
+    with (
+        log.open("wb") as stream,
+        subprocess.Popen(  # noqa: S603 - our own program and our own arguments
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=environ,
+        ) as agent,
+    ):
+        try:
+            yield agent
+        finally:
+            agent.terminate()
