@@ -60,9 +60,11 @@ def completed(tell: Callable[[str], object]) -> Iterator[None]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
+    # What nohup or a background job ignores stays ignored.
     handlers = {
         number: signal.signal(number, hold)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield

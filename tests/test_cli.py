@@ -446,6 +446,15 @@ def test_a_closed_stream_is_as_good_as_an_empty_one(tmp_path: pathlib.Path, stre
     assert "internal error" not in child.stderr
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Hear SIGINT, which a job in the background starts out ignoring."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_a_signal_waits_until_a_change_is_complete() -> None:
     told: list[str] = []
     done: list[bool] = []
@@ -462,6 +471,18 @@ def test_a_signal_waits_until_a_change_is_complete() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    told: list[str] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with shell_module.completed(told.append):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not told
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_a_second_signal_does_not_wait() -> None:
     done: list[bool] = []
 
