@@ -1,10 +1,12 @@
 """Fakes at the ports: one small node in memory, whose every port call can be made to fail."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 
 from mig_manager import errors, ports
 from mig_manager.core import clients, cluster, model, planner
+from mig_manager.core import policy as policies
 
 CALLS = (
     "gpus.observe",
@@ -89,6 +91,14 @@ class World:
     """Deploy label -> whether the pod that it places becomes ready."""
     loose_daemons: set[str] = dataclasses.field(default_factory=set)
     """Names of daemons that only the hold taint keeps away."""
+    policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
+    """What the node's owner wants; tests hand it to the pipeline."""
+    extra_clients: str = ""
+    """The owner's table of daemons; tests hand it to the pipeline."""
+    messages: list[str] = dataclasses.field(default_factory=list)
+    """Of the events."""
+    told: list[str] = dataclasses.field(default_factory=list)
+    """Messages of the status annotation, in order."""
     offered: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     kubelet_is_silent: bool = False
     plugin_is_broken: bool = False
@@ -232,6 +242,9 @@ class FakeNode:
             world.is_unschedulable = change.unschedulable
         if change.hold_taint is not None:
             world.has_hold_taint = change.hold_taint
+        told = change.annotations.get(cluster.STATUS_ANNOTATION)
+        if told:
+            world.told.append(str(json.loads(told)["message"]))
         state = change.labels.get(cluster.STATE_LABEL)
         if state and (not world.states or world.states[-1] != state):
             world.states.append(state)
@@ -240,6 +253,7 @@ class FakeNode:
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         self._world.events.append(reason)
+        self._world.messages.append(message)
 
 
 def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:

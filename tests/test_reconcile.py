@@ -9,6 +9,7 @@ import pytest
 
 from mig_manager import errors, reconcile
 from mig_manager.core import clients, cluster, model, planner, status
+from mig_manager.core import policy as policies
 from mig_manager.sandbox import hardware
 from tests import fakes
 
@@ -46,6 +47,8 @@ def node(*, layout: str | None = None, gated: bool = True) -> fakes.World:
         world.executed.clear()
         world.states.clear()
         world.events.clear()
+        world.messages.clear()
+        world.told.clear()
     if gated:
         world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     if not world.pods:
@@ -62,8 +65,11 @@ def reconciler(world: fakes.World, text: str = CONFIG) -> reconcile.Reconciler:
             allocations=world.allocations,
             configs=fakes.FakeConfig(text),
             clock=world.clock,
+            extra_clients=fakes.FakeConfig(world.extra_clients) if world.extra_clients else None,
         ),
-        reconcile.Limits(drain_timeout_s=20, plugin_timeout_s=20),
+        reconcile.Limits(
+            drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5, policy=world.policy
+        ),
     )
 
 
@@ -83,6 +89,10 @@ def device(world: fakes.World, gpu: int, profile: str) -> str:
 
 
 def assert_nothing_taken(world: fakes.World) -> None:
+    """Also the plugin's config is what it was, unless the layout that it goes with succeeded."""
+    is_applied = world.labels.get(cluster.APPLIED_LABEL) == "one-slice-changed"
+    plugin_config = world.labels.get(cluster.PLUGIN_CONFIG_LABEL)
+    assert plugin_config in ((None, "sliced") if is_applied else (None, "whole"))
     assert not world.is_unschedulable
     assert not world.has_hold_taint
     assert cluster.PAUSED_VALUE not in world.labels.values()
@@ -461,6 +471,261 @@ def test_an_old_driver_that_tells_profiles_only_with_mig_on_is_planned_twice() -
     assert all(len(gpu.mig_uuids) == 7 for gpu in world.gpus)
 
 
+# -- whom the owner lets go ---------------------------------------------------------------------
+
+
+def test_a_pod_that_kubelet_admits_before_the_plugin_stops_leaves_before_the_change() -> None:
+    world = busy_node()
+    doomed = frozenset({device(world, 0, "2g.10gb")})
+
+    def slip_in() -> None:
+        # A pod that is bound to the node by its author passes the scheduler and its cordon.
+        if world.labels[cluster.PLUGIN_DEPLOY_LABEL] == cluster.PAUSED_VALUE and not late:
+            late.append(world.add_pod("late", devices=doomed))
+
+    late: list[str] = []
+    world.clock.on_wait.append(slip_in)
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.state is model.State.SUCCESS
+    assert late
+    assert late[0] not in world.pods
+    assert world.log.count("workloads.evict") == 2
+    last_eviction = len(world.log) - world.log[::-1].index("workloads.evict")
+    assert last_eviction < world.log.index("gpus.execute")
+
+
+def test_the_node_is_closed_to_newcomers_before_anybody_is_asked_to_leave() -> None:
+    world = busy_node()
+    closed: list[bool] = []
+    world.clock.on_wait.append(lambda: closed.append(world.is_unschedulable))
+
+    run(world, "one-slice-changed")
+
+    assert world.log.index("node.patch") < world.log.index("workloads.may_evict")
+    executes_at = world.log.index("gpus.execute")
+    assert world.log.index("workloads.may_evict") < executes_at
+    assert closed[0]
+
+
+def test_with_policy_node_every_gpu_pod_leaves_even_when_nothing_is_destroyed() -> None:
+    world = whole_node()
+    cpu_pod = world.add_pod("cpu")
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.state is model.State.SUCCESS
+    assert {"victim", "spared"}.isdisjoint(pod.name for pod in world.pods.values())
+    assert cpu_pod in world.pods
+
+
+def test_with_policy_none_nobody_is_evicted_and_the_deadline_names_who_stayed() -> None:
+    world = busy_node()
+    world.policy = policies.Policy(drain=policies.Drain.NONE)
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
+    assert "default/victim (nobody is evicted by --drain-policy none)" in outcome.message
+    assert {"workloads.evict", "workloads.may_evict", "workloads.delete"}.isdisjoint(world.log)
+    assert_nothing_taken(world)
+
+
+def test_force_is_told_in_an_event_and_in_the_message() -> None:
+    world = guarded_node()
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.state is model.State.SUCCESS
+    assert "Deleted by force: default/victim" in outcome.message
+    assert "ForcedDrain" in world.events
+    assert "workloads.evict" not in world.log
+
+
+def test_a_claim_on_a_gpu_makes_a_pod_leave_and_the_event_says_why() -> None:
+    world = busy_node()
+    uid = world.add_pod("claimant")
+    world.claims.add(uid)
+
+    run(world, "one-slice-changed")
+
+    assert uid not in world.pods
+    drained = world.messages[world.events.index("Draining")]
+    assert "default/claimant [its ResourceClaim may stand for any GPU]" in drained
+
+
+# -- monitors, other daemons, and the plugin's config -------------------------------------------
+
+
+def given_back(world: fakes.World) -> list[str]:
+    """Return the phases' messages of a run's resume, in order."""
+    return [message for message in world.told if message.startswith("resuming ")]
+
+
+def test_monitors_come_back_after_the_proof_one_after_the_other() -> None:
+    world = monitored_node()
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.state is model.State.SUCCESS
+    assert given_back(world) == [
+        "resuming gpu-feature-discovery, dcgm",
+        "resuming dcgm-exporter",
+    ]
+    assert world.told.index("resuming dcgm-exporter") > world.told.index(
+        "waiting for the new devices to be schedulable"
+    )
+    assert {world.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
+    assert "MonitorNotReady" not in world.events
+
+
+def test_a_monitor_that_does_not_come_back_is_a_warning_and_no_failure() -> None:
+    world = monitored_node()
+    world.deploy_daemons[GFD] = False
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.state is model.State.SUCCESS
+    assert world.events[-2:] == ["MonitorNotReady", "Applied"]
+    assert GFD in world.messages[-2]
+    assert world.labels[EXPORTER] == "true"
+
+
+def test_workloads_may_come_back_while_monitors_are_still_waited_for() -> None:
+    world = monitored_node()
+    world.deploy_daemons[EXPORTER] = False
+    cordons: list[bool] = []
+    world.clock.on_wait.append(lambda: cordons.append(world.is_unschedulable))
+
+    run(world, "one-slice-changed")
+
+    assert cordons[-1] is False
+
+
+def test_the_operators_validator_looks_again_at_a_changed_node() -> None:
+    world = monitored_node()
+    before = {pod.uid for pod in world.pods.values() if clients.is_validator(pod)}
+
+    run(world, "one-slice-changed")
+
+    assert before
+    assert all(world.pods[uid].is_terminating for uid in before)
+
+
+def test_an_operator_that_lets_nobody_delete_its_validator_gets_its_layout_all_the_same() -> None:
+    world = monitored_node()
+    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+    last_delete = len(world.log) - 1 - world.log[::-1].index("workloads.delete")
+    world = monitored_node()
+    world.failing = {last_delete: BROKEN["workloads"]}
+
+    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+
+
+def test_a_feature_discovery_that_no_label_places_is_started_anew() -> None:
+    world = busy_node()
+    uid = world.add_pod("gfd", container_names=("gpu-feature-discovery-ctr",))
+
+    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+
+    assert uid not in world.pods or world.pods[uid].is_terminating
+
+
+def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> None:
+    world = watched_node()
+    here: list[set[str]] = []
+    execute = world.step_error
+
+    def look(step: model.Step) -> Exception | None:
+        here.append({pod.name for pod in world.pods.values()})
+        return execute(step)
+
+    world.step_error = look
+    outcome = run(world, "one-slice-changed")
+    world.live()
+
+    assert outcome.state is model.State.SUCCESS
+    assert here
+    assert all({"watcher", "sampler"}.isdisjoint(names) for names in here)
+    assert {"watcher", "sampler"} <= {pod.name for pod in world.pods.values()}
+    assert "workloads.evict" in world.log
+    assert world.labels[SAMPLER] == "true"
+
+
+def test_a_table_of_daemons_that_is_wrong_is_refused_before_anything_is_touched() -> None:
+    world = busy_node()
+    world.extra_clients = "version: v1\nclients:\n- labels: {}\n"
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.reason is errors.Reason.INVALID_CONFIG
+    assert "test.yaml:3:11: labels must be" in outcome.message
+    assert world.states == ["failed"]
+
+
+def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
+    world = sharing_node()
+    seen: list[str | None] = []
+    world.clock.on_wait.append(
+        lambda: seen.extend(
+            world.labels.get(cluster.PLUGIN_CONFIG_LABEL)
+            for pod in world.pods.values()
+            if clients.is_device_plugin(pod) and "gpus.execute" in world.log
+        )
+    )
+
+    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+
+    assert set(seen) == {"sliced"}
+    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
+
+
+def test_a_change_that_is_rolled_back_leaves_the_plugins_config_as_it_was() -> None:
+    world = sharing_node()
+    world.step_error = refuse(model.CreateGpuInstance, times=1)
+
+    assert run(world, "one-slice-changed").state is model.State.FAILED
+
+    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
+
+
+def test_a_config_that_the_plugin_does_not_survive_is_taken_back() -> None:
+    world = sharing_node()
+    world.plugin_is_broken = True
+
+    assert run(world, "one-slice-changed").reason is errors.Reason.PLUGIN_NOT_READY
+
+    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
+    assert_nothing_taken(world)
+
+
+def test_a_plugins_config_that_somebody_else_chose_meanwhile_is_not_written_over() -> None:
+    world = sharing_node()
+    world.plugin_is_broken = True
+
+    def choose() -> None:
+        if world.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced":
+            world.labels[cluster.PLUGIN_CONFIG_LABEL] = "mine"
+
+    world.clock.on_wait.append(choose)
+    run(world, "one-slice-changed")
+
+    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "mine"
+
+
+def test_a_layout_in_force_gets_its_plugin_config_without_a_change_of_the_gpus() -> None:
+    world = node(layout="one-slice-changed")
+    world.policy = policies.Policy(plugin_configs={"*": "sliced"})
+    old_plugin = next(uid for uid, pod in world.pods.items() if clients.is_device_plugin(pod))
+
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.reason is errors.Reason.ALREADY_APPLIED
+    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert old_plugin not in world.pods
+    assert "gpus.execute" not in world.log
+
+
 # -- every port call fails once -----------------------------------------------------------------
 
 BROKEN = {
@@ -484,11 +749,90 @@ def count_calls(make: Callable[[], fakes.World], layout: str) -> int:
     return len(world.log)
 
 
+def guarded_node() -> fakes.World:
+    """A budget guards the pod that must leave, and the owner allows force."""
+    world = busy_node()
+    world.budgets["victim"] = "budget 'pdb-a' allows no disruption"
+    world.policy = policies.Policy(is_forced=True)
+    return world
+
+
+def patient_node() -> fakes.World:
+    """Nobody may be evicted; the pod that must leave does so after a while."""
+    world = busy_node()
+    world.policy = policies.Policy(drain=policies.Drain.NONE)
+    (victim,) = (uid for uid, pod in world.pods.items() if pod.name == "victim")
+
+    def finish() -> None:
+        if world.clock.now_s > 1 and victim in world.pods:
+            world.pods[victim] = dataclasses.replace(world.pods[victim], phase="Succeeded")
+
+    world.clock.on_wait.append(finish)
+    return world
+
+
+def whole_node() -> fakes.World:
+    world = busy_node()
+    world.policy = policies.Policy(drain=policies.Drain.NODE)
+    return world
+
+
+GFD, DCGM, EXPORTER = (
+    cluster.DEPLOY_LABEL_PREFIX + name
+    for name in ("gpu-feature-discovery", "dcgm", "dcgm-exporter")
+)
+
+
+def monitored_node() -> fakes.World:
+    """The operator's monitors and its validator; one monitor is deployed nowhere."""
+    world = busy_node()
+    world.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
+    world.deploy_daemons |= {GFD: True, EXPORTER: True}
+    world.loose_daemons.add("nvidia-operator-validator")
+    world.live()
+    return world
+
+
+EXTRA_CLIENTS = """
+version: v1
+clients:
+- labels: {app: watcher}
+- labels: {app: sampler}
+  namespace: default
+  deploy-label: nvidia.com/gpu.deploy.sampler
+"""
+SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
+
+
+def watched_node() -> fakes.World:
+    """The owner's own daemons, one that a label places and one that none does."""
+    world = busy_node()
+    world.extra_clients = EXTRA_CLIENTS
+    world.labels[SAMPLER] = "true"
+    world.deploy_daemons[SAMPLER] = True
+    world.loose_daemons.add("watcher")
+    world.live()
+    return world
+
+
+def sharing_node() -> fakes.World:
+    world = busy_node()
+    world.labels[cluster.PLUGIN_CONFIG_LABEL] = "whole"
+    world.policy = policies.Policy(plugin_configs={"one-slice-changed": "sliced"})
+    return world
+
+
 SCENARIOS: dict[str, tuple[Callable[[], fakes.World], str]] = {
     "first-layout": (node, "all-1g.5gb"),
     "first-layout-ungated": (lambda: node(gated=False), "all-1g.5gb"),
     "one-slice-on-a-busy-node": (busy_node, "one-slice-changed"),
     "mode-off": (busy_node, "all-disabled"),
+    "by-force": (guarded_node, "one-slice-changed"),
+    "nobody-is-evicted": (patient_node, "one-slice-changed"),
+    "whole-node": (whole_node, "one-slice-changed"),
+    "monitors": (monitored_node, "one-slice-changed"),
+    "extra-clients": (watched_node, "one-slice-changed"),
+    "plugin-config": (sharing_node, "one-slice-changed"),
 }
 
 
@@ -538,13 +882,18 @@ def test_whenever_a_wish_ends_all_is_given_back(scenario: str, *, replaced: bool
         before = world.gpus
         wish = fakes.FakeWish(world.clock, ends_at=ends_at, replaced=replaced)
 
-        with pytest.raises(errors.Superseded):
-            reconciler(world).run(layout, wish)
+        try:
+            outcome = reconciler(world).run(layout, wish)
+        except errors.Superseded:
+            assert replaced or world.labels[cluster.STATE_LABEL] == "failed"
+        else:
+            # It was proven; only monitors were still waited for.
+            assert outcome.reason is errors.Reason.APPLIED
+            assert world.deploy_daemons
 
         is_executed = "gpus.execute" in world.log
         assert world.gpus == (after if is_executed else before)
         assert_nothing_taken(world)
-        assert replaced or world.labels[cluster.STATE_LABEL] == "failed"
 
 
 # -- recovery -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from mig_manager import errors, settings
+from mig_manager.core import policy
 
 AGENT = {"NODE_NAME": "n1"}
 
@@ -37,6 +38,33 @@ def test_the_defaults_of_the_agent_are_as_documented() -> None:
     assert given.poll_interval_s == 1
     assert given.gpus == settings.GpuAccess()
     assert not given.gpus.is_simulated
+
+
+def test_by_default_only_affected_pods_leave_and_never_by_force() -> None:
+    given = agent()
+
+    assert given.policy == policy.Policy()
+    assert given.policy.drain is policy.Drain.AFFECTED
+    assert given.extra_clients_file is None
+    assert given.monitor_timeout_s == 60
+
+
+def test_the_owners_decisions_are_options_and_variables() -> None:
+    given = agent(
+        {"MIG_MANAGER_DRAIN_POLICY": "node", "MIG_MANAGER_FORCE_DRAIN": "true"},
+        plugin_configs="a=b",
+        extra_clients_file="/x",
+    )
+
+    assert given.policy == policy.Policy(
+        drain=policy.Drain.NODE, is_forced=True, plugin_configs={"a": "b"}
+    )
+    assert given.extra_clients_file == pathlib.Path("/x")
+
+
+def test_force_where_nobody_is_sent_away_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="contradicts --drain-policy none"):
+        agent(drain_policy="none", force_drain=True)
 
 
 def test_nvidias_variables_of_the_agent_keep_working() -> None:

@@ -1,13 +1,16 @@
 """Who must let go, decided from values alone."""
 
 import dataclasses
+import json
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import clients, cluster, model, planner, status
+from mig_manager.core import clients, cluster, extras, model, planner, status
 from mig_manager.sandbox import hardware
 from tests import fakes
+
+SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
 
 POD = cluster.Pod(
     namespace="default",
@@ -74,6 +77,9 @@ def test_a_mode_change_takes_every_device_of_the_gpu() -> None:
         ({}, True),
         ({"phase": "Succeeded"}, False),
         ({"gpu_resources": {}}, False),
+        ({"gpu_resources": {"nvidia.com/gpu.shared": 1}}, True),
+        ({"gpu_resources": {"nvidia.com/mig-1g.5gb.shared": 1}}, True),
+        ({"gpu_resources": {"nvidia.com/hostdev": 1}}, False),
         ({"owner_kind": "DaemonSet"}, True),
         ({"labels": {"app": "nvidia-device-plugin-daemonset"}}, False),
     ],
@@ -93,6 +99,73 @@ def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> 
 
     assert clients.victims([POD], (listed,), frozenset({"MIG-1"})) == (POD,)
     assert clients.victims([without_gpu], (listed,), frozenset({"MIG-1"})) == ()
+
+
+def test_a_pod_whose_init_container_may_hold_a_gpu_counts_whatever_else_it_holds() -> None:
+    held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset({"MIG-2"}))
+    starting = dataclasses.replace(POD, phase="Pending", may_run_gpu_init=True)
+
+    assert clients.victims([starting], (held,), frozenset({"MIG-1"})) == (starting,)
+    assert clients.victims([POD], (held,), frozenset({"MIG-1"})) == ()
+
+
+def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why() -> None:
+    held = cluster.PodDevices(
+        namespace="default", name="p", device_ids=frozenset(), has_gpu_claim=True
+    )
+    claimant = dataclasses.replace(POD, gpu_resources={})
+
+    assert clients.victims([claimant], (held,), frozenset({"MIG-1"})) == (claimant,)
+    assert clients.victims([claimant], (held,), frozenset()) == ()
+    assert "ResourceClaim" in clients.told(claimant, (held,))
+    assert clients.told(claimant, ()) == clients.told(claimant, None) == "default/p"
+
+
+def test_a_whole_node_is_left_by_all_who_have_or_want_a_gpu_and_by_nobody_else() -> None:
+    held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset({"MIG-2"}))
+    idle = dataclasses.replace(POD, name="idle", gpu_resources={})
+
+    left = clients.victims([POD, idle], (held,), frozenset(), is_whole_node=True)
+
+    assert left == (POD,)
+
+
+def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
+    daemon = extras.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
+    pod = dataclasses.replace(POD, labels={"app": "watcher"})
+    gpus = balanced()
+    plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
+
+    assert clients.victims([pod], None, frozenset({"MIG-1"}), daemons=(daemon,)) == ()
+    assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
+    assert clients.labels_to_pause({SAMPLER: "false"}, plan, (daemon,)) == {}
+
+
+def test_labels_are_paused_in_the_order_in_which_they_are_to_come_back() -> None:
+    gpus = balanced()
+    plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
+    names = ("client", "dcgm-exporter", "nvsm", "dcgm", "gpu-feature-discovery", "device-plugin")
+    labels = dict.fromkeys((cluster.DEPLOY_LABEL_PREFIX + name for name in names), "true")
+
+    paused = clients.labels_to_pause(labels, plan)
+
+    assert [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in paused] == [
+        "device-plugin",
+        "gpu-feature-discovery",
+        "dcgm",
+        "dcgm-exporter",
+        "nvsm",
+        "client",
+    ]
+
+
+@pytest.mark.parametrize(
+    "app",
+    ["nvidia-operator-validator", "nvidia-cuda-validator", "nvidia-device-plugin-validator"],
+)
+def test_the_operators_validators_are_known_by_their_label(app: str) -> None:
+    assert clients.is_validator(dataclasses.replace(POD, labels={"app": app}))
+    assert not clients.is_validator(POD)
 
 
 def test_a_pod_on_another_device_stays() -> None:
@@ -124,6 +197,28 @@ def test_a_display_gpu_is_not_expected_of_the_device_plugin() -> None:
         ({"labels": {"app": "nvidia-device-plugin-daemonset"}}, True),
         ({"labels": {"name": "nvidia-device-plugin-ds"}}, True),
         ({"container_names": ("nvidia-device-plugin-ctr",)}, True),
+        (
+            {
+                "labels": {"app.kubernetes.io/name": "nvidia-device-plugin"},
+                "container_names": ("nvidia-device-plugin-ctr", "config-manager"),
+            },
+            True,
+        ),
+        (
+            {
+                "labels": {"app.kubernetes.io/name": "nvidia-device-plugin"},
+                "container_names": ("gpu-feature-discovery-ctr",),
+            },
+            False,
+        ),
+        (
+            {
+                "labels": {"app.kubernetes.io/name": "nvidia-device-plugin"},
+                "container_names": ("mps-control-daemon-ctr",),
+            },
+            False,
+        ),
+        ({"labels": {"app": "nvidia-device-plugin-mps-control-daemon"}}, False),
         ({"labels": {"app": "gpu-feature-discovery"}}, False),
     ],
 )
@@ -182,19 +277,44 @@ def test_whole_gpus_are_right_where_the_strategy_is_none() -> None:
     )
 
 
-def test_a_journal_reads_back_as_it_was_written() -> None:
+@pytest.mark.parametrize(
+    "switch",
+    [
+        None,
+        status.PluginConfig(before=None, now="sliced"),
+        status.PluginConfig(before="whole", now="sliced"),
+    ],
+)
+def test_a_journal_reads_back_as_it_was_written(switch: status.PluginConfig | None) -> None:
     journal = status.Journal(
         config="a",
         cordoned=True,
         hold_taint=True,
         paused_labels={cluster.PLUGIN_DEPLOY_LABEL: "true"},
+        plugin_config=switch,
     )
 
     assert status.Journal.from_json(journal.to_json()) == journal
 
 
+def test_a_journal_of_the_version_before_and_one_of_the_next_are_read() -> None:
+    before = (
+        '{"version": 1, "config": "a", "cordoned": true, "holdTaint": false, "pausedLabels": {}}'
+    )
+    after = before.replace('"config"', '"novelty": [1], "config"')
+
+    known = status.Journal(config="a", cordoned=True)
+    assert status.Journal.from_json(before) == status.Journal.from_json(after) == known
+    assert "pluginConfig" not in known.to_json()
+
+
 def _paused(key: str, value: str) -> str:
     return status.Journal(config="a", paused_labels={key: value}).to_json()
+
+
+def _switched(value: object) -> str:
+    data = json.loads(status.Journal(config="a").to_json())
+    return json.dumps(data | {"pluginConfig": value})
 
 
 @pytest.mark.parametrize(
@@ -210,6 +330,10 @@ def _paused(key: str, value: str) -> str:
         _paused("kubernetes.io/hostname", "true"),
         _paused("nvidia.com/gpu.deploy.not a key", "true"),
         _paused("nvidia.com/gpu.deploy.dcgm", "not a label value"),
+        _switched(3),
+        _switched({}),
+        _switched({"before": 1, "now": "a"}),
+        _switched({"before": None, "now": "not a label value"}),
         "[" * 100_000,
     ],
 )
