@@ -1,0 +1,170 @@
+"""Many agents on one real kube-apiserver: every node is labelled at once.
+
+    KUBEBUILDER_ASSETS=FOLDER python -m bench.many_agents [--nodes 200]
+
+One process hosts all agents, each with a watch, a client and a pipeline of its own; their GPUs
+are values in memory, so that what is measured is the API server's load and ours.
+"""
+
+import argparse
+import collections
+import dataclasses
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import urllib3
+
+from mig_manager import agent, log, mailbox, reconcile
+from mig_manager.adapters import clock, files
+from mig_manager.adapters.kube import api, node, nodewatch, pods
+from mig_manager.core import cluster, model
+from mig_manager.sandbox import hardware
+from tests import fakes
+from tests.cluster import envtest
+
+_LAYOUT = "all-1g.5gb"
+_CONFIG = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
+_TIMEOUT_S = 300.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclasses.dataclass
+class Hosted:
+    """One agent and what ends it."""
+
+    box: mailbox.Mailbox
+    kube: api.KubeApi
+    threads: list[threading.Thread]
+
+
+def main() -> None:
+    """Start the server and the agents, label all nodes, print what it took."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=200, help="how many (default: 200)")
+    count = parser.parse_args().nodes
+    log.configure(level="error", is_json=False, stream=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="mig-") as name:
+        folder = pathlib.Path(name)
+        server = envtest.Server(envtest.assets(), folder)
+        with server.running():
+            kubeconfig = server.kubeconfig(folder / "kubeconfig", token=envtest.ADMIN_TOKEN)
+            _run(server, str(kubeconfig), count)
+
+
+def _run(server: envtest.Server, kubeconfig: str, count: int) -> None:
+    admin = api.KubeApi.connect(kubeconfig=kubeconfig)
+    names = [f"node-{number:03}" for number in range(count)]
+    for name in names:
+        admin.post("/api/v1/nodes", {"metadata": {"name": name}})
+    stop = threading.Event()
+    hosted = [_host(kubeconfig, name, stop) for name in names]
+    _wait(lambda: _watches(server) >= count, "all watches")
+    idle = _requests(server)
+    threading.Event().wait(10.0)
+    print(f"{count} agents at rest for 10 s: {(_requests(server) - idle).total()} requests")
+    before, cpu, began = _requests(server), _cpu_s(server), time.monotonic()
+    for name in names:
+        change = {"metadata": {"labels": {cluster.CONFIG_LABEL: _LAYOUT}}}
+        admin.patch(f"/api/v1/nodes/{name}", change, kind=api.PatchType.MERGE)
+    labelled = time.monotonic()
+    _wait(lambda: _applied(admin) == count, "success on every node")
+    ended = time.monotonic()
+    asked = _requests(server) - before
+    print(f"labelled in {labelled - began:.1f} s, all in force {ended - began:.1f} s after begin")
+    print(f"kube-apiserver used {_cpu_s(server) - cpu:.1f} s of CPU")
+    for (verb, resource), number in asked.most_common(8):
+        print(f"  {number:6}  {verb} {resource}  ({number / count:.1f} a node)")
+    stop.set()
+    for one in hosted:
+        one.box.stop()
+        for thread in one.threads:
+            thread.join(10.0)
+        one.kube.close()
+
+
+def _host(kubeconfig: str, name: str, stop: threading.Event) -> Hosted:
+    kube = api.KubeApi.connect(kubeconfig=kubeconfig)
+    box = mailbox.Mailbox()
+    world = fakes.World(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
+    served = agent.Agent(
+        reconcile.Reconciler(
+            reconcile.World(
+                gpus=world.hardware,
+                node=node.KubeNode(kube, name=name, clock=clock.SystemClock()),
+                workloads=pods.KubeWorkloads(kube, node_name=name),
+                allocations=world.allocations,
+                configs=files.ConfigFile(_CONFIG),
+                clock=clock.SystemClock(),
+            ),
+            reconcile.Limits(),
+        ),
+        box,
+        retry_initial_s=1.0,
+        retry_max_s=5.0,
+    )
+
+    def take(view: cluster.NodeView) -> None:
+        box.put_label(view.labels.get(cluster.CONFIG_LABEL))
+
+    watch = nodewatch.NodeWatch(kube, name=name, on_node=take, stop=stop)
+    threads = [threading.Thread(target=run, daemon=True) for run in (watch.run, served.serve)]
+    for thread in threads:
+        thread.start()
+    return Hosted(box=box, kube=kube, threads=threads)
+
+
+def _applied(admin: api.KubeApi) -> int:
+    wanted = f"{cluster.APPLIED_LABEL}={_LAYOUT},{cluster.STATE_LABEL}={model.State.SUCCESS.value}"
+    return len(admin.get("/api/v1/nodes", {"labelSelector": wanted})["items"])
+
+
+def _scrape(server: envtest.Server) -> str:
+    headers = {"Authorization": f"Bearer {envtest.ADMIN_TOKEN}"}
+    with urllib3.PoolManager(ca_certs=str(server.certificate)) as http:
+        return http.request("GET", f"{server.url}/metrics", headers=headers).data.decode()
+
+
+def _requests(server: envtest.Server) -> collections.Counter[tuple[str, str]]:
+    """Count finished requests by verb and resource; those of the server to itself left out."""
+    found: collections.Counter[tuple[str, str]] = collections.Counter()
+    for labels, number in re.findall(
+        r"^apiserver_request_total\{(.*?)\} (\S+)", _scrape(server), re.MULTILINE
+    ):
+        told = dict(re.findall(r'(\w+)="(.*?)"', labels))
+        if told["resource"] in ("nodes", "pods", "events"):
+            found[told["verb"], told["resource"]] += int(float(number))
+    return found
+
+
+def _watches(server: envtest.Server) -> int:
+    found = re.findall(
+        r'^apiserver_longrunning_requests\{.*resource="nodes".*verb="WATCH".*\} (\S+)',
+        _scrape(server),
+        re.MULTILINE,
+    )
+    return sum(int(float(number)) for number in found)
+
+
+def _cpu_s(server: envtest.Server) -> float:
+    assert server._api is not None  # noqa: S101, SLF001 - the tests' own helper
+    stat = pathlib.Path(f"/proc/{server._api.pid}/stat").read_text()  # noqa: SLF001
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / _TICKS_PER_S
+
+
+def _wait(holds: Callable[[], bool], what: str) -> None:
+    envtest.wait(holds, what, timeout_s=_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except pytest.skip.Exception as reason:
+        raise SystemExit(str(reason)) from None
