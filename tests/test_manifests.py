@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -20,11 +19,8 @@ import yaml
 
 import mig_manager
 from mig_manager import arguments, settings
-from mig_manager.core import cluster, model
+from mig_manager.core import cluster
 from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.cluster import nodeoptions, objects
-from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
 from tests import plain_node
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -456,130 +452,6 @@ STOCK_OPERATOR = Rights(
     | rights_to("configmaps", "create", "get", "list", "update", "patch"),
 )
 """What NVIDIA's GPU operator gives its MIG manager."""
-
-
-@contextlib.contextmanager
-def governed(
-    rights: Rights, *, style: nodeoptions.DeployStyle = nodeoptions.DeployStyle.GPU_OPERATOR
-) -> Iterator[stages.Stage]:
-    """A stage on which the agent has these rights and no more."""
-
-    def authorize(access: apiserver.Access) -> bool:
-        return access.token != AGENT_TOKEN or rights.allow(access)
-
-    strict = functools.partial(apiserver.ApiServer, authorizer=authorize)
-    text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        # The stage makes its server by itself.
-        patch.setattr(apiserver, "ApiServer", strict)
-        with stages.Stage(
-            "1xA100-SXM4-40GB",
-            text,
-            latency=states.Latency(),
-            node_options=nodeoptions.NodeOptions(tick_s=0.1, deploy_style=style),
-        ) as world:
-            yield world
-
-
-def asked_by_the_agent(server: apiserver.ApiServer) -> frozenset[Right]:
-    def group(path: str) -> str:
-        return path.split("/")[2] if path.startswith("/apis/") else ""
-
-    return frozenset(
-        (group(each.path), each.resource, each.verb)
-        for each in server.log.requests()
-        if each.token == AGENT_TOKEN
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """How a first layout went beside a pod that had to go."""
-
-    status: Mapping[str, Any]
-    asked: frozenset[Right]
-    events: tuple[str, ...]
-
-
-@pytest.fixture(scope="module")
-def lives(manifests: dict[str, Object]) -> dict[nodeoptions.DeployStyle, Life]:
-    """A first layout for each way to deploy the plugin, under the shipped ClusterRole alone."""
-    shipped = Rights(everywhere=granted(manifests["ClusterRole"]))
-    found = {}
-    for style in nodeoptions.DeployStyle:
-        with governed(shipped, style=style) as world:
-            world.run_pods([("train", "nvidia.com/gpu", {})])
-            world.label(LAYOUT)
-            world.wait_for_end(LAYOUT)
-            assert world.stop_agent() == 0
-            found[style] = Life(
-                status=world.status(),
-                asked=asked_by_the_agent(world.server),
-                events=event_reasons(world),
-            )
-    return found
-
-
-def event_reasons(world: stages.Stage) -> tuple[str, ...]:
-    events = world.api.get("/api/v1/namespaces/default/events")["items"]
-    return tuple(each["reason"] for each in events if each["source"]["component"] == "mig-manager")
-
-
-@pytest.mark.parametrize("style", nodeoptions.DeployStyle)
-def test_the_cluster_role_is_enough_for_a_whole_reconfiguration(
-    lives: dict[nodeoptions.DeployStyle, Life], style: nodeoptions.DeployStyle
-) -> None:
-    assert lives[style].status["reason"] == "Applied"
-    assert {"Draining", "Applied"} <= set(lives[style].events)
-
-
-def test_the_cluster_role_gives_nothing_that_the_agent_does_not_use(
-    manifests: dict[str, Object], lives: dict[nodeoptions.DeployStyle, Life]
-) -> None:
-    rules = manifests["ClusterRole"]["rules"]
-    asked = frozenset[Right]().union(*(life.asked for life in lives.values()))
-
-    assert granted(manifests["ClusterRole"]) == asked
-    assert all(rule.keys() == {"apiGroups", "resources", "verbs"} for rule in rules)
-
-
-def assert_nothing_taken(world: stages.Stage) -> None:
-    node = world.node()
-    assert not node["spec"].get("unschedulable")
-    assert not node["spec"].get("taints")
-    assert cluster.PAUSED_VALUE not in objects.labels(node).values()
-    assert cluster.JOURNAL_ANNOTATION not in objects.annotations(node)
-
-
-def test_with_the_stock_operators_rights_a_layout_that_evicts_nobody_succeeds_without_events() -> (
-    None
-):  # fmt: skip
-    with governed(STOCK_OPERATOR) as world:
-        world.label(LAYOUT)
-
-        assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
-        assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
-        # The Event comes after the labels; an agent that has stopped has tried.
-        assert world.stop_agent() == 0
-        assert event_reasons(world) == ()
-        assert world.agent_log.read_text().count('"events_forbidden"') == 1
-        assert_nothing_taken(world)
-
-
-def test_with_the_stock_operators_rights_a_layout_that_must_evict_is_refused_and_costs_nothing() -> (  # noqa: E501
-    None
-):  # fmt: skip
-    with governed(STOCK_OPERATOR) as world:
-        world.run_pods([("train", "nvidia.com/gpu", {})])
-        held, before = world.held(), world.gpus.observe()
-
-        world.label(LAYOUT)
-
-        assert world.wait_for_end(LAYOUT) is model.State.FAILED
-        assert world.status()["reason"] == "Forbidden"
-        assert "pods/eviction" in world.status()["message"]
-        assert (world.held(), world.gpus.observe()) == (held, before)
-        assert_nothing_taken(world)
 
 
 @contextlib.contextmanager

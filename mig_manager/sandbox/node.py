@@ -19,6 +19,7 @@ from mig_manager.sandbox.cluster import (
     kubelet,
     manifests,
     nodegpus,
+    nodelifecycle,
     nodeoptions,
     objects,
     podresources_server,
@@ -43,7 +44,7 @@ class SandboxNode:
     """A node of a cluster, from ``with`` to its end.
 
     Args:
-        api_url: Of the API server.
+        server: URL of the API server, or a connection to it, which is closed at the end.
         state_file: Of the simulated NVML.
         options: How the node behaves.
         cluster: A view of the cluster, to share among nodes; None: one of its own.
@@ -52,7 +53,7 @@ class SandboxNode:
 
     def __init__(
         self,
-        api_url: str,
+        server: view.Server,
         state_file: pathlib.Path,
         *,
         options: NodeOptions,
@@ -61,7 +62,7 @@ class SandboxNode:
     ) -> None:
         self.options = options
         self.devices = devices.DeviceManager(forget_s=options.forget_resource_s)
-        self._api_url = api_url
+        self._server = server
         self._shared_cluster = cluster
         self._gpus = gpus or nodegpus.SimulatedGpus(state_file)
         self._exits = contextlib.ExitStack()
@@ -85,7 +86,7 @@ class SandboxNode:
         self._exits.close()
 
     def _start(self, undo: contextlib.ExitStack) -> None:
-        cluster = self._shared_cluster or undo.enter_context(view.ClusterView(self._api_url))
+        cluster = self._shared_cluster or undo.enter_context(view.ClusterView(self._server))
         agent = kubelet.Kubelet(
             self.options,
             cluster=cluster,
@@ -151,7 +152,11 @@ class SandboxNode:
         return tuple(gpu.uuid for gpu in self._gpus.observe())
 
     def _run(self, cluster: view.ClusterView, agent: kubelet.Kubelet) -> None:
-        controllers = (daemonsets.DaemonSetController(cluster), scheduler.Scheduler(cluster))
+        controllers = (
+            nodelifecycle.NodeLifecycle(cluster),
+            daemonsets.DaemonSetController(cluster),
+            scheduler.Scheduler(cluster),
+        )
         tick_at = time.monotonic()
         try:
             while not self._stopping.is_set():

@@ -2,14 +2,12 @@
 
 import dataclasses
 import pathlib
-import signal
-from collections.abc import Iterator
 
 import pytest
 
 from mig_manager.core import cluster, config, model
 from mig_manager.sandbox import hardware
-from mig_manager.sandbox.cluster import nodeoptions, objects, view
+from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import scenarios, stages
 
@@ -42,12 +40,6 @@ def new_stage(
     )
 
 
-@pytest.fixture
-def two_gpus() -> Iterator[stages.Stage]:
-    with new_stage("2xA100-SXM4-40GB") as world:
-        yield world
-
-
 def assert_nothing_taken(world: stages.Stage) -> None:
     node = world.node()
     assert not (node["spec"] or {}).get("unschedulable")
@@ -65,11 +57,6 @@ def play(story: str, spec: str) -> None:
         assert checks
         assert [check.text for check in checks if not check.holds] == []
         assert_nothing_taken(world)
-
-
-@pytest.mark.parametrize("story", scenarios.STORIES)
-def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(story: str) -> None:
-    play(story, "2xA100-SXM4-80GB+1xA30")
 
 
 @pytest.mark.slow
@@ -110,107 +97,3 @@ def test_a_plugin_that_crashes_on_the_layout_fails_the_run_by_name() -> None:
         assert world.wait_for_end("all-balanced") is model.State.FAILED
         assert world.status()["reason"] == "PluginNotReady"
         assert cluster.APPLIED_LABEL not in objects.labels(world.node())
-
-
-def test_a_plugin_without_deploy_label_is_held_off_during_the_change_and_restarted() -> None:
-    plain = dataclasses.replace(QUICK, deploy_style=nodeoptions.DeployStyle.PLAIN)
-    with new_stage("2xA100-SXM4-40GB", node_options=plain) as world:
-        world.label("all-1g.5gb")
-
-        assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
-        assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 14}
-        assert_nothing_taken(world)
-
-
-@pytest.mark.parametrize(
-    ("layout", "reason"),
-    [
-        ("all-9g.1gb", "UnknownConfig"),
-        ("all-1g.10gb.me", "UnknownProfile"),
-        (scenarios.TOO_MUCH, "DoesNotFit"),
-    ],
-)
-def test_a_wish_that_cannot_be_touches_nothing(
-    two_gpus: stages.Stage, layout: str, reason: str
-) -> None:
-    two_gpus.run_pods([("train", "nvidia.com/gpu", {})])
-    pods = {objects.uid(pod) for pod in two_gpus.cluster.list(view.Kind.POD)}
-    labels = dict(objects.labels(two_gpus.node()))
-
-    two_gpus.label(layout)
-
-    assert two_gpus.wait_for_end(layout) is model.State.FAILED
-    assert two_gpus.status()["reason"] == reason
-    assert {objects.uid(pod) for pod in two_gpus.cluster.list(view.Kind.POD)} == pods
-    ours = {cluster.CONFIG_LABEL: layout, cluster.STATE_LABEL: "failed"}
-    assert dict(objects.labels(two_gpus.node())) == {**labels, **ours}
-
-
-def test_a_corrected_file_is_served_without_touching_the_label(two_gpus: stages.Stage) -> None:
-    good = two_gpus.config_file.read_text()
-    two_gpus.config_file.write_text("version: v1\nmig-configs:\n  all-1g.5gb: 7\n")
-    two_gpus.label("all-1g.5gb")
-    assert two_gpus.wait_for_end("all-1g.5gb") is model.State.FAILED
-    assert two_gpus.status()["reason"] == "InvalidConfig"
-    assert "config.yaml:3:" in two_gpus.status()["message"]
-
-    two_gpus.config_file.write_text(good)
-
-    two_gpus.wait(lambda: two_gpus.status().get("state") == "success", "success")
-    assert two_gpus.allocatable() == {"nvidia.com/mig-1g.5gb": 14}
-
-
-def test_a_newer_label_during_the_drain_takes_over_at_once(two_gpus: stages.Stage) -> None:
-    two_gpus.run_pods([("train", "nvidia.com/gpu", {"app": "train"})])
-    two_gpus.api.post(
-        "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
-        {
-            "metadata": {"name": "guard"},
-            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "train"}}},
-        },
-    )
-    two_gpus.label("all-1g.5gb")
-    two_gpus.wait(lambda: two_gpus.status().get("phase") == "Drain", "the drain")
-
-    two_gpus.label("all-disabled")
-
-    assert two_gpus.wait_for_end("all-disabled") is model.State.SUCCESS
-    assert "train" in two_gpus.workloads()
-    assert_nothing_taken(two_gpus)
-
-
-def test_an_agent_told_to_stop_during_the_drain_gives_everything_back(
-    two_gpus: stages.Stage,
-) -> None:
-    two_gpus.run_pods([("train", "nvidia.com/gpu", {"app": "train"})])
-    two_gpus.api.post(
-        "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
-        {
-            "metadata": {"name": "guard"},
-            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "train"}}},
-        },
-    )
-    two_gpus.label("all-1g.5gb")
-    two_gpus.wait(lambda: two_gpus.status().get("phase") == "Drain", "the drain")
-
-    assert two_gpus.stop_agent() == 0
-
-    two_gpus.wait(lambda: two_gpus.status().get("state") == "failed", "a terminal state")
-    assert two_gpus.status()["reason"] == "Interrupted"
-    assert_nothing_taken(two_gpus)
-
-
-def test_an_agent_killed_while_the_plugin_is_paused_is_made_good_by_its_successor(
-    two_gpus: stages.Stage,
-) -> None:
-    two_gpus.label("all-1g.5gb")
-    two_gpus.wait(
-        lambda: cluster.PAUSED_VALUE in objects.labels(two_gpus.node()).values(), "the pause"
-    )
-    two_gpus.stop_agent(signal.SIGKILL)
-
-    two_gpus.start_agent()
-
-    two_gpus.wait(lambda: two_gpus.status().get("state") == "success", "success")
-    assert two_gpus.allocatable() == {"nvidia.com/mig-1g.5gb": 14}
-    assert_nothing_taken(two_gpus)

@@ -52,17 +52,24 @@ class Kind(enum.Enum):
 
 
 Listener = Callable[[Kind, objects.JsonObject], None]
+Server = str | api.KubeApi
+"""Where the API is: the URL of a server that takes every token, or a connection that is ready."""
+
+
+def connection(server: Server) -> api.KubeApi:
+    """Return a connection to the API server, with the scenery's own token if it has none."""
+    return api.KubeApi.at(server, token=_TOKEN) if isinstance(server, str) else server
 
 
 class ClusterView:
     """Nodes, pods and DaemonSets of one cluster; safe to use from any thread.
 
     Args:
-        url: Of the API server.
+        server: URL of the API server, or a connection to it, which is closed at the end.
     """
 
-    def __init__(self, url: str) -> None:
-        self._api = api.KubeApi.at(url, token=_TOKEN)
+    def __init__(self, server: Server) -> None:
+        self._api = connection(server)
         self._writing = threading.BoundedSemaphore(_PARALLEL_WRITES)
         self._lock = threading.Lock()
         self._objects: dict[Kind, dict[str, objects.JsonObject]] = {kind: {} for kind in Kind}

@@ -29,6 +29,15 @@ _QUICK = nodeoptions.NodeOptions(tick_s=0.25)
 """Kubelet's status tick is ten seconds in real life; nobody wants to watch that."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Kubeconfig files for an API server that somebody else runs."""
+
+    people: pathlib.Path
+    """With every right: for people, and for whoever plays a part of the cluster."""
+    agent: pathlib.Path
+
+
 class Stage:
     """One node of a cluster with everything on it that the agent needs; use with ``with``.
 
@@ -38,7 +47,11 @@ class Stage:
         latency: What the driver's calls take.
         agent_options: Further options of the agent.
         node_options: How the node behaves; its name and socket are set here.
+        credentials: For the API server to use; None: a server of the stage's own.
     """
+
+    server: apiserver.ApiServer
+    """The stage's own server; it has none when it came with credentials."""
 
     def __init__(
         self,
@@ -48,12 +61,14 @@ class Stage:
         latency: states.Latency,
         agent_options: Sequence[str] = (),
         node_options: nodeoptions.NodeOptions = _QUICK,
+        credentials: Credentials | None = None,
     ) -> None:
         self._spec = spec
         self._config_text = config_text
         self._latency = latency
         self._agent_options = agent_options
         self._node_options = node_options
+        self._credentials = credentials
         self._exits = contextlib.ExitStack()
         self._changed = threading.Event()
         self._agent: subprocess.Popen[bytes] | None = None
@@ -86,15 +101,13 @@ class Stage:
         )
         simulated.install(self.state_file)
         exits.callback(simulated.uninstall)
-        self.server = exits.enter_context(apiserver.serve())
-        self.kubeconfig = self.server.kubeconfig(folder / "kubeconfig")
-        self.api = api.KubeApi.at(self.server.url)
+        scenery = self._reach_server(exits, folder)
         exits.callback(self.api.close)
-        self.cluster = exits.enter_context(view.ClusterView(self.server.url))
+        self.cluster = exits.enter_context(view.ClusterView(scenery))
         exits.callback(self.cluster.listen(self._notice))
         exits.enter_context(
             node.SandboxNode(
-                self.server.url,
+                scenery,
                 self.state_file,
                 options=dataclasses.replace(
                     self._node_options, name=NODE_NAME, pod_resources_socket=self.socket
@@ -107,9 +120,21 @@ class Stage:
         exits.callback(self.stop_agent)
         self.start_agent()
 
-    def start_agent(self) -> None:
-        """Start the agent, which must not be running."""
-        arguments = [
+    def _reach_server(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> view.Server:
+        """Find or start the API server; return it as the scenery gets to it."""
+        given = self._credentials
+        if given is None:
+            self.server = exits.enter_context(apiserver.serve())
+            self.kubeconfig = self.server.kubeconfig(folder / "kubeconfig")
+            self.api = api.KubeApi.at(self.server.url)
+            return self.server.url
+        self.kubeconfig = given.agent
+        self.api = api.KubeApi.connect(kubeconfig=str(given.people))
+        return api.KubeApi.connect(kubeconfig=str(given.people))
+
+    def agent_arguments(self) -> list[str]:
+        """Return the agent's command line, from its first option on."""
+        return [
             *("--node-name", NODE_NAME),
             *("--config-file", str(self.config_file)),
             *("--kubeconfig", str(self.kubeconfig)),
@@ -118,8 +143,11 @@ class Stage:
             *("--poll-interval-s", "0.2"),
             *self._agent_options,
         ]
+
+    def start_agent(self) -> None:
+        """Start the agent, which must not be running."""
         self._agent = subprocess.Popen(  # noqa: S603 - our own program and our own arguments
-            [sys.executable, "-m", "mig_manager", "agent", *arguments],
+            [sys.executable, "-m", "mig_manager", "agent", *self.agent_arguments()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -1,0 +1,25 @@
+"""The two servers on which the tests of this folder run."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import envtest, worlds
+
+
+@pytest.fixture(scope="session")
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[worlds.Real]:
+    folder = tmp_path_factory.mktemp("envtest")
+    server = envtest.Server(envtest.assets(), folder)
+    with server.running():
+        real = worlds.Real(server, folder)
+        yield real
+        real.close()
+
+
+@pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.cluster)])
+def where(request: pytest.FixtureRequest) -> worlds.Cluster:
+    if request.param == "embedded":
+        return worlds.Embedded()
+    real: worlds.Real = request.getfixturevalue("real_cluster")
+    return real

@@ -1,0 +1,197 @@
+"""A real kube-apiserver with its etcd, for as long as the tests run.
+
+``KUBEBUILDER_ASSETS`` names the folder that has both programs, as envtest of Kubernetes'
+controller-runtime would have it; without it ``tests/envtest/build`` builds them, once.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import urllib3
+
+BUILD = pathlib.Path(__file__).parents[1] / "envtest" / "build"
+ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
+PROGRAMS = ("etcd", "kube-apiserver")
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 20.0
+LOOK_AGAIN_S = 0.1
+ADMIN_TOKEN = secrets.token_hex(16)
+
+
+def assets() -> pathlib.Path:
+    """Return the folder with the programs; skip or, under CI, fail where it cannot be had."""
+    given = os.environ.get(ASSETS_VARIABLE)
+    folder = pathlib.Path(given) if given else built()
+    missing = [name for name in PROGRAMS if not (folder / name).is_file()]
+    if missing:
+        pytest.fail(f"{folder} has no {' and no '.join(missing)}")
+    return folder
+
+
+def built() -> pathlib.Path:
+    if shutil.which("go") is None and os.environ.get("CI"):
+        pytest.fail(f"when CI runs these tests {ASSETS_VARIABLE} must be set, or Go be there")
+    if shutil.which("go") is None:
+        pytest.skip(f"{ASSETS_VARIABLE} is not set, and there is no Go to build the servers with")
+    done = subprocess.run(  # noqa: S603 - our own script
+        [str(BUILD)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return pathlib.Path(done.stdout.strip())
+
+
+def wait(holds: Callable[[], bool], what: str, *, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Wait for something that no watch tells of."""
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}"
+        pause.wait(LOOK_AGAIN_S)
+
+
+class Server:
+    """One kube-apiserver with an etcd of its own, in a folder of its own."""
+
+    def __init__(self, programs: pathlib.Path, folder: pathlib.Path) -> None:
+        self._programs = programs
+        self._folder = folder
+        self._etcd_url, self._port = "", 0
+        self._api: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def certificate(self) -> pathlib.Path:
+        """What the server signed for itself; it is its own authority."""
+        return self._folder / "certs" / "apiserver.crt"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        (self._folder / "service-accounts.key").write_text(new_key())
+        (self._folder / "tokens.csv").write_text(f"{ADMIN_TOKEN},admin,admin,system:masters\n")
+        client, peer, self._port = free_ports(3)
+        self._etcd_url = f"http://127.0.0.1:{client}"
+        etcd = self._spawn("etcd", self._etcd_arguments(f"http://127.0.0.1:{peer}"))
+        try:
+            self.start()
+            yield
+        finally:
+            self.kill()
+            end(etcd)
+
+    def start(self) -> None:
+        """Start kube-apiserver on the port it had before; return when it is ready."""
+        self._api = self._spawn("kube-apiserver", self._api_arguments())
+        wait(self._is_ready, "kube-apiserver")
+
+    def kill(self) -> None:
+        """End kube-apiserver as a crash would: no client hears a farewell."""
+        if self._api is not None:
+            self._api.kill()
+            self._api.wait()
+        self._api = None
+
+    def kubeconfig(self, path: pathlib.Path, *, token: str) -> pathlib.Path:
+        authority = base64.b64encode(self.certificate.read_bytes()).decode()
+        cluster = {"server": self.url, "certificate-authority-data": authority}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "real", "cluster": cluster}],
+            "users": [{"name": "real", "user": {"token": token}}],
+            "contexts": [{"name": "real", "context": {"cluster": "real", "user": "real"}}],
+            "current-context": "real",
+        }
+        path.write_text(json.dumps(document))
+        path.chmod(0o600)
+        return path
+
+    def _etcd_arguments(self, peer: str) -> list[str]:
+        return [
+            f"--data-dir={self._folder / 'etcd'}",
+            f"--listen-client-urls={self._etcd_url}",
+            f"--advertise-client-urls={self._etcd_url}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            # Nobody needs the data after a power cut.
+            "--unsafe-no-fsync",
+        ]
+
+    def _api_arguments(self) -> list[str]:
+        key = self._folder / "service-accounts.key"
+        return [
+            f"--etcd-servers={self._etcd_url}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._port}",
+            f"--cert-dir={self.certificate.parent}",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            f"--token-auth-file={self._folder / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            # One client at a time needs no fairness; its start takes seconds.
+            "--enable-priority-and-fairness=false",
+        ]
+
+    def _spawn(self, program: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{program}.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - the program is what these tests are about
+                [str(self._programs / program), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _is_ready(self) -> bool:
+        assert self._api is not None
+        if self._api.poll() is not None:
+            pytest.fail((self._folder / "kube-apiserver.log").read_text()[-2000:])
+        if not self.certificate.exists():
+            return False
+        with urllib3.PoolManager(ca_certs=str(self.certificate), retries=False) as http:
+            try:
+                headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+                return http.request("GET", f"{self.url}/readyz", headers=headers).status == 200
+            except urllib3.exceptions.HTTPError:
+                return False
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as exits:
+        sockets = [exits.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def new_key() -> str:
+    """Return a private key on the curve P-256 as RFC 5915 writes it, the public half left out."""
+    number = b"\0" + secrets.token_bytes(31)
+    curve = bytes.fromhex("a00a06082a8648ce3d030107")
+    der = bytes.fromhex("30310201010420") + number + curve
+    text = base64.encodebytes(der).decode()
+    return f"-----BEGIN EC PRIVATE KEY-----\n{text}-----END EC PRIVATE KEY-----\n"

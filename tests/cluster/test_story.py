@@ -1,0 +1,237 @@
+"""The agent's whole story, on the embedded API server and on a real one."""
+
+import pathlib
+import signal
+import threading
+
+import pytest
+
+from mig_manager.adapters.kube import api
+from mig_manager.core import cluster, model
+from mig_manager.sandbox import hardware
+from mig_manager.sandbox.cluster import nodeoptions, objects, view
+from mig_manager.sandbox.show import scenarios, stages
+from tests.cluster import worlds
+
+FOREIGN_TAINT = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}
+
+
+@pytest.mark.parametrize("story", scenarios.STORIES)
+def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
+    where: worlds.Cluster, tmp_path: pathlib.Path, story: str
+) -> None:
+    spec = "2xA100-SXM4-80GB+1xA30"
+    told = scenarios.STORIES[story]
+    gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
+    with worlds.stage(where, tmp_path, *told.agent_options, spec=spec) as world:
+        told.prepare(world)
+
+        checks = told.play(world, told.layout(gpus), lambda _text: None)
+
+        assert checks
+        assert [check.text for check in checks if not check.holds] == []
+        worlds.assert_nothing_taken(world)
+
+
+def test_a_plugin_without_deploy_label_is_held_off_during_the_change_and_restarted(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
+        world.label("all-1g.5gb")
+
+        assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
+        assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
+        worlds.assert_nothing_taken(world)
+
+
+def test_taints_of_others_outlive_the_hold_taint(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
+        add_taint(world.api, FOREIGN_TAINT)
+        world.label("all-1g.5gb")
+
+        assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
+        assert world.api.get(f"/api/v1/nodes/{worlds.NODE}")["spec"]["taints"] == [FOREIGN_TAINT]
+
+
+def add_taint(kube: api.KubeApi, taint: dict[str, str]) -> None:
+    change = [{"op": "add", "path": "/spec/taints", "value": [taint]}]
+    kube.patch(f"/api/v1/nodes/{worlds.NODE}", change, kind=api.PatchType.JSON)
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        ("all-9g.1gb", "UnknownConfig"),
+        ("all-1g.10gb.me", "UnknownProfile"),
+        (scenarios.TOO_MUCH, "DoesNotFit"),
+    ],
+)
+def test_a_wish_that_cannot_be_touches_nothing(
+    where: worlds.Cluster, tmp_path: pathlib.Path, layout: str, reason: str
+) -> None:
+    with worlds.stage(where, tmp_path) as world:
+        world.run_pods(worlds.gpu_pods(["train"]))
+        pods = {objects.uid(pod) for pod in world.cluster.list(view.Kind.POD)}
+        labels = dict(objects.labels(world.node()))
+
+        world.label(layout)
+
+        assert world.wait_for_end(layout) is model.State.FAILED
+        assert world.status()["reason"] == reason
+        assert {objects.uid(pod) for pod in world.cluster.list(view.Kind.POD)} == pods
+        ours = {cluster.CONFIG_LABEL: layout, cluster.STATE_LABEL: "failed"}
+        assert dict(objects.labels(world.node())) == {**labels, **ours}
+
+
+def test_a_corrected_file_is_served_without_touching_the_label(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path) as world:
+        good = world.config_file.read_text()
+        world.config_file.write_text("version: v1\nmig-configs:\n  all-1g.5gb: 7\n")
+        world.label("all-1g.5gb")
+        assert world.wait_for_end("all-1g.5gb") is model.State.FAILED
+        assert world.status()["reason"] == "InvalidConfig"
+        assert "config.yaml:3:" in world.status()["message"]
+
+        world.config_file.write_text(good)
+
+        world.wait(lambda: world.status().get("state") == "success", "success")
+        assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
+
+
+def in_a_guarded_drain(where: worlds.Cluster, world: stages.Stage) -> None:
+    world.run_pods(worlds.gpu_pods(["train"]))
+    worlds.guard(where, world, {"app": "train"})
+    world.label("all-1g.5gb")
+    world.wait(lambda: world.status().get("phase") == "Drain", "the drain")
+
+
+def test_a_newer_label_during_the_drain_takes_over_at_once(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path) as world:
+        in_a_guarded_drain(where, world)
+
+        world.label("all-disabled")
+
+        assert world.wait_for_end("all-disabled") is model.State.SUCCESS
+        assert "train" in world.workloads()
+        worlds.assert_nothing_taken(world)
+
+
+def test_an_agent_told_to_stop_during_the_drain_gives_everything_back(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path) as world:
+        in_a_guarded_drain(where, world)
+
+        assert world.stop_agent() == 0
+
+        world.wait(lambda: world.status().get("state") == "failed", "a terminal state")
+        assert world.status()["reason"] == "Interrupted"
+        worlds.assert_nothing_taken(world)
+
+
+def test_a_drain_that_a_budget_blocks_ends_with_the_budgets_name(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path, "--drain-timeout-s", "1", *worlds.PATIENT) as world:
+        in_a_guarded_drain(where, world)
+
+        assert world.wait_for_end("all-1g.5gb") is model.State.FAILED
+        assert world.status()["reason"] == "DrainTimeout"
+        assert "The disruption budget guard needs" in world.status()["message"]
+        assert "train" in world.workloads()
+        worlds.assert_nothing_taken(world)
+
+
+def test_an_agent_killed_while_the_plugin_is_paused_is_made_good_by_its_successor(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path) as world:
+        world.label("all-1g.5gb")
+        world.wait(
+            lambda: cluster.PAUSED_VALUE in objects.labels(world.node()).values(), "the pause"
+        )
+        world.stop_agent(signal.SIGKILL)
+
+        world.start_agent()
+
+        world.wait(lambda: world.status().get("state") == "success", "success")
+        assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
+        worlds.assert_nothing_taken(world)
+
+
+def test_a_label_that_is_taken_away_leaves_the_layout_in_force(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path) as world:
+        world.label("all-1g.5gb")
+        assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
+
+        unlabelled = {"metadata": {"labels": {cluster.CONFIG_LABEL: None}}}
+        world.cluster.patch(view.Kind.NODE, world.node(), unlabelled)
+        # The agent's answer to a later wish shows that it has seen the removal before.
+        world.label("all-9g.1gb")
+
+        assert world.wait_for_end("all-9g.1gb") is model.State.FAILED
+        assert objects.labels(world.node())[cluster.APPLIED_LABEL] == "all-1g.5gb"
+        assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
+
+
+def test_a_label_that_changes_after_the_watch_was_lost_for_good_is_served(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path) as world:
+        world.label("all-1g.5gb")
+        assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
+
+        where.expire_watches()
+        world.label("all-2g.10gb")
+
+        assert world.wait_for_end("all-2g.10gb") is model.State.SUCCESS
+        world.wait(
+            lambda: '"node_watch_expired"' in world.agent_log.read_text(), "the end of the watch"
+        )
+
+
+def test_events_on_the_node_tell_what_happened(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path) as world:
+        world.run_pods(worlds.gpu_pods(["train"]))
+        world.label("all-1g.5gb")
+        assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
+        # The Event comes after the labels; an agent that has stopped has published it.
+        assert world.stop_agent() == 0
+
+        assert set(worlds.event_reasons(world)) == {"Draining", "Applied"}
+
+
+def test_writers_of_taints_do_not_lose_each_others_changes(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
+        ended = threading.Event()
+        writer = threading.Thread(target=tag_until, args=(world.api, ended))
+        writer.start()
+        try:
+            world.label("all-1g.5gb")
+            assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
+        finally:
+            ended.set()
+            writer.join()
+
+        worlds.assert_nothing_taken(world)
+
+
+def tag_until(kube: api.KubeApi, ended: threading.Event) -> None:
+    """Write the node again and again, as its status and its labels are in real clusters."""
+    count = 0
+    while not ended.wait(0.02):
+        count += 1
+        change = {"metadata": {"annotations": {"example.com/count": str(count)}}}
+        kube.patch(f"/api/v1/nodes/{worlds.NODE}", change, kind=api.PatchType.MERGE)

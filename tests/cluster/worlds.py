@@ -1,0 +1,372 @@
+"""Two clusters of one kind: the embedded API server, and a real one. Both obey one suite."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import yaml
+
+from mig_manager import errors
+from mig_manager.adapters.kube import api
+from mig_manager.core import cluster, config
+from mig_manager.sandbox import apiserver, hardware
+from mig_manager.sandbox.cluster import nodeoptions, objects
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import scenarios, stages
+from tests.cluster import envtest
+
+ROOT = pathlib.Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+PACKAGED = ROOT / "profiles" / "mig-parted.yaml"
+NODE = stages.NODE_NAME
+OPERATOR_NAMESPACE = "gpu-operator"
+AGENT_TOKEN = "agent"  # noqa: S105 - tells clients of the embedded server apart, and opens nothing
+IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
+QUICK = nodeoptions.NodeOptions(
+    tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
+)
+EVENTS = "/api/v1/namespaces/default/events"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+PATIENT = ("--retry-initial-s", "600", "--retry-max-s", "600")
+"""For tests that look at the end of an attempt, which the next one would write over."""
+
+Object = dict[str, Any]
+Right = tuple[str, str, str]
+"""API group, resource with its subresource, verb."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A ServiceAccount; its roles and their bindings have its name."""
+
+    namespace: str
+    name: str
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.namespace}:{self.name}"
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{self.name}"
+
+    def binding(self, kind: str) -> Object:
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": self.name}
+        subject = {"kind": "ServiceAccount", "name": self.name, "namespace": self.namespace}
+        return {"metadata": {"name": self.name}, "roleRef": reference, "subjects": [subject]}
+
+
+OURS = Account(namespace="mig-manager", name="mig-manager")
+OPERATORS = Account(namespace=OPERATOR_NAMESPACE, name="nvidia-mig-manager")
+NAMESPACES = ("default", "kube-system", OURS.namespace, OPERATORS.namespace)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """What roles give an account: cluster-wide, and beyond that within its namespace."""
+
+    account: Account = OURS
+    everywhere: frozenset[Right]
+    within: frozenset[Right] = frozenset()
+
+    def allow(self, access: apiserver.Access) -> bool:
+        resource = "/".join(filter(None, (access.resource, access.subresource)))
+        asked = (access.group, resource, access.verb)
+        is_within = access.namespace == self.account.namespace
+        return asked in self.everywhere or (is_within and asked in self.within)
+
+    def without(self, right: Right) -> "Rights":
+        return dataclasses.replace(self, everywhere=self.everywhere - {right})
+
+
+def to(resource: str, *verbs: str) -> frozenset[Right]:
+    return frozenset(("", resource, verb) for verb in verbs)
+
+
+def shipped(file: str) -> list[Object]:
+    """Return the objects of a manifest below ``deploy``."""
+    return list(yaml.safe_load_all((DEPLOY / file).read_text(encoding="utf-8")))
+
+
+def shipped_rules() -> list[Object]:
+    (role,) = (each for each in shipped("base/rbac.yaml") if each["kind"] == "ClusterRole")
+    rules: list[Object] = role["rules"]
+    return rules
+
+
+def rights_of(rules: Iterable[Mapping[str, Any]]) -> frozenset[Right]:
+    return frozenset(
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+SHIPPED = Rights(everywhere=rights_of(shipped_rules()))
+STOCK_OPERATOR = Rights(
+    account=OPERATORS,
+    everywhere=to("nodes", "get", "list", "watch", "update", "patch") | to("pods", "list"),
+    within=to("pods", "get", "list", "watch", "delete")
+    | to("configmaps", "create", "get", "list", "update", "patch"),
+)
+"""What NVIDIA's GPU operator gives its MIG manager."""
+
+
+class Cluster(Protocol):
+    """A cluster that has no node yet."""
+
+    def admit(
+        self, folder: pathlib.Path, rights: Rights
+    ) -> contextlib.AbstractContextManager[stages.Credentials]:
+        """Give the agent these rights and no other; what came into being goes at the end."""
+        ...
+
+    def expire_watches(self) -> None:
+        """Break all watches, and let no version that a client has seen be good for another."""
+        ...
+
+    def count_disruptions(self, kube: api.KubeApi, budget: str) -> None:
+        """Bring a budget's status up to date."""
+        ...
+
+
+class Embedded:
+    """The embedded API server, which is cheap enough to be made anew for every test."""
+
+    def __init__(self) -> None:
+        self._server: apiserver.ApiServer | None = None
+
+    @contextlib.contextmanager
+    def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[stages.Credentials]:
+        def authorize(access: apiserver.Access) -> bool:
+            return access.token != AGENT_TOKEN or rights.allow(access)
+
+        with apiserver.serve(apiserver.ApiServer(authorizer=authorize)) as self._server:
+            yield stages.Credentials(
+                people=self._server.kubeconfig(folder / "people"),
+                agent=self._server.kubeconfig(folder / "agent", token=AGENT_TOKEN),
+            )
+
+    def expire_watches(self) -> None:
+        assert self._server is not None
+        self._server.break_watches(apiserver.Break.EXPIRE)
+
+    def count_disruptions(self, kube: api.KubeApi, budget: str) -> None:
+        """The server's own controller has done it already."""
+
+
+class Real:
+    """A real API server; it is cleared and not made anew between tests."""
+
+    def __init__(self, server: envtest.Server, folder: pathlib.Path) -> None:
+        self._server = server
+        self._people = server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN)
+        self.kube = api.KubeApi.connect(kubeconfig=str(self._people))
+        for namespace in NAMESPACES:
+            self._create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+            # In a whole cluster a controller makes it for each namespace.
+            path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+            self._create(path, {"metadata": {"name": "default"}})
+        for obj in (*shipped("base/rbac.yaml"), *shipped("policy/policy.yaml")):
+            self._create(collection(obj), obj)
+        self._introduce(OPERATORS)
+
+    def close(self) -> None:
+        self.kube.close()
+
+    @contextlib.contextmanager
+    def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[stages.Credentials]:
+        self._grant(rights)
+        try:
+            pod = self.pod_of_agent(rights.account, NODE)
+            agent = self.kubeconfig(folder / "agent", rights.account, pod)
+            yield stages.Credentials(people=self._people, agent=agent)
+        finally:
+            self.clear()
+
+    def expire_watches(self) -> None:
+        # A new server's cache knows no change from before itself.
+        self._server.kill()
+        self._server.start()
+
+    def count_disruptions(self, kube: api.KubeApi, budget: str) -> None:
+        change = {"status": {"observedGeneration": 1}}
+        kube.patch(f"{BUDGETS}/{budget}/status", change, kind=api.PatchType.MERGE)
+
+    def pod_of_agent(self, account: Account, node: str) -> Object:
+        """Create the pod that the agent's token is bound to."""
+        spec = {
+            "nodeName": node,
+            "serviceAccountName": account.name,
+            "containers": [{"name": "mig-manager", "image": "mig-manager"}],
+        }
+        pods = f"/api/v1/namespaces/{account.namespace}/pods"
+        return self.kube.post(pods, {"metadata": {"generateName": "mig-manager-"}, "spec": spec})
+
+    def kubeconfig(self, path: pathlib.Path, account: Account, pod: Object | None) -> pathlib.Path:
+        """Write the agent's kubeconfig, with the token that kubelet would ask for."""
+        spec: Object = {"expirationSeconds": 3600}
+        if pod is not None:
+            named = {"name": objects.name(pod), "uid": objects.uid(pod)}
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", **named}
+        answer = self.kube.post(f"{account.path}/token", {"spec": spec})
+        return self._server.kubeconfig(path, token=answer["status"]["token"])
+
+    def clear(self) -> None:
+        """Delete what tests have made."""
+        paths = [
+            f"/api/v1/namespaces/{namespace}/{plural}"
+            for namespace in NAMESPACES
+            for plural in ("pods", "events")
+        ]
+        paths += [
+            f"/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/daemonsets",
+            "/apis/apps/v1/namespaces/kube-system/daemonsets",
+            BUDGETS,
+            "/api/v1/nodes",
+        ]
+        for path in paths:
+            self.kube.delete(path, {"gracePeriodSeconds": 0})
+
+    def _introduce(self, account: Account) -> None:
+        """Make an account, with roles that give nothing yet."""
+        role = {"metadata": {"name": account.name}}
+        within = f"{RBAC}/namespaces/{account.namespace}"
+        self._create(account.path.rpartition("/")[0], {"metadata": {"name": account.name}})
+        self._create(f"{RBAC}/clusterroles", role)
+        self._create(f"{RBAC}/clusterrolebindings", account.binding("ClusterRole"))
+        self._create(f"{within}/roles", role)
+        self._create(f"{within}/rolebindings", account.binding("Role"))
+
+    def _grant(self, rights: Rights) -> None:
+        account = rights.account
+        granted = {
+            f"{RBAC}/clusterroles/{account.name}": rights.everywhere,
+            f"{RBAC}/namespaces/{account.namespace}/roles/{account.name}": rights.within,
+        }
+        for path, some in granted.items():
+            if some:
+                self.kube.patch(path, {"rules": rules(some)}, kind=api.PatchType.MERGE)
+        envtest.wait(functools.partial(self._has_exactly, rights), "the agent's rights")
+
+    def _has_exactly(self, rights: Rights) -> bool:
+        """Tell whether the authorizer, which hears of roles a moment later, knows them."""
+        known = SHIPPED.everywhere | STOCK_OPERATOR.everywhere | STOCK_OPERATOR.within
+        return all(
+            self._may(rights.account.user, access) is rights.allow(access)
+            for right in known
+            for namespace in ("default", rights.account.namespace)
+            for access in (access_of(right, namespace),)
+        )
+
+    def _may(self, user: str, access: apiserver.Access) -> bool:
+        asked = {
+            "group": access.group,
+            "resource": access.resource,
+            "subresource": access.subresource,
+            "verb": access.verb,
+            "namespace": access.namespace,
+        }
+        review = {"spec": {"user": user, "resourceAttributes": asked}}
+        answer = self.kube.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
+
+    def _create(self, path: str, obj: Mapping[str, Any]) -> None:
+        try:
+            self.kube.post(path, obj)
+        except errors.ClusterError as error:
+            if error.status != 409:
+                raise
+
+
+def access_of(right: Right, namespace: str) -> apiserver.Access:
+    group, resource, verb = right
+    plural, _, subresource = resource.partition("/")
+    return apiserver.Access(
+        token="",
+        verb=verb,
+        group=group,
+        resource=plural,
+        subresource=subresource,
+        namespace="" if plural == "nodes" else namespace,
+        name="",
+    )
+
+
+def rules(rights: Iterable[Right]) -> list[Object]:
+    return [
+        {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
+        for group, resource, verb in sorted(rights)
+    ]
+
+
+def collection(obj: Mapping[str, Any]) -> str:
+    """Return the path to create an object at."""
+    version, namespace = str(obj["apiVersion"]), obj["metadata"].get("namespace")
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    kind = str(obj["kind"]).lower()
+    plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
+
+
+def config_text(spec: str) -> str:
+    gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
+    text = PACKAGED.read_text(encoding="utf-8")
+    return text + scenarios.extra_layouts(gpus, config.parse(text, source="packaged"))
+
+
+@contextlib.contextmanager
+def stage(
+    where: Cluster,
+    folder: pathlib.Path,
+    *agent_options: str,
+    kind: type[stages.Stage] = stages.Stage,
+    spec: str = "1xA100-SXM4-40GB",
+    rights: Rights = SHIPPED,
+    style: nodeoptions.DeployStyle = nodeoptions.DeployStyle.GPU_OPERATOR,
+) -> Iterator[stages.Stage]:
+    """A node of the cluster with the agent on it, who has these rights and no other."""
+    with (
+        where.admit(folder, rights) as credentials,
+        kind(
+            spec,
+            config_text(spec),
+            latency=states.Latency(),
+            agent_options=(*IMPATIENT, *agent_options),
+            node_options=dataclasses.replace(QUICK, deploy_style=style),
+            credentials=credentials,
+        ) as world,
+    ):
+        yield world
+
+
+def guard(where: Cluster, world: stages.Stage, labels: Mapping[str, str]) -> None:
+    """Forbid all disruptions of pods with these labels."""
+    spec = {"maxUnavailable": 0, "selector": {"matchLabels": dict(labels)}}
+    world.api.post(BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
+    where.count_disruptions(world.api, "guard")
+
+
+def event_reasons(world: stages.Stage) -> tuple[str, ...]:
+    events = world.api.get(EVENTS)["items"]
+    return tuple(
+        each["reason"] for each in events if each["source"].get("component") == "mig-manager"
+    )
+
+
+def assert_nothing_taken(world: stages.Stage) -> None:
+    node = world.api.get(f"/api/v1/nodes/{NODE}")
+    assert not node["spec"].get("unschedulable")
+    assert not node["spec"].get("taints")
+    assert cluster.PAUSED_VALUE not in objects.labels(node).values()
+    assert cluster.JOURNAL_ANNOTATION not in objects.annotations(node)
+
+
+def gpu_pods(names: Sequence[str]) -> list[tuple[str, str, Mapping[str, str]]]:
+    return [(name, "nvidia.com/gpu", {"app": name}) for name in names]
