@@ -249,3 +249,16 @@ def test_a_terminal_that_wants_no_colour_gets_none_unless_asked(environ: dict[st
 
 def test_the_config_document_that_comes_with_the_program_exists() -> None:
     assert settings.packaged_config().is_file()
+
+
+def test_health_and_metrics_are_served_only_where_a_port_is_given() -> None:
+    assert agent().health_port == 0
+    given = agent({"MIG_MANAGER_HEALTH_PORT": "9465"}, health_address="127.0.0.1")
+
+    assert (given.health_address, given.health_port) == ("127.0.0.1", 9465)
+
+
+@pytest.mark.parametrize("text", ["-1", "65536", "http", "9465 ", "0x50", "٨٠", "9" * 5000])
+def test_a_port_that_is_none_is_refused_by_name(text: str) -> None:
+    with pytest.raises(errors.UsageError, match=r"^MIG_MANAGER_HEALTH_PORT: .* is not a port"):
+        agent({"MIG_MANAGER_HEALTH_PORT": text})

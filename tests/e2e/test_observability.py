@@ -1,0 +1,156 @@
+"""What the real agent process tells of itself, during a run and after it."""
+
+import contextlib
+import http.client
+import json
+import pathlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import parser
+
+from mig_manager.core import model
+from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
+
+LAYOUT = "all-1g.5gb"
+CONFIG = (pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml").read_text("utf-8")
+
+Line = dict[str, Any]
+
+
+class Observed:
+    """A stage, and the pages of its agent."""
+
+    def __init__(self, world: stages.Stage, port: int) -> None:
+        self.world = world
+        self._port = port
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Return status and text; 0 while nobody listens."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", path)
+            except ConnectionRefusedError:
+                return 0, ""
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    def series(self, name: str) -> dict[str, float]:
+        """Return the values of one metric by its labels' values."""
+        _, text = self.ask("/metrics")
+        return {
+            ",".join(value for _, value in sorted(sample.labels.items())): sample.value
+            for family in parser.text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == f"mig_manager_{name}"
+        }
+
+    def lines(self) -> list[Line]:
+        """Return what the agent has logged."""
+        text = self.world.agent_log.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def observed() -> Iterator[Observed]:
+    port = free_port()
+    with stages.Stage(
+        "1xA100-SXM4-40GB",
+        CONFIG,
+        latency=states.Latency(),
+        agent_options=(
+            *("--health-address", "127.0.0.1", "--health-port", str(port)),
+            *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
+        ),
+        node_options=nodeoptions.NodeOptions(tick_s=0.1),
+    ) as world:
+        told = Observed(world, port)
+        world.wait(lambda: told.ask("/readyz")[0] == 200, "a ready agent")
+        yield told
+
+
+def test_a_run_can_be_followed_while_it_goes_on_and_is_summed_up_at_its_end(
+    observed: Observed,
+) -> None:
+    world = observed.world
+    assert observed.ask("/healthz") == (200, "ok\n")
+    assert set(observed.series("state").values()) == {0.0}
+    world.run_pods([("train", "nvidia.com/gpu", {"app": "train"})])
+    world.api.post(
+        "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
+        {
+            "metadata": {"name": "guard"},
+            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "train"}}},
+        },
+    )
+    world.label(LAYOUT)
+    world.wait(lambda: world.status().get("phase") == "Drain", "the drain")
+
+    assert observed.series("state")["pending"] == 1
+    assert observed.series("attempt") == {"": 1}
+    assert "Resolve" in observed.series("phase_duration_seconds_count")
+    assert observed.ask("/healthz")[0] == observed.ask("/readyz")[0] == 200
+
+    world.api.delete("/apis/policy/v1/namespaces/default/poddisruptionbudgets/guard", {})
+    assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
+    world.wait(lambda: observed.series("state")["success"] == 1, "the state's metric")
+
+    assert observed.series("runs_total")["Applied,success"] == 1
+    assert observed.series("instances") == {"1g.5gb": 7}
+    assert observed.series("evictions_total") == {"": 1}
+    assert [key.partition(",")[2] for key in observed.series("layout_info")] == [LAYOUT]
+    assert observed.series("gpu_operation_duration_seconds_count")["execute,ok"] == 1
+    assert observed.series("nvml_calls_total")["nvmlDeviceCreateGpuInstanceWithPlacement"] == 7
+    assert observed.series("api_contact_age_seconds")[""] < 60
+    assert observed.ask("/healthz") == observed.ask("/readyz") == (200, "ok\n")
+
+
+def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
+    observed: Observed,
+) -> None:
+    world = observed.world
+    # Whatever fails is tried again: what looks like NVML's state file no longer is one.
+    good = world.state_file.read_bytes()
+    world.state_file.write_bytes(b"{}")
+    world.label(LAYOUT)
+    world.wait(lambda: observed.series("retries_total")[""] >= 2, "two retries")
+    world.state_file.write_bytes(good)
+    assert world.wait_for_end(LAYOUT) is not model.State.PENDING
+    world.wait(lambda: world.status().get("state") == "success", "success")
+
+    assert world.stop_agent() == 0
+
+    lines = observed.lines()
+    ends = [line for line in lines if line["event"] == "run_finished"]
+    assert len({line["attempt_id"] for line in ends}) == len(ends) >= 3
+    for end in ends[:-1]:
+        told = {line["event"] for line in lines if line.get("attempt_id") == end["attempt_id"]}
+        assert {"gpu_worker_stderr", "run_finished", "retry_scheduled"} <= told
+    assert all("attempt_id" in line for line in lines if line["event"] == "phase_entered")
+    assert not [
+        line["event"]
+        for line in lines
+        if "attempt_id" in line and line["event"].startswith(("agent_", "node_watch"))
+    ]
+
+
+def test_an_agent_whose_port_is_taken_says_so_and_ends(observed: Observed) -> None:
+    observed.world.stop_agent()
+    with socket.create_server(("127.0.0.1", observed._port)):
+        observed.world.start_agent()
+        agent = observed.world._agent
+        assert agent
+        assert agent.wait(30) == 2
+
+    assert "cannot listen on 127.0.0.1" in observed.world.agent_log.read_text(encoding="utf-8")
