@@ -1,7 +1,7 @@
 """Pause the daemons that must not see the change, restart them, and prove what they offer."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import structlog
 
@@ -22,6 +22,8 @@ class Paused:
     """False: no device plugin serves this node, so there is nothing to restart or to prove."""
     staffed: frozenset[str] = frozenset()
     """Deploy labels that placed a pod here: its successor is worth waiting for."""
+    table: tuple[extras.ExtraClient, ...] = ()
+    """The owner's daemons that were sent away."""
 
 
 ANY_PLUGIN = Paused(plugin_uids=frozenset(), has_plugin=True)
@@ -53,7 +55,7 @@ class Daemons:
         plan: model.Plan,
         journal: record.Record,
         wish: ports.Wish,
-        table: Sequence[extras.ExtraClient] = (),
+        table: tuple[extras.ExtraClient, ...] = (),
     ) -> Paused:
         """Take the daemons off the GPUs: by deploy label, or by hold taint and deletion.
 
@@ -96,6 +98,7 @@ class Daemons:
             plugin_uids=frozenset(pod.uid for pod in plugins),
             has_plugin=bool(plugins) or cluster.PLUGIN_DEPLOY_LABEL in labels,
             staffed=frozenset(key for key in labels if clients.gated_by(pods, (key,))),
+            table=table,
         )
 
     def _wait_gone(self, uids: Collection[str], wish: ports.Wish) -> None:
@@ -131,7 +134,11 @@ class Daemons:
             ClusterError: The API refused or does not answer.
         """
         # One that tolerates every taint came back during the change: it is as stale as the old.
-        early = tuple(p for p in self._workloads.list() if clients.is_device_plugin(p))
+        pods = self._workloads.list()
+        early = (
+            *(pod for pod in pods if clients.is_device_plugin(pod)),
+            *extras.members(pods, paused.table),
+        )
         key = cluster.PLUGIN_DEPLOY_LABEL
         labels = journal.journal.paused_labels
         if key in labels or journal.journal.hold_taint or plugin_config:

@@ -495,6 +495,25 @@ def test_a_pod_that_kubelet_admits_before_the_plugin_stops_leaves_before_the_cha
     assert last_eviction < world.log.index("gpus.execute")
 
 
+def test_a_pod_that_slips_in_and_may_not_be_evicted_ends_the_run_before_the_change() -> None:
+    world = busy_node()
+    before = world.gpus
+    doomed = frozenset({device(world, 0, "2g.10gb")})
+
+    def slip_in() -> None:
+        if world.labels[cluster.PLUGIN_DEPLOY_LABEL] == cluster.PAUSED_VALUE and not late:
+            late.append(world.add_pod("late", devices=doomed, is_kept=True))
+
+    late: list[str] = []
+    world.clock.on_wait.append(slip_in)
+    outcome = run(world, "one-slice-changed")
+
+    assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
+    assert "default/late (its annotation mig-manager.io/do-not-evict" in outcome.message
+    assert world.gpus == before
+    assert_nothing_taken(world)
+
+
 def test_the_node_is_closed_to_newcomers_before_anybody_is_asked_to_leave() -> None:
     world = busy_node()
     closed: list[bool] = []

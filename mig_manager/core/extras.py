@@ -8,7 +8,8 @@
 
 With ``deploy-label`` the daemon's DaemonSet selects nodes by that label's value ``true``, and the
 daemon is paused and resumed through it like the operands of the GPU operator. Without it the pods
-are deleted, and a taint keeps their successors away until the device plugin comes back.
+are deleted, and a taint keeps their successors away until the device plugin comes back; a daemon
+that tolerates every taint returns too early, and is deleted once more after the change.
 """
 
 import dataclasses

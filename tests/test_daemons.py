@@ -1,0 +1,206 @@
+"""Daemons taken off the GPUs, and brought back."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager import daemons, errors, monitors, record
+from mig_manager.core import clients, cluster, extras, model, planner, status
+from mig_manager.core import pace as pacing
+from mig_manager.sandbox import hardware
+from tests import fakes
+
+DCGM, EXPORTER, CLIENT = (
+    cluster.DEPLOY_LABEL_PREFIX + name for name in ("dcgm", "dcgm-exporter", "client")
+)
+WATCHER = extras.ExtraClient(labels={"app": "watcher"})
+
+
+def sliced_node() -> fakes.World:
+    """One GPU with instances, and a device plugin that a label places."""
+    product = hardware.find("A100-SXM4-40GB")
+    gpu = hardware.template(product, 0)
+    profiles = {str(known.profile): known.profile for known in gpu.profiles or ()}
+    wanted = model.WantedGpu.of(model.MigMode.ENABLED, {profiles["1g.5gb"]: 7})
+    world = fakes.World(gpus=fakes.brought_to((gpu,), wanted))
+    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    world.start_plugin()
+    return world
+
+
+def emptying(world: fakes.World) -> model.Plan:
+    nothing = model.WantedGpu(mode=model.MigMode.DISABLED)
+    return planner.plan(world.gpus, {world.gpus[0].uuid: nothing})
+
+
+def staff(world: fakes.World) -> daemons.Daemons:
+    return daemons.Daemons(
+        world.node,
+        world.workloads,
+        world.allocations,
+        world.clock,
+        timeout_s=10,
+        pace=pacing.Pace(),
+    )
+
+
+def journal(world: fakes.World) -> record.Record:
+    return record.Record(world.node, world.clock, config="a", attempt=1)
+
+
+def wish(world: fakes.World, *, ends_at: int | None = None) -> fakes.FakeWish:
+    return fakes.FakeWish(world.clock, ends_at=ends_at, replaced=True)
+
+
+def paused(world: fakes.World, taken: record.Record) -> daemons.Paused:
+    return staff(world).pause(emptying(world), taken, wish(world), (WATCHER,))
+
+
+def names(world: fakes.World) -> set[str]:
+    return {pod.name for pod in world.pods.values()}
+
+
+def test_a_pause_takes_away_what_labels_place_and_what_the_owner_lists() -> None:
+    world = sliced_node()
+    world.labels |= {CLIENT: "true", DCGM: "true"}
+    world.deploy_daemons[CLIENT] = True
+    world.loose_daemons.add("watcher")
+    world.live()
+    taken = journal(world)
+
+    found = paused(world, taken)
+
+    assert names(world) == set()
+    assert found.staffed == {cluster.PLUGIN_DEPLOY_LABEL, CLIENT}
+    assert set(taken.journal.paused_labels) == {cluster.PLUGIN_DEPLOY_LABEL, CLIENT, DCGM}
+    assert taken.journal.hold_taint
+    assert status.Journal.from_json(world.annotations[cluster.JOURNAL_ANNOTATION]) == taken.journal
+
+
+def test_a_daemon_that_does_not_stop_is_named() -> None:
+    world = sliced_node()
+    world.clock.on_wait.clear()
+
+    with pytest.raises(errors.NotReadyError, match="default/nvidia-device-plugin"):
+        paused(world, journal(world))
+
+
+def test_a_daemon_that_tolerates_every_taint_starts_once_more_after_the_change() -> None:
+    world = sliced_node()
+    world.loose_daemons.add("watcher")
+    world.live()
+    taken = journal(world)
+    found = paused(world, taken)
+    early = world.add_pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet")
+
+    staff(world).resume_plugin(found, taken)
+
+    assert world.pods[early].is_terminating
+
+
+def test_the_plugins_config_and_its_release_are_written_in_one_patch() -> None:
+    world = sliced_node()
+    taken = journal(world)
+    found = paused(world, taken)
+    world.log.clear()
+
+    staff(world).resume_plugin(found, taken, plugin_config="sliced")
+
+    assert world.log.count("node.patch") == 1
+    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert taken.journal.plugin_config == status.PluginConfig(before=None, now="sliced")
+
+
+def test_a_config_that_was_there_already_is_not_the_runs_to_take_back() -> None:
+    world = sliced_node()
+    world.labels[cluster.PLUGIN_CONFIG_LABEL] = "sliced"
+    taken = journal(world)
+
+    staff(world).resume_plugin(paused(world, taken), taken, plugin_config="sliced")
+
+    assert taken.journal.plugin_config is None
+    assert staff(world).has_config("sliced")
+    assert not staff(world).has_config("whole")
+
+
+def monitored_node() -> tuple[fakes.World, record.Record, daemons.Paused]:
+    """The plugin is back already; two monitors are still away."""
+    world = sliced_node()
+    world.labels |= {EXPORTER: "true", DCGM: "true"}
+    world.deploy_daemons |= {EXPORTER: True, DCGM: True}
+    world.live()
+    taken = journal(world)
+    found = paused(world, taken)
+    found = staff(world).resume_plugin(found, taken)
+    return world, taken, found
+
+
+def crew(world: fakes.World) -> monitors.Monitors:
+    return monitors.Monitors(
+        world.node, world.workloads, world.clock, timeout_s=5, pace=pacing.Pace()
+    )
+
+
+def test_each_monitor_is_ready_before_the_next_one_is_let_back() -> None:
+    world, taken, found = monitored_node()
+    ready: list[bool] = []
+
+    def look() -> None:
+        if world.labels[EXPORTER] == "true":
+            (dcgm,) = clients.gated_by(world.pods.values(), (DCGM,))
+            ready.append(dcgm.is_ready)
+
+    world.clock.on_wait.append(look)
+    crew(world).resume(found, taken, wish(world))
+
+    assert ready
+    assert all(ready)
+    assert taken.journal.paused_labels == {}
+
+
+def test_a_monitor_that_somebody_else_has_switched_off_is_not_waited_for() -> None:
+    world, taken, found = monitored_node()
+    world.labels[DCGM] = "false"
+    begun = world.clock.now_s
+
+    crew(world).resume(found, taken, wish(world))
+
+    assert world.labels[DCGM] == "false"
+    assert world.labels[EXPORTER] == "true"
+    assert world.clock.now_s - begun < 1
+    assert "MonitorNotReady" not in world.events
+
+
+def test_a_newer_wish_does_not_wait_for_monitors() -> None:
+    world, taken, found = monitored_node()
+    world.deploy_daemons[DCGM] = False
+    begun = world.clock.now_s
+
+    crew(world).resume(found, taken, wish(world, ends_at=1))
+
+    assert world.clock.now_s - begun < 1
+    assert set(taken.journal.paused_labels) == {EXPORTER}
+
+
+def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
+    world, taken, found = monitored_node()
+    refusal = errors.ClusterError("no", reason=errors.Reason.API_UNAVAILABLE)
+    patch_at = len(world.log) + 2
+    world.failing = {patch_at: refusal}
+
+    crew(world).resume(found, taken, wish(world))
+
+    assert world.log[patch_at] == "node.patch"
+    assert list(taken.journal.paused_labels) == [DCGM, EXPORTER]
+
+
+def test_validators_on_their_way_out_are_not_deleted_again() -> None:
+    world, taken, found = monitored_node()
+    uid = world.add_pod("v", labels={"app": "nvidia-operator-validator"})
+    world.pods[uid] = dataclasses.replace(world.pods[uid], is_terminating=True)
+    world.log.clear()
+
+    crew(world).resume(found, taken, wish(world))
+
+    assert "workloads.delete" not in world.log
