@@ -478,6 +478,8 @@ def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(
             "KUBECONFIG": kubeconfig,
             "CONFIG_FILE": str(ROOT / "profiles" / "mig-parted.yaml"),
             "MIG_MANAGER_SIMULATE_STATE": str(tmp_path / "gpus.json"),
+            # Several tests at once share this machine's ports.
+            "MIG_MANAGER_HEALTH_PORT": "0",
         }
         log = tmp_path / "agent.log"
         watched = plain_node.World(server.url, log).watched()
@@ -597,6 +599,23 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
             world.label("all-1g.6gb")
 
             assert world.wait_for_end("all-1g.6gb") == "success"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_policies_confine_the_account_that_has_the_rights(
+    rendered: dict[str, list[Object]], overlays: dict[str, dict[str, Object]], overlay: str
+) -> None:
+    (account,) = overlays[overlay]["ClusterRoleBinding"]["subjects"]
+    user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+    policies = [
+        each["spec"] for each in rendered[overlay] if each["kind"] == "ValidatingAdmissionPolicy"
+    ]
+
+    assert policies
+    for policy in policies:
+        assert [each["expression"] for each in policy["matchConditions"]] == [
+            f"request.userInfo.username == '{user}'"
+        ]
 
 
 def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts(

@@ -124,7 +124,16 @@ def test_the_wheel_carries_the_profiles_as_they_are_in_the_repository(wheel: pat
 
 
 def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path) -> None:
-    wanted = ("LICENSE", "README.md", "deploy", "profiles", "pyproject.toml", "systemd", "tests")
+    wanted = (
+        "LICENSE",
+        "README.md",
+        "charts",
+        "deploy",
+        "profiles",
+        "pyproject.toml",
+        "systemd",
+        "tests",
+    )
 
     assert [name for name in wanted if not (unpacked / name).exists()] == []
     assert not list(unpacked.rglob("__pycache__"))

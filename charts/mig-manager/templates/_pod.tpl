@@ -1,0 +1,43 @@
+{{- /* Change a pod template in place; writes nothing. */ -}}
+{{- define "mig-manager.adapt" -}}
+{{- $values := .values }}
+{{- $pod := .template.spec }}
+{{- $container := first $pod.containers }}
+{{- $name := regexFind "^.*:" $container.image | trimSuffix ":" }}
+{{- $tag := regexFind "[^:]*$" $container.image }}
+{{- $image := printf "%s:%s" ($values.image.repository | default $name) ($values.image.tag | default $tag) }}
+{{- $_ := set $container "image" $image }}
+{{- with $values.image.pullPolicy }}
+{{- $_ := set $container "imagePullPolicy" . }}
+{{- end }}
+{{- with $values.imagePullSecrets }}
+{{- $_ := set $pod "imagePullSecrets" . }}
+{{- end }}
+{{- with $values.resources }}
+{{- $_ := set $container "resources" . }}
+{{- end }}
+{{- with $values.nodeSelector }}
+{{- $_ := set $pod "nodeSelector" (merge . ($pod.nodeSelector | default dict)) }}
+{{- end }}
+{{- with $values.tolerations }}
+{{- $_ := set $pod "tolerations" (concat $pod.tolerations .) }}
+{{- end }}
+{{- with $values.podAnnotations }}
+{{- $_ := set $.template.metadata "annotations" (merge . ($.template.metadata.annotations | default dict)) }}
+{{- end }}
+{{- with $values.runtimeClassName }}
+{{- $_ := set $pod "runtimeClassName" . }}
+{{- end }}
+{{- if $values.env }}
+{{- $env := list }}
+{{- range $variable := $container.env }}
+{{- if not (hasKey $values.env $variable.name) }}
+{{- $env = append $env $variable }}
+{{- end }}
+{{- end }}
+{{- range $key, $value := $values.env }}
+{{- $env = append $env (dict "name" $key "value" $value) }}
+{{- end }}
+{{- $_ := set $container "env" $env }}
+{{- end }}
+{{- end }}
