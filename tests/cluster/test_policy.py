@@ -1,0 +1,320 @@
+"""What an agent's token is worth: its own node, its own keys, and pods of its own node."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters.kube import answers, api
+from mig_manager.core import cluster
+from tests.cluster import envtest, worlds
+
+pytestmark = pytest.mark.cluster
+
+OWN, OTHER = "sandbox", "other"
+PODS = "/api/v1/namespaces/default/pods"
+TAINT = {"key": "example.com/flaky", "effect": "NoSchedule"}
+HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
+LABELS = {
+    cluster.CONFIG_LABEL: "all-disabled",
+    cluster.PLUGIN_DEPLOY_LABEL: "true",
+    "example.com/rack": "7",
+}
+ANNOTATIONS = {"example.com/owner": "somebody"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Two nodes with a pod each, and a pod that waits for a node."""
+
+    people: api.KubeApi
+    agent: api.KubeApi
+    unbound: api.KubeApi
+    """With a token that is bound to no pod."""
+
+    def patch(self, change: Mapping[str, Any], node: str = OWN) -> worlds.Object:
+        return self.agent.patch(f"/api/v1/nodes/{node}", change, kind=api.PatchType.MERGE)
+
+    def labels(self, **values: str | None) -> worlds.Object:
+        return self.patch({"metadata": {"labels": values}})
+
+    def annotations(self, **values: str | None) -> worlds.Object:
+        return self.patch({"metadata": {"annotations": values}})
+
+
+@pytest.fixture(scope="module")
+def scene(real_cluster: worlds.Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("policy")
+    people = real_cluster.kube
+    with (
+        real_cluster.admit(folder, worlds.SHIPPED) as credentials,
+        contextlib.ExitStack() as exits,
+    ):
+
+        def connect(path: pathlib.Path) -> api.KubeApi:
+            kube = api.KubeApi.connect(kubeconfig=str(path))
+            exits.callback(kube.close)
+            return kube
+
+        for node in (OWN, OTHER):
+            people.post("/api/v1/nodes", a_node(node))
+        for place in (OWN, OTHER, None):
+            people.post(PODS, a_pod(f"pod-of-{place}", place))
+        bare = real_cluster.kubeconfig(folder / "unbound", worlds.OURS, None)
+        found = Scene(people=people, agent=connect(credentials.agent), unbound=connect(bare))
+        # The policy comes into force, and the pods into its view, a moment after their creation.
+        for name in (f"pod-of-{OTHER}", "pod-of-None"):
+            envtest.wait(functools.partial(is_refused, found, name), f"the guard of {name}")
+        envtest.wait(
+            lambda: bool(refusal(lambda: found.patch({}, OTHER))), "the policy of the nodes"
+        )
+        yield found
+
+
+def is_refused(scene: Scene, pod: str) -> bool:
+    return bool(refusal(lambda: evict(scene.agent, pod, dry=True)))
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(scene: Scene) -> None:
+    """Make the nodes what each test begins with; the server has tainted them as not ready."""
+    for node in (OWN, OTHER):
+        path = f"/api/v1/nodes/{node}"
+        version = scene.people.get(path)["metadata"]["resourceVersion"]
+        wanted = a_node(node)
+        wanted["metadata"]["resourceVersion"] = version
+        scene.people.put(path, wanted)
+
+
+def a_node(name: str) -> worlds.Object:
+    metadata = {"name": name, "labels": dict(LABELS), "annotations": dict(ANNOTATIONS)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": metadata,
+        "spec": {"taints": [dict(TAINT)]},
+    }
+
+
+def a_pod(name: str, node: str | None) -> worlds.Object:
+    spec: worlds.Object = {"containers": [{"name": "main", "image": "app:1"}]}
+    if node is not None:
+        spec["nodeName"] = node
+    metadata = {"name": name.lower(), "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def evict(kube: api.KubeApi, pod: str, *, dry: bool = False) -> worlds.Object:
+    body: worlds.Object = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.lower(), "namespace": "default"},
+    }
+    if dry:
+        body["deleteOptions"] = {"dryRun": ["All"]}
+    return kube.post(f"{PODS}/{pod.lower()}/eviction", body)
+
+
+def refusal(act: Callable[[], object]) -> str:
+    """Return the policy's words; nothing if it lets the act pass."""
+    try:
+        act()
+    except answers.ApiError as error:
+        if error.reason is errors.Reason.FORBIDDEN and "AdmissionPolicy" in error.explanation:
+            return error.explanation
+        raise
+    return ""
+
+
+# -- nodes ------------------------------------------------------------------------------------
+
+
+def test_the_agent_may_write_all_that_its_work_needs_to_its_own_node(scene: Scene) -> None:
+    scene.labels(
+        **{
+            cluster.STATE_LABEL: "pending",
+            cluster.APPLIED_LABEL: "all-disabled",
+            cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE,
+            cluster.PLUGIN_CONFIG_LABEL: "large",
+        }
+    )
+    scene.annotations(**{cluster.STATUS_ANNOTATION: "{}", cluster.JOURNAL_ANNOTATION: "{}"})
+    scene.patch({"spec": {"unschedulable": True, "taints": [TAINT, HOLD]}})
+    scene.annotations(**{cluster.JOURNAL_ANNOTATION: None})
+    scene.labels(**{cluster.PLUGIN_CONFIG_LABEL: None, cluster.PLUGIN_DEPLOY_LABEL: "true"})
+    after = scene.patch({"spec": {"unschedulable": None, "taints": [TAINT]}})
+
+    assert after["spec"]["taints"] == [TAINT]
+    assert after["metadata"]["labels"] == {
+        **LABELS,
+        cluster.STATE_LABEL: "pending",
+        cluster.APPLIED_LABEL: "all-disabled",
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"labels": {cluster.STATE_LABEL: "failed"}}},
+        {"metadata": {"annotations": {cluster.STATUS_ANNOTATION: "{}"}}},
+        {"spec": {"unschedulable": True}},
+    ],
+    ids=["label", "annotation", "cordon"],
+)
+def test_the_agent_may_not_change_another_node(scene: Scene, change: worlds.Object) -> None:
+    said = refusal(lambda: scene.patch(change, OTHER))
+
+    assert f"mig-manager of node {OWN} may not change another node" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (cluster.CONFIG_LABEL, "all-enabled"),
+        (cluster.CONFIG_LABEL, None),
+        ("example.com/rack", "8"),
+        ("example.com/rack", None),
+        ("example.com/new", "1"),
+        ("node-role.kubernetes.io/control-plane", ""),
+        (f"{cluster.DEPLOY_LABEL_PREFIX}new", "true"),
+        (cluster.PLUGIN_DEPLOY_LABEL, None),
+    ],
+)
+def test_the_agent_may_not_change_labels_of_others_on_its_own_node(
+    scene: Scene, key: str, value: str | None
+) -> None:
+    said = refusal(lambda: scene.labels(**{key: value}))
+
+    assert f"mig-manager may not change the labels {key}" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("example.com/owner", "me"), ("example.com/owner", None), ("a.b/c", "d")]
+)
+def test_the_agent_may_not_change_annotations_of_others_on_its_own_node(
+    scene: Scene, key: str, value: str | None
+) -> None:
+    said = refusal(lambda: scene.annotations(**{key: value}))
+
+    assert f"mig-manager may not change the annotations {key}" in said
+
+
+@pytest.mark.parametrize(
+    "taints",
+    [[], [HOLD], [TAINT, TAINT | {"effect": "NoExecute"}], [TAINT | {"value": "x"}]],
+    ids=["none", "hold-alone", "one-more", "another-value"],
+)
+def test_the_agent_may_not_change_taints_of_others(
+    scene: Scene, taints: list[worlds.Object]
+) -> None:
+    said = refusal(lambda: scene.patch({"spec": {"taints": taints}}))
+
+    assert "mig-manager may not change taints of others" in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"providerID": "cloud://1"}},
+        {"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}},
+        {"metadata": {"finalizers": ["example.com/keep"]}},
+    ],
+    ids=["provider", "addresses", "finalizers"],
+)
+def test_the_agent_may_change_nothing_else_of_its_own_node(
+    scene: Scene, change: worlds.Object
+) -> None:
+    assert "and nothing else" in refusal(lambda: scene.patch(change))
+
+
+def test_a_token_that_is_bound_to_no_pod_opens_no_node(scene: Scene) -> None:
+    def patch() -> object:
+        change = {"metadata": {"labels": {cluster.STATE_LABEL: "failed"}}}
+        return scene.unbound.patch(f"/api/v1/nodes/{OWN}", change, kind=api.PatchType.MERGE)
+
+    assert "mig-manager's token names no node" in refusal(patch)
+    said = refusal(lambda: evict(scene.unbound, f"pod-of-{OWN}"))
+    assert "mig-manager's token names no node" in said
+
+
+def test_people_are_not_confined(scene: Scene) -> None:
+    change = {"metadata": {"labels": {"example.com/rack": "8"}}}
+    path = f"/api/v1/nodes/{OTHER}"
+
+    assert scene.people.patch(path, change, kind=api.PatchType.MERGE)
+
+
+# -- pods -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pod", [f"pod-of-{OTHER}", "pod-of-None"])
+def test_the_agent_may_not_evict_a_pod_that_is_not_on_its_node(scene: Scene, pod: str) -> None:
+    said = refusal(lambda: evict(scene.agent, pod))
+
+    assert f"mig-manager of node {OWN} may not evict pods of others" in said
+    assert scene.people.get(f"{PODS}/{pod.lower()}")["metadata"].get("deletionTimestamp") is None
+
+
+@pytest.mark.parametrize("pod", [f"pod-of-{OTHER}", "pod-of-None"])
+def test_the_agent_may_not_delete_a_pod_that_is_not_on_its_node(scene: Scene, pod: str) -> None:
+    said = refusal(lambda: scene.agent.delete(f"{PODS}/{pod.lower()}"))
+
+    assert f"mig-manager of node {OWN} may not delete pods of others" in said
+
+
+def test_the_agent_may_evict_and_delete_pods_of_its_own_node(scene: Scene) -> None:
+    path = f"{PODS}/pod-of-{OWN}"
+
+    evict(scene.agent, f"pod-of-{OWN}")
+    assert scene.people.get(path)["metadata"]["deletionTimestamp"]
+
+    scene.agent.delete(path, {"gracePeriodSeconds": 0})
+    with pytest.raises(errors.ClusterError, match="404"):
+        scene.people.get(path)
+
+
+@pytest.mark.parametrize("namespace", ["default", "kube-public"])
+def test_a_pod_that_has_gone_is_gone_to_the_agent_and_not_forbidden(
+    scene: Scene, namespace: str
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/pods/gone"
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": "gone", "namespace": namespace},
+    }
+
+    with pytest.raises(errors.ClusterError, match="404"):
+        scene.agent.post(f"{path}/eviction", body)
+    with pytest.raises(errors.ClusterError, match="404"):
+        scene.agent.delete(path)
+
+
+# -- events -----------------------------------------------------------------------------------
+
+
+def an_event(kind: str, name: str) -> worlds.Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": "test-", "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": kind, "name": name},
+        "reason": "Test",
+        "source": {"component": "mig-manager"},
+    }
+
+
+def test_the_agent_may_tell_of_its_own_node(scene: Scene) -> None:
+    assert scene.agent.post(worlds.EVENTS, an_event("Node", OWN))["reason"] == "Test"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Node", OTHER), ("Namespace", OWN)])
+def test_the_agent_may_tell_of_nothing_else(scene: Scene, kind: str, name: str) -> None:
+    said = refusal(lambda: scene.agent.post(worlds.EVENTS, an_event(kind, name)))
+
+    assert f"mig-manager of node {OWN} tells of no other object" in said
