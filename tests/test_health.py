@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import errors, health
+from mig_manager import agent, errors, health, mailbox, ports, record
 from mig_manager.adapters import webserver
+from mig_manager.core import model
 
 STUCK_AFTER_S = 10.0
 
@@ -111,6 +112,59 @@ def test_a_stuck_agent_is_not_ready_either(life: Life) -> None:
     life.now_s += STUCK_AFTER_S
 
     assert "stuck" in life.health.why_unready()
+
+
+# -- the worker -------------------------------------------------------------------------------
+
+
+class Worker:
+    """A pipeline that asks after its wish; notes how the agent's health looks meanwhile."""
+
+    def __init__(self, life: Life, box: mailbox.Mailbox) -> None:
+        self._life = life
+        self._box = box
+        self._served: agent.Agent | None = None
+        self.seen: list[str] = []
+
+    def serve(self) -> None:
+        self._served = agent.Agent(
+            self, self._box, retry_initial_s=0.001, retry_max_s=0.001, pulse=self._life.pulse
+        )
+        self._served.serve()
+
+    def recover(self) -> None:
+        assert self._served
+        self.seen.append("recovered" if self._served.is_recovered else "not recovered")
+
+    def rest(self) -> None:
+        raise AssertionError
+
+    def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> record.Outcome:
+        assert self._served
+        self.seen.append("recovered" if self._served.is_recovered else "not recovered")
+        self._life.now_s += 2 * STUCK_AFTER_S
+        self.seen.append(self._life.health.why_dead())
+        wish.check()
+        self.seen.append(self._life.health.why_dead())
+        self._life.now_s += STUCK_AFTER_S / 2
+        wish.wait(0.001)
+        self.seen.append(self._life.health.why_dead())
+        if attempt == 2:
+            self._box.stop()
+        return record.Outcome(state=model.State.FAILED, reason=errors.Reason.IN_USE, message="")
+
+
+def test_a_run_lives_by_asking_after_its_wish_and_the_pause_before_a_retry_needs_no_sign(
+    life: Life,
+) -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    worker = Worker(life, box)
+
+    worker.serve()
+
+    once = ["recovered", "the worker has been stuck for 20 s", "", ""]
+    assert worker.seen == ["not recovered", *once, *once]
 
 
 # -- over HTTP --------------------------------------------------------------------------------

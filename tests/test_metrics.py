@@ -1,10 +1,13 @@
 """What becomes a metric when something happens, read back as Prometheus would read it."""
 
+import sys
+
 import pytest
 from prometheus_client import parser
 
 import mig_manager
 from mig_manager import errors, metrics
+from mig_manager.adapters import gpu_child, nvml_errors, nvml_meter
 from mig_manager.core import model, profile
 from mig_manager.sandbox import hardware
 from tests import fakes
@@ -186,3 +189,60 @@ def test_two_sets_of_metrics_in_one_process_do_not_disturb_each_other(
 
 def test_no_series_tells_of_times_of_birth(heard: metrics.Metrics) -> None:
     assert b"_created" not in heard.exposition()
+
+
+# -- what the hardware's adapters tell --------------------------------------------------------
+
+
+def hung(heard: metrics.Metrics) -> gpu_child.ChildGpus:
+    """GPUs whose worker never answers; each look at the clock finds it half a second later."""
+    times = iter(range(100))
+    return gpu_child.ChildGpus(
+        command=[sys.executable, "-c", "import signal; signal.pause()"],
+        timeout_s=0.2,
+        telemetry=heard,
+        monotonic=lambda: next(times) / 2,
+    )
+
+
+def test_an_operation_that_had_to_be_killed_is_an_error_of_its_whole_length(
+    heard: metrics.Metrics,
+) -> None:
+    with pytest.raises(errors.HardwareError, match="gave no answer"):
+        hung(heard).observe()
+
+    assert series(heard, "gpu_operation_duration_seconds_sum") == {"observe,error": 0.5}
+    assert series(heard, "instances") == {}
+
+
+def test_a_worker_tells_what_it_spent_on_nvml_also_when_nvml_refused(
+    heard: metrics.Metrics,
+) -> None:
+    script = """
+import pynvml
+from mig_manager import gpu_worker
+def nvmlInit():
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+pynvml.nvmlInit = nvmlInit
+gpu_worker.main([])
+"""
+    gpus = gpu_child.ChildGpus(
+        command=[sys.executable, "-c", script], timeout_s=60.0, telemetry=heard
+    )
+    with pytest.raises(errors.HardwareError):
+        gpus.observe()
+
+    assert series(heard, "nvml_calls_total") == {"nvmlInit": 1}
+
+
+def test_the_meter_adds_up_calls_by_function_and_begins_anew_once_read() -> None:
+    nvml_meter.METER.take()
+    nvml_errors.call(len, "abc")
+    nvml_errors.call(len, "abc")
+    nvml_errors.call(abs, -1)
+
+    assert [(each.function, each.count) for each in nvml_meter.METER.take()] == [
+        ("abs", 1),
+        ("len", 2),
+    ]
+    assert nvml_meter.METER.take() == ()

@@ -5,6 +5,8 @@ import dataclasses
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client import parser
 
-from mig_manager import errors, health, metrics, reconcile
+from mig_manager import errors, health, metrics, ports, reconcile
 from mig_manager.adapters import gpu_child
 from mig_manager.core import cluster, model, planner, profile
 from mig_manager.sandbox import hardware
@@ -21,6 +23,7 @@ from mig_manager.sandbox import nvml as simulated
 from tests import fakes
 
 ROOT = pathlib.Path(__file__).parents[1]
+KUBECTL = shutil.which("kubectl")
 MONITORING = ROOT / "deploy" / "monitoring"
 DOCUMENT = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
 TARGET_LABELS = frozenset({"node", "job"})
@@ -43,14 +46,18 @@ class Told:
     types: Mapping[str, str]
 
 
-def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
-    """Have an agent's pipeline succeed, fail and give way, and hardware work done."""
+def busy_node() -> fakes.World:
+    """One GPU with a device plugin and a pod that holds the GPU."""
     gpus = (hardware.template(hardware.find("A100-SXM4-40GB"), 0),)
     node = fakes.World(gpus=gpus)
     node.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     node.start_plugin()
     node.add_pod("train", devices=frozenset({gpus[0].uuid}))
-    pipeline = reconcile.Reconciler(
+    return node
+
+
+def reconciler(node: fakes.World, telemetry: ports.Telemetry) -> reconcile.Reconciler:
+    return reconcile.Reconciler(
         reconcile.World(
             gpus=node.hardware,
             node=node.node,
@@ -58,10 +65,16 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
             allocations=node.allocations,
             configs=fakes.FakeConfig(CONFIG),
             clock=node.clock,
-            telemetry=heard,
+            telemetry=telemetry,
         ),
         reconcile.Limits(),
     )
+
+
+def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
+    """Have an agent's pipeline succeed, fail and give way, and hardware work done."""
+    node = busy_node()
+    pipeline = reconciler(node, heard)
     heard.attempt_began(1)
     pipeline.run("no-such-layout", fakes.FakeWish(node.clock, replaced=False))
     heard.retry_scheduled(5.0)
@@ -121,6 +134,58 @@ def test_there_are_few_series() -> None:
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
 
     assert len(heard.exposition().splitlines()) < 150
+
+
+class Ear(ports.Telemetry):
+    """Remembers what it hears of runs."""
+
+    def __init__(self) -> None:
+        self.states: list[str] = []
+        self.phases: list[tuple[str, float]] = []
+        self.runs_s: list[float] = []
+        self.layouts: list[str] = []
+
+    def state_published(self, state: model.State) -> None:
+        self.states.append(state.value)
+
+    def phase_ended(self, phase: model.Phase, seconds: float) -> None:
+        self.phases.append((phase.value, seconds))
+
+    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+        self.runs_s.append(seconds)
+
+    def layout_applied(self, name: str, content_hash: str) -> None:
+        self.layouts.append(name)
+
+
+def test_phases_follow_each_other_and_fill_the_whole_run() -> None:
+    node, ear = busy_node(), Ear()
+
+    reconciler(node, ear).run("all-1g.5gb", fakes.FakeWish(node.clock, replaced=False))
+
+    assert [phase for phase, _ in ear.phases][:5] == [
+        "Resolve",
+        "Cordon",
+        "Drain",
+        "Pause",
+        "Execute",
+    ]
+    assert dict(ear.phases)["Drain"] > 0
+    assert ear.runs_s == [pytest.approx(sum(seconds for _, seconds in ear.phases))]
+    assert (set(ear.states[:-1]), ear.states[-1]) == ({"pending"}, "success")
+    assert ear.layouts == ["all-1g.5gb"]
+
+
+def test_an_end_that_the_api_did_not_take_is_not_told_as_published() -> None:
+    node, ear = busy_node(), Ear()
+    pipeline = reconciler(node, ear)
+    lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
+    node.failing.update(dict.fromkeys(range(10), lost))
+
+    with pytest.raises(errors.ClusterError):
+        pipeline.run("no-such-layout", fakes.FakeWish(node.clock, replaced=False))
+
+    assert (ear.states, ear.runs_s) == ([], [])
 
 
 # -- the language of expressions --------------------------------------------------------------
@@ -331,6 +396,18 @@ def test_the_pod_monitor_scrapes_the_port_of_the_daemon_set_and_names_the_node()
     assert [each["targetLabel"] for each in endpoint["relabelings"]] == ["node"]
     job = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
     assert any(f'up{{job="{job}"}}' in rule["expr"] for rule in alerts())
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+def test_one_command_applies_the_monitor_the_rules_and_the_dashboard() -> None:
+    rendered = subprocess.run(  # noqa: S603 - the arguments are this file's own
+        [str(KUBECTL), "kustomize", str(MONITORING)], capture_output=True, check=True
+    )
+    by_kind = {each["kind"]: each for each in yaml.safe_load_all(rendered.stdout)}
+
+    assert set(by_kind) == {"ConfigMap", "PodMonitor", "PrometheusRule"}
+    assert {each["metadata"]["namespace"] for each in by_kind.values()} == {"mig-manager"}
+    assert json.loads(by_kind["ConfigMap"]["data"]["dashboard.json"]) == dashboard()
 
 
 def test_probes_and_port_of_the_daemon_set_agree_with_what_the_agent_serves() -> None:
