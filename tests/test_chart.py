@@ -196,3 +196,10 @@ def test_the_source_alone_says_how_to_make_a_chart_of_it(tmp_path: pathlib.Path)
 
     assert done.returncode != 0
     assert "charts/assemble" in done.stderr
+
+
+def test_a_chart_that_is_there_already_is_not_mixed_with_another(chart: pathlib.Path) -> None:
+    done = run(str(ROOT / "charts" / "assemble"), str(chart.parent), home=chart.parent)
+
+    assert done.returncode == 1
+    assert "exists already" in done.stderr

@@ -637,3 +637,40 @@ def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts(
     assert shipped["ConfigMap"]["metadata"]["namespace"] == OPERATOR_NAMESPACE
     assert values["config"]["name"] == shipped["ConfigMap"]["metadata"]["name"]
     assert f"{values['image']}:{values['version']}" == f"mig-manager:{mig_manager.__version__}"
+
+
+# -- what people are told -----------------------------------------------------------------------
+
+GUIDE = ROOT / "docs" / "install.md"
+
+
+def test_the_guide_tells_of_every_overlay_and_of_no_path_that_is_not_there() -> None:
+    told = GUIDE.read_text(encoding="utf-8")
+    paths = set(re.findall(r"\b(?:deploy|charts|docs)/[\w./-]*\w", told))
+
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
+    assert {path.name for path in (ROOT / "deploy" / "overlays").iterdir()} == set(OVERLAYS)
+    # The unprivileged one goes by a shorter name.
+    assert {f"deploy/overlays/{name}" for name in OVERLAYS} - paths == {
+        "deploy/overlays/unprivileged"
+    }
+    assert "kubectl apply -k deploy`" in told
+
+
+def test_the_guide_names_the_image_by_its_version_and_the_operators_fields_as_the_values_do() -> (
+    None
+):  # fmt: skip
+    told = GUIDE.read_text(encoding="utf-8")
+    (patch,) = re.findall(r"--type merge -p \\\n  '(.*)'", told)
+    values = yaml.safe_load(
+        (ROOT / "deploy/overlays/gpu-operator/values.yaml").read_text(encoding="utf-8")
+    )
+
+    assert json.loads(patch)["spec"] == values
+    assert set(re.findall(r"mig-manager:(\d[\w.]*)", told)) == {mig_manager.__version__}
+
+
+def test_the_guides_wait_follows_the_label_that_the_agent_writes() -> None:
+    (path,) = re.findall(r"--for=jsonpath='\{(.*)\}'=success", GUIDE.read_text(encoding="utf-8"))
+
+    assert path == ".metadata.labels." + cluster.STATE_LABEL.replace(".", r"\.")
