@@ -215,6 +215,7 @@ class Drain:
             if pod.key not in self.forced:
                 self.forced.append(pod.key)
                 _log.warning("pod_deleted_by_force", pod=pod.key)
+                self._telemetry.pod_evicted()
         return unmoved
 
     def _timeout(

@@ -320,7 +320,9 @@ class FakeAllocations:
                 namespace="default",
                 name=self._world.pods[uid].name,
                 device_ids=self._world.held.get(uid, frozenset()),
-                has_gpu_claim=uid in self._world.claims,
+                claim_drivers=frozenset(
+                    {cluster.GPU_CLAIM_DRIVER} if uid in self._world.claims else ()
+                ),
             )
             for uid in self._world.pods
             if uid in self._world.held or uid in self._world.claims

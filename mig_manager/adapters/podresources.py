@@ -141,8 +141,8 @@ def _pod_devices(pod: Any) -> cluster.PodDevices:
         namespace=pod.namespace,
         name=pod.name,
         device_ids=frozenset().union(*(_plain_ids(entry.device_ids) for entry in entries)),
-        has_gpu_claim=any(
-            device.driver_name == cluster.GPU_CLAIM_DRIVER
+        claim_drivers=frozenset(
+            device.driver_name
             for container in pod.containers
             for claim in container.dynamic_resources
             for device in claim.claim_resources

@@ -78,7 +78,8 @@ def victims(
 
     A pod that asks for a GPU and has no device in ``assigned`` counts too: kubelet lists every
     pod, but not the devices of ordinary init containers (PodResources v1). So does a pod with a
-    ResourceClaim on a GPU, for kubelet does not tell which.
+    ResourceClaim on a GPU, for kubelet does not tell which, and one with a ResourceClaim of which
+    kubelet tells nothing, as old ones do.
     """
     if not (affected or is_whole_node):
         return ()
@@ -98,16 +99,22 @@ def _holds(
     pod: cluster.Pod, found: cluster.PodDevices | None, affected: Collection[str] | None
 ) -> bool:
     """Tell whether a pod has, or may have, one of the devices; ``affected`` None means any."""
-    if found is not None and found.has_gpu_claim:
+    if _may_claim_gpu(pod, found):
         return True
     if found is None or not found.device_ids or pod.may_run_gpu_init or affected is None:
         return any(map(_is_device_resource, pod.gpu_resources))
     return not found.device_ids.isdisjoint(affected)
 
 
+def _may_claim_gpu(pod: cluster.Pod, found: cluster.PodDevices | None) -> bool:
+    if found is not None and found.claim_drivers:
+        return cluster.GPU_CLAIM_DRIVER in found.claim_drivers
+    return pod.has_claims
+
+
 def told(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None) -> str:
     """Return a pod's name, and why it counts where its devices do not tell."""
-    if any(found.has_gpu_claim and found.key == pod.key for found in assigned or ()):
+    if _may_claim_gpu(pod, next((one for one in assigned or () if one.key == pod.key), None)):
         return f"{pod.key} [its ResourceClaim may stand for any GPU]"
     return pod.key
 

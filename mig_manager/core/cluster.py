@@ -48,6 +48,8 @@ class Pod:
     """Whether ``KEEP_ANNOTATION`` forbids its eviction."""
     grace_s: int = 30
     """How long it may take to end once it is asked to."""
+    has_claims: bool = False
+    """Whether it has ResourceClaims, for GPUs or for anything else."""
     may_run_gpu_init: bool = False
     """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
 
@@ -96,8 +98,8 @@ class PodDevices:
     name: str
     device_ids: frozenset[str]
     """Without the ``::n`` of shared devices."""
-    has_gpu_claim: bool = False
-    """Whether it holds GPUs by ResourceClaim; kubelet names the claim's device, not its UUID."""
+    claim_drivers: frozenset[str] = frozenset()
+    """DRA drivers of its ResourceClaims; kubelet gives such a device a name, but no UUID."""
 
     @property
     def key(self) -> str:

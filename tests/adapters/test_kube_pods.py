@@ -120,6 +120,13 @@ class TestList:
         server.store.create(make_pod(phase=phase, initContainers=[init]))
         assert only(workloads).may_run_gpu_init is expected
 
+    @pytest.mark.parametrize("claims", [[], [{"name": "c", "resourceClaimName": "c"}]])
+    def test_a_pods_claims_are_noticed(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads, claims: list[Any]
+    ) -> None:
+        server.store.create(make_pod(resourceClaims=claims))
+        assert only(workloads).has_claims is bool(claims)
+
     @pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
     def test_an_owner_can_forbid_a_pods_eviction(
         self,

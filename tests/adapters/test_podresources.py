@@ -128,21 +128,15 @@ def claiming(*drivers: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("drivers", "expected"),
-    [
-        (["gpu.nvidia.com"], True),
-        (["nic.example.com", "gpu.nvidia.com"], True),
-        (["compute-domain.nvidia.com"], False),
-        ([], False),
-    ],
+    "drivers", [["gpu.nvidia.com"], ["nic.example.com", "gpu.nvidia.com"], []]
 )
-def test_a_claim_on_a_gpu_is_told_although_it_names_no_device(
-    kubelet: Kubelet, drivers: list[str], *, expected: bool
+def test_the_drivers_of_a_pods_claims_are_told_although_they_name_no_device(
+    kubelet: Kubelet, drivers: list[str]
 ) -> None:
     kubelet.pods = [claiming(*drivers)]
     kubelet.start()
     (entry,) = ask(kubelet).assigned()
-    assert (entry.has_gpu_claim, entry.device_ids) == (expected, frozenset())
+    assert (entry.claim_drivers, entry.device_ids) == (frozenset(drivers), frozenset())
 
 
 def test_allocatable_devices_of_all_numa_nodes_are_put_together(kubelet: Kubelet) -> None:

@@ -111,7 +111,10 @@ def test_a_pod_whose_init_container_may_hold_a_gpu_counts_whatever_else_it_holds
 
 def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why() -> None:
     held = cluster.PodDevices(
-        namespace="default", name="p", device_ids=frozenset(), has_gpu_claim=True
+        namespace="default",
+        name="p",
+        device_ids=frozenset(),
+        claim_drivers=frozenset({"nic.example.com", "gpu.nvidia.com"}),
     )
     claimant = dataclasses.replace(POD, gpu_resources={})
 
@@ -119,6 +122,17 @@ def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why
     assert clients.victims([claimant], (held,), frozenset()) == ()
     assert "ResourceClaim" in clients.told(claimant, (held,))
     assert clients.told(claimant, ()) == clients.told(claimant, None) == "default/p"
+
+
+def test_a_claim_of_which_kubelet_tells_nothing_may_be_one_on_a_gpu() -> None:
+    claimant = dataclasses.replace(POD, gpu_resources={}, has_claims=True)
+    listed = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset())
+    nic = dataclasses.replace(listed, claim_drivers=frozenset({"nic.example.com"}))
+
+    for known in (None, (), (listed,)):
+        assert clients.victims([claimant], known, frozenset({"MIG-1"})) == (claimant,)
+        assert "ResourceClaim" in clients.told(claimant, known)
+    assert clients.victims([claimant], (nic,), frozenset({"MIG-1"})) == ()
 
 
 def test_a_whole_node_is_left_by_all_who_have_or_want_a_gpu_and_by_nobody_else() -> None:

@@ -143,6 +143,7 @@ def _pod(item: Mapping[str, Any]) -> cluster.Pod:
         container_names=tuple(str(container["name"]) for container in spec["containers"]),
         is_kept=annotations.get(cluster.KEEP_ANNOTATION) == "true",
         grace_s=_grace_s(spec),
+        has_claims=bool(spec.get("resourceClaims")),
         may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
     )
 
