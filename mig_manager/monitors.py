@@ -5,7 +5,8 @@ not come back is a warning; a newer wish, or an API that fails, only ends the wa
 of the run gives back whatever is left.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 
 import structlog
 
@@ -48,14 +49,11 @@ class Monitors:
             _log.info("monitors_not_waited_for", why=end.why)
         except errors.ClusterError as error:
             _log.warning("monitors_not_waited_for", error=error.message)
-        self._delete("validator_not_restarted", clients.is_validator)
+        self._look_again(paused)
 
     def _resume_each(
         self, paused: daemons.Paused, journal: record.Record, wish: ports.Wish
     ) -> None:
-        # Feature discovery that a label places is new after this; another must be made so.
-        if clients.DISCOVERY_DEPLOY_LABEL not in paused.staffed:
-            self._delete("feature_discovery_not_restarted", clients.is_feature_discovery)
         waited_for = [key for key in journal.journal.paused_labels if key in paused.staffed]
         for number, key in enumerate(waited_for):
             also = () if number else journal.journal.paused_labels.keys() - waited_for
@@ -87,11 +85,23 @@ class Monitors:
             wish.wait(self._pace.delay_s(turn))
             turn += 1
 
-    def _delete(self, complaint: str, is_meant: Callable[[cluster.Pod], bool]) -> None:
-        """Delete pods so that new ones look at the new devices; without permission, leave them."""
-        try:
+    def _look_again(self, paused: daemons.Paused) -> None:
+        """Delete the pods whose successors shall look at the new devices."""
+        # Feature discovery that a label places is new already; another must be made so.
+        is_old = clients.DISCOVERY_DEPLOY_LABEL not in paused.staffed
+        with _leniently():
             for pod in self._workloads.list():
-                if is_meant(pod) and not pod.is_terminating:
-                    self._workloads.delete(pod)
-        except errors.ClusterError as error:
-            _log.warning(complaint, error=error.message)
+                is_meant = clients.is_validator(pod) or (
+                    is_old and clients.is_feature_discovery(pod)
+                )
+                if is_meant and not pod.is_terminating:
+                    with _leniently():
+                        self._workloads.delete(pod)
+
+
+@contextlib.contextmanager
+def _leniently() -> Iterator[None]:
+    try:
+        yield
+    except errors.ClusterError as error:
+        _log.warning("pod_not_restarted", error=error.message)
