@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from mig_manager import errors, settings
+from mig_manager import arguments, errors, settings
 from mig_manager.core import policy
 
 AGENT = {"NODE_NAME": "n1"}
@@ -60,6 +60,17 @@ def test_the_owners_decisions_are_options_and_variables() -> None:
         drain=policy.Drain.NODE, is_forced=True, plugin_configs={"a": "b"}
     )
     assert given.extra_clients_file == pathlib.Path("/x")
+
+
+def test_the_owners_decisions_can_be_given_on_the_command_line() -> None:
+    line = ["agent", "-n", "n1", "--force-drain", "--drain-policy", "node"]
+    line += ["--plugin-configs", "a=b,*=c", "--monitor-timeout-s", "7"]
+
+    given = settings.agent_settings(arguments.parse(line), {})
+
+    assert given.policy.is_forced
+    assert given.policy.plugin_config("other") == "c"
+    assert given.monitor_timeout_s == 7
 
 
 def test_force_where_nobody_is_sent_away_is_refused() -> None:
