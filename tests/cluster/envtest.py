@@ -26,6 +26,8 @@ PROGRAMS = ("etcd", "kube-apiserver")
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 LOOK_AGAIN_S = 0.1
+LEASH = 'exec 3<&0; "$@" & cat <&3 >/dev/null & wait -n; kill -9 $(jobs -p)'
+"""Runs a program for as long as its standard input is open: ours closes however we end."""
 ADMIN_TOKEN = secrets.token_hex(16)
 
 
@@ -100,8 +102,7 @@ class Server:
     def kill(self) -> None:
         """End kube-apiserver as a crash would: no client hears a farewell."""
         if self._api is not None:
-            self._api.kill()
-            self._api.wait()
+            end(self._api)
         self._api = None
 
     def kubeconfig(self, path: pathlib.Path, *, token: str) -> pathlib.Path:
@@ -151,8 +152,8 @@ class Server:
     def _spawn(self, program: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         with (self._folder / f"{program}.log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603 - the program is what these tests are about
-                [str(self._programs / program), *arguments],
-                stdin=subprocess.DEVNULL,
+                ["/bin/bash", "-c", LEASH, program, str(self._programs / program), *arguments],
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -172,12 +173,10 @@ class Server:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """Let go of the leash."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(STOP_TIMEOUT_S)
 
 
 def free_ports(count: int) -> list[int]:

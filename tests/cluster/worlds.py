@@ -191,7 +191,13 @@ class Real:
             self.clear()
 
     def expire_watches(self) -> None:
-        # A new server's cache knows no change from before itself.
+        # A new server's cache knows no change from before itself: with a change after the node's
+        # last one, that node's version is too old for it.
+        later = {
+            "involvedObject": {"namespace": "default"},
+            "metadata": {"generateName": "later-"},
+        }
+        self.kube.post(EVENTS, later)
         self._server.kill()
         self._server.start()
 
