@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import mig_manager
-from mig_manager import errors, settings
+from mig_manager import errors, peer
 
 _DESCRIPTION = """\
 Partition NVIDIA GPUs with MIG: change only what differs, and say why when it cannot be done.
@@ -204,7 +204,7 @@ def _define_agent(parser: argparse.ArgumentParser) -> None:
         "options of NVIDIA's agent",
         "accepted, so that its manifests keep working; without effect unless one is told",
     )
-    for option in settings.PEER_OPTIONS:
+    for option in peer.OPTIONS:
         flags = [f"--{option.name}"] + ([f"-{option.short}"] if option.short else [])
         if option.is_switch:
             peers.add_argument(*flags, nargs="?", const="true", metavar="BOOL")

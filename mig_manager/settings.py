@@ -12,7 +12,7 @@ import pathlib
 import re
 from collections.abc import Mapping
 
-from mig_manager import errors, source
+from mig_manager import errors, peer, source
 from mig_manager.core import policy as policies
 
 _PACKAGE = pathlib.Path(__file__).parent
@@ -51,71 +51,6 @@ class LogLevel(enum.Enum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PeerOption:
-    """An option of NVIDIA's agent that is accepted and changes nothing here."""
-
-    name: str
-    short: str = ""
-    variable: str
-    is_switch: bool = False
-    is_needed: bool = False
-    """True: it asks for something that this agent does not do, which deserves a warning."""
-    effect: str = ""
-    """What this agent uses it for, as a line of help; empty: for nothing."""
-
-
-PEER_OPTIONS = (
-    PeerOption(name="reconfigure-script", short="s", variable="RECONFIGURE_SCRIPT"),
-    PeerOption(
-        name="host-root-mount",
-        short="m",
-        variable="HOST_ROOT_MOUNT",
-        effect="where the host's files are, for kubelet's socket (default: /host)",
-    ),
-    PeerOption(name="host-nvidia-dir", short="i", variable="HOST_NVIDIA_DIR"),
-    PeerOption(
-        name="host-mig-manager-state-file", short="o", variable="HOST_MIG_MANAGER_STATE_FILE"
-    ),
-    PeerOption(
-        name="host-kubelet-systemd-service", short="k", variable="HOST_KUBELET_SYSTEMD_SERVICE"
-    ),
-    PeerOption(name="gpu-clients-file", short="g", variable="GPU_CLIENTS_FILE"),
-    PeerOption(
-        name="default-gpu-clients-namespace",
-        short="p",
-        variable="DEFAULT_GPU_CLIENTS_NAMESPACE",
-    ),
-    PeerOption(
-        name="nvidia-driver-root",
-        short="t",
-        variable="NVIDIA_DRIVER_ROOT",
-        effect="where to look for NVML's library as well",
-    ),
-    PeerOption(name="driver-root", variable="DRIVER_ROOT"),
-    PeerOption(
-        name="driver-root-ctr-path",
-        short="a",
-        variable="DRIVER_ROOT_CTR_PATH",
-        effect="where to look for NVML's library when the loader does not find it",
-    ),
-    PeerOption(name="dev-root", short="b", variable="NVIDIA_DEV_ROOT"),
-    PeerOption(name="dev-root-ctr-path", short="j", variable="DEV_ROOT_CTR_PATH"),
-    PeerOption(name="nvidia-cdi-hook-path", variable="NVIDIA_CDI_HOOK_PATH"),
-    PeerOption(
-        name="with-reboot", short="r", variable="WITH_REBOOT", is_switch=True, is_needed=True
-    ),
-    PeerOption(
-        name="with-shutdown-host-gpu-clients",
-        short="d",
-        variable="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
-        is_switch=True,
-        is_needed=True,
-    ),
-    PeerOption(name="cdi-enabled", variable="CDI_ENABLED", is_switch=True, is_needed=True),
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,8 +278,8 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         if given.switch("debug", variable="MIG_PARTED_DEBUG")
         else given.choice("log-level", LogLevel, default=LogLevel.INFO),
         log_format=given.choice("log-format", LogFormat, default=LogFormat.JSON),
-        not_needed=_peer_options(given, is_needed=False),
-        not_supported=_peer_options(given, is_needed=True),
+        not_needed=peer.given_options(given, is_needed=False),
+        not_supported=peer.given_options(given, is_needed=True),
     )
 
 
@@ -403,20 +338,6 @@ def _policy(given: source.Source) -> policies.Policy:
         plugin_configs=policies.parse_plugin_configs(
             given.text("plugin-configs"), origin="--plugin-configs"
         ),
-    )
-
-
-def _peer_options(given: source.Source, *, is_needed: bool) -> tuple[str, ...]:
-    return tuple(
-        option.name
-        for option in PEER_OPTIONS
-        if option.is_needed is is_needed
-        and not option.effect
-        and (
-            given.switch(option.name, variable=option.variable)
-            if option.is_switch
-            else given.is_given(option.name, variable=option.variable)
-        )
     )
 
 

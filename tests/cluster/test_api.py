@@ -171,6 +171,13 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
             409,
             "the object has been modified; please apply your changes to the latest version",
         ),
+        (
+            "post",
+            worlds.EVENTS,
+            {"metadata": {"name": "e"}, "firstTimestamp": "noon"},
+            400,
+            'Event in version "v1" cannot be handled as a Event: parsing time "noon"',
+        ),
         ("get", "/api/v1/nothing", None, 404, "the server could not find the requested resource"),
     ],
 )  # fmt: skip
