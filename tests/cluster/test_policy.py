@@ -18,6 +18,10 @@ pytestmark = pytest.mark.cluster
 
 OWN, OTHER = "sandbox", "other"
 PODS = "/api/v1/namespaces/default/pods"
+GENEROUS = dataclasses.replace(
+    worlds.SHIPPED, everywhere=worlds.SHIPPED.everywhere | worlds.to("nodes", "create", "delete")
+)
+"""With rights that somebody has added, to see what the policy alone forbids."""
 TAINT = {"key": "example.com/flaky", "effect": "NoSchedule"}
 HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
 LABELS = {
@@ -52,7 +56,7 @@ def scene(real_cluster: worlds.Real, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("policy")
     people = real_cluster.kube
     with (
-        real_cluster.admit(folder, worlds.SHIPPED) as credentials,
+        real_cluster.admit(folder, GENEROUS) as credentials,
         contextlib.ExitStack() as exits,
     ):
 
@@ -230,6 +234,14 @@ def test_the_agent_may_change_nothing_else_of_its_own_node(
     scene: Scene, change: worlds.Object
 ) -> None:
     assert "and nothing else" in refusal(lambda: scene.patch(change))
+
+
+def test_the_agent_may_create_and_delete_no_node_whatever_its_role_says(scene: Scene) -> None:
+    for act in (
+        lambda: scene.agent.post("/api/v1/nodes", a_node("new")),
+        lambda: scene.agent.delete(f"/api/v1/nodes/{OWN}"),
+    ):
+        assert "mig-manager creates and deletes no nodes" in refusal(act)
 
 
 def test_a_token_that_is_bound_to_no_pod_opens_no_node(scene: Scene) -> None:
