@@ -25,11 +25,14 @@ import kubernetes.config.kube_config
 import urllib3
 
 from mig_manager import errors
-from mig_manager.adapters.kube import answers, repeat, stream
+from mig_manager.adapters.kube import answers, repeat, stream, throttle
 
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
 _SUCCESS = 2
+_REQUESTS_PER_S = 20.0
+_BURST = 60
+"""A whole reconfiguration takes some forty requests, and is not to be slowed down."""
 
 
 class PatchType(enum.Enum):
@@ -55,6 +58,7 @@ class KubeApi:
         request_timeout_s: float = 10.0,
         reload: Callable[[], None] | None = None,
         sleep: Callable[[float], object] | None = None,
+        limit: throttle.Throttle | None = None,
     ) -> None:
         """Wrap a configuration; ``connect`` and ``at`` are the usual ways in.
 
@@ -63,6 +67,7 @@ class KubeApi:
             request_timeout_s: How long to wait for an answer, per attempt.
             reload: Reads the credentials anew, after the server has refused them.
             sleep: Waits between attempts; None waits until then or until ``close``.
+            limit: How fast requests may follow each other; None: as they come.
         """
         # The annotation in the client misses that urllib3 takes False for "raise at once".
         configuration.retries = False
@@ -74,6 +79,7 @@ class KubeApi:
         self._reload = reload
         self._closed = threading.Event()
         self._sleep = sleep or self._closed.wait
+        self._limit = limit
 
     @classmethod
     def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
@@ -89,7 +95,8 @@ class KubeApi:
         configuration = kubernetes.client.configuration.Configuration()
         load = functools.partial(_load, configuration, kubeconfig)
         load()
-        return cls(configuration, request_timeout_s=request_timeout_s, reload=load)
+        limit = throttle.Throttle(per_s=_REQUESTS_PER_S, burst=_BURST)
+        return cls(configuration, request_timeout_s=request_timeout_s, reload=load, limit=limit)
 
     @classmethod
     def at(
@@ -226,6 +233,8 @@ class KubeApi:
     ) -> urllib3.BaseHTTPResponse:
         request = _name(method, path)
         headers = self._headers(request, content_type if body is not None else None)
+        if self._limit is not None and (pause_s := self._limit.take()) > 0:
+            self._sleep(pause_s)
         try:
             answer: kubernetes.client.rest.RESTResponse = self._client.call_api(
                 method,
