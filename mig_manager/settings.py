@@ -216,7 +216,7 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
         colour=_colour(given, environ),
         output_format=_output_format(options, given),
-        config_file=given.text("config-file", variable="MIG_PARTED_CONFIG_FILE") or None,
+        config_file=_config_file(options, given),
         layouts=_layouts(options, given),
         config_label=given.text(
             "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
@@ -358,6 +358,13 @@ def _output_format(options: Mapping[str, object], given: source.Source) -> Outpu
     if is_export and wanted not in (OutputFormat.JSON, OutputFormat.YAML):
         raise errors.UsageError(f"export writes json or yaml, not {wanted.value}")
     return wanted
+
+
+def _config_file(options: Mapping[str, object], given: source.Source) -> str | None:
+    # An unset shell variable must not quietly become the document that comes with the program.
+    if options.get("config_file") == "":
+        raise errors.UsageError("-f names no file; leave it out for the program's own layouts")
+    return given.text("config-file", variable="MIG_PARTED_CONFIG_FILE") or None
 
 
 def _layouts(options: Mapping[str, object], given: source.Source) -> tuple[str, ...]:

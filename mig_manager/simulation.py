@@ -15,8 +15,10 @@ def prepare(access: settings.GpuAccess) -> None:
     if path is None:
         return
     try:
-        if access.is_fresh:
-            path.unlink(missing_ok=True)
+        if access.is_fresh and path.exists():
+            # A mistyped path must not cost anybody a file that is not ours.
+            nvml.SharedState(path).read()
+            path.unlink()
         if access.simulate_spec:
             nvml.create(access.simulate_spec, path)
         elif not path.exists():
@@ -24,7 +26,7 @@ def prepare(access: settings.GpuAccess) -> None:
         nvml.SharedState(path).read()
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise errors.UsageError(
-            f"{path} holds no simulated GPUs; name another file, or begin anew with --fresh"
+            f"{path} holds no simulated GPUs; name another file, or remove this one"
         ) from error
     except OSError as error:
         raise errors.UsageError(

@@ -232,6 +232,13 @@ def test_a_fresh_simulation_forgets(shell: Shell, layouts: str) -> None:
     assert shell("assert", "one", "-f", layouts, "--fresh", *SPEC).status == 1
 
 
+def test_an_empty_file_name_is_not_taken_for_the_programs_own_layouts(shell: Shell) -> None:
+    answer = shell("apply", "all-1g.5gb", "-f", "", *SPEC)
+
+    assert answer.status == 2
+    assert "-f names no file" in answer.err
+
+
 def test_mixed_nodes_can_be_simulated(shell: Shell) -> None:
     answer = shell("status", "--simulate", "1xA100-SXM4-80GB+1xA30")
 
@@ -257,7 +264,9 @@ def test_a_simulation_that_is_not_there_is_not_made_up(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"options": 3}'])
-@pytest.mark.parametrize("options", [(), ("--simulate", "1xA30")])
+@pytest.mark.parametrize(
+    "options", [(), ("--simulate", "1xA30"), ("--simulate", "1xA30", "--fresh")]
+)
 def test_a_state_file_of_something_else_is_refused_and_kept(
     shell: Shell, tmp_path: pathlib.Path, content: bytes, options: tuple[str, ...]
 ) -> None:
