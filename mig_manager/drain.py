@@ -227,8 +227,8 @@ class Drain:
         ]
         by_force = ", and as long again by force" if self.forced else ""
         return errors.DrainError(
-            f"{len(waiting)} pods still hold what must go after {self._order.timeout_s:g} s"
-            f"{by_force}: " + ", ".join(said),
+            f"what must go is still held after {self._order.timeout_s:g} s{by_force} "
+            f"(pods: {len(waiting)}): " + ", ".join(said),
             pods=tuple(pod.key for pod in waiting),
         )
 

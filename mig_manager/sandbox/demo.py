@@ -78,7 +78,8 @@ def _show(
     stop = stage.cluster.listen(lines.hear)
     for kind, obj in stage.everything():
         lines.hear(kind, obj)
-    say(f"\nbefore\n{picture.draw_gpus(stage.gpus.observe(), style=style)}\n")
+    say(f"\nbefore\n{picture.draw_gpus(stage.gpus.observe(), style=style)}")
+    say("")
     lines.begin()
     lines.tell(
         "you", f"kubectl label node {stages.NODE_NAME} {cluster.CONFIG_LABEL}={layout} --overwrite"
@@ -86,7 +87,8 @@ def _show(
     checks = story.play(stage, layout, lambda text: lines.tell("you", text))
     lines.end()
     stop()
-    say(f"\nafter\n{picture.draw_gpus(stage.gpus.observe(), style=style)}\n")
+    say(f"\nafter\n{picture.draw_gpus(stage.gpus.observe(), style=style)}")
+    say("")
     for check in checks:
         mark, tone = ("✓", bar.Tone.GOOD) if check.holds else ("✗", bar.Tone.BAD)
         say(f"{style.paint(style.plain(mark), tone)} {style.plain(check.text)}")
