@@ -586,3 +586,50 @@ def test_requests_beyond_the_limit_are_held_back(server: Server, pauses: list[fl
         client.get("/version")
     client.close()
     assert pauses == [2.0, 4.0]
+
+
+@pytest.fixture
+def behind_a_proxy(
+    server: Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], api.KubeApi]]:
+    """Connect to a cluster that only a proxy knows the way to."""
+    config = tmp_path / "kubeconfig"
+    named = {"clusters": "cluster", "users": "user", "contexts": "context"}
+    inner: dict[str, dict[str, str]] = {
+        "clusters": {"server": "http://cluster.invalid:8080"},
+        "users": {},
+        "contexts": {"cluster": "c", "user": "c"},
+    }
+    document = {key: [{"name": "c", named[key]: inner[key]}] for key in named}
+    config.write_text(yaml.safe_dump({**document, "current-context": "c"}))
+    for name in ("HTTPS_PROXY", "https_proxy", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", server.url)
+    clients: list[api.KubeApi] = []
+
+    def connect() -> api.KubeApi:
+        clients.append(api.KubeApi.connect(kubeconfig=str(config), request_timeout_s=1.0))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def test_the_environments_proxy_is_used(
+    server: Server, behind_a_proxy: Callable[[], api.KubeApi]
+) -> None:
+    server.script = [answer({"major": "1"})]
+    assert behind_a_proxy().get("/version") == {"major": "1"}
+    assert server.seen[0][1] == "http://cluster.invalid:8080/version"
+
+
+def test_hosts_that_need_no_proxy_are_asked_directly(
+    server: Server,
+    behind_a_proxy: Callable[[], api.KubeApi],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "cluster.invalid")
+    with pytest.raises(errors.ClusterError):
+        behind_a_proxy().post("/version", {})
+    assert server.seen == []
