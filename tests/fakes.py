@@ -8,19 +8,6 @@ from mig_manager import errors, ports
 from mig_manager.core import clients, cluster, model, planner
 from mig_manager.core import policy as policies
 
-CALLS = (
-    "gpus.observe",
-    "gpus.execute",
-    "node.read",
-    "node.patch",
-    "workloads.list",
-    "workloads.evict",
-    "workloads.may_evict",
-    "workloads.delete",
-    "allocations.assigned",
-    "allocations.allocatable",
-)
-
 
 class FakeClock:
     """Time that passes only by waiting; each wait lets the node live a little."""

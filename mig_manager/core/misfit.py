@@ -1,10 +1,10 @@
 """Why a GPU cannot give what a layout wants, told so that the reader knows what to change."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.core import model, packing, placement
+from mig_manager.core import profile as profiles
 
 _ENGINES = (
     ("decoders", "decoder (NVDEC)"),
@@ -27,8 +27,8 @@ def unknown_profile(
         what = "the driver tells no profiles of this GPU"
     else:
         offered = [str(spec.profile) for spec in board.specs]
-        close = difflib.get_close_matches(str(profile.gpu_instance), offered, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        meant = profiles.suggest(profile, [spec.profile for spec in board.specs])
+        hint = f"did you mean {meant[0]}? " if meant else ""
         what = f"{hint}it offers {_join(offered)}"
     return errors.LayoutError(
         f"{gpu} has no profile {profile}: {what}", reason=errors.Reason.UNKNOWN_PROFILE
