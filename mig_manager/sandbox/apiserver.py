@@ -138,6 +138,10 @@ class ApiServer:
         """Forget all faults that still wait."""
         self._faults.clear()
 
+    def faults_waiting(self) -> int:
+        """Return how many of the faults have strikes left."""
+        return self._faults.waiting()
+
     def break_watches(self, how: faultbox.Break) -> None:
         """Let every watch that is open now end or fail; those begun later are well."""
         if self._loop is not None:

@@ -7,6 +7,7 @@ status tick. Several nodes of one cluster share one ``view.ClusterView`` and the
 import contextlib
 import logging
 import pathlib
+import queue
 import threading
 import time
 from typing import Self
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
 _JOIN_S = 10.0
+_NO_ANSWER = errors.Reason.API_UNAVAILABLE
 
 NodeOptions = nodeoptions.NodeOptions
 Strategy = nodeoptions.Strategy
@@ -68,6 +70,7 @@ class SandboxNode:
         self._exits = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._wake = threading.Event()
+        self._reboots: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
         """Register the node, deploy the device plugin, and start.
@@ -84,6 +87,22 @@ class SandboxNode:
 
     def __exit__(self, *_exc: object) -> None:
         self._exits.close()
+
+    def reboot(self) -> None:
+        """Reboot the machine; return when kubelet has looked at every pod again.
+
+        Whoever else runs on it, such as an agent, must have been ended before.
+
+        Raises:
+            NotReadyError: The API does not answer, so kubelet cannot.
+        """
+        is_up = threading.Event()
+        self._reboots.put(is_up)
+        self._wake.set()
+        if not is_up.wait(_JOIN_S):
+            raise errors.NotReadyError(
+                f"sandbox node {self.options.name} did not come back", reason=_NO_ANSWER
+            )
 
     def _start(self, undo: contextlib.ExitStack) -> None:
         cluster = self._shared_cluster or undo.enter_context(view.ClusterView(self._server))
@@ -158,10 +177,15 @@ class SandboxNode:
             scheduler.Scheduler(cluster),
         )
         tick_at = time.monotonic()
+        waiting: list[threading.Event] = []
         try:
             while not self._stopping.is_set():
                 self._wake.clear()
                 now = time.monotonic()
+                if not self._reboots.empty():
+                    waiting.append(self._reboots.get())
+                    self._switch_off_and_on(agent, now)
+                    tick_at = now
                 try:
                     if now >= tick_at:
                         agent.tick(now)
@@ -173,7 +197,14 @@ class SandboxNode:
                     _log.warning("sandbox node %s tries again: %s", self.options.name, error)
                     self._stopping.wait(_RETRY_S)
                 else:
+                    while waiting:
+                        waiting.pop().set()
                     due = min(tick_at, agent.due() or tick_at)
                     self._wake.wait(max(0.0, due - time.monotonic()))
         finally:
             agent.stop(time.monotonic())
+
+    def _switch_off_and_on(self, agent: kubelet.Kubelet, now: float) -> None:
+        agent.stop(now)
+        self.devices.lose_power(now)
+        self._gpus.reboot()

@@ -22,6 +22,7 @@ from mig_manager.sandbox.api import (
 Object = statuses.Object
 
 _HALF_A_LINE = b'{"type":"MODIFIED","object":{"kind":"No'
+_PROXY_PAGE = b"<html><body><h1>It works!</h1></body></html>\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,9 @@ class Application:
             await self._drop(exchange, faultbox.Break.RESET)
         elif fault.truncate:
             await self._truncate(exchange)
+        elif fault.garbles:
+            await exchange.begin()
+            await exchange.write(_PROXY_PAGE, is_last=True)
         elif fault.stall:
             await self._stall(exchange)
         else:

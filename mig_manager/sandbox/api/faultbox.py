@@ -30,16 +30,20 @@ class Break(enum.Enum):
 class Fault:
     """One failure to inject, and the requests that it strikes.
 
-    With none of ``status``, ``reset``, ``truncate`` and ``stall`` the request is merely delayed
-    by ``hang_s``.
+    With none of ``status``, ``reset``, ``truncate``, ``garbles`` and ``stall`` the request is
+    merely delayed by ``hang_s``.
     """
 
     method: str = ""
     """HTTP method; empty strikes any."""
     verb: str = ""
     """Kubernetes verb, such as ``watch``; empty strikes any."""
+    resource: str = ""
+    """Such as ``nodes`` or ``pods/eviction``; empty strikes any."""
     path: str = ""
     """Regular expression searched for in path and query; empty strikes any."""
+    token: str = ""
+    """Bearer token of the client to strike; empty strikes any."""
     skip: int = 0
     """Number of such requests that pass first."""
     times: int | None = 1
@@ -54,6 +58,8 @@ class Fault:
     """Reset the connection in place of an answer."""
     truncate: bool = False
     """Close the connection in the middle of the answer; of a watch, in its first line."""
+    garbles: bool = False
+    """Answer 200 with the page of a proxy in place of JSON; of a watch, as its first line."""
     stall: bool = False
     """Never answer; of a watch, send the headers and nothing else."""
     is_carried_out: bool = False
@@ -94,6 +100,14 @@ class FaultBox:
         with self._lock:
             self._faults.clear()
 
+    def waiting(self) -> int:
+        """Return how many faults have strikes left; one without end always has."""
+        with self._lock:
+            return sum(
+                fault.times is None or seen[0] < fault.skip + fault.times
+                for fault, seen in self._faults
+            )
+
     def take(self, asked: Asked, target: str) -> Fault | None:
         """Return the fault that strikes a request, and count it.
 
@@ -114,6 +128,8 @@ def _is_meant(fault: Fault, asked: Asked, target: str) -> bool:
     return (
         fault.method in ("", asked.method)
         and fault.verb in ("", asked.verb)
+        and fault.resource in ("", asked.resource)
+        and fault.token in ("", asked.token)
         and re.search(fault.path, target) is not None
     )
 

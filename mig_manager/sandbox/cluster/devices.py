@@ -77,6 +77,17 @@ class DeviceManager:
                     self._endpoints[resource], gone_since=now
                 )
 
+    def lose_power(self, now: float) -> None:
+        """Note that the machine went down: no plugin is connected, and nobody holds a device.
+
+        Kubelet's checkpoint remembers the names of resources, so the node goes on showing them.
+        """
+        with self._lock:
+            self._allocations.clear()
+            for resource, endpoint in self._endpoints.items():
+                if endpoint.gone_since is None:
+                    self._endpoints[resource] = dataclasses.replace(endpoint, gone_since=now)
+
     def admit(self, pod: Mapping[str, Any]) -> Allocation:
         """Give a pod its devices, once; a second call returns the same ones.
 

@@ -103,6 +103,10 @@ class Kubelet:
     def sync(self, now: float) -> None:
         """Do for every pod of the node what is due.
 
+        After ``stop`` this is kubelet's start on a machine that has booted: pods that ran are
+        admitted anew and started again. One with devices fails if no plugin has offered them by
+        then, as happens after a reboot (kubernetes/kubernetes#125579).
+
         Raises:
             ClusterError: The API refused or does not answer; the rest is done next time.
         """
@@ -143,6 +147,12 @@ class Kubelet:
             program=self._program_of(pod, allocation),
             due=now + self._opts.pod_start_s,
         )
+        had_run = objects.restart_count(pod)
+        if had_run is not None:
+            worker.restarts = had_run + 1
+            worker.status = manifests.waiting(
+                pod, reason="ContainerCreating", message="", restarts=worker.restarts
+            )
         self._workers[worker.uid] = worker
         return worker
 

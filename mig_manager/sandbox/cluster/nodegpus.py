@@ -63,6 +63,9 @@ class NodeGpus(Protocol):
             HardwareError: There is no such device.
         """
 
+    def reboot(self) -> None:
+        """Go through a reboot of the machine: no clients, no MIG devices."""
+
 
 class SimulatedGpus:
     """Implements ``NodeGpus`` over the state file of the simulated NVML.
@@ -91,6 +94,10 @@ class SimulatedGpus:
         except LookupError as error:
             raise errors.HardwareError(str(error), reason=errors.Reason.NVML_ERROR) from error
         return functools.partial(self._state.remove_client, client)
+
+    def reboot(self) -> None:
+        """Go through a reboot of the machine; MIG mode stays where it does on such a GPU."""
+        self._state.reboot()
 
 
 def _seen(board: identities.Board, gpu: states.GpuState) -> SeenGpu:

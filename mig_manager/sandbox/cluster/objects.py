@@ -74,6 +74,12 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
+def restart_count(pod: Mapping[str, Any]) -> int | None:
+    """Return how often a pod's containers have been started again; None: they never ran."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    return max((int(c["restartCount"]) for c in containers), default=None)
+
+
 def container_names(pod: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a pod's app containers."""
     return tuple(str(c["name"]) for c in pod["spec"]["containers"])

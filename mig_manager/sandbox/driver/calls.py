@@ -32,6 +32,14 @@ class Target:
     gpu: int
     instance: int = 0
     compute: int = 0
+    attachment: int = 0
+    """Of a whole GPU on a node where a handle does not outlive a reset."""
+
+
+def whole(node: states.NodeState, gpu: int) -> Target:
+    """Return the target of a GPU's handle, as it is attached now."""
+    attachment = node.gpus[gpu].attachments if node.options.reattaches else 0
+    return Target(kind=Kind.GPU, gpu=gpu, attachment=attachment)
 
 
 def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeInstance) -> Target:
@@ -39,10 +47,33 @@ def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeIn
     return Target(kind=Kind.MIG_DEVICE, gpu=gpu, instance=instance.serial, compute=compute.serial)
 
 
+class EventSet:
+    """The GPUs that one event set watches, and up to which change it has told of each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: dict[int, int] = {}
+
+    def watch(self, gpu: int, changes: int) -> None:
+        """Tell of a GPU's changes from now on; one that is watched already stays as it is."""
+        with self._lock:
+            self._told.setdefault(gpu, changes)
+
+    def take(self, node: states.NodeState) -> int | None:
+        """Return the index of a GPU with a change that was not told yet, and count it as told."""
+        with self._lock:
+            for gpu, told in self._told.items():
+                if told < node.gpus[gpu].changes:
+                    self._told[gpu] = told + 1
+                    return gpu
+        return None
+
+
 class Session:
     """One process's initialised library: how often, and the handles it has given out."""
 
     _FIRST = 0x7F00_0000_1000
+    _FIRST_EVENT_SET = 0x7E00_0000_1000
     _STEP = 0x40
 
     def __init__(self) -> None:
@@ -50,6 +81,9 @@ class Session:
         self._depth = 0
         self._targets: dict[int, Target] = {}
         self._handles: dict[Target, int] = {}
+        self._event_sets: dict[int, EventSet] = {}
+        self._next_event_set = self._FIRST_EVENT_SET
+        self._pause = threading.Event()
 
     @property
     def is_open(self) -> bool:
@@ -68,6 +102,40 @@ class Session:
             if self._depth == 0:
                 self._targets.clear()
                 self._handles.clear()
+                self._event_sets.clear()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass without a lock held, so that other calls go on."""
+        self._pause.wait(seconds)
+
+    def new_event_set(self) -> int:
+        """Return the handle of a new event set."""
+        with self._lock:
+            handle = self._next_event_set
+            self._next_event_set += self._STEP
+            self._event_sets[handle] = EventSet()
+            return handle
+
+    def event_set(self, argument: Any) -> EventSet:
+        """Return the event set that an argument stands for.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, there is none, or it was freed.
+        """
+        found = self._event_sets.get(memory.address(argument))
+        if found is None:
+            raise states.Refused(states.Code.INVALID_ARGUMENT)
+        return found
+
+    def free_event_set(self, argument: Any) -> None:
+        """Forget an event set.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, as ``event_set``.
+        """
+        self.event_set(argument)
+        with self._lock:
+            self._event_sets.pop(memory.address(argument), None)
 
     def handle(self, target: Target) -> int:
         """Return the handle for a target; the same each time."""
@@ -97,6 +165,8 @@ class View:
     session: Session
     node: states.NodeState
     boards: tuple[identities.Board, ...]
+    look: Callable[[], states.NodeState]
+    """Gives the node as it is at the time, for calls that take long."""
 
     def put_handle(self, reference: Any, target: Target) -> None:
         """Give the caller a handle.
@@ -175,7 +245,7 @@ class DeviceView(View):
     @property
     def whole(self) -> Target:
         """Its GPU as a target."""
-        return Target(kind=Kind.GPU, gpu=self.target.gpu)
+        return whole(self.node, self.target.gpu)
 
     def target_of(self, instance: states.GpuInstance) -> Target:
         """Return the target of a GPU instance of this GPU."""
@@ -206,7 +276,8 @@ class DeviceView(View):
         """
         match self.target.kind:
             case Kind.GPU:
-                pass
+                if self.target != self.whole:
+                    raise states.Refused(states.Code.INVALID_ARGUMENT)
             case Kind.GPU_INSTANCE:
                 _ = self.instance
             case Kind.MIG_DEVICE | Kind.COMPUTE_INSTANCE:

@@ -39,7 +39,10 @@ def _options(raw: Mapping[str, Any]) -> states.Options:
             **raw,
             "latency": states.Latency(**raw["latency"]),
             "swapped_gpus": tuple(raw["swapped_gpus"]),
+            "linked_gpus": tuple(tuple(each) for each in raw.get("linked_gpus", ())),
             "virtualization": states.Virtualization(raw["virtualization"]),
+            # A file from before events were simulated has no such knob.
+            "mig_events": states.MigEvents(raw.get("mig_events", states.MigEvents.ALWAYS)),
             "absent_functions": tuple(raw["absent_functions"]),
             "faults": tuple(states.Fault(**each) for each in raw["faults"]),
         }

@@ -11,9 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mig_manager.sandbox.driver import calls, instances, mig, queries, statefile, states
+from mig_manager.sandbox.driver import calls, events, instances, mig, queries, statefile, states
 
-_FUNCTIONS = {**queries.FUNCTIONS, **mig.FUNCTIONS, **instances.FUNCTIONS}
+_FUNCTIONS = {
+    **queries.FUNCTIONS,
+    **events.FUNCTIONS,
+    **mig.FUNCTIONS,
+    **instances.FUNCTIONS,
+}
 _LOG_SUFFIX = "calls"
 
 
@@ -127,8 +132,12 @@ class SimulatedLibrary:
     def _view(self, node: states.NodeState, target: calls.Target | None) -> calls.View:
         boards = statefile.boards_of(node)
         if target is None:
-            return calls.View(session=self._session, node=node, boards=boards)
-        view = calls.DeviceView(session=self._session, node=node, boards=boards, target=target)
+            return calls.View(
+                session=self._session, node=node, boards=boards, look=self.state.read
+            )
+        view = calls.DeviceView(
+            session=self._session, node=node, boards=boards, look=self.state.read, target=target
+        )
         view.check()
         return view
 

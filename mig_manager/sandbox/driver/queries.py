@@ -1,7 +1,6 @@
 """The C functions about the library, the node and its devices; none changes anything."""
 
 import ctypes
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,6 @@ _MIB = 2**20
 _CLIENT_MIB = 512
 _NO_INSTANCE = 0xFFFF_FFFF
 _CUDA_VERSION = 13000
-_EVENT_SET = 0x7E00_0000_1000
 
 _ARCHITECTURES: Mapping[str, int] = {
     "turing": pynvml.NVML_DEVICE_ARCH_TURING,
@@ -100,7 +98,7 @@ def _by_index(view: calls.View, index: Any, device: Any) -> None:
     wanted = memory.number(index)
     if not 0 <= wanted < len(view.boards):
         raise states.Refused(states.Code.INVALID_ARGUMENT)
-    view.put_handle(device, _whole(wanted))
+    view.put_handle(device, calls.whole(view.node, wanted))
 
 
 @_registry.system("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
@@ -109,7 +107,7 @@ def _by_pci_bus_id(view: calls.View, bus_id: Any, device: Any) -> None:
     wanted = memory.text(bus_id).upper().lstrip("0")
     for board in view.boards:
         if board.pci_address.lstrip("0") == wanted:
-            view.put_handle(device, _whole(board.index))
+            view.put_handle(device, calls.whole(view.node, board.index))
             return
     raise states.Refused(states.Code.NOT_FOUND)
 
@@ -119,7 +117,7 @@ def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
     wanted = memory.text(uuid)
     for board, gpu in zip(view.boards, view.node.gpus, strict=True):
         if board.uuid == wanted:
-            view.put_handle(device, _whole(board.index))
+            view.put_handle(device, calls.whole(view.node, board.index))
             return
         for instance, compute in transitions.mig_devices(gpu):
             if board.mig_uuid(instance, compute) == wanted:
@@ -143,10 +141,16 @@ def _uuid(view: calls.DeviceView, buffer: Any, length: Any) -> None:
     memory.put_text(buffer, length, uuid)
 
 
-@_registry.query("nvmlDeviceGetIndex", "nvmlDeviceGetMinorNumber", takes=_DEVICE)
+@_registry.query("nvmlDeviceGetIndex", takes=_DEVICE)
 def _index(view: calls.DeviceView, index: Any) -> None:
     _whole_only(view)
     memory.put(index, ctypes.c_uint, view.board.index)
+
+
+@_registry.query("nvmlDeviceGetMinorNumber", takes=_DEVICE)
+def _minor(view: calls.DeviceView, minor: Any) -> None:
+    _whole_only(view)
+    memory.put(minor, ctypes.c_uint, view.node.minor(view.board.index))
 
 
 @_registry.query("nvmlDeviceGetPciInfo_v3", takes=_GPU)
@@ -235,39 +239,9 @@ def _graphics_processes(_: calls.DeviceView, count: Any, __: Any) -> None:
     memory.put(count, ctypes.c_uint, 0)
 
 
-@_registry.query("nvmlDeviceGetSupportedEventTypes", takes=_DEVICE)
-def _event_types(_: calls.DeviceView, types: Any) -> None:
-    memory.put(types, ctypes.c_ulonglong, 0)
-
-
-@_registry.query("nvmlDeviceRegisterEvents", takes=_DEVICE)
-def _register_events(_: calls.DeviceView, *__: Any) -> None:
-    raise states.Refused(states.Code.NOT_SUPPORTED)
-
-
-@_registry.system("nvmlEventSetCreate")
-def _create_event_set(_: calls.View, event_set: Any) -> None:
-    memory.put_handle(event_set, _EVENT_SET)
-
-
-@_registry.system("nvmlEventSetFree")
-def _free_event_set(_: calls.View, __: Any) -> None:
-    pass
-
-
-@_registry.system("nvmlEventSetWait", "nvmlEventSetWait_v2")
-def _wait_for_events(_: calls.View, __: Any, ___: Any, timeout_ms: Any) -> None:
-    threading.Event().wait(memory.number(timeout_ms) / 1000)
-    raise states.Refused(states.Code.TIMEOUT)
-
-
 def error_text(code: Any) -> bytes:
     """Return what ``nvmlErrorString`` says of a code; it needs no session."""
     return _ERROR_TEXTS.get(memory.number(code), "Unknown Error").encode()
-
-
-def _whole(index: int) -> calls.Target:
-    return calls.Target(kind=calls.Kind.GPU, gpu=index)
 
 
 def _whole_only(view: calls.DeviceView) -> None:

@@ -15,11 +15,11 @@ import pathlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from mig_manager import errors
-from mig_manager.sandbox.driver import codec, identities, states, transitions
+from mig_manager.sandbox.driver import codec, identities, resets, states, transitions
 
 T = TypeVar("T")
 _FIRST_PID = 4001
@@ -219,19 +219,18 @@ class SharedState:
         """Reset one GPU as ``nvidia-smi --gpu-reset`` does.
 
         Returns:
-            SUCCESS, or IN_USE when a client holds the GPU; then nothing has changed.
+            SUCCESS, or why not, such as IN_USE; then nothing has changed.
         """
+        return self.reset_gpus([index]).code
 
-        def change(
-            node: states.NodeState,
-        ) -> tuple[states.NodeState, states.Code]:
-            if node.clients_of(self.boards[index].uuid):
-                return node, states.Code.IN_USE
-            after = node.with_gpu(index, transitions.reset(node.gpus[index]))
-            return after, states.Code.SUCCESS
-
-        with self.gpu_lock(index):
-            return self.update(change)
+    def reset_gpus(self, indices: Sequence[int]) -> resets.Answer:
+        """Reset GPUs as ``nvidia-smi --gpu-reset`` does in one command."""
+        with contextlib.ExitStack() as stack:
+            # Under one lock for all, there is nothing more to be held.
+            alone = self.read().options.serialise_all_gpus
+            for index in sorted(set(indices))[: 1 if alone else None]:
+                stack.enter_context(self.gpu_lock(index))
+            return self.update(lambda node: resets.attempt(node, self.boards, indices))
 
     def reboot(self) -> None:
         """Reboot the node: no clients, no instances, and MIG mode where it persists."""

@@ -58,6 +58,15 @@ class Virtualization(enum.Enum):
     """A vGPU guest: MIG cannot be configured at all."""
 
 
+class MigEvents(enum.Enum):
+    """When the driver tells of ``nvmlEventMigConfigChange``."""
+
+    ALWAYS = "always"
+    WHILE_ON = "while on"
+    """An old driver: only for GPUs whose MIG mode is on."""
+    NEVER = "never"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
     """A process that holds a GPU or an instance."""
@@ -144,8 +153,17 @@ class Options:
     permitted: bool = True
     """False: the caller is neither root nor has the ``mig/config`` capability."""
     virtualization: Virtualization = Virtualization.NONE
+    resets_itself: bool = True
+    """False: the driver cannot reset an Ampere GPU as part of a switch of MIG mode, as where
+    ``nvidia_drm`` is loaded (mig-parted#181); ``nvidia-smi --gpu-reset`` can."""
+    linked_gpus: tuple[tuple[int, ...], ...] = ()
+    """NVML indices of GPUs that are only reset together: NVLink without Fabric Manager."""
+    reattaches: bool = False
+    """Whether a reset and a switch of MIG mode detach the GPU: handles are void then, and its
+    minor number is another one. ``nvml.h`` reserves that right to the driver."""
     tells_profiles_while_mig_off: bool = True
     """False plays R535 and older (``NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE``)."""
+    mig_events: MigEvents = MigEvents.ALWAYS
     profile_enum_count: int = 18
     """``NVML_GPU_INSTANCE_PROFILE_COUNT`` of the driver; enums from here on are invalid."""
     absent_functions: tuple[str, ...] = ()
@@ -188,6 +206,10 @@ class GpuState:
     is_pending: bool = False
     """MIG mode after the next reset."""
     instances: tuple[GpuInstance, ...] = ()
+    attachments: int = 0
+    """How often it was reset or switched."""
+    changes: int = 0
+    """How often any of this has changed: two changes that undo each other are two events."""
 
     def replaced(self, old: GpuInstance, *new: GpuInstance) -> "GpuState":
         """Return the GPU with one instance exchanged for others, or for none."""
@@ -234,8 +256,15 @@ class NodeState:
 
     def with_gpu(self, index: int, gpu: GpuState) -> "NodeState":
         """Return the node with one GPU changed and a serial used up."""
-        gpus = (*self.gpus[:index], gpu, *self.gpus[index + 1 :])
+        counted = dataclasses.replace(gpu, changes=self.gpus[index].changes + 1)
+        gpus = (*self.gpus[:index], counted, *self.gpus[index + 1 :])
         return dataclasses.replace(self, gpus=gpus, next_serial=self.next_serial + 1)
+
+    def minor(self, index: int) -> int:
+        """Return the N of the ``/dev/nvidiaN`` of a GPU."""
+        if not self.options.reattaches:
+            return index
+        return index + len(self.gpus) * self.gpus[index].attachments
 
     def clients_of(self, gpu_uuid: str) -> tuple[Client, ...]:
         """Return the clients of one GPU and of its instances."""

@@ -56,17 +56,25 @@ def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
         return pending, states.Code.RESET_REQUIRED
     elif now.clients or now.gpu.instances:
         return pending, states.Code.IN_USE
+    elif not now.options.resets_itself:
+        return pending, states.Code.RESET_REQUIRED
     return reset(pending), states.Code.SUCCESS
 
 
 def reset(gpu: states.GpuState) -> states.GpuState:
     """Return the GPU after a reset: the pending mode in force and no instances."""
-    return states.GpuState(is_enabled=gpu.is_pending, is_pending=gpu.is_pending)
+    return dataclasses.replace(
+        gpu, is_enabled=gpu.is_pending, instances=(), attachments=gpu.attachments + 1
+    )
 
 
 def reboot(board: identities.Board, gpu: states.GpuState) -> states.GpuState:
-    """Return the GPU after a reboot: Ampere keeps its mode (InfoROM), newer GPUs lose it."""
-    return reset(gpu) if board.product.mode_persists else states.GpuState()
+    """Return the GPU after a reboot: Ampere keeps its mode (InfoROM), newer GPUs lose it.
+
+    A reset that is not part of a switch of mode takes it from them just so (MIG User Guide).
+    """
+    kept = gpu.is_pending and board.product.mode_persists
+    return reset(dataclasses.replace(gpu, is_pending=kept))
 
 
 def create_gpu_instance(
