@@ -8,10 +8,10 @@ import time
 class SystemClock:
     """Implements ``ports.Clock`` on the operating system's clocks."""
 
-    def now_iso(self) -> str:
-        """Return the wall-clock time as RFC 3339 in UTC, whole seconds."""
-        now = dt.datetime.now(tz=dt.UTC)
-        return now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    def now_iso(self, *, after_s: float = 0.0) -> str:
+        """Return the wall-clock time, now or later, as RFC 3339 in UTC, whole seconds."""
+        then = dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=after_s)
+        return then.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def monotonic(self) -> float:
         """Return seconds of the monotonic clock."""

@@ -7,21 +7,27 @@ the library nor a session, which could hold off a reset.
 """
 
 import contextlib
+import dataclasses
 import os
+import pathlib
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
 from mig_manager import errors, ports
-from mig_manager.adapters import gpu_protocol
+from mig_manager.adapters import (
+    gpu_postmortem,
+    gpu_process,
+    gpu_progress,
+    gpu_protocol,
+    gpu_tail,
+    procfs,
+)
 from mig_manager.core import model
 
-_STDERR_KEPT_BYTES = 16 * 1024
 _REAP_TIMEOUT_S = 2.0
 
 _log = structlog.get_logger()
@@ -33,6 +39,7 @@ def worker_command(
     driver_roots: Sequence[str] = (),
     simulate_state: str | None = None,
     in_use_timeout_s: float = 30.0,
+    proc_root: str | None = None,
 ) -> tuple[str, ...]:
     """Return the command line of ``mig_manager.gpu_worker``.
 
@@ -41,17 +48,42 @@ def worker_command(
         driver_roots: Where to look for the library when the loader does not find it.
         simulate_state: State file of a simulated node; None for real GPUs.
         in_use_timeout_s: How long a step is tried again while a GPU is in use.
+        proc_root: Where to look for processes that hold a GPU; None: ``/proc``, and nowhere on a
+            simulated node.
     """
-    # -P: a module in whatever folder we were started from must not stand in for a library's.
-    command = [sys.executable, "-P", "-m", "mig_manager.gpu_worker"]
-    command += ["--in-use-timeout-s", str(in_use_timeout_s)]
-    if library_path is not None:
-        command += ["--library-path", library_path]
-    for root in driver_roots:
-        command += ["--driver-root", root]
-    if simulate_state is not None:
-        command += ["--simulate-state", simulate_state]
-    return tuple(command)
+    command = gpu_process.command(
+        "mig_manager.gpu_worker",
+        library_path=library_path,
+        driver_roots=driver_roots,
+        simulate_state=simulate_state,
+    )
+    line = (*command, "--in-use-timeout-s", str(in_use_timeout_s))
+    return line if proc_root is None else (*line, "--proc-root", proc_root)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _LeftBehind:
+    """A worker that the kernel did not let go."""
+
+    process: subprocess.Popen[bytes]
+    doing: str
+    since_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """What is left of a worker."""
+
+    output: bytes | None
+    """What it answered; None when it took too long."""
+    status: int
+    """Its exit status; negative for a signal."""
+    is_left_behind: bool
+    """Whether the kernel did not let it go."""
+    pid: int
+    calls: tuple[gpu_progress.Call, ...]
+    ended_s: float
+    stderr: str
 
 
 class ChildGpus:
@@ -60,11 +92,13 @@ class ChildGpus:
     For one thread at a time.
 
     Args:
-        command: Starts a worker that reads one request and writes one answer.
+        command: Starts a worker that reads one request and writes one answer; it is told the
+            descriptor of its ``gpu_progress.Board`` as well.
         timeout_s: How long a call may take, start of the process included, before it is killed;
             well above the worker's own patience with GPUs in use.
         telemetry: Hears what each call found and what it took.
         monotonic: Seconds from some fixed point.
+        proc_root: Where to look for processes that hold a GPU on which the driver hangs.
     """
 
     def __init__(
@@ -74,19 +108,22 @@ class ChildGpus:
         timeout_s: float,
         telemetry: ports.Telemetry | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        proc_root: pathlib.Path = procfs.ROOT,
     ) -> None:
         self._command = tuple(command)
         self._timeout_s = timeout_s
         self._telemetry = telemetry or ports.Telemetry()
         self._monotonic = monotonic
-        self._unkillable: list[subprocess.Popen[bytes]] = []
+        self._proc_root = proc_root
+        self._left_behind: list[_LeftBehind] = []
 
     def observe(self) -> tuple[model.Gpu, ...]:
         """Return every GPU, ascending by index.
 
         Raises:
             HardwareError: What the worker was told by NVML; with NVML_TIMEOUT when it did not
-                answer in time, and with NVML_ERROR when it was killed by a signal.
+                answer in time, naming the calls that were under way and who has that GPU
+                open; with NVML_ERROR when it was killed by a signal.
         """
         match self._timed("observe", gpu_protocol.Observe()):
             case gpu_protocol.Observed(gpus=gpus):
@@ -120,111 +157,114 @@ class ChildGpus:
         return answer
 
     def _ask(self, request: gpu_protocol.Request) -> gpu_protocol.Answer:
-        # Those left behind become zombies once the kernel lets go of them.
-        self._unkillable = [process for process in self._unkillable if process.poll() is None]
-        tail = _Tail()
-        try:
-            output, status = self._exchange(gpu_protocol.encode(request), tail)
-        finally:
-            stderr = tail.close()
-        if stderr:
-            _log.warning("gpu_worker_stderr", stderr=stderr)
-        answer = gpu_protocol.decode_answer(output)
+        for stuck in self._stuck():
+            _log.warning(
+                "gpu_worker_still_stuck", pid=stuck.pid, doing=stuck.doing, seconds=stuck.seconds
+            )
+        ended = self._exchange(gpu_protocol.encode(request))
+        if ended.stderr:
+            _log.warning("gpu_worker_stderr", stderr=ended.stderr)
+        if ended.output is None:
+            raise self._timed_out(ended)
+        answer = gpu_protocol.decode_answer(ended.output)
         for each in answer.calls if answer else ():
             self._telemetry.nvml_called(each.function, each.count, each.seconds)
         # A complete answer counts, even if the vendor's library then crashes while unloading.
         match answer:
             case None:
-                raise _died(status, stderr)
+                raise gpu_postmortem.died(ended.calls, status=ended.status, stderr=ended.stderr)
             case gpu_protocol.Failed():
                 raise answer.to_error()
             case _:
                 return answer
 
-    def _exchange(self, request: bytes, tail: "_Tail") -> tuple[bytes, int]:
-        """Run the worker; return what it answered and its exit status, which leaves nothing."""
-        process = self._start(tail)
-        try:
-            output, _ = process.communicate(request, timeout=self._timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise errors.HardwareError(
-                f"the GPU worker gave no answer within {self._timeout_s:g} s and was killed",
-                reason=errors.Reason.NVML_TIMEOUT,
-            ) from error
-        finally:
-            self._end(process)
-        return output, process.returncode
-
-    def _start(self, tail: "_Tail") -> subprocess.Popen[bytes]:
-        try:
-            return subprocess.Popen(  # noqa: S603 - our own command line, without a shell
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=tail.writer,
-                # A group of its own, to be killed with whatever it starts.
-                start_new_session=True,
+    def _exchange(self, request: bytes) -> _Ended:
+        """Run the worker to its end; nothing of it is left but what the kernel keeps."""
+        with contextlib.ExitStack() as stack:
+            try:
+                board = stack.enter_context(contextlib.closing(gpu_progress.Board()))
+                tail = gpu_tail.Tail()
+                stack.callback(tail.close)
+                process = self._start(board, tail)
+            except (OSError, RuntimeError) as error:
+                raise errors.HardwareError(
+                    f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
+                ) from error
+            output = None
+            try:
+                output, _ = process.communicate(request, timeout=self._timeout_s)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                # The worker reads the same clock, which no argument can replace there.
+                ended_s = time.monotonic()
+                self._end(process, board)
+            return _Ended(
+                output=output,
+                status=-signal.SIGKILL if process.returncode is None else process.returncode,
+                is_left_behind=process.returncode is None,
+                pid=process.pid,
+                calls=board.calls(),
+                ended_s=ended_s,
+                stderr=tail.close(),
             )
-        except OSError as error:
-            raise errors.HardwareError(
-                f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
-            ) from error
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+    def _start(self, board: gpu_progress.Board, tail: gpu_tail.Tail) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - our own command line, without a shell
+            (*self._command, "--progress-fd", str(board.fd)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=tail.writer,
+            pass_fds=(board.fd,),
+            # A group of its own, to be killed with whatever it starts.
+            start_new_session=True,
+        )
+
+    def _end(self, process: subprocess.Popen[bytes], board: gpu_progress.Board) -> None:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             try:
                 process.wait(_REAP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                _log.error("gpu_worker_unkillable", pid=process.pid)
-                self._unkillable.append(process)
+                doing = gpu_postmortem.doing(board.calls())
+                _log.error("gpu_worker_unkillable", pid=process.pid, doing=doing)
+                self._left_behind.append(
+                    _LeftBehind(process=process, doing=doing, since_s=time.monotonic())
+                )
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
-
-class _Tail:
-    """Keeps the end of what a child writes to stderr, so that no flood of it fills the memory."""
-
-    def __init__(self) -> None:
-        self._reader, self.writer = os.pipe()
-        self._kept = bytearray()
-        self._thread = threading.Thread(target=self._drain, name="gpu-worker-stderr", daemon=True)
-        self._thread.start()
-
-    def close(self) -> str:
-        """Return what was kept, once the child has closed its end."""
-        os.close(self.writer)
-        self._thread.join(_REAP_TIMEOUT_S)
-        return bytes(self._kept).decode(errors="replace").strip()
-
-    def _drain(self) -> None:
-        with os.fdopen(self._reader, "rb", buffering=0) as stream:
-            while chunk := stream.read(_STDERR_KEPT_BYTES):
-                self._kept += chunk
-                del self._kept[:-_STDERR_KEPT_BYTES]
-
-
-def _died(status: int, stderr: str) -> errors.HardwareError:
-    said = f"; it last wrote: {stderr.splitlines()[-1]}" if stderr else ""
-    if status < 0:
-        return errors.HardwareError(
-            f"the GPU worker was killed by {_signal_name(-status)}{said}",
-            reason=errors.Reason.NVML_ERROR,
+    def _stuck(self, *, but: int | None = None) -> tuple[gpu_postmortem.Stuck, ...]:
+        """Return the workers left behind; the others became zombies, and are reaped."""
+        self._left_behind = [each for each in self._left_behind if each.process.poll() is None]
+        return tuple(
+            gpu_postmortem.Stuck(
+                pid=each.process.pid,
+                doing=each.doing,
+                seconds=round(time.monotonic() - each.since_s, 3),
+            )
+            for each in self._left_behind
+            if each.process.pid != but
         )
-    return errors.HardwareError(
-        f"the GPU worker ended with status {status} and no answer{said}",
-        reason=errors.Reason.INTERNAL,
-    )
 
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    def _timed_out(self, ended: _Ended) -> errors.HardwareError:
+        hung = next((call for call in ended.calls if call.is_under_way), None)
+        holders: tuple[procfs.Holder, ...] = ()
+        if hung is not None and hung.minor is not None:
+            # Nothing that the driver serves, such as the capabilities, may be read now.
+            found = procfs.holders(self._proc_root, but=(os.getpid(),))
+            holders = procfs.of_gpu(found, hung.minor)
+        return gpu_postmortem.timed_out(
+            ended.calls,
+            now_s=ended.ended_s,
+            timeout_s=self._timeout_s,
+            left_behind=ended.pid if ended.is_left_behind else None,
+            holders=holders,
+            stuck=self._stuck(but=ended.pid),
+        )
 
 
 def _unexpected(answer: object) -> errors.HardwareError:

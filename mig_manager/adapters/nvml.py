@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ class NvmlGpus:
         in_use_timeout_s: How long, for each GPU and from the first IN_USE on, a step is tried
             again while somebody holds the GPU or the instance.
         clock: For that wait.
+        proc_root: Where to look for processes that hold a GPU; None: NVML's lists have to do.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class NvmlGpus:
         library_path: str | None = None,
         in_use_timeout_s: float = 30.0,
         clock: ports.Clock,
+        proc_root: pathlib.Path | None = None,
     ) -> None:
         self._library_path = library_path
+        self._proc_root = proc_root
         self._in_use_timeout_s = in_use_timeout_s
         self._clock = clock
 
@@ -51,7 +55,8 @@ class NvmlGpus:
         """
         with nvml_session.opened(self._library_path):
             count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
-            return tuple(_each([functools.partial(nvml_observe.gpu, i) for i in range(count)]))
+            observe = functools.partial(nvml_observe.gpu, tells_minor=self._proc_root is not None)
+            return tuple(_each([functools.partial(observe, i) for i in range(count)]))
 
     def execute(self, plan: model.Plan) -> None:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
@@ -64,7 +69,7 @@ class NvmlGpus:
 
     def _run(self, plan: model.GpuPlan) -> None:
         patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)
-        nvml_execute.run(plan, patience.run)
+        nvml_execute.run(plan, patience.run, proc_root=self._proc_root)
 
 
 class _Patience:

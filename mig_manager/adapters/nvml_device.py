@@ -7,6 +7,7 @@ from typing import Any
 
 import pynvml
 
+from mig_manager import errors
 from mig_manager.adapters import nvml_errors, nvml_profiles
 from mig_manager.core import model
 
@@ -16,6 +17,14 @@ _MIN_LISTED = 16
 """Least room for a list of instances. NVML writes without asking how much room there is, and the
 ``instanceCount`` it promises not to exceed is known to be too small on A30; no GPU has more than
 8 GPU instances (GPUMGR_MAX_GPU_INSTANCES in NVIDIA's open kernel modules)."""
+
+_VIRTUALIZATIONS = {
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE: model.Virtualization.NONE,
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH: model.Virtualization.PASSTHROUGH,
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU: model.Virtualization.VGPU,
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU: model.Virtualization.HOST,
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VSGA: model.Virtualization.HOST,
+}
 
 _NONE_THERE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 
@@ -51,6 +60,24 @@ class Device:
         self._memory_bytes: int | None = None
         self._profiles: tuple[model.GpuInstanceProfile, ...] | None = None
         self._compute_profiles: dict[int, tuple[nvml_profiles.ComputeProfile, ...]] = {}
+
+    def minor(self) -> int | None:
+        """Return the N of its ``/dev/nvidiaN``; None when NVML does not tell, which is no harm."""
+        try:
+            return int(nvml_errors.call(pynvml.nvmlDeviceGetMinorNumber, self.handle))
+        except errors.HardwareError:
+            return None
+
+    def virtualization(self) -> model.Virtualization:
+        """Return how this machine has the GPU; NONE where the driver does not know the question.
+
+        Raises:
+            HardwareError: NVML refused or failed.
+        """
+        mode = nvml_errors.call_unless(
+            nvml_errors.UNTOLD, pynvml.nvmlDeviceGetVirtualizationMode, self.handle
+        )
+        return _VIRTUALIZATIONS.get(mode, model.Virtualization.NONE)
 
     def mig_mode(self) -> tuple[model.MigMode, model.MigMode] | None:
         """Return the current and the pending MIG mode; None when the GPU has no MIG.

@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_meter
+from mig_manager.adapters import gpu_progress, nvml_meter
 
 REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_UNINITIALIZED: errors.Reason.DRIVER_NOT_LOADED,
@@ -91,6 +91,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
         HardwareError: NVML answered anything but success; with operation and code, without GPU.
     """
     since = time.monotonic()
+    gpu_progress.PROGRESS.began(function.__name__, since)
     try:
         return function(*args)
     except pynvml.NVMLError as error:
@@ -104,6 +105,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
         # The binding takes every text for UTF-8; the path of a process need not be.
         raise from_code(pynvml.NVML_ERROR_UNKNOWN, operation=function.__name__) from error
     finally:
+        gpu_progress.PROGRESS.ended()
         nvml_meter.METER.add(function.__name__, time.monotonic() - since)
 
 

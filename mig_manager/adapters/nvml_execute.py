@@ -2,13 +2,21 @@
 
 import ctypes
 import functools
+import pathlib
 import typing
 from collections.abc import Callable
 
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_device, nvml_errors, nvml_holders, nvml_profiles
+from mig_manager.adapters import (
+    gpu_progress,
+    nvml_device,
+    nvml_errors,
+    nvml_holders,
+    nvml_mode,
+    nvml_profiles,
+)
 from mig_manager.core import model
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
@@ -16,34 +24,31 @@ _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 _CANNOT_PLACE = nvml_errors.UNTOLD
 """Answers to a creation at a placement by a driver that can only choose the place itself."""
 
-_MODES = {
-    model.MigMode.DISABLED: pynvml.NVML_DEVICE_MIG_DISABLE,
-    model.MigMode.ENABLED: pynvml.NVML_DEVICE_MIG_ENABLE,
-}
-
 Patience = Callable[[Callable[[], None]], None]
 """Runs an action, and runs it again for a bounded time while it fails with IN_USE."""
 
 
-def run(plan: model.GpuPlan, patience: Patience) -> None:
+def run(plan: model.GpuPlan, patience: Patience, *, proc_root: pathlib.Path | None = None) -> None:
     """Run the steps of one GPU within an open session; stop at the first that fails.
 
     Args:
         plan: The steps, which may have run before, in part or in whole.
         patience: How IN_USE is tried again.
+        proc_root: Where to look for processes that hold the GPU; None: NVML's lists have to do.
 
     Raises:
         HardwareError: A step failed; with the GPU, the step, the NVML function and its answer,
-            and for IN_USE the processes that NVML knows to hold the GPU or the instance.
+            and for IN_USE the processes that are known to hold the GPU or the instance.
     """
     name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
-    executor = _Executor(plan.gpu_uuid)
-    for step in plan.steps:
-        try:
-            patience(functools.partial(executor.perform, step))
-        except errors.HardwareError as error:
-            told = executor.with_holders(step, error)
-            raise nvml_errors.about(name, told, doing=f"cannot {describe(step)}") from error
+    executor = _Executor(plan, proc_root)
+    with gpu_progress.PROGRESS.about(plan.gpu_index):
+        for step in plan.steps:
+            try:
+                patience(functools.partial(executor.perform, step))
+            except errors.HardwareError as error:
+                told = executor.with_holders(step, error)
+                raise nvml_errors.about(name, told, doing=f"cannot {describe(step)}") from error
 
 
 def describe(step: model.Step) -> str:
@@ -74,8 +79,10 @@ def describe(step: model.Step) -> str:
 class _Executor:
     """Performs steps on one GPU; finds the GPU anew after each switch of MIG mode."""
 
-    def __init__(self, gpu_uuid: str) -> None:
-        self._gpu_uuid = gpu_uuid
+    def __init__(self, plan: model.GpuPlan, proc_root: pathlib.Path | None) -> None:
+        self._gpu_index = plan.gpu_index
+        self._gpu_uuid = plan.gpu_uuid
+        self._proc_root = proc_root
         self._device: nvml_device.Device | None = None
 
     def perform(self, step: model.Step) -> None:
@@ -105,15 +112,22 @@ class _Executor:
             case _:
                 instance_id = None
         try:
-            return nvml_holders.named(error, self._open().handle, gpu_instance_id=instance_id)
+            return nvml_holders.named(
+                error, self._open(), gpu_instance_id=instance_id, proc_root=self._proc_root
+            )
         except errors.HardwareError:
             return error
 
     def _open(self) -> nvml_device.Device:
         if self._device is None:
+            gpu_progress.PROGRESS.names(self._gpu_index, self._gpu_uuid)
             self._device = nvml_device.Device(
                 nvml_errors.call(pynvml.nvmlDeviceGetHandleByUUID, self._gpu_uuid)
             )
+            if self._proc_root is not None:
+                # Anew each time, because a switch of MIG mode may change it (nvml.h).
+                minor = self._device.minor()
+                gpu_progress.PROGRESS.names(self._gpu_index, self._gpu_uuid, minor)
         return self._device
 
     def _destroy_compute_instance(self, step: model.DestroyComputeInstance) -> None:
@@ -162,23 +176,15 @@ class _Executor:
 
     def _set_mode(self, step: model.SetMode) -> None:
         device = self._open()
-        wanted = (step.mode, step.mode)
-        if device.mig_mode() == wanted:
+        if nvml_mode.is_in_force(device, step.mode):
             return
-        activation = nvml_errors.call(
-            pynvml.nvmlDeviceSetMigMode, device.handle, _MODES[step.mode]
-        )
-        # A switch may detach the GPU and attach it again, which can change its handle (nvml.h).
-        self._device = None
-        # NVML succeeds even when the mode stays pending, and says so only in this second value.
-        if activation != pynvml.NVML_SUCCESS:
-            raise nvml_errors.from_code(activation, operation="nvmlDeviceSetMigMode")
-        if self._open().mig_mode() != wanted:
-            raise errors.HardwareError(
-                "nvmlDeviceSetMigMode reported success, yet the mode waits for a reset",
-                reason=errors.Reason.RESET_REQUIRED,
-                operation="nvmlDeviceSetMigMode",
-            )
+        try:
+            activation = nvml_mode.ask_for(device, step.mode)
+        finally:
+            # A switch may detach the GPU and attach it again, which can change its handle
+            # (nvml.h); one that failed may have got as far as that.
+            self._device = None
+        nvml_mode.require(self._open(), step.mode, activation)
 
     def _create_gpu_instance(self, step: model.CreateGpuInstance) -> None:
         device = self._open()

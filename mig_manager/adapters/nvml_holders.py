@@ -1,36 +1,50 @@
-"""Who holds a GPU, as far as NVML knows: for the message of an IN_USE error."""
+"""Who holds a GPU, as far as can be told: for the message of an IN_USE error."""
+
+import os
+import pathlib
 
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_device, nvml_errors
-
-_MAX_NAMED = 8
+from mig_manager.adapters import nvml_device, nvml_errors, procfs
 
 _NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that holds the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
 
 
 def named(
-    error: errors.HardwareError, gpu: nvml_device.Handle, *, gpu_instance_id: int | None
+    error: errors.HardwareError,
+    gpu: nvml_device.Device,
+    *,
+    gpu_instance_id: int | None,
+    proc_root: pathlib.Path | None = None,
 ) -> errors.HardwareError:
-    """Return the error with the holders in its message; what NVML does not tell is left out.
+    """Return the error with the holders in its message; what cannot be told is left out.
 
     Args:
         error: With reason IN_USE.
-        gpu: Handle of the whole GPU.
+        gpu: The whole GPU.
         gpu_instance_id: Only holders of this GPU instance, or of the GPU itself; None for all.
+        proc_root: Where to look for holders that NVML does not list; None: nowhere.
     """
-    holders = _holders(gpu, gpu_instance_id)
-    if holders:
-        shown = ", ".join(holders[:_MAX_NAMED])
-        more = len(holders) - _MAX_NAMED
-        who = f"held by {shown} and {more} more" if more > 0 else f"held by {shown}"
+    listed = _listed(gpu.handle, gpu_instance_id)
+    seen = _seen(gpu, gpu_instance_id, proc_root)
+    homes = {holder.pid: holder.home for holder in seen}
+    others = [holder for holder in seen if holder.pid not in listed]
+    if listed:
+        who = [_describe(pid, listed[pid], homes.get(pid, "")) for pid in sorted(listed)]
+        told = f"held by {procfs.listed(who)}"
+    elif others:
+        told = "NVML names no process that holds it"
     else:
         # NVML lists processes with a context; a monitor such as DCGM holds on without one.
-        who = "NVML names no process that holds it; a monitor may"
+        told = "NVML names no process that holds it; a monitor may"
+    if others:
+        told += (
+            f"; open in {procfs.named(others)}, and maybe in others that cannot be seen from here"
+        )
     return errors.HardwareError(
-        f"{error.message}; {who}",
+        f"{error.message}; {told}",
         reason=error.reason,
         operation=error.operation,
         gpu=error.gpu,
@@ -38,8 +52,9 @@ def named(
     )
 
 
-def _holders(gpu: nvml_device.Handle, gpu_instance_id: int | None) -> list[str]:
-    processes: dict[int, str] = {}
+def _listed(gpu: nvml_device.Handle, gpu_instance_id: int | None) -> dict[int, int | None]:
+    """Return the GPU instance, if any, of each process that NVML lists, by pid."""
+    processes: dict[int, int | None] = {}
     for function in (
         pynvml.nvmlDeviceGetComputeRunningProcesses,
         pynvml.nvmlDeviceGetGraphicsRunningProcesses,
@@ -50,11 +65,26 @@ def _holders(gpu: nvml_device.Handle, gpu_instance_id: int | None) -> list[str]:
             continue
         for process in running:
             if gpu_instance_id is None or process.gpuInstanceId in (gpu_instance_id, _NO_INSTANCE):
-                processes[process.pid] = _describe(process.pid, process.gpuInstanceId)
-    return [processes[pid] for pid in sorted(processes)]
+                processes[process.pid] = process.gpuInstanceId
+    return processes
 
 
-def _describe(pid: int, gpu_instance_id: int) -> str:
+def _seen(
+    gpu: nvml_device.Device, gpu_instance_id: int | None, proc_root: pathlib.Path | None
+) -> tuple[procfs.Holder, ...]:
+    """Return who has the device nodes open, our agent and its children apart."""
+    minor = None if proc_root is None else gpu.minor()
+    if proc_root is None or minor is None:
+        return ()
+    # Of our family: the agent, which started us, and all that it has started.
+    found = procfs.holders(proc_root, but=(os.getpid(), os.getppid()))
+    caps = procfs.capabilities(proc_root, minor)
+    if gpu_instance_id is None:
+        return procfs.of_gpu(found, minor, caps=caps)
+    return procfs.of_gpu_instance(found, minor, caps=caps, gpu_instance_id=gpu_instance_id)
+
+
+def _describe(pid: int, gpu_instance_id: int | None, home: str) -> str:
     try:
         path: str = nvml_errors.call(pynvml.nvmlSystemGetProcessName, pid)
     except errors.HardwareError:
@@ -64,4 +94,4 @@ def _describe(pid: int, gpu_instance_id: int) -> str:
     where = (
         "" if gpu_instance_id in (None, _NO_INSTANCE) else f" in GPU instance {gpu_instance_id}"
     )
-    return f"{name} (pid {pid}{where})"
+    return f"{name} (pid {pid}{where}{f', {home}' if home else ''})"

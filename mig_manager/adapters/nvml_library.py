@@ -9,6 +9,8 @@ import ctypes
 import pathlib
 from collections.abc import Callable, Iterable
 
+from mig_manager.adapters import gpu_progress
+
 _NAME = "libnvidia-ml.so.1"
 _FOLDERS = (
     "usr/lib64",
@@ -43,7 +45,8 @@ def find(roots: Iterable[str], *, is_known: Callable[[], bool] | None = None) ->
 
 def _is_loadable() -> bool:
     try:
-        ctypes.CDLL(_NAME)
+        with gpu_progress.PROGRESS.calling("dlopen"):
+            ctypes.CDLL(_NAME)
     except OSError:
         return False
     return True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_device, nvml_errors
+from mig_manager.adapters import gpu_progress, nvml_device, nvml_errors
 from mig_manager.core import model
 
 _ARCHITECTURES = {
@@ -19,21 +19,27 @@ _EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID
 """No MIG device at this index: NOT_FOUND in nvml.h, and some drivers say INVALID_ARGUMENT."""
 
 
-def gpu(index: int) -> model.Gpu:
+def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu:
     """Observe one GPU within an open session.
 
     Args:
         index: NVML index, below ``nvmlDeviceGetCount``.
+        tells_minor: Whether the agent is to know the GPU's device node, should we hang.
 
     Raises:
         HardwareError: NVML refused or failed.
     """
     name = f"GPU {index}"
     try:
-        handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
-        uuid: str = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
-        name = f"GPU {index} ({uuid})"
-        return _observe(index, uuid, nvml_device.Device(handle))
+        with gpu_progress.PROGRESS.about(index):
+            handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+            uuid: str = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+            name = f"GPU {index} ({uuid})"
+            gpu_progress.PROGRESS.names(index, uuid)
+            device = nvml_device.Device(handle)
+            if tells_minor:
+                gpu_progress.PROGRESS.names(index, uuid, device.minor())
+            return _observe(index, uuid, device)
     except errors.HardwareError as error:
         raise nvml_errors.about(name, error) from error
 
@@ -57,6 +63,7 @@ def _observe(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
         mode_change_needs_reset=current is not None and _needs_reset(device, architecture),
         profiles=() if current is None else _profiles(device, current),
         gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
+        virtualization=device.virtualization(),
     )
 
 

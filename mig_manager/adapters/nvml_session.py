@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_errors
+from mig_manager.adapters import gpu_progress, nvml_errors
 
 
 @contextlib.contextmanager
@@ -40,7 +40,8 @@ def _load(path: str) -> None:
     if getattr(pynvml.nvmlLib, "_name", None) == path:
         return
     try:
-        library = ctypes.CDLL(path)
+        with gpu_progress.PROGRESS.calling("dlopen"):
+            library = ctypes.CDLL(path)
     except OSError as error:
         raise errors.HardwareError(
             f"the NVML library cannot be loaded: {error}",

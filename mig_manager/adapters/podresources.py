@@ -98,9 +98,13 @@ class PodResources:
         except grpc.RpcError as err:
             detail = f"{method}: {err.code().name}: {err.details()}"
             raise self._unavailable(detail) from err
+        except ValueError as err:
+            raise self._unavailable(f"{method}: the answer makes no sense: {err}") from err
 
     def _call(self, method: str, request: Any, answer: Any) -> Any:
         import grpc  # noqa: PLC0415
+
+        from mig_manager.adapters import podresources_messages as messages  # noqa: PLC0415
 
         options = (
             ("grpc.max_receive_message_length", _LARGEST_ANSWER),
@@ -110,12 +114,11 @@ class PodResources:
         )
         target = f"unix:{urllib.parse.quote(str(self._path.absolute()))}"
         with grpc.insecure_channel(target, options=options) as channel:
-            call = channel.unary_unary(
-                method,
-                request_serializer=type(request).SerializeToString,
-                response_deserializer=answer.FromString,
+            # Read here and not by gRPC, which writes a traceback about bytes that are no message.
+            call: Any = channel.unary_unary(
+                method, request_serializer=type(request).SerializeToString
             )
-            return call(request, timeout=self._timeout_s)
+            return messages.read(answer, call(request, timeout=self._timeout_s))
 
     def _check_socket(self) -> None:
         try:

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import message as protobuf
 
 SERVICE = "v1.PodResourcesLister"
 LIST = f"/{SERVICE}/List"
@@ -112,3 +113,15 @@ ContainerDevices = _message("ContainerDevices")
 DynamicResource = _message("DynamicResource")
 ClaimResource = _message("ClaimResource")
 CDIDevice = _message("CDIDevice")
+
+
+def read(kind: Any, data: bytes) -> Any:
+    """Return the message of a kind that bytes stand for.
+
+    Raises:
+        ValueError: They stand for none.
+    """
+    try:
+        return kind.FromString(data)
+    except protobuf.DecodeError as err:
+        raise ValueError(str(err)) from err

@@ -11,6 +11,8 @@ from mig_manager.core import cluster
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
 _LARGEST = 2**63 - 1
+_TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
+"""What Go takes for true (``strconv.ParseBool``)."""
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _SUFFIXES = {
     **{
@@ -68,3 +70,9 @@ def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:
 def strings(mapping: Mapping[str, Any] | None) -> dict[str, str]:
     """Return labels, annotations or a selector; what is absent is empty."""
     return {str(key): str(value) for key, value in (mapping or {}).items()}
+
+
+def switches(text: str) -> dict[str, bool]:
+    """Return what ``Name=true,Other=false`` says, which is how Kubernetes writes feature gates."""
+    pairs = (pair.partition("=") for pair in text.split(","))
+    return {name.strip(): value.strip() in _TRUE for name, equals, value in pairs if equals}

@@ -25,7 +25,6 @@ _log = structlog.get_logger()
 
 _NODES = "/api/v1/nodes"
 _STOP_S = 1.0
-_IDLE_MARGIN_S = 30.0
 _SPREAD = 0.2
 """Part of the watch's length that is random, lest all nodes of a cluster renew together."""
 
@@ -40,6 +39,8 @@ class Pace:
     """A watch that ends earlier counts as a failure, or it would be renewed without a pause."""
     first_wait_s: float = 0.5
     longest_wait_s: float = 30.0
+    idle_margin_s: float = 30.0
+    """How long after the end that was asked for a silent watch counts as dead."""
 
     def wait_s(self, failures: int, chance: float) -> float:
         """Return the pause after some failures in a row, the later half of it left to chance."""
@@ -130,7 +131,7 @@ class NodeWatch:
             _NODES,
             query={**self._selector, "resourceVersion": self._version},
             timeout_s=watch_s,
-            idle_timeout_s=watch_s + _IDLE_MARGIN_S,
+            idle_timeout_s=watch_s + self._pace.idle_margin_s,
         )
         self._contact = self._watching_since = self._monotonic()
         with opened:

@@ -145,6 +145,8 @@ def _pod(item: Mapping[str, Any]) -> cluster.Pod:
         grace_s=_grace_s(spec),
         has_claims=bool(spec.get("resourceClaims")),
         may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
+        images=tuple(str(container.get("image") or "") for container in spec["containers"]),
+        feature_gates=_feature_gates(spec),
     )
 
 
@@ -158,6 +160,15 @@ def _has_gpu_init(spec: Mapping[str, Any]) -> bool:
         container.get("restartPolicy") != "Always" and _container_resources(container)
         for container in spec.get("initContainers") or ()
     )
+
+
+def _feature_gates(spec: Mapping[str, Any]) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    for container in spec["containers"]:
+        for variable in container.get("env") or ():
+            if variable.get("name") == "FEATURE_GATES":
+                found |= fields.switches(str(variable.get("value") or ""))
+    return found
 
 
 def _owner_kind(metadata: Mapping[str, Any]) -> str | None:
