@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import mig_manager
-from mig_manager import errors, peer
+from mig_manager import agentarguments, doctorarguments, errors
 
 _DESCRIPTION = """\
 Partition NVIDIA GPUs with MIG: change only what differs, and say why when it cannot be done.
@@ -26,9 +26,11 @@ COMMANDS: Mapping[str, str] = {
     "status": "show the GPUs and their MIG instances",
     "plan": "show what 'apply' would change, and change nothing",
     "apply": "bring a layout into force",
+    "boot": "bring back the layout last proven in force, after a reboot",
     "assert": "tell by the exit status whether a layout is in force",
     "export": "write the GPUs' state as a config document",
     "validate": "check that layouts fit GPUs, here or by product name",
+    "doctor": "check this node and say what to fix",
     "agent": "serve this Kubernetes node",
     "demo": "show the whole story on a simulated node",
     "version": "print the version",
@@ -102,7 +104,7 @@ def build() -> argparse.ArgumentParser:
 
 def _define_status(parser: argparse.ArgumentParser) -> None:
     _add_gpu_access(parser)
-    _add_output(parser, "text|wide|json|yaml", "text; wide adds ids and MIG UUIDs")
+    _add_output(parser, "text|wide|json|yaml", "text; wide adds ids, UUIDs and who holds the GPUs")
 
 
 def _define_plan(parser: argparse.ArgumentParser) -> None:
@@ -130,13 +132,58 @@ def _define_apply(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-k", "--hooks-file", metavar="FILE", help="not supported yet [MIG_PARTED_HOOKS_FILE]"
     )
+    _add_change(parser)
+    _add_gpu_access(parser)
+    _add_output(parser, "text|json|yaml", "text")
+
+
+def _define_boot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-c",
+        "--selected-config",
+        metavar="LAYOUT",
+        help="layout to apply where none is kept (default: none) [MIG_PARTED_SELECTED_CONFIG]",
+    )
+    _add_config_file(parser)
+    parser.add_argument(
+        "--driver-timeout-s",
+        metavar="S",
+        help="how long to wait for the driver to be loaded (default: 120)",
+    )
+    _add_change(parser)
+    _add_gpu_access(parser)
+    _add_output(parser, "text|json|yaml", "text")
+
+
+def _add_change(parser: argparse.ArgumentParser) -> None:
+    """Add what every change of the GPUs at a shell needs."""
     parser.add_argument(
         "--in-use-timeout-s",
         metavar="S",
         help="how long what is in use is tried again (default: 30)",
     )
-    _add_gpu_access(parser)
-    _add_output(parser, "text|json|yaml", "text")
+    parser.add_argument(
+        "--lock-timeout-s",
+        metavar="S",
+        help="how long to wait while another manager is at work; 0: not at all (default: 30)",
+    )
+    parser.add_argument(
+        "--lock-file",
+        metavar="FILE",
+        help="keeps two managers from changing one node's GPUs (default: /run/mig-manager/lock)",
+    )
+    parser.add_argument(
+        "--journal-file",
+        metavar="FILE",
+        help="what the GPUs had is kept here during a change, for an 'apply' after one that was "
+        "killed (default: /var/lib/mig-manager/journal.json)",
+    )
+    parser.add_argument(
+        "--proven-file",
+        metavar="FILE",
+        help="the layout last proven in force is kept here, for 'boot' "
+        "(default: /var/lib/mig-manager/proven.json)",
+    )
 
 
 def _define_assert(parser: argparse.ArgumentParser) -> None:
@@ -180,87 +227,16 @@ def _define_validate(parser: argparse.ArgumentParser) -> None:
     _add_output(parser, "text|json|yaml", "text")
 
 
+def _define_doctor(parser: argparse.ArgumentParser) -> None:
+    doctorarguments.add_own(parser)
+    _add_gpu_access(parser, has_timeout=False)
+    _add_output(parser, "text|json|yaml", "text")
+
+
 def _define_agent(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
-    ours = parser.add_argument_group("options")
-    for flags, metavar, text in _AGENT_OPTIONS:
-        ours.add_argument(*flags, metavar=metavar, help=text)
-    ours.add_argument(
-        "--force-drain",
-        action="store_true",
-        default=None,
-        help="delete pods that are still there at the drain's deadline, whatever their "
-        "PodDisruptionBudgets say",
-    )
-    ours.add_argument(
-        "--advertise-simulated",
-        action="store_true",
-        default=None,
-        help="with --simulate: have the node offer the simulated GPUs to the scheduler, as a "
-        "device plugin would",
-    )
+    agentarguments.add_own(parser)
     _add_gpu_access(parser)
-    peers = parser.add_argument_group(
-        "options of NVIDIA's agent",
-        "accepted, so that its manifests keep working; without effect unless one is told",
-    )
-    for option in peer.OPTIONS:
-        flags = [f"--{option.name}"] + ([f"-{option.short}"] if option.short else [])
-        if option.is_switch:
-            peers.add_argument(*flags, nargs="?", const="true", metavar="BOOL")
-        else:
-            peers.add_argument(*flags, metavar="X", help=option.effect or None)
-
-
-_AGENT_OPTIONS = (
-    (["-n", "--node-name"], "NAME", "the node to serve (required) [NODE_NAME]"),
-    (
-        ["-f", "--config-file"],
-        "FILE",
-        "config document (default: the one that comes with the program) [CONFIG_FILE]",
-    ),
-    (["--kubeconfig"], "FILE", "credentials (default: the pod's ServiceAccount) [KUBECONFIG]"),
-    (
-        ["--pod-resources-socket"],
-        "FILE",
-        "kubelet's socket (default: /var/lib/kubelet/pod-resources/kubelet.sock)",
-    ),
-    (
-        ["--drain-policy"],
-        "WHO",
-        "evict the affected pods, all GPU pods of the node, or none (default: affected)",
-    ),
-    (["--drain-timeout-s"], "S", "how long evicted pods may take to leave (default: 300)"),
-    (
-        ["--plugin-timeout-s"],
-        "S",
-        "how long the device plugin may take to stop or start (default: 300)",
-    ),
-    (
-        ["--monitor-timeout-s"],
-        "S",
-        "how long each monitor may take to be ready before the next one starts (default: 60)",
-    ),
-    (
-        ["--extra-clients-file"],
-        "FILE",
-        "YAML table of your own GPU daemons that must be gone during a change",
-    ),
-    (
-        ["--plugin-configs"],
-        "MAP",
-        "device-plugin config by layout, such as all-1g.5gb=sliced,*=whole (default: left alone)",
-    ),
-    (["--in-use-timeout-s"], "S", "how long what is in use is tried again (default: 30)"),
-    (["--gpu-timeout-s"], "S", "how long one operation on the GPUs may take (default: 120)"),
-    (["--retry-initial-s"], "S", "pause before the first retry (default: 5)"),
-    (["--retry-max-s"], "S", "longest pause between retries (default: 300)"),
-    (["--poll-interval-s"], "S", "longest pause between two looks while waiting (default: 1)"),
-    (["--health-port"], "PORT", "serve /metrics, /healthz and /readyz here (default: nowhere)"),
-    (["--health-address"], "ADDRESS", "where to serve them (default: on all addresses)"),
-    (["--log-level"], "LEVEL", "debug, info, warning or error (default: info)"),
-    (["--log-format"], "FORMAT", "json or console (default: json)"),
-)
+    agentarguments.add_host(parser)
 
 
 def _define_demo(parser: argparse.ArgumentParser) -> None:
@@ -296,9 +272,11 @@ _DEFINITIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "status": _define_status,
     "plan": _define_plan,
     "apply": _define_apply,
+    "boot": _define_boot,
     "assert": _define_assert,
     "export": _define_export,
     "validate": _define_validate,
+    "doctor": _define_doctor,
     "agent": _define_agent,
     "demo": _define_demo,
     "version": _define_version,
@@ -366,7 +344,7 @@ def _add_output(parser: argparse.ArgumentParser, formats: str, default: str) -> 
     )
 
 
-def _add_gpu_access(parser: argparse.ArgumentParser) -> None:
+def _add_gpu_access(parser: argparse.ArgumentParser, *, has_timeout: bool = True) -> None:
     group = parser.add_argument_group("GPUs")
     group.add_argument(
         "--simulate",
@@ -388,3 +366,9 @@ def _add_gpu_access(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--library-path", metavar="FILE", help="NVML's library (default: libnvidia-ml.so.1)"
     )
+    if has_timeout:
+        group.add_argument(
+            "--gpu-timeout-s",
+            metavar="S",
+            help="how long one operation on the GPUs may take (default: 120)",
+        )

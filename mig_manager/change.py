@@ -4,34 +4,63 @@ Shared by the pipeline of the agent and by ``apply`` at a shell, so that neither
 half-applied change behind.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import structlog
+import tenacity
 
 from mig_manager import errors, ports
-from mig_manager.core import model, planner
+from mig_manager.core import model, planner, steps
+
+_WAY_BACK_TRIES = 3
+_WAY_BACK_PAUSE_S = 1.0
 
 _log = structlog.get_logger()
 
 Observed = tuple[model.Gpu, ...]
+Snapshot = Sequence[model.GpuSnapshot]
+Pause = Callable[[float], None]
+Reset = Callable[[Observed], None]
+_WAITING = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
+_MOST_ROUNDS = 3
+"""One for the mode, one for the instances where profiles are known only then, one to spare."""
+
+
+def _at_once(_seconds: float) -> None:
+    """Do not wait between two tries."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Undo:
+    """What goes with a way back."""
+
+    on_begin: Callable[[], object] = lambda: None
+    """Called before it is taken."""
+    on_end: Callable[[], object] = lambda: None
+    """Called once the GPUs are as they were."""
+    pause: Pause = _at_once
+    """Waits between two tries; seconds."""
 
 
 def carry_out(
     gpus: ports.Gpus,
     first: model.Plan,
     *,
-    before: Observed,
+    before: Snapshot,
     replan: Callable[[Observed], model.Plan],
-    on_undo: Callable[[], object] = lambda: None,
+    undo: Undo | None = None,
+    reset: Reset | None = None,
 ) -> tuple[Observed, tuple[model.Plan, ...]]:
     """Run a plan, and a second one where the driver tells its profiles only with MIG on.
 
     Args:
         gpus: The GPUs of this node.
         first: The plan; not empty.
-        before: The observation that it was made from: the way back leads there.
+        before: What the GPUs had before anything was changed: the way back leads there.
         replan: The planner, asked again for the same wish; an empty answer is the proof.
-        on_undo: Called before the way back is taken.
+        undo: Who hears of the way back, if it must be taken.
+        reset: Resets GPUs whose new mode waits for that; None: nobody does.
 
     Returns:
         The GPUs afterwards, and the plans that were run.
@@ -40,35 +69,146 @@ def carry_out(
         HardwareError: A step failed, or the wish is not in force although none did
             (VERIFY_FAILED). The message says how the way back went; a mode that waits for a
             reset (RESET_REQUIRED) is left waiting.
+        HostError: A reset was refused; the mode is left waiting.
         LayoutError: The second plan cannot be made.
     """
     try:
-        return _execute(gpus, first, replan)
+        return _execute(gpus, first, replan, reset)
     except errors.MigManagerError as error:
         _log.warning("change_failed", reason=error.reason.value, error=error.message)
-        on_undo()
+        undo = undo or Undo()
+        undo.on_begin()
         # Where only a reboot brings the mode, to call it off would make every reboot in vain.
-        keep_pending = error.reason is errors.Reason.RESET_REQUIRED
-        error.add(_undo(gpus, before, keep_pending=keep_pending))
+        keep_pending = error.reason in _WAITING
+        is_back, said = go_back(
+            gpus, before, keep_pending=keep_pending, pause=undo.pause, reset=reset
+        )
+        if is_back:
+            undo.on_end()
+        error.add(said)
         raise
+
+
+def go_back(
+    gpus: ports.Gpus,
+    before: Snapshot,
+    *,
+    keep_pending: bool = False,
+    pause: Pause = _at_once,
+    reset: Reset | None = None,
+) -> tuple[bool, str]:
+    """Return to a snapshot, in several tries where a failure can pass.
+
+    Args:
+        gpus: The GPUs of this node.
+        before: What they had.
+        keep_pending: Whether a mode that waits for a reset may go on waiting.
+        pause: Waits between two tries; seconds.
+        reset: Resets GPUs whose former mode waits for that; None: nobody does.
+
+    Returns:
+        Whether the GPUs are as they were, and how it went, as a part of a sentence.
+    """
+    way = _WayBack(gpus, before, keep_pending=keep_pending, reset=reset)
+    trying = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(_WAY_BACK_TRIES),
+        wait=tenacity.wait_exponential(multiplier=_WAY_BACK_PAUSE_S),
+        retry=tenacity.retry_if_exception(_can_pass),
+        sleep=pause,
+        reraise=True,
+    )
+    try:
+        return True, trying(way.take)
+    except errors.MigManagerError as error:
+        _log.warning("way_back_failed", reason=error.reason.value, error=error.message)
+        failed = f"returning to the instances from before failed as well: {error.message}"
+        # A driver that has just hung would hang on the question what is left, too.
+        left = "" if error.reason is errors.Reason.NVML_TIMEOUT else way.left()
+        return False, f"{failed}{left}"
+
+
+class _WayBack:
+    """From what there is to what there was."""
+
+    def __init__(
+        self, gpus: ports.Gpus, before: Snapshot, *, keep_pending: bool, reset: Reset | None
+    ) -> None:
+        self._reset = reset
+        self._gpus = gpus
+        self._before = before
+        self._keep_pending = keep_pending
+        self._is_begun = False
+
+    def take(self) -> str:
+        """Go it, prove it, and say how it went.
+
+        Raises:
+            MigManagerError: Something is still due.
+        """
+        plan = self._plan()
+        if plan.is_empty and not self._is_begun:
+            return (
+                "only the new mode stays pending" if self._keep_pending else "nothing was changed"
+            )
+        if not plan.is_empty:
+            self._is_begun = True
+            was_reset = _run(self._gpus, plan, self._reset)
+            plan = self._plan()
+            if was_reset and not plan.is_empty:
+                self._gpus.execute(plan)
+                plan = self._plan()
+        if plan.is_empty:
+            return "the instances from before are back"
+        raise errors.HardwareError(
+            "the steps succeeded and did not bring them back", reason=errors.Reason.VERIFY_FAILED
+        )
+
+    def left(self) -> str:
+        """Say what is still due, to the last instance; empty where nobody can tell."""
+        try:
+            plan = self._plan()
+        except errors.MigManagerError:
+            return ""
+        due = [
+            f"GPU {gpu.gpu_index}: {', '.join(map(steps.described, gpu.steps))}"
+            for gpu in plan.gpus
+            if gpu.steps
+        ]
+        return f"; still due: {'; '.join(due)}" if due else ""
+
+    def _plan(self) -> model.Plan:
+        return planner.restore(self._gpus.observe(), self._before, keep_pending=self._keep_pending)
+
+
+def _can_pass(error: BaseException) -> bool:
+    # A driver that hangs costs a whole deadline at each try: that is left to a later run.
+    return (
+        isinstance(error, errors.MigManagerError)
+        and error.reason.is_transient
+        and error.reason is not errors.Reason.NVML_TIMEOUT
+    )
 
 
 def _execute(
     gpus: ports.Gpus,
     first: model.Plan,
     replan: Callable[[Observed], model.Plan],
+    reset: Reset | None,
 ) -> tuple[Observed, tuple[model.Plan, ...]]:
-    gpus.execute(first)
-    after = gpus.observe()
-    rest = replan(after)
-    if rest.is_empty:
-        return after, (first,)
-    if first.is_provisional and not rest.is_provisional:
-        gpus.execute(rest)
+    plan = first
+    plans: list[model.Plan] = []
+    while True:
+        was_reset = _run(gpus, plan, reset)
+        plans.append(plan)
         after = gpus.observe()
-        if replan(after).is_empty:
-            return after, (first, rest)
-    unlike = {gpu_plan.gpu_uuid for gpu_plan in replan(after).gpus}
+        rest = replan(after)
+        if rest.is_empty:
+            return after, tuple(plans)
+        is_more_known = plan.is_provisional and not rest.is_provisional
+        if not (was_reset or is_more_known) or len(plans) == _MOST_ROUNDS:
+            break
+        plan = rest
+    unlike = {gpu_plan.gpu_uuid for gpu_plan in rest.gpus}
     raise errors.HardwareError(
         "the layout is not in force, although every step succeeded, on "
         + ", ".join(str(gpu) for gpu in after if gpu.uuid in unlike),
@@ -76,16 +216,21 @@ def _execute(
     )
 
 
-def _undo(gpus: ports.Gpus, before: Observed, *, keep_pending: bool) -> str:
-    """Return to the snapshot; say how that went, because the first error is the reason."""
+def _run(gpus: ports.Gpus, plan: model.Plan, reset: Reset | None) -> bool:
+    """Execute a plan; where a mode then waits for a reset, reset those GPUs and no other.
+
+    Returns:
+        Whether GPUs were reset, so that the rest of the plan is still due.
+    """
     try:
-        way_back = planner.restore(gpus.observe(), before, keep_pending=keep_pending)
-        if way_back.is_empty:
-            return "only the new mode stays pending" if keep_pending else "nothing was changed"
-        gpus.execute(way_back)
-        if planner.restore(gpus.observe(), before, keep_pending=keep_pending).is_empty:
-            return "the instances from before are back"
-    except errors.MigManagerError as error:
-        _log.warning("way_back_failed", reason=error.reason.value, error=error.message)
-        return f"returning to the instances from before failed as well: {error.message}"
-    return "the instances from before could not be restored in full"
+        gpus.execute(plan)
+    except errors.HardwareError as error:
+        if reset is None or error.reason is not errors.Reason.RESET_REQUIRED:
+            raise
+        ours = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.changes_mode}
+        waiting = tuple(gpu for gpu in gpus.observe() if gpu.uuid in ours and gpu.waits_for_mode)
+        _log.info("reset_due", gpus=[gpu.uuid for gpu in waiting])
+        if waiting:
+            reset(waiting)
+        return True
+    return False

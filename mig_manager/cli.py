@@ -65,17 +65,16 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
             return _DONE
-        case "agent":
-            return _agent(options, terminal)
-        case "demo":
-            return _demo(options, terminal)
+        case "agent" | "demo" | "doctor" as command:
+            return _WITH_SETTINGS_OF_THEIR_OWN[command](options, terminal)
         case command:
             return _shell(str(command), options, terminal)
 
 
 def _shell(command: str, options: Mapping[str, object], terminal: console.Console) -> int:
-    given = settings.command_settings(options, terminal.environ)
-    from mig_manager import log, shell
+    from mig_manager import log, shell, shellsettings
+
+    given = shellsettings.command_settings(options, terminal.environ)
 
     level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.WARNING
     log.configure(level=level.value, is_json=False, stream=terminal.stderr)
@@ -86,7 +85,8 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
     given = settings.agent_settings(options, terminal.environ)
     import structlog
 
-    from mig_manager import agent, log
+    from mig_manager import log, service
+    from mig_manager.adapters import host
 
     log.configure(
         level=given.log_level.value,
@@ -96,14 +96,28 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
     logger = structlog.get_logger()
     if given.not_needed:
         logger.info("options_not_needed", options=given.not_needed)
-    if given.not_supported:
-        logger.warning("options_not_supported", options=given.not_supported)
+    boot_id = host.boot_id()
     if given.gpus.is_simulated:
         from mig_manager import simulation
 
         simulation.prepare(given.gpus)
+        boot_id = simulation.boot_id(given.gpus)
         logger.warning("gpus_simulated", state=str(given.gpus.simulate_state))
-    return agent.run(given)
+    return service.run(given, boot_id=boot_id)
+
+
+def _doctor(options: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager import doctor, doctorsettings, log
+
+    given = doctorsettings.doctor_settings(options, terminal.environ)
+    level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.ERROR
+    log.configure(level=level.value, is_json=False, stream=terminal.stderr)
+    if given.gpus.is_simulated:
+        from mig_manager import simulation
+
+        simulation.prepare(given.gpus)
+        terminal.note(f"GPUs are simulated, in {given.gpus.simulate_state}")
+    return _DONE if doctor.run(given, terminal) else _FAILED
 
 
 def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
@@ -133,6 +147,9 @@ def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
         say=terminal.say,
         style=terminal.style(given.colour),
     )
+
+
+_WITH_SETTINGS_OF_THEIR_OWN = {"agent": _agent, "demo": _demo, "doctor": _doctor}
 
 
 def _status_of(error: errors.MigManagerError) -> int:

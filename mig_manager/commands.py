@@ -1,15 +1,16 @@
-"""One function per command: each returns a frozen result, prints nothing and knows no library.
+"""One function per command that only looks; its frozen result is printed elsewhere.
 
-All of them ask the same planner, so ``plan``, ``apply`` and ``assert`` cannot disagree on what
-"applied" means.
+All of them, and ``applying``, ask the same planner, so ``plan``, ``apply`` and ``assert`` cannot
+disagree on what "applied" means.
 """
 
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from mig_manager import change, errors, plain, ports
+from mig_manager import errors, plain, ports
 from mig_manager.core import clients, config, model, planner
+from mig_manager.core import holders as holding
 
 
 class Scope(enum.Enum):
@@ -25,10 +26,17 @@ class Status:
     """What the GPUs have."""
 
     gpus: tuple[model.Gpu, ...]
+    held: Mapping[str, tuple[holding.Holder, ...]] | None = None
+    """Who holds what, by the GPU's UUID; None: not asked, or not told."""
 
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
-        return {"gpus": [plain.gpu(gpu) for gpu in self.gpus]}
+        return {"gpus": [plain.gpu(gpu) | {"holders": self._holders(gpu)} for gpu in self.gpus]}
+
+    def _holders(self, gpu: model.Gpu) -> list[dict[str, object]] | None:
+        if self.held is None or gpu.uuid not in self.held:
+            return None
+        return [holder.to_data() for holder in self.held[gpu.uuid]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,42 +173,52 @@ def plan(
         LayoutError: The layout cannot be had on these GPUs.
     """
     known = holders or {}
-    return _planned(gpus.observe(), layout, scope=scope, holders=known)
+    return planned(gpus.observe(), layout, scope=scope, holders=known)
 
 
-def apply(
-    gpus: ports.Gpus,
+def planned(
+    observed: tuple[model.Gpu, ...],
     layout: config.Layout,
     *,
-    scope: Scope = Scope.ALL,
-    may_reset: bool = True,
-) -> Applied:
-    """Bring a layout into force, and prove that it is.
+    scope: Scope,
+    holders: Mapping[str, tuple[str, ...]],
+) -> Planned:
+    """Work out what a layout would change on GPUs as they were observed.
 
     Args:
-        gpus: The GPUs of this node.
+        observed: All GPUs of the node.
         layout: The wish.
         scope: How much of it counts.
-        may_reset: Whether a change of mode may reset a GPU.
+        holders: Pods by the UUID of what they hold.
 
     Raises:
-        HardwareError: NVML refused or failed; RESET_REQUIRED when a reset is due and not
-            allowed; VERIFY_FAILED when the layout is not in force afterwards.
-        LayoutError: The layout cannot be had on these GPUs; nothing was changed.
+        LayoutError: The layout cannot be had on these GPUs.
     """
-    first = plan(gpus, layout, scope=scope)
-    if first.plan.is_empty:
-        return Applied(layout=layout.name, rounds=())
-    if not may_reset:
-        _refuse_reset(first.plan)
-    _, plans = change.carry_out(
-        gpus,
-        first.plan,
-        before=first.gpus,
-        replan=lambda after: _planned(after, layout, scope=scope, holders={}).plan,
+    wanted = config.select(layout, observed)
+    if scope is Scope.MODE_ONLY:
+        wanted = _modes_only(wanted, observed)
+    return Planned(
+        layout=layout.name,
+        gpus=observed,
+        wanted=wanted,
+        plan=planner.plan(observed, wanted),
+        holders=holders,
     )
-    rounds = tuple(dataclasses.replace(first, plan=run) for run in plans)
-    return Applied(layout=layout.name, rounds=rounds)
+
+
+def refuse_reset(due: model.Plan) -> None:
+    """Take no plan that resets a GPU.
+
+    Raises:
+        HardwareError: With RESET_REQUIRED: it does; says which.
+    """
+    resets = [f"GPU {gpu_plan.gpu_index}" for gpu_plan in due.gpus if gpu_plan.needs_reset]
+    if resets:
+        raise errors.HardwareError(
+            f"the change of MIG mode resets {', '.join(resets)}, and --skip-reset forbids it; "
+            "nothing was changed",
+            reason=errors.Reason.RESET_REQUIRED,
+        )
 
 
 def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) -> Checked:
@@ -223,25 +241,6 @@ def export(gpus: ports.Gpus, *, label: str) -> Exported:
     return Exported(document=config.export(gpus.observe(), label=label))
 
 
-def _planned(
-    observed: tuple[model.Gpu, ...],
-    layout: config.Layout,
-    *,
-    scope: Scope,
-    holders: Mapping[str, tuple[str, ...]],
-) -> Planned:
-    wanted = config.select(layout, observed)
-    if scope is Scope.MODE_ONLY:
-        wanted = _modes_only(wanted, observed)
-    return Planned(
-        layout=layout.name,
-        gpus=observed,
-        wanted=wanted,
-        plan=planner.plan(observed, wanted),
-        holders=holders,
-    )
-
-
 def _modes_only(
     wanted: Mapping[str, model.WantedGpu], observed: Sequence[model.Gpu]
 ) -> dict[str, model.WantedGpu]:
@@ -252,13 +251,3 @@ def _modes_only(
         for uuid, wish in wanted.items()
         if modes[uuid] is not wish.mode
     }
-
-
-def _refuse_reset(due: model.Plan) -> None:
-    resets = [f"GPU {gpu_plan.gpu_index}" for gpu_plan in due.gpus if gpu_plan.needs_reset]
-    if resets:
-        raise errors.HardwareError(
-            f"the change of MIG mode resets {', '.join(resets)}, and --skip-reset forbids it; "
-            "nothing was changed",
-            reason=errors.Reason.RESET_REQUIRED,
-        )

@@ -75,6 +75,9 @@ class Daemons:
         plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
         labels = clients.labels_to_pause(view.labels, plan, table)
         gated = clients.gated_by(pods, labels)
+        has_plugin = (
+            bool(plugins) or cluster.PLUGIN_DEPLOY_LABEL in labels or journal.journal.has_plugin
+        )
         held = {pod.uid: pod for pod in (*plugins, *extras.members(pods, table))}
         loose = tuple(pod for pod in held.values() if pod not in gated)
         if labels or loose:
@@ -83,8 +86,9 @@ class Daemons:
                 _pause_message(labels, loose),
                 take=dataclasses.replace(
                     journal.journal,
-                    paused_labels=labels,
+                    paused_labels={**labels, **journal.journal.paused_labels},
                     hold_taint=bool(loose) or journal.journal.hold_taint,
+                    has_plugin=has_plugin,
                 ),
                 change=cluster.NodePatch(
                     labels=dict.fromkeys(labels, cluster.PAUSED_VALUE),
@@ -96,7 +100,7 @@ class Daemons:
         self._wait_gone(frozenset(pod.uid for pod in (*gated, *loose)), wish)
         return Paused(
             plugin_uids=frozenset(pod.uid for pod in plugins),
-            has_plugin=bool(plugins) or cluster.PLUGIN_DEPLOY_LABEL in labels,
+            has_plugin=has_plugin,
             staffed=frozenset(key for key in labels if clients.gated_by(pods, (key,))),
             table=table,
         )
@@ -202,6 +206,15 @@ class Daemons:
         has_plugin = bool(plugins) or deploy == "true"
         return Paused(plugin_uids=frozenset(p.uid for p in plugins), has_plugin=has_plugin)
 
+    def still_paused(self, left: status.Journal) -> Paused:
+        """Return what an interrupted run paused, as far as its journal tells.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        found = self.find_plugins()
+        return dataclasses.replace(found, has_plugin=found.has_plugin or left.has_plugin)
+
     def prove(self, paused: Paused, gpus: Iterable[model.Gpu], wish: ports.Wish) -> None:
         """Wait until a new device plugin is ready and the node offers what the GPUs have.
 
@@ -250,30 +263,6 @@ def _switch(labels: Mapping[str, str], plugin_config: str | None) -> status.Plug
     if plugin_config in (None, before):
         return None
     return status.PluginConfig(before=before, now=str(plugin_config))
-
-
-def recovered(view: cluster.NodeView) -> status.Journal | None:
-    """Return what an interrupted run left taken, or None.
-
-    Without a journal, or with one that cannot be read, that is what is marked by its very value
-    (paused labels, the hold taint): NVIDIA's manager, whose place we may have taken, keeps no
-    journal. The cordon is left, for it may be somebody else's.
-    """
-    text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
-    try:
-        if text is not None:
-            return record.still_taken(status.Journal.from_json(text), view)
-    except ValueError as error:
-        _log.warning("journal_unreadable", error=str(error))
-    paused = {
-        key: "true"
-        for key, value in view.labels.items()
-        if key.startswith(cluster.DEPLOY_LABEL_PREFIX) and value == cluster.PAUSED_VALUE
-    }
-    marked = status.Journal(
-        config="", hold_taint=cluster.HOLD_TAINT in view.taint_keys, paused_labels=paused
-    )
-    return None if text is None and marked.is_empty else marked
 
 
 def _pause_message(labels: Mapping[str, str], loose: Collection[cluster.Pod]) -> str:

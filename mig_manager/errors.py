@@ -8,6 +8,8 @@
       ClusterError             the Kubernetes API refused or failed, with its HTTP status
       DrainError               pods that hold doomed instances did not leave in time
       NotReadyError            something we waited for did not become ready in time
+      HostError                the machine underneath refused or failed: a reset, a service, a tool
+      LockedError              another manager of this node is at work
     Superseded                 not a failure: a newer wish or a shutdown ended the run
 
 Foreign exceptions stop at the adapter that owns the foreign library and become one of these, so
@@ -16,6 +18,7 @@ that the pipeline never has to know a library to know what to do next.
 
 import dataclasses
 import enum
+from http import HTTPStatus
 
 
 class Reason(enum.Enum):
@@ -33,6 +36,9 @@ class Reason(enum.Enum):
     DRAIN_TIMEOUT = "DrainTimeout"
     IN_USE = "InUse"
     RESET_REQUIRED = "ResetRequired"
+    REBOOT_REQUIRED = "RebootRequired"
+    HOST_SERVICE_FAILED = "HostServiceFailed"
+    DEVICE_FILES_FAILED = "DeviceFilesFailed"
     PLUGIN_NOT_READY = "PluginNotReady"
     NOT_ALLOCATABLE = "NotAllocatable"
     VERIFY_FAILED = "VerifyFailed"
@@ -47,6 +53,9 @@ class Reason(enum.Enum):
     API_UNAVAILABLE = "ApiUnavailable"
     API_ERROR = "ApiError"
     POD_RESOURCES_UNAVAILABLE = "PodResourcesUnavailable"
+    LOCKED = "Locked"
+    FOREIGN_MANAGER = "ForeignManager"
+    DRIFTED = "Drifted"
     INTERRUPTED = "Interrupted"
     INTERNAL = "Internal"
 
@@ -84,6 +93,13 @@ _REMEDIES = {
     Reason.RESET_REQUIRED: (
         "Reset the GPU or reboot the node; the pending MIG mode then takes effect."
     ),
+    Reason.REBOOT_REQUIRED: (
+        "Reboot the node, or allow the agent to (--with-reboot); the pending MIG mode is kept."
+    ),
+    Reason.HOST_SERVICE_FAILED: "Look at the service's log (journalctl -u) on the node.",
+    Reason.DEVICE_FILES_FAILED: (
+        "Look at the message of the tool named; containers may not see the new devices."
+    ),
     Reason.PLUGIN_NOT_READY: "Look at the device plugin's pod on this node.",
     Reason.NOT_ALLOCATABLE: (
         "Look at the device plugin's log; kubelet does not offer the new devices."
@@ -102,6 +118,13 @@ _REMEDIES = {
     ),
     Reason.API_ERROR: "Look at the message of the Kubernetes API.",
     Reason.POD_RESOURCES_UNAVAILABLE: "Mount kubelet's pod-resources directory into the agent.",
+    Reason.LOCKED: "Wait for the other manager to finish, or stop it.",
+    Reason.FOREIGN_MANAGER: (
+        "Let one manager have this node's GPUs: remove the other, or take the label away."
+    ),
+    Reason.DRIFTED: (
+        "Have mig-manager apply the layout again (see --heal-drift), or find out who changed it."
+    ),
     Reason.INTERNAL: "This is a bug in mig-manager; please report it with the log.",
 }
 
@@ -109,6 +132,8 @@ _TRANSIENT = frozenset(
     {
         Reason.DRAIN_TIMEOUT,
         Reason.IN_USE,
+        Reason.HOST_SERVICE_FAILED,
+        Reason.DEVICE_FILES_FAILED,
         Reason.PLUGIN_NOT_READY,
         Reason.NOT_ALLOCATABLE,
         Reason.VERIFY_FAILED,
@@ -120,6 +145,8 @@ _TRANSIENT = frozenset(
         Reason.API_ERROR,
         Reason.POD_RESOURCES_UNAVAILABLE,
         Reason.FORBIDDEN,
+        Reason.LOCKED,
+        Reason.FOREIGN_MANAGER,
         Reason.INTERNAL,
     }
 )
@@ -183,7 +210,8 @@ class LayoutError(MigManagerError):
 
     Args:
         message: One sentence that names layout, GPU and profile.
-        reason: UNKNOWN_CONFIG, UNKNOWN_PROFILE, NO_GPU_MATCHES, NOT_MIG_CAPABLE or DOES_NOT_FIT.
+        reason: UNKNOWN_CONFIG, UNKNOWN_PROFILE, NO_GPU_MATCHES, NOT_MIG_CAPABLE, NOT_SUPPORTED or
+            DOES_NOT_FIT.
         location: Where the config document asks for it, when known.
     """
 
@@ -236,21 +264,61 @@ class ClusterError(MigManagerError):
         self.status = status
         self.retry_after_s = retry_after_s
 
+    @property
+    def may_be_done(self) -> bool:
+        """Whether what was asked may have been done all the same: only a refusal says it was not.
+
+        RFC 9110, section 15: 4xx is a request that was not carried out. 408 is one that the server
+        did not wait for.
+        """
+        return self.status is None or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
 
 class DrainError(MigManagerError):
     """Pods that hold doomed instances did not leave before the deadline.
+
+    Args:
+        message: One sentence that names each pod, and why it stayed.
+        pods: ``namespace/name`` of each pod that stayed.
+        reason: DRAIN_TIMEOUT, or what kept pods from being asked to leave: FORBIDDEN or
+            API_UNAVAILABLE.
 
     Attributes:
         pods: ``namespace/name`` of each pod that stayed.
     """
 
-    def __init__(self, message: str, *, pods: tuple[str, ...]) -> None:
-        super().__init__(message, reason=Reason.DRAIN_TIMEOUT)
+    def __init__(
+        self, message: str, *, pods: tuple[str, ...], reason: Reason = Reason.DRAIN_TIMEOUT
+    ) -> None:
+        super().__init__(message, reason=reason)
         self.pods = pods
 
 
 class NotReadyError(MigManagerError):
     """A condition after the change did not hold before its deadline."""
+
+
+class HostError(MigManagerError):
+    """The machine underneath refused or failed.
+
+    Args:
+        message: One sentence that names the GPU, service or tool, and what it said.
+        reason: IN_USE (a reset has to wait for whoever holds the GPU), RESET_REQUIRED,
+            REBOOT_REQUIRED (no reset helps here), HOST_SERVICE_FAILED, DEVICE_FILES_FAILED,
+            NO_PERMISSION.
+    """
+
+
+class LockedError(MigManagerError):
+    """Another manager of this node's GPUs is at work.
+
+    Attributes:
+        holder: Who it is and what it does, for people; empty when it does not say.
+    """
+
+    def __init__(self, message: str, *, holder: str = "") -> None:
+        super().__init__(message, reason=Reason.LOCKED)
+        self.holder = holder
 
 
 class Superseded(Exception):  # noqa: N818 - control flow, not a failure

@@ -5,19 +5,24 @@ stdin, a pickled answer goes out on what was stdout.
 """
 
 import argparse
-import ctypes
 import dataclasses
 import os
 import pathlib
-import signal
+import select
 import sys
 from collections.abc import Sequence
 
 from mig_manager import errors, ports
-from mig_manager.adapters import clock, gpu_protocol, nvml, nvml_library, nvml_meter
-
-_PR_SET_PDEATHSIG = 1
-"""Of ``prctl(2)``."""
+from mig_manager.adapters import (
+    clock,
+    gpu_process,
+    gpu_progress,
+    gpu_protocol,
+    nvml,
+    nvml_library,
+    nvml_meter,
+    procfs,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,11 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None takes those of the process.
 
     Returns:
-        0 when there was an answer to give, be it an error; 1 when nothing was asked.
+        0 when there was an answer to give, be it an error; 1 when nothing was asked, or by nobody
+        who is still there.
     """
     arguments = _parser().parse_args(argv)
-    answers = _claim_stdout()
-    _end_with_parent()
+    answers = gpu_process.claim_stdout()
+    gpu_process.end_with_parent()
+    if not _is_awaited(answers):
+        return 1
+    if arguments.progress_fd is not None:
+        gpu_progress.PROGRESS.attach(arguments.progress_fd)
     request = gpu_protocol.decode_request(sys.stdin.buffer.read())
     if request is None:
         return 1
@@ -41,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         library_path=arguments.library_path or nvml_library.find(arguments.driver_root),
         in_use_timeout_s=arguments.in_use_timeout_s,
         clock=clock.SystemClock(),
+        proc_root=_proc_root(arguments),
     )
     told = answer(request, gpus)
     told = dataclasses.replace(told, calls=nvml_meter.METER.take())
@@ -64,36 +75,27 @@ def answer(request: gpu_protocol.Request, gpus: ports.Gpus) -> gpu_protocol.Answ
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mig_manager.gpu_worker", description=__doc__)
-    parser.add_argument("--library-path", help="file of the NVML library")
-    parser.add_argument(
-        "--driver-root",
-        action="append",
-        default=[],
-        help="where to look for the library when the loader does not find it; repeatable",
-    )
-    parser.add_argument("--simulate-state", help="state file of a simulated node")
+    gpu_process.add_arguments(parser)
     parser.add_argument("--in-use-timeout-s", type=float, default=30.0)
+    parser.add_argument("--proc-root", type=pathlib.Path, help="where processes are looked for")
+    parser.add_argument("--progress-fd", type=int, help="inherited; tells what is being done")
     return parser
 
 
-def _claim_stdout() -> int:
-    """Return a descriptor for the answer alone; what else is printed goes to stderr.
+def _proc_root(arguments: argparse.Namespace) -> pathlib.Path | None:
+    """Return where to look for holders; nowhere, unless told, when the GPUs are simulated."""
+    told: pathlib.Path | None = arguments.proc_root
+    return procfs.ROOT if told is None and arguments.simulate_state is None else told
 
-    A vendor's library that prints would otherwise corrupt the answer.
+
+def _is_awaited(answers: int) -> bool:
+    """Tell whether anybody will take the answer.
+
+    A parent that was killed before the kernel knew to end us with it has left its request.
     """
-    answers = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return answers
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process with the thread that started it.
-
-    Without an agent there is nobody to take the answer, and the next agent, which starts from
-    what it observes, must not find somebody else at work.
-    """
-    killed = ctypes.c_ulong(signal.SIGKILL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, killed, 0, 0, 0)
+    poll = select.poll()
+    poll.register(answers, 0)
+    return not any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def _simulate(state: str) -> None:

@@ -17,6 +17,7 @@ class Mailbox:
         self._name: str | None = None
         self._is_label_known = False
         self._generation = 0
+        self._is_look_due = False
         self._is_stopping = False
 
     def put_label(self, name: str | None) -> None:
@@ -38,6 +39,12 @@ class Mailbox:
             self._generation += 1
             self._changed.notify_all()
 
+    def put_gpu_change(self) -> None:
+        """Have the GPUs looked at soon: somebody has changed them. It is no new wish."""
+        with self._changed:
+            self._is_look_due = True
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """Wake everybody for a shutdown."""
         with self._changed:
@@ -49,11 +56,23 @@ class Mailbox:
         """Whether a shutdown is under way."""
         return self._is_stopping
 
-    def next(self, seen: int) -> "LabelWish | None":
-        """Block until there is a wish newer than generation ``seen``; None at shutdown."""
+    def next(self, seen: int, *, timeout_s: float | None = None) -> "LabelWish | None":
+        """Block until there is a wish newer than generation ``seen``.
+
+        Args:
+            seen: The generation of the last wish that was served.
+            timeout_s: When to look at the GPUs again; None: not before somebody changes them.
+
+        Returns:
+            The wish; None at shutdown and when a look at the GPUs is due.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_stopping or self._generation > seen)
-            if self._is_stopping:
+            self._changed.wait_for(
+                lambda: self._is_stopping or self._generation > seen or self._is_look_due,
+                timeout=timeout_s,
+            )
+            if self._is_stopping or self._generation <= seen:
+                self._is_look_due = False
                 return None
             return LabelWish(self, name=self._name, generation=self._generation)
 

@@ -100,6 +100,9 @@ class Metrics(ports.Telemetry):
         self._instances = self._gauge(
             "instances", "Compute instances when the GPUs were last observed.", "profile"
         )
+        self._drifted = self._gauge(
+            "drifted", "1 while the GPUs do not have the layout last proven in force, else 0."
+        )
         self._layout = self._gauge(
             "layout_info", "The layout last proven in force; always 1.", "layout", "hash"
         )
@@ -171,6 +174,10 @@ class Metrics(ports.Telemetry):
     def layout_applied(self, name: str, content_hash: str) -> None:
         """See ``ports.Telemetry``."""
         _replace(self._layout, {(name, content_hash): 1})
+
+    def drift_found(self, *, is_drifted: bool) -> None:
+        """See ``ports.Telemetry``."""
+        self._drifted.set(is_drifted)
 
     # -- the library ---------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ def gpu(observed: model.Gpu) -> dict[str, object]:
         "mig_mode": observed.current_mode.value if observed.current_mode else None,
         "pending_mig_mode": observed.pending_mode.value if observed.pending_mode else None,
         "mode_change_needs_reset": observed.mode_change_needs_reset,
+        "virtualization": observed.virtualization.value,
         "profiles": None
         if observed.profiles is None
         else {

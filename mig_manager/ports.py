@@ -4,9 +4,10 @@ Every method may block and takes its own deadline from the adapter's settings. E
 of ``mig_manager.errors`` and no other.
 """
 
+import contextlib
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
@@ -146,14 +147,138 @@ class ConfigSource(Protocol):
 class Clock(Protocol):
     """Time as an argument, so that tests need not spend it."""
 
-    def now_iso(self) -> str:
-        """Return the wall-clock time as RFC 3339 in UTC, for people only."""
+    def now_iso(self, *, after_s: float = 0.0) -> str:
+        """Return the wall-clock time, now or later, as RFC 3339 in UTC, for people only."""
 
     def monotonic(self) -> float:
         """Return seconds from some fixed point, for deadlines."""
 
     def wait(self, seconds: float) -> None:
         """Sleep through; for waits that must not be cut short."""
+
+
+class Exclusion(Protocol):
+    """Lets one manager at a time change the GPUs of this node: agent, boot unit or a person."""
+
+    def hold(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """Keep every other manager off while the context lasts.
+
+        Args:
+            doing: What for, told to whoever is kept off.
+
+        Raises:
+            LockedError: On entering, at once: another manager is at work; says which.
+        """
+
+
+class JournalStore(Protocol):
+    """Where the journal is kept without a cluster: one text, replaced as a whole."""
+
+    def read(self) -> str | None:
+        """Return the journal, or None when nothing is under way.
+
+        Raises:
+            ConfigError: It is there and cannot be read.
+        """
+
+    def write(self, text: str) -> None:
+        """Replace the journal; on the disk before this returns.
+
+        Raises:
+            ConfigError: It cannot be written; the former one is still there.
+        """
+
+    def clear(self) -> None:
+        """Remove the journal; done when there is none.
+
+        Raises:
+            ConfigError: It cannot be removed.
+        """
+
+    def set_aside(self) -> str:
+        """Move a journal that makes no sense out of the way; return where it is kept.
+
+        Raises:
+            ConfigError: It cannot be moved.
+        """
+
+
+class GpuReset(Protocol):
+    """Resets GPUs whose new MIG mode waits for that."""
+
+    def reset(self, gpus: Sequence[model.Gpu]) -> None:
+        """Reset exactly these GPUs; done when the command has succeeded for each.
+
+        Raises:
+            HostError: IN_USE when somebody holds one, named as far as that can be told;
+                RESET_REQUIRED when one was refused for another reason; REBOOT_REQUIRED when this
+                machine cannot reset it at all.
+        """
+
+
+class Reboot(Protocol):
+    """Reboots the machine."""
+
+    def request(self, why: str) -> None:
+        """Ask for a reboot and return at once; the signal to end comes soon after.
+
+        Raises:
+            HostError: REBOOT_REQUIRED: it was refused; says by whom.
+        """
+
+
+class HostServices(Protocol):
+    """The machine's own services, through its init system."""
+
+    def running(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return those that are active or starting, in the order given; unknown ones are not.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED: the init system does not answer.
+        """
+
+    def stop(self, name: str) -> None:
+        """Stop a service and wait until it has; done when it is not running.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED: it did not stop in time, or must not be stopped.
+        """
+
+    def start(self, name: str) -> None:
+        """Start a service and wait until it has; done when it is running.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED: it failed, with what the init system says.
+        """
+
+
+class DeviceFiles(Protocol):
+    """What containers need on the host beside the instances: device nodes and CDI specs."""
+
+    def refresh(self) -> None:
+        """Bring them up to date with the GPUs; skips what this machine does not have.
+
+        Raises:
+            HostError: DEVICE_FILES_FAILED: a tool failed, with what it said.
+        """
+
+
+class ProvenLayouts(Protocol):
+    """Where the last layout that was proven in force is kept over a reboot."""
+
+    def save(self, text: str) -> None:
+        """Replace it; on the disk before this returns.
+
+        Raises:
+            ConfigError: It cannot be written.
+        """
+
+    def read(self) -> str | None:
+        """Return it; None when none was ever proven.
+
+        Raises:
+            ConfigError: It is there and cannot be read.
+        """
 
 
 class Wish(Protocol):
@@ -216,3 +341,6 @@ class Telemetry:
 
     def layout_applied(self, name: str, content_hash: str) -> None:
         """A layout is in force and proven."""
+
+    def drift_found(self, *, is_drifted: bool) -> None:
+        """The GPUs were compared with the layout that is believed to be in force."""

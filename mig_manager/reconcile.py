@@ -1,12 +1,7 @@
-"""The pipeline, for agent and command line alike; the only writer of the state.
+"""From one node's wish to its outcome: take over, run, rest, and look again.
 
-    resolve -> observe -> plan -> cordon -> drain -> pause -> execute -> verify -> resume -> prove
-    -> monitors
-
-Each step that can fail for free comes before each step that costs somebody something. What a
-step takes is in the journal before it is taken, and every exit gives it back and publishes one
-terminal state with one reason. Until hardware is touched a newer wish may end the run; after
-that the change is finished or rolled back first, and only its proof may be left to the next run.
+A run that was killed is carried on by the next one if the wish is still the same, with all that
+it had taken; otherwise the GPUs are brought back first, and everything is given back.
 """
 
 import contextlib
@@ -14,41 +9,17 @@ import dataclasses
 
 import structlog
 
-from mig_manager import change, daemons, drain, errors, monitors, ports, record
-from mig_manager.core import clients, cluster, config, extras, model, planner
-from mig_manager.core import pace as pacing
-from mig_manager.core import policy as policies
+from mig_manager import daemons, errors, lookout, outcomes, ports, record, recovery, runs, world
+from mig_manager.core import cluster, model, status
 
 _log = structlog.get_logger()
 
-Outcome = record.Outcome
+_UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """Everything the pipeline reaches."""
-
-    gpus: ports.Gpus
-    node: ports.Node
-    workloads: ports.Workloads
-    allocations: ports.DeviceAllocations
-    configs: ports.ConfigSource
-    clock: ports.Clock
-    telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
-    extra_clients: ports.ConfigSource | None = None
-    """The table of the owner's own daemons; None: there are none."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the node's owner allows: how long to wait for others, and whom to send away."""
-
-    drain_timeout_s: float = 300.0
-    plugin_timeout_s: float = 300.0
-    monitor_timeout_s: float = 60.0
-    """For each monitor."""
-    policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
-    pace: pacing.Pace = dataclasses.field(default_factory=pacing.Pace)
+# The names by which those who compose an agent know them.
+Outcome = outcomes.Outcome
+World = world.World
+Limits = world.Limits
 
 
 class Reconciler:
@@ -65,20 +36,72 @@ class Reconciler:
             timeout_s=limits.plugin_timeout_s,
             pace=limits.pace,
         )
+        self._lookout = lookout.Lookout()
+        self._left: status.Journal | None = None
+        """What the next run carries on with."""
+        self._fulfilled: tuple[str, str] | None = None
+        """The wish that had been fulfilled when this process began."""
+        self._rebooted: tuple[str, str] | None = None
+        """The wish for which the machine was rebooted."""
 
-    def recover(self) -> None:
-        """Give back what an interrupted run left taken; call before the first run.
+    def recover(self, name: str | None) -> None:
+        """Take over from an interrupted run; call before the first run and after a lost one.
+
+        Args:
+            name: What is wanted now. If that was wanted then, the next run carries on, so it must
+                follow at once; if not, all is undone and given back here.
 
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        journal = daemons.recovered(self._world.node.read())
-        if journal is None:
+        view = self._world.node.read()
+        told = view.annotations.get(cluster.STATUS_ANNOTATION)
+        self._fulfilled = status.fulfilled(told)
+        self._rebooted = status.rebooted(told)
+        self._left = None
+        found = recovery.find(view)
+        if found.why_unreadable:
+            self._set_aside(found)
+        left = found.journal
+        if left is None:
             return
-        _log.warning("interrupted_run_found", config=journal.config)
-        back = record.giving_back(journal)
-        self._world.node.patch(
-            dataclasses.replace(back, annotations={cluster.JOURNAL_ANNOTATION: None})
+        self._fulfilled = None
+        _log.warning(
+            "interrupted_run_found",
+            config=left.config,
+            has_rebooted=bool(left.boot_id) and left.boot_id != self._world.boot_id,
+            carries_on=left.config == name,
+        )
+        if left.config == name:
+            self._left = left
+            self._world.node.emit(
+                reason="Recovered",
+                message=f"carrying on with {name} after an interruption",
+                is_warning=False,
+            )
+        else:
+            self._undo(left)
+
+    def _set_aside(self, found: recovery.Found) -> None:
+        self._world.node.patch(found.set_aside)
+        self._world.node.emit(
+            reason="JournalUnreadable",
+            message=f"what an interrupted run had noted makes no sense ({found.why_unreadable}): "
+            "what is marked as ours is given back; the text is kept in the annotation "
+            f"{cluster.UNREADABLE_JOURNAL_ANNOTATION}",
+            is_warning=True,
+        )
+
+    def _undo(self, left: status.Journal) -> None:
+        undoing = self._new_run(left.config, left=left)
+        said = undoing.settle()
+        undoing.record.abandon()
+        self._keep_due(undoing)
+        self._world.node.emit(
+            reason="Recovered",
+            message=f"gave back what an interrupted run for {left.config or 'a layout'} had taken"
+            + (f"; {said}" if said else ""),
+            is_warning=False,
         )
 
     def rest(self) -> None:
@@ -90,25 +113,37 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
+        # Whatever is wanted next is a new wish.
+        self._fulfilled = None
         view = self._world.node.read()
-        if view.labels.get(cluster.STATE_LABEL) != model.State.PENDING.value:
+        if view.labels.get(cluster.STATE_LABEL) not in _UNDER_WAY:
             return
         ended = record.Record(
             self._world.node,
             self._world.clock,
-            config="",
-            attempt=1,
+            journal=dataclasses.replace(self._left or status.Journal(config=""), config=""),
             telemetry=self._world.telemetry,
         )
-        ended.finish(_failed(errors.Reason.INTERRUPTED, "the label was removed"))
+        ended.finish(outcomes.failed(errors.Reason.INTERRUPTED, "the label was removed"))
 
-    def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> Outcome:
+    def run(
+        self,
+        name: str,
+        wish: ports.Wish,
+        *,
+        attempt: int = 1,
+        retry_after_s: float = 0.0,
+        spares: bool = False,
+    ) -> Outcome:
         """Bring the layout ``name`` into force.
 
         Args:
             name: The layout, as the label names it.
             wish: Ends the run early, while that is free.
             attempt: Counts the tries at one wish, from 1.
+            retry_after_s: When the next try is made, should this one fail for a passing reason.
+            spares: Whether to let it be rather than make a pod leave. That is also so for a wish
+                that had been fulfilled before this process began: nobody has wished anew.
 
         Returns:
             The outcome that was published.
@@ -117,206 +152,97 @@ class Reconciler:
             ClusterError: The outcome could not be published; the journal is still there.
             Superseded: The run ended early; everything was given back.
         """
-        run = _Run(self._world, self._limits, self._daemons, name=name, attempt=attempt)
+        left, self._left = self._left, None
+        attempted = record.Try(number=attempt, retry_after_s=retry_after_s)
+        run = self._new_run(name, attempt=attempted, left=left)
+        run.fulfilled = self._fulfilled
+        run.rebooted = self._rebooted
+        if spares:
+            run.spare_everybody()
         try:
-            outcome = run.through(wish)
+            outcome = run.attempt(wish)
         except errors.Superseded as end:
             run.end_early(end)
+            self._keep_due(run)
             raise
-        except errors.MigManagerError as error:
-            outcome = _failed(error.reason, error.message)
-        except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
-            _log.exception("run_crashed")
-            outcome = _failed(errors.Reason.INTERNAL, f"{type(error).__name__}: {error}")
+        is_drifted = outcome.reason is errors.Reason.DRIFTED
+        if not is_drifted:
+            self._fulfilled = None
+        self._world.telemetry.drift_found(is_drifted=is_drifted)
         run.record.finish(outcome)
+        self._keep_due(run)
+        if outcome.state is model.State.SUCCESS:
+            run.keep_for_next_boot()
         return outcome
 
+    def look(self, name: str, ended: Outcome) -> lookout.Next:
+        """Look at the GPUs at rest, and publish if they drifted from their layout.
 
-class _Run:
-    """One pass through the pipeline."""
+        Args:
+            name: The layout that the last run was about.
+            ended: How that run ended: successfully, or for a reason that does not pass by itself.
 
-    def __init__(
+        Returns:
+            What is due now.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        run = self._new_run(name)
+        try:
+            with self._alone(f"looking whether {name} is in force"):
+                seen = run.look()
+        except errors.LockedError:
+            # Whatever the other manager makes of the GPUs is for the next look.
+            return lookout.Next.REST
+        finding = self._lookout.judge(ended, seen)
+        match finding:
+            case lookout.Finding.AS_BEFORE:
+                return lookout.Next.REST
+            case lookout.Finding.CHANGED:
+                _log.info("hardware_changed", config=name)
+                return lookout.Next.RUN
+            case lookout.Finding.BACK:
+                self._world.telemetry.drift_found(is_drifted=False)
+                run.record.finish(
+                    outcomes.succeeded(name, errors.Reason.ALREADY_APPLIED, "is back in force")
+                )
+                return lookout.Next.REST
+            case lookout.Finding.DRIFTED | lookout.Finding.STILL_DRIFTED:
+                return self._drifted(run, is_new=finding is lookout.Finding.DRIFTED)
+
+    def _drifted(self, run: runs.Run, *, is_new: bool) -> lookout.Next:
+        in_the_way = run.in_the_way() if self._limits.heals_drift else ()
+        if self._limits.heals_drift and not in_the_way:
+            return lookout.Next.HEAL
+        if is_new:
+            self._world.telemetry.drift_found(is_drifted=True)
+            _log.warning("drift_found", config=run.name, pods=in_the_way)
+            run.record.finish(outcomes.drifted(run.name, in_the_way))
+        return lookout.Next.REST
+
+    def _alone(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        if self._world.exclusion is None:
+            return contextlib.nullcontext()
+        return self._world.exclusion.hold(doing)
+
+    def _keep_due(self, run: runs.Run) -> None:
+        self._left = None if run.record.journal.is_empty else run.record.journal
+
+    def _new_run(
         self,
-        world: World,
-        limits: Limits,
-        staff: daemons.Daemons,
-        *,
         name: str,
-        attempt: int,
-    ) -> None:
-        self._world = world
-        self._limits = limits
-        self._daemons = staff
-        self._name = name
-        self.record = record.Record(
-            world.node, world.clock, config=name, attempt=attempt, telemetry=world.telemetry
-        )
-
-    def through(self, wish: ports.Wish) -> Outcome:
-        layout = self._resolve()
-        table = self._extra_clients()
-        gpus = self._observe()
-        wanted = config.select(layout, gpus)
-        plan = planner.plan(gpus, wanted)
-        if plan.is_empty:
-            return self._keep(gpus, wish)
-        plan, drainage, holders = self._clear_the_way(gpus, wanted, table)
-        drainage.run(holders, wish)
-        paused = self._daemons.pause(plan, self.record, wish, table)
-        # Without a plugin nobody is given a device any more: who slipped in before shows now.
-        drainage.run(holders, wish)
-        wish.check()
-        gpus = self._change(plan, gpus, wanted, paused)
-        paused = self._daemons.resume_plugin(
-            paused, self.record, plugin_config=self._limits.policy.plugin_config(self._name)
-        )
-        self.record.enter(model.Phase.PROVE, "waiting for the new devices to be schedulable")
-        self._daemons.prove(paused, gpus, wish)
-        self._resume_monitors(paused, wish)
-        by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
-        return self._succeeded(errors.Reason.APPLIED, "is in force", more=by_force)
-
-    def _keep(self, gpus: tuple[model.Gpu, ...], wish: ports.Wish) -> Outcome:
-        """Change nothing; but an earlier run may have failed between change and proof."""
-        plugin_config = self._limits.policy.plugin_config(self._name)
-        if not self._daemons.has_config(plugin_config):
-            paused = self._daemons.resume_plugin(
-                self._daemons.find_plugins(), self.record, plugin_config=plugin_config
-            )
-            self.record.enter(model.Phase.PROVE, "waiting for the plugin's new config")
-            self._daemons.prove(paused, gpus, wish)
-        elif not self._daemons.is_proven(gpus):
-            self.record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
-            self._daemons.prove(self._plugin_to_prove(gpus), gpus, wish)
-        return self._succeeded(errors.Reason.ALREADY_APPLIED, "is already in force")
-
-    def _resume_monitors(self, paused: daemons.Paused, wish: ports.Wish) -> None:
-        monitors.Monitors(
+        *,
+        attempt: record.Try | None = None,
+        left: status.Journal | None = None,
+    ) -> runs.Run:
+        written = record.Record(
             self._world.node,
-            self._world.workloads,
             self._world.clock,
-            timeout_s=self._limits.monitor_timeout_s,
-            pace=self._limits.pace,
-        ).resume(paused, self.record, wish)
-
-    def _plugin_to_prove(self, gpus: tuple[model.Gpu, ...]) -> daemons.Paused:
-        """Restart a plugin that offers something else, but not again at every retry."""
-        if self.record.attempt > 1:
-            return daemons.ANY_PLUGIN
-        return self._daemons.restart_stale_plugin(gpus)
-
-    def _resolve(self) -> config.Layout:
-        source = self._world.configs
-        layout = config.parse(source.read(), source=source.name).layout(self._name)
-        self.record.note(config_hash=layout.content_hash)
-        return layout
-
-    def _extra_clients(self) -> tuple[extras.ExtraClient, ...]:
-        source = self._world.extra_clients
-        return extras.parse(source.read(), source=source.name) if source else ()
-
-    def _observe(self) -> tuple[model.Gpu, ...]:
-        gpus = self._world.gpus.observe()
-        self.record.note(gpus=gpus)
-        return gpus
-
-    def _clear_the_way(
-        self,
-        gpus: tuple[model.Gpu, ...],
-        wanted: dict[str, model.WantedGpu],
-        table: tuple[extras.ExtraClient, ...],
-    ) -> tuple[model.Plan, drain.Drain, drain.Holders]:
-        """Plan around those who can stay, and close the node to newcomers."""
-        holders = drain.survey(self._world.workloads, self._world.allocations)
-        plan = planner.plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
-        order = drain.Order(
-            affected=clients.affected_ids(plan, gpus),
-            policy=self._limits.policy,
-            daemons=table,
-            timeout_s=self._limits.drain_timeout_s,
-            pace=self._limits.pace,
-        )
-        leaving = order.leaving(holders)
-        # A cordon does not keep DaemonSets from replacing an evicted pod at once; a taint does.
-        needs_hold = any(pod.owner_kind == "DaemonSet" for pod in leaving)
-        view = self._world.node.read()
-        self.record.enter(
-            model.Phase.CORDON,
-            f"applying {self._name}",
-            take=dataclasses.replace(
-                self.record.journal, cordoned=not view.is_unschedulable, hold_taint=needs_hold
+            journal=dataclasses.replace(
+                left or status.Journal(config=name), config=name, boot_id=self._world.boot_id
             ),
-            change=cluster.NodePatch(unschedulable=True, hold_taint=needs_hold or None),
-        )
-        if leaving:
-            names = ", ".join(clients.told(pod, holders.assigned) for pod in leaving)
-            what = "waiting for" if order.is_passive else "evicting"
-            self._announce_drain("Draining", f"{what} {names}", is_warning=False)
-        drainage = drain.Drain(
-            self._world.workloads,
-            self._world.allocations,
-            self._world.clock,
-            order=order,
-            on_force=lambda names: self._announce_drain(
-                "ForcedDrain", f"deleting by force {names}", is_warning=True
-            ),
+            attempt=attempt,
             telemetry=self._world.telemetry,
         )
-        return plan, drainage, holders
-
-    def _announce_drain(self, reason: str, message: str, *, is_warning: bool) -> None:
-        self.record.enter(model.Phase.DRAIN, message)
-        self._world.node.emit(
-            reason=reason, message=f"{self._name}: {message}", is_warning=is_warning
-        )
-
-    def _change(
-        self,
-        plan: model.Plan,
-        before: tuple[model.Gpu, ...],
-        wanted: dict[str, model.WantedGpu],
-        paused: daemons.Paused,
-    ) -> tuple[model.Gpu, ...]:
-        self.record.enter(model.Phase.EXECUTE, f"running {len(plan.steps)} steps on the GPUs")
-        try:
-            gpus, _ = change.carry_out(
-                self._world.gpus,
-                plan,
-                before=before,
-                replan=lambda after: planner.plan(after, wanted),
-                on_undo=self._announce_undo,
-            )
-        except errors.MigManagerError:
-            # An API that fails now must not hide the reason; the end gives everything back.
-            with contextlib.suppress(errors.ClusterError):
-                self._daemons.resume_plugin(paused, self.record)
-            raise
-        self.record.note(gpus=gpus)
-        return gpus
-
-    def _announce_undo(self) -> None:
-        # Nobody's silence keeps the GPUs from being brought back.
-        with contextlib.suppress(errors.ClusterError):
-            self.record.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
-
-    def end_early(self, end: errors.Superseded) -> None:
-        """Give everything back after a run that nobody wants any more."""
-        _log.info("run_superseded", why=end.why)
-        if end.is_replaced:
-            self.record.abandon()
-        else:
-            self.record.finish(_failed(errors.Reason.INTERRUPTED, end.why))
-
-    def _succeeded(self, reason: errors.Reason, what: str, *, more: str = "") -> Outcome:
-        return Outcome(
-            state=model.State.SUCCESS,
-            reason=reason,
-            message=f"Layout {self._name} {what}.{more}",
-        )
-
-
-def _failed(reason: errors.Reason, message: str) -> Outcome:
-    text = message.rstrip(".") + "."
-    if reason.remedy:
-        text = f"{text} {reason.remedy}"
-    return Outcome(state=model.State.FAILED, reason=reason, message=text)
+        return runs.Run(self._world, self._limits, self._daemons, name=name, written=written)

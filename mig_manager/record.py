@@ -9,10 +9,19 @@ from collections.abc import Mapping
 
 import structlog
 
-from mig_manager import errors, ports
+from mig_manager import errors, outcomes, ports
 from mig_manager.core import cluster, model, status
 
 _log = structlog.get_logger()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One of the tries at a wish."""
+
+    number: int = 1
+    retry_after_s: float = 0.0
+    """When the next one is made, should this one fail for a reason that can pass."""
 
 
 class Record:
@@ -23,23 +32,34 @@ class Record:
         node: ports.Node,
         clock: ports.Clock,
         *,
-        config: str,
-        attempt: int,
+        journal: status.Journal,
+        attempt: Try | None = None,
         telemetry: ports.Telemetry | None = None,
     ) -> None:
+        """Begin a record.
+
+        Args:
+            node: Where it is written.
+            clock: For its times.
+            journal: Names the layout that is wanted and the present boot, and lists what an
+                interrupted run has taken already: this one carries on with it.
+            attempt: Which try at the wish this is; None: the first.
+            telemetry: Told of states and phases.
+        """
         self._node = node
         self._clock = clock
         self._telemetry = telemetry or ports.Telemetry()
         self._began = self._phase_began = clock.monotonic()
-        self.journal = status.Journal(config=config)
+        self._try = attempt or Try()
+        self.journal = journal
         self._status = status.Status(
-            config=config,
+            config=journal.config,
             config_hash="",
             state=model.State.PENDING,
             phase=model.Phase.RESOLVE,
             reason=None,
             message="",
-            attempt=attempt,
+            attempt=self._try.number,
             started_at=clock.now_iso(),
             finished_at=None,
         )
@@ -48,6 +68,23 @@ class Record:
     def attempt(self) -> int:
         """Which try at the wish this is, from 1."""
         return self._status.attempt
+
+    def proven(self) -> None:
+        """Remember that the change is in force on the GPUs: no way leads back from here."""
+        self.journal = dataclasses.replace(self.journal, snapshot=(), applied="")
+
+    def undone(self) -> None:
+        """Remember that the GPUs have again what they had before the change."""
+        self.journal = dataclasses.replace(self.journal, snapshot=())
+
+    def started(self, service: str) -> None:
+        """Remember that a service of the host runs again."""
+        left = tuple(name for name in self.journal.host_services if name != service)
+        self.journal = dataclasses.replace(self.journal, host_services=left)
+
+    def rebooted(self, *, is_so: bool = True) -> None:
+        """Remember whether this wish has had its reboot, also once the journal is gone."""
+        self._status = dataclasses.replace(self._status, is_rebooted=is_so)
 
     def note(self, *, config_hash: str | None = None, gpus: tuple[model.Gpu, ...] = ()) -> None:
         """Remember facts for the next write."""
@@ -64,29 +101,38 @@ class Record:
         *,
         take: status.Journal | None = None,
         change: cluster.NodePatch | None = None,
+        state: model.State = model.State.PENDING,
     ) -> cluster.NodeView:
-        """Publish ``pending`` in a new phase, together with what the phase takes.
+        """Publish a new phase, together with what the phase takes.
 
         Args:
             phase: The phase that begins.
             message: What happens in it, for people.
             take: The journal as it must read once ``change`` is made; None: unchanged.
             change: Cordon, taint and labels to write in the same patch.
+            state: ``pending``, or ``rebooting``.
 
         Raises:
-            ClusterError: The API refused or does not answer; then nothing was taken.
+            ClusterError: The API refused or does not answer; the journal lists what may have been
+                taken nevertheless.
         """
         _log.info("phase_entered", phase=phase.value, message=message)
         self._end_phase()
-        self._status = dataclasses.replace(
-            self._status, state=model.State.PENDING, phase=phase, message=message
-        )
+        self._status = dataclasses.replace(self._status, state=state, phase=phase, message=message)
         journal = self.journal if take is None else take
-        view = self._node.patch(
-            _merge(change, self._labels(), self._annotations(None if take is None else journal))
-        )
+        try:
+            view = self._node.patch(
+                _merge(
+                    change, self._labels(), self._annotations(None if take is None else journal)
+                )
+            )
+        except errors.ClusterError as error:
+            # Whatever may have been taken must be given back.
+            if error.may_be_done:
+                self.journal = journal
+            raise
         self.journal = journal
-        self._telemetry.state_published(model.State.PENDING)
+        self._telemetry.state_published(state)
         return view
 
     def give_back(
@@ -106,31 +152,39 @@ class Record:
             plugin_config: Switch the device plugin's config in the same patch.
 
         Raises:
-            ClusterError: The API refused or does not answer; then nothing was given back.
+            ClusterError: The API refused or does not answer; the journal still lists it all.
         """
         had = self.journal
         uncordons = is_uncordoned and had.cordoned
         labels: dict[str, str | None] = dict(keys)
         if plugin_config:
             labels[cluster.PLUGIN_CONFIG_LABEL] = plugin_config.now
-        return self.enter(
-            model.Phase.RESUME,
-            message,
-            take=dataclasses.replace(
-                had,
-                paused_labels={k: v for k, v in had.paused_labels.items() if k not in keys},
-                hold_taint=False,
-                cordoned=had.cordoned and not uncordons,
-                plugin_config=plugin_config or had.plugin_config,
-            ),
-            change=cluster.NodePatch(
-                labels=labels,
-                hold_taint=False if had.hold_taint else None,
-                unschedulable=False if uncordons else None,
-            ),
-        )
+        try:
+            return self.enter(
+                model.Phase.RESUME,
+                message,
+                take=dataclasses.replace(
+                    had,
+                    paused_labels={k: v for k, v in had.paused_labels.items() if k not in keys},
+                    hold_taint=False,
+                    cordoned=had.cordoned and not uncordons,
+                    plugin_config=plugin_config or had.plugin_config,
+                ),
+                change=cluster.NodePatch(
+                    labels=labels,
+                    hold_taint=False if had.hold_taint else None,
+                    unschedulable=False if uncordons else None,
+                    annotations={cluster.CORDON_ANNOTATION: None} if uncordons else {},
+                ),
+            )
+        except errors.ClusterError:
+            # What may not have been given back is given back again at the end.
+            self.journal = dataclasses.replace(
+                had, plugin_config=plugin_config or had.plugin_config
+            )
+            raise
 
-    def finish(self, outcome: "Outcome") -> None:
+    def finish(self, outcome: outcomes.Outcome) -> None:
         """Publish the end of the run and give back all that the journal still lists.
 
         Raises:
@@ -143,6 +197,9 @@ class Record:
             reason=outcome.reason,
             message=outcome.message,
             finished_at=self._clock.now_iso(),
+            retry_at=self._clock.now_iso(after_s=self._try.retry_after_s)
+            if outcome.should_retry
+            else None,
             phase=model.Phase.DONE if outcome.state is model.State.SUCCESS else self._status.phase,
         )
         labels = self._labels()
@@ -150,10 +207,10 @@ class Record:
             labels[cluster.APPLIED_LABEL] = self._status.config
             # It goes with the layout that is now in force.
             self.journal = dataclasses.replace(self.journal, plugin_config=None)
-        self._node.patch(
-            _merge(self._giving_back(), labels, self._annotations(self.journal, end=True))
-        )
-        self.journal = status.Journal(config=self.journal.config)
+        elif outcome.reason is errors.Reason.DRIFTED:
+            labels[cluster.APPLIED_LABEL] = None
+        self._node.patch(_merge(self._giving_back(), labels, self._annotations(self.journal.due)))
+        self.journal = self.journal.due
         is_failure = outcome.state is model.State.FAILED
         write = _log.warning if is_failure else _log.info
         seconds = self._clock.monotonic() - self._began
@@ -178,8 +235,10 @@ class Record:
             ClusterError: The API refused or does not answer; the journal stays for that run.
         """
         self._end_phase()
-        self._node.patch(_merge(self._giving_back(), {}, {cluster.JOURNAL_ANNOTATION: None}))
-        self.journal = status.Journal(config=self.journal.config)
+        due = self.journal.due
+        text = None if due.is_empty else due.to_json()
+        self._node.patch(_merge(self._giving_back(), {}, {cluster.JOURNAL_ANNOTATION: text}))
+        self.journal = due
         self._telemetry.run_superseded()
 
     def _end_phase(self) -> None:
@@ -195,29 +254,12 @@ class Record:
     def _labels(self) -> dict[str, str | None]:
         return {cluster.STATE_LABEL: self._status.state.value}
 
-    def _annotations(
-        self, journal: status.Journal | None, *, end: bool = False
-    ) -> dict[str, str | None]:
+    def _annotations(self, journal: status.Journal | None) -> dict[str, str | None]:
         annotations: dict[str, str | None] = {cluster.STATUS_ANNOTATION: self._status.to_json()}
         if journal is not None:
-            text = None if end or journal.is_empty else journal.to_json()
+            text = None if journal.is_empty else journal.to_json()
             annotations[cluster.JOURNAL_ANNOTATION] = text
         return annotations
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a run ended."""
-
-    state: model.State
-    reason: errors.Reason
-    message: str
-    """For people, remedy included."""
-
-    @property
-    def should_retry(self) -> bool:
-        """Whether the same wish may succeed later by itself."""
-        return self.state is model.State.FAILED and self.reason.is_transient
 
 
 def giving_back(journal: status.Journal) -> cluster.NodePatch:
@@ -225,8 +267,11 @@ def giving_back(journal: status.Journal) -> cluster.NodePatch:
     labels: dict[str, str | None] = dict(journal.paused_labels)
     if journal.plugin_config:
         labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
+    if journal.applied and not journal.snapshot:
+        labels[cluster.APPLIED_LABEL] = journal.applied
     return cluster.NodePatch(
         labels=labels,
+        annotations={cluster.CORDON_ANNOTATION: None} if journal.cordoned else {},
         unschedulable=False if journal.cordoned else None,
         hold_taint=False if journal.hold_taint else None,
     )

@@ -3,8 +3,9 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from mig_manager import commands, validation
-from mig_manager.core import bar, model, picture
+from mig_manager import booting, commands, validation
+from mig_manager.core import bar, model, picture, steps
+from mig_manager.core import holders as holding
 
 _MOST_NAMED = 8
 """Devices or pods that a sentence names before it counts the rest."""
@@ -13,13 +14,18 @@ _NOT_FOR_IT = validation.Fit.NOT_FOR_IT
 
 
 def status(result: commands.Status, *, is_wide: bool, style: bar.Style) -> str:
-    """Draw every GPU; wide: list the instances with their ids and UUIDs too."""
+    """Draw every GPU; wide: also instances with ids and UUIDs, and holders."""
     if not result.gpus:
         return "This node has no NVIDIA GPU."
     if not is_wide:
         return picture.draw_gpus(result.gpus, style=style)
     blocks = [
-        f"{picture.draw_gpus([gpu], style=style)}\n{_instances(gpu)}".rstrip()
+        "\n".join(
+            [
+                f"{picture.draw_gpus([gpu], style=style)}\n{_instances(gpu)}".rstrip(),
+                *_held((result.held or {}).get(gpu.uuid, ())),
+            ]
+        )
         for gpu in result.gpus
     ]
     return "\n\n".join(blocks)
@@ -51,6 +57,18 @@ def summary(result: commands.Planned) -> str:
         sentence += f"; MIG mode of {_count(len(result.mode_changes), 'GPU')} switched"
     resets = sum(gpu_plan.needs_reset for gpu_plan in result.plan.gpus)
     return f"{sentence}; " + (f"{_count(resets, 'GPU')} reset" if resets else "no reset")
+
+
+def restored(result: booting.Restored) -> str:
+    """Return in one sentence what came back after a reboot."""
+    if not result.layout:
+        return "No layout is kept for the boot: nothing was done."
+    if result.rounds:
+        rest = ", but not everything of it" if result.problems else ""
+        return f"Layout {result.layout} is back{rest}."
+    if result.problems:
+        return f"Layout {result.layout} did not come back in full: nothing was done."
+    return f"Layout {result.layout} is in force as it was kept: nothing was done."
 
 
 def difference(result: commands.Planned) -> str:
@@ -177,25 +195,12 @@ def _verdict(result: commands.Planned, style: bar.Style) -> str:
 def _steps(result: commands.Planned) -> Iterable[str]:
     for gpu_plan in result.plan.gpus:
         for step in gpu_plan.steps:
-            yield f"GPU {gpu_plan.gpu_index}  {_step(step)}"
+            yield f"GPU {gpu_plan.gpu_index}  {steps.described(step)}"
 
 
-def _step(step: model.Step) -> str:
-    match step:
-        case model.DestroyComputeInstance():
-            where = f"instance {step.gpu_instance_id}/{step.compute_instance_id}"
-            return f"destroy compute instance {step.profile} ({where}, {step.uuid or 'no UUID'})"
-        case model.DestroyGpuInstance():
-            where = f"instance {step.gpu_instance_id}"
-            return f"destroy GPU instance {step.profile} at {step.placement} ({where})"
-        case model.SetMode():
-            how = ", which resets the GPU" if step.needs_reset else ""
-            return f"switch MIG mode to {step.mode.value}{how}"
-        case model.CreateGpuInstance():
-            return f"create GPU instance {step.profile} at {step.placement}"
-        case model.CreateComputeInstance():
-            where = f"{step.placement} in the GPU instance at {step.gpu_instance_placement}"
-            return f"create compute instance {step.profile} at {where}"
+def _held(holders: Iterable[holding.Holder]) -> Iterable[str]:
+    for holder in holders:
+        yield f"    held by {holder}"
 
 
 def _instances(gpu: model.Gpu) -> str:

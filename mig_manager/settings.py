@@ -1,5 +1,8 @@
 """Settings: frozen values made from a command line over environment variables over defaults.
 
+Here those of the agent and what all have in common; those of a command are in ``shellsettings``,
+those for the machine underneath in ``hostsettings``.
+
 The only reader of the environment. Names and variables of NVIDIA's ``nvidia-mig-parted`` and
 ``nvidia-mig-manager`` are honoured, so that their manifests and scripts keep working; ours are
 ``MIG_MANAGER_`` and the option's name.
@@ -12,21 +15,16 @@ import pathlib
 import re
 from collections.abc import Mapping
 
-from mig_manager import errors, peer, source
+from mig_manager import errors, hostsettings, peer, source
 from mig_manager.core import policy as policies
 
 _PACKAGE = pathlib.Path(__file__).parent
-_LEAST_PAUSE_S = 0.001
+LEAST_PAUSE_S = 0.001
 """A pause of nothing at all would keep a core busy."""
-
-
-class OutputFormat(enum.Enum):
-    """How a command answers."""
-
-    TEXT = "text"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
+_LOCK_FILE = pathlib.Path("/run/mig-manager/lock")
+"""On a file system that a reboot empties, as every lock is gone then."""
+_PROVEN_FILE = pathlib.Path("/var/lib/mig-manager/proven.json")
+"""On a disk: it is for the time after a reboot."""
 
 
 class Colour(enum.Enum):
@@ -72,36 +70,10 @@ class GpuAccess:
         """Whether no hardware is touched."""
         return self.simulate_state is not None
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CommandSettings:
-    """Settings of one command at a shell; each command reads what concerns it."""
-
-    gpus: GpuAccess
-    is_debug: bool
-    """Whether to log everything and to show tracebacks of bugs."""
-    colour: Colour
-    output_format: OutputFormat
-    config_file: str | None
-    """Config document; ``-`` is standard input, None the one that comes with the program."""
-    layouts: tuple[str, ...]
-    """Names of layouts, as positional arguments or by ``-c``; none: the document's only one."""
-    config_label: str
-    """Name that ``export`` gives to the layout it writes."""
-    products: tuple[str, ...]
-    """Products that ``validate`` checks against, as globs; none: the GPUs of this machine."""
-    hooks_file: str | None
-    """The peer's hooks; None or empty: no hooks."""
-    is_mode_only: bool
-    """Whether only MIG mode counts."""
-    is_reset_skipped: bool
-    """Whether a change that resets a GPU is refused."""
-    is_valid_config_only: bool
-    """Whether ``assert`` only checks that the document is good and has the layout."""
-    in_use_timeout_s: float
-    """How long a GPU or instance that is in use is tried again; seconds."""
-    pod_resources_socket: pathlib.Path | None
-    """Kubelet that ``plan`` asks for the holders of devices; None: nobody is asked."""
+    def beside_state(self, suffix: str) -> pathlib.Path | None:
+        """Return a file that belongs to the simulated node; None when the GPUs are real."""
+        state = self.simulate_state
+        return state.with_name(f"{state.name}.{suffix}") if state else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +87,10 @@ class AgentSettings:
     kubeconfig: pathlib.Path | None
     """None: the credentials of the pod's ServiceAccount."""
     gpus: GpuAccess
+    host: hostsettings.HostSettings
+    """What may be done to the machine, and where its files are."""
+    proven_file: pathlib.Path
+    """Where the layout last proven in force is kept, for after a reboot."""
     driver_roots: tuple[str, ...]
     """File systems with a driver, to look for NVML's library where the loader finds none."""
     advertises_simulated: bool
@@ -135,6 +111,20 @@ class AgentSettings:
     """How long a GPU or instance that is in use is tried again."""
     gpu_timeout_s: float
     """How long one operation on the GPUs may take before its process is killed."""
+    lock_file: pathlib.Path
+    """Keeps every other manager of this node off while one changes the GPUs."""
+    lock_timeout_s: float
+    """How long to wait while another manager of this node is at work."""
+    allows_foreign_managers: bool
+    """Whether to go on although another program manages MIG on this node."""
+    drift_check_interval_s: float
+    """Pause between two looks whether the layout is still in force; 0: nobody looks."""
+    heals_drift: bool
+    """Whether a layout that somebody else changed is brought back."""
+    watches_gpu_events: bool
+    """Whether to be told by NVML when the GPUs' MIG configuration changes."""
+    own_pod_uid: str | None
+    """UID of the pod that this agent runs in; None: in no pod, or it is not told."""
     retry_initial_s: float
     """Pause before the first retry of a failure that can pass."""
     retry_max_s: float
@@ -149,8 +139,6 @@ class AgentSettings:
     log_format: LogFormat
     not_needed: tuple[str, ...]
     """Options of NVIDIA's agent that were given and that this one does not need."""
-    not_supported: tuple[str, ...]
-    """Options of NVIDIA's agent that were given and ask for what this one does not do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,31 +192,40 @@ def gpu_access(options: Mapping[str, object], environ: Mapping[str, str]) -> Gpu
     )
 
 
-def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> CommandSettings:
-    """Read the settings of a command at a shell.
+def gpu_timeouts(given: source.Source) -> tuple[float, float]:
+    """Read how long what is in use is tried again, and how long an operation may take, seconds.
 
     Raises:
-        UsageError: A value cannot be used, or contradicts another.
+        UsageError: They are no durations, or the operation would be killed while it tries again.
     """
-    given = source.Source(options, environ)
-    return CommandSettings(
-        gpus=gpu_access(options, environ),
-        is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
-        colour=_colour(given, environ),
-        output_format=_output_format(options, given),
-        config_file=_config_file(options, given),
-        layouts=_layouts(options, given),
-        config_label=given.text(
-            "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
-        ),
-        products=_texts(options, "gpu"),
-        hooks_file=given.text("hooks-file", variable="MIG_PARTED_HOOKS_FILE") or None,
-        is_mode_only=given.switch("mode-only", variable="MIG_PARTED_MODE_CHANGE_ONLY"),
-        is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
-        is_valid_config_only=given.switch("valid-config", variable="MIG_PARTED_VALID_CONFIG"),
-        in_use_timeout_s=given.seconds("in-use-timeout-s", default=30.0),
-        pod_resources_socket=given.path("pod-resources-socket"),
-    )
+    in_use_timeout_s = given.seconds("in-use-timeout-s", default=30.0)
+    gpu_timeout_s = given.seconds("gpu-timeout-s", default=120.0)
+    if in_use_timeout_s >= gpu_timeout_s:
+        raise errors.UsageError(
+            f"--in-use-timeout-s {in_use_timeout_s:g} must be less than --gpu-timeout-s "
+            f"{gpu_timeout_s:g}, after which the operation is killed"
+        )
+    return in_use_timeout_s, gpu_timeout_s
+
+
+def lock_file(given: source.Source, gpus: GpuAccess) -> pathlib.Path:
+    """Return the node's lock; each simulated node has one of its own beside its state."""
+    return given.path("lock-file") or gpus.beside_state("manager.lock") or _LOCK_FILE
+
+
+def proven_file(given: source.Source, gpus: GpuAccess) -> pathlib.Path:
+    """Return where the last proven layout is kept; that of simulated GPUs beside their state."""
+    return given.path("proven-file") or gpus.beside_state("proven") or _PROVEN_FILE
+
+
+def colour(given: source.Source, environ: Mapping[str, str]) -> Colour:
+    """Read when to use colours; a terminal that cannot show any is believed.
+
+    Raises:
+        UsageError: The value is none of them.
+    """
+    is_unwanted = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+    return given.choice("color", Colour, default=Colour.NEVER if is_unwanted else Colour.AUTO)
 
 
 def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> AgentSettings:
@@ -241,13 +238,7 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
     name = given.text("node-name", variable="NODE_NAME")
     if not name:
         raise errors.UsageError("the agent must know its node: give --node-name or set NODE_NAME")
-    in_use_timeout_s = given.seconds("in-use-timeout-s", default=30.0)
-    gpu_timeout_s = given.seconds("gpu-timeout-s", default=120.0)
-    if in_use_timeout_s >= gpu_timeout_s:
-        raise errors.UsageError(
-            f"--in-use-timeout-s {in_use_timeout_s:g} must be less than --gpu-timeout-s "
-            f"{gpu_timeout_s:g}, after which the operation is killed"
-        )
+    in_use_timeout_s, gpu_timeout_s = gpu_timeouts(given)
     gpus = gpu_access(options, environ)
     advertises_simulated = given.switch("advertise-simulated")
     if advertises_simulated and not gpus.is_simulated:
@@ -259,9 +250,12 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         config_file=_agent_config_file(given, environ),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
         gpus=gpus,
-        driver_roots=_driver_roots(given),
+        host=hostsettings.host_settings(given),
+        proven_file=proven_file(given, gpus),
+        driver_roots=hostsettings.library_roots(given),
         advertises_simulated=advertises_simulated,
-        pod_resources_socket=given.path("pod-resources-socket") or _pod_resources_socket(given),
+        pod_resources_socket=given.path("pod-resources-socket")
+        or hostsettings.pod_resources_socket(given),
         policy=_policy(given),
         extra_clients_file=given.path("extra-clients-file"),
         drain_timeout_s=given.seconds("drain-timeout-s", default=300.0),
@@ -269,17 +263,23 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         plugin_timeout_s=given.seconds("plugin-timeout-s", default=300.0),
         in_use_timeout_s=in_use_timeout_s,
         gpu_timeout_s=gpu_timeout_s,
-        retry_initial_s=given.seconds("retry-initial-s", default=5.0, least=_LEAST_PAUSE_S),
-        retry_max_s=given.seconds("retry-max-s", default=300.0, least=_LEAST_PAUSE_S),
-        poll_interval_s=given.seconds("poll-interval-s", default=1.0, least=_LEAST_PAUSE_S),
+        lock_file=lock_file(given, gpus),
+        lock_timeout_s=given.seconds("lock-timeout-s", default=30.0),
+        allows_foreign_managers=given.switch("allow-foreign-managers"),
+        drift_check_interval_s=given.seconds("drift-check-interval-s", default=300.0),
+        heals_drift=given.switch("heal-drift"),
+        watches_gpu_events=given.switch("watch-gpu-events"),
+        own_pod_uid=given.text("pod-uid", variable="POD_UID") or None,
+        retry_initial_s=given.seconds("retry-initial-s", default=5.0, least=LEAST_PAUSE_S),
+        retry_max_s=given.seconds("retry-max-s", default=300.0, least=LEAST_PAUSE_S),
+        poll_interval_s=given.seconds("poll-interval-s", default=1.0, least=LEAST_PAUSE_S),
         health_address=given.text("health-address"),
         health_port=given.port("health-port"),
         log_level=LogLevel.DEBUG
         if given.switch("debug", variable="MIG_PARTED_DEBUG")
         else given.choice("log-level", LogLevel, default=LogLevel.INFO),
         log_format=given.choice("log-format", LogFormat, default=LogFormat.JSON),
-        not_needed=peer.given_options(given, is_needed=False),
-        not_supported=peer.given_options(given, is_needed=True),
+        not_needed=peer.given_options(given),
     )
 
 
@@ -291,7 +291,7 @@ def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> 
         scenario=given.text("scenario", default="first-layout"),
         is_real_time=given.switch("real-time"),
         is_kept=given.switch("keep"),
-        colour=_colour(given, environ),
+        colour=colour(given, environ),
         is_debug=given.switch("debug"),
     )
 
@@ -302,27 +302,6 @@ def _agent_config_file(given: source.Source, environ: Mapping[str, str]) -> path
     return given.path("config-file", variable="CONFIG_FILE") or (
         pathlib.Path(fallback) if fallback else packaged_config()
     )
-
-
-def _driver_roots(given: source.Source) -> tuple[str, ...]:
-    """Return where a driver may be: as seen in a container before as seen on the host."""
-    roots = (
-        given.text("driver-root-ctr-path", variable="DRIVER_ROOT_CTR_PATH"),
-        given.text("nvidia-driver-root", variable="NVIDIA_DRIVER_ROOT"),
-    )
-    return tuple(dict.fromkeys(root for root in roots if root))
-
-
-def _pod_resources_socket(given: source.Source) -> pathlib.Path:
-    """Return kubelet's socket where it usually is, or below a mount of the host's root.
-
-    The GPU operator mounts the host's root, at NVIDIA's default, and not kubelet's folder. The
-    folder decides and not the socket, which is away while kubelet restarts.
-    """
-    usual = pathlib.Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    host = given.path("host-root-mount", variable="HOST_ROOT_MOUNT") or pathlib.Path("/host")
-    below = host / usual.relative_to("/")
-    return below if below.parent.is_dir() and not usual.parent.is_dir() else usual
 
 
 def _policy(given: source.Source) -> policies.Policy:
@@ -339,57 +318,6 @@ def _policy(given: source.Source) -> policies.Policy:
             given.text("plugin-configs"), origin="--plugin-configs"
         ),
     )
-
-
-def _colour(given: source.Source, environ: Mapping[str, str]) -> Colour:
-    is_unwanted = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
-    return given.choice("color", Colour, default=Colour.NEVER if is_unwanted else Colour.AUTO)
-
-
-def _output_format(options: Mapping[str, object], given: source.Source) -> OutputFormat:
-    """Return the format; the peer's variable speaks of ``export`` alone, which writes YAML."""
-    is_export = options.get("command") == "export"
-    wanted = given.choice(
-        "output-format",
-        OutputFormat,
-        variable="MIG_PARTED_OUTPUT_FORMAT" if is_export else "",
-        default=OutputFormat.YAML if is_export else OutputFormat.TEXT,
-    )
-    if is_export and wanted not in (OutputFormat.JSON, OutputFormat.YAML):
-        raise errors.UsageError(f"export writes json or yaml, not {wanted.value}")
-    return wanted
-
-
-def _config_file(options: Mapping[str, object], given: source.Source) -> str | None:
-    # An unset shell variable must not quietly become the document that comes with the program.
-    if options.get("config_file") == "":
-        raise errors.UsageError("-f names no file; leave it out for the program's own layouts")
-    return given.text("config-file", variable="MIG_PARTED_CONFIG_FILE") or None
-
-
-def _layouts(options: Mapping[str, object], given: source.Source) -> tuple[str, ...]:
-    """Return the layouts named; an explicit one outdoes the variable."""
-    positional = _texts(options, "layout")
-    selected = options.get("selected_config")
-    if positional and selected and positional != (selected,):
-        raise errors.UsageError(
-            f"-c names layout {selected!r} and the command line {positional[0]!r}; name one"
-        )
-    if positional:
-        return positional
-    name = (
-        str(selected)
-        if selected is not None
-        else given.text("selected-config", variable="MIG_PARTED_SELECTED_CONFIG")
-    )
-    return (name,) if name else ()
-
-
-def _texts(options: Mapping[str, object], name: str) -> tuple[str, ...]:
-    given = options.get(name)
-    if given is None:
-        return ()
-    return tuple(str(item) for item in given) if isinstance(given, list) else (str(given),)
 
 
 def _default_state(spec: str, environ: Mapping[str, str]) -> pathlib.Path:

@@ -38,3 +38,8 @@ def install(access: settings.GpuAccess) -> None:
     """Put the simulated GPUs in the place of NVML, in this process."""
     if access.simulate_state is not None:
         nvml.install(access.simulate_state)
+
+
+def boot_id(access: settings.GpuAccess) -> str:
+    """Return what tells this boot of the simulated node from others; empty for real GPUs."""
+    return nvml.SharedState(access.simulate_state).boot_id if access.simulate_state else ""

@@ -31,13 +31,15 @@ class Source:
         """Return a text; an empty variable counts as absent, an empty option does not."""
         return self._find(name, variable)[0] or default
 
-    def switch(self, name: str, *, variable: str = "") -> bool:
+    def switch(self, name: str, *, variable: str = "", default: bool = False) -> bool:
         """Return a yes or no.
 
         Raises:
             UsageError: The variable is neither.
         """
         text, origin = self._find(name, variable)
+        if not text:
+            return default
         if text in _TRUE:
             return True
         if text in _FALSE:

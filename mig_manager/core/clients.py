@@ -143,6 +143,13 @@ def is_validator(pod: cluster.Pod) -> bool:
     return pod.labels.get("app") in _VALIDATORS
 
 
+def takes_away(plan: model.Plan) -> bool:
+    """Tell whether anything ends that somebody may hold."""
+    return bool(plan.doomed_uuids) or any(
+        isinstance(step, model.DestroyGpuInstance) for step in plan.steps
+    )
+
+
 def labels_to_pause(
     labels: Mapping[str, str],
     plan: model.Plan,
@@ -157,10 +164,7 @@ def labels_to_pause(
     The order is that of the resume: a monitor that starts beside the device plugin can hang the
     driver, and one that starts before its source of data fails.
     """
-    takes_away = bool(plan.doomed_uuids) or any(
-        isinstance(step, model.DestroyGpuInstance) for step in plan.steps
-    )
-    operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if takes_away else ())
+    operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if takes_away(plan) else ())
     keys = [cluster.DEPLOY_LABEL_PREFIX + operand for operand in operands]
     keys += [daemon.deploy_label for daemon in daemons if daemon.deploy_label]
     return {key: "true" for key in keys if labels.get(key) in ("true", cluster.PAUSED_VALUE)}

@@ -11,6 +11,10 @@ STATE_LABEL = "nvidia.com/mig.config.state"
 APPLIED_LABEL = "mig-manager.io/applied"
 STATUS_ANNOTATION = "mig-manager.io/status"
 JOURNAL_ANNOTATION = "mig-manager.io/journal"
+UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
+"""Where a journal that makes no sense is kept for whoever looks into it."""
+CORDON_ANNOTATION = "mig-manager.io/cordoned-for"
+"""On a node whose cordon is ours: the layout it was cordoned for."""
 DEPLOY_LABEL_PREFIX = "nvidia.com/gpu.deploy."
 PLUGIN_DEPLOY_LABEL = "nvidia.com/gpu.deploy.device-plugin"
 PAUSED_VALUE = "paused-for-mig-change"
@@ -52,6 +56,10 @@ class Pod:
     """Whether it has ResourceClaims, for GPUs or for anything else."""
     may_run_gpu_init: bool = False
     """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
+    images: tuple[str, ...] = ()
+    """As its author wrote them, in the order of ``container_names``."""
+    feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    """What its containers' variable ``FEATURE_GATES`` switches on and off."""
 
     @property
     def key(self) -> str:

@@ -27,6 +27,19 @@ class Architecture(enum.Enum):
     OTHER = "other"
 
 
+class Virtualization(enum.Enum):
+    """How this machine has a GPU (``nvmlGpuVirtualizationMode_t``): it decides what it may do."""
+
+    NONE = "none"
+    """The machine is real, or the driver does not say."""
+    PASSTHROUGH = "passthrough"
+    """A virtual machine with a whole GPU: an Ampere GPU cannot be reset from inside."""
+    VGPU = "vgpu"
+    """A virtual machine with a share of a GPU: its host decides about MIG."""
+    HOST = "host"
+    """The host of virtual machines that share the GPU."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Placement:
     """A span of slices: memory slices for a GPU instance, compute slices for a compute instance.
@@ -184,6 +197,18 @@ class GpuInstance:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSnapshot:
+    """What of a GPU a change can take away, and so a way back must bring back."""
+
+    uuid: str
+    current_mode: MigMode | None
+    """None: the GPU has no MIG."""
+    pending_mode: MigMode | None
+    gpu_instances: tuple[GpuInstance, ...]
+    """All of them, ascending by placement; of ids and MIG UUIDs nothing can be brought back."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One observed GPU."""
 
@@ -208,11 +233,27 @@ class Gpu:
     """None: this driver does not tell while MIG is off (R535 and older)."""
     gpu_instances: tuple[GpuInstance, ...]
     """All of them, also those without a compute instance; ascending by placement."""
+    virtualization: Virtualization = Virtualization.NONE
+
+    @property
+    def waits_for_mode(self) -> bool:
+        """Whether a switch of MIG mode is pending."""
+        return self.pending_mode is not None and self.pending_mode is not self.current_mode
 
     @property
     def is_mig_capable(self) -> bool:
         """Whether the GPU has MIG at all."""
         return self.current_mode is not None
+
+    @property
+    def snapshot(self) -> GpuSnapshot:
+        """What a way back must bring back."""
+        return GpuSnapshot(
+            uuid=self.uuid,
+            current_mode=self.current_mode,
+            pending_mode=self.pending_mode,
+            gpu_instances=self.gpu_instances,
+        )
 
     @property
     def mig_uuids(self) -> tuple[str, ...]:
@@ -393,6 +434,7 @@ class Phase(enum.Enum):
     PAUSE = "Pause"
     EXECUTE = "Execute"
     ROLL_BACK = "RollBack"
+    REBOOT = "Reboot"
     RESUME = "Resume"
     PROVE = "Prove"
     DONE = "Done"

@@ -32,8 +32,8 @@ def plan(
 
     Raises:
         errors.LayoutError: A GPU offers no such profile (UNKNOWN_PROFILE), cannot hold the
-            layout even when empty (DOES_NOT_FIT), has no MIG (NOT_MIG_CAPABLE), or is not
-            among ``gpus`` (NO_GPU_MATCHES).
+            layout even when empty (DOES_NOT_FIT), has no MIG (NOT_MIG_CAPABLE), is a vGPU that
+            only its host can divide (NOT_SUPPORTED), or is not among ``gpus`` (NO_GPU_MATCHES).
     """
     missing = sorted(wanted.keys() - {gpu.uuid for gpu in gpus})
     if missing:
@@ -44,11 +44,15 @@ def plan(
     plans = [
         _plan_gpu(gpu, wanted[gpu.uuid], mind) for gpu in _by_index(gpus) if gpu.uuid in wanted
     ]
+    _refuse_for_guests(gpus, plans)
     return model.Plan(gpus=tuple(p for p in plans if p))
 
 
 def restore(
-    gpus: Sequence[model.Gpu], snapshot: Sequence[model.Gpu], *, keep_pending: bool = False
+    gpus: Sequence[model.Gpu],
+    snapshot: Sequence[model.GpuSnapshot],
+    *,
+    keep_pending: bool = False,
 ) -> model.Plan:
     """Find the steps back to exactly what was: modes, placements and compute instances.
 
@@ -57,7 +61,7 @@ def restore(
 
     Args:
         gpus: The GPUs as observed now, in any order.
-        snapshot: The same GPUs as observed before.
+        snapshot: The same GPUs as they were before.
         keep_pending: Whether a mode that waits for a reset may go on waiting.
 
     Returns:
@@ -116,7 +120,9 @@ def _switch(gpu: model.Gpu, mode: model.MigMode) -> model.SetMode | None:
     )
 
 
-def _restore_gpu(gpu: model.Gpu, before: model.Gpu, *, keep_pending: bool) -> model.GpuPlan | None:
+def _restore_gpu(
+    gpu: model.Gpu, before: model.GpuSnapshot, *, keep_pending: bool
+) -> model.GpuPlan | None:
     if before.current_mode is None:
         return None
     if gpu.current_mode is None:
@@ -131,7 +137,27 @@ def _restore_gpu(gpu: model.Gpu, before: model.Gpu, *, keep_pending: bool) -> mo
     return steps.build(gpu, live, decision, switch)
 
 
-def _modes(gpu: model.Gpu) -> tuple[model.MigMode | None, model.MigMode | None]:
+def _refuse_for_guests(gpus: Sequence[model.Gpu], plans: Sequence[model.GpuPlan | None]) -> None:
+    """Refuse what a vGPU guest may not do, before anybody is made to leave for it.
+
+    All but compute instances is up to the host (``nvml.h``: NOT_SUPPORTED in guests).
+    """
+    guests = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
+    for plan in filter(None, plans):
+        is_only_inside = all(
+            isinstance(step, model.CreateComputeInstance | model.DestroyComputeInstance)
+            for step in plan.steps
+        )
+        if plan.gpu_uuid in guests and not is_only_inside:
+            raise errors.LayoutError(
+                f"{guests[plan.gpu_uuid]} is a vGPU: its host decides about MIG, not this machine",
+                reason=errors.Reason.NOT_SUPPORTED,
+            )
+
+
+def _modes(
+    gpu: model.Gpu | model.GpuSnapshot,
+) -> tuple[model.MigMode | None, model.MigMode | None]:
     return gpu.current_mode, gpu.pending_mode or gpu.current_mode
 
 

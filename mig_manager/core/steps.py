@@ -33,7 +33,7 @@ class Decision:
     """Largest first."""
 
 
-def in_order(gpu: model.Gpu) -> tuple[model.GpuInstance, ...]:
+def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
     """Return the GPU instances by placement, compute instances too, however they were listed.
 
     A GPU whose MIG is off has none.
@@ -178,3 +178,22 @@ def _spans(
 def _compute_order(ci: model.ComputeInstance) -> tuple[object, ...]:
     place = ci.placement or model.Placement(-1, 0)
     return place, ci.profile.sort_key, ci.instance_id
+
+
+def described(step: model.Step) -> str:
+    """Return a step in words, for people."""
+    match step:
+        case model.DestroyComputeInstance():
+            where = f"instance {step.gpu_instance_id}/{step.compute_instance_id}"
+            return f"destroy compute instance {step.profile} ({where}, {step.uuid or 'no UUID'})"
+        case model.DestroyGpuInstance():
+            where = f"instance {step.gpu_instance_id}"
+            return f"destroy GPU instance {step.profile} at {step.placement} ({where})"
+        case model.SetMode():
+            how = ", which resets the GPU" if step.needs_reset else ""
+            return f"switch MIG mode to {step.mode.value}{how}"
+        case model.CreateGpuInstance():
+            return f"create GPU instance {step.profile} at {step.placement}"
+        case model.CreateComputeInstance():
+            where = f"{step.placement} in the GPU instance at {step.gpu_instance_placement}"
+            return f"create compute instance {step.profile} at {where}"

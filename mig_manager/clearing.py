@@ -1,0 +1,145 @@
+"""Clear the way for a change: who must leave, the node closed to newcomers, the drain."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from mig_manager import drain, outcomes, record
+from mig_manager import world as worlds
+from mig_manager.core import clients, cluster, extras, foreign, model
+from mig_manager.core import policy as policies
+
+Gpus = tuple[model.Gpu, ...]
+
+
+class Clearing:
+    """The way of one run."""
+
+    def __init__(
+        self, world: worlds.World, limits: worlds.Limits, written: record.Record, *, name: str
+    ) -> None:
+        self._world = world
+        self._limits = limits
+        self._record = written
+        self._name = name
+        self.spares = False
+        """Whether nobody may be made to leave."""
+        self.applied_before = ""
+        """The layout that the node named as in force when it was closed."""
+
+    def survey(self) -> drain.Holders:
+        """Return who holds what, unless another program manages the GPUs as well.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+            MigManagerError: FOREIGN_MANAGER.
+        """
+        holders = drain.survey(self._world.workloads, self._world.allocations)
+        if not self._limits.allows_foreign_managers:
+            others = foreign.managers(holders.pods, self._world.own_pod_uid)
+            if others:
+                raise foreign.refusal(others)
+        return holders
+
+    def close(
+        self,
+        plan: model.Plan,
+        gpus: Gpus,
+        holders: drain.Holders,
+        table: Sequence[extras.ExtraClient],
+    ) -> drain.Drain:
+        """Close the node to newcomers, and return the drain for those who must leave.
+
+        Args:
+            plan: What is going to change.
+            gpus: What there is now.
+            holders: The survey that the plan was made with.
+            table: The owner's daemons, which are paused later.
+
+        Raises:
+            ClusterError: The API refused or does not answer; then nothing was taken.
+            Drifted: Pods must leave, and nobody may be made to.
+        """
+        order = self._order(plan, gpus, table)
+        leaving = order.leaving(holders)
+        if leaving and self.spares:
+            raise outcomes.Drifted(self._name, tuple(pod.key for pod in leaving))
+        # A cordon does not keep DaemonSets from replacing an evicted pod at once; a taint does.
+        self._cordon(needs_hold=any(pod.owner_kind == "DaemonSet" for pod in leaving))
+        if leaving:
+            names = ", ".join(clients.told(pod, holders.assigned) for pod in leaving)
+            what = "waiting for" if order.is_passive else "evicting"
+            self._announce("Draining", f"{what} {names}", is_warning=False)
+        return self._drain(order)
+
+    def in_the_way(self, plan: model.Plan, gpus: Gpus) -> tuple[str, ...]:
+        """Return the pods that would have to leave for a plan.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        holders = drain.survey(self._world.workloads, self._world.allocations)
+        return tuple(pod.key for pod in self._order(plan, gpus, ()).leaving(holders))
+
+    def whole_node(self) -> tuple[drain.Drain, drain.Holders]:
+        """Return the drain of every pod with a GPU, whatever the policy spares otherwise.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        order = drain.Order(
+            affected=frozenset(),
+            policy=dataclasses.replace(self._limits.policy, drain=policies.Drain.NODE),
+            timeout_s=self._limits.drain_timeout_s,
+            pace=self._limits.pace,
+        )
+        return self._drain(order), drain.survey(self._world.workloads, self._world.allocations)
+
+    def _order(
+        self, plan: model.Plan, gpus: Gpus, table: Sequence[extras.ExtraClient]
+    ) -> drain.Order:
+        policy = self._limits.policy
+        if self.spares:
+            policy = dataclasses.replace(policy, drain=policies.Drain.NONE, is_forced=False)
+        return drain.Order(
+            affected=clients.affected_ids(plan, gpus),
+            policy=policy,
+            daemons=tuple(table),
+            timeout_s=0.0 if self.spares else self._limits.drain_timeout_s,
+            pace=self._limits.pace,
+        )
+
+    def _cordon(self, *, needs_hold: bool) -> None:
+        view = self._world.node.read()
+        had = self._record.journal
+        self.applied_before = view.labels.get(cluster.APPLIED_LABEL, "")
+        is_ours = had.cordoned or not view.is_unschedulable
+        self._record.enter(
+            model.Phase.CORDON,
+            f"applying {self._name}",
+            take=dataclasses.replace(
+                had, cordoned=is_ours, hold_taint=had.hold_taint or needs_hold
+            ),
+            change=cluster.NodePatch(
+                unschedulable=True,
+                hold_taint=needs_hold or None,
+                annotations={cluster.CORDON_ANNOTATION: self._name} if is_ours else {},
+            ),
+        )
+
+    def _drain(self, order: drain.Order) -> drain.Drain:
+        return drain.Drain(
+            self._world.workloads,
+            self._world.allocations,
+            self._world.clock,
+            order=order,
+            on_force=lambda names: self._announce(
+                "ForcedDrain", f"deleting by force {names}", is_warning=True
+            ),
+            telemetry=self._world.telemetry,
+        )
+
+    def _announce(self, reason: str, message: str, *, is_warning: bool) -> None:
+        self._record.enter(model.Phase.DRAIN, message)
+        self._world.node.emit(
+            reason=reason, message=f"{self._name}: {message}", is_warning=is_warning
+        )

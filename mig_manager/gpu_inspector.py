@@ -1,0 +1,50 @@
+"""The GPU inspector: a process that tells once what NVML says of driver and processes, and ends.
+
+The composition root of the child behind ``adapters.gpu_inspection``: one JSON object on what was
+stdout. A driver that hangs or crashes takes this process with it and no other.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from mig_manager import errors
+from mig_manager.adapters import gpu_process, nvml_inspect, nvml_library
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tell what there is to tell, be it an error.
+
+    Args:
+        argv: Arguments without the program's name; None takes those of the process.
+    """
+    parser = argparse.ArgumentParser(prog="mig_manager.gpu_inspector", description=__doc__)
+    gpu_process.add_arguments(parser)
+    parser.add_argument("--proc-root", type=pathlib.Path, help="where processes are looked for")
+    given = parser.parse_args(argv)
+    answers = gpu_process.claim_stdout()
+    gpu_process.end_with_parent()
+    if given.simulate_state is not None:
+        from mig_manager.sandbox import nvml  # noqa: PLC0415 - not for real GPUs
+
+        nvml.install(pathlib.Path(given.simulate_state))
+    library = given.library_path or nvml_library.find(given.driver_root)
+    with os.fdopen(answers, "w", encoding="utf-8") as stream:
+        json.dump(_told(library, given.proc_root), stream)
+    return 0
+
+
+def _told(library: str | None, proc_root: pathlib.Path | None) -> dict[str, object]:
+    try:
+        found = nvml_inspect.inspect(library, proc_root=proc_root, but=(os.getpid(), os.getppid()))
+    except errors.HardwareError as error:
+        return {"error": error.message, "reason": error.reason.value}
+    return dataclasses.asdict(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What a change needs of the machine underneath: services out of the way, resets, device files."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import structlog
+
+from mig_manager import errors, record
+from mig_manager import world as worlds
+from mig_manager.core import clients, model
+
+_log = structlog.get_logger()
+
+
+class Machine:
+    """The host of one node, as far as its owner lets us have it."""
+
+    def __init__(self, world: worlds.World) -> None:
+        self._world = world
+
+    def stop_services(
+        self, names: Sequence[str], plan: model.Plan, journal: record.Record
+    ) -> None:
+        """Stop the services that hold GPUs, where the plan takes something away from anybody.
+
+        Args:
+            names: The services, in the order in which they are stopped.
+            plan: What is going to change.
+            journal: Where it is written first which of them were running.
+
+        Raises:
+            ClusterError: The API refused or does not answer; then none was stopped.
+            HostError: HOST_SERVICE_FAILED: one did not stop.
+        """
+        if self._world.services is None or not names or not clients.takes_away(plan):
+            return
+        had = journal.journal.host_services
+        running = tuple(name for name in self._world.services.running(names) if name not in had)
+        if not running:
+            return
+        journal.enter(
+            model.Phase.PAUSE,
+            f"stopping the host's {', '.join(running)}",
+            take=dataclasses.replace(journal.journal, host_services=(*had, *running)),
+        )
+        for name in running:
+            self._world.services.stop(name)
+            _log.info("host_service_stopped", service=name)
+
+    def start_services(self, journal: record.Record) -> str:
+        """Start, in reverse, what was stopped; what does not start stays in the journal.
+
+        Returns:
+            What did not start and why, as a part of a sentence; empty when all did.
+        """
+        failed: list[str] = []
+        for name in reversed(journal.journal.host_services):
+            why = self._start(name)
+            if why:
+                failed.append(why)
+            else:
+                journal.started(name)
+        return "; ".join(failed)
+
+    def bring_back(self, journal: record.Record) -> None:
+        """Bring device files up to date and start the services, after a change that succeeded.
+
+        Raises:
+            HostError: DEVICE_FILES_FAILED or HOST_SERVICE_FAILED.
+        """
+        self.refresh_files()
+        failed = self.start_services(journal)
+        if failed:
+            raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
+
+    def refresh_files(self) -> None:
+        """Bring device nodes and CDI specs up to date.
+
+        Raises:
+            HostError: DEVICE_FILES_FAILED.
+        """
+        if self._world.device_files is not None:
+            self._world.device_files.refresh()
+
+    def bring_back_leniently(self, journal: record.Record) -> str:
+        """Do the same after a change that failed, whose reason must not be hidden.
+
+        Returns:
+            What failed, as a part of a sentence; empty when nothing did.
+        """
+        failed: list[str] = []
+        try:
+            self.refresh_files()
+        except errors.HostError as error:
+            failed.append(error.message)
+        failed.append(self.start_services(journal))
+        return "; ".join(filter(None, failed))
+
+    def _start(self, name: str) -> str:
+        if self._world.services is None:
+            return f"{name}, which an earlier run stopped, is not ours to start any more"
+        try:
+            self._world.services.start(name)
+        except errors.MigManagerError as error:
+            _log.warning("host_service_not_started", service=name, error=error.message)
+            return error.message
+        _log.info("host_service_started", service=name)
+        return ""

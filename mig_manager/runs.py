@@ -1,0 +1,449 @@
+"""The pipeline, for one wish; everything that a node is told of it goes through its record.
+
+    resolve -> observe -> plan -> cordon -> drain -> pause -> execute -> verify -> resume -> prove
+    -> monitors
+
+Each step that can fail for free comes before each step that costs somebody something. What a
+step takes is in the journal before it is taken, and every exit gives it back and publishes one
+terminal state with one reason. Until hardware is touched a newer wish may end the run; after
+that the change is finished or rolled back first, and only its proof may be left to the next run.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Mapping
+
+import structlog
+
+from mig_manager import (
+    change,
+    clearing,
+    daemons,
+    errors,
+    lookout,
+    machine,
+    monitors,
+    outcomes,
+    ports,
+    record,
+    turn,
+    wayback,
+)
+from mig_manager import world as worlds
+from mig_manager.core import clients, cluster, config, extras, model, planner, status
+from mig_manager.core import policy as policies
+
+_MODE_WAITS = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
+
+_log = structlog.get_logger()
+
+
+class Run:
+    """One pass through the pipeline."""
+
+    def __init__(
+        self,
+        world: worlds.World,
+        limits: worlds.Limits,
+        staff: daemons.Daemons,
+        *,
+        name: str,
+        written: record.Record,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            world: What it reaches.
+            limits: What it may do.
+            staff: The node's daemons.
+            name: The layout, as the label names it.
+            written: What is published of it, and what it has taken already.
+        """
+        self._world = world
+        self._limits = limits
+        self._daemons = staff
+        self._way_back = wayback.WayBack(
+            world.gpus,
+            world.workloads,
+            world.allocations,
+            world.clock,
+            staff=staff,
+            reset=world.reset,
+        )
+        self._machine = machine.Machine(world)
+        self._has_tried_way_back = False
+        self._hash = ""
+        self._proven: tuple[model.Gpu, ...] = ()
+        self._clearing = clearing.Clearing(world, limits, written, name=name)
+        self._others: tuple[model.GpuSnapshot, ...] = ()
+        """Of GPUs that the layout is not about, and that an interrupted change has touched."""
+        self._seen: tuple[tuple[model.Gpu, ...], model.Plan] | None = None
+        self.name = name
+        self.record = written
+        self.fulfilled: tuple[str, str] | None = None
+        """Name and hash of a layout for which nobody need leave: its wish is an old one."""
+        self.rebooted: tuple[str, str] | None = None
+        """Name and hash of a layout for which the machine was rebooted already."""
+        self.is_rebooting = False
+        """Whether the machine is about to go down: what is taken stays taken."""
+
+    def spare_everybody(self) -> None:
+        """Let it be rather than make a pod leave."""
+        self._clearing.spares = True
+
+    def attempt(self, wish: ports.Wish) -> outcomes.Outcome:
+        """Bring the layout into force, or the GPUs back to where they were.
+
+        Returns:
+            The outcome, to be published; what was taken is still to be given back.
+
+        Raises:
+            Superseded: The run ended early.
+        """
+        try:
+            with self._turn(wish):
+                return self._guarded(wish)
+        except errors.LockedError as error:
+            return self._failed(error.reason, error.message)
+
+    def _guarded(self, wish: ports.Wish) -> outcomes.Outcome:
+        try:
+            return self._rebooted_if_need_be(wish)
+        except errors.Superseded:
+            self.settle()
+            raise
+        except errors.MigManagerError as error:
+            said = self.settle()
+            return self._failed(error.reason, error.message, said)
+        except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
+            _log.exception("run_crashed")
+            said = self.settle()
+            return self._failed(errors.Reason.INTERNAL, f"{type(error).__name__}: {error}", said)
+
+    def _rebooted_if_need_be(self, wish: ports.Wish) -> outcomes.Outcome:
+        try:
+            return self._through(wish)
+        except errors.MigManagerError as error:
+            if not self._may_reboot(error):
+                raise
+            return self._reboot(error, wish)
+
+    def settle(self) -> str:
+        """Bring back GPUs that a change under way has left in between, and the host's services.
+
+        Returns:
+            How it went, as a part of a sentence; empty when there was nothing to do.
+        """
+        if self.is_rebooting:
+            return ""
+        said = "" if self._has_tried_way_back else self._way_back.take(self.record)
+        return "; ".join(filter(None, (said, self._machine.start_services(self.record))))
+
+    def _may_reboot(self, error: errors.MigManagerError) -> bool:
+        """Tell whether a reboot is what is missing, allowed, and has not been had already."""
+        before = self.record.journal.rebooted_from
+        is_had = (
+            before != self._world.boot_id if before else self.rebooted == (self.name, self._hash)
+        )
+        # Who holds off a reset is gone after a reboot as well.
+        is_missing = error.reason in _MODE_WAITS or (
+            isinstance(error, errors.HostError) and error.reason is errors.Reason.IN_USE
+        )
+        return (
+            is_missing
+            and self._world.reboot is not None
+            and self._limits.policy.drain is not policies.Drain.NONE
+            and not is_had
+        )
+
+    def _reboot(self, error: errors.MigManagerError, wish: ports.Wish) -> outcomes.Outcome:
+        """Have everybody leave whom a reboot would hurt, and ask for it.
+
+        Returns:
+            The outcome of a reboot that does not come.
+
+        Raises:
+            Superseded: The signal to end, as it comes when the machine goes down.
+        """
+        try:
+            drainage, holders = self._clearing.whole_node()
+            drainage.run(holders, wish)
+            self.record.rebooted()
+            self.record.enter(
+                model.Phase.REBOOT,
+                f"rebooting: {error.message}",
+                take=dataclasses.replace(
+                    self.record.journal, rebooted_from=self._world.boot_id or "unknown"
+                ),
+                state=model.State.REBOOTING,
+            )
+            self._world.node.emit(
+                reason="Rebooting", message=f"{self.name}: {error.message}", is_warning=True
+            )
+            if self._world.reboot is not None:
+                self._world.reboot.request(f"MIG layout {self.name} needs it")
+            self.is_rebooting = True
+            wish.wait(self._limits.reboot_timeout_s)
+        except errors.MigManagerError as refused:
+            self.record.rebooted(is_so=False)
+            return self._not_rebooted(error, refused.message)
+        self.is_rebooting = False
+        limit = self._limits.reboot_timeout_s
+        return self._not_rebooted(error, f"the machine is still up {limit:g} s after it was asked")
+
+    def _not_rebooted(self, error: errors.MigManagerError, why: str) -> outcomes.Outcome:
+        said = self.settle()
+        return self._failed(
+            errors.Reason.REBOOT_REQUIRED, f"{error.message}; no reboot: {why}", said
+        )
+
+    def keep_for_next_boot(self) -> None:
+        """Save the layout that was proven, for whoever sets up the GPUs after a reboot."""
+        if self._world.proven is None or not self._proven:
+            return
+        proven = status.Proven(
+            config=self.name,
+            config_hash=self._hash,
+            boot_id=self._world.boot_id,
+            snapshot=tuple(gpu.snapshot for gpu in self._proven),
+        )
+        try:
+            self._world.proven.save(proven.to_json())
+        except errors.ConfigError as error:
+            _log.warning("proven_layout_not_saved", error=error.message)
+
+    def end_early(self, end: errors.Superseded) -> None:
+        """Give everything back after a run that nobody wants any more.
+
+        Raises:
+            ClusterError: The API refused or does not answer; the journal is still there.
+        """
+        _log.info("run_superseded", why=end.why)
+        if self.is_rebooting:
+            return
+        if end.is_replaced:
+            self.record.abandon()
+        else:
+            self.record.finish(self._failed(errors.Reason.INTERRUPTED, end.why))
+
+    def look(self) -> lookout.Sight:
+        """Compare the GPUs with the layout, and change nothing."""
+        gpus: tuple[model.Gpu, ...] = ()
+        try:
+            layout = self._resolve()
+            gpus = self._observe()
+            plan = planner.plan(gpus, config.select(layout, gpus))
+        except errors.MigManagerError as error:
+            _log.info("look_failed", reason=error.reason.value, error=error.message)
+            return lookout.blind(error, gpus)
+        self._seen = gpus, plan
+        return lookout.sight(gpus, plan)
+
+    def in_the_way(self) -> tuple[str, ...]:
+        """Return the pods that would have to leave for what ``look`` saw to be put right.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        if self._seen is None:
+            return ()
+        gpus, plan = self._seen
+        return self._clearing.in_the_way(plan, gpus)
+
+    def _turn(self, wish: ports.Wish) -> contextlib.AbstractContextManager[None]:
+        if self._world.exclusion is None:
+            return contextlib.nullcontext()
+        return turn.held(
+            self._world.exclusion,
+            f"applying layout {self.name}",
+            clock=self._world.clock,
+            wait=wish.wait,
+            timeout_s=self._limits.lock_timeout_s,
+            pace=self._limits.pace,
+        )
+
+    def _through(self, wish: ports.Wish) -> outcomes.Outcome:
+        layout = self._resolve()
+        self._hash = layout.content_hash
+        if self.fulfilled == (self.name, self._hash):
+            self._clearing.spares = True
+        if self.rebooted == (self.name, self._hash) or self.record.journal.rebooted_from:
+            self.record.rebooted()
+        table = self._extra_clients()
+        services = self._world.service_names()
+        gpus = self._observe()
+        wanted = config.select(layout, gpus)
+        self._others = self._left_elsewhere(gpus, wanted)
+        plan = self._plan(gpus, wanted)
+        if plan.is_empty:
+            return self._keep(gpus, wish)
+        holders = self._clearing.survey()
+        plan = self._plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
+        drainage = self._clearing.close(plan, gpus, holders, table)
+        drainage.run(holders, wish)
+        paused = self._daemons.pause(plan, self.record, wish, table)
+        # Without a plugin nobody is given a device any more: who slipped in before shows now.
+        drainage.run(holders, wish)
+        wish.check()
+        self._machine.stop_services(services, plan, self.record)
+        gpus = self._change(plan, gpus, wanted, paused)
+        self._bring_back(paused, gpus, wish)
+        by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
+        return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
+
+    def _bring_back(
+        self, paused: daemons.Paused, gpus: tuple[model.Gpu, ...], wish: ports.Wish
+    ) -> None:
+        """Have the daemons come back to GPUs that are as they shall be, and prove it."""
+        self._machine.bring_back(self.record)
+        plugin_config = self._limits.policy.plugin_config(self.name)
+        paused = self._daemons.resume_plugin(paused, self.record, plugin_config=plugin_config)
+        self.record.enter(model.Phase.PROVE, "waiting for the new devices to be schedulable")
+        self._daemons.prove(paused, gpus, wish)
+        self._proven = gpus
+        self._resume_monitors(paused, wish)
+
+    def _keep(self, gpus: tuple[model.Gpu, ...], wish: ports.Wish) -> outcomes.Outcome:
+        """Change nothing; but an earlier run may have ended between change and proof."""
+        if not self.record.journal.is_empty:
+            paused = self._daemons.still_paused(self.record.journal)
+            self.record.proven()
+            self._bring_back(paused, gpus, wish)
+            return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force")
+        if self.record.attempt > 1:
+            # An earlier try may have failed at the files alone.
+            self._machine.refresh_files()
+        self._proven = gpus
+        plugin_config = self._limits.policy.plugin_config(self.name)
+        if not self._daemons.has_config(plugin_config):
+            paused = self._daemons.resume_plugin(
+                self._daemons.find_plugins(), self.record, plugin_config=plugin_config
+            )
+            self.record.enter(model.Phase.PROVE, "waiting for the plugin's new config")
+            self._daemons.prove(paused, gpus, wish)
+        elif not self._daemons.is_proven(gpus):
+            self.record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
+            self._daemons.prove(self._plugin_to_prove(gpus), gpus, wish)
+        return outcomes.succeeded(self.name, errors.Reason.ALREADY_APPLIED, "is already in force")
+
+    def _resume_monitors(self, paused: daemons.Paused, wish: ports.Wish) -> None:
+        monitors.Monitors(
+            self._world.node,
+            self._world.workloads,
+            self._world.clock,
+            timeout_s=self._limits.monitor_timeout_s,
+            pace=self._limits.pace,
+        ).resume(paused, self.record, wish)
+
+    def _plugin_to_prove(self, gpus: tuple[model.Gpu, ...]) -> daemons.Paused:
+        """Restart a plugin that offers something else, but not again at every retry."""
+        if self.record.attempt > 1:
+            return daemons.ANY_PLUGIN
+        return self._daemons.restart_stale_plugin(gpus)
+
+    def _resolve(self) -> config.Layout:
+        source = self._world.configs
+        layout = config.parse(source.read(), source=source.name).layout(self.name)
+        self.record.note(config_hash=layout.content_hash)
+        return layout
+
+    def _extra_clients(self) -> tuple[extras.ExtraClient, ...]:
+        source = self._world.extra_clients
+        return extras.parse(source.read(), source=source.name) if source else ()
+
+    def _observe(self) -> tuple[model.Gpu, ...]:
+        gpus = self._world.gpus.observe()
+        self.record.note(gpus=gpus)
+        return gpus
+
+    def _left_elsewhere(
+        self, gpus: tuple[model.Gpu, ...], wanted: Collection[str]
+    ) -> tuple[model.GpuSnapshot, ...]:
+        others = tuple(gpu for gpu in self.record.journal.snapshot if gpu.uuid not in wanted)
+        return others if others and self._way_back.is_open(gpus, others) else ()
+
+    def _plan(
+        self,
+        gpus: tuple[model.Gpu, ...],
+        wanted: Mapping[str, model.WantedGpu],
+        *,
+        busy: frozenset[str] = frozenset(),
+    ) -> model.Plan:
+        plan = planner.plan(gpus, wanted, busy=busy)
+        back = planner.restore(gpus, self._others)
+        both = sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)
+        return model.Plan(gpus=tuple(both))
+
+    def _change(
+        self,
+        plan: model.Plan,
+        before: tuple[model.Gpu, ...],
+        wanted: dict[str, model.WantedGpu],
+        paused: daemons.Paused,
+    ) -> tuple[model.Gpu, ...]:
+        way_back = self._leave(plan, before)
+        try:
+            gpus, _ = change.carry_out(
+                self._world.gpus,
+                plan,
+                before=way_back,
+                replan=lambda after: self._plan(after, wanted),
+                undo=change.Undo(
+                    on_begin=self._announce_undo,
+                    on_end=self.record.undone,
+                    pause=self._world.clock.wait,
+                ),
+                reset=self._world.reset.reset if self._world.reset else None,
+            )
+        except errors.MigManagerError as error:
+            if self._may_reboot(error):
+                raise
+            failed = self._machine.bring_back_leniently(self.record)
+            if failed:
+                error.add(failed)
+            # An API that fails now must not hide the reason; the end gives everything back.
+            with contextlib.suppress(errors.ClusterError):
+                self._daemons.resume_plugin(paused, self.record)
+            raise
+        self.record.note(gpus=gpus)
+        self.record.proven()
+        return gpus
+
+    def _leave(
+        self, plan: model.Plan, gpus: tuple[model.Gpu, ...]
+    ) -> tuple[model.GpuSnapshot, ...]:
+        """Write down the way back, which leads past an interrupted change to what was before.
+
+        It is that of the GPUs that change and of no others: what somebody does to those is not
+        ours to undo. From now on no layout is in force, and so the node names none.
+        """
+        left = self.record.journal
+        touched = {gpu.gpu_uuid for gpu in plan.gpus if gpu.steps}
+        way_back = {gpu.uuid: gpu.snapshot for gpu in gpus if gpu.uuid in touched}
+        # An older run may have undone its change and not have come to say so.
+        applied = self._clearing.applied_before or left.applied
+        if left.snapshot:
+            is_open = self._way_back.is_open(gpus, left.snapshot)
+            way_back |= {gpu.uuid: gpu for gpu in left.snapshot} if is_open else {}
+            applied = left.applied if is_open else ""
+        snapshot = tuple(way_back.values())
+        self.record.enter(
+            model.Phase.EXECUTE,
+            f"running {len(plan.steps)} steps on the GPUs",
+            take=dataclasses.replace(left, snapshot=snapshot, applied=applied),
+            change=cluster.NodePatch(labels={cluster.APPLIED_LABEL: None}),
+        )
+        return snapshot
+
+    def _announce_undo(self) -> None:
+        self._has_tried_way_back = True
+        # Nobody's silence keeps the GPUs from being brought back.
+        with contextlib.suppress(errors.ClusterError):
+            self.record.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
+
+    def _failed(self, reason: errors.Reason, message: str, said: str = "") -> outcomes.Outcome:
+        return outcomes.failed(
+            reason,
+            f"{message}; {said}" if said else message,
+            is_unfinished=not self.record.journal.due.is_empty,
+        )

@@ -1,0 +1,159 @@
+"""Settings of a command at a shell; names and variables of ``nvidia-mig-parted`` are honoured."""
+
+import dataclasses
+import enum
+import pathlib
+from collections.abc import Mapping
+
+from mig_manager import errors, hostsettings, settings, source
+
+_JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
+"""On a disk: a journal is for the loss of power, too."""
+
+
+class OutputFormat(enum.Enum):
+    """How a command answers."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSettings:
+    """Settings of one command at a shell; each command reads what concerns it."""
+
+    gpus: settings.GpuAccess
+    is_debug: bool
+    """Whether to log everything and to show tracebacks of bugs."""
+    colour: settings.Colour
+    output_format: OutputFormat
+    config_file: str | None
+    """Config document; ``-`` is standard input, None the one that comes with the program."""
+    layouts: tuple[str, ...]
+    """Names of layouts, as positional arguments or by ``-c``; none: the document's only one."""
+    config_label: str
+    """Name that ``export`` gives to the layout it writes."""
+    products: tuple[str, ...]
+    """Products that ``validate`` checks against, as globs; none: the GPUs of this machine."""
+    hooks_file: str | None
+    """The peer's hooks; None or empty: no hooks."""
+    is_mode_only: bool
+    """Whether only MIG mode counts."""
+    is_reset_skipped: bool
+    """Whether a change that resets a GPU is refused."""
+    is_valid_config_only: bool
+    """Whether ``assert`` only checks that the document is good and has the layout."""
+    in_use_timeout_s: float
+    """How long a GPU or instance that is in use is tried again; seconds."""
+    gpu_timeout_s: float
+    """How long one operation on the GPUs may take before it is given up; seconds."""
+    lock_file: pathlib.Path
+    """Keeps every other manager of this node off while a command changes the GPUs."""
+    lock_timeout_s: float
+    """How long to wait while another manager is at work; seconds."""
+    journal_file: pathlib.Path
+    """Where what the GPUs had is written down before they are changed."""
+    proven_file: pathlib.Path
+    """Where a layout is kept for the next boot once it is proven in force."""
+    roots: hostsettings.HostRoots
+    """Where driver, devices and the host's tools are."""
+    driver_timeout_s: float
+    """How long ``boot`` waits for the driver to be loaded; seconds."""
+    pod_resources_socket: pathlib.Path | None
+    """Kubelet that ``plan`` asks for the holders of devices; None: nobody is asked."""
+
+
+def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> CommandSettings:
+    """Read the settings of a command at a shell.
+
+    Raises:
+        UsageError: A value cannot be used, or contradicts another.
+    """
+    given = source.Source(options, environ)
+    gpus = settings.gpu_access(options, environ)
+    in_use_timeout_s, gpu_timeout_s = _timeouts(options, given)
+    return CommandSettings(
+        gpus=gpus,
+        is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
+        colour=settings.colour(given, environ),
+        output_format=_output_format(options, given),
+        config_file=_config_file(options, given),
+        layouts=_layouts(options, given),
+        config_label=given.text(
+            "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
+        ),
+        products=_texts(options, "gpu"),
+        hooks_file=given.text("hooks-file", variable="MIG_PARTED_HOOKS_FILE") or None,
+        is_mode_only=given.switch("mode-only", variable="MIG_PARTED_MODE_CHANGE_ONLY"),
+        is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
+        is_valid_config_only=given.switch("valid-config", variable="MIG_PARTED_VALID_CONFIG"),
+        in_use_timeout_s=in_use_timeout_s,
+        gpu_timeout_s=gpu_timeout_s,
+        lock_file=settings.lock_file(given, gpus),
+        lock_timeout_s=given.seconds("lock-timeout-s", default=30.0),
+        journal_file=journal_file(given, gpus),
+        proven_file=settings.proven_file(given, gpus),
+        roots=hostsettings.host_roots(given),
+        driver_timeout_s=given.seconds("driver-timeout-s", default=120.0),
+        pod_resources_socket=given.path("pod-resources-socket"),
+    )
+
+
+def journal_file(given: source.Source, gpus: settings.GpuAccess) -> pathlib.Path:
+    """Return where the journal of a command is; that of simulated GPUs beside their state."""
+    return given.path("journal-file") or gpus.beside_state("journal") or _JOURNAL_FILE
+
+
+def _timeouts(options: Mapping[str, object], given: source.Source) -> tuple[float, float]:
+    """Return the patience with what is in use, which only changes need, and with NVML."""
+    if options.get("command") in {"apply", "boot"}:
+        return settings.gpu_timeouts(given)
+    return 0.0, given.seconds("gpu-timeout-s", default=120.0, least=settings.LEAST_PAUSE_S)
+
+
+def _output_format(options: Mapping[str, object], given: source.Source) -> OutputFormat:
+    """Return the format; the peer's variable speaks of ``export`` alone, which writes YAML."""
+    is_export = options.get("command") == "export"
+    wanted = given.choice(
+        "output-format",
+        OutputFormat,
+        variable="MIG_PARTED_OUTPUT_FORMAT" if is_export else "",
+        default=OutputFormat.YAML if is_export else OutputFormat.TEXT,
+    )
+    if is_export and wanted not in (OutputFormat.JSON, OutputFormat.YAML):
+        raise errors.UsageError(f"export writes json or yaml, not {wanted.value}")
+    return wanted
+
+
+def _config_file(options: Mapping[str, object], given: source.Source) -> str | None:
+    # An unset shell variable must not quietly become the document that comes with the program.
+    if options.get("config_file") == "":
+        raise errors.UsageError("-f names no file; leave it out for the program's own layouts")
+    return given.text("config-file", variable="MIG_PARTED_CONFIG_FILE") or None
+
+
+def _layouts(options: Mapping[str, object], given: source.Source) -> tuple[str, ...]:
+    """Return the layouts named; an explicit one outdoes the variable."""
+    positional = _texts(options, "layout")
+    selected = options.get("selected_config")
+    if positional and selected and positional != (selected,):
+        raise errors.UsageError(
+            f"-c names layout {selected!r} and the command line {positional[0]!r}; name one"
+        )
+    if positional:
+        return positional
+    name = (
+        str(selected)
+        if selected is not None
+        else given.text("selected-config", variable="MIG_PARTED_SELECTED_CONFIG")
+    )
+    return (name,) if name else ()
+
+
+def _texts(options: Mapping[str, object], name: str) -> tuple[str, ...]:
+    given = options.get(name)
+    if given is None:
+        return ()
+    return tuple(str(item) for item in given) if isinstance(given, list) else (str(given),)

@@ -1,0 +1,121 @@
+"""Return GPUs to where an interrupted or failed change found them, and hurt nobody by it.
+
+Right after a failure nobody can hold what the change made: the plugin is away. Later, when a
+killed agent has come back or an earlier way back had failed, somebody may. So it is looked first,
+and where a pod would lose its device the GPUs stay as they are.
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+import structlog
+
+from mig_manager import change, daemons, drain, errors, ports, record
+from mig_manager.core import clients, model, planner
+
+_log = structlog.get_logger()
+
+
+class WayBack:
+    """The way back of one node."""
+
+    def __init__(
+        self,
+        gpus: ports.Gpus,
+        workloads: ports.Workloads,
+        allocations: ports.DeviceAllocations,
+        clock: ports.Clock,
+        *,
+        staff: daemons.Daemons,
+        reset: ports.GpuReset | None = None,
+    ) -> None:
+        self._reset = reset
+        self._gpus = gpus
+        self._workloads = workloads
+        self._allocations = allocations
+        self._clock = clock
+        self._daemons = staff
+
+    def is_open(self, now: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]) -> bool:
+        """Tell whether the snapshot can be returned to without taking a device from a pod.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        try:
+            return not self._hurt(planner.restore(now, snapshot), now)
+        except errors.LayoutError as error:
+            _log.warning("way_back_closed", error=error.message)
+            return False
+
+    def take(self, journal: record.Record) -> str:
+        """Return to the journal's snapshot, if it has one and that hurts nobody.
+
+        Args:
+            journal: Told of it if the GPUs are as they were; keeps the snapshot if not.
+
+        Returns:
+            How it went, as a part of a sentence; empty when there was nothing to do.
+        """
+        if not journal.journal.snapshot:
+            return ""
+        try:
+            return self._take(journal)
+        except errors.MigManagerError as error:
+            _log.warning("way_back_failed", reason=error.reason.value, error=error.message)
+            return f"the change under way before could not be undone: {error.message}"
+
+    def _take(self, journal: record.Record) -> str:
+        snapshot = journal.journal.snapshot
+        now = self._gpus.observe()
+        journal.note(gpus=now)
+        plan = planner.restore(now, snapshot)
+        if plan.is_empty:
+            journal.undone()
+            return ""
+        self._require_unheld(plan, now)
+        journal.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
+        paused = self._daemons.pause(plan, journal, _Steadfast(self._clock))
+        try:
+            # Only now can nobody be given a device any more.
+            self._require_unheld(plan, now)
+            is_back, said = change.go_back(
+                self._gpus,
+                snapshot,
+                pause=self._clock.wait,
+                reset=self._reset.reset if self._reset else None,
+            )
+            if is_back:
+                journal.undone()
+                journal.note(gpus=self._gpus.observe())
+        finally:
+            # An API that fails now must not hide the reason; the end gives everything back.
+            with contextlib.suppress(errors.ClusterError):
+                self._daemons.resume_plugin(paused, journal)
+        return said
+
+    def _require_unheld(self, plan: model.Plan, now: Sequence[model.Gpu]) -> None:
+        hurt = self._hurt(plan, now)
+        if hurt:
+            raise errors.DrainError(
+                f"pods hold what would go: {', '.join(hurt)}", pods=tuple(hurt)
+            )
+
+    def _hurt(self, plan: model.Plan, now: Sequence[model.Gpu]) -> tuple[str, ...]:
+        holders = drain.survey(self._workloads, self._allocations)
+        affected = clients.affected_ids(plan, now)
+        return tuple(pod.key for pod in clients.victims(holders.pods, holders.assigned, affected))
+
+
+class _Steadfast:
+    """Implements ``ports.Wish`` for what must be finished whatever is wanted meanwhile."""
+
+    def __init__(self, clock: ports.Clock) -> None:
+        self._clock = clock
+
+    def check(self) -> None:
+        """Never end."""
+
+    def wait(self, seconds: float) -> None:
+        """Sleep through."""
+        self._clock.wait(seconds)
