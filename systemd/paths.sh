@@ -1,0 +1,33 @@
+# shellcheck shell=sh disable=SC2034
+# Where install and uninstall put things; each can be given in the environment.
+
+# Prefixed to every path written to, for those who make packages; the files name what is without.
+DESTDIR=${DESTDIR:-}
+PREFIX=${PREFIX:-/usr/local}
+SYSCONFDIR=${SYSCONFDIR:-/etc}
+# systemd looks below /usr and /usr/local by itself, and not below any other prefix.
+case $PREFIX in
+/usr | /usr/local) UNITDIR=${UNITDIR:-$PREFIX/lib/systemd/system} TMPFILESDIR=${TMPFILESDIR:-$PREFIX/lib/tmpfiles.d} ;;
+*) UNITDIR=${UNITDIR:-/etc/systemd/system} TMPFILESDIR=${TMPFILESDIR:-/etc/tmpfiles.d} ;;
+esac
+
+PROGRAM=$PREFIX/bin/mig-manager
+LIBRARY=$PREFIX/lib/mig-manager
+SHARE=$PREFIX/share/mig-manager
+CONFIG=$SYSCONFDIR/mig-manager
+STATE=/var/lib/mig-manager
+UNITS="mig-manager.service mig-manager-boot.service"
+# Files that belong to the administrator once they are changed.
+EDITABLE="mig-manager.env config.yaml"
+# In the program, so that nobody else's of the same name is taken for ours.
+MARK="# Made by mig-manager's installer."
+
+fail() {
+    printf '%s: %s\n' "${0##*/}" "$1" >&2
+    exit 1
+}
+
+# Whether to talk to the systemd of this machine: not when files go elsewhere.
+is_here() {
+    [ -z "$DESTDIR" ] && [ -d /run/systemd/system ] && command -v systemctl >/dev/null
+}
