@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors, ports
 from mig_manager.core import clients, cluster, model, planner
@@ -16,8 +16,8 @@ class FakeClock:
         self.now_s = 0.0
         self.on_wait: list[Callable[[], None]] = []
 
-    def now_iso(self) -> str:
-        return f"T{self.now_s:.2f}"
+    def now_iso(self, *, after_s: float = 0.0) -> str:
+        return f"T{self.now_s + after_s:.2f}"
 
     def monotonic(self) -> float:
         return self.now_s
@@ -36,10 +36,12 @@ class FakeWish:
         self._ends_at = ends_at
         self._replaced = replaced
         self.asked = 0
+        self.ends_when: Callable[[], bool] = lambda: False
 
     def check(self) -> None:
         self.asked += 1
-        if self._ends_at is not None and self.asked >= self._ends_at:
+        is_over = self._ends_at is not None and self.asked >= self._ends_at
+        if is_over or self.ends_when():
             raise errors.Superseded("test", is_replaced=self._replaced)
 
     def wait(self, seconds: float) -> None:
@@ -93,9 +95,36 @@ class World:
     log: list[str] = dataclasses.field(default_factory=list)
     states: list[str] = dataclasses.field(default_factory=list)
     events: list[str] = dataclasses.field(default_factory=list)
+    on_call: Callable[[], None] = lambda: None
+    """Called after each port call is logged."""
     failing: dict[int, Exception] = dataclasses.field(default_factory=dict)
     """Index into ``log`` -> the error that this call raises."""
+    refusing: dict[str, Exception] = dataclasses.field(default_factory=dict)
+    """Name of a port call -> the error that each of them raises, for as long as it stands here."""
+    losing: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    """Index into ``log`` -> the error that answers this patch although it was carried out."""
     step_error: Callable[[model.Step], Exception | None] = lambda _step: None
+    services: dict[str, bool] = dataclasses.field(default_factory=dict)
+    """Name of a service of the host -> whether it runs."""
+    broken_services: set[str] = dataclasses.field(default_factory=set)
+    """Those that neither start nor stop."""
+    mode_waits: bool = False
+    """Whether a switch of MIG mode waits for a reset or a reboot."""
+    has_reset: bool = False
+    may_reboot: bool = False
+    """What the node's owner allows; tests hand it to the pipeline."""
+    reset_only: set[str] = dataclasses.field(default_factory=set)
+    """UUIDs that a reset must name, no more and no less; empty: any."""
+    reset_refusal: str = ""
+    """Why no GPU is reset; empty: they are."""
+    boot_id: str = "boot-1"
+    reboot_refusal: str = ""
+    reboots: int = 0
+    """How often a reboot was asked for."""
+    refreshed: int = 0
+    """How often the device files were brought up to date."""
+    saved: list[str] = dataclasses.field(default_factory=list)
+    """What was kept for the next boot."""
     executed: list[model.Step] = dataclasses.field(default_factory=list)
     _serial: int = 0
 
@@ -177,7 +206,8 @@ class World:
     def called(self, name: str) -> None:
         """Log a port call, or fail it."""
         self.log.append(name)
-        error = self.failing.get(len(self.log) - 1)
+        self.on_call()
+        error = self.failing.get(len(self.log) - 1) or self.refusing.get(name)
         if error is not None:
             raise error
 
@@ -194,6 +224,22 @@ class World:
     @property
     def allocations(self) -> "FakeAllocations":
         return FakeAllocations(self)
+
+    def restart_machine(self) -> None:
+        """Reboot: modes that waited are in force, and nothing else is left on the GPUs."""
+        self.boot_id = f"boot-{int(self.boot_id.removeprefix('boot-')) + 1}"
+        self.gpus = tuple(
+            dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
+            for gpu in self.gpus
+        )
+        self.offered = {}
+        self.pods.clear()
+        self.held.clear()
+        self.live()
+
+    @property
+    def host(self) -> "FakeHost":
+        return FakeHost(self)
 
     @property
     def hardware(self) -> "FakeGpus":
@@ -236,6 +282,9 @@ class FakeNode:
         if state and (not world.states or world.states[-1] != state):
             world.states.append(state)
         _drop_gated(world)
+        lost = world.losing.get(len(world.log) - 1)
+        if lost is not None:
+            raise lost
         return self._view()
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
@@ -335,15 +384,96 @@ class FakeGpus:
 
     def execute(self, plan: model.Plan) -> None:
         self._world.called("gpus.execute")
+        failed: list[Exception] = []
+        for gpu_plan in plan.gpus:
+            try:
+                self._execute_on_one(gpu_plan)
+            except errors.MigManagerError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def _execute_on_one(self, plan: model.GpuPlan) -> None:
         for step in plan.steps:
             error = self._world.step_error(step)
             if error is not None:
                 raise error
             self._world.executed.append(step)
+            if isinstance(step, model.SetMode) and self._world.mode_waits:
+                self._put_off(step)
             self._world.gpus = tuple(
                 apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self._world.gpus
             )
+
+    def _put_off(self, step: model.SetMode) -> None:
+        self._world.gpus = tuple(
+            dataclasses.replace(gpu, pending_mode=step.mode) if gpu.uuid == step.gpu_uuid else gpu
+            for gpu in self._world.gpus
+        )
+        (ours,) = (gpu for gpu in self._world.gpus if gpu.uuid == step.gpu_uuid)
+        if ours.pending_mode is not ours.current_mode:
+            raise errors.HardwareError(
+                "the mode waits for a reset", reason=errors.Reason.RESET_REQUIRED
+            )
+
+
+class FakeHost:
+    """Implements the ports of the machine underneath, all in one."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def running(self, names: Sequence[str]) -> tuple[str, ...]:
+        self._world.called("host.running")
+        return tuple(name for name in names if self._world.services.get(name))
+
+    def stop(self, name: str) -> None:
+        self._switch(name, "host.stop", is_on=False)
+
+    def start(self, name: str) -> None:
+        self._switch(name, "host.start", is_on=True)
+
+    def _switch(self, name: str, call: str, *, is_on: bool) -> None:
+        self._world.called(call)
+        if name in self._world.broken_services:
+            raise errors.HostError(
+                f"{name} does not answer", reason=errors.Reason.HOST_SERVICE_FAILED
+            )
+        self._world.services[name] = is_on
+
+    def reset(self, gpus: Sequence[model.Gpu]) -> None:
+        self._world.called("host.reset")
+        if self._world.reset_refusal:
+            raise errors.HostError(self._world.reset_refusal, reason=errors.Reason.RESET_REQUIRED)
+        chosen = {gpu.uuid for gpu in gpus}
+        assert not self._world.reset_only or chosen == self._world.reset_only
+        self._world.gpus = tuple(
+            dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
+            if gpu.uuid in chosen
+            else gpu
+            for gpu in self._world.gpus
+        )
+
+    def request(self, why: str) -> None:
+        assert why
+        self._world.called("host.reboot")
+        if self._world.reboot_refusal:
+            raise errors.HostError(
+                self._world.reboot_refusal, reason=errors.Reason.REBOOT_REQUIRED
+            )
+        self._world.reboots += 1
+
+    def refresh(self) -> None:
+        self._world.called("host.refresh")
+        self._world.refreshed += 1
+
+    def save(self, text: str) -> None:
+        self._world.called("host.save")
+        self._world.saved.append(text)
+
+    def read(self) -> str | None:
+        return self._world.saved[-1] if self._world.saved else None
 
 
 def apply_step(gpu: model.Gpu, step: model.Step) -> model.Gpu:

@@ -1,16 +1,17 @@
 """The agent's loop over a pipeline in memory; the whole process is tried in tests/e2e."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from mig_manager import agent, errors, mailbox, ports, record
+from mig_manager import agent, errors, lookout, mailbox, outcomes, ports
 from mig_manager.core import model
 
 
-def outcome(reason: errors.Reason) -> record.Outcome:
+def outcome(reason: errors.Reason) -> outcomes.Outcome:
     is_good = reason is errors.Reason.APPLIED
     state = model.State.SUCCESS if is_good else model.State.FAILED
-    return record.Outcome(state=state, reason=reason, message="")
+    return outcomes.Outcome(state=state, reason=reason, message="")
 
 
 class Pipeline:
@@ -20,18 +21,39 @@ class Pipeline:
         self._box = box
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
-        self.recovered = 0
+        self.delays_s: list[float] = []
+        self.sparing: list[bool] = []
+        self.looks = 0
+        self.due = lookout.Next.REST
+        self.recovered: list[str | None] = []
         self.has_rested = threading.Event()
         self.on_run: Callable[[], None] = lambda: None
 
-    def recover(self) -> None:
-        self.recovered += 1
+    def recover(self, name: str | None) -> None:
+        self.recovered.append(name)
 
     def rest(self) -> None:
         self.has_rested.set()
 
-    def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> record.Outcome:
+    def look(self, name: str, ended: outcomes.Outcome) -> lookout.Next:
+        assert (name, attempt_of(self.runs)) == self.runs[-1]
+        assert not ended.should_retry
+        self.looks += 1
+        due, self.due = self.due, lookout.Next.REST
+        return due
+
+    def run(
+        self,
+        name: str,
+        wish: ports.Wish,
+        *,
+        attempt: int = 1,
+        retry_after_s: float = 0.0,
+        spares: bool = False,
+    ) -> outcomes.Outcome:
         self.runs.append((name, attempt))
+        self.delays_s.append(retry_after_s)
+        self.sparing.append(spares)
         self.on_run()
         answer = self._script.pop(0)
         if not self._script:
@@ -41,8 +63,18 @@ class Pipeline:
         return outcome(answer)
 
 
+def attempt_of(runs: list[tuple[str, int]]) -> int:
+    return runs[-1][1]
+
+
+def patience(retry_s: float = 0.01, look_after_s: float = 0.0) -> agent.Patience:
+    return agent.Patience(
+        retry_initial_s=retry_s, retry_max_s=2 * retry_s, look_after_s=look_after_s
+    )
+
+
 def serve(box: mailbox.Mailbox, pipeline: Pipeline) -> None:
-    served = agent.Agent(pipeline, box, retry_initial_s=0.01, retry_max_s=0.02)
+    served = agent.Agent(pipeline, box, patience=patience())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
     thread.join(timeout=20)
@@ -59,7 +91,8 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
     serve(box, pipeline)
 
     assert pipeline.runs == [("a", 1), ("a", 2), ("a", 3)]
-    assert pipeline.recovered == 1
+    assert pipeline.recovered == ["a"]
+    assert all(0 < delay <= 0.02 for delay in pipeline.delays_s)
 
 
 def test_a_permanent_failure_waits_for_another_wish() -> None:
@@ -82,14 +115,14 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
     serve(box, pipeline)
 
     assert pipeline.runs == [("a", 1), ("a", 2)]
-    assert pipeline.recovered == 2
+    assert pipeline.recovered == ["a", "a"]
 
 
 def test_a_newer_wish_interrupts_the_pause_before_a_retry() -> None:
     box = mailbox.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
-    served = agent.Agent(pipeline, box, retry_initial_s=600, retry_max_s=600)
+    served = agent.Agent(pipeline, box, patience=patience(600))
     thread = threading.Thread(target=served.serve, daemon=True)
     pipeline.on_run = lambda: threading.Timer(0.05, box.put_label, args=("b",)).start()
     thread.start()
@@ -103,7 +136,7 @@ def test_without_a_label_what_was_left_is_given_back_and_nothing_is_pending() ->
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     thread = threading.Thread(
-        target=agent.Agent(pipeline, box, retry_initial_s=1, retry_max_s=1).serve, daemon=True
+        target=agent.Agent(pipeline, box, patience=patience(1)).serve, daemon=True
     )
     thread.start()
     assert pipeline.has_rested.wait(timeout=20)
@@ -111,4 +144,52 @@ def test_without_a_label_what_was_left_is_given_back_and_nothing_is_pending() ->
     thread.join(timeout=20)
 
     assert pipeline.runs == [("a", 1)]
-    assert pipeline.recovered == 1
+    assert pipeline.recovered == [None]
+
+
+def test_at_rest_the_gpus_are_looked_at_and_a_drift_is_healed_sparing_everybody() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
+    pipeline.due = lookout.Next.HEAL
+    served = agent.Agent(pipeline, box, patience=patience(look_after_s=0.02))
+    thread = threading.Thread(target=served.serve, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+
+    assert pipeline.looks == 1
+    assert pipeline.runs == [("a", 1), ("a", 1)]
+    assert pipeline.sparing == [False, True]
+
+
+def test_a_failure_for_good_is_tried_anew_once_the_hardware_has_changed() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
+    pipeline.due = lookout.Next.RUN
+    pipeline.on_run = box.put_gpu_change
+    served = agent.Agent(pipeline, box, patience=patience())
+    thread = threading.Thread(target=served.serve, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+
+    assert pipeline.runs == [("a", 1), ("a", 1)]
+    assert pipeline.sparing == [False, False]
+
+
+def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
+    told: list[str] = []
+    pipeline.on_run = lambda: told.append("run")
+
+    @contextlib.contextmanager
+    def alone() -> Iterator[None]:
+        told.append("alone")
+        yield
+        told.append("not alone")
+
+    agent.Agent(pipeline, box, patience=patience(), alone=alone).serve()
+
+    assert told == ["alone", "run", "not alone"] * 2

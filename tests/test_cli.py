@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from mig_manager import arguments, cli, console, settings
+from mig_manager import arguments, cli, console, settings, shellsettings
 from mig_manager import shell as shell_module
 from mig_manager.core import document
 from mig_manager.sandbox import nvml
@@ -366,7 +366,7 @@ def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:
 
 @pytest.mark.parametrize("argv", [("--debug", "status"), ("status", "-d"), ("-d", "status")])
 def test_debug_goes_before_or_after_the_command(shell: Shell, argv: tuple[str, ...]) -> None:
-    assert settings.command_settings(arguments.parse(argv), {}).is_debug
+    assert shellsettings.command_settings(arguments.parse(argv), {}).is_debug
     assert shell(*argv, *SPEC).status == 0
 
 
@@ -387,13 +387,12 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     given = settings.agent_settings(arguments.parse(argv), {})
 
     assert given.node_name == "n1"
-    assert len(given.not_needed) == 9
+    assert len(given.not_needed) == 5
     assert given.driver_roots == ("/a", "/t")
-    assert given.not_supported == (
-        "with-reboot",
-        "with-shutdown-host-gpu-clients",
-        "cdi-enabled",
-    )
+    assert given.host.with_reboot
+    assert given.host.shuts_host_clients
+    assert given.host.cdi_enabled
+    assert given.host.gpu_clients_file == pathlib.Path("/g")
 
 
 def test_the_demonstration_takes_its_node_and_its_story_from_the_command_line() -> None:

@@ -7,7 +7,7 @@ import pytest
 from mig_manager import commands, errors, report, validation
 from mig_manager.core import bar, config, model
 from mig_manager.sandbox import hardware
-from tests import fakes
+from tests import applying_rig, fakes
 
 A100 = hardware.find("A100-SXM4-40GB")
 A30 = hardware.find("A30")
@@ -114,7 +114,7 @@ def layout(name: str) -> config.Layout:
 def test_apply_brings_a_layout_into_force() -> None:
     gpus = Gpus(*two_a100())
 
-    result = commands.apply(gpus, layout("balanced"))
+    result = applying_rig.apply(gpus, layout("balanced"))
 
     assert result.is_changed
     assert commands.check(gpus, layout("balanced")).is_applied
@@ -123,9 +123,9 @@ def test_apply_brings_a_layout_into_force() -> None:
 
 def test_apply_does_nothing_when_the_layout_is_in_force() -> None:
     gpus = Gpus(*two_a100())
-    commands.apply(gpus, layout("balanced"))
+    applying_rig.apply(gpus, layout("balanced"))
 
-    result = commands.apply(gpus, layout("balanced"))
+    result = applying_rig.apply(gpus, layout("balanced"))
 
     assert not result.is_changed
     assert len(gpus.executed) == 1
@@ -133,9 +133,9 @@ def test_apply_does_nothing_when_the_layout_is_in_force() -> None:
 
 def test_apply_changes_only_what_differs() -> None:
     gpus = Gpus(*two_a100())
-    commands.apply(gpus, layout("balanced"))
+    applying_rig.apply(gpus, layout("balanced"))
 
-    (planned,) = commands.apply(gpus, layout("small")).rounds
+    (planned,) = applying_rig.apply(gpus, layout("small")).rounds
 
     assert report.summary(planned) == "2 instances destroyed, 4 created, 6 stay; no reset"
 
@@ -144,7 +144,7 @@ def test_apply_proves_what_it_claims() -> None:
     gpus = Stubborn(*two_a100())
 
     with pytest.raises(errors.HardwareError) as caught:
-        commands.apply(gpus, layout("balanced"))
+        applying_rig.apply(gpus, layout("balanced"))
 
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
     assert len(gpus.executed) == 1
@@ -153,7 +153,7 @@ def test_apply_proves_what_it_claims() -> None:
 def test_apply_plans_again_where_profiles_are_told_only_with_mig_on() -> None:
     gpus = Reticent(*two_a100())
 
-    result = commands.apply(gpus, layout("balanced"))
+    result = applying_rig.apply(gpus, layout("balanced"))
 
     assert [planned.plan.is_provisional for planned in result.rounds] == [True, False]
     assert commands.check(gpus, layout("balanced")).is_applied
@@ -163,7 +163,7 @@ def test_a_layout_that_does_not_fit_touches_nothing() -> None:
     gpus = Gpus(*two_a100())
 
     with pytest.raises(errors.LayoutError) as caught:
-        commands.apply(gpus, layout("too-much"))
+        applying_rig.apply(gpus, layout("too-much"))
 
     assert caught.value.reason is errors.Reason.DOES_NOT_FIT
     assert gpus.executed == []
@@ -173,7 +173,7 @@ def test_a_reset_that_is_forbidden_is_not_done() -> None:
     gpus = Gpus(*two_a100())
 
     with pytest.raises(errors.HardwareError, match="resets GPU 0, GPU 1") as caught:
-        commands.apply(gpus, layout("balanced"), may_reset=False)
+        applying_rig.apply(gpus, layout("balanced"), may_reset=False)
 
     assert caught.value.reason is errors.Reason.RESET_REQUIRED
     assert gpus.executed == []
@@ -183,13 +183,13 @@ def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() 
     gpus = Passthrough(hardware.template(A100, 0))
 
     with pytest.raises(errors.HardwareError) as caught:
-        commands.apply(gpus, layout("first-only"), scope=commands.Scope.MODE_ONLY)
+        applying_rig.apply(gpus, layout("first-only"), scope=commands.Scope.MODE_ONLY)
     assert caught.value.reason is errors.Reason.RESET_REQUIRED
     (waiting,) = gpus.observe()
     assert waiting.pending_mode is model.MigMode.ENABLED
 
     none = "{version: v1, mig-configs: {none: [{devices: all, mig-enabled: false}]}}"
-    commands.apply(gpus, config.parse(none, source="none.yaml").layout("none"))
+    applying_rig.apply(gpus, config.parse(none, source="none.yaml").layout("none"))
     (called_off,) = gpus.observe()
     assert called_off.pending_mode is model.MigMode.DISABLED
 
@@ -198,7 +198,7 @@ def test_mode_only_switches_mig_and_makes_no_instances() -> None:
     gpus = Gpus(*two_a100())
     mode_only = commands.Scope.MODE_ONLY
 
-    commands.apply(gpus, layout("balanced"), scope=mode_only)
+    applying_rig.apply(gpus, layout("balanced"), scope=mode_only)
 
     assert [gpu.current_mode for gpu in gpus.gpus] == [model.MigMode.ENABLED] * 2
     assert [gpu.gpu_instances for gpu in gpus.gpus] == [(), ()]
@@ -208,9 +208,9 @@ def test_mode_only_switches_mig_and_makes_no_instances() -> None:
 
 def test_mode_only_leaves_instances_of_a_right_gpu_alone() -> None:
     gpus = Gpus(*two_a100())
-    commands.apply(gpus, layout("balanced"))
+    applying_rig.apply(gpus, layout("balanced"))
 
-    commands.apply(gpus, layout("small"), scope=commands.Scope.MODE_ONLY)
+    applying_rig.apply(gpus, layout("small"), scope=commands.Scope.MODE_ONLY)
 
     assert commands.check(gpus, layout("balanced")).is_applied
 
@@ -218,7 +218,7 @@ def test_mode_only_leaves_instances_of_a_right_gpu_alone() -> None:
 def test_gpus_that_a_layout_does_not_name_stay_as_they_are() -> None:
     gpus = Gpus(*two_a100())
 
-    commands.apply(gpus, layout("first-only"))
+    applying_rig.apply(gpus, layout("first-only"))
 
     assert gpus.gpus[1] == hardware.template(A100, 1)
     assert commands.check(gpus, layout("first-only")).is_applied
@@ -226,7 +226,7 @@ def test_gpus_that_a_layout_does_not_name_stay_as_they_are() -> None:
 
 def test_a_plan_names_the_pods_that_hold_what_ends() -> None:
     gpus = Gpus(hardware.template(A100))
-    commands.apply(gpus, layout("balanced"))
+    applying_rig.apply(gpus, layout("balanced"))
     by_profile = {str(gi.profile): gi for gi in gpus.gpus[0].gpu_instances}
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
     holders = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
@@ -241,7 +241,7 @@ def test_a_plan_names_the_pods_that_hold_what_ends() -> None:
 
 def test_a_plan_without_known_pods_names_the_devices_that_end() -> None:
     gpus = Gpus(hardware.template(A100))
-    commands.apply(gpus, layout("balanced"))
+    applying_rig.apply(gpus, layout("balanced"))
 
     planned = commands.plan(gpus, layout("small"))
     text = report.plan(planned, is_wide=False, style=bar.Style())
@@ -262,7 +262,7 @@ def test_a_plan_that_switches_mode_says_which_gpus_must_be_idle() -> None:
 
 def test_an_empty_plan_says_that_there_is_nothing_to_do() -> None:
     gpus = Gpus(hardware.template(A100))
-    commands.apply(gpus, layout("balanced"))
+    applying_rig.apply(gpus, layout("balanced"))
 
     text = report.plan(commands.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style())
 
@@ -271,7 +271,7 @@ def test_an_empty_plan_says_that_there_is_nothing_to_do() -> None:
 
 def test_a_failed_check_says_how_a_gpu_differs() -> None:
     gpus = Gpus(*two_a100())
-    commands.apply(gpus, layout("balanced"))
+    applying_rig.apply(gpus, layout("balanced"))
 
     checked = commands.check(gpus, layout("small"))
 
@@ -284,7 +284,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 
 def test_status_as_data_has_every_instance_with_its_place() -> None:
     gpus = Gpus(hardware.template(A100))
-    commands.apply(gpus, layout("first-only"))
+    applying_rig.apply(gpus, layout("first-only"))
 
     data = commands.status(gpus).to_data()
 
@@ -311,7 +311,7 @@ def test_a_plan_as_data_counts_and_lists_its_steps() -> None:
 
 def test_export_writes_what_apply_reads() -> None:
     gpus = Gpus(*two_a100())
-    commands.apply(gpus, layout("balanced"))
+    applying_rig.apply(gpus, layout("balanced"))
 
     exported = commands.export(gpus, label="current").document
 

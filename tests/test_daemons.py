@@ -45,7 +45,7 @@ def staff(world: fakes.World) -> daemons.Daemons:
 
 
 def journal(world: fakes.World) -> record.Record:
-    return record.Record(world.node, world.clock, config="a", attempt=1)
+    return record.Record(world.node, world.clock, journal=status.Journal(config="a"))
 
 
 def wish(world: fakes.World, *, ends_at: int | None = None) -> fakes.FakeWish:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import agent, errors, health, mailbox, ports, record
+from mig_manager import agent, errors, health, lookout, mailbox, outcomes, ports
 from mig_manager.adapters import webserver
 from mig_manager.core import model
 
@@ -128,19 +128,36 @@ class Worker:
 
     def serve(self) -> None:
         self._served = agent.Agent(
-            self, self._box, retry_initial_s=0.001, retry_max_s=0.001, pulse=self._life.pulse
+            self,
+            self._box,
+            patience=agent.Patience(retry_initial_s=0.001, retry_max_s=0.001),
+            pulse=self._life.pulse,
         )
         self._served.serve()
 
-    def recover(self) -> None:
+    def recover(self, name: str | None) -> None:
         assert self._served
+        assert name == "a"
         self.seen.append("recovered" if self._served.is_recovered else "not recovered")
 
     def rest(self) -> None:
         raise AssertionError
 
-    def run(self, name: str, wish: ports.Wish, *, attempt: int = 1) -> record.Outcome:
+    def look(self, name: str, ended: outcomes.Outcome) -> lookout.Next:
+        raise AssertionError
+
+    def run(
+        self,
+        name: str,
+        wish: ports.Wish,
+        *,
+        attempt: int = 1,
+        retry_after_s: float = 0.0,
+        spares: bool = False,
+    ) -> outcomes.Outcome:
         assert self._served
+        assert not spares
+        assert retry_after_s > 0
         self.seen.append("recovered" if self._served.is_recovered else "not recovered")
         self._life.now_s += 2 * STUCK_AFTER_S
         self.seen.append(self._life.health.why_dead())
@@ -151,7 +168,7 @@ class Worker:
         self.seen.append(self._life.health.why_dead())
         if attempt == 2:
             self._box.stop()
-        return record.Outcome(state=model.State.FAILED, reason=errors.Reason.IN_USE, message="")
+        return outcomes.Outcome(state=model.State.FAILED, reason=errors.Reason.IN_USE, message="")
 
 
 def test_a_run_lives_by_asking_after_its_wish_and_the_pause_before_a_retry_needs_no_sign(

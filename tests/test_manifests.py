@@ -18,10 +18,17 @@ import pytest
 import yaml
 
 import mig_manager
-from mig_manager import arguments, settings
-from mig_manager.core import cluster
+from mig_manager import settings
+from mig_manager.core import cluster, model
 from mig_manager.sandbox import apiserver
 from tests import plain_node
+from tests.unit_files import (
+    Asked,
+    agent_settings,
+    longest_stop_s,
+    unit_command_line,
+    unit_environ,
+)
 
 ROOT = pathlib.Path(__file__).parents[1]
 KUBECTL = shutil.which("kubectl")
@@ -240,26 +247,8 @@ def test_the_image_has_the_version_of_the_program(
 # -- settings ---------------------------------------------------------------------------------
 
 
-class Asked(dict[str, str]):
-    """An environment that remembers which variables somebody has looked for."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        super().__init__(variables)
-        self.names: set[str] = set()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.names.add(name)
-        return super().get(name, default)
-
-
-def agent_settings(command_line: list[str], environ: Mapping[str, str]) -> settings.AgentSettings:
-    parsed = arguments.parse(command_line)
-    assert parsed["command"] == "agent"
-    return settings.agent_settings(parsed, environ)
-
-
 def container_environ(container: Object) -> dict[str, str]:
-    fields = {"spec.nodeName": "node-1"}
+    fields = {"spec.nodeName": "node-1", "metadata.uid": "uid-1"}
     return {
         each["name"]: each["value"]
         if "value" in each
@@ -288,9 +277,39 @@ def test_command_line_and_environment_of_the_container_agree_with_its_mounts(
     assert volumes["pod-resources"]["hostPath"]["path"] == mounted["pod-resources"]
 
 
-def test_mounts_are_read_only_and_whole_so_that_changes_come_through(container: Object) -> None:
+def test_mounts_are_whole_and_read_only_but_for_the_lock_and_the_proven_layout(
+    container: Object,
+) -> None:
     # kubelet never updates the file behind a subPath.
-    assert all(each["readOnly"] and "subPath" not in each for each in container["volumeMounts"])
+    assert all("subPath" not in each for each in container["volumeMounts"])
+    assert [each["name"] for each in container["volumeMounts"] if not each.get("readOnly")] == [
+        "run",
+        "state",
+    ]
+
+
+@pytest.mark.parametrize("overlay", ["unprivileged", "privileged"])
+def test_the_lock_is_the_hosts_so_that_managers_outside_of_the_pod_are_kept_off(
+    overlays: dict[str, dict[str, Object]], overlay: str
+) -> None:
+    pod, container = pod_of(overlays[overlay]), container_of(overlays[overlay])
+    given = agent_settings(container["args"], container_environ(container))
+
+    mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+    volumes = {each["name"]: each["hostPath"] for each in pod["volumes"] if "hostPath" in each}
+    mount = mounts[str(given.lock_file.parent)]
+    assert not mount.get("readOnly")
+    assert volumes[mount["name"]] == {"path": mount["mountPath"], "type": "DirectoryOrCreate"}
+    assert given.lock_file == agent_settings(unit_command_line(), unit_environ()).lock_file
+
+
+@pytest.mark.parametrize("overlay", AGENTS)
+def test_the_agent_is_told_which_pod_it_is(
+    overlays: dict[str, dict[str, Object]], overlay: str
+) -> None:
+    container = container_of(overlays[overlay])
+
+    assert agent_settings(container["args"], container_environ(container)).own_pod_uid == "uid-1"
 
 
 @pytest.mark.parametrize("overlay", AGENTS)
@@ -308,15 +327,14 @@ def test_every_variable_of_the_container_is_read_by_the_agent_or_by_nvidias_tool
         "NVIDIA_VISIBLE_DEVICES",
     }
     assert not given.not_needed
-    assert not given.not_supported
 
 
-def test_kubelet_leaves_the_agent_the_time_that_one_operation_on_the_gpus_may_take(
+def test_kubelet_leaves_the_agent_the_time_to_finish_or_undo_a_change(
     pod: Object, container: Object
 ) -> None:
     given = agent_settings(container["args"], container_environ(container))
 
-    assert pod["terminationGracePeriodSeconds"] >= given.gpu_timeout_s
+    assert pod["terminationGracePeriodSeconds"] > longest_stop_s(given)
 
 
 def test_only_real_gpus_are_served_unless_simulated_ones_are_asked_for(
@@ -340,76 +358,12 @@ def test_simulated_gpus_outlive_the_pod_as_real_ones_do(
     pod, container = pod_of(overlays["simulated"]), container_of(overlays["simulated"])
     given = agent_settings(container["args"], container_environ(container))
 
-    (mount,) = (each for each in container["volumeMounts"] if not each.get("readOnly"))
+    mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+    mount = mounts[str((given.gpus.simulate_state or pathlib.Path()).parent)]
     (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
-    assert str((given.gpus.simulate_state or pathlib.Path()).parent) == mount["mountPath"]
+    assert not mount.get("readOnly")
     assert volume["hostPath"]["type"] == "DirectoryOrCreate"
-
-
-# -- the unit ---------------------------------------------------------------------------------
-
-
-def directives(name: str) -> dict[str, list[str]]:
-    """Return the values of a unit's directives; systemd allows several of each."""
-    found: dict[str, list[str]] = {}
-    for line in (ROOT / "systemd" / name).read_text(encoding="utf-8").splitlines():
-        key, separator, value = line.partition("=")
-        if separator and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
-    return found
-
-
-def unit_command_line() -> list[str]:
-    (command,) = directives("mig-manager.service")["ExecStart"]
-    program, *rest = shlex.split(command)[:2]
-    assert [program, *rest] == ["/usr/bin/env", "mig-manager"]
-    return shlex.split(command)[2:]
-
-
-def unit_environ() -> dict[str, str]:
-    pairs = directives("mig-manager.service")["Environment"]
-    return dict(pair.replace("%H", "node-1").split("=", 1) for pair in pairs)
-
-
-def example_environ() -> dict[str, str]:
-    text = (ROOT / "systemd" / "mig-manager.env").read_text(encoding="utf-8")
-    return dict(re.findall(r"^#?([A-Z_]+)=(.*)$", text, re.MULTILINE))
-
-
-def test_the_unit_starts_the_agent_for_the_host_with_files_below_etc() -> None:
-    given = agent_settings(unit_command_line(), unit_environ())
-
-    assert given.node_name == "node-1"
-    assert given.config_file == pathlib.Path("/etc/mig-manager/config.yaml")
-    assert given.kubeconfig == pathlib.Path("/etc/mig-manager/kubeconfig")
-    assert directives("mig-manager.service")["EnvironmentFile"] == [
-        "-/etc/mig-manager/mig-manager.env"
-    ]
-
-
-def test_the_example_of_the_units_environment_shows_variables_that_count_with_their_defaults() -> (
-    None
-):  # fmt: skip
-    example = Asked(example_environ())
-    shown = agent_settings(unit_command_line(), example)
-
-    assert example.keys() <= example.names
-    assert shown == agent_settings(unit_command_line(), unit_environ())
-
-
-def test_the_unit_takes_every_variable_from_the_file_over_its_own() -> None:
-    other = {"NODE_NAME": "node-2", "CONFIG_FILE": "/c", "KUBECONFIG": "/k"}
-    given = agent_settings(unit_command_line(), unit_environ() | other)
-
-    assert given.node_name == "node-2"
-    assert (given.config_file, given.kubeconfig) == (pathlib.Path("/c"), pathlib.Path("/k"))
-
-
-def test_systemd_leaves_the_agent_the_time_that_one_operation_on_the_gpus_may_take() -> None:
-    (patience,) = directives("mig-manager.service")["TimeoutStopSec"]
-    given = agent_settings(unit_command_line(), unit_environ())
-
-    assert float(patience.removesuffix("s")) >= given.gpu_timeout_s
+    assert str(given.lock_file.parent) == mount["mountPath"]
 
 
 # -- rights -----------------------------------------------------------------------------------
@@ -636,6 +590,10 @@ def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts(
     ]
     assert shipped["ConfigMap"]["metadata"]["namespace"] == OPERATOR_NAMESPACE
     assert values["config"]["name"] == shipped["ConfigMap"]["metadata"]["name"]
+    added = {each["name"]: each["value"] for each in values["env"]}
+    given = agent_settings(["agent"], OPERATOR_ENVIRON | added)
+    ours = agent_settings(["agent"], OPERATOR_ENVIRON)
+    assert given.lock_file == pathlib.Path("/host") / ours.lock_file.relative_to("/")
     assert f"{values['image']}:{values['version']}" == f"mig-manager:{mig_manager.__version__}"
 
 
@@ -674,3 +632,25 @@ def test_the_guides_wait_follows_the_label_that_the_agent_writes() -> None:
     (path,) = re.findall(r"--for=jsonpath='\{(.*)\}'=success", GUIDE.read_text(encoding="utf-8"))
 
     assert path == ".metadata.labels." + cluster.STATE_LABEL.replace(".", r"\.")
+
+
+def test_the_guide_to_crashes_has_every_phase_and_the_keys_and_times_that_count(
+    pod: Object, container: Object
+) -> None:
+    told = (ROOT / "docs" / "crash-safety.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", told.split("| Dies in phase |")[1], re.MULTILINE)
+    keys = (
+        cluster.APPLIED_LABEL,
+        cluster.CORDON_ANNOTATION,
+        cluster.JOURNAL_ANNOTATION,
+        cluster.STATUS_ANNOTATION,
+        cluster.UNREADABLE_JOURNAL_ANNOTATION,
+    )
+    given = agent_settings(container["args"], container_environ(container))
+
+    phases = {phase.value for phase in model.Phase} - {model.Phase.DONE.value}
+    assert set(re.findall(r"\w+", " ".join(rows))) == phases
+    assert [key for key in keys if f"`{key}`" not in told] == []
+    assert f"{pod['terminationGracePeriodSeconds']} s to end" in told
+    assert f"{given.gpu_timeout_s:g} s (`--gpu-timeout-s`)" in told
+    assert f"`{given.lock_file}`" in told

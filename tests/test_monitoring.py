@@ -492,7 +492,7 @@ def test_the_document_has_every_event_that_is_not_an_end() -> None:
     reasons = {
         value
         for name, call in code()
-        if name in ("emit", "_announce_drain")
+        if name in ("emit", "_announce")
         for node in (*call.args[:1], *(k.value for k in call.keywords if k.arg == "reason"))
         if isinstance(node, ast.Constant) and isinstance(value := node.value, str)
     }

@@ -1,6 +1,7 @@
-"""What pip and docker get: the wheel, the source archive, and the program as installed."""
+"""What pip and docker get: the wheel, the source archive, the program as installed, the locks."""
 
 import email
+import importlib.util
 import json
 import os
 import pathlib
@@ -9,13 +10,18 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Callable
+from typing import Any
 
+import packaging.requirements
+import packaging.utils
 import pytest
 
 import mig_manager
 from mig_manager import arguments
+from tests import locks
 
 ROOT = pathlib.Path(__file__).parents[1]
 TIMEOUT_S = 120
@@ -125,12 +131,19 @@ def test_the_wheel_carries_the_profiles_as_they_are_in_the_repository(wheel: pat
 
 def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path) -> None:
     wanted = (
+        ".ci/run",
+        ".dockerignore",
+        "CHANGELOG.md",
+        "Dockerfile",
         "LICENSE",
         "README.md",
+        "bench",
         "charts",
         "deploy",
+        "docs",
         "profiles",
         "pyproject.toml",
+        "release",
         "systemd",
         "tests",
     )
@@ -213,3 +226,91 @@ def test_the_image_starts_the_agent_when_nothing_else_is_asked_for() -> None:
     assert instructions("ENTRYPOINT") == ['["mig-manager"]']
     (command,) = instructions("CMD")
     assert arguments.parse(json.loads(command))["command"] == "agent"
+
+
+def test_the_image_tells_the_version_that_it_has() -> None:
+    (labels,) = instructions("LABEL")
+
+    told = dict(word.split("=", 1) for word in shlex.split(labels))
+
+    assert told["org.opencontainers.image.version"] == mig_manager.__version__
+    assert told["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+def test_all_python_packages_of_the_image_come_by_hash_or_from_its_own_build() -> None:
+    commands = [part.split() for line in instructions("RUN") for part in line.split("&&")]
+    installs = [words for words in commands if "install" in words]
+
+    assert len(installs) == 3
+    for words in installs:
+        assert {"--no-deps", "--no-cache-dir"} <= set(words)
+        assert "--no-index" in words or {"--require-hashes", "--only-binary"} <= set(words)
+
+
+def test_the_image_checks_its_health_with_a_module_of_the_program() -> None:
+    (check,) = instructions("HEALTHCHECK")
+    program, *options = json.loads(check.partition("CMD ")[2])
+
+    assert program.startswith("/opt/mig-manager/bin/")
+    assert options[:2] == ["-I", "-m"]
+    assert importlib.util.find_spec(options[2])
+
+
+def test_whoever_runs_the_image_can_be_told_which_base_it_has() -> None:
+    defaults = dict(line.split("=", 1) for line in instructions("ARG") if "=" in line)
+    stages = instructions("FROM")
+
+    assert all(stage.startswith("${PYTHON_IMAGE}") for stage in stages)
+    assert len(stages) == 2
+    assert re.fullmatch(r"python:3\.\d+-slim", defaults["PYTHON_IMAGE"])
+
+
+# -- the locks --------------------------------------------------------------------------------
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def wanted(name: str) -> list[packaging.requirements.Requirement]:
+    """Return what pyproject.toml asks for that the lock file of that name must have."""
+    told = project()
+    groups = told["dependency-groups"]
+    direct = {
+        "image": told["project"]["dependencies"],
+        "demo": [
+            *told["project"]["dependencies"],
+            *told["project"]["optional-dependencies"]["sandbox"],
+        ],
+        "build": [*groups["build"], *told["build-system"]["requires"]],
+        "tools": [*groups["build"], *groups["release"]],
+    }
+    # A group that includes another says so with a table.
+    texts = [line for line in direct[name] if isinstance(line, str)]
+    return [packaging.requirements.Requirement(text) for text in texts]
+
+
+@pytest.mark.parametrize("name", locks.NAMES)
+def test_a_lock_file_has_what_the_project_asks_for_in_a_version_that_it_takes(name: str) -> None:
+    """Run release/lock when this fails: the dependencies have changed since."""
+    locked = locks.read(name)
+
+    for requirement in wanted(name):
+        pin = locked[packaging.utils.canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin.version), f"release/lock: {requirement}"
+    assert wanted(name)
+
+
+@pytest.mark.parametrize("name", locks.NAMES)
+def test_a_lock_file_names_nothing_but_versions_and_their_hashes(name: str) -> None:
+    for pin in locks.read(name).values():
+        assert pin.hashes, f"{pin.name} can be installed unseen"
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in pin.hashes)
+
+
+def test_lock_files_that_meet_in_one_place_agree_on_versions() -> None:
+    def versions(name: str) -> set[tuple[str, str]]:
+        return {(pin.name, pin.version) for pin in locks.read(name).values()}
+
+    assert versions("image") < versions("demo")
+    assert versions("build") < versions("tools")

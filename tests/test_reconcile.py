@@ -3,100 +3,37 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors, reconcile
-from mig_manager.core import clients, cluster, model, planner, status
+from mig_manager import errors
+from mig_manager.core import clients, cluster, model, planner
 from mig_manager.core import policy as policies
-from mig_manager.sandbox import hardware
 from tests import fakes
-
-CONFIG = """
-version: v1
-mig-configs:
-  all-disabled:
-  - {devices: all, mig-enabled: false}
-  all-1g.5gb:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  all-balanced:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
-  one-slice-changed:
-  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 4, 3g.20gb: 1}}
-  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
-  too-much:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}}
-  no-such-profile:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.99gb: 1}}
-  other-gpu:
-  - {devices: all, device-filter: "0xFFFF10DE", mig-enabled: true, mig-devices: {1g.5gb: 1}}
-"""
-
-BALANCED = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
-
-
-def node(*, layout: str | None = None, gated: bool = True) -> fakes.World:
-    """Two A100s with a device plugin; ``layout`` is already in force."""
-    product = hardware.find("A100-SXM4-40GB")
-    world = fakes.World(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
-    world.plugin_is_gated = gated
-    if layout:
-        run(world, layout)
-        world.log.clear()
-        world.executed.clear()
-        world.states.clear()
-        world.events.clear()
-        world.messages.clear()
-        world.told.clear()
-    if gated:
-        world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
-    if not world.pods:
-        world.start_plugin()
-    return world
-
-
-def reconciler(world: fakes.World, text: str = CONFIG) -> reconcile.Reconciler:
-    return reconcile.Reconciler(
-        reconcile.World(
-            gpus=world.hardware,
-            node=world.node,
-            workloads=world.workloads,
-            allocations=world.allocations,
-            configs=fakes.FakeConfig(text),
-            clock=world.clock,
-            extra_clients=fakes.FakeConfig(world.extra_clients) if world.extra_clients else None,
-        ),
-        reconcile.Limits(
-            drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5, policy=world.policy
-        ),
-    )
-
-
-def run(world: fakes.World, layout: str, text: str = CONFIG) -> reconcile.Outcome:
-    wish = fakes.FakeWish(world.clock, replaced=False)
-    return reconciler(world, text).run(layout, wish)
-
-
-def device(world: fakes.World, gpu: int, profile: str) -> str:
-    """UUID of the first MIG device of a profile."""
-    return next(
-        ci.uuid
-        for gi in world.gpus[gpu].gpu_instances
-        for ci in gi.compute_instances
-        if str(ci.profile) == profile and ci.uuid
-    )
-
-
-def assert_nothing_taken(world: fakes.World) -> None:
-    """Also the plugin's config is what it was, unless the layout that it goes with succeeded."""
-    is_applied = world.labels.get(cluster.APPLIED_LABEL) == "one-slice-changed"
-    plugin_config = world.labels.get(cluster.PLUGIN_CONFIG_LABEL)
-    assert plugin_config in ((None, "sliced") if is_applied else (None, "whole"))
-    assert not world.is_unschedulable
-    assert not world.has_hold_taint
-    assert cluster.PAUSED_VALUE not in world.labels.values()
-    assert cluster.JOURNAL_ANNOTATION not in world.annotations
+from tests.scenes import (
+    BROKEN,
+    CONFIG,
+    DCGM,
+    EXPORTER,
+    GFD,
+    SAMPLER,
+    SCENARIOS,
+    SWEPT,
+    assert_nothing_taken,
+    busy_node,
+    count_calls,
+    device,
+    fakes_error,
+    guarded_node,
+    monitored_node,
+    node,
+    reconciler,
+    refuse,
+    run,
+    sharing_node,
+    watched_node,
+    whole_node,
+)
 
 
 def test_a_first_layout_ends_in_success_with_every_device_offered_by_a_new_plugin() -> None:
@@ -368,19 +305,6 @@ def test_the_next_run_after_an_unproven_change_proves_it_instead_of_believing_it
     assert run(world, "all-1g.5gb").state is model.State.SUCCESS
 
 
-def refuse(step_type: type, *, times: int) -> Callable[[model.Step], Exception | None]:
-    """Return a driver that refuses the first steps of a kind."""
-    left = [times]
-
-    def answer(step: model.Step) -> Exception | None:
-        if isinstance(step, step_type) and left[0]:
-            left[0] -= 1
-            return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
-        return None
-
-    return answer
-
-
 @pytest.mark.parametrize("step", [model.CreateGpuInstance, model.CreateComputeInstance])
 def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
     world = busy_node()
@@ -392,38 +316,32 @@ def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
     assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
     assert "the instances from before are back" in outcome.message
     assert world.executed
-    assert planner.restore(world.gpus, before).is_empty
+    assert planner.restore(world.gpus, [gpu.snapshot for gpu in before]).is_empty
     assert "spared" in {pod.name for pod in world.pods.values()}
     assert_nothing_taken(world)
 
 
 def test_an_api_that_fails_during_the_way_back_does_not_keep_the_gpus_from_it() -> None:
-    world = busy_node()
+    def failing_node() -> fakes.World:
+        world = busy_node()
+        world.step_error = refuse(model.CreateGpuInstance, times=1)
+        return world
+
+    world = failing_node()
     run(world, "one-slice-changed")
     executes_at = world.log.index("gpus.execute")
+    asked = [i for i, call in enumerate(world.log) if call.startswith("node.") and i > executes_at]
+    assert len(asked) > 2
 
-    for after in range(1, 8):
-        world = busy_node()
-        before = world.gpus
-        world.step_error = refuse(model.CreateGpuInstance, times=1)
-        world.failing = {executes_at + after: BROKEN["node"]}
+    for index in asked:
+        world = failing_node()
+        before = [gpu.snapshot for gpu in world.gpus]
+        world.failing = {index: BROKEN["node"]}
 
         with contextlib.suppress(errors.ClusterError):
             outcome = run(world, "one-slice-changed")
             assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-        if world.log[executes_at + after] == "node.patch":
-            assert planner.restore(world.gpus, before).is_empty, after
-
-
-def test_a_way_back_that_fails_as_well_is_told_with_both_reasons() -> None:
-    world = busy_node()
-    world.step_error = refuse(model.CreateGpuInstance, times=2)
-
-    outcome = run(world, "one-slice-changed")
-
-    assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-    assert "returning to the instances from before failed as well" in outcome.message
-    assert_nothing_taken(world)
+        assert planner.restore(world.gpus, before).is_empty, index
 
 
 def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> None:
@@ -747,115 +665,8 @@ def test_a_layout_in_force_gets_its_plugin_config_without_a_change_of_the_gpus()
 
 # -- every port call fails once -----------------------------------------------------------------
 
-BROKEN = {
-    "gpus": errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR),
-    "node": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
-    "workloads": errors.ClusterError("broken", reason=errors.Reason.FORBIDDEN, status=403),
-    "allocations": errors.ClusterError("broken", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE),
-}
 
-
-def busy_node() -> fakes.World:
-    world = node(layout="all-balanced")
-    world.add_pod("victim", devices=frozenset({device(world, 0, "2g.10gb")}))
-    world.add_pod("spared", devices=frozenset({device(world, 1, "3g.20gb")}))
-    return world
-
-
-def count_calls(make: Callable[[], fakes.World], layout: str) -> int:
-    world = make()
-    assert run(world, layout).state is model.State.SUCCESS
-    return len(world.log)
-
-
-def guarded_node() -> fakes.World:
-    """A budget guards the pod that must leave, and the owner allows force."""
-    world = busy_node()
-    world.budgets["victim"] = "budget 'pdb-a' allows no disruption"
-    world.policy = policies.Policy(is_forced=True)
-    return world
-
-
-def patient_node() -> fakes.World:
-    """Nobody may be evicted; the pod that must leave does so after a while."""
-    world = busy_node()
-    world.policy = policies.Policy(drain=policies.Drain.NONE)
-    (victim,) = (uid for uid, pod in world.pods.items() if pod.name == "victim")
-
-    def finish() -> None:
-        if world.clock.now_s > 1 and victim in world.pods:
-            world.pods[victim] = dataclasses.replace(world.pods[victim], phase="Succeeded")
-
-    world.clock.on_wait.append(finish)
-    return world
-
-
-def whole_node() -> fakes.World:
-    world = busy_node()
-    world.policy = policies.Policy(drain=policies.Drain.NODE)
-    return world
-
-
-GFD, DCGM, EXPORTER = (
-    cluster.DEPLOY_LABEL_PREFIX + name
-    for name in ("gpu-feature-discovery", "dcgm", "dcgm-exporter")
-)
-
-
-def monitored_node() -> fakes.World:
-    """The operator's monitors and its validator; one monitor is deployed nowhere."""
-    world = busy_node()
-    world.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
-    world.deploy_daemons |= {GFD: True, EXPORTER: True}
-    world.loose_daemons.add("nvidia-operator-validator")
-    world.live()
-    return world
-
-
-EXTRA_CLIENTS = """
-version: v1
-clients:
-- labels: {app: watcher}
-- labels: {app: sampler}
-  namespace: default
-  deploy-label: nvidia.com/gpu.deploy.sampler
-"""
-SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
-
-
-def watched_node() -> fakes.World:
-    """The owner's own daemons, one that a label places and one that none does."""
-    world = busy_node()
-    world.extra_clients = EXTRA_CLIENTS
-    world.labels[SAMPLER] = "true"
-    world.deploy_daemons[SAMPLER] = True
-    world.loose_daemons.add("watcher")
-    world.live()
-    return world
-
-
-def sharing_node() -> fakes.World:
-    world = busy_node()
-    world.labels[cluster.PLUGIN_CONFIG_LABEL] = "whole"
-    world.policy = policies.Policy(plugin_configs={"one-slice-changed": "sliced"})
-    return world
-
-
-SCENARIOS: dict[str, tuple[Callable[[], fakes.World], str]] = {
-    "first-layout": (node, "all-1g.5gb"),
-    "first-layout-ungated": (lambda: node(gated=False), "all-1g.5gb"),
-    "one-slice-on-a-busy-node": (busy_node, "one-slice-changed"),
-    "mode-off": (busy_node, "all-disabled"),
-    "by-force": (guarded_node, "one-slice-changed"),
-    "nobody-is-evicted": (patient_node, "one-slice-changed"),
-    "whole-node": (whole_node, "one-slice-changed"),
-    "monitors": (monitored_node, "one-slice-changed"),
-    "extra-clients": (watched_node, "one-slice-changed"),
-    "plugin-config": (sharing_node, "one-slice-changed"),
-}
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", SWEPT)
 def test_whatever_call_fails_once_all_is_given_back_and_the_next_try_succeeds(
     scenario: str,
 ) -> None:
@@ -870,10 +681,11 @@ def test_whatever_call_fails_once_all_is_given_back_and_the_next_try_succeeds(
         try:
             ours.run(layout, wish)
         except errors.ClusterError:
-            ours.recover()
+            world.failing = {}
+            ours.recover(layout)
         else:
             assert world.labels[cluster.STATE_LABEL] in ("success", "failed"), index
-        assert_nothing_taken(world)
+            assert_nothing_taken(world)
 
         world.failing = {}
         assert ours.run(layout, wish).state is model.State.SUCCESS, index
@@ -881,13 +693,29 @@ def test_whatever_call_fails_once_all_is_given_back_and_the_next_try_succeeds(
         assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true" if world.plugin_is_gated else 1
 
 
-def fakes_error(make: Callable[[], fakes.World], layout: str, index: int) -> Exception:
+@pytest.mark.parametrize("scenario", ["first-layout-ungated", "monitors", "plugin-config"])
+def test_a_patch_that_is_carried_out_and_answered_with_an_error_leaves_nothing_taken(
+    scenario: str,
+) -> None:
+    make, layout = SCENARIOS[scenario]
     world = make()
     run(world, layout)
-    return BROKEN[world.log[index].partition(".")[0]]
+    patches = [index for index, call in enumerate(world.log) if call == "node.patch"]
+    assert len(patches) > 4
+    for index in patches:
+        world = make()
+        ours = reconciler(world)
+        world.losing = {
+            index: errors.ClusterError("lost", reason=errors.Reason.API_ERROR, status=500)
+        }
+        try:
+            ours.run(layout, fakes.FakeWish(world.clock, replaced=False))
+        except errors.ClusterError:
+            ours.recover(None)
+        assert_nothing_taken(world)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", SWEPT)
 @pytest.mark.parametrize("replaced", [True, False])
 def test_whenever_a_wish_ends_all_is_given_back(scenario: str, *, replaced: bool) -> None:
     make, layout = SCENARIOS[scenario]
@@ -913,95 +741,3 @@ def test_whenever_a_wish_ends_all_is_given_back(scenario: str, *, replaced: bool
         is_executed = "gpus.execute" in world.log
         assert world.gpus == (after if is_executed else before)
         assert_nothing_taken(world)
-
-
-# -- recovery -----------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours runs after it."""
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_process_killed_at_any_call_leaves_what_its_successor_gives_back(scenario: str) -> None:
-    make, layout = SCENARIOS[scenario]
-    for index in range(count_calls(make, layout)):
-        world = make()
-        world.failing = {index: Killed()}  # type: ignore[dict-item]
-        with pytest.raises(Killed):
-            run(world, layout)
-
-        world.failing = {}
-        successor = reconciler(world)
-        successor.recover()
-        assert_nothing_taken(world)
-        outcome = successor.run(layout, fakes.FakeWish(world.clock, replaced=False))
-        assert outcome.state is model.State.SUCCESS, index
-        assert_nothing_taken(world)
-
-
-def test_what_another_manager_left_paused_is_given_back_although_there_is_no_journal() -> None:
-    world = node(layout="all-balanced")
-    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
-    world.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
-    world.pods.clear()
-    ours = reconciler(world)
-
-    ours.recover()
-    outcome = ours.run("all-balanced", fakes.FakeWish(world.clock, replaced=False))
-
-    assert outcome.state is model.State.SUCCESS
-    assert_nothing_taken(world)
-    assert world.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
-
-
-def test_what_somebody_else_wrote_since_the_crash_is_not_written_over() -> None:
-    world = node()
-    dcgm = "nvidia.com/gpu.deploy.dcgm"
-    paused = {cluster.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
-    journal = status.Journal(config="all-1g.5gb", paused_labels=paused)
-    world.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
-    world.labels |= {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE, dcgm: "false"}
-
-    reconciler(world).recover()
-
-    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    assert world.labels[dcgm] == "false"
-    assert_nothing_taken(world)
-
-
-def test_a_node_without_a_wish_does_not_stay_pending() -> None:
-    world = node()
-    world.labels[cluster.STATE_LABEL] = "pending"
-
-    reconciler(world).rest()
-
-    assert world.labels[cluster.STATE_LABEL] == "failed"
-    assert "Interrupted" in world.annotations[cluster.STATUS_ANNOTATION]
-
-
-@pytest.mark.parametrize("state", ["success", "failed", None])
-def test_a_node_without_a_wish_keeps_how_its_last_run_ended(state: str | None) -> None:
-    world = node()
-    if state:
-        world.labels[cluster.STATE_LABEL] = state
-
-    reconciler(world).rest()
-
-    assert world.labels.get(cluster.STATE_LABEL) == state
-    assert "node.patch" not in world.log
-
-
-def test_a_journal_that_cannot_be_read_gives_back_what_is_marked_as_ours() -> None:
-    world = node()
-    world.annotations[cluster.JOURNAL_ANNOTATION] = '{"version": 99}'
-    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
-    world.has_hold_taint = True
-    world.is_unschedulable = True
-
-    reconciler(world).recover()
-
-    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    assert not world.has_hold_taint
-    assert world.is_unschedulable
-    assert cluster.JOURNAL_ANNOTATION not in world.annotations

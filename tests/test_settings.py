@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from mig_manager import arguments, errors, settings
+from mig_manager import arguments, errors, settings, shellsettings
 from mig_manager.core import policy
 
 AGENT = {"NODE_NAME": "n1"}
@@ -16,8 +16,8 @@ def agent(environ: dict[str, str] | None = None, **options: object) -> settings.
 
 def command(
     name: str = "apply", environ: dict[str, str] | None = None, **options: object
-) -> settings.CommandSettings:
-    return settings.command_settings({"command": name} | options, environ or {})
+) -> shellsettings.CommandSettings:
+    return shellsettings.command_settings({"command": name} | options, environ or {})
 
 
 def test_an_agent_needs_to_know_its_node() -> None:
@@ -106,17 +106,153 @@ def test_the_operators_fallback_config_serves_when_no_other_is_named() -> None:
 
 
 def test_what_nvidias_agent_takes_and_ours_does_not_need_is_noted() -> None:
-    given = agent({"HOST_NVIDIA_DIR": "/n", "WITH_REBOOT": "false"}, driver_root="/run")
+    given = agent({"HOST_NVIDIA_DIR": "/n", "WITH_REBOOT": "false"}, reconfigure_script="/s")
 
-    assert given.not_needed == ("host-nvidia-dir", "driver-root")
-    assert given.not_supported == ()
+    assert given.not_needed == ("reconfigure-script", "host-nvidia-dir")
 
 
-def test_what_nvidias_agent_does_and_ours_does_not_is_told_apart() -> None:
-    assert agent({"WITH_REBOOT": "true"}, cdi_enabled="true").not_supported == (
-        "with-reboot",
-        "cdi-enabled",
+def test_nothing_is_done_to_the_machine_unless_it_is_allowed() -> None:
+    given = agent()
+
+    assert not given.host.with_reboot
+    assert not given.host.shuts_host_clients
+    assert not given.host.cdi_enabled
+    assert given.host.gpu_clients_file is None
+    assert given.host.gpu_reset
+    assert (given.host.service_stop_timeout_s, given.host.service_start_timeout_s) == (30, 120)
+    assert given.host.reboot_timeout_s == 600
+
+
+def test_what_may_be_done_to_the_machine_is_told_by_nvidias_variables() -> None:
+    given = agent(
+        {
+            "WITH_REBOOT": "true",
+            "WITH_SHUTDOWN_HOST_GPU_CLIENTS": "1",
+            "GPU_CLIENTS_FILE": "/g",
+            "CDI_ENABLED": "t",
+            "NVIDIA_CDI_HOOK_PATH": "/hook",
+        }
     )
+
+    assert given.host.with_reboot
+    assert given.host.shuts_host_clients
+    assert given.host.cdi_enabled
+    assert given.host.gpu_clients_file == pathlib.Path("/g")
+    assert given.host.roots.cdi_hook == pathlib.Path("/hook")
+    assert given.not_needed == ()
+
+
+def test_a_reset_can_be_forbidden_and_allowed_again_on_the_command_line() -> None:
+    line = ["agent", "-n", "n1"]
+
+    assert not settings.agent_settings(
+        arguments.parse([*line, "--no-gpu-reset"]), {}
+    ).host.gpu_reset
+    assert not agent({"MIG_MANAGER_GPU_RESET": "false"}).host.gpu_reset
+    both = settings.agent_settings(
+        arguments.parse([*line, "--gpu-reset"]), {"MIG_MANAGER_GPU_RESET": "false"}
+    )
+    assert both.host.gpu_reset
+
+
+def test_patience_with_the_machine_can_be_given_on_the_command_line() -> None:
+    line = ["agent", "-n", "n1", "--service-stop-timeout-s", "1", "--service-start-timeout-s", "2"]
+    line += ["--reboot-timeout-s", "3", "--dbus-address", "unix:path=/b", "--proven-file", "/p"]
+
+    given = settings.agent_settings(arguments.parse(line), {})
+
+    assert (given.host.service_stop_timeout_s, given.host.service_start_timeout_s) == (1, 2)
+    assert given.host.reboot_timeout_s == 3
+    assert given.host.dbus_address == "unix:path=/b"
+    assert given.proven_file == pathlib.Path("/p")
+
+
+def test_no_patience_at_all_with_a_service_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="--service-stop-timeout-s"):
+        agent(service_stop_timeout_s="0")
+
+
+def roots(environ: dict[str, str]) -> tuple[str, ...]:
+    found = agent(environ).host.roots
+    here = (found.host_here, found.driver, found.driver_here, found.dev, found.dev_here)
+    return tuple(str(path) for path in here)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        pytest.param({"HOST_ROOT_MOUNT": "/"}, ("/", "/", "/", "/", "/"), id="no-container"),
+        pytest.param(
+            {"HOST_ROOT_MOUNT": "/host"}, ("/host", "/", "/host", "/", "/host"), id="mount"
+        ),
+        pytest.param(
+            {"HOST_ROOT_MOUNT": "/host", "DRIVER_ROOT_CTR_PATH": "/host/run/nvidia/driver"},
+            (
+                "/host",
+                "/run/nvidia/driver",
+                "/host/run/nvidia/driver",
+                "/run/nvidia/driver",
+                "/host/run/nvidia/driver",
+            ),
+            id="as-seen-here-tells-the-host's",
+        ),
+        pytest.param(
+            {"HOST_ROOT_MOUNT": "/host", "DRIVER_ROOT": "/d", "NVIDIA_DEV_ROOT": "/"},
+            ("/host", "/d", "/host/d", "/", "/host"),
+            id="on-the-host-tells-as-seen-here",
+        ),
+        pytest.param(
+            {
+                "HOST_ROOT_MOUNT": "/host",
+                "NVIDIA_DRIVER_ROOT": "/run/nvidia/driver",
+                "DRIVER_ROOT_CTR_PATH": "/driver-root",
+                "NVIDIA_DEV_ROOT": "/run/nvidia/driver",
+                "DEV_ROOT_CTR_PATH": "/driver-root",
+            },
+            (
+                "/host",
+                "/run/nvidia/driver",
+                "/driver-root",
+                "/run/nvidia/driver",
+                "/driver-root",
+            ),
+            id="operator",
+        ),
+    ],
+)
+def test_driver_and_devices_are_known_on_the_host_and_from_here(
+    environ: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    assert roots(environ) == expected
+
+
+def test_the_bus_of_a_mounted_host_comes_before_ones_own(tmp_path: pathlib.Path) -> None:
+    host = tmp_path / "a host"
+    environ = {"HOST_ROOT_MOUNT": str(host)}
+    without = agent(environ).host.dbus_address
+    socket = host / "run/dbus/system_bus_socket"
+    socket.parent.mkdir(parents=True)
+    socket.touch()
+
+    assert without == "unix:path=/run/dbus/system_bus_socket"
+    assert agent(environ).host.dbus_address == (
+        f"unix:path={tmp_path}/a%20host/run/dbus/system_bus_socket"
+    )
+    told = agent(environ | {"DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/b"})
+    assert told.host.dbus_address == "unix:path=/b"
+
+
+def test_a_mount_that_cannot_be_is_passed_over() -> None:
+    given = agent({"HOST_ROOT_MOUNT": "/" + "x" * 5000})
+
+    assert given.host.dbus_address == "unix:path=/run/dbus/system_bus_socket"
+
+
+def test_the_proven_layout_of_simulated_gpus_is_beside_them() -> None:
+    simulated = agent(simulate="1xA30", simulate_state="/s/a.json")
+
+    assert agent().proven_file == pathlib.Path("/var/lib/mig-manager/proven.json")
+    assert simulated.proven_file == pathlib.Path("/s/a.json.proven")
 
 
 @pytest.mark.parametrize("text", ["yes", "on", "2", "tRUE"])
@@ -235,14 +371,14 @@ def test_two_names_for_the_layout_are_refused() -> None:
 
 
 def test_export_writes_yaml_unless_told_otherwise() -> None:
-    assert command("export").output_format is settings.OutputFormat.YAML
+    assert command("export").output_format is shellsettings.OutputFormat.YAML
     assert (
         command("export", {"MIG_PARTED_OUTPUT_FORMAT": "json"}).output_format
-        is settings.OutputFormat.JSON
+        is shellsettings.OutputFormat.JSON
     )
     assert (
         command("status", {"MIG_PARTED_OUTPUT_FORMAT": "json"}).output_format
-        is settings.OutputFormat.TEXT
+        is shellsettings.OutputFormat.TEXT
     )
 
 
@@ -273,3 +409,70 @@ def test_health_and_metrics_are_served_only_where_a_port_is_given() -> None:
 def test_a_port_that_is_none_is_refused_by_name(text: str) -> None:
     with pytest.raises(errors.UsageError, match=r"^MIG_MANAGER_HEALTH_PORT: .* is not a port"):
         agent({"MIG_MANAGER_HEALTH_PORT": text})
+
+
+def test_an_agent_excludes_other_managers_and_looks_for_drift_by_default() -> None:
+    given = agent()
+
+    assert given.lock_file == pathlib.Path("/run/mig-manager/lock")
+    assert (given.lock_timeout_s, given.drift_check_interval_s) == (30, 300)
+    assert not given.allows_foreign_managers
+    assert not given.heals_drift
+    assert not given.watches_gpu_events
+    assert given.own_pod_uid is None
+
+
+def test_what_an_agent_does_about_others_can_be_given_on_the_command_line() -> None:
+    line = ["agent", "-n", "n1", "--lock-file", "/l", "--lock-timeout-s", "0"]
+    line += ["--drift-check-interval-s", "0", "--heal-drift", "--watch-gpu-events"]
+    line += ["--allow-foreign-managers"]
+
+    given = settings.agent_settings(arguments.parse(line), {})
+
+    assert given.lock_file == pathlib.Path("/l")
+    assert (given.lock_timeout_s, given.drift_check_interval_s) == (0, 0)
+    assert given.allows_foreign_managers
+    assert given.heals_drift
+    assert given.watches_gpu_events
+
+
+def test_what_an_agent_does_about_others_has_variables_too() -> None:
+    given = agent({"MIG_MANAGER_HEAL_DRIFT": "true", "POD_UID": "u-1"})
+
+    assert given.heals_drift
+    assert given.own_pod_uid == "u-1"
+
+
+def test_each_simulated_node_has_a_lock_of_its_own() -> None:
+    own = agent(simulate="1xA30", simulate_state="/s/a.json")
+    told = agent(simulate="1xA30", simulate_state="/s/a.json", lock_file="/l")
+
+    assert own.lock_file == pathlib.Path("/s/a.json.manager.lock")
+    assert told.lock_file == pathlib.Path("/l")
+
+
+def test_apply_keeps_lock_and_journal_where_the_system_keeps_such_files() -> None:
+    given = command()
+
+    assert given.lock_file == pathlib.Path("/run/mig-manager/lock")
+    assert given.journal_file == pathlib.Path("/var/lib/mig-manager/journal.json")
+    assert (given.lock_timeout_s, given.gpu_timeout_s) == (30, 120)
+
+
+def test_each_simulated_node_has_a_journal_of_its_own() -> None:
+    own = command(simulate="1xA30", simulate_state="/s/a.json")
+    told = command(
+        environ={"MIG_MANAGER_JOURNAL_FILE": "/j"}, simulate="1xA30", simulate_state="/s/a.json"
+    )
+
+    assert own.journal_file == pathlib.Path("/s/a.json.journal")
+    assert own.lock_file == pathlib.Path("/s/a.json.manager.lock")
+    assert told.journal_file == pathlib.Path("/j")
+
+
+def test_only_apply_compares_its_patience_with_the_deadline_of_an_operation() -> None:
+    assert command("status", gpu_timeout_s="5").gpu_timeout_s == 5
+    with pytest.raises(errors.UsageError, match="less than --gpu-timeout-s 5"):
+        command("apply", gpu_timeout_s="5")
+    with pytest.raises(errors.UsageError, match="--gpu-timeout-s: '0'"):
+        command("status", gpu_timeout_s="0")

@@ -142,6 +142,22 @@ def end_steps(gpu: model.Gpu) -> tuple[model.Step, ...]:
     return tuple(steps)
 
 
+def everything(before: model.Gpu) -> model.Plan:
+    """Plan each kind of step: the instances of a GPU are replaced by two others."""
+    parted = gi_step(before, "3g.20gb", 0)
+    whole = gi_step(before, "2g.10gb", 4)
+    return plan_of(
+        [before],
+        *end_steps(before),
+        mode_step(before, OFF),
+        mode_step(before, ON),
+        parted,
+        ci_step(parted, "1c.3g.20gb", 1),
+        whole,
+        ci_step(whole, "2g.10gb"),
+    )
+
+
 def names(gpu: model.Gpu) -> list[str]:
     """Return what is on a GPU: compute instances by name, and idle GPU instances in brackets."""
     found: list[str] = []

@@ -1,10 +1,14 @@
 """The process around the GPU work: whatever becomes of it, an answer or a typed error follows."""
 
+import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
+import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,6 +20,7 @@ from mig_manager.adapters import gpu_child, gpu_protocol
 from mig_manager.core import model
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
+from tests.adapters import proc_tree
 
 GPU = model.Gpu(
     index=0,
@@ -37,7 +42,7 @@ PLAN = model.Plan(gpus=(model.GpuPlan(gpu_uuid=GPU.uuid, gpu_index=0, steps=(), 
 PREAMBLE = """
 import os, signal, sys, time
 from mig_manager import errors, gpu_worker
-from mig_manager.adapters import gpu_protocol, nvml
+from mig_manager.adapters import gpu_process, gpu_protocol, nvml
 def answer(message):
     sys.stdout.buffer.write(gpu_protocol.encode(message))
     sys.stdout.buffer.flush()
@@ -64,6 +69,16 @@ def descriptors() -> set[str]:
     return {entry.name for entry in pathlib.Path("/proc/self/fd").iterdir()}
 
 
+def children() -> set[str]:
+    """Return the pids of our children, zombies included."""
+    found: set[str] = set()
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        # A thread may just be ending; its children then belong to another one.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.update((task / "children").read_text().split())
+    return found
+
+
 def is_gone(pid_file: pathlib.Path) -> bool:
     """Tell whether the process has ended and been reaped."""
     return not pathlib.Path("/proc", pid_file.read_text()).exists()
@@ -79,20 +94,21 @@ def is_dead(pid_file: pathlib.Path) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _leaves_no_descriptor_open() -> Iterator[None]:
+def _leaves_nothing_behind() -> Iterator[None]:
     # Servers of tests that ran before may still be closing theirs, so only new ones count.
-    before = descriptors()
+    before, others, threads = descriptors(), children(), set(threading.enumerate())
     yield
     wait_for(lambda: descriptors() <= before)
+    wait_for(lambda: children() <= others)
+    wait_for(lambda: set(threading.enumerate()) <= threads)
 
 
 def test_an_observation_comes_back_as_it_was_made() -> None:
+    made = re.sub(r"<(\w+\.\w+): '\w+'>", r"\1", repr(GPU))
     script = f"""
 from mig_manager.core.model import *
-answer(gpu_protocol.Observed(gpus=({GPU!r},)))
-""".replace("<Architecture.AMPERE: 'ampere'>", "Architecture.AMPERE").replace(
-        "<MigMode.DISABLED: 'disabled'>", "MigMode.DISABLED"
-    )
+answer(gpu_protocol.Observed(gpus=({made},)))
+"""
     assert child(script).observe() == (GPU,)
 
 
@@ -195,6 +211,40 @@ def test_an_answer_to_another_question_is_our_own_fault() -> None:
 def test_a_worker_that_cannot_be_started_is_a_typed_error() -> None:
     with pytest.raises(errors.HardwareError, match="cannot be started"):
         gpu_child.ChildGpus(command=["/does/not/exist"], timeout_s=1.0).observe()
+
+
+def test_whatever_runs_out_at_the_start_is_a_typed_error_and_nothing_is_left_open() -> None:
+    script = """
+import os, resource, sys
+from mig_manager import errors
+from mig_manager.adapters import gpu_child
+worker = "import sys; from mig_manager.adapters import gpu_protocol as p; " \
+    "sys.stdout.buffer.write(p.encode(p.Observed(gpus=())))"
+gpus = gpu_child.ChildGpus(command=[sys.executable, "-c", worker], timeout_s=60)
+gpus.observe()
+top = os.open("/dev/null", os.O_RDONLY)
+os.close(top)
+before = os.listdir("/proc/self/fd")
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+for room in range(12):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (top + room, hard))
+    try:
+        gpus.observe()
+        print("good")
+    except errors.HardwareError as error:
+        print(error.reason.value, error)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert os.listdir("/proc/self/fd") == before
+"""
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines.count("good") == len(lines) - lines.index("good"), "room enough stays enough"
+    assert lines.index("good") >= 6
+    for line in lines[: lines.index("good")]:
+        assert line.startswith("Internal the GPU worker cannot be started: ")
+        assert "Too many open files" in line
 
 
 def test_a_flood_of_stderr_is_passed_on_in_part_and_delays_nothing() -> None:
@@ -308,7 +358,7 @@ def test_the_worker_takes_the_command_line_that_is_built_for_it() -> None:
 def test_the_worker_dies_with_the_agent(tmp_path: pathlib.Path) -> None:
     pid_file = tmp_path / "pid"
     worker = f"""
-gpu_worker._end_with_parent()
+gpu_process.end_with_parent()
 open({str(pid_file)!r}, "w").write(str(os.getpid()))
 os.kill(os.getppid(), signal.SIGKILL)
 signal.pause()
@@ -364,23 +414,217 @@ def test_a_step_that_fails_in_a_worker_is_told_in_full(state: simulated.SharedSt
     assert caught.value.operation == "nvmlDeviceSetMigMode"
 
 
+def hang(
+    state: simulated.SharedState,
+    fault: states.Fault,
+    gpus: Callable[[float], gpu_child.ChildGpus],
+) -> tuple[errors.HardwareError, float]:
+    """Observe with a fault that hangs; return what is said, and the deadline it was given."""
+    for timeout_s in (3.0, 6.0, 12.0, 24.0):
+        state.add_fault(fault)
+        with pytest.raises(errors.HardwareError) as caught:
+            gpus(timeout_s).observe()
+        (armed,) = state.faults()
+        state.clear_faults()
+        if armed.fired == fault.count:
+            return caught.value, timeout_s
+        # This machine is slow now: the time was up before the function was reached.
+    pytest.fail("the function was never reached")
+
+
 def test_a_driver_that_hangs_is_given_up_at_the_deadline(state: simulated.SharedState) -> None:
-    state.add_fault(states.Fault(function="nvmlDeviceGetMigMode", hang_s=600.0))
-    start = time.monotonic()
-    with pytest.raises(errors.HardwareError) as caught:
-        simulating(state, timeout_s=3.0).observe()
-    assert caught.value.reason is errors.Reason.NVML_TIMEOUT
-    assert time.monotonic() - start < 3.0 + 3.0
+    gpu = simulating(state).observe()[1]
+    fault = states.Fault(function="nvmlDeviceGetMigMode", gpu=1, hang_s=600.0)
+    error, timeout_s = hang(state, fault, lambda s: simulating(state, timeout_s=s))
+    assert error.reason is errors.Reason.NVML_TIMEOUT
+    assert error.operation == "nvmlDeviceGetMigMode"
+    assert error.gpu == f"GPU 1 ({gpu.uuid})"
+    said = re.fullmatch(
+        rf"nvmlDeviceGetMigMode on GPU 1 \({gpu.uuid}\) has not returned for ([\d.]+) s; "
+        "the GPU worker was killed",
+        error.message,
+    )
+    assert said, error.message
+    assert 0.0 < float(said[1]) <= timeout_s
     assert len(simulating(state).observe()) == 2
+
+
+@pytest.mark.slow
+def test_every_gpu_that_hangs_is_named(state: simulated.SharedState) -> None:
+    fault = states.Fault(function="nvmlDeviceGetMigMode", hang_s=600.0, count=2)
+    error, _ = hang(state, fault, lambda s: simulating(state, timeout_s=s))
+    for index in range(2):
+        assert f"nvmlDeviceGetMigMode on GPU {index} (GPU-" in error.message
+    assert error.message.count("has not returned for") == 1
+
+
+def test_who_has_the_hung_gpu_open_is_told_without_asking_the_driver(
+    state: simulated.SharedState, tmp_path: pathlib.Path
+) -> None:
+    proc = proc_tree.ProcTree(tmp_path / "proc")
+    proc.add(
+        *(88, "/dev/nvidiactl", "/dev/nvidia1"),
+        name="nv-hostengine",
+        cgroup="0::/system.slice/nvidia-dcgm.service",
+    )
+    proc.add(89, "/dev/nvidia0", name="another")
+    proc.add(90, "/dev/nvidia1", name="listener", parent=os.getpid())
+    # Read by nobody, since the driver serves it: a pipe that nobody writes to would hang us.
+    proc.add_capabilities(1, {"gi1": 30})
+    access = proc.root / "driver/nvidia/capabilities/gpu1/mig/gi1/access"
+    access.unlink()
+    os.mkfifo(access)
+    command = gpu_child.worker_command(simulate_state=str(state.path), proc_root=str(proc.root))
+    error, _ = hang(
+        state,
+        states.Fault(function="nvmlDeviceGetMigMode", gpu=1, hang_s=600.0),
+        lambda s: gpu_child.ChildGpus(command=command, timeout_s=s, proc_root=proc.root),
+    )
+    assert error.message.endswith(
+        "the GPU worker was killed; "
+        f"{error.gpu} is open in nv-hostengine (pid 88, unit nvidia-dcgm.service), "
+        "and maybe in others that cannot be seen from here"
+    )
 
 
 def test_a_driver_that_crashes_takes_only_the_worker_along(state: simulated.SharedState) -> None:
     state.add_fault(states.Fault(function="nvmlDeviceSetMigMode", crashes=True))
     gpus = simulating(state)
-    with pytest.raises(errors.HardwareError, match="SIGABRT") as caught:
-        gpus.execute(switch_on(gpus.observe()[0]))
+    gpu = gpus.observe()[0]
+    with pytest.raises(errors.HardwareError) as caught:
+        gpus.execute(switch_on(gpu))
+    assert caught.value.message == (
+        f"the GPU worker was killed by SIGABRT in nvmlDeviceSetMigMode on GPU 0 ({gpu.uuid})"
+    )
     assert caught.value.reason is errors.Reason.NVML_ERROR
+    assert caught.value.operation == "nvmlDeviceSetMigMode"
+    assert caught.value.gpu == f"GPU 0 ({gpu.uuid})"
     gpus.execute(switch_on(gpus.observe()[0]))
+
+
+# What the worker was doing when it ended.
+
+IN_A_CALL = """
+from mig_manager.adapters import gpu_progress, nvml_errors
+gpu_progress.PROGRESS.attach(int(sys.argv[-1]))
+def nvmlFake(): doing()
+def work():
+    with gpu_progress.PROGRESS.about(3):
+        gpu_progress.PROGRESS.names(3, "GPU-3")
+        nvml_errors.call(nvmlFake)
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "end"),
+    [
+        pytest.param("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV", id="segv"),
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL", id="kill"),
+        pytest.param("os._exit(7)", "ended with status 7", id="exit"),
+    ],
+)
+def test_a_worker_that_ends_within_a_call_names_it(act: str, end: str) -> None:
+    with pytest.raises(errors.HardwareError) as caught:
+        child(f"{IN_A_CALL}\ndef doing(): {act}\nwork()").observe()
+    said = f"the GPU worker {end} in nvmlFake on GPU 3 (GPU-3)"
+    assert caught.value.message in (said, f"{said} and no answer")
+    assert caught.value.reason is errors.Reason.NVML_ERROR
+    assert (caught.value.operation, caught.value.gpu) == ("nvmlFake", "GPU 3 (GPU-3)")
+
+
+def test_a_worker_that_ends_between_calls_blames_none() -> None:
+    with pytest.raises(errors.HardwareError) as caught:
+        child(f"{IN_A_CALL}\ndef doing(): pass\nwork()\nos._exit(7)").observe()
+    assert caught.value.message == "the GPU worker ended with status 7 and no answer"
+    assert caught.value.reason is errors.Reason.INTERNAL
+
+
+def test_a_worker_that_hangs_between_calls_tells_the_last_one() -> None:
+    with pytest.raises(errors.HardwareError) as caught:
+        child(
+            f"{IN_A_CALL}\ndef doing(): pass\ngpu_progress.PROGRESS.began('nvmlInit', 1.0)\n"
+            "gpu_progress.PROGRESS.ended()\nsignal.pause()",
+            timeout_s=2.0,
+        ).observe()
+    assert caught.value.message == (
+        "the GPU worker gave no answer within 2 s and was killed; "
+        "no NVML call was under way, the last was nvmlInit"
+    )
+
+
+# A process that is traced is not given to its parent to reap: as if the kernel held on to it.
+
+HELD = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+PTRACE_SEIZE, PR_SET_PTRACER, ANY = 0x4206, 0x59616D61, ctypes.c_ulong(-1)
+libc.prctl(PR_SET_PTRACER, ANY, 0, 0, 0)
+reader, writer = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    failed = libc.ptrace(PTRACE_SEIZE, os.getppid(), 0, 0)
+    os.write(writer, b"n" if failed else b"y")
+    signal.pause()
+open({pid_file!r}, "w").write(str(pid))
+if os.read(reader, 1) == b"n":
+    os._exit(99)
+def doing(): signal.pause()
+work()
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_be_killed_is_told_of_until_the_kernel_lets_it_go(
+    tmp_path: pathlib.Path,
+) -> None:
+    pid_file = tmp_path / "pid"
+    number = tmp_path / "number"
+    script = f"""
+with open({str(number)!r}, "a+") as file:
+    file.write("x")
+    file.seek(0)
+    number = len(file.read())
+if number == 1:
+{textwrap.indent(IN_A_CALL + HELD.format(pid_file=str(pid_file)), "    ")}
+if number == 2:
+    signal.pause()
+answer(gpu_protocol.Observed(gpus=()))
+"""
+    gpus = child(script, timeout_s=6.0)
+    with structlog.testing.capture_logs() as logs:
+        try:
+            with pytest.raises(errors.HardwareError) as caught:
+                gpus.observe()
+            if "status 99" in caught.value.message:
+                pytest.skip("processes may not be traced here")
+            told = re.fullmatch(
+                r"nvmlFake on GPU 3 \(GPU-3\) has not returned for [\d.]+ s; "
+                r"the GPU worker \(pid (\d+)\) cannot be killed and was left behind",
+                caught.value.message,
+            )
+            assert told, caught.value.message
+            with pytest.raises(errors.HardwareError) as caught:
+                gpus.execute(PLAN)
+        finally:
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        pid = told[1]
+        stuck = (
+            rf"; an earlier GPU worker \(pid {pid}\) is still stuck in nvmlFake on GPU 3 "
+            r"\(GPU-3\), [\d.]+ s after it was given up"
+        )
+        assert re.fullmatch(
+            rf"the GPU worker gave no answer within 6 s and was killed{stuck}",
+            caught.value.message,
+        ), caught.value.message
+        wait_for(lambda: is_dead(pid_file))
+        assert gpus.observe() == ()
+    assert [(each["event"], each["pid"], each["doing"]) for each in logs] == [
+        ("gpu_worker_unkillable", int(pid), "nvmlFake on GPU 3 (GPU-3)"),
+        ("gpu_worker_still_stuck", int(pid), "nvmlFake on GPU 3 (GPU-3)"),
+    ]
 
 
 def test_a_missing_driver_is_a_typed_error(tmp_path: pathlib.Path) -> None:

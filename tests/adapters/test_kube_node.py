@@ -16,7 +16,7 @@ _OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
 
 
 class FixedClock:
-    def now_iso(self) -> str:
+    def now_iso(self, *, after_s: float = 0.0) -> str:
         return "2026-01-02T03:04:05Z"
 
     def monotonic(self) -> float:

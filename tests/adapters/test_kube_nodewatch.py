@@ -208,12 +208,9 @@ def test_whatever_the_server_answers_it_goes_on(
         follower.wait_for_wish("two")
 
 
-def test_a_silent_watch_is_given_up_and_renewed(
-    server: apiserver.ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nodewatch, "_IDLE_MARGIN_S", 0.1)
+def test_a_silent_watch_is_given_up_and_renewed(server: apiserver.ApiServer) -> None:
     server.inject(apiserver.Fault(verb="watch", stall=True))
-    pace = nodewatch.Pace(watch_s=0.2, steady_s=0.0, first_wait_s=0.01)
+    pace = nodewatch.Pace(watch_s=0.2, steady_s=0.0, first_wait_s=0.01, idle_margin_s=0.1)
     with following(Follower(server, pace=pace)) as follower:
         assert follower.wish() == "one"
         label(server, "two")

@@ -67,7 +67,9 @@ class TestList:
     def test_tells_all_that_the_drain_must_know_of_a_pod(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
-        thing = make_pod(nodeSelector={"a": "b"}, containers=[container("x"), container("y")])
+        gates = [{"name": "FEATURE_GATES", "value": "DynamicMIG=true, MPSSupport=false,"}]
+        x = container("x", image="registry.example.com/x:1", env=gates)
+        thing = make_pod(nodeSelector={"a": "b"}, containers=[x, container("y")])
         thing["metadata"]["uid"] = "u1"
         thing["metadata"]["ownerReferences"] = [
             {"kind": "Other", "name": "o", "uid": "1", "apiVersion": "v1"},
@@ -97,6 +99,8 @@ class TestList:
             is_terminating=False,
             gpu_resources={},
             container_names=("x", "y"),
+            images=("registry.example.com/x:1", ""),
+            feature_gates={"DynamicMIG": True, "MPSSupport": False},
         )
 
     @pytest.mark.parametrize(

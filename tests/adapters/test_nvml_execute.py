@@ -291,25 +291,104 @@ def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(
 # A mode change that does not take effect is never taken for one that did.
 
 
-def test_a_mode_that_needs_a_reset_nobody_can_do_is_an_error(tmp_path: pathlib.Path) -> None:
-    options = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+def test_a_mode_that_waits_for_a_reset_is_an_error_at_once(tmp_path: pathlib.Path) -> None:
+    options = states.Options(resets_itself=False)
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         with pytest.raises(errors.HardwareError, match="GPU requires restart") as caught:
             node.enable()
-        assert node.observe().current_mode is nvml_rig.OFF
+        gpu = node.observe()
+        assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.ON)
         assert node.clock.now_s == 0.0
     assert caught.value.reason is errors.Reason.RESET_REQUIRED
+    assert caught.value.message.endswith("yet the mode waits for a reset")
 
 
-def test_a_success_that_leaves_the_mode_pending_is_an_error(
+def test_in_a_virtual_machine_a_mode_that_waits_is_said_to_need_a_reboot(
+    tmp_path: pathlib.Path,
+) -> None:
+    options = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        with pytest.raises(errors.HardwareError, match="no reset can help") as caught:
+            node.enable()
+        gpu = node.observe()
+        assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.ON)
+        assert node.clock.now_s == 0.0
+    assert caught.value.reason is errors.Reason.REBOOT_REQUIRED
+    assert caught.value.code == pynvml.NVML_ERROR_RESET_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("virtualization", "reason"),
+    [
+        (states.Virtualization.NONE, errors.Reason.RESET_REQUIRED),
+        (states.Virtualization.PASSTHROUGH, errors.Reason.REBOOT_REQUIRED),
+    ],
+)
+@pytest.mark.parametrize("status", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED])
+def test_a_pending_mode_counts_as_such_whatever_the_activation_status(
+    status: int,
+    virtualization: states.Virtualization,
+    reason: errors.Reason,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = states.Options(resets_itself=False, virtualization=virtualization)
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        gpu = node.observe()
+        _answer(monkeypatch, status)
+        with pytest.raises(errors.HardwareError, match="nvmlDeviceSetMigMode") as caught:
+            node.run(nvml_rig.mode_step(gpu, nvml_rig.ON))
+    assert caught.value.reason is reason
+
+
+def test_a_mode_in_force_is_success_whatever_the_activation_status(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        _answer(monkeypatch, pynvml.NVML_ERROR_IN_USE)
+        assert node.enable().current_mode is nvml_rig.ON
+
+
+def test_a_success_that_changes_nothing_is_an_error_that_no_reset_is_tried_for(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         gpu = node.observe()
         monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", lambda *_: 0)
-        with pytest.raises(errors.HardwareError, match="waits for a reset") as caught:
+        with pytest.raises(errors.HardwareError, match="neither in force nor") as caught:
             node.run(nvml_rig.mode_step(gpu, nvml_rig.ON))
-    assert caught.value.reason is errors.Reason.RESET_REQUIRED
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+
+
+def test_a_vgpu_guest_is_told_that_its_host_decides(tmp_path: pathlib.Path) -> None:
+    options = states.Options(virtualization=states.Virtualization.VGPU)
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        step = nvml_rig.mode_step(node.observe(), nvml_rig.ON)
+        with pytest.raises(errors.HardwareError, match="up to its host") as caught:
+            node.run(step)
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+
+
+def test_a_gpu_that_a_switch_of_mode_attaches_anew_is_found_again(tmp_path: pathlib.Path) -> None:
+    options = states.Options(reattaches=True)
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        gpu = node.observe()
+        create = nvml_rig.gi_step(gpu, "7g.40gb")
+        node.run(nvml_rig.mode_step(gpu, nvml_rig.ON), create, nvml_rig.ci_step(create, "7g.40gb"))
+        after = node.observe()
+    assert nvml_rig.names(after) == ["7g.40gb@0:8"]
+    assert (after.index, after.uuid) == (gpu.index, gpu.uuid)
+
+
+def _answer(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """Have a switch of mode do its work and give this activation status."""
+    real = pynvml.nvmlDeviceSetMigMode
+
+    def switch(device: object, mode: int) -> int:
+        real(device, mode)
+        return status
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", switch)
 
 
 def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(

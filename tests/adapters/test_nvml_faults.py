@@ -10,7 +10,6 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import nvml_errors
-from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from tests.adapters import nvml_rig
 
@@ -76,22 +75,6 @@ CHANGING = (
 )
 
 
-def everything(before: model.Gpu) -> model.Plan:
-    """Plan each kind of step: the instances of a GPU are replaced by two others."""
-    parted = nvml_rig.gi_step(before, "3g.20gb", 0)
-    whole = nvml_rig.gi_step(before, "2g.10gb", 4)
-    return nvml_rig.plan_of(
-        [before],
-        *nvml_rig.end_steps(before),
-        nvml_rig.mode_step(before, nvml_rig.OFF),
-        nvml_rig.mode_step(before, nvml_rig.ON),
-        parted,
-        nvml_rig.ci_step(parted, "1c.3g.20gb", 1),
-        whole,
-        nvml_rig.ci_step(whole, "2g.10gb"),
-    )
-
-
 def attempt(action: Callable[[], T]) -> tuple[errors.HardwareError | None, T | None]:
     """Return the error of ours that an action raises, or what it returns."""
     try:
@@ -138,10 +121,10 @@ def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
     function: str, codes: tuple[int, ...], tmp_path: pathlib.Path
 ) -> None:
     with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.5) as node:
-        node.gpus.execute(everything(node.fill("1g.5gb", "3g.20gb")))
+        node.gpus.execute(nvml_rig.everything(node.fill("1g.5gb", "3g.20gb")))
         wanted = nvml_rig.names(node.observe())
         for code in codes:
-            plan = everything(node.observe())
+            plan = nvml_rig.everything(node.observe())
             asked = node.calls(function)
             node.state.add_fault(states.Fault(function=function, code=code, count=None))
             # A driver that contradicts itself may fail at another function than this.
@@ -149,5 +132,5 @@ def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
             node.state.clear_faults()
             assert failure is not None or nvml_rig.names(node.observe()) == wanted
             assert node.calls(function) > asked, "the function is not used; take it off the list"
-            node.gpus.execute(everything(node.observe()))
+            node.gpus.execute(nvml_rig.everything(node.observe()))
             assert nvml_rig.names(node.observe()) == wanted

@@ -102,6 +102,32 @@ def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
     assert gpu.mode_change_needs_reset is (gpu.architecture is model.Architecture.AMPERE)
 
 
+@pytest.mark.parametrize(
+    ("told", "seen"),
+    [
+        (states.Virtualization.NONE, model.Virtualization.NONE),
+        (states.Virtualization.PASSTHROUGH, model.Virtualization.PASSTHROUGH),
+        (states.Virtualization.VGPU, model.Virtualization.VGPU),
+    ],
+)
+def test_it_is_seen_how_a_machine_has_its_gpu(
+    told: states.Virtualization, seen: model.Virtualization, tmp_path: pathlib.Path
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", options=states.Options(virtualization=told)) as node:
+        assert node.observe().virtualization is seen
+
+
+def test_a_library_that_does_not_tell_of_virtual_machines_is_no_failure(
+    tmp_path: pathlib.Path,
+) -> None:
+    options = states.Options(
+        virtualization=states.Virtualization.PASSTHROUGH,
+        absent_functions=("nvmlDeviceGetVirtualizationMode",),
+    )
+    with nvml_rig.rig(tmp_path / "state", options=options) as node:
+        assert node.observe().virtualization is model.Virtualization.NONE
+
+
 def test_a_gpu_instance_without_compute_instance_is_seen(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.run(nvml_rig.gi_step(node.enable(), "2g.10gb", 4))

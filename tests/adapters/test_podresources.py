@@ -44,6 +44,7 @@ class Kubelet:
         self.code = grpc.StatusCode.RESOURCE_EXHAUSTED
         self.asked = 0
         self.has_allocatable = True
+        self.writes: Callable[[Any], bytes] = lambda message: message.SerializeToString()
         self._server: grpc.Server | None = None
 
     def start(self) -> None:
@@ -73,7 +74,7 @@ class Kubelet:
         return grpc.unary_unary_rpc_method_handler(
             serve,
             request_deserializer=request.FromString,
-            response_serializer=lambda message: message.SerializeToString(),
+            response_serializer=self.writes,
         )
 
     def _list(self, _asked: Any, _context: Any) -> Any:
@@ -189,6 +190,18 @@ def test_another_refusal_is_an_error_at_once(kubelet: Kubelet) -> None:
     with pytest.raises(errors.ClusterError, match="INTERNAL: not now"):
         ask(kubelet).assigned()
     assert kubelet.asked == 1
+
+
+def test_an_answer_that_is_no_message_is_an_error_and_no_traceback(
+    kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
+    kubelet.start()
+    for question in (ask(kubelet).assigned, ask(kubelet).allocatable):
+        with pytest.raises(errors.ClusterError, match="makes no sense") as caught:
+            question()
+        assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
+    assert caplog.text == ""
 
 
 def test_a_missing_socket_is_an_error_and_not_an_idle_node(kubelet: Kubelet) -> None:

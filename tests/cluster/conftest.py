@@ -19,6 +19,21 @@ def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[worlds.Re
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.cluster)])
 def where(request: pytest.FixtureRequest) -> worlds.Cluster:
+    return _cluster(request)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("embedded", marks=pytest.mark.slow),
+        pytest.param("real", marks=pytest.mark.cluster),
+    ]
+)
+def where_in_depth(request: pytest.FixtureRequest) -> worlds.Cluster:
+    """The same, for what has many variants and takes its time."""
+    return _cluster(request)
+
+
+def _cluster(request: pytest.FixtureRequest) -> worlds.Cluster:
     if request.param == "embedded":
         return worlds.Embedded()
     real: worlds.Real = request.getfixturevalue("real_cluster")

@@ -36,6 +36,7 @@ class OperatorsStage(stages.Stage):
             *("--pod-resources-socket", str(self.socket)),
             *("--simulate-state", str(self.state_file)),
             *("--poll-interval-s", "0.2"),
+            *self._agent_options,
             *worlds.PATIENT,
         ]
 
@@ -55,9 +56,9 @@ class DefaultConfigStage(OperatorsStage):
 
 @pytest.mark.parametrize("kind", [OperatorsStage, DefaultConfigStage])
 def test_in_the_operators_place_a_layout_that_evicts_nobody_succeeds_without_events(
-    where: worlds.Cluster, tmp_path: pathlib.Path, kind: type[stages.Stage]
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path, kind: type[stages.Stage]
 ) -> None:
-    with worlds.stage(where, tmp_path, rights=worlds.STOCK_OPERATOR, kind=kind) as world:
+    with worlds.stage(where_in_depth, tmp_path, rights=worlds.STOCK_OPERATOR, kind=kind) as world:
         world.label(LAYOUT)
 
         assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
@@ -69,10 +70,16 @@ def test_in_the_operators_place_a_layout_that_evicts_nobody_succeeds_without_eve
         worlds.assert_nothing_taken(world)
 
 
-def test_in_the_operators_place_a_layout_that_must_evict_is_refused_and_costs_nothing(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+def test_in_the_operators_place_a_layout_that_must_evict_fails_in_the_end_and_costs_nothing(
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path, rights=worlds.STOCK_OPERATOR, kind=OperatorsStage) as world:
+    with worlds.stage(
+        where_in_depth,
+        tmp_path,
+        *("--drain-timeout-s", "2"),
+        rights=worlds.STOCK_OPERATOR,
+        kind=OperatorsStage,
+    ) as world:
         world.run_pods(worlds.gpu_pods(["train"]))
         held, before = world.held(), world.gpus.observe()
 
@@ -80,6 +87,51 @@ def test_in_the_operators_place_a_layout_that_must_evict_is_refused_and_costs_no
 
         assert world.wait_for_end(LAYOUT) is model.State.FAILED
         assert world.status()["reason"] == "Forbidden"
+        assert "default/train (the agent may not evict it" in world.status()["message"]
         assert "pods/eviction" in world.status()["message"]
         assert (world.held(), world.gpus.observe()) == (held, before)
+        worlds.assert_nothing_taken(world)
+
+
+def test_in_the_operators_place_a_layout_waits_until_the_pods_have_left_by_themselves(
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(
+        where_in_depth, tmp_path, rights=worlds.STOCK_OPERATOR, kind=OperatorsStage
+    ) as world:
+        world.run_pods(worlds.gpu_pods(["train"]))
+        world.label(LAYOUT)
+        world.wait(lambda: '"pod_not_moved"' in world.agent_log.read_text(), "the refusal")
+
+        world.api.delete("/api/v1/namespaces/default/pods/train", {})
+
+        assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
+        worlds.assert_nothing_taken(world)
+
+
+def test_beside_the_operators_own_manager_nothing_is_touched_until_it_has_gone(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    pods = f"/api/v1/namespaces/{worlds.OPERATOR_NAMESPACE}/pods"
+    image = "nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.15.0"
+    containers = [{"name": "nvidia-mig-manager", "image": image}]
+    manager = {
+        "metadata": {"name": "nvidia-mig-manager-abcde", "labels": {"app": "nvidia-mig-manager"}},
+        "spec": {"nodeName": worlds.NODE, "containers": containers},
+    }
+    with worlds.stage(where, tmp_path) as world:
+        world.api.post(pods, manager)
+        before = world.gpus.observe()
+
+        world.label(LAYOUT)
+
+        assert world.wait_for_end(LAYOUT) is model.State.FAILED
+        assert world.status()["reason"] == "ForeignManager"
+        assert (
+            f"{worlds.OPERATOR_NAMESPACE}/nvidia-mig-manager-abcde (NVIDIA's mig-manager)"
+            in world.status()["message"]
+        )
+        assert world.gpus.observe() == before
+        world.api.delete(f"{pods}/nvidia-mig-manager-abcde", {"gracePeriodSeconds": 0})
+        world.wait(lambda: world.status().get("reason") == "Applied", "the next try")
         worlds.assert_nothing_taken(world)

@@ -147,9 +147,21 @@ def test_the_agent_may_write_all_that_its_work_needs_to_its_own_node(scene: Scen
             cluster.PLUGIN_CONFIG_LABEL: "large",
         }
     )
-    scene.annotations(**{cluster.STATUS_ANNOTATION: "{}", cluster.JOURNAL_ANNOTATION: "{}"})
+    scene.annotations(
+        **{
+            cluster.STATUS_ANNOTATION: "{}",
+            cluster.JOURNAL_ANNOTATION: "{}",
+            cluster.CORDON_ANNOTATION: "all-disabled",
+        }
+    )
     scene.patch({"spec": {"unschedulable": True, "taints": [TAINT, HOLD]}})
-    scene.annotations(**{cluster.JOURNAL_ANNOTATION: None})
+    scene.annotations(
+        **{
+            cluster.JOURNAL_ANNOTATION: None,
+            cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense",
+            cluster.CORDON_ANNOTATION: None,
+        }
+    )
     scene.labels(**{cluster.PLUGIN_CONFIG_LABEL: None, cluster.PLUGIN_DEPLOY_LABEL: "true"})
     after = scene.patch({"spec": {"unschedulable": None, "taints": [TAINT]}})
 
@@ -159,6 +171,17 @@ def test_the_agent_may_write_all_that_its_work_needs_to_its_own_node(scene: Scen
         cluster.STATE_LABEL: "pending",
         cluster.APPLIED_LABEL: "all-disabled",
     }
+
+
+def test_the_agent_may_take_back_what_it_has_said_of_its_own_node(scene: Scene) -> None:
+    scene.labels(**{cluster.APPLIED_LABEL: "all-disabled"})
+    scene.annotations(**{cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense"})
+
+    scene.labels(**{cluster.APPLIED_LABEL: None})
+    after = scene.annotations(**{cluster.UNREADABLE_JOURNAL_ANNOTATION: None})
+
+    assert cluster.APPLIED_LABEL not in after["metadata"]["labels"]
+    assert cluster.UNREADABLE_JOURNAL_ANNOTATION not in after["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize(

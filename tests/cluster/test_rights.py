@@ -92,12 +92,13 @@ def test_the_shipped_rules_are_as_narrow_as_a_cluster_role_can_be() -> None:
 
 @pytest.mark.parametrize("right", WITHOUT, ids=lambda right: f"{right[2]}-{right[1]}")
 def test_without_one_of_the_rights_the_agent_cannot_do_its_work_and_says_so(
-    where: worlds.Cluster, tmp_path: pathlib.Path, right: worlds.Right
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path, right: worlds.Right
 ) -> None:
     with worlds.stage(
-        where,
+        where_in_depth,
         tmp_path,
         *worlds.PATIENT,
+        *("--drain-timeout-s", "2"),
         rights=worlds.SHIPPED.without(right),
         style=nodeoptions.DeployStyle.PLAIN,
     ) as world:

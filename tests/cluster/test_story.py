@@ -18,12 +18,12 @@ FOREIGN_TAINT = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}
 
 @pytest.mark.parametrize("story", scenarios.STORIES)
 def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
-    where: worlds.Cluster, tmp_path: pathlib.Path, story: str
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path, story: str
 ) -> None:
     spec = "2xA100-SXM4-80GB+1xA30"
     told = scenarios.STORIES[story]
     gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
-    with worlds.stage(where, tmp_path, *told.agent_options, spec=spec) as world:
+    with worlds.stage(where_in_depth, tmp_path, *told.agent_options, spec=spec) as world:
         told.prepare(world)
 
         checks = told.play(world, told.layout(gpus), lambda _text: None)
@@ -34,9 +34,9 @@ def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
 
 
 def test_a_plugin_without_deploy_label_is_held_off_during_the_change_and_restarted(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
+    with worlds.stage(where_in_depth, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
         world.label("all-1g.5gb")
 
         assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
@@ -69,9 +69,9 @@ def add_taint(kube: api.KubeApi, taint: dict[str, str]) -> None:
     ],
 )
 def test_a_wish_that_cannot_be_touches_nothing(
-    where: worlds.Cluster, tmp_path: pathlib.Path, layout: str, reason: str
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path, layout: str, reason: str
 ) -> None:
-    with worlds.stage(where, tmp_path) as world:
+    with worlds.stage(where_in_depth, tmp_path) as world:
         world.run_pods(worlds.gpu_pods(["train"]))
         pods = {objects.uid(pod) for pod in world.cluster.list(view.Kind.POD)}
         labels = dict(objects.labels(world.node()))
@@ -86,9 +86,9 @@ def test_a_wish_that_cannot_be_touches_nothing(
 
 
 def test_a_corrected_file_is_served_without_touching_the_label(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path) as world:
+    with worlds.stage(where_in_depth, tmp_path) as world:
         good = world.config_file.read_text()
         world.config_file.write_text("version: v1\nmig-configs:\n  all-1g.5gb: 7\n")
         world.label("all-1g.5gb")
@@ -110,10 +110,10 @@ def in_a_guarded_drain(where: worlds.Cluster, world: stages.Stage) -> None:
 
 
 def test_a_newer_label_during_the_drain_takes_over_at_once(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path) as world:
-        in_a_guarded_drain(where, world)
+    with worlds.stage(where_in_depth, tmp_path) as world:
+        in_a_guarded_drain(where_in_depth, world)
 
         world.label("all-disabled")
 
@@ -123,10 +123,10 @@ def test_a_newer_label_during_the_drain_takes_over_at_once(
 
 
 def test_an_agent_told_to_stop_during_the_drain_gives_everything_back(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path) as world:
-        in_a_guarded_drain(where, world)
+    with worlds.stage(where_in_depth, tmp_path) as world:
+        in_a_guarded_drain(where_in_depth, world)
 
         assert world.stop_agent() == 0
 
@@ -166,9 +166,9 @@ def test_an_agent_killed_while_the_plugin_is_paused_is_made_good_by_its_successo
 
 
 def test_a_label_that_is_taken_away_leaves_the_layout_in_force(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path) as world:
+    with worlds.stage(where_in_depth, tmp_path) as world:
         world.label("all-1g.5gb")
         assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
 
@@ -183,13 +183,13 @@ def test_a_label_that_is_taken_away_leaves_the_layout_in_force(
 
 
 def test_a_label_that_changes_after_the_watch_was_lost_for_good_is_served(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path) as world:
+    with worlds.stage(where_in_depth, tmp_path) as world:
         world.label("all-1g.5gb")
         assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
 
-        where.expire_watches()
+        where_in_depth.expire_watches()
         world.label("all-2g.10gb")
 
         assert world.wait_for_end("all-2g.10gb") is model.State.SUCCESS
@@ -199,9 +199,9 @@ def test_a_label_that_changes_after_the_watch_was_lost_for_good_is_served(
 
 
 def test_events_on_the_node_tell_what_happened(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path) as world:
+    with worlds.stage(where_in_depth, tmp_path) as world:
         world.run_pods(worlds.gpu_pods(["train"]))
         world.label("all-1g.5gb")
         assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
@@ -212,9 +212,9 @@ def test_events_on_the_node_tell_what_happened(
 
 
 def test_writers_of_taints_do_not_lose_each_others_changes(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
+    with worlds.stage(where_in_depth, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
         ended = threading.Event()
         writer = threading.Thread(target=tag_until, args=(world.api, ended))
         writer.start()

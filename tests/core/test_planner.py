@@ -581,7 +581,7 @@ def test_no_sequence_of_driver_calls_is_shorter_from_many_layouts(gpu: model.Gpu
 
 def test_restoring_what_is_there_takes_no_step() -> None:
     gpu = boards.gpu(boards.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
-    assert planner.restore([gpu], [gpu]).is_empty
+    assert planner.restore([gpu], [gpu.snapshot]).is_empty
 
 
 @pytest.mark.parametrize("board", boards.BOARDS)
@@ -591,10 +591,10 @@ def test_restoring_brings_back_every_place_with_the_fewest_calls(
     board: str, data: st.DataObject
 ) -> None:
     before, now = data.draw(layouts.gpus(board)), data.draw(layouts.gpus(board))
-    plan = planner.restore([now], [before])
+    plan = planner.restore([now], [before.snapshot])
     after = machine.run(now, plan.steps)
     assert oracle.state_of(after) == oracle.state_of(before)
-    assert planner.restore([after], [before]).is_empty
+    assert planner.restore([after], [before.snapshot]).is_empty
     assert len(plan.steps) == oracle.price(now, oracle.state_of(before), frozenset())[1]
 
 
@@ -603,34 +603,34 @@ def test_restoring_brings_the_mode_back(mode: model.MigMode) -> None:
     on = boards.gpu(boards.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
     off = boards.gpu(boards.A100, mode=OFF)
     before, now = (on, off) if mode is ON else (off, on)
-    after = machine.run(now, planner.restore([now], [before]).steps)
+    after = machine.run(now, planner.restore([now], [before.snapshot]).steps)
     assert after.current_mode is mode
     assert oracle.state_of(after) == oracle.state_of(before)
 
 
 def test_restoring_needs_no_profiles_from_the_driver() -> None:
     before = boards.gpu(boards.A100, "3g.20gb@4")
-    plan = planner.restore([boards.gpu(None, mode=OFF)], [before])
+    plan = planner.restore([boards.gpu(None, mode=OFF)], [before.snapshot])
     assert words(plan) == ["mode enabled", "+gi 3g.20gb 4:4", "+ci 3g.20gb 0:3 in 4:4"]
 
 
 def test_restoring_leaves_a_mode_pending_that_was_pending_before() -> None:
     gpu = dataclasses.replace(boards.gpu(boards.A100, "7g.40gb@0"), pending_mode=OFF)
-    assert planner.restore([gpu], [gpu]).is_empty
+    assert planner.restore([gpu], [gpu.snapshot]).is_empty
     before = dataclasses.replace(gpu, pending_mode=ON)
-    assert words(planner.restore([gpu], [before])) == ["mode enabled"]
+    assert words(planner.restore([gpu], [before.snapshot])) == ["mode enabled"]
 
 
 def test_restoring_leaves_out_gpus_that_are_gone_or_were_not_there() -> None:
     old, new = boards.gpu(boards.A100, index=0), boards.gpu(boards.A100, *SEVEN_SMALL, index=1)
-    assert planner.restore([new], [old]).is_empty
+    assert planner.restore([new], [old.snapshot]).is_empty
 
 
 def test_restoring_says_when_mig_is_gone() -> None:
     gone = dataclasses.replace(boards.gpu(None), current_mode=None, pending_mode=None)
-    assert planner.restore([gone], [gone]).is_empty
+    assert planner.restore([gone], [gone.snapshot]).is_empty
     with pytest.raises(errors.LayoutError, match="no MIG"):
-        planner.restore([gone], [boards.gpu(boards.A100)])
+        planner.restore([gone], [boards.gpu(boards.A100).snapshot])
 
 
 @pytest.mark.parametrize(
@@ -644,7 +644,7 @@ def test_restoring_says_when_mig_is_gone() -> None:
 )
 def test_restoring_packs_anew_where_spans_are_not_known(now: str, before: str, steps: int) -> None:
     gpu = boards.gpu(boards.A100, now)
-    plan = planner.restore([gpu], [boards.gpu(boards.A100, before)])
+    plan = planner.restore([gpu], [boards.gpu(boards.A100, before).snapshot])
     assert len(plan.steps) == steps
     machine.run(gpu, plan.steps)
 
@@ -652,7 +652,7 @@ def test_restoring_packs_anew_where_spans_are_not_known(now: str, before: str, s
 def test_restoring_refuses_a_snapshot_that_no_gpu_instance_can_hold() -> None:
     before = boards.gpu(boards.A100, "3g.20gb@0[2c 2c]")
     with pytest.raises(errors.LayoutError) as caught:
-        planner.restore([boards.gpu(boards.A100)], [before])
+        planner.restore([boards.gpu(boards.A100)], [before.snapshot])
     assert caught.value.reason is errors.Reason.DOES_NOT_FIT
 
 

@@ -68,6 +68,7 @@ def play(story: str, spec: str) -> None:
         "8xH100",
         "8xH200",
         "4xA30",
+        "1xA30",
         "8xB200",
         "4xRTX-PRO-6000",
         "4xA100-SXM4-80GB+2xA30",

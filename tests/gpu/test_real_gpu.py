@@ -2,10 +2,11 @@
 
 import re
 
+import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import clock, gpu_child, nvml
+from mig_manager.adapters import clock, gpu_child, nvml, nvml_events
 from mig_manager.core import model
 
 pytestmark = pytest.mark.gpu
@@ -59,6 +60,27 @@ def test_looking_again_and_from_another_process_shows_the_same(
     assert nvml.NvmlGpus(clock=clock.SystemClock()).observe() == gpus
     child = gpu_child.ChildGpus(command=gpu_child.worker_command(), timeout_s=60.0)
     assert child.observe() == gpus
+
+
+def test_every_gpu_with_mig_says_whether_it_tells_of_changes(gpus: tuple[model.Gpu, ...]) -> None:
+    capable = [gpu for gpu in gpus if gpu.current_mode is not None]
+    try:
+        with nvml_events.listening(None) as changes:
+            types = {
+                gpu.uuid: pynvml.nvmlDeviceGetSupportedEventTypes(
+                    pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
+                )
+                for gpu in gpus
+            }
+            heard = set(changes.gpus)
+            # Nobody should be changing them now; what is told all the same is of one of them.
+            assert changes.wait(0.0) in {None, *heard}
+    except errors.HardwareError as error:
+        assert error.reason is errors.Reason.NOT_SUPPORTED  # noqa: PT017 - the one good refusal
+        pytest.skip(f"MIG changes are not told here: {error.message}")
+    told = {uuid for uuid, mask in types.items() if mask & pynvml.nvmlEventMigConfigChange}
+    assert heard <= {gpu.uuid for gpu in capable}
+    assert heard == told & {gpu.uuid for gpu in capable}
 
 
 @pytest.mark.usefixtures("gpus")

@@ -104,3 +104,15 @@ def test_a_refused_pod_holds_nothing(manager: devices.DeviceManager) -> None:
         manager.admit(pod("p1", 4))
 
     assert manager.assigned() == ()
+
+
+def test_a_machine_that_went_down_shows_its_resources_and_offers_and_lends_nothing(
+    manager: devices.DeviceManager,
+) -> None:
+    manager.admit(pod("p1"))
+    manager.lose_power(10.0)
+
+    assert manager.status(11.0) == ({_SMALL: 3}, {_SMALL: 0})
+    assert manager.assigned() == ()
+    with pytest.raises(devices.ShortageError):
+        manager.admit(pod("p1"))

@@ -272,3 +272,27 @@ def test_a_node_that_was_deleted_is_registered_again(bench: Bench) -> None:
     bench.kubelet.tick(0.0)
 
     assert objects.is_ready(bench.node())
+
+
+def test_after_a_reboot_a_pod_starts_again_and_is_not_ready_until_it_has(bench: Bench) -> None:
+    bench.run()
+    bench.kubelet.stop(2.0)
+    bench.kubelet.sync(3.0)
+
+    assert not objects.is_ready(bench.pod())
+    assert bench.container()["state"]["waiting"]["reason"] == "ContainerCreating"
+
+    bench.kubelet.sync(4.0)
+
+    assert objects.is_ready(bench.pod())
+    assert bench.container()["restartCount"] == 1
+
+
+def test_after_a_reboot_a_pod_whose_devices_nobody_offers_yet_fails(bench: Bench) -> None:
+    bench.run()
+    bench.kubelet.stop(2.0)
+    bench.manager.lose_power(2.0)
+    bench.kubelet.sync(3.0)
+
+    assert objects.phase(bench.pod()) == "Failed"
+    assert bench.pod()["status"]["reason"] == "UnexpectedAdmissionError"

@@ -35,8 +35,15 @@ _QUICK = node.NodeOptions(
 class World:
     """A cluster with one node, as an administrator at a shell has it."""
 
-    def __init__(self, url: str, state_file: pathlib.Path, socket: pathlib.Path) -> None:
+    def __init__(
+        self,
+        url: str,
+        state_file: pathlib.Path,
+        socket: pathlib.Path,
+        sandbox: node.SandboxNode,
+    ) -> None:
         self.url = url
+        self.sandbox = sandbox
         self.state_file = state_file
         self.api = api.KubeApi.at(url)
         self.pod_resources = podresources.PodResources(str(socket))
@@ -97,8 +104,8 @@ def running(state_file: pathlib.Path, options: node.NodeOptions) -> Iterator[Wor
     with tempfile.TemporaryDirectory() as folder, apiserver.serve() as server:
         socket = pathlib.Path(folder, "kubelet.sock")
         options = dataclasses.replace(options, pod_resources_socket=socket)
-        with node.SandboxNode(server.url, state_file, options=options):
-            world = World(server.url, state_file, socket)
+        with node.SandboxNode(server.url, state_file, options=options) as sandbox:
+            world = World(server.url, state_file, socket, sandbox)
             with contextlib.closing(world.api):
                 yield world
 
@@ -476,3 +483,24 @@ def test_all_threads_end_promptly(state_file: pathlib.Path) -> None:
 
     assert time.monotonic() - began < 5
     assert not [t for t in threading.enumerate() if t.name.startswith("sandbox-")]
+
+
+def test_a_reboot_takes_instances_and_the_devices_of_pods_and_brings_the_plugin_back(
+    state_file: pathlib.Path,
+) -> None:
+    partition(state_file, 0, count=1)
+    with running(state_file, _QUICK) as world:
+        wait_for(lambda: world.allocatable() == {_GPU: 7, _SMALL: 1})
+        world.create("p1")
+        wait_for(lambda: world.phase("p1") == "Running")
+        old = wait_for_plugin(world)
+
+        world.sandbox.reboot()
+
+        assert world.phase("p1") == "Failed"
+        assert not any(pod.device_ids for pod in world.pod_resources.assigned())
+        wait_for(lambda: world.allocatable() == {_GPU: 7, _SMALL: 0})
+        new = wait_for_plugin(world)
+        assert objects.uid(new) == objects.uid(old)
+        assert objects.restart_count(new) == 1
+        assert nvml.SharedState(state_file).read().boots == 1

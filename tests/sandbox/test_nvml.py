@@ -240,17 +240,6 @@ def test_processes_are_listed_for_the_gpu_and_for_their_own_mig_device(
     assert pynvml.nvmlDeviceGetMemoryInfo(migs[0]).used > 0
 
 
-def test_events_can_be_waited_for_but_never_come(start: nvml_rig.Start) -> None:
-    start()
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    events = pynvml.nvmlEventSetCreate()
-    assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == 0
-    register = pynvml.nvmlDeviceRegisterEvents
-    assert nvml_rig.refusal(register, device, 8, events) == pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 1) == pynvml.NVML_ERROR_TIMEOUT
-    pynvml.nvmlEventSetFree(events)
-
-
 def test_calls_are_counted_by_function(start: nvml_rig.Start) -> None:
     library = start()
     device = nvml_rig.enabled()

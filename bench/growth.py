@@ -1,0 +1,280 @@
+"""Whether the agent grows: memory, threads and open files over many reconfigurations.
+
+    python -m bench.growth [--runs 10000] [--traced-runs 500] [--process-runs 300]
+
+First one agent's loop in this process, over GPUs and a cluster in memory, so that Python's own
+heap can be asked; then the agent's process over HTTP with a worker process for each piece of work,
+so that the kernel can be asked.
+"""
+
+import argparse
+import dataclasses
+import gc
+import os
+import pathlib
+import queue
+import statistics
+import sys
+import threading
+import tracemalloc
+from collections.abc import Sequence
+from typing import Self
+
+from mig_manager import agent, errors, log, mailbox, ports, reconcile
+from mig_manager.adapters import nvml
+from mig_manager.core import model
+from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
+from tests import fakes
+from tests.soak import cluster, driver, script
+
+_SPEC = "A100-SXM4-40GB"
+_LAYOUTS = ("all-1g.5gb", "all-balanced")
+_CONFIG = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
+_SHORT = """
+version: v1
+mig-configs:
+  all-1g.5gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  all-balanced:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
+"""
+"""The same layouts; reading the whole file would be half of the time."""
+_TIMEOUT_S = 60.0
+_WARM_UP = 0.1
+"""Share of the runs that fill caches, and say nothing about growth."""
+_SAMPLES = 100
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_SELF = pathlib.Path("/proc/self")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What a process holds after so many reconfigurations."""
+
+    runs: int
+    blocks: int
+    """Live small objects of the Python heap; 0 where it cannot be asked."""
+    resident: int
+    """Bytes of memory in use, the interpreter's and the allocator's included."""
+    threads: int
+    files: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How the medians of the first and of the last tenth of the samples differ."""
+
+    blocks: float
+    """Small objects for each reconfiguration."""
+    resident: float
+    """Bytes for each reconfiguration."""
+    threads: float
+    files: float
+
+
+def main() -> None:
+    """Measure, and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=10_000, help="in this process")
+    parser.add_argument("--process-runs", type=int, default=300, help="in an agent's process")
+    parser.add_argument(
+        "--traced-runs", type=int, default=500, help="with every allocation traced"
+    )
+    wanted = parser.parse_args()
+    log.configure(level="error", is_json=True, stream=sys.stderr)
+    _report("one process", in_memory(wanted.runs))
+    each = traced(wanted.traced_runs)
+    print(f"  Python heap  {each:+.1f} B each, traced for {wanted.traced_runs} more")
+    _report("the agent's process", in_a_process(wanted.process_runs))
+
+
+def in_memory(runs: int) -> list[Sample]:
+    """Reconfigure GPUs in memory through the loop of an agent; return samples after a warm-up."""
+    warm_up = int(runs * _WARM_UP)
+    each = max(1, (runs - warm_up) // _SAMPLES)
+    samples: list[Sample] = []
+    with _Loop() as loop:
+        loop.reconfigure(warm_up)
+        for number in range(1, _SAMPLES + 1):
+            loop.reconfigure(each)
+            gc.collect()
+            samples.append(
+                _sample(_SELF, warm_up + number * each, blocks=sys.getallocatedblocks())
+            )
+    return samples
+
+
+def traced(runs: int) -> float:
+    """Return how many bytes of Python objects each reconfiguration leaves behind.
+
+    Every allocation is traced, which is slow: a tenth of ``in_memory``'s speed.
+    """
+    parts = 20
+    each = max(2, runs // parts)
+    sizes: list[int] = []
+    with _Loop() as loop:
+        loop.reconfigure(each)
+        tracemalloc.start()
+        try:
+            # What was made before the trace is seen to end in it, and never to have begun.
+            loop.reconfigure(each)
+            for _ in range(parts):
+                loop.reconfigure(each)
+                gc.collect()
+                sizes.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    # Tables that grow by doubling have done so in the first half.
+    late = sizes[parts // 2 :]
+    return statistics.linear_regression([number * each for number in range(len(late))], late).slope
+
+
+def growth(samples: Sequence[Sample]) -> Growth:
+    """Compare the beginning with the end."""
+    tenth = max(1, len(samples) // 10)
+    first, last = samples[:tenth], samples[-tenth:]
+    apart = statistics.median(s.runs for s in last) - statistics.median(s.runs for s in first)
+
+    def gained(name: str) -> float:
+        return float(
+            statistics.median(getattr(s, name) for s in last)
+            - statistics.median(getattr(s, name) for s in first)
+        )
+
+    return Growth(
+        blocks=gained("blocks") / max(apart, 1),
+        resident=gained("resident") / max(apart, 1),
+        threads=gained("threads"),
+        files=gained("files"),
+    )
+
+
+class _Heard(ports.Telemetry):
+    """Passes on how each run ended."""
+
+    def __init__(self) -> None:
+        self.ends: queue.SimpleQueue[tuple[model.State, errors.Reason]] = queue.SimpleQueue()
+
+    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+        self.ends.put((state, reason))
+
+
+class _Brisk(cluster.Cluster):
+    """Lives whenever it is asked something, because the mailbox waits in real time."""
+
+    def called(self, name: str) -> None:
+        self.live()
+        # The fakes keep a diary, for tests; here it would be all that grows.
+        for diary in (self.told, self.states, self.messages, self.events):
+            diary.clear()
+
+
+class _Loop:
+    """An agent at work in a thread of this process, over one simulated GPU."""
+
+    def __init__(self) -> None:
+        self._world = _Brisk(_SPEC, is_gated=True, script_=script.Script())
+        self._heard = _Heard()
+        self._box = mailbox.Mailbox()
+        self._served = 0
+        world = self._world
+        pipeline = reconcile.Reconciler(
+            reconcile.World(
+                gpus=nvml.NvmlGpus(clock=world.clock),
+                node=world.node,
+                workloads=world.workloads,
+                allocations=world.allocations,
+                configs=fakes.FakeConfig(_SHORT),
+                clock=world.clock,
+                telemetry=self._heard,
+            ),
+            reconcile.Limits(),
+        )
+        loop = agent.Agent(
+            pipeline,
+            self._box,
+            patience=agent.Patience(retry_initial_s=1.0, retry_max_s=1.0),
+            telemetry=self._heard,
+        )
+        self._thread = threading.Thread(target=loop.serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        nothing = lambda *_: None  # noqa: E731 - shorter than three functions
+        driver.load(
+            driver.Library(
+                self._world.state, on_change=nothing, on_gone=nothing, on_changed=nothing
+            )
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._box.stop()
+        self._thread.join(_TIMEOUT_S)
+        driver.unload()
+
+    def reconfigure(self, times: int) -> None:
+        """Have the layouts applied in turn, and see each come into force."""
+        for _ in range(times):
+            self._box.put_label(_LAYOUTS[self._served % len(_LAYOUTS)])
+            self._served += 1
+            ended = self._heard.ends.get(timeout=_TIMEOUT_S)
+            if ended != (model.State.SUCCESS, errors.Reason.APPLIED):
+                raise RuntimeError(f"a run in peace ended with {ended}")
+
+
+def in_a_process(runs: int) -> list[Sample]:
+    """Reconfigure through the agent's own process and the embedded API; return samples."""
+    quick = nodeoptions.NodeOptions(
+        tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
+    )
+    stage = stages.Stage(
+        _SPEC,
+        _CONFIG.read_text(encoding="utf-8"),
+        latency=states.Latency(),
+        node_options=quick,
+        agent_options=("--poll-interval-s", "0.1"),
+    )
+    samples: list[Sample] = []
+    with stage:
+        assert stage._agent is not None  # noqa: S101, SLF001 - the demonstration's own helper
+        process = pathlib.Path(f"/proc/{stage._agent.pid}")  # noqa: SLF001 - as above
+        for number in range(1, runs + 1):
+            layout = _LAYOUTS[number % len(_LAYOUTS)]
+            stage.label(layout)
+            if stage.wait_for_end(layout) is not model.State.SUCCESS:
+                raise RuntimeError(f"run {number} ended with {stage.status()}")
+            if number > runs * _WARM_UP:
+                samples.append(_sample(process, number))
+    return samples
+
+
+def _sample(process: pathlib.Path, runs: int, *, blocks: int = 0) -> Sample:
+    resident = int((process / "statm").read_text(encoding="ascii").split()[1]) * _PAGE
+    return Sample(
+        runs=runs,
+        blocks=blocks,
+        resident=resident,
+        threads=len(list((process / "task").iterdir())),
+        files=len(list((process / "fd").iterdir())),
+    )
+
+
+def _report(title: str, samples: Sequence[Sample]) -> None:
+    found = growth(samples)
+    first, last = samples[0], samples[-1]
+    print(f"{title}: {last.runs} reconfigurations")
+    if last.blocks:
+        print(
+            f"  objects      {first.blocks:12,} -> {last.blocks:12,}    {found.blocks:+8.3f} each"
+        )
+    resident = f"{first.resident:12,} -> {last.resident:12,}"
+    print(f"  resident     {resident} B  {found.resident:+8.1f} B each")
+    print(f"  threads      {first.threads:12} -> {last.threads:12}")
+    print(f"  open files   {first.files:12} -> {last.files:12}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""A ``/proc`` of a test's own making."""
+
+import pathlib
+from collections.abc import Mapping
+
+
+class ProcTree:
+    """A folder that looks like ``/proc`` to whoever looks for holders of GPUs."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        root.mkdir(exist_ok=True)
+
+    def add(
+        self, pid: int, *links: str, name: str = "python3", cgroup: str = "0::/", parent: int = 1
+    ) -> pathlib.Path:
+        """Add a process with these files open; return its folder."""
+        process = self.root / str(pid)
+        (process / "fd").mkdir(parents=True)
+        for number, link in enumerate(links):
+            (process / "fd" / str(number)).symlink_to(link)
+        (process / "comm").write_bytes(name.encode() + b"\n")
+        (process / "cgroup").write_text(f"{cgroup}\n")
+        (process / "stat").write_bytes(b"%d (%s) S %d 1 1" % (pid, name.encode(), parent))
+        return process
+
+    def add_capabilities(self, minor: int, caps: Mapping[str, int], *, modify: int = 1) -> None:
+        """Have a GPU's instances, such as ``gi3`` or ``gi3/ci0``, reached by these cap numbers."""
+        for place, cap in caps.items():
+            self._tell(f"gpu{minor}/mig/{place}/access", cap, mode=0o444, modify=modify)
+
+    def add_right(self, name: str, cap: int, *, mode: int) -> None:
+        """Have the right to ``config`` or ``monitor`` all instances reached by a cap number."""
+        self._tell(f"mig/{name}", cap, mode=mode, modify=1)
+
+    def add_devices(
+        self, characters: Mapping[str, int], *, blocks: Mapping[str, int] | None = None
+    ) -> None:
+        """Have these drivers of devices, by name, with their major numbers."""
+        lines = ["Character devices:", *(f"{each:3} {name}" for name, each in characters.items())]
+        lines += ["", "Block devices:"]
+        lines += [f"{each:3} {name}" for name, each in (blocks or {}).items()]
+        (self.root / "devices").write_text("\n".join(lines) + "\n")
+
+    def _tell(self, place: str, cap: int, *, mode: int, modify: int) -> None:
+        path = self.root / "driver/nvidia/capabilities" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            f"DeviceFileMinor: {cap}\nDeviceFileMode: {mode}\nDeviceFileModify: {modify}\n"
+        )

@@ -1,0 +1,52 @@
+"""Programs that stand in for NVIDIA's, and file systems to run them in."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+_PROGRAMS = ("sh", "cat", "sleep", "env")
+
+
+def script(path: pathlib.Path, body: str) -> pathlib.Path:
+    """Write a shell script where a program is looked for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def filesystem(root: pathlib.Path) -> pathlib.Path:
+    """Make a file system with a shell and what it needs, as a container image would have them."""
+    for folder in ("bin", "etc", "dev", "proc"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for name in _PROGRAMS:
+        found = shutil.which(name, path="/usr/bin:/bin")
+        assert found is not None
+        _bring(root, pathlib.Path(found), root / "bin" / name)
+    return root
+
+
+def library(path: pathlib.Path) -> None:
+    """Put some shared library there, which a loader takes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(_libraries(pathlib.Path("/bin/sh"))[0], path)
+
+
+def _bring(root: pathlib.Path, program: pathlib.Path, place: pathlib.Path) -> None:
+    shutil.copy(program.resolve(), place)
+    for each in _libraries(program):
+        target = root / each.relative_to("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            shutil.copy(each.resolve(), target)
+
+
+def _libraries(program: pathlib.Path) -> list[pathlib.Path]:
+    """Return the shared libraries that a program needs, its loader last."""
+    said = subprocess.run(  # noqa: S603 - a program of the machine, for its libraries
+        ["/usr/bin/ldd", os.fspath(program)], capture_output=True, text=True, check=True
+    ).stdout
+    words = [line.split() for line in said.splitlines()]
+    paths = [word for line in words for word in line if word.startswith("/")]
+    return [pathlib.Path(path) for path in paths]

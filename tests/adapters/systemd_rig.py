@@ -1,0 +1,260 @@
+"""A real D-Bus of one's own, and on it somebody who plays systemd and logind."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jeepney
+import pytest
+from jeepney.bus_messages import message_bus
+from jeepney.io import blocking
+
+SYSTEMD = "org.freedesktop.systemd1"
+LOGIND = "org.freedesktop.login1"
+DENIED = "org.freedesktop.DBus.Error.AccessDenied"
+UNKNOWN_UNIT = f"{SYSTEMD}.NoSuchUnit"
+
+_MANAGER = jeepney.DBusAddress("/org/freedesktop/systemd1", interface=f"{SYSTEMD}.Manager")
+_CONFIG = """\
+<busconfig>
+  <type>system</type>
+  <listen>unix:path={socket}</listen>
+  <auth>{mechanism}</auth>
+  <policy context="default">
+    <allow own="*"/>
+    <allow send_destination="*" eavesdrop="true"/>
+    <allow eavesdrop="true"/>
+    {denied}
+  </policy>
+</busconfig>
+"""
+
+
+@dataclasses.dataclass
+class Act:
+    """How a unit takes being stopped or started."""
+
+    leaves: str
+    """Its state afterwards."""
+    result: str = "done"
+    """How the job ends."""
+    takes_s: float = 0.0
+    is_told: bool = True
+    """Whether the end of the job is signalled."""
+    error: tuple[str, str] | None = None
+    """What systemd answers instead of beginning."""
+
+
+@dataclasses.dataclass
+class Unit:
+    """A unit and its manners."""
+
+    state: str = "active"
+    load: str = "loaded"
+    sub: str = "running"
+    job_type: str = ""
+    """Of a job that somebody else has queued; empty: there is none."""
+    service_result: str = "success"
+    status: int = 0
+    stops: Act = dataclasses.field(default_factory=lambda: Act("inactive"))
+    starts: Act = dataclasses.field(default_factory=lambda: Act("active"))
+
+
+class DBusDaemon:
+    """A bus."""
+
+    def __init__(self, folder: pathlib.Path, *, mechanism: str, denied: str) -> None:
+        self.socket = folder / "bus"
+        self.address = f"unix:path={self.socket}"
+        config = folder / "bus.conf"
+        config.write_text(
+            _CONFIG.format(socket=self.socket, mechanism=mechanism, denied=denied),
+            encoding="utf-8",
+        )
+        program = shutil.which("dbus-daemon")
+        if program is None:
+            if os.environ.get("CI"):
+                pytest.fail("dbus-daemon is missing: install Debian's package dbus")
+            pytest.skip("needs dbus-daemon, of Debian's package dbus")
+        self._process = subprocess.Popen(  # noqa: S603 - the machine's own bus
+            [program, f"--config-file={config}", "--nofork", "--nopidfile", "--print-address"],
+            stdout=subprocess.PIPE,
+            # Without root's rights it complains of its limits.
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().startswith("unix:path=")
+
+    def kill(self) -> None:
+        """End it as a crash would; done when it has ended."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+
+
+class StandIn:
+    """Plays systemd, and logind, in a thread."""
+
+    def __init__(self, address: str, units: dict[str, Unit], *, has_logind: bool = True) -> None:
+        self.units = units
+        self.calls: list[str] = []
+        """Methods with their arguments, questions left out."""
+        self.refusals: dict[str, tuple[str, str]] = {}
+        """Errors by method."""
+        self.on_call: Callable[[str], None] = lambda _method: None
+        """Runs before a method is answered."""
+        self._connection = blocking.open_dbus_connection(address)
+        bus = blocking.Proxy(message_bus, self._connection)
+        bus.RequestName(SYSTEMD)
+        if has_logind:
+            bus.RequestName(LOGIND)
+        self._jobs: dict[str, tuple[float, str, Act]] = {}
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="stand-in-systemd")
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ends.set()
+        self._thread.join(timeout=5.0)
+        assert not self._thread.is_alive()
+        self._connection.close()
+
+    def _serve(self) -> None:
+        # The bus going away ends whoever is on it.
+        with contextlib.suppress(ConnectionError, BrokenPipeError):
+            while not self._ends.is_set():
+                self._end_jobs()
+                with contextlib.suppress(TimeoutError):
+                    message = self._connection.receive(timeout=0.01)
+                    if message.header.message_type is jeepney.MessageType.method_call:
+                        self._answer(message)
+
+    def _answer(self, message: jeepney.Message) -> None:
+        method = message.header.fields[jeepney.HeaderFields.member]
+        if method not in {"Get", "GetUnit", "Subscribe"}:
+            self.calls.append(" ".join([method, *(str(each) for each in message.body)]))
+        self.on_call(method)
+        path = message.header.fields[jeepney.HeaderFields.path]
+        try:
+            signature, body = self._result(method, path, message.body)
+        except Refusal as refusal:
+            answer = jeepney.new_error(message, refusal.name, "s", (refusal.text,))
+        else:
+            answer = jeepney.new_method_return(message, signature, body)
+        self._connection.send(answer)
+
+    def _result(
+        self, method: str, path: str, body: tuple[Any, ...]
+    ) -> tuple[str | None, tuple[object, ...]]:
+        if method in self.refusals:
+            raise Refusal(*self.refusals[method])
+        match method, body:
+            case "GetUnit", (name,):
+                if name not in self.units:
+                    raise Refusal(UNKNOWN_UNIT, f"Unit {name} not loaded.")
+                return "o", (unit_path(name),)
+            case "Get", (interface, name):
+                return "v", (self._property(path, interface, name),)
+            case (("StopUnit" | "StartUnit"), (name, _mode)):
+                return "o", (self._begin(method, name),)
+            case _:
+                return None, ()
+
+    def _property(self, path: str, interface: str, name: str) -> tuple[str, object]:
+        if interface.endswith(".Job"):
+            if path.endswith("_job"):
+                return "s", self.units[unit_name(path.removesuffix("_job"))].job_type
+            if path not in self._jobs:
+                raise Refusal("org.freedesktop.DBus.Error.UnknownObject", "No such job.")
+            return "s", "start"
+        unit = self.units[unit_name(path)]
+        properties: dict[str, tuple[str, object]] = {
+            "ActiveState": ("s", unit.state),
+            "SubState": ("s", unit.sub),
+            "LoadState": ("s", unit.load),
+            "Job": ("(uo)", (1, f"{path}_job") if unit.job_type else (0, "/")),
+            "Result": ("s", unit.service_result),
+            "ExecMainStatus": ("i", unit.status),
+        }
+        return properties[name]
+
+    def _begin(self, method: str, name: str) -> str:
+        if name == "reboot.target":
+            return "/job/reboot"
+        if name not in self.units:
+            raise Refusal(UNKNOWN_UNIT, f"Unit {name} not found.")
+        unit = self.units[name]
+        act = unit.stops if method == "StopUnit" else unit.starts
+        if act.error:
+            raise Refusal(*act.error)
+        unit.state = "deactivating" if method == "StopUnit" else "activating"
+        job = f"{unit_path(name)}/{len(self.calls)}"
+        self._jobs[job] = (time.monotonic() + act.takes_s, name, act)
+        return job
+
+    def _end_jobs(self) -> None:
+        now = time.monotonic()
+        for job, (ends_at, name, act) in tuple(self._jobs.items()):
+            if ends_at > now:
+                continue
+            del self._jobs[job]
+            self.units[name].state = act.leaves
+            if act.is_told:
+                body = (7, job, name, act.result)
+                self._connection.send(jeepney.new_signal(_MANAGER, "JobRemoved", "uoss", body))
+
+
+class Refusal(Exception):  # noqa: N818 - an answer
+    """What the stand-in answers instead."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+        self.text = text
+
+
+def unit_path(name: str) -> str:
+    return "/unit/" + name.encode().hex()
+
+
+def unit_name(path: str) -> str:
+    return bytes.fromhex(path.removeprefix("/unit/")).decode()
+
+
+@contextlib.contextmanager
+def a_bus(
+    folder: pathlib.Path, *, mechanism: str = "EXTERNAL", denied: str = ""
+) -> Iterator[DBusDaemon]:
+    """Have a bus for the body.
+
+    Args:
+        folder: Where its socket is.
+        mechanism: How clients say who they are.
+        denied: What its policy forbids, as it writes it.
+    """
+    daemon = DBusDaemon(folder, mechanism=mechanism, denied=denied)
+    try:
+        yield daemon
+    finally:
+        daemon.kill()
+
+
+@contextlib.contextmanager
+def standing_in(
+    daemon: DBusDaemon, units: dict[str, Unit] | None = None, *, has_logind: bool = True
+) -> Iterator[StandIn]:
+    """Have somebody play systemd for the body."""
+    played = StandIn(daemon.address, units or {}, has_logind=has_logind)
+    try:
+        yield played
+    finally:
+        played.close()

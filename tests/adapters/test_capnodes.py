@@ -1,0 +1,223 @@
+"""The device nodes of MIG instances: those that are missing are made, and no others go."""
+
+import errno
+import os
+import pathlib
+import stat
+from collections.abc import Callable, Iterator
+
+import pytest
+import structlog.testing
+
+from mig_manager import errors
+from mig_manager.adapters import capnodes
+from tests.adapters import proc_tree
+
+MAJOR = 240
+"""One of those that are for local use (Linux, ``devices.txt``)."""
+
+
+def _may_make_nodes(folder: pathlib.Path) -> bool:
+    try:
+        os.mknod(folder / "probe", stat.S_IFCHR | 0o400, os.makedev(MAJOR, 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def nodes_folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Return a ``/dev`` in which device nodes can be made."""
+    if not _may_make_nodes(tmp_path):
+        pytest.skip("mknod(2) is not allowed here")
+    return dev_tree(tmp_path)
+
+
+def dev_tree(tmp_path: pathlib.Path) -> pathlib.Path:
+    dev = tmp_path / "dev"
+    (dev / "char").mkdir(parents=True)
+    return dev
+
+
+@pytest.fixture
+def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
+    """Return a driver with an instance 3 on GPU 1, which has a compute instance."""
+    tree = proc_tree.ProcTree(tmp_path / "proc")
+    tree.add_devices({"nvidia": 195, "nvidia-caps-imex-channels": 239, "nvidia-caps": MAJOR})
+    tree.add_capabilities(1, {"gi3": 165, "gi3/ci0": 166})
+    return tree
+
+
+@pytest.fixture
+def logs() -> Iterator[list[structlog.typing.EventDict]]:
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+
+
+def nodes(proc: proc_tree.ProcTree, dev: pathlib.Path) -> capnodes.CapabilityNodes:
+    return capnodes.CapabilityNodes(proc=proc.root, dev=dev)
+
+
+def node(path: pathlib.Path) -> tuple[int, int, int]:
+    """Return major, minor and permissions of a character device."""
+    told = path.lstat()
+    assert stat.S_ISCHR(told.st_mode)
+    return os.major(told.st_rdev), os.minor(told.st_rdev), stat.S_IMODE(told.st_mode)
+
+
+def names(folder: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_each_instance_and_what_configures_them_gets_its_node(
+    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
+) -> None:
+    proc.add_right("config", 1, mode=0o400)
+    caps = nodes_folder / "nvidia-caps"
+    old = os.umask(0o077)
+    try:
+        nodes(proc, nodes_folder).refresh()
+    finally:
+        os.umask(old)
+
+    assert names(caps) == ["nvidia-cap1", "nvidia-cap165", "nvidia-cap166"]
+    assert node(caps / "nvidia-cap1") == (MAJOR, 1, 0o400)
+    assert node(caps / "nvidia-cap165") == (MAJOR, 165, 0o444)
+    assert stat.S_IMODE(caps.stat().st_mode) == 0o755
+    assert (nodes_folder / "char" / f"{MAJOR}:166").readlink() == pathlib.Path(
+        "../nvidia-caps/nvidia-cap166"
+    )
+    assert logs[0]["made"] == ["nvidia-cap1", "nvidia-cap165", "nvidia-cap166"]
+
+
+def test_what_is_right_is_not_touched_a_second_time(
+    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
+) -> None:
+    nodes(proc, nodes_folder).refresh()
+    places = [*(nodes_folder / "nvidia-caps").iterdir(), *(nodes_folder / "char").iterdir()]
+    before = {path: path.lstat().st_ino for path in places}
+    logs.clear()
+
+    nodes(proc, nodes_folder).refresh()
+
+    assert {path: path.lstat().st_ino for path in places} == before
+    assert logs == []
+
+
+def test_the_node_of_an_instance_that_has_gone_stays(
+    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path
+) -> None:
+    gone = nodes_folder / "nvidia-caps/nvidia-cap30"
+    gone.parent.mkdir()
+    capnodes.make_node(gone, 0o444, os.makedev(MAJOR, 30))
+
+    nodes(proc, nodes_folder).refresh()
+
+    assert node(gone) == (MAJOR, 30, 0o444)
+
+
+def test_nodes_from_before_the_driver_was_loaded_anew_are_replaced_or_removed(
+    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
+) -> None:
+    caps = nodes_folder / "nvidia-caps"
+    caps.mkdir()
+    for minor in (30, 165):
+        capnodes.make_node(caps / f"nvidia-cap{minor}", 0o444, os.makedev(MAJOR + 1, minor))
+    capnodes.make_node(caps / "of-somebody-else", 0o444, os.makedev(MAJOR + 1, 30))
+    (caps / "nvidia-cap166").write_text("no device")
+    (nodes_folder / "char" / f"{MAJOR}:165").symlink_to("../elsewhere")
+
+    nodes(proc, nodes_folder).refresh()
+
+    assert names(caps) == ["nvidia-cap165", "nvidia-cap166", "of-somebody-else"]
+    assert node(caps / "nvidia-cap165")[:2] == (MAJOR, 165)
+    assert node(caps / "nvidia-cap166")[:2] == (MAJOR, 166)
+    assert (nodes_folder / "char" / f"{MAJOR}:165").resolve() == (caps / "nvidia-cap165").resolve()
+    assert logs[0]["made"] == ["nvidia-cap165", "nvidia-cap166"]
+    assert logs[0]["removed"] == ["nvidia-cap30"]
+
+
+def test_a_machine_without_links_by_number_gets_none(
+    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path
+) -> None:
+    (nodes_folder / "char").rmdir()
+
+    nodes(proc, nodes_folder).refresh()
+
+    assert names(nodes_folder) == ["nvidia-caps"]
+
+
+def test_nodes_that_the_driver_leaves_to_somebody_else_are_not_made(
+    proc: proc_tree.ProcTree, tmp_path: pathlib.Path
+) -> None:
+    dev = dev_tree(tmp_path)
+    proc.add_capabilities(1, {"gi3": 165, "gi3/ci0": 166}, modify=0)
+
+    nodes(proc, dev).refresh()
+
+    assert names(dev) == ["char"]
+
+
+def test_a_driver_that_tells_no_numbers_needs_no_nodes(
+    proc: proc_tree.ProcTree, tmp_path: pathlib.Path
+) -> None:
+    dev = dev_tree(tmp_path)
+    for access in proc.root.glob("driver/nvidia/capabilities/**/access"):
+        access.write_text("")
+
+    nodes(proc, dev).refresh()
+
+    assert names(dev) == ["char"]
+
+
+def test_where_there_is_no_driver_or_no_dev_that_is_said_and_no_failure(
+    tmp_path: pathlib.Path, logs: list[structlog.typing.EventDict]
+) -> None:
+    tree = proc_tree.ProcTree(tmp_path / "proc")
+    nodes(tree, tmp_path).refresh()
+    tree.add_devices({"nvidia": 195}, blocks={"nvidia-caps": 9})
+    nodes(tree, tmp_path).refresh()
+    tree.add_devices({"nvidia-caps": MAJOR})
+    nodes(tree, tmp_path / "none").refresh()
+
+    assert [each["event"] for each in logs] == ["device_files_skipped"] * 3
+    assert [each["why"] for each in logs] == [
+        "the driver offers no capabilities",
+        "the driver offers no capabilities",
+        f"there is no folder {tmp_path}/none",
+    ]
+
+
+def refusing(code: int) -> Callable[[pathlib.Path, int, int], None]:
+    """Return what stands for the kernel when it makes no node."""
+
+    def refuse(path: pathlib.Path, _mode: int, _device: int) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    return refuse
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.EROFS])
+def test_where_we_may_not_make_nodes_that_is_said_and_no_failure(
+    proc: proc_tree.ProcTree,
+    tmp_path: pathlib.Path,
+    logs: list[structlog.typing.EventDict],
+    code: int,
+) -> None:
+    dev = dev_tree(tmp_path)
+
+    capnodes.CapabilityNodes(proc=proc.root, dev=dev, make=refusing(code)).refresh()
+
+    assert logs[0]["event"] == "device_files_skipped"
+    assert logs[0]["why"].startswith(f"not allowed: {dev}/nvidia-caps/.nvidia-cap165.new: ")
+
+
+def test_a_node_that_cannot_be_made_for_another_cause_is_a_failure(
+    proc: proc_tree.ProcTree, tmp_path: pathlib.Path
+) -> None:
+    dev = dev_tree(tmp_path)
+
+    with pytest.raises(errors.HostError, match="No space left on device") as told:
+        capnodes.CapabilityNodes(proc=proc.root, dev=dev, make=refusing(errno.ENOSPC)).refresh()
+
+    assert told.value.reason is errors.Reason.DEVICE_FILES_FAILED

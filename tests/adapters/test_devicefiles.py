@@ -1,0 +1,391 @@
+"""Device nodes and CDI specs after a change: up to date, left out with a reason, or as before."""
+
+import dataclasses
+import os
+import pathlib
+import stat
+
+import pytest
+import structlog.testing
+
+from mig_manager import errors, hostsettings
+from mig_manager.adapters import cdispecs, devicefiles, tools
+from tests.adapters import proc_tree, stand_ins
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
+
+ROOT = pathlib.Path("/")
+
+
+def spec(*names: str, kind: str = "nvidia.com/gpu") -> str:
+    """Return a CDI spec as NVIDIA's tool writes it."""
+    lines = ["---", "cdiVersion: 0.5.0", f"kind: {kind}", "devices:"]
+    for name in names:
+        lines += [f'    - name: "{name}"', "      containerEdits:", "        deviceNodes:"]
+        lines += ["            - path: /dev/nvidia0"]
+    return "\n".join([*lines, ""])
+
+
+class Host:
+    """A host below a folder, with a stand-in for ``nvidia-ctk`` that notes how it was run."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = stand_ins.filesystem(root)
+        for folder in ("run/cdi", "etc/cdi", "etc/nvidia-container-toolkit", "var"):
+            (root / folder).mkdir(parents=True)
+        # As it is on every host today; followed from outside it would lead elsewhere.
+        (root / "var/run").symlink_to("/run")
+        self.served = root / "run/cdi/nvidia.yaml"
+        self.static = root / "etc/cdi/nvidia.yaml"
+        self.management = root / "run/cdi/management.nvidia.com-gpu.yaml"
+        self.roots = hostsettings.HostRoots(
+            host_here=root, driver=ROOT, driver_here=root, dev=ROOT, dev_here=root, cdi_hook=None
+        )
+
+    def install(self, then: str = "", *, output: str = spec("0", "MIG-1", "all")) -> None:
+        """Have a tool that says this, and then does what else it shall."""
+        (self.root / "output").write_text(output)
+        stand_ins.script(
+            self.root / "usr/bin/nvidia-ctk",
+            'echo "$*" >> /runs; env >> /variables\n'
+            'if [ "$2" = transform ]; then cat; echo "# $4 $5"; exit; fi\n'
+            f"cat /output\n{then}",
+        )
+
+    def runs(self) -> list[str]:
+        path = self.root / "runs"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def specs(self, *, makes_management: bool = False, timeout_s: float = 30.0) -> str:
+        """Refresh the specs; return what was told on the way."""
+        fresh = cdispecs.CdiSpecs(
+            self.roots,
+            makes_management=makes_management,
+            timeout_s=timeout_s,
+            here=self.root / "nowhere",
+        )
+        with structlog.testing.capture_logs() as logs:
+            fresh.refresh()
+        return "; ".join(
+            f"{each['event']} {each.get('what') or each.get('path')} {each.get('why', '')}".strip()
+            for each in logs
+        ).replace(f"{self.root}/", "/")
+
+
+@pytest.fixture
+def host(tmp_path: pathlib.Path) -> Host:
+    return Host(tmp_path / "host")
+
+
+@needs_root
+def test_a_spec_that_is_there_follows_the_change(host: Host) -> None:
+    host.served.write_text(spec("0"))
+    host.install()
+
+    assert host.specs() == "cdi_spec_written /run/cdi/nvidia.yaml"
+
+    assert host.served.read_text() == spec("0", "MIG-1", "all")
+    assert stat.S_IMODE(host.served.stat().st_mode) == 0o644
+    assert [path.name for path in host.served.parent.iterdir()] == ["nvidia.yaml"]
+
+
+@needs_root
+def test_a_spec_that_says_the_same_is_not_written_again(host: Host) -> None:
+    host.static.write_text(spec("0"))
+    host.install(output=spec("0"))
+    before = host.static.stat().st_ino
+
+    assert host.specs() == ""
+
+    assert host.static.stat().st_ino == before
+
+
+def test_a_machine_without_specs_runs_no_tool(host: Host) -> None:
+    host.install()
+
+    assert host.specs() == ""
+
+    assert host.runs() == []
+
+
+def test_a_spec_that_no_tool_made_stays_and_that_is_said(host: Host) -> None:
+    host.served.write_text("mine")
+
+    assert host.specs() == (
+        "device_files_skipped /run/cdi/nvidia.yaml nvidia-ctk is not found on the host"
+    )
+
+    assert host.served.read_text() == "mine"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [
+        (spec("0", "1:0", "all"), " --device-name-strategy=index"),
+        (
+            spec("0", "GPU-1", "MIG-2", "all"),
+            " --device-name-strategy=index --device-name-strategy=uuid",
+        ),
+        (spec("gpu0", "mig1:0"), " --device-name-strategy=type-index"),
+        (
+            spec("0", kind="example.com/card"),
+            " --vendor=example.com --class=card --device-name-strategy=index",
+        ),
+        (spec("all"), ""),
+        ("not yet written", ""),
+    ],
+)
+def test_devices_keep_the_kind_of_names_they_had(host: Host, before: str, options: str) -> None:
+    host.static.write_text(before)
+    host.install()
+
+    host.specs()
+
+    assert host.runs() == [f"cdi generate{options}"]
+
+
+@needs_root
+def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: Host) -> None:
+    other = host.root / "run/cdi/other.yaml"
+    other.write_text(spec("0"))
+    host.served.write_text("not the one")
+    (host.root / "etc/nvidia-container-toolkit/nvidia-cdi-refresh.env").write_text(
+        "# a comment\n"
+        "#NVIDIA_CTK_DEV_ROOT=/no\n"
+        'NVIDIA_CTK_CDI_OUTPUT_FILE_PATH="/var/run/cdi/other.yaml"\n'
+        "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES=uuid\n"
+        "LD_PRELOAD=/evil.so\n"
+    )
+    host.install()
+
+    host.specs()
+
+    assert other.read_text() == spec("0", "MIG-1", "all")
+    assert host.served.read_text() == "not the one"
+    assert host.runs() == ["cdi generate"]
+    told = (host.root / "variables").read_text().splitlines()
+    assert "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES=uuid" in told
+    assert not [line for line in told if "OUTPUT" in line or "DEV_ROOT" in line or "evil" in line]
+
+
+@needs_root
+def test_a_driver_that_is_not_at_the_top_is_told_to_the_tool(host: Host) -> None:
+    host.roots = dataclasses.replace(host.roots, driver=pathlib.Path("/run/nvidia/driver"))
+    host.static.write_text(spec("0"))
+    host.install()
+
+    host.specs()
+
+    assert host.runs() == [
+        "cdi generate --device-name-strategy=index --driver-root=/run/nvidia/driver --dev-root=/"
+    ]
+
+
+@needs_root
+def test_several_specs_of_one_run_go_to_the_files_that_the_tool_would_write(host: Host) -> None:
+    host.served.write_text(spec("0"))
+    more = spec("0", kind="nvidia.com/gpu.coherent")
+    host.install(output=spec("0", "1") + more)
+
+    host.specs()
+
+    assert host.served.read_text() == spec("0", "1")
+    assert host.served.with_name("nvidia.gpu.coherent.yaml").exists() is False
+    assert host.served.with_name("nvidia.coherent.yaml").read_text() == more
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("then", "output", "why"),
+    [
+        ("echo no driver >&2; exit 1", spec("0", "1"), "ended with status 1: no driver"),
+        ("kill -KILL $$", spec("0", "1")[:60], "ended with signal 9"),
+        ("", "", "wrote no spec"),
+        ("", spec("0", "1")[:41], "is no CDI spec: cdiVersion, kind or devices are missing"),
+        ("", 'cdiVersion: 0.5.0\nkind: "nvidia', "is no CDI spec: .*not readable as YAML"),
+        ("", "No devices were found", "is no CDI spec"),
+        ("sleep 1000", spec("0", "1"), "did not end within 2 s and was killed"),
+    ],
+)
+def test_a_tool_that_fails_leaves_the_spec_as_it_was(
+    host: Host, then: str, output: str, why: str
+) -> None:
+    host.served.write_text(spec("0"))
+    host.install(then, output=output)
+
+    with pytest.raises(errors.HostError, match=why) as told:
+        host.specs(timeout_s=2.0)
+
+    assert told.value.reason is errors.Reason.DEVICE_FILES_FAILED
+    assert "nvidia-ctk" in told.value.message
+    assert host.served.read_text() == spec("0")
+    assert [path.name for path in host.served.parent.iterdir()] == ["nvidia.yaml"]
+
+
+@needs_root
+def test_a_flood_is_no_spec(host: Host) -> None:
+    host.served.write_text(spec("0"))
+    host.install(output=spec("0") + "# x\n" * 300_000)
+
+    with pytest.raises(errors.HostError, match=r"nvidia-ctk .* wrote more than 1048576 bytes"):
+        host.specs()
+
+    assert host.served.read_text() == spec("0")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
+def test_a_spec_that_we_may_not_write_stays_and_that_is_told_as_a_warning(host: Host) -> None:
+    host.served.write_text(spec("0"))
+    host.served.parent.chmod(0o555)
+    host.install()
+
+    assert host.specs() == ("cdi_spec_kept /run/cdi/nvidia.yaml its folder cannot be written to")
+
+    assert host.runs() == []
+
+
+@needs_root
+@pytest.mark.parametrize("said", ["invalid spec, no devices", "invalid: empty device edits"])
+def test_gpus_without_any_device_are_no_failure(host: Host, said: str) -> None:
+    host.served.write_text(spec("0"))
+    host.install(f'echo "{said}" >&2; exit 1', output="")
+
+    assert host.specs() == (
+        "device_files_skipped /run/cdi/nvidia.yaml there is no device to tell of"
+    )
+
+
+@needs_root
+def test_what_a_killed_writer_left_is_not_in_the_way_and_a_full_disk_is_told_of(
+    host: Host,
+) -> None:
+    host.served.write_text(spec("0"))
+    left = host.served.with_name(".nvidia.yaml.new")
+    left.write_text("half")
+    host.install()
+
+    host.specs()
+    assert not left.exists()
+    host.served.write_text(spec("0"))
+    left.mkdir()
+    with pytest.raises(errors.HostError, match=r"cannot write .*/nvidia\.yaml: Is a directory"):
+        host.specs()
+
+    assert host.served.read_text() == spec("0")
+
+
+@needs_root
+def test_the_operators_spec_is_made_as_the_host_names_places(host: Host) -> None:
+    host.roots = hostsettings.HostRoots(
+        host_here=host.root,
+        driver=pathlib.Path("/run/nvidia/driver"),
+        driver_here=pathlib.Path("/driver-root"),
+        dev=ROOT,
+        dev_here=host.root,
+        cdi_hook=pathlib.Path("/usr/local/nvidia/toolkit/nvidia-cdi-hook"),
+    )
+    host.install()
+
+    assert host.specs(makes_management=True).endswith(host.management.name)
+
+    assert host.management.read_text() == spec("0", "MIG-1", "all")
+    (line,) = host.runs()
+    assert line == (
+        "cdi generate --mode=management --vendor=management.nvidia.com --class=gpu "
+        "--driver-root=/run/nvidia/driver --dev-root=/ "
+        "--nvidia-cdi-hook-path=/usr/local/nvidia/toolkit/nvidia-cdi-hook"
+    )
+
+
+@needs_root
+def test_a_tool_of_our_own_sees_other_places_which_are_then_renamed(
+    host: Host, tmp_path: pathlib.Path
+) -> None:
+    host.install()
+    roots = hostsettings.HostRoots(
+        host_here=tmp_path / "empty",
+        driver=pathlib.Path("/run/nvidia/driver"),
+        driver_here=pathlib.Path("/driver-root"),
+        dev=ROOT,
+        dev_here=pathlib.Path("/host"),
+        cdi_hook=None,
+    )
+
+    cdispecs.CdiSpecs(roots, makes_management=True, timeout_s=30.0, here=host.root).refresh()
+
+    assert host.runs()[0].endswith("--driver-root=/driver-root --dev-root=/host")
+    assert host.runs()[1:] == [
+        "cdi transform root --from=/driver-root --to=/run/nvidia/driver",
+        "cdi transform root --from=/host --to=/",
+    ]
+    assert host.management.read_text() == (
+        spec("0", "MIG-1", "all")
+        + "# --from=/driver-root --to=/run/nvidia/driver\n# --from=/host --to=/\n"
+    )
+
+
+def test_the_operators_spec_is_left_out_without_a_tool_or_a_folder(host: Host) -> None:
+    assert host.specs(makes_management=True) == (
+        "device_files_skipped management.nvidia.com-gpu.yaml "
+        "nvidia-ctk is found neither here nor on the host"
+    )
+    host.install()
+    (host.root / "run/cdi").rmdir()
+    assert host.specs(makes_management=True).endswith(
+        "/var/run/cdi is found neither here nor on the host"
+    )
+    assert host.runs() == []
+
+
+@needs_root
+def test_nodes_are_there_before_a_spec_is_made_of_them(host: Host) -> None:
+    proc = proc_tree.ProcTree(host.root / "proc")
+    proc.add_devices({"nvidia-caps": 240})
+    proc.add_capabilities(0, {"gi1": 12})
+    host.served.write_text(spec("0"))
+    host.install('for each in /dev/nvidia-caps/*; do echo "# $each"; done')
+
+    with structlog.testing.capture_logs() as logs:
+        devicefiles.DeviceFiles(host.roots, proc=proc.root).refresh()
+
+    if logs[0]["event"] == "device_files_skipped":
+        pytest.skip(f"no nodes can be made here: {logs[0]['why']}")
+    assert host.served.read_text().endswith("# /dev/nvidia-caps/nvidia-cap12\n")
+
+
+def test_a_machine_with_nothing_of_it_is_left_alone(tmp_path: pathlib.Path) -> None:
+    roots = hostsettings.HostRoots(
+        host_here=tmp_path,
+        driver=ROOT,
+        driver_here=tmp_path,
+        dev=ROOT,
+        dev_here=tmp_path,
+        cdi_hook=None,
+    )
+
+    devicefiles.DeviceFiles(roots, proc=tmp_path / "proc").refresh()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_programs_are_looked_for_where_the_driver_has_its_device_nodes(
+    tmp_path: pathlib.Path,
+) -> None:
+    driver, host = tmp_path / "driver-root", tmp_path / "host"
+    roots = hostsettings.HostRoots(
+        host_here=host,
+        driver=pathlib.Path("/run/nvidia/driver"),
+        driver_here=driver,
+        dev=ROOT,
+        dev_here=host,
+        cdi_hook=None,
+    )
+    at_driver = tools.Root(path=driver)
+    at_host = tools.Root(path=host, driver="/run/nvidia/driver")
+
+    assert tools.roots(roots) == (tools.Root(), at_host, at_driver, tools.Root(path=host))
+    with_driver = dataclasses.replace(roots, dev_here=driver)
+    assert tools.roots(with_driver)[1:3] == (at_driver, at_host)
+    at_top = dataclasses.replace(roots, driver=ROOT, driver_here=ROOT, host_here=ROOT)
+    assert tools.roots(at_top) == (tools.Root(),)

@@ -1,0 +1,486 @@
+"""GPUs are reset where their mode waits for it, and nobody is in the way."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from mig_manager import errors, hostsettings
+from mig_manager.adapters import gpureset, smiquery, tools
+from mig_manager.core import model
+from mig_manager.sandbox import smi
+from mig_manager.sandbox.driver import states
+from tests.adapters import nvml_rig, proc_tree, stand_ins
+
+A100 = "a100-sxm4-40gb"
+WAITING = states.Options(resets_itself=False)
+
+
+class Machine:
+    """A simulated node whose GPUs wait for their mode, its ``nvidia-smi``, and its ``/proc``."""
+
+    def __init__(self, rig: nvml_rig.Rig, folder: pathlib.Path) -> None:
+        self.rig = rig
+        self.state = rig.state
+        self.bin = folder / "bin"
+        self.proc = proc_tree.ProcTree(folder / "proc")
+        smi.install(self.bin, rig.state.path)
+
+    def switch(self, *indices: int, mode: model.MigMode = nvml_rig.ON) -> tuple[model.Gpu, ...]:
+        """Have a mode pending on some GPUs; return all GPUs."""
+        gpus = self.rig.gpus.observe()
+        with contextlib.suppress(errors.HardwareError):
+            self.rig.run(*[nvml_rig.mode_step(gpus[index], mode) for index in indices])
+        return self.rig.gpus.observe()
+
+    def reset(self, gpus: Sequence[model.Gpu], *, timeout_s: float = 60.0) -> None:
+        found = tools.Tools(folders=[str(self.bin)])
+        gpureset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root).reset(gpus)
+
+    def refusal(self, gpus: Sequence[model.Gpu], *, timeout_s: float = 60.0) -> errors.HostError:
+        with pytest.raises(errors.HostError) as caught:
+            self.reset(gpus, timeout_s=timeout_s)
+        return caught.value
+
+    @property
+    def resets(self) -> list[int]:
+        """How often each GPU was reset or switched."""
+        return [gpu.attachments for gpu in self.state.read().gpus]
+
+    def say(self, text: str, *, status: int) -> None:
+        """Have every reset refused with these words; questions are answered as before."""
+        real = self.bin / "real"
+        (self.bin / "nvidia-smi").rename(real)
+        stand_ins.script(
+            self.bin / "nvidia-smi",
+            f'case "$1" in --gpu-reset) echo "{text}"; exit {status};; esac\nexec "{real}" "$@"',
+        )
+
+
+Boot = Callable[..., Machine]
+
+
+@pytest.fixture
+def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
+    with contextlib.ExitStack() as stack:
+
+        def start(spec: str = A100, options: states.Options = WAITING) -> Machine:
+            rig = nvml_rig.rig(tmp_path / "state", spec, options=options)
+            return Machine(stack.enter_context(rig), tmp_path)
+
+        yield start
+
+
+def test_the_gpu_whose_mode_waits_is_reset_and_no_other(boot: Boot) -> None:
+    machine = boot(f"3x{A100}")
+    gpus = machine.switch(1)
+
+    machine.reset([gpus[1]])
+
+    assert machine.resets == [0, 1, 0]
+    after = machine.rig.gpus.observe()
+    assert [gpu.current_mode for gpu in after] == [nvml_rig.OFF, nvml_rig.ON, nvml_rig.OFF]
+    assert not any(gpu.waits_for_mode for gpu in after)
+
+
+@pytest.mark.slow
+def test_several_gpus_are_reset_each_by_itself(boot: Boot) -> None:
+    machine = boot(f"2x{A100}")
+    gpus = machine.switch(0, 1)
+    log = machine.bin / "log"
+    (machine.bin / "nvidia-smi").rename(machine.bin / "real")
+    stand_ins.script(
+        machine.bin / "nvidia-smi",
+        f'echo "$@" >> "{log}"\nexec "{machine.bin / "real"}" "$@"',
+    )
+
+    machine.reset(gpus)
+
+    assert machine.resets == [1, 1]
+    asked = [line for line in log.read_text().splitlines() if "reset" in line]
+    assert asked == ["--gpu-reset -i 00000000:07:00.0", "--gpu-reset -i 00000000:0F:00.0"]
+
+
+@pytest.mark.slow
+def test_a_reset_brings_mig_mode_off_into_force_too(boot: Boot) -> None:
+    machine = boot()
+    machine.reset(machine.switch(0))
+
+    machine.reset(machine.switch(0, mode=nvml_rig.OFF))
+
+    assert machine.rig.observe().current_mode is nvml_rig.OFF
+    assert machine.resets == [2]
+
+
+@pytest.mark.slow
+def test_handles_and_minor_numbers_that_a_reset_changes_do_no_harm(boot: Boot) -> None:
+    machine = boot(options=dataclasses.replace(WAITING, reattaches=True))
+    machine.reset(machine.switch(0))
+    machine.proc.add(70, "/dev/nvidia0", name="of-another-time")
+
+    machine.reset(machine.switch(0, mode=nvml_rig.OFF))
+
+    assert machine.rig.observe().current_mode is nvml_rig.OFF
+
+
+def test_a_gpu_that_was_reset_meanwhile_is_not_reset_again(boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    assert machine.state.reset_gpu(0) is states.Code.SUCCESS
+
+    machine.reset(gpus)
+
+    assert machine.resets == [1]
+
+
+def test_a_gpu_without_a_pending_mode_is_never_reset(boot: Boot) -> None:
+    machine = boot(f"2x{A100}")
+    gpus = machine.switch(0)
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is errors.Reason.RESET_REQUIRED
+    assert f"{gpus[1]} is not reset: no switch of its MIG mode is pending" in error.message
+    assert machine.resets == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
+    machine = boot(options=states.Options())
+    machine.rig.fill("3g.20gb")
+    gpus = machine.switch(0, mode=nvml_rig.OFF)
+    assert gpus[0].waits_for_mode
+    before = machine.resets
+
+    seen = machine.refusal(gpus)
+    unseen = machine.refusal([dataclasses.replace(gpus[0], gpu_instances=())])
+
+    assert seen.message == unseen.message
+    assert "it has GPU instances" in seen.message
+    assert machine.resets == before
+
+
+def test_a_process_that_computes_on_a_gpu_is_named_before_any_gpu_is_reset(boot: Boot) -> None:
+    machine = boot(f"2x{A100}")
+    gpus = machine.switch(0, 1)
+    machine.state.add_client(gpus[1].uuid, name="/usr/bin/python3 train.py", pid=4711)
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is errors.Reason.IN_USE
+    assert error.message == f"{gpus[1]} is not reset while it is held by python3 (pid 4711)"
+    assert machine.resets == [0, 0]
+
+
+def test_a_process_that_only_has_the_gpu_open_is_named_with_its_pod(boot: Boot) -> None:
+    machine = boot(f"2x{A100}")
+    gpus = machine.switch(0, 1)
+    pod = "0::/kubepods.slice/kubepods-pod8a0b1c2d_0001_4000_8000_0123456789ab.slice/cri.scope"
+    machine.proc.add(71, "/dev/nvidiactl", "/dev/nvidia1", name="dcgm-exporter", cgroup=pod)
+    machine.proc.add(72, "/dev/nvidia5", name="elsewhere")
+    machine.proc.add(os.getpid(), "/dev/nvidia0", name="ourselves")
+
+    machine.reset([gpus[0]])
+    error = machine.refusal([gpus[1]])
+
+    assert error.message.endswith(
+        "held by dcgm-exporter (pid 71, pod 8a0b1c2d-0001-4000-8000-0123456789ab)"
+    )
+    assert machine.resets == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
+@pytest.mark.slow
+def test_daemons_that_let_go_for_a_reset_are_not_in_its_way(name: str, boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    machine.proc.add(73, "/dev/nvidia0", name=name)
+
+    machine.reset(gpus)
+
+    assert machine.resets == [1]
+
+
+def test_a_daemon_that_did_not_let_go_is_named_once_the_reset_is_refused(boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    machine.state.add_client(gpus[0].uuid, name="daemon", kind=states.ClientKind.MONITOR)
+    machine.proc.add(
+        73, "/dev/nvidia0", name="nvidia-persiste", cgroup="0::/s/nvidia-persistenced.service"
+    )
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is errors.Reason.IN_USE
+    assert "in use; it is open in nvidia-persiste (pid 73, unit nvidia-persistenced.service)" in (
+        error.message
+    )
+    assert machine.resets == [0]
+
+
+def test_a_holder_that_cannot_be_seen_from_here_is_said_to_be_there(boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    machine.state.add_client(gpus[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is errors.Reason.IN_USE
+    assert error.message.endswith("in use; somebody has it open that cannot be seen from here")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU 00000000:07:00.0 is currently in use by another process.",
+        "The following GPUs could not be reset:\n  GPU 00000000:07:00.0: In use by another client",
+        "Unable to reset GPU 00000000:07:00.0 because it's being used by some other process",
+    ],
+)
+@pytest.mark.slow
+def test_every_known_word_for_a_busy_gpu_is_understood(text: str, boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    machine.say(text, status=255)
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is errors.Reason.IN_USE
+    assert "in use" in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("Resetting GPU 00000000:07:00.0 is not supported.", 3),
+        ("The following GPUs could not be reset:\n  GPU 00000000:07:00.0: Not Supported", 255),
+        ("What it says in ten years", 3),
+    ],
+)
+def test_a_gpu_that_this_machine_cannot_reset_needs_a_reboot(
+    text: str, status: int, boot: Boot
+) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    machine.say(text, status=status)
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is errors.Reason.REBOOT_REQUIRED
+    assert text.splitlines()[-1].strip() in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason"),
+    [
+        ("Insufficient Permissions", 4, errors.Reason.NO_PERMISSION),
+        ("GPU Reset couldn't complete", 255, errors.Reason.RESET_REQUIRED),
+        ("", 15, errors.Reason.RESET_REQUIRED),
+    ],
+)
+@pytest.mark.slow
+def test_any_other_refusal_is_told_as_it_was_said(
+    text: str, status: int, reason: errors.Reason, boot: Boot
+) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    machine.say(text, status=status)
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is reason
+    assert f"ended with status {status}" in error.message
+    assert text in error.message
+
+
+def test_a_success_after_which_the_mode_still_waits_is_no_success(boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    machine.say("GPU 00000000:07:00.0 was successfully reset.", status=0)
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is errors.Reason.RESET_REQUIRED
+    assert "yet its MIG mode is still pending" in error.message
+
+
+def test_a_reset_that_hangs_is_killed_at_its_deadline(boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    machine.say("Resetting...\n$(sleep 60)", status=0)
+
+    error = machine.refusal(gpus, timeout_s=0.5)
+
+    assert error.reason is errors.Reason.RESET_REQUIRED
+    assert "did not end within 0.5 s and was killed" in error.message
+
+
+@pytest.mark.slow
+def test_gpus_that_are_linked_are_reset_in_one_command_where_all_wait(boot: Boot) -> None:
+    machine = boot(f"3x{A100}", dataclasses.replace(WAITING, linked_gpus=((0, 2),)))
+    gpus = machine.switch(0, 1, 2)
+
+    machine.reset(gpus)
+
+    assert machine.resets == [1, 1, 1]
+
+
+def test_a_linked_gpu_is_not_taken_along_unless_its_mode_waits_too(boot: Boot) -> None:
+    machine = boot(f"3x{A100}", dataclasses.replace(WAITING, linked_gpus=((0, 1, 2),)))
+    gpus = machine.switch(0, 2)
+
+    error = machine.refusal([gpus[0], gpus[2]])
+
+    assert error.reason is errors.Reason.RESET_REQUIRED
+    assert "only be reset together with 00000000:0F:00.0, 00000000:17:00.0" in error.message
+    assert "Fabric Manager" in error.message
+    assert machine.resets == [0, 0, 0]
+
+
+def test_inside_a_virtual_machine_nothing_is_tried(boot: Boot) -> None:
+    machine = boot(options=states.Options(virtualization=states.Virtualization.PASSTHROUGH))
+    gpus = machine.switch(0)
+    (machine.bin / "nvidia-smi").unlink()
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is errors.Reason.REBOOT_REQUIRED
+    assert "passed through to this virtual machine" in error.message
+
+
+def test_a_vgpu_is_up_to_its_host(boot: Boot) -> None:
+    machine = boot()
+    (gpu,) = machine.switch(0)
+    guest = dataclasses.replace(gpu, virtualization=model.Virtualization.VGPU)
+
+    assert machine.refusal([guest]).reason is errors.Reason.NOT_SUPPORTED
+    assert machine.resets == [0]
+
+
+def test_an_unprivileged_reset_is_refused_as_such(boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    machine.state.set_options(dataclasses.replace(WAITING, permitted=False))
+
+    assert machine.refusal(gpus).reason is errors.Reason.NO_PERMISSION
+
+
+def test_without_nvidia_smi_it_is_said_where_it_was_looked_for(boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    (machine.bin / "nvidia-smi").unlink()
+
+    error = machine.refusal(gpus)
+
+    assert error.reason is errors.Reason.RESET_REQUIRED
+    assert "found neither with the driver nor on the host" in error.message
+
+
+@pytest.mark.parametrize(
+    "answer", ["exit 9", "echo no XML", "echo '<nvidia_smi_log/>'", "echo '<a>&b;</a>'"]
+)
+@pytest.mark.slow
+def test_a_gpu_that_nvidia_smi_tells_nothing_of_is_not_reset(answer: str, boot: Boot) -> None:
+    machine = boot()
+    gpus = machine.switch(0)
+    stand_ins.script(machine.bin / "nvidia-smi", answer)
+
+    assert machine.refusal(gpus).reason is errors.Reason.RESET_REQUIRED
+    assert machine.resets == [0]
+
+
+def test_an_address_at_which_there_is_another_gpu_now_is_not_reset(boot: Boot) -> None:
+    machine = boot(f"2x{A100}")
+    gpus = machine.switch(0, 1)
+    moved = dataclasses.replace(gpus[0], pci_address=gpus[1].pci_address)
+
+    assert f"does not tell of {moved}" in machine.refusal([moved]).message
+    assert machine.resets == [0, 0]
+
+
+def test_nothing_to_reset_is_done_at_once(boot: Boot) -> None:
+    machine = boot()
+    (machine.bin / "nvidia-smi").unlink()
+
+    machine.reset(())
+
+
+def test_what_is_not_told_of_a_gpu_is_not_made_up() -> None:
+    look = smiquery.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
+
+    assert look == smiquery.Look(
+        uuid="GPU-1", minor=None, is_pending=False, has_instances=False, processes=()
+    )
+
+
+def test_the_name_of_a_process_cannot_write_to_a_terminal() -> None:
+    look = smiquery.parse(
+        "<nvidia_smi_log><gpu><processes>"
+        "<process_info><pid>7</pid><process_name>/opt/a&#x9b;31m b</process_name></process_info>"
+        "<process_info><pid>8</pid></process_info>"
+        "<process_info><process_name>x</process_name></process_info>"
+        "</processes></gpu></nvidia_smi_log>"
+    )
+
+    assert look is not None
+    assert [str(each) for each in look.processes] == ["a?31m (pid 7)", "process (pid 8)"]
+
+
+def test_nvidia_smi_is_looked_for_where_it_sees_the_drivers_daemons() -> None:
+    roots = hostsettings.HostRoots(
+        host_here=pathlib.Path("/host"),
+        driver=pathlib.Path("/run/nvidia/driver"),
+        driver_here=pathlib.Path("/driver-root"),
+        dev=pathlib.Path("/run/nvidia/driver"),
+        dev_here=pathlib.Path("/driver-root"),
+        cdi_hook=None,
+    )
+    here = pathlib.Path("/")
+
+    order = [root.path for root in gpureset.roots(roots)]
+
+    assert order[0] == pathlib.Path("/driver-root")
+    assert order[-1] == here
+    alone = dataclasses.replace(
+        roots, host_here=here, driver=here, driver_here=here, dev=here, dev_here=here
+    )
+    assert gpureset.roots(alone) == (tools.Root(path=here),)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
+def test_nvidia_smi_is_run_in_the_root_where_it_lies(tmp_path: pathlib.Path) -> None:
+    root = stand_ins.filesystem(tmp_path / "driver")
+    stand_ins.script(
+        root / "usr/bin/nvidia-smi",
+        'case "$1" in --gpu-reset) echo "$@" > /asked; exit 0;; esac\n'
+        "mode=Enabled; [ -e /asked ] && mode=Disabled\n"
+        "echo '<nvidia_smi_log><gpu><uuid>GPU-1</uuid><mig_mode><current_mig>Disabled"
+        "</current_mig><pending_mig>'$mode'</pending_mig></mig_mode></gpu></nvidia_smi_log>'",
+    )
+    gpu = _waiting_gpu()
+    reset = gpureset.SmiReset(tools.Tools((tools.Root(path=root),)), proc=tmp_path / "no-proc")
+
+    reset.reset([gpu])
+
+    assert (root / "asked").read_text() == "--gpu-reset -i 00000000:07:00.0\n"
+
+
+def _waiting_gpu() -> model.Gpu:
+    return model.Gpu(
+        index=0,
+        uuid="GPU-1",
+        name="NVIDIA A100",
+        architecture=model.Architecture.AMPERE,
+        pci_address="00000000:07:00.0",
+        pci_device_id=0x20B010DE,
+        pci_subsystem_id=0,
+        memory_mib=40960,
+        current_mode=model.MigMode.DISABLED,
+        pending_mode=model.MigMode.ENABLED,
+        mode_change_needs_reset=True,
+        profiles=(),
+        gpu_instances=(),
+    )

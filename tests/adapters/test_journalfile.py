@@ -1,0 +1,126 @@
+"""The journal in a file: whole or not at all, and for nobody else to read."""
+
+import os
+import pathlib
+import stat
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import journalfile
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "lib" / "journal.json"
+
+
+def test_what_is_written_is_read_until_it_is_cleared(path: pathlib.Path) -> None:
+    store = journalfile.JournalFile(path)
+    assert store.read() is None
+
+    store.write("one")
+    store.write("zwei ✓")
+    assert journalfile.JournalFile(path).read() == "zwei ✓"
+
+    store.clear()
+    store.clear()
+    assert store.read() is None
+    assert list(path.parent.iterdir()) == []
+
+
+def test_only_its_owner_may_read_it(path: pathlib.Path) -> None:
+    journalfile.JournalFile(path).write("x")
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_a_killed_writer_left_is_neither_read_nor_in_the_way(path: pathlib.Path) -> None:
+    store = journalfile.JournalFile(path)
+    store.write("old")
+    path.with_name("journal.json.new").write_text("half")
+
+    assert store.read() == "old"
+    store.write("new")
+    assert store.read() == "new"
+    assert [entry.name for entry in path.parent.iterdir()] == ["journal.json"]
+
+
+def test_a_link_in_its_place_is_not_followed(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    path.parent.mkdir()
+    path.symlink_to(precious)
+    path.with_name("journal.json.new").symlink_to(precious)
+    store = journalfile.JournalFile(path)
+
+    with pytest.raises(errors.ConfigError, match="cannot read the journal"):
+        store.read()
+    store.write("x")
+
+    assert store.read() == "x"
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(b"\xff", "is not UTF-8"), (b"x" * (1 << 21), "is larger than")]
+)
+def test_what_is_no_text_of_ours_is_told_and_can_be_set_aside(
+    path: pathlib.Path, content: bytes, why: str
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    store = journalfile.JournalFile(path)
+
+    with pytest.raises(errors.ConfigError, match=why):
+        store.read()
+    kept = store.set_aside()
+
+    assert store.read() is None
+    assert kept == f"{path}.unreadable"
+    assert pathlib.Path(kept).read_bytes() == content
+
+
+def test_a_pipe_in_its_place_does_not_hold_us_up(path: pathlib.Path) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+
+    assert journalfile.JournalFile(path).read() == ""
+
+
+def test_where_nothing_can_be_kept_every_act_says_so(
+    path: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "lib").touch()
+    store = journalfile.JournalFile(path)
+
+    for act, name in (
+        (store.read, "read"),
+        (lambda: store.write("x"), "write"),
+        (store.clear, "remove"),
+        (store.set_aside, "set aside"),
+    ):
+        with pytest.raises(errors.ConfigError, match=f"cannot {name} the journal .*lib/journal"):
+            act()
+
+
+def test_a_write_that_fails_leaves_the_former_journal(path: pathlib.Path) -> None:
+    store = journalfile.JournalFile(path)
+    store.write("old")
+    path.with_name("journal.json.new").mkdir()
+
+    with pytest.raises(errors.ConfigError, match="cannot write"):
+        store.write("new")
+
+    assert store.read() == "old"
+
+
+def test_a_layout_is_kept_in_the_same_way_and_told_of_by_its_own_name(path: pathlib.Path) -> None:
+    store = journalfile.ProvenFile(path)
+    store.save("layout")
+
+    assert journalfile.ProvenFile(path).read() == "layout"
+    assert store.set_aside() == f"{path}.unreadable"
+    path.write_bytes(b"\xff")
+    with pytest.raises(errors.ConfigError, match=r"the layout kept for .* not UTF-8"):
+        store.read()

@@ -1,0 +1,221 @@
+"""The node's lock: one holder among processes and threads, and none once it is dead."""
+
+import contextlib
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import structlog.testing
+
+from mig_manager import errors
+from mig_manager.adapters import clock, lockfile
+
+HOLDER = """
+import pathlib, sys
+from mig_manager.adapters import clock, lockfile
+lock = lockfile.LockFile(
+    pathlib.Path(sys.argv[1]), program="other", clock=clock.SystemClock(), is_required=True
+)
+with lock.hold("apply all-1g.5gb"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def lock_at(path: pathlib.Path, *, is_required: bool = True) -> lockfile.LockFile:
+    return lockfile.LockFile(
+        path, program="test", clock=clock.SystemClock(), is_required=is_required
+    )
+
+
+@contextlib.contextmanager
+def other_process(path: pathlib.Path) -> Iterator["subprocess.Popen[str]"]:
+    """Have another process hold the lock for the body."""
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "run" / "mig-manager" / "lock"
+
+
+def test_who_is_kept_off_learns_who_is_at_work_and_at_what(path: pathlib.Path) -> None:
+    with (
+        other_process(path) as process,
+        pytest.raises(errors.LockedError) as caught,
+        lock_at(path).hold("x"),
+    ):
+        pass
+
+    assert caught.value.reason is errors.Reason.LOCKED
+    assert f"other (pid {process.pid} on {os.uname().nodename}), apply all-1g.5gb, since 20" in (
+        caught.value.message
+    )
+    assert caught.value.holder in caught.value.message
+
+
+def test_the_lock_is_free_once_its_holder_is_killed_whatever_its_text_says(
+    path: pathlib.Path,
+) -> None:
+    with other_process(path) as process:
+        process.kill()
+        process.wait()
+        assert "apply all-1g.5gb" in path.read_text()
+
+        with lock_at(path).hold("x"):
+            assert '"program": "test"' in path.read_text()
+
+
+def test_threads_of_one_process_exclude_each_other(path: pathlib.Path) -> None:
+    lock = lock_at(path)
+    seen: list[Exception] = []
+
+    def try_it() -> None:
+        try:
+            with lock.hold("second"):
+                pass
+        except errors.LockedError as error:
+            seen.append(error)
+
+    with lock.hold("first"):
+        thread = threading.Thread(target=try_it)
+        thread.start()
+        thread.join()
+
+    assert [error.args[0].count("first") for error in seen] == [1]
+
+
+def test_the_lock_is_free_after_the_context_also_when_the_work_fails(path: pathlib.Path) -> None:
+    lock = lock_at(path)
+    with pytest.raises(ValueError, match="work"), lock.hold("x"):
+        raise ValueError("work")
+
+    with lock.hold("y"):
+        pass
+    assert path.read_text() == ""
+
+
+def test_a_child_does_not_keep_the_lock(path: pathlib.Path) -> None:
+    with contextlib.ExitStack() as stack:
+        with lock_at(path).hold("x"):
+            child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, close_fds=False)
+            stack.enter_context(child)
+            stack.callback(child.kill)
+
+        with lock_at(path).hold("y"):
+            assert child.poll() is None
+
+
+def test_everybody_may_read_who_is_at_work_whatever_the_umask(path: pathlib.Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with lock_at(path).hold("x"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 3000, '{"pid": {}}', "\xff\x00"])
+def test_a_text_that_makes_no_sense_does_not_open_the_lock(path: pathlib.Path, text: str) -> None:
+    with lock_at(path).hold("x"):
+        path.write_text(text, encoding="latin-1")
+
+        with (
+            pytest.raises(errors.LockedError, match="another manager is at work"),
+            lock_at(path).hold("y"),
+        ):
+            pass
+
+
+def _link(path: pathlib.Path, precious: pathlib.Path) -> None:
+    path.symlink_to(precious)
+
+
+def _second_name(path: pathlib.Path, precious: pathlib.Path) -> None:
+    path.hardlink_to(precious)
+
+
+def _pipe(path: pathlib.Path, _precious: pathlib.Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder(path: pathlib.Path, _precious: pathlib.Path) -> None:
+    path.mkdir()
+
+
+def _no_folder(path: pathlib.Path, precious: pathlib.Path) -> None:
+    path.parent.rmdir()
+    path.parent.symlink_to(precious)
+
+
+TRAPS = [_link, _second_name, _pipe, _folder, _no_folder]
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_what_stands_in_the_files_place_is_refused_and_not_written_to(
+    path: pathlib.Path, tmp_path: pathlib.Path, trap: Callable[[pathlib.Path, pathlib.Path], None]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    path.parent.mkdir(parents=True)
+    trap(path, precious)
+
+    with (
+        pytest.raises(errors.UsageError, match=r"cannot lock .*name another file with --lock"),
+        lock_at(path).hold("x"),
+    ):
+        pass
+
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_refused(path: pathlib.Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.touch()
+    os.chown(path, 12345, 12345)
+
+    with pytest.raises(errors.UsageError, match="user 12345"), lock_at(path).hold("x"):
+        pass
+
+
+def test_where_it_is_not_required_the_work_goes_on_without_and_says_so_once(
+    path: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "run").touch()
+    lock = lock_at(path, is_required=False)
+    done = []
+
+    with structlog.testing.capture_logs() as logs:
+        for number in range(2):
+            with lock.hold("x"):
+                done.append(number)
+
+    assert done == [0, 1]
+    assert [line["event"] for line in logs] == ["lock_unavailable"]
+    assert logs[0]["detail"] == "Not a directory"
+
+
+def test_not_being_required_does_not_mean_not_being_kept_off(path: pathlib.Path) -> None:
+    with (
+        lock_at(path).hold("x"),
+        pytest.raises(errors.LockedError),
+        lock_at(path, is_required=False).hold("y"),
+    ):
+        pass

@@ -1,0 +1,114 @@
+"""Which GPUs' MIG changes are heard of, over the simulated NVML."""
+
+import pathlib
+import threading
+
+import pynvml
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import nvml_events
+from mig_manager.sandbox.driver import states
+from tests.adapters import nvml_rig
+
+SOON_S = 10.0
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "state"
+
+
+def test_a_change_is_told_with_the_gpu_that_it_was_made_on(path: pathlib.Path) -> None:
+    with nvml_rig.rig(path, "2xa100-sxm4-40gb") as rig, nvml_events.listening(None) as changes:
+        uuids = tuple(gpu.uuid for gpu in rig.gpus.observe())
+        assert (changes.gpus, changes.of) == (uuids, 2)
+        rig.enable(1)
+        assert changes.wait(SOON_S) == uuids[1]
+        assert changes.wait(0.0) is None
+
+
+def test_a_wait_in_one_thread_lets_another_change_the_gpus(path: pathlib.Path) -> None:
+    with nvml_rig.rig(path) as rig, nvml_events.listening(None) as changes:
+        heard: list[str | None] = []
+        waiter = threading.Thread(target=lambda: heard.append(changes.wait(SOON_S)))
+        waiter.start()
+        gpu = rig.enable()
+        waiter.join(SOON_S)
+        assert heard == [gpu.uuid]
+
+
+def test_gpus_without_mig_are_passed_over(path: pathlib.Path) -> None:
+    with nvml_rig.rig(path, "L40S+A30") as rig, nvml_events.listening(None) as changes:
+        assert (changes.gpus, changes.of) == ((rig.observe(1).uuid,), 2)
+
+
+def test_a_gpu_that_is_lost_does_not_deafen_the_others(path: pathlib.Path) -> None:
+    lost = states.Fault(
+        function="nvmlDeviceGetMigMode", gpu=0, code=int(states.Code.GPU_IS_LOST), count=None
+    )
+    with (
+        nvml_rig.rig(path, "2xA30", options=states.Options(faults=(lost,))),
+        nvml_events.listening(None) as changes,
+    ):
+        assert (len(changes.gpus), changes.of) == (1, 2)
+
+
+def test_an_old_driver_is_heard_of_gpus_whose_mig_mode_is_on(path: pathlib.Path) -> None:
+    options = states.Options(mig_events=states.MigEvents.WHILE_ON)
+    with nvml_rig.rig(path, "2xA30", options=options) as rig:
+        gpu = rig.enable(1)
+        with nvml_events.listening(None) as changes:
+            assert changes.gpus == (gpu.uuid,)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("L40S", states.Options()),
+        ("A30", states.Options(mig_events=states.MigEvents.NEVER)),
+        ("A30", states.Options(mig_events=states.MigEvents.WHILE_ON)),
+        ("A30", states.Options(absent_functions=("nvmlEventSetCreate",))),
+        ("A30", states.Options(absent_functions=("nvmlDeviceRegisterEvents",))),
+    ],
+)
+def test_where_no_gpu_can_be_heard_it_is_not_supported(
+    path: pathlib.Path, spec: str, options: states.Options
+) -> None:
+    with (
+        nvml_rig.rig(path, spec, options=options),
+        pytest.raises(errors.HardwareError) as caught,
+        nvml_events.listening(None),
+    ):
+        pass
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+
+
+def test_any_other_refusal_is_passed_on_with_its_gpu(path: pathlib.Path) -> None:
+    broken = states.Fault(function="nvmlDeviceRegisterEvents", gpu=1, code=999)
+    with (
+        nvml_rig.rig(path, "2xA30", options=states.Options(faults=(broken,))),
+        pytest.raises(errors.HardwareError, match="GPU 1") as caught,
+        nvml_events.listening(None),
+    ):
+        pass
+    assert caught.value.reason is errors.Reason.NVML_ERROR
+
+
+def test_a_gpu_that_falls_off_the_bus_ends_the_wait(path: pathlib.Path) -> None:
+    with nvml_rig.rig(path) as rig, nvml_events.listening(None) as changes:
+        rig.state.add_fault(
+            states.Fault(function="nvmlEventSetWait_v2", code=int(states.Code.GPU_IS_LOST))
+        )
+        with pytest.raises(errors.HardwareError) as caught:
+            changes.wait(SOON_S)
+        assert caught.value.reason is errors.Reason.GPU_LOST
+
+
+def test_set_and_session_are_given_back_whatever_happens(path: pathlib.Path) -> None:
+    with nvml_rig.rig(path) as rig:
+        with pytest.raises(KeyError), nvml_events.listening(None):
+            raise KeyError
+        assert rig.calls("nvmlEventSetFree") == rig.calls("nvmlShutdown") == 1
+        with pytest.raises(pynvml.NVMLError_Uninitialized):
+            pynvml.nvmlDeviceGetCount()

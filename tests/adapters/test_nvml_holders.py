@@ -1,0 +1,136 @@
+"""Who holds a GPU that is in use: what NVML lists, and what else has its device nodes open."""
+
+import os
+import pathlib
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import nvml
+from mig_manager.core import model
+from mig_manager.sandbox.driver import states
+from tests import fakes
+from tests.adapters import nvml_rig, proc_tree
+
+UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
+CAP = "/dev/nvidia-caps/nvidia-cap"
+
+
+@pytest.fixture
+def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
+    return proc_tree.ProcTree(tmp_path / "proc")
+
+
+def refusal(proc: proc_tree.ProcTree, plan: model.Plan) -> str:
+    """Return what is said when a plan meets a GPU in use."""
+    gpus = nvml.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
+    with pytest.raises(errors.HardwareError) as caught:
+        gpus.execute(plan)
+    assert caught.value.reason is errors.Reason.IN_USE
+    return caught.value.message.partition("In use by another client'; ")[2]
+
+
+def switching(node: nvml_rig.Rig, index: int = 0) -> model.Plan:
+    gpu = node.observe(index)
+    return nvml_rig.plan_of([gpu], nvml_rig.mode_step(gpu, nvml_rig.ON))
+
+
+def test_a_monitor_that_nvml_does_not_list_is_named_by_its_open_files(
+    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        node.state.add_client(
+            node.observe(1).uuid, name="dcgm", kind=states.ClientKind.MONITOR, pid=88
+        )
+        proc.add(
+            *(88, "/dev/nvidiactl", "/dev/nvidia1"),
+            name="nv-hostengine",
+            cgroup="0::/system.slice/nvidia-dcgm.service",
+        )
+        proc.add(89, "/dev/nvidiactl", "/dev/nvidia0")
+        assert refusal(proc, switching(node, 1)) == (
+            "NVML names no process that holds it; "
+            "open in nv-hostengine (pid 88, unit nvidia-dcgm.service), "
+            "and maybe in others that cannot be seen from here"
+        )
+
+
+def test_a_process_that_nvml_lists_is_named_once_and_with_its_pod(
+    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.state.add_client(node.observe().uuid, name="python3", pid=4711)
+        proc.add(4711, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/1f")
+        assert refusal(proc, switching(node)) == f"held by python3 (pid 4711, pod {UID})"
+
+
+def test_pids_without_a_proc_entry_are_told_as_nvml_knows_them(
+    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.state.add_client(node.observe().uuid, name="python3", pid=4711)
+        assert refusal(proc, switching(node)) == "held by python3 (pid 4711)"
+
+
+def test_who_holds_another_instance_of_the_gpu_is_not_named(
+    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        gpu = node.fill("1g.5gb", "1g.5gb")
+        busy, other = gpu.gpu_instances
+        (uuid,) = (ci.uuid for ci in busy.compute_instances)
+        assert uuid is not None
+        node.state.add_client(uuid, name="python3", pid=4711)
+        places = {
+            f"gi{busy.instance_id}/ci0": 31,
+            f"gi{busy.instance_id}": 30,
+            f"gi{other.instance_id}": 40,
+        }
+        proc.add_capabilities(0, places)
+        proc.add(50, "/dev/nvidia0", f"{CAP}30", f"{CAP}31", name="sidecar")
+        proc.add(51, "/dev/nvidia0", f"{CAP}40", name="neighbour")
+        proc.add(52, "/dev/nvidia0", name="nv-hostengine")
+        said = refusal(proc, nvml_rig.plan_of([gpu], *nvml_rig.end_steps(gpu)))
+    assert said == (
+        f"held by python3 (pid 4711 in GPU instance {busy.instance_id}); "
+        "open in sidecar (pid 50), nv-hostengine (pid 52), "
+        "and maybe in others that cannot be seen from here"
+    )
+
+
+def test_the_agent_and_its_children_are_not_named(
+    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.state.add_client(node.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+        proc.add(os.getppid(), "/dev/nvidia0", name="agent")
+        proc.add(os.getpid(), "/dev/nvidia0", name="worker", parent=os.getppid())
+        proc.add(7_000_001, "/dev/nvidia0", name="listener", parent=os.getppid())
+        assert refusal(proc, switching(node)) == (
+            "NVML names no process that holds it; a monitor may"
+        )
+
+
+def test_a_driver_that_tells_no_device_node_leaves_it_at_what_nvml_lists(
+    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.state.add_client(node.observe().uuid, name="python3", pid=4711)
+        proc.add(88, "/dev/nvidia0")
+        plan = switching(node)
+        node.state.add_fault(
+            states.Fault(
+                function="nvmlDeviceGetMinorNumber", code=states.Code.NOT_SUPPORTED, count=None
+            )
+        )
+        assert refusal(proc, plan) == "held by python3 (pid 4711)"
+
+
+def test_the_device_node_is_asked_for_only_where_processes_are_looked_for(
+    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        node.gpus.observe()
+        assert node.calls("nvmlDeviceGetMinorNumber") == 0
+        nvml.NvmlGpus(clock=fakes.FakeClock(), proc_root=proc.root).observe()
+        assert node.calls("nvmlDeviceGetMinorNumber") == 2

@@ -1,0 +1,215 @@
+"""Who has a GPU's device nodes open, read from a ``/proc`` of the test's own making."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from mig_manager.adapters import procfs
+from tests.adapters import proc_tree
+
+UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
+UNDERSCORED = UID.replace("-", "_")
+STATIC_UID = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
+    return proc_tree.ProcTree(tmp_path / "proc")
+
+
+def test_a_process_is_a_holder_by_the_device_nodes_it_has_open(proc: proc_tree.ProcTree) -> None:
+    proc.add(
+        *(41, "/dev/null", "/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap12"),
+        name="nv-hostengine",
+        cgroup="0::/system.slice/nvidia-dcgm.service",
+    )
+    proc.add(42, "/dev/null", "socket:[1]", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
+    proc.add(43, "/dev/nvidiactl")
+    first, second = procfs.holders(proc.root)
+    assert first == procfs.Holder(
+        pid=41,
+        name="nv-hostengine",
+        home="unit nvidia-dcgm.service",
+        gpus=frozenset({3}),
+        caps=frozenset({12}),
+        has_control=True,
+    )
+    assert (second.pid, second.gpus, second.has_control) == (43, frozenset(), True)
+    assert str(first) == "nv-hostengine (pid 41, unit nvidia-dcgm.service)"
+    assert str(second) == "python3 (pid 43)"
+
+
+@pytest.mark.parametrize(
+    ("link", "is_gpu"),
+    [
+        pytest.param("/dev/nvidia3", True, id="plain"),
+        pytest.param("/dev/nvidia3 (deleted)", True, id="removed since"),
+        pytest.param("/run/nvidia/driver/dev/nvidia3", True, id="below a driver's root"),
+        pytest.param("/dev/nvidia31", False, id="another GPU"),
+        pytest.param("/srv/nvidia3", False, id="no device"),
+        pytest.param("/dev/nvidia3/x", False, id="below it"),
+        pytest.param("/dev/nvidia3 and more", False, id="a longer name"),
+    ],
+)
+def test_only_the_device_node_of_the_gpu_counts(
+    link: str,
+    is_gpu: bool,  # noqa: FBT001 - a parameter of the table above
+    proc: proc_tree.ProcTree,
+) -> None:
+    proc.add(41, link)
+    assert bool(procfs.of_gpu(procfs.holders(proc.root), 3)) is is_gpu
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "home"),
+    [
+        pytest.param(
+            "0::/kubepods.slice/kubepods-burstable.slice/"
+            f"kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-1f.scope",
+            f"pod {UID}",
+            id="v2 systemd",
+        ),
+        pytest.param(f"0::/kubepods/besteffort/pod{UID}/1f", f"pod {UID}", id="v2 cgroupfs"),
+        pytest.param(
+            f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-1f.scope",
+            f"pod {UID}",
+            id="guaranteed",
+        ),
+        pytest.param(
+            f"12:devices:/kubepods/burstable/pod{UID}/1f\n1:name=systemd:/kubepods/burstable/x",
+            f"pod {UID}",
+            id="v1 cgroupfs",
+        ),
+        pytest.param(
+            f"12:pids:/kubepods.slice/kubepods-besteffort.slice/"
+            f"kubepods-besteffort-pod{UNDERSCORED}.slice/docker-1f.scope\n0::/",
+            f"pod {UID}",
+            id="v1 systemd",
+        ),
+        pytest.param(
+            f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice/x",
+            f"pod {UID}",
+            id="kubelet below a slice of its own",
+        ),
+        pytest.param(f"0::/../../pod{UID}/1f", f"pod {UID}", id="seen from another pod"),
+        pytest.param(
+            f"0::/kubepods/burstable/pod{STATIC_UID}/1f", f"pod {STATIC_UID}", id="static pod"
+        ),
+        pytest.param(
+            "0::/system.slice/nvidia-persistenced.service",
+            "unit nvidia-persistenced.service",
+            id="unit",
+        ),
+        pytest.param(
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-jupyter.service",
+            "unit app-jupyter.service",
+            id="unit of a user",
+        ),
+        pytest.param(
+            "0::/system.slice/kubelet.service/x", "unit kubelet.service", id="below a unit"
+        ),
+        pytest.param("0::/user.slice/user-1000.slice/session-3.scope", "", id="login"),
+        pytest.param("0::/", "", id="root"),
+        pytest.param("", "", id="empty"),
+        pytest.param("0::/tripod-8a3f6c1e/x", "", id="only looks like it"),
+    ],
+)
+def test_the_home_of_a_process_is_told_by_its_cgroup(
+    cgroup: str, home: str, proc: proc_tree.ProcTree
+) -> None:
+    proc.add(41, "/dev/nvidia0", cgroup=cgroup)
+    (holder,) = procfs.holders(proc.root)
+    assert holder.home == home
+
+
+def test_a_process_that_vanishes_or_hides_its_files_is_passed_over(
+    proc: proc_tree.ProcTree,
+) -> None:
+    proc.add(41, "/dev/nvidia0")
+    (proc.root / "42").mkdir()
+    half = proc.add(43, "/dev/nvidia0")
+    for file in ("comm", "cgroup", "stat"):
+        (half / file).unlink()
+    # A file where a folder is expected is as unreadable to root as to anybody.
+    (proc.root / "44").mkdir()
+    (proc.root / "44/fd").write_text("")
+    proc.add(45, "/dev/null")
+    (proc.root / "45/fd/9").write_text("not a link")
+    assert [str(holder) for holder in procfs.holders(proc.root)] == [
+        "python3 (pid 41)",
+        "process (pid 43)",
+    ]
+
+
+def test_without_a_proc_nobody_is_found(tmp_path: pathlib.Path) -> None:
+    assert procfs.holders(tmp_path / "none") == ()
+    assert procfs.capabilities(tmp_path / "none", 0) == {}
+
+
+def test_our_own_processes_are_left_out(proc: proc_tree.ProcTree) -> None:
+    proc.add(100, "/dev/nvidia0", name="mig-manager")
+    proc.add(101, "/dev/nvidia0", name="a) R 1 (b", parent=100)
+    proc.add(102, "/dev/nvidia0", parent=101)
+    found = procfs.holders(proc.root, but=(100,))
+    assert [holder.pid for holder in found] == [102]
+
+
+def test_a_name_cannot_forge_lines_or_escape_sequences(proc: proc_tree.ProcTree) -> None:
+    proc.add(41, "/dev/nvidia0", name="a\x1b[2J\nb", cgroup="0::/x/\x1b[2J.service")
+    (holder,) = procfs.holders(proc.root)
+    assert str(holder) == "a?[2J?b (pid 41, unit ?[2J.service)"
+
+
+def test_capabilities_tell_the_instance_of_each_cap_node(proc: proc_tree.ProcTree) -> None:
+    proc.add_capabilities(2, {"gi3": 300, "gi3/ci0": 301, "gi3/ci1": 302, "gi11": 400})
+    proc.add_capabilities(0, {"gi3": 30})
+    (proc.root / "driver/nvidia/capabilities/gpu2/mig/gi7").mkdir()
+    (proc.root / "driver/nvidia/capabilities/gpu2/mig/gi7/access").write_text("nonsense")
+    assert procfs.capabilities(proc.root, 2) == {300: 3, 301: 3, 302: 3, 400: 11}
+
+
+def test_a_gpu_instance_is_held_by_its_own_cap_nodes_or_by_the_gpu_alone(
+    proc: proc_tree.ProcTree,
+) -> None:
+    proc.add_capabilities(2, {"gi3": 300, "gi3/ci0": 301, "gi4": 400, "gi4/ci0": 401})
+    caps = "/dev/nvidia-caps/nvidia-cap"
+    proc.add(41, "/dev/nvidia2", f"{caps}300", f"{caps}301")
+    proc.add(42, "/dev/nvidia2", f"{caps}400", f"{caps}401")
+    proc.add(43, "/dev/nvidia2", f"{caps}1", name="nv-hostengine")
+    proc.add(44, "/dev/nvidia3")
+    proc.add(45, f"{caps}301 (deleted)")
+    found = procfs.holders(proc.root)
+    known = procfs.capabilities(proc.root, 2)
+    held = procfs.of_gpu_instance(found, 2, caps=known, gpu_instance_id=3)
+    assert [holder.pid for holder in held] == [41, 43, 45]
+    assert [holder.pid for holder in procfs.of_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
+
+
+def test_no_more_than_eight_are_named(proc: proc_tree.ProcTree) -> None:
+    for pid in range(50, 60):
+        proc.add(pid, "/dev/nvidia0")
+    said = procfs.named(procfs.holders(proc.root))
+    assert said.startswith("python3 (pid 50), ")
+    assert said.endswith("python3 (pid 57) and 2 more")
+
+
+def test_a_real_process_is_seen_with_what_it_has_open(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "dev").mkdir()
+    device = tmp_path / "dev/nvidia7"
+    device.write_text("")
+    script = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print(); sys.stdin.read()"
+    with subprocess.Popen(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", script, str(device)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = procfs.of_gpu(procfs.holders(procfs.ROOT), 7)
+        ours = procfs.of_gpu(procfs.holders(procfs.ROOT, but=(os.getpid(),)), 7)
+        process.communicate()
+    assert process.pid in [holder.pid for holder in found]
+    assert process.pid not in [holder.pid for holder in ours]

@@ -1,0 +1,455 @@
+"""systemd over a real D-Bus: who runs, stopping, starting, rebooting, and all that goes wrong."""
+
+import contextlib
+import pathlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import structlog.testing
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.adapters import systemd
+from mig_manager.errors import Reason
+from tests.adapters import systemd_rig
+from tests.adapters.systemd_rig import Act, Unit
+
+DCGM, NVSM, OTHER = "nvidia-dcgm.service", "nvsm.service", "other.service"
+
+
+@pytest.fixture
+def daemon(tmp_path: pathlib.Path) -> Iterator[systemd_rig.DBusDaemon]:
+    with systemd_rig.a_bus(tmp_path) as bus:
+        yield bus
+
+
+def services(
+    daemon: systemd_rig.DBusDaemon, *, stop_timeout_s: float = 10.0, start_timeout_s: float = 10.0
+) -> systemd.Systemd:
+    return systemd.Systemd(
+        daemon.address, stop_timeout_s=stop_timeout_s, start_timeout_s=start_timeout_s
+    )
+
+
+@contextlib.contextmanager
+def fails(reason: Reason, why: str) -> Iterator[None]:
+    with pytest.raises(errors.HostError, match=why) as caught:
+        yield
+    assert caught.value.reason is reason
+
+
+# -- who runs ---------------------------------------------------------------------------------
+
+
+def test_those_that_are_up_or_on_their_way_up_run_in_the_order_asked_for(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    states = ["inactive", "active", "reloading", "activating", "failed", "deactivating"]
+    units = {f"{state}.service": Unit(state=state) for state in states}
+
+    with systemd_rig.standing_in(daemon, units):
+        found = services(daemon).running([*reversed(units), "unknown.service"])
+
+    assert found == ("activating.service", "reloading.service", "active.service")
+
+
+def test_what_could_not_be_started_again_does_not_count_as_running(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    with systemd_rig.standing_in(daemon, {NVSM: Unit(load="masked")}):
+        assert services(daemon).running([NVSM]) == ()
+
+
+@pytest.mark.parametrize(("job", "is_up"), [("restart", True), ("start", True), ("stop", False)])
+def test_a_unit_in_the_middle_of_a_restart_runs(
+    daemon: systemd_rig.DBusDaemon, job: str, *, is_up: bool
+) -> None:
+    with systemd_rig.standing_in(daemon, {NVSM: Unit(state="deactivating", job_type=job)}):
+        assert services(daemon).running([NVSM]) == ((NVSM,) if is_up else ())
+
+
+def test_nobody_is_asked_about_nothing() -> None:
+    nowhere = systemd.Systemd("unix:path=/nowhere", stop_timeout_s=1, start_timeout_s=1)
+
+    assert nowhere.running([]) == ()
+
+
+# -- stopping and starting --------------------------------------------------------------------
+
+
+def test_exactly_those_that_ran_are_stopped_in_order_and_started_in_reverse(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    units = {NVSM: Unit(), OTHER: Unit(state="inactive"), DCGM: Unit()}
+
+    with systemd_rig.standing_in(daemon, units) as played:
+        host = services(daemon)
+        ran = host.running([NVSM, OTHER, DCGM])
+        for name in ran:
+            host.stop(name)
+        stopped = {name: unit.state for name, unit in units.items()}
+        for name in reversed(ran):
+            host.start(name)
+
+    assert stopped == {NVSM: "inactive", OTHER: "inactive", DCGM: "inactive"}
+    assert units[OTHER].state == "inactive"
+    assert played.calls == [
+        f"StopUnit {NVSM} replace",
+        f"StopUnit {DCGM} replace",
+        f"StartUnit {DCGM} replace",
+        f"StartUnit {NVSM} replace",
+    ]
+
+
+def test_a_unit_that_takes_its_time_is_waited_for(daemon: systemd_rig.DBusDaemon) -> None:
+    unit = Unit(stops=Act("inactive", takes_s=0.3), starts=Act("active", takes_s=0.3))
+
+    with systemd_rig.standing_in(daemon, {NVSM: unit}):
+        services(daemon).stop(NVSM)
+        after_stop = unit.state
+        services(daemon).start(NVSM)
+
+    assert (after_stop, unit.state) == ("inactive", "active")
+
+
+def test_a_unit_that_fails_on_its_way_down_has_stopped(daemon: systemd_rig.DBusDaemon) -> None:
+    with systemd_rig.standing_in(daemon, {NVSM: Unit(stops=Act("failed", "failed"))}):
+        services(daemon).stop(NVSM)
+
+
+def test_a_unit_that_systemd_does_not_know_has_stopped(daemon: systemd_rig.DBusDaemon) -> None:
+    with systemd_rig.standing_in(daemon) as played:
+        services(daemon).stop(NVSM)
+
+    assert played.calls == []
+
+
+def test_the_end_of_a_job_is_seen_although_nobody_tells(daemon: systemd_rig.DBusDaemon) -> None:
+    unit = Unit(
+        stops=Act("inactive", is_told=False), starts=Act("active", takes_s=0.1, is_told=False)
+    )
+
+    with systemd_rig.standing_in(daemon, {NVSM: unit}):
+        services(daemon).stop(NVSM)
+        services(daemon).start(NVSM)
+
+    assert unit.state == "active"
+
+
+def test_a_unit_that_does_not_stop_in_time_is_told_with_its_state(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    unit = Unit(stops=Act("inactive", takes_s=60.0))
+
+    with (
+        systemd_rig.standing_in(daemon, {NVSM: unit}),
+        fails(Reason.HOST_SERVICE_FAILED, r"nvsm\.service did not stop within 0\.2 s.*deactiv"),
+    ):
+        services(daemon, stop_timeout_s=0.2).stop(NVSM)
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (Act("active"), "something else starts it"),
+        (Act("active", "canceled"), "another request took the place"),
+        (Act("active", "timeout"), "did not stop: timeout"),
+    ],
+)
+def test_a_unit_that_is_up_after_it_was_stopped_is_no_success(
+    daemon: systemd_rig.DBusDaemon, act: Act, why: str
+) -> None:
+    with (
+        systemd_rig.standing_in(daemon, {NVSM: Unit(stops=act)}),
+        fails(Reason.HOST_SERVICE_FAILED, why),
+    ):
+        services(daemon).stop(NVSM)
+
+
+def test_a_unit_that_does_not_start_in_time_is_told_with_its_state(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    unit = Unit(state="inactive", starts=Act("active", takes_s=60.0))
+
+    with (
+        systemd_rig.standing_in(daemon, {NVSM: unit}),
+        fails(Reason.HOST_SERVICE_FAILED, r"did not start within 0\.2 s; it is activating"),
+    ):
+        services(daemon, start_timeout_s=0.2).start(NVSM)
+
+
+@pytest.mark.parametrize(
+    ("unit", "why"),
+    [
+        (
+            Unit(starts=Act("failed", "failed"), service_result="exit-code", status=3),
+            "did not start: exit-code, status 3; it is failed",
+        ),
+        (
+            Unit(starts=Act("failed"), service_result="signal", status=9),
+            "did not start: signal, status 9; it is failed",
+        ),
+        (Unit(starts=Act("failed", "timeout")), "longer than systemd allows"),
+        (Unit(starts=Act("inactive", "dependency")), "a unit that it needs failed"),
+        (Unit(starts=Act("inactive", "canceled")), "another request took the place"),
+        (
+            Unit(starts=Act("activating"), sub="auto-restart", service_result="core-dump"),
+            "did not start: core-dump",
+        ),
+    ],
+)
+def test_a_unit_that_does_not_come_up_is_told_with_systemds_words(
+    daemon: systemd_rig.DBusDaemon, unit: Unit, why: str
+) -> None:
+    with (
+        systemd_rig.standing_in(daemon, {NVSM: unit}),
+        fails(Reason.HOST_SERVICE_FAILED, rf"nvsm\.service .*{why}"),
+    ):
+        services(daemon).start(NVSM)
+
+
+def test_a_unit_that_has_done_its_work_has_started(daemon: systemd_rig.DBusDaemon) -> None:
+    with systemd_rig.standing_in(daemon, {NVSM: Unit(starts=Act("inactive"), sub="dead")}):
+        services(daemon).start(NVSM)
+
+
+def test_a_unit_that_has_gone_since_is_told(daemon: systemd_rig.DBusDaemon) -> None:
+    with (
+        systemd_rig.standing_in(daemon),
+        fails(Reason.HOST_SERVICE_FAILED, r"starting nvsm\.service: Unit nvsm.* not found"),
+    ):
+        services(daemon).start(NVSM)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "why"),
+    [
+        (f"{systemd_rig.SYSTEMD}.OnlyByDependency", Reason.HOST_SERVICE_FAILED, "it says no"),
+        (f"{systemd_rig.SYSTEMD}.UnitMasked", Reason.HOST_SERVICE_FAILED, "it says no"),
+        (systemd_rig.DENIED, Reason.NO_PERMISSION, "it says no .*as the host's root"),
+    ],
+)
+def test_a_refusal_is_told_with_its_words(
+    daemon: systemd_rig.DBusDaemon, name: str, reason: Reason, why: str
+) -> None:
+    refusal = (name, "it says no.")
+    unit = Unit(stops=Act("active", error=refusal), starts=Act("active", error=refusal))
+
+    with systemd_rig.standing_in(daemon, {NVSM: unit}):
+        with fails(reason, rf"^stopping nvsm\.service: {why}"):
+            services(daemon).stop(NVSM)
+        with fails(reason, rf"^starting nvsm\.service: {why}"):
+            services(daemon).start(NVSM)
+
+
+def test_what_the_bus_itself_forbids_is_a_lack_of_rights(tmp_path: pathlib.Path) -> None:
+    forbidden = '<deny send_interface="org.freedesktop.systemd1.Manager" send_member="StopUnit"/>'
+
+    with (
+        systemd_rig.a_bus(tmp_path, denied=forbidden) as daemon,
+        systemd_rig.standing_in(daemon, {NVSM: Unit()}),
+        fails(Reason.NO_PERMISSION, r"^stopping nvsm\.service: .*as the host's root"),
+    ):
+        services(daemon).stop(NVSM)
+
+
+# -- the bus ----------------------------------------------------------------------------------
+
+
+def test_a_bus_that_dies_in_the_middle_is_an_error_at_once(daemon: systemd_rig.DBusDaemon) -> None:
+    unit = Unit(stops=Act("inactive", takes_s=60.0))
+    with systemd_rig.standing_in(daemon, {NVSM: unit}) as played:
+        played.on_call = lambda method: daemon.kill() if method == "StopUnit" else None
+        began = time.monotonic()
+        with fails(Reason.HOST_SERVICE_FAILED, "D-Bus is out of reach"):
+            services(daemon).stop(NVSM)
+
+    assert time.monotonic() - began < 5
+
+
+def test_a_bus_that_dies_while_a_unit_stops_is_an_error_at_once(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    unit = Unit(stops=Act("inactive", takes_s=60.0))
+    with systemd_rig.standing_in(daemon, {NVSM: unit}) as played:
+        # Asked for when the job's end has not been told for a while.
+        played.on_call = lambda method: (
+            daemon.kill() if method == "Get" and unit.state == "deactivating" else None
+        )
+        with fails(Reason.HOST_SERVICE_FAILED, "D-Bus is out of reach"):
+            services(daemon).stop(NVSM)
+
+
+def test_without_systemd_on_the_bus_nobody_knows_what_runs(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    with fails(Reason.HOST_SERVICE_FAILED, "^asking systemd what runs: .*ServiceUnknown"):
+        services(daemon).running([NVSM])
+
+
+def test_a_process_that_the_bus_takes_for_another_user_lacks_rights(
+    tmp_path: pathlib.Path,
+) -> None:
+    with (
+        # As for a process of another user namespace, the one proof that we have is refused.
+        systemd_rig.a_bus(tmp_path, mechanism="ANONYMOUS") as daemon,
+        fails(Reason.NO_PERMISSION, "in a user namespace"),
+    ):
+        services(daemon).running([NVSM])
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "tcp:host=localhost", "unix:path=/nowhere/bus", "unix:runtime=yes"]
+)
+def test_an_address_without_a_bus_is_an_error(address: str) -> None:
+    host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1)
+
+    with fails(Reason.HOST_SERVICE_FAILED, "^stopping nvsm"):
+        host.stop(NVSM)
+    with fails(Reason.REBOOT_REQUIRED, "^asking systemd-logind for a reboot"):
+        systemd.Reboot(address).request("test")
+
+
+@contextlib.contextmanager
+def impostor(path: pathlib.Path, says: tuple[bytes, ...], *, hangs: bool) -> Iterator[str]:
+    """Have a socket that says these things, each after something was said to it."""
+    done = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        conversation, _ = listener.accept()
+        with conversation:
+            for words in says:
+                conversation.recv(4096)
+                conversation.sendall(words)
+            if hangs:
+                done.wait(timeout=10.0)
+
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield f"unix:path={path}"
+        finally:
+            done.set()
+            thread.join(timeout=10.0)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("says", [(), (b"OK 1234\r\n",), (b"no line end",)])
+def test_a_bus_that_falls_silent_is_given_up(
+    tmp_path: pathlib.Path, says: tuple[bytes, ...]
+) -> None:
+    with impostor(tmp_path / "bus", says, hangs=True) as address:
+        host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1, call_timeout_s=0.2)
+        with fails(Reason.HOST_SERVICE_FAILED, "no answer over D-Bus in time"):
+            host.running([NVSM])
+
+
+def test_what_does_not_greet_like_a_bus_is_none(tmp_path: pathlib.Path) -> None:
+    with impostor(tmp_path / "bus", (b"SSH-2.0-OpenSSH\r\n",), hangs=False) as address:
+        host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1)
+        # It may hang up before it has heard us out.
+        with fails(Reason.HOST_SERVICE_FAILED, "D-Bus"):
+            host.running([NVSM])
+
+
+HEADER = b"l\x02\x00\x01\x00\x00\x00\x00\x01\x00\x00\x00"
+
+
+@hypothesis.given(said=st.binary(min_size=1) | st.binary().map(lambda tail: HEADER + tail))
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_whatever_is_said_on_the_bus_is_at_worst_an_error_of_ours(
+    tmp_path_factory: pytest.TempPathFactory, said: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "impostor"
+
+    with impostor(path, (b"OK 1234\r\n", said), hangs=False) as address:
+        host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1, call_timeout_s=2)
+        with pytest.raises(errors.HostError):
+            host.running([NVSM])
+
+
+def open_files() -> int:
+    return sum(1 for _ in pathlib.Path("/proc/self/fd").iterdir())
+
+
+def test_nothing_is_held_between_two_operations(daemon: systemd_rig.DBusDaemon) -> None:
+    with systemd_rig.standing_in(daemon, {NVSM: Unit()}):
+        host = services(daemon)
+        before = open_files()
+        host.running([NVSM])
+        host.stop(NVSM)
+        host.start(NVSM)
+        with contextlib.suppress(errors.HostError):
+            host.start(OTHER)
+
+        assert open_files() == before
+
+
+# -- rebooting --------------------------------------------------------------------------------
+
+
+def test_a_reboot_is_asked_of_logind_once_and_without_questions_to_anybody(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    with systemd_rig.standing_in(daemon) as played, structlog.testing.capture_logs() as log:
+        systemd.Reboot(daemon.address).request("GPU 0 waits for MIG mode")
+
+    assert played.calls == ["Reboot False"]
+    assert log == [
+        {
+            "event": "reboot_requested",
+            "log_level": "warning",
+            "by": "systemd-logind",
+            "why": "GPU 0 waits for MIG mode",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        systemd_rig.DENIED,
+        "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
+        f"{systemd_rig.LOGIND}.BlockedByInhibitorLock",
+        f"{systemd_rig.LOGIND}.OperationInProgress",
+    ],
+)
+def test_a_refused_reboot_names_who_refused_it_and_is_asked_of_nobody_else(
+    daemon: systemd_rig.DBusDaemon, name: str
+) -> None:
+    with systemd_rig.standing_in(daemon) as played:
+        played.refusals["Reboot"] = (name, "Not now.")
+        with fails(Reason.REBOOT_REQUIRED, "^asking systemd-logind for a reboot: Not now"):
+            systemd.Reboot(daemon.address).request("test")
+
+    assert played.calls == ["Reboot False"]
+
+
+def test_without_logind_systemd_is_asked_to_reboot_in_good_order(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    with systemd_rig.standing_in(daemon, has_logind=False) as played:
+        systemd.Reboot(daemon.address).request("test")
+
+    assert played.calls == ["StartUnit reboot.target replace-irreversibly"]
+
+
+def test_a_masked_logind_is_as_good_as_none(daemon: systemd_rig.DBusDaemon) -> None:
+    with systemd_rig.standing_in(daemon) as played:
+        played.refusals["Reboot"] = (f"{systemd_rig.SYSTEMD}.UnitMasked", "Masked.")
+        systemd.Reboot(daemon.address).request("test")
+
+    assert played.calls[-1] == "StartUnit reboot.target replace-irreversibly"
+
+
+def test_where_nobody_reboots_the_reason_says_so(daemon: systemd_rig.DBusDaemon) -> None:
+    with fails(Reason.REBOOT_REQUIRED, "^asking systemd for a reboot: .*ServiceUnknown"):
+        systemd.Reboot(daemon.address).request("test")

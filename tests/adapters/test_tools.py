@@ -1,0 +1,277 @@
+"""Programs of the machine: found where they lie, run there, and not waited for for ever."""
+
+import os
+import pathlib
+import time
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import tools
+from tests.adapters import stand_ins
+
+WHY = errors.Reason.DEVICE_FILES_FAILED
+
+
+def run(
+    root: pathlib.Path,
+    script: str,
+    *arguments: str,
+    timeout_s: float = 20.0,
+    given: str = "",
+    max_output_bytes: int = tools.MAX_OUTPUT_BYTES,
+) -> tools.Finished:
+    """Run a shell script as a program that was found below a root, without a change of root."""
+    stand_ins.script(root / "tool", script)
+    program = tools.Program(path=str(root / "tool"), root=pathlib.Path("/"))
+    return tools.Tools().run(
+        program,
+        arguments,
+        timeout_s=timeout_s,
+        reason=WHY,
+        given=given,
+        max_output_bytes=max_output_bytes,
+    )
+
+
+def wait_for(condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
+    """Wait for a condition, and fail if it does not come true."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that only waits to be reaped does not."""
+    try:
+        told = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return told.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_a_program_is_found_in_the_first_root_that_has_it(tmp_path: pathlib.Path) -> None:
+    driver, host = tmp_path / "driver", tmp_path / "host"
+    stand_ins.script(host / "usr/bin/nvidia-smi", "exit 0")
+    stand_ins.script(host / "usr/sbin/only-host", "exit 0")
+    stand_ins.script(driver / "usr/local/bin/nvidia-smi", "exit 0")
+    found = tools.Tools((tools.Root(path=driver), tools.Root(path=host)))
+
+    assert found.find("nvidia-smi") == tools.Program(path="/usr/local/bin/nvidia-smi", root=driver)
+    assert found.find("only-host") == tools.Program(path="/usr/sbin/only-host", root=host)
+
+
+def test_what_cannot_be_run_is_not_found(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "usr/bin/folder").mkdir(parents=True)
+    (tmp_path / "usr/bin/text").write_text("no program")
+    (tmp_path / "usr/bin/nowhere").symlink_to("/nowhere")
+    (tmp_path / "usr/bin/round").symlink_to("round")
+    found = tools.Tools((tools.Root(path=tmp_path), tools.Root(path=tmp_path / "missing")))
+
+    assert [found.find(each) for each in ("folder", "text", "nowhere", "round", "none")] == (
+        [None] * 5
+    )
+
+
+def test_a_link_leads_to_a_place_below_the_root_it_lies_in(tmp_path: pathlib.Path) -> None:
+    stand_ins.script(tmp_path / "opt/nvidia/smi", "exit 0")
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "bin").symlink_to("usr/bin")
+    (tmp_path / "usr/bin/one").symlink_to("/opt/nvidia/smi")
+    (tmp_path / "usr/bin/two").symlink_to("../../../../../opt/nvidia/smi")
+    (tmp_path / "usr/bin/sh").symlink_to("/bin/sh-of-the-test-machine")
+
+    for name in ("usr/bin/one", "bin/two", "/usr/bin/one"):
+        assert tools.inside(tmp_path, name) == tmp_path / "opt/nvidia/smi"
+    assert tools.inside(tmp_path, "usr/bin/sh") is None
+    assert tools.inside(tmp_path, "/..") == tmp_path
+
+
+def test_it_is_told_what_a_program_said_and_how_it_ended(tmp_path: pathlib.Path) -> None:
+    done = run(tmp_path, 'echo "$1|$2"; cat; echo warned >&2; exit 3', "a b", "$HOME", given="in")
+
+    assert (done.status, done.stdout, done.stderr) == (3, "a b|$HOME\nin", "warned\n")
+    assert done.refused(WHY).message == f"{tmp_path}/tool a b $HOME ended with status 3: warned"
+    assert done.refused(WHY).reason is WHY
+
+
+def test_a_program_that_was_killed_or_tells_it_on_stdout_is_told_of(
+    tmp_path: pathlib.Path,
+) -> None:
+    killed = run(tmp_path, "kill -SEGV $$")
+    told = run(tmp_path, "printf 'Unable to reset.\\n\\033[31mIn use\\n\\n'; exit 1")
+
+    assert killed.refused(WHY).message.endswith("ended with signal 11")
+    assert told.refused(WHY).message.endswith("ended with status 1: ?[31mIn use")
+
+
+def test_a_program_gets_nothing_of_our_own_environment(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "x")
+
+    said = run(tmp_path, "/usr/bin/env").stdout
+
+    names = {line.partition("=")[0] for line in said.splitlines()}
+    assert names - {"PWD", "SHLVL", "_", "OLDPWD"} == {"PATH", "LC_ALL"}
+
+
+def test_input_larger_than_a_pipe_reaches_a_program_that_answers_before_it_reads_on(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = "x" * 300_000
+
+    done = run(tmp_path, "exec cat", given=text, max_output_bytes=1_000_000)
+
+    assert (done.stdout, done.is_cut) == (text, False)
+
+
+def test_a_program_that_does_not_read_its_input_is_no_trouble(tmp_path: pathlib.Path) -> None:
+    assert run(tmp_path, "exit 0", given="x" * 300_000).status == 0
+
+
+def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path) -> None:
+    pids = tmp_path / "pids"
+    script = f"echo waiting for the driver >&2; sleep 1000 & echo $$ $! > {pids}; sleep 1000"
+
+    with pytest.raises(
+        errors.HostError, match=r"did not end within 0\.5 s and was killed"
+    ) as told:
+        run(tmp_path, script, timeout_s=0.5)
+
+    assert told.value.reason is WHY
+    assert told.value.message.endswith(": waiting for the driver")
+    for pid in pids.read_text().split():
+        wait_for(lambda each=int(pid): not is_alive(each))  # type: ignore[misc]
+
+
+def test_a_child_that_a_program_leaves_behind_neither_holds_us_up_nor_stays(
+    tmp_path: pathlib.Path,
+) -> None:
+    since = time.monotonic()
+
+    done = run(tmp_path, "sleep 1000 & echo $!", timeout_s=100.0)
+
+    assert done.status == 0
+    assert time.monotonic() - since < 50.0
+    wait_for(lambda: not is_alive(int(done.stdout)))
+
+
+def test_a_program_that_closes_its_output_is_still_waited_for(tmp_path: pathlib.Path) -> None:
+    done = run(tmp_path, f"exec >&- 2>&-; sleep 0.2; : > {tmp_path}/done; exit 7")
+
+    assert done.status == 7
+    assert (tmp_path / "done").exists()
+
+
+def test_a_program_that_floods_us_fills_no_memory_and_ends_at_its_deadline(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = run(tmp_path, "head -c 5000000 /dev/zero; echo last; echo last >&2; exit 1")
+
+    assert len(done.stdout) == tools.MAX_OUTPUT_BYTES
+    assert done.is_cut
+    assert done.refused(WHY).message.endswith(": last")
+    with pytest.raises(errors.HostError, match="did not end within"):
+        run(tmp_path, "exec cat /dev/zero", timeout_s=0.5)
+
+
+def test_of_a_flood_on_stderr_the_end_is_kept(tmp_path: pathlib.Path) -> None:
+    done = run(tmp_path, "head -c 500000 /dev/zero >&2; echo the cause >&2; exit 1")
+
+    assert len(done.stderr) == tools.MAX_OUTPUT_BYTES
+    assert done.stderr.endswith("the cause\n")
+    assert not done.is_cut
+
+
+def test_a_program_that_is_gone_or_no_program_is_told_of(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "noise").write_bytes(b"\x7fELF")
+    (tmp_path / "noise").chmod(0o755)
+
+    for name, why in (("none", "No such file"), ("noise", "Exec format error")):
+        program = tools.Program(path=str(tmp_path / name), root=pathlib.Path("/"))
+        with pytest.raises(errors.HostError, match=f"{name} --help cannot be run: {why}"):
+            tools.Tools().run(program, ["--help"], timeout_s=5.0, reason=WHY)
+
+
+def test_running_programs_leaves_no_descriptor_open(tmp_path: pathlib.Path) -> None:
+    run(tmp_path, "exit 0")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - its names are enough
+
+    for script in ("exit 0", "echo x; exit 1"):
+        run(tmp_path, script)
+    with pytest.raises(errors.HostError):
+        run(tmp_path, "sleep 1000", timeout_s=0.1)
+
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_a_driver_that_an_installer_put_aside_brings_its_library_along(
+    tmp_path: pathlib.Path,
+) -> None:
+    aside = tmp_path / "home/kubernetes/bin/nvidia"
+    stand_ins.script(aside / "bin/nvidia-smi", "exit 0")
+    stand_ins.script(aside / "lib64/libnvidia-ml.so.1", "exit 0")
+
+    found = tools.Tools((tools.Root(path=tmp_path),)).find("nvidia-smi")
+
+    assert found is not None
+    assert found.variables == {"LD_PRELOAD": "/home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1"}
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
+
+
+@needs_root
+def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None:
+    root = stand_ins.filesystem(tmp_path / "root")
+    stand_ins.script(root / "usr/bin/nvidia-smi", 'cat /etc/name; cat; pwd; echo "$LC_ALL $1"')
+    (root / "etc/name").write_text("the driver's\n")
+    found = tools.Tools((tools.Root(path=root),))
+    program = found.find("nvidia-smi")
+    assert program is not None
+
+    done = found.run(program, ["--gpu-reset"], timeout_s=20.0, reason=WHY, given="in\n")
+
+    assert (done.status, done.stderr) == (0, "")
+    assert done.stdout == "the driver's\nin\n/\nC --gpu-reset\n"
+    assert done.line == f"/usr/bin/nvidia-smi below {root} --gpu-reset"
+
+
+@needs_root
+def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathlib.Path) -> None:
+    root = stand_ins.filesystem(tmp_path / "host")
+    driver = root / "run/nvidia/driver"
+    stand_ins.script(driver / "usr/bin/nvidia-smi", 'echo "$LD_PRELOAD"')
+    (driver / "usr/lib64").mkdir(parents=True)
+    # As good as any library: it must be there and it must be one.
+    stand_ins.library(driver / "usr/lib64/libnvidia-ml.so.1")
+    found = tools.Tools((tools.Root(path=root, driver="/run/nvidia/driver"),))
+    program = found.find("nvidia-smi")
+    assert program is not None
+
+    done = found.run(program, timeout_s=20.0, reason=WHY)
+
+    assert done.stdout == "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1\n"
+
+
+@needs_root
+def test_below_a_root_a_hanging_program_is_killed_and_a_missing_one_told_of(
+    tmp_path: pathlib.Path,
+) -> None:
+    root = stand_ins.filesystem(tmp_path / "root")
+    stand_ins.script(root / "usr/bin/hangs", "sleep 1000")
+    found = tools.Tools((tools.Root(path=root),))
+    program = found.find("hangs")
+    assert program is not None
+
+    with pytest.raises(errors.HostError, match=f"hangs below {root} did not end within 1 s"):
+        found.run(program, timeout_s=1.0, reason=WHY)
+    (root / "usr/bin/hangs").unlink()
+    done = found.run(program, timeout_s=20.0, reason=WHY)
+
+    assert done.refused(WHY).message.endswith(
+        f"cannot run /usr/bin/hangs below {root}: No such file or directory"
+    )

@@ -1,0 +1,198 @@
+"""What ``apply`` needs beside GPUs, in memory."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from mig_manager import applying, booting, commands, errors, ports, standalone
+from mig_manager.core import config, model
+from mig_manager.sandbox import hardware
+from tests import fakes
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that would tidy up gets to run."""
+
+
+class Gpus:
+    """GPUs on which each step can fail, or be the last thing that a process did."""
+
+    def __init__(self, product: str = "A100-SXM4-40GB") -> None:
+        board = hardware.find(product)
+        self.gpus: tuple[model.Gpu, ...] = tuple(hardware.template(board, i) for i in range(2))
+        self.is_driver_loaded = True
+        self.steps = 0
+        self.killed_at: int | None = None
+        """Number of the step, from 1, before which the process is killed."""
+        self.fails: Callable[[model.Step], bool] = lambda _step: False
+
+    def observe(self) -> tuple[model.Gpu, ...]:
+        if not self.is_driver_loaded:
+            raise errors.HardwareError(
+                "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
+            )
+        return self.gpus
+
+    def reboot(self) -> None:
+        """Lose all instances, and MIG mode where that needs no reset."""
+        self.gpus = tuple(
+            dataclasses.replace(
+                gpu,
+                gpu_instances=(),
+                current_mode=gpu.current_mode
+                if gpu.mode_change_needs_reset or gpu.current_mode is None
+                else model.MigMode.DISABLED,
+            )
+            for gpu in self.gpus
+        )
+
+    def execute(self, plan: model.Plan) -> None:
+        for step in plan.steps:
+            self.steps += 1
+            if self.steps == self.killed_at:
+                raise Killed
+            if self.fails(step):
+                raise errors.HardwareError("held", reason=errors.Reason.IN_USE)
+            self.gpus = tuple(
+                fakes.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
+                for gpu in self.gpus
+            )
+
+
+def shape(gpus: Gpus) -> list[object]:
+    """Return what a way back brings back."""
+    return [
+        (
+            gpu.current_mode,
+            [
+                (
+                    gi.profile,
+                    gi.placement,
+                    [(ci.profile, ci.placement) for ci in gi.compute_instances],
+                )
+                for gi in gpu.gpu_instances
+            ],
+        )
+        for gpu in gpus.gpus
+    ]
+
+
+class FakeExclusion:
+    """A lock that others hold for as many tries as they like."""
+
+    def __init__(self, *, refusals: int = 0) -> None:
+        self.refusals = refusals
+        self.is_held = False
+        self.told: list[str] = []
+
+    @contextlib.contextmanager
+    def hold(self, doing: str) -> Iterator[None]:
+        if self.refusals:
+            self.refusals -= 1
+            raise errors.LockedError("another manager is at work: agent", holder="agent")
+        self.told.append(doing)
+        self.is_held = True
+        try:
+            yield
+        finally:
+            self.is_held = False
+
+
+class FakeJournal:
+    """A journal in memory; each act can be refused."""
+
+    def __init__(self, text: str | None = None) -> None:
+        self.text = text
+        self.aside: str | None = None
+        self.refused: set[str] = set()
+
+    def _act(self, name: str) -> None:
+        if name in self.refused:
+            raise errors.ConfigError(f"cannot {name} the journal")
+
+    def read(self) -> str | None:
+        self._act("read")
+        return self.text
+
+    def write(self, text: str) -> None:
+        self._act("write")
+        self.text = text
+
+    def clear(self) -> None:
+        self._act("clear")
+        self.text = None
+
+    def set_aside(self) -> str:
+        self._act("set_aside")
+        self.aside, self.text = self.text, None
+        self.refused.discard("read")
+        return "journal.unreadable"
+
+
+class FakeProven(FakeJournal):
+    """What is kept for the next boot, in memory."""
+
+    def save(self, text: str) -> None:
+        self.write(text)
+
+
+class Rig:
+    """A node's lock and journal, and what people were told."""
+
+    def __init__(self, gpus: ports.Gpus) -> None:
+        self.gpus = gpus
+        self.clock = fakes.FakeClock()
+        self.exclusion = FakeExclusion()
+        self.journal = FakeJournal()
+        self.proven = FakeProven()
+        self.boot_id = "boot-1"
+        self.told: list[str] = []
+
+    def apply(
+        self,
+        layout: config.Layout | errors.MigManagerError,
+        *,
+        scope: commands.Scope = commands.Scope.ALL,
+        may_reset: bool = True,
+    ) -> commands.Applied:
+        """Apply a layout, or what comes of one that cannot be had."""
+
+        def resolve() -> config.Layout:
+            if isinstance(layout, errors.MigManagerError):
+                raise layout
+            return layout
+
+        return applying.apply(self._world(), resolve, scope=scope, may_reset=may_reset)
+
+    def boot(
+        self, fallback: config.Layout | None = None, *, driver_timeout_s: float = 120.0
+    ) -> booting.Restored:
+        """Bring back what is kept, or a fallback."""
+        return booting.boot(
+            self._world(),
+            (lambda: fallback) if fallback else None,
+            driver_timeout_s=driver_timeout_s,
+        )
+
+    def _world(self) -> standalone.World:
+        return standalone.World(
+            gpus=self.gpus,
+            exclusion=self.exclusion,
+            journal=self.journal,
+            proven=self.proven,
+            clock=self.clock,
+            boot_id=self.boot_id,
+            lock_timeout_s=30.0,
+            tell=self.told.append,
+        )
+
+
+def apply(
+    gpus: ports.Gpus,
+    layout: config.Layout,
+    *,
+    scope: commands.Scope = commands.Scope.ALL,
+    may_reset: bool = True,
+) -> commands.Applied:
+    """Apply a layout on a node where nobody else is at work and nothing was cut off."""
+    return Rig(gpus).apply(layout, scope=scope, may_reset=may_reset)

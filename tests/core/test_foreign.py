@@ -1,0 +1,193 @@
+"""Which pods change MIG instances as we do, by what their public manifests say of them."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import cluster, foreign
+
+OWN = "11111111-2222-3333-4444-555555555555"
+
+
+def pod(name: str = "some-pod", **fields: Any) -> cluster.Pod:
+    running = cluster.Pod(
+        namespace="ns",
+        name=name,
+        uid="another",
+        phase="Running",
+        labels={},
+        node_selector={},
+        owner_kind="DaemonSet",
+        is_mirror=False,
+        is_ready=True,
+        is_terminating=False,
+        gpu_resources={},
+        container_names=("main",),
+        images=("registry.example.com/app:1",),
+    )
+    return dataclasses.replace(running, **fields)
+
+
+OPERATORS = pod(
+    "nvidia-mig-manager-abcde",
+    labels={"app": "nvidia-mig-manager"},
+    container_names=("nvidia-mig-manager",),
+    images=("nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.15.0",),
+)
+OURS_IN_ITS_PLACE = pod(
+    "nvidia-mig-manager-fghij",
+    uid=OWN,
+    labels={"app": "nvidia-mig-manager"},
+    container_names=("nvidia-mig-manager",),
+    images=("registry.example.com:5000/mig-manager:0.1.0",),
+)
+DYNAMIC_DRA = pod(
+    "nvidia-dra-driver-gpu-kubelet-plugin-abcde",
+    labels={"nvidia-dra-driver-gpu-component": "kubelet-plugin"},
+    container_names=("compute-domains", "gpus"),
+    feature_gates={"DynamicMIG": True},
+)
+OURS = pod(
+    "mig-manager-abcde",
+    uid=OWN,
+    labels={"app.kubernetes.io/name": "mig-manager"},
+    container_names=("mig-manager",),
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        pytest.param(OPERATORS, "NVIDIA's mig-manager", id="operator"),
+        pytest.param(
+            pod(labels={"app": "nvidia-mig-manager"}), "NVIDIA's mig-manager", id="by its label"
+        ),
+        pytest.param(
+            pod(container_names=("log", "nvidia-mig-manager")),
+            "NVIDIA's mig-manager",
+            id="renamed",
+        ),
+        pytest.param(DYNAMIC_DRA, "NVIDIA's DRA driver with DynamicMIG", id="dra"),
+        pytest.param(
+            pod(labels={"app.kubernetes.io/name": "nos-mig-agent"}),
+            "nos' mig-agent",
+            id="nos by chart",
+        ),
+        pytest.param(
+            pod(
+                labels={"app.kubernetes.io/component": "mig-agent"}, container_names=("mig-agent",)
+            ),
+            "nos' mig-agent",
+            id="nos by kustomize",
+        ),
+        pytest.param(
+            pod(images=("ghcr.io/nebuly-ai/nos-mig-agent@sha256:00",)),
+            "nos' mig-agent",
+            id="nos by image",
+        ),
+        pytest.param(
+            pod(container_names=("das-daemonset",)),
+            "OpenShift's Dynamic Accelerator Slicer",
+            id="slicer",
+        ),
+        pytest.param(
+            pod(
+                labels={"app": "controller-daemonset"},
+                container_names=("daemonset",),
+                images=("example.com/instaslicev2-daemonset:latest",),
+            ),
+            "OpenShift's Dynamic Accelerator Slicer",
+            id="older slicer",
+        ),
+    ],
+)
+def test_a_manager_is_named_with_what_it_is(other: cluster.Pod, what: str) -> None:
+    assert foreign.managers([pod(), other], OWN) == (f"ns/{other.name} ({what})",)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [OPERATORS, DYNAMIC_DRA, pod(container_names=("das-daemonset",))],
+    ids=lambda pod: pod.name,
+)
+def test_what_cannot_be_ourselves_counts_also_where_we_do_not_know_our_own_pod(
+    other: cluster.Pod,
+) -> None:
+    assert len(foreign.managers([other], None)) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(pod("mig-manager"), id="a pod's name alone"),
+        pytest.param(
+            pod(container_names=("compute-domains",), feature_gates={"DynamicMIG": True}),
+            id="DRA for compute domains only",
+        ),
+        pytest.param(
+            pod(container_names=("compute-domains", "gpus")), id="DRA with static instances"
+        ),
+        pytest.param(
+            pod(container_names=("gpus",), feature_gates={"DynamicMIG": False}),
+            id="DRA with the gate off",
+        ),
+        pytest.param(pod(feature_gates={"DynamicMIG": True}), id="a gate of somebody else's"),
+        pytest.param(
+            pod(labels={"app.kubernetes.io/component": "mig-agent"}), id="a component's name"
+        ),
+        pytest.param(
+            pod(labels={"app": "controller-daemonset"}, container_names=("daemonset",)),
+            id="somebody else's controller",
+        ),
+        pytest.param(
+            pod(labels={"app": "nvidia-device-plugin-daemonset"}), id="the device plugin"
+        ),
+        pytest.param(
+            pod(labels={"app.kubernetes.io/name": "mig-manager"}), id="our label on another thing"
+        ),
+    ],
+)
+def test_what_changes_no_instances_is_no_manager(other: cluster.Pod) -> None:
+    assert foreign.managers([other], OWN) == ()
+    assert foreign.managers([other], None) == ()
+
+
+@pytest.mark.parametrize("ours", [OURS, OURS_IN_ITS_PLACE])
+def test_we_are_not_foreign_to_ourselves_wherever_we_run(ours: cluster.Pod) -> None:
+    assert foreign.managers([ours], OWN) == ()
+
+
+@pytest.mark.parametrize("ours", [OURS, OURS_IN_ITS_PLACE])
+def test_where_we_do_not_know_our_own_pod_what_may_be_ourselves_does_not_count(
+    ours: cluster.Pod,
+) -> None:
+    assert foreign.managers([ours], None) == ()
+
+
+def test_a_second_agent_of_ours_is_foreign_to_the_one_that_knows_itself() -> None:
+    assert foreign.managers([OURS, OURS_IN_ITS_PLACE], "third") == (
+        "ns/mig-manager-abcde (another mig-manager)",
+        "ns/nvidia-mig-manager-fghij (NVIDIA's mig-manager)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "counts"),
+    [("Pending", True), ("Running", True), ("Succeeded", False), ("Failed", False)],
+)
+def test_a_manager_counts_from_the_moment_it_may_start_until_it_has_ended(
+    phase: str, *, counts: bool
+) -> None:
+    other = pod(phase=phase, container_names=("das-daemonset",))
+
+    assert bool(foreign.managers([other], OWN)) is counts
+
+
+def test_the_refusal_names_every_manager_and_can_pass_by_itself() -> None:
+    error = foreign.refusal(foreign.managers([OPERATORS, DYNAMIC_DRA], OWN))
+
+    assert error.reason is errors.Reason.FOREIGN_MANAGER
+    assert error.reason.is_transient
+    assert "ns/nvidia-mig-manager-abcde (NVIDIA's mig-manager), ns/nvidia-dra-" in error.message

@@ -1,0 +1,123 @@
+"""The operator's list of the host's services: names in order, or an error that points."""
+
+import re
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core import hostclients
+
+UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+\.(service|socket|timer|path)")
+
+
+def parse(text: str) -> tuple[str, ...]:
+    return hostclients.parse(text, source="c.yaml")
+
+
+def listed(*names: str) -> str:
+    return "version: v1\nsystemd-services:\n" + "".join(f"- {name}\n" for name in names)
+
+
+def test_services_are_read_in_the_order_in_which_they_are_to_be_stopped() -> None:
+    text = listed("nvsm.service", "nvidia-dcgm.service", "dcgm-exporter.service")
+
+    assert parse(text) == ("nvsm.service", "nvidia-dcgm.service", "dcgm-exporter.service")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "~", "version: v1", listed()])
+def test_an_empty_list_names_nobody(text: str) -> None:
+    assert parse(text) == ()
+
+
+def test_json_is_read_too() -> None:
+    assert parse('{"version": "v1", "systemd-services": ["a.service"]}') == ("a.service",)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("nvsm", "nvsm.service"),
+        ("nvsm.service", "nvsm.service"),
+        ("nvsm.core", "nvsm.core.service"),
+        ("nvsm.socket", "nvsm.socket"),
+        ("gpu@0", "gpu@0.service"),
+        ("gpu@dev-0.timer", "gpu@dev-0.timer"),
+        ("kubelet", "kubelet.service"),
+    ],
+)
+def test_a_name_without_a_kind_is_that_of_a_service(written: str, meant: str) -> None:
+    assert parse(listed(written)) == (meant,)
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("mig-manager", "the agent itself"),
+        ("mig-manager-boot.service", "the agent itself"),
+        ("dbus", "start it again"),
+        ("dbus.socket", "start it again"),
+        ("dbus-broker.service", "start it again"),
+        ("systemd-logind", "start it again"),
+        ("multi-user.target", "only units of the kinds"),
+        ("system.slice", "only units of the kinds"),
+        ("'nvidia-*'", "no name of a unit"),
+        ("gpu@.service", "no name of a unit"),
+        ("../x.service", "no name of a unit"),
+        ("'a b'", "no name of a unit"),
+        ("''", "no name of a unit"),
+        ("nvsm.sérvice", "no name of a unit"),
+        ("a" * 256, "no name of a unit"),
+        ('"nvsm.service\\n"', "no name of a unit"),
+        ("7", "a name such as"),
+        ("true", "a name such as"),
+        ("[nvsm]", "a name such as"),
+        ("", "a name such as"),
+    ],
+)
+def test_what_cannot_be_stopped_is_refused_at_its_place(written: str, why: str) -> None:
+    with pytest.raises(errors.ConfigError, match=why) as caught:
+        parse(listed("nvsm", written))
+
+    assert str(caught.value).startswith("c.yaml:4:")
+
+
+def test_a_service_named_twice_is_refused_however_it_is_written() -> None:
+    with pytest.raises(errors.ConfigError, match=r"^c\.yaml:4:3: .*twice; first in line 3"):
+        parse(listed("nvsm", "nvsm.service"))
+
+
+def test_a_list_without_end_is_refused() -> None:
+    names = [f"s{number}" for number in range(hostclients.MOST_SERVICES + 1)]
+
+    assert len(parse(listed(*names[1:]))) == hostclients.MOST_SERVICES
+    with pytest.raises(errors.ConfigError, match="64 at most"):
+        parse(listed(*names))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("systemd-services: [a]", "'version' is missing"),
+        ("version: v2", r"c\.yaml:1:10: version must be the text v1, not 'v2'"),
+        ("version: 1", "version must be the text v1"),
+        ("version: v1\nsystemd-service: [a]", "did you mean 'systemd-services'"),
+        ("version: v1\nsystemd-services: a", "must be a list"),
+        ("- a", "expected a mapping"),
+        ("version: v1\nversion: v1", "version"),
+    ],
+)
+def test_what_breaks_the_format_is_refused(text: str, why: str) -> None:
+    with pytest.raises(errors.ConfigError, match=why):
+        parse(text)
+
+
+@hypothesis.given(st.text() | st.lists(st.text()).map(lambda names: listed(*map(repr, names))))
+def test_any_text_gives_names_of_units_or_an_error_of_ours(text: str) -> None:
+    try:
+        units = parse(text)
+    except errors.ConfigError:
+        return
+    assert all(UNIT.fullmatch(unit) for unit in units)
+    assert len(set(units)) == len(units)

@@ -1,0 +1,105 @@
+"""A simulated node on its own, and the program as a process on it."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import states
+
+LAYOUTS = """
+version: v1
+mig-configs:
+  before:
+  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 1, 3g.20gb: 1}}
+  wanted:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
+  other:
+  - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}
+  small:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  too-much:
+  - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
+"""
+PROGRAM = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from mig_manager import __main__
+__main__.main()
+"""
+"""The program as at a terminal: a job in the background would start out deaf to SIGINT."""
+FOREVER_S = 600.0
+
+
+class Node:
+    """A simulated node and the program on it."""
+
+    def __init__(self, folder: pathlib.Path, spec: str, *, layouts: str = LAYOUTS) -> None:
+        self.layouts = folder / "layouts.yaml"
+        self.layouts.write_text(layouts, encoding="utf-8")
+        self.path = folder / "node.json"
+        nvml.create(spec, self.path)
+        self.state = nvml.SharedState(self.path)
+        self.journal = self.state.beside("journal")
+
+    def command(self, *argv: str) -> list[str]:
+        command = [sys.executable, "-c", PROGRAM, *argv, "--simulate-state", str(self.path)]
+        return (
+            command
+            if argv[0] in {"boot", "export", "status"}
+            else [*command, "-f", str(self.layouts)]
+        )
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(  # noqa: S603 - our own program
+            self.command(*argv), capture_output=True, text=True, check=False, timeout=120
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+    @contextlib.contextmanager
+    def started(self, *argv: str) -> Iterator["subprocess.Popen[str]"]:
+        with subprocess.Popen(  # noqa: S603 - our own program
+            self.command(*argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def hang_in(self, function: str, *, first: int = 1) -> None:
+        self.state.add_fault(states.Fault(function=function, first=first, hang_s=FOREVER_S))
+
+    @property
+    def is_hung(self) -> bool:
+        return any(armed.fired for armed in self.state.faults())
+
+    @property
+    def shape(self) -> list[object]:
+        return [
+            (gpu.is_enabled, sorted((gi.profile_id, gi.placement) for gi in gpu.instances))
+            for gpu in self.state.read().gpus
+        ]
+
+    def kill_apply(self, layout: str, function: str, *, first: int = 1) -> None:
+        """Apply a layout, and kill that in the middle of a call."""
+        self.kill("apply", layout, function=function, first=first)
+
+    def kill(self, *argv: str, function: str, first: int = 1) -> None:
+        """Run a command, and kill it in the middle of a call."""
+        self.hang_in(function, first=first)
+        with self.started(*argv) as process:
+            wait_for(lambda: self.is_hung)
+            process.kill()
+        self.state.clear_faults()
+
+
+def wait_for(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        os.sched_yield()

@@ -1,0 +1,266 @@
+"""A node whose GPUs are simulated beneath the real pynvml, and whose cluster is a fake.
+
+A reconfiguration is recorded call by call; then it is played again from the same start with one
+of these calls struck by a fault.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import structlog.testing
+
+from mig_manager import ports, reconcile
+from mig_manager.adapters import gpu_child, nvml
+from mig_manager.core import model
+from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.cluster import nodegpus
+from mig_manager.sandbox.driver import libnvml, states
+from tests import fakes
+from tests.faults import nvml_codes
+
+LAYOUTS = """\
+version: v1
+mig-configs:
+  whole:
+  - {devices: all, mig-enabled: false}
+  ampere:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.6gb: 2, 2g.12gb: 1}}
+  hopper:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.10gb: 2, 3g.40gb: 1}}
+  three:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1, 1g.5gb: 2}}
+  one-slice:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 4}}
+  halves:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}
+  inside:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 1c.3g.20gb: 3}}
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A reconfiguration."""
+
+    name: str
+    spec: str
+    before: str | None
+    """The layout that is in force; None: a node that was never configured."""
+    layout: str
+    is_busy: bool = False
+    """Whether a pod computes on every device."""
+    are_changes_all: bool = False
+    """Whether only calls that change something are worth to be struck."""
+
+
+SCENARIOS = (
+    Scenario(name="first-on-ampere", spec="A30", before=None, layout="ampere"),
+    Scenario(
+        name="first-on-two", spec="2xA30", before=None, layout="ampere", are_changes_all=True
+    ),
+    Scenario(name="first-on-hopper", spec="H100", before=None, layout="hopper"),
+    Scenario(
+        name="one-slice", spec="A100-SXM4-40GB", before="three", layout="one-slice", is_busy=True
+    ),
+    Scenario(name="inside", spec="A100-SXM4-40GB", before="halves", layout="inside"),
+    Scenario(name="mode-off", spec="A30", before="ampere", layout="whole"),
+    Scenario(name="already-applied", spec="A30", before="ampere", layout="ampere"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One call of a recorded reconfiguration."""
+
+    function: str
+    gpu: int | None
+    nth: int
+    """Among the calls of the function for the GPU, from 1."""
+
+    def __str__(self) -> str:
+        where = "" if self.gpu is None else f" of GPU {self.gpu}"
+        return f"{self.function}{where}, call {self.nth}"
+
+    @property
+    def operation(self) -> str:
+        """The function as pynvml and our messages have it, without its version."""
+        name = self.function.partition("_v")[0]
+        return {"nvmlInitWithFlags": "nvmlInit"}.get(name, name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended, and what it said on the way."""
+
+    outcome: reconcile.Outcome
+    tracebacks: Sequence[object]
+    """Log lines with one."""
+
+    @property
+    def is_good(self) -> bool:
+        return self.outcome.state is model.State.SUCCESS
+
+
+Shape = tuple[object, ...]
+
+
+class Cluster(fakes.World):
+    """The fake cluster around the simulated GPUs; its daemons and pods see them as they are."""
+
+    def __init__(self, state: simulated.SharedState) -> None:
+        super().__init__(gpus=(), labels={"nvidia.com/gpu.deploy.device-plugin": "true"})
+        self._state = state
+        self._scenery = nodegpus.SimulatedGpus(state.path)
+        self._clients: dict[str, states.Client] = {}
+        self.start_plugin()
+
+    def start_plugin(self) -> None:
+        super().start_plugin()
+        self.offered = {"nvidia.com/gpu": self.devices()}
+
+    def live(self) -> None:
+        super().live()
+        for uid in self._clients.keys() - self.pods.keys():
+            self._state.remove_client(self._clients.pop(uid))
+
+    def devices(self) -> frozenset[str]:
+        """Return what there is to hand out: instances, and GPUs without MIG."""
+        return frozenset(
+            uuid
+            for gpu in self._scenery.observe()
+            for uuid in (
+                [device.uuid for device in gpu.mig_devices] if gpu.is_mig_enabled else [gpu.uuid]
+            )
+        )
+
+    def occupy(self) -> None:
+        """Have a pod compute on every device."""
+        for number, uuid in enumerate(sorted(self.devices())):
+            uid = self.add_pod(f"train-{number}", devices=frozenset({uuid}))
+            self._clients[uid] = self._state.add_client(uuid, name="python")
+
+
+class Node:
+    """One simulated node with the pipeline on it, which starts from the same state every time."""
+
+    def __init__(self, scenario: Scenario, path: pathlib.Path) -> None:
+        self.scenario = scenario
+        simulated.create(scenario.spec, path)
+        self.state = simulated.SharedState(path)
+        self.gpus: ports.Gpus = nvml.NvmlGpus(in_use_timeout_s=5.0, clock=fakes.FakeClock())
+        self._start = self.state.read()
+        if scenario.before is not None:
+            self.begin()
+            assert self.run(scenario.before).is_good
+            self._start = self.state.read()
+
+    def put_child_before_gpus(self, *, timeout_s: float) -> None:
+        """Have the GPUs reached through a process that can be killed, from the next run on."""
+        command = gpu_child.worker_command(simulate_state=str(self.state.path))
+        self.gpus = gpu_child.ChildGpus(command=command, timeout_s=timeout_s)
+
+    def begin(self) -> None:
+        """Bring everything back to the start of the scenario."""
+        self.state.update(lambda _node: (self._start, None))
+        # Anew, because a fault may have left the session open.
+        simulated.install(self.state.path)
+        self.cluster = Cluster(self.state)
+        if self.scenario.is_busy:
+            self.cluster.occupy()
+        self.before = self.shape()
+        self._pipeline = self._new_pipeline()
+
+    def run(self, layout: str | None = None) -> Ended:
+        """Run the pipeline once."""
+        wish = fakes.FakeWish(self.cluster.clock, replaced=False)
+        with structlog.testing.capture_logs() as log:
+            outcome = self._pipeline.run(layout or self.scenario.layout, wish)
+        return Ended(outcome=outcome, tracebacks=[line for line in log if "exc_info" in line])
+
+    def shape(self) -> Shape:
+        """Return modes, instances, placements and what is inside them, from the driver itself."""
+        return tuple(
+            (
+                gpu.is_enabled,
+                gpu.is_pending,
+                frozenset((gi.profile_id, gi.placement, _inside(gi)) for gi in gpu.instances),
+            )
+            for gpu in self.state.read().gpus
+        )
+
+    def taken(self) -> list[str]:
+        """Return what is still taken on the node; nothing, if all is well."""
+        world = self.cluster
+        journal = [key for key in world.annotations if key.endswith("journal")]
+        paused = [key for key, value in world.labels.items() if value.startswith("paused")]
+        cordon = ["cordon"] if world.is_unschedulable else []
+        taint = ["taint"] if world.has_hold_taint else []
+        return [*journal, *paused, *cordon, *taint]
+
+    def record(self) -> tuple[Site, ...]:
+        """Play the reconfiguration in peace and return the calls to strike.
+
+        Of each function the first call for each GPU, the first one after the first look at the
+        GPUs, and the last one; and every call that changes something.
+        """
+        self.begin()
+        self._log_calls(is_on=True)
+        assert self.run().is_good
+        calls = libnvml.read_calls(self.state.path)
+        self._log_calls(is_on=False)
+        self.after = self.shape()
+        sites = _sites(calls)
+        if not self.scenario.are_changes_all:
+            return sites
+        return tuple(site for site in sites if site.function in nvml_codes.CHANGES)
+
+    def _log_calls(self, *, is_on: bool) -> None:
+        options = dataclasses.replace(self.state.read().options, logs_calls=is_on)
+        self.state.set_options(options)
+
+    def _new_pipeline(self) -> reconcile.Reconciler:
+        world = self.cluster
+        return reconcile.Reconciler(
+            reconcile.World(
+                gpus=self.gpus,
+                node=world.node,
+                workloads=world.workloads,
+                allocations=world.allocations,
+                configs=fakes.FakeConfig(LAYOUTS),
+                clock=world.clock,
+            ),
+            reconcile.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
+        )
+
+
+def _inside(gi: states.GpuInstance) -> frozenset[object]:
+    return frozenset((ci.profile_id, ci.placement) for ci in gi.compute_instances)
+
+
+def _sites(calls: Sequence[libnvml.Call]) -> tuple[Site, ...]:
+    counts: dict[tuple[str, int | None], int] = {}
+    sessions = 0
+    chosen: dict[Site, None] = {}
+    seen: set[tuple[str, int | None, bool]] = set()
+    for call in calls:
+        key = (call.function, call.gpu)
+        counts[key] = counts.get(key, 0) + 1
+        sessions += call.function == "nvmlInitWithFlags"
+        part = (*key, sessions > 1)
+        if call.function in nvml_codes.CHANGES or part not in seen:
+            seen.add(part)
+            chosen[Site(function=call.function, gpu=call.gpu, nth=counts[key])] = None
+    for (function, gpu), count in counts.items():
+        chosen[Site(function=function, gpu=gpu, nth=count)] = None
+    return tuple(chosen)
+
+
+@contextlib.contextmanager
+def prepared(scenario: Scenario, path: pathlib.Path) -> Iterator[Node]:
+    """Play a scenario's node for the body."""
+    try:
+        yield Node(scenario, path)
+    finally:
+        simulated.uninstall()

@@ -1,0 +1,192 @@
+"""Every request that the agent makes fails once, in every way there is.
+
+Either the run goes on as if nothing had been, or it ends with the reason that the failure stands
+for and the agent's own next try succeeds. ``pytest -rP`` shows the counts.
+"""
+
+import collections
+import dataclasses
+import http
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.cluster import nodeoptions
+from tests.faults import api_node
+
+GOOD = api_node.GOOD
+OPERATOR, PLAIN = nodeoptions.DeployStyle.GPU_OPERATOR, nodeoptions.DeployStyle.PLAIN
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A way to fail, and the reason that a run may end with because of it."""
+
+    fault: apiserver.Fault
+    reason: errors.Reason = errors.Reason.API_UNAVAILABLE
+
+    def at(self, request: api_node.Request) -> apiserver.Fault:
+        """Return the fault that strikes one request of the agent."""
+        return dataclasses.replace(
+            self.fault,
+            token=api_node.TOKEN,
+            verb=request.verb,
+            resource=request.resource,
+            skip=request.nth - 1,
+        )
+
+    def reasons(self, request: api_node.Request) -> tuple[errors.Reason, ...]:
+        """Return what a run may end with because of it."""
+        if request.resource != "pods/eviction":
+            return (self.reason,)
+        # A server that asks for more patience than the drain has, or that says of a pod that it
+        # has gone, which then does not go.
+        is_misled = self.fault.retry_after_s or self.fault.status == http.HTTPStatus.NOT_FOUND
+        return (self.reason, errors.Reason.DRAIN_TIMEOUT) if is_misled else (self.reason,)
+
+
+FAILURES: Mapping[str, Failure] = {
+    "401": Failure(fault=apiserver.Fault(status=401), reason=errors.Reason.FORBIDDEN),
+    "403": Failure(fault=apiserver.Fault(status=403), reason=errors.Reason.FORBIDDEN),
+    "404": Failure(fault=apiserver.Fault(status=404), reason=errors.Reason.API_ERROR),
+    "409": Failure(fault=apiserver.Fault(status=409), reason=errors.Reason.API_ERROR),
+    "410": Failure(fault=apiserver.Fault(status=410), reason=errors.Reason.API_ERROR),
+    "429": Failure(fault=apiserver.Fault(status=429)),
+    "429-retry-after": Failure(fault=apiserver.Fault(status=429, retry_after_s=1)),
+    "429-retry-much-later": Failure(fault=apiserver.Fault(status=429, retry_after_s=60)),
+    "500": Failure(fault=apiserver.Fault(status=500)),
+    "503": Failure(fault=apiserver.Fault(status=503)),
+    "reset": Failure(fault=apiserver.Fault(reset=True)),
+    "reset-when-done": Failure(fault=apiserver.Fault(reset=True, is_carried_out=True)),
+    "500-when-done": Failure(fault=apiserver.Fault(status=500, is_carried_out=True)),
+    "no-answer": Failure(fault=apiserver.Fault(stall=True)),
+    "no-answer-when-done": Failure(fault=apiserver.Fault(stall=True, is_carried_out=True)),
+    "cut-off": Failure(fault=apiserver.Fault(truncate=True)),
+    "garbage": Failure(fault=apiserver.Fault(garbles=True)),
+}
+FOLLOWING = (
+    api_node.Request(verb="list", resource="nodes", nth=1),
+    api_node.Request(verb="watch", resource="nodes", nth=1),
+    api_node.Request(verb="get", resource="nodes", nth=1),
+)
+"""What an agent asks first: the node, its watch, and what an interrupted run has left."""
+
+
+def requests(stage: api_node.Stage, *, rounds: int = 3) -> list[api_node.Request]:
+    """Return the requests that every reconfiguration makes, however it is scheduled."""
+    common: set[api_node.Request] = set()
+    for number in range(rounds):
+        stage.occupy()
+        stage.server.log.clear()
+        stage.reconfigure()
+        asked = set(stage.asked())
+        common = common & asked if number else asked
+    stage.heard.take()
+    return sorted((each for each in common if each.nth in chosen(each)), key=str)
+
+
+def chosen(request: api_node.Request) -> Collection[int]:
+    """Return which of its kind to strike: all, but of the many looks at the pods only some."""
+    looks = ("list", "pods")
+    return (1, 2, 3, 5, 8, 12) if (request.verb, request.resource) == looks else range(1, 99)
+
+
+def told(stage: api_node.Stage, *passing: errors.Reason) -> str:
+    """Return how one case ended in a word; fail if it ended badly.
+
+    Args:
+        stage: Where.
+        passing: The reasons that a run may have failed with meanwhile.
+    """
+    ends, lost = stage.heard.take()
+    assert stage.taken() == []
+    assert ends, "no run has ended"
+    assert ends[-1] in GOOD
+    bad = [reason for reason in (*ends, *lost) if reason not in GOOD]
+    assert set(bad) <= set(passing)
+    assert len(bad) <= 1, "one failure may cost one run and no more"
+    if not bad:
+        return "went on"
+    return "could not tell, then tried again" if lost else "failed, then tried again"
+
+
+def strike(stage: api_node.Stage, failure: Failure, request: api_node.Request) -> str:
+    """Reconfigure with one request failing; return how it ended."""
+    stage.occupy()
+    stage.server.inject(failure.at(request))
+    stage.reconfigure()
+    missed = stage.server.faults_waiting()
+    stage.server.clear_faults()
+    word = told(stage, *failure.reasons(request))
+    return "not asked this time" if missed else word
+
+
+def play(failure: Failure, style: nodeoptions.DeployStyle, *, every: int = 1) -> None:
+    counts: collections.Counter[str] = collections.Counter()
+    with api_node.staged(style=style) as stage:
+        for request in requests(stage)[::every]:
+            try:
+                counts[strike(stage, failure, request)] += 1
+            except (AssertionError, errors.NotReadyError) as error:
+                raise AssertionError(f"{request}: {error}") from error
+    print(f"{sum(counts.values())} requests: {dict(counts)}")  # noqa: T201 - it is asked for
+    assert counts["not asked this time"] <= sum(counts.values()) // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAILURES)
+def test_any_request_may_fail_once_in_any_way_and_the_layout_comes_into_force(name: str) -> None:
+    play(FAILURES[name], OPERATOR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["403", "409", "500", "reset-when-done", "no-answer"])
+def test_any_request_may_fail_once_where_a_taint_holds_the_plugin_off(name: str) -> None:
+    play(FAILURES[name], PLAIN)
+
+
+def test_some_requests_may_fail_once_and_the_layout_comes_into_force() -> None:
+    play(FAILURES["409"], OPERATOR, every=5)
+
+
+def begin_anew(failure: Failure) -> None:
+    with api_node.staged() as stage:
+        for request in FOLLOWING:
+            stage.stop_agent()
+            stage.server.inject(failure.at(request))
+            stage.start_agent()
+            stage.reconfigure()
+            assert stage.server.faults_waiting() == 0, request
+            told(stage, failure.reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_agent_whose_first_requests_fail_serves_its_node_all_the_same(name: str) -> None:
+    begin_anew(FAILURES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_label_is_served_whatever_becomes_of_the_watch_and_of_the_list_after_it(
+    name: str,
+) -> None:
+    with api_node.staged() as stage:
+        for again in (api_node.Request(verb="watch", resource="nodes", nth=1), FOLLOWING[0]):
+            expired = apiserver.Fault(token=api_node.TOKEN, verb="watch", status=410)
+            stage.server.inject(expired)
+            stage.server.inject(FAILURES[name].at(again))
+            # The watch is renewed every second or so.
+            stage.wait(lambda: stage.server.faults_waiting() == 0, "the faults", timeout_s=10)
+            stage.reconfigure()
+            told(stage, FAILURES[name].reason)
+
+
+def test_a_label_is_served_after_a_watch_that_went_silent() -> None:
+    with api_node.staged() as stage:
+        stage.server.inject(apiserver.Fault(token=api_node.TOKEN, verb="watch", stall=True))
+        stage.wait(lambda: stage.server.faults_waiting() == 0, "the fault", timeout_s=10)
+        stage.reconfigure()
+        assert stage.taken() == []

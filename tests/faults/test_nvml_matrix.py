@@ -1,0 +1,225 @@
+"""Every NVML call of a reconfiguration fails once with every code it can return, or hangs once.
+
+Either the run recovers, or it ends with the reason that the code stands for, the function and the
+GPU in its message, the GPUs as they were and nothing taken; and the next run succeeds. ``pytest
+-rP`` shows the counts.
+"""
+
+import collections
+import pathlib
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import nvml_errors
+from mig_manager.sandbox.driver import states
+from tests.faults import nvml_codes, nvml_node
+from tests.faults.nvml_codes import (
+    IN_USE,
+    INVALID_ARGUMENT,
+    NO_PERMISSION,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+)
+
+Reason = errors.Reason
+
+BELIEVED: Mapping[tuple[str, int], frozenset[Reason]] = {
+    # The GPU has no MIG; another one of the node may have.
+    ("nvmlDeviceGetMigMode", NOT_SUPPORTED): frozenset(
+        {Reason.NOT_MIG_CAPABLE, Reason.NOT_ALLOCATABLE}
+    ),
+    # The generation of the GPU tells as well whether it must be reset.
+    ("nvmlDeviceGetFieldValues", INVALID_ARGUMENT): frozenset(),
+    # The GPU has no memory of its own to name profiles by.
+    ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED): frozenset({Reason.NOT_SUPPORTED}),
+    # There is no such profile.
+    **{
+        ("nvmlDeviceGetGpuInstanceProfileInfo", code): frozenset(
+            {Reason.UNKNOWN_PROFILE, Reason.VERIFY_FAILED, Reason.IN_USE}
+        )
+        for code in (NOT_SUPPORTED, INVALID_ARGUMENT)
+    },
+    **{
+        ("nvmlGpuInstanceGetComputeInstanceProfileInfo", code): frozenset(
+            {Reason.NOT_SUPPORTED, Reason.VERIFY_FAILED}
+        )
+        for code in (NOT_SUPPORTED, INVALID_ARGUMENT)
+    },
+    # The profiles are not told while MIG is off, or not to everybody.
+    ("nvmlDeviceGetGpuInstanceProfileInfo", NO_PERMISSION): frozenset({Reason.UNKNOWN_PROFILE}),
+    ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", NOT_SUPPORTED): frozenset(),
+    ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", NO_PERMISSION): frozenset(
+        {Reason.UNKNOWN_PROFILE}
+    ),
+    # There is none of this profile.
+    **{
+        (function, NOT_FOUND): frozenset(
+            {Reason.VERIFY_FAILED, Reason.INSUFFICIENT_RESOURCES, Reason.IN_USE}
+        )
+        for function in ("nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetComputeInstances")
+    },
+    # It has gone already.
+    ("nvmlDeviceGetGpuInstanceById", NOT_FOUND): frozenset(
+        {Reason.IN_USE, Reason.INSUFFICIENT_RESOURCES, Reason.VERIFY_FAILED}
+    ),
+    ("nvmlGpuInstanceGetComputeInstanceById", NOT_FOUND): frozenset(
+        {Reason.IN_USE, Reason.INSUFFICIENT_RESOURCES, Reason.VERIFY_FAILED}
+    ),
+    # There is no MIG device at this index.
+    **{
+        ("nvmlDeviceGetMigDeviceHandleByIndex", code): frozenset({Reason.NOT_ALLOCATABLE})
+        for code in (NOT_FOUND, INVALID_ARGUMENT)
+    },
+    # This driver can only choose the place itself, and then may choose the right one.
+    **{
+        (function, NOT_SUPPORTED): frozenset({Reason.NOT_SUPPORTED})
+        for function in nvml_codes.CHANGES
+        if function.endswith("WithPlacement")
+    },
+    # Somebody holds it; he may let go.
+    **{(function, IN_USE): frozenset() for function in nvml_codes.CHANGES},
+}
+"""Answers that are taken for what they say, with the reasons that a run may fail with when it is
+not so; each of them may also be borne."""
+
+NO_MIG = ("nvmlDeviceGetMigMode", NOT_SUPPORTED)
+"""With ``devices: all`` a GPU that says so is left out, and the others have the layout."""
+
+UNSEEN = (
+    ("nvmlDeviceGetGpuInstanceProfileInfo", NOT_SUPPORTED),
+    ("nvmlDeviceGetGpuInstanceProfileInfo", INVALID_ARGUMENT),
+    ("nvmlDeviceGetGpuInstances", NOT_FOUND),
+    ("nvmlGpuInstanceGetComputeInstances", NOT_FOUND),
+)
+"""Answers that hide an instance. What the first look did not see is in the way of MIG mode, and
+no way back leads to it."""
+
+HUNG_TIMEOUT_S = 4.0
+"""Also what a healthy worker may take on a machine that is busy with other tests."""
+
+
+def strike(node: nvml_node.Node, site: nvml_node.Site, fault: states.Fault) -> nvml_node.Ended:
+    """Run with one fault, which must have struck, and leave the node as the run leaves it."""
+    node.begin()
+    node.state.add_fault(fault)
+    ended = node.run()
+    (armed,) = node.state.faults()
+    assert armed.fired == 1, f"{site} was not called"
+    node.state.clear_faults()
+    return ended
+
+
+def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> None:
+    reason, message = ended.outcome.reason, ended.outcome.message
+    believed = BELIEVED.get((site.function, code))
+    if believed is not None and (ended.is_good or reason in believed):
+        return
+    assert not ended.is_good, "nothing says that this may be borne"
+    assert reason is nvml_errors.REASONS[code]
+    assert site.operation in message
+    if site.gpu is not None:
+        assert f"GPU {site.gpu}" in message
+
+
+def check_gpus(
+    node: nvml_node.Node, site: nvml_node.Site, code: int, ended: nvml_node.Ended
+) -> None:
+    what, reason = (site.function, code), ended.outcome.reason
+    if ended.is_good:
+        assert what == NO_MIG or node.shape() == node.after
+    elif reason is Reason.NOT_ALLOCATABLE:
+        # The change was proven on the GPUs, or there was none.
+        assert node.shape() in (node.before, node.after)
+    else:
+        is_unseen = reason is Reason.IN_USE and what in UNSEEN
+        assert is_unseen or node.shape() == node.before
+
+
+def play(node: nvml_node.Node, site: nvml_node.Site, code: int) -> str:
+    """Have one call fail once; return how the run ended."""
+    fault = states.Fault(function=site.function, gpu=site.gpu, first=site.nth, code=code)
+    ended = strike(node, site, fault)
+    assert ended.tracebacks == []
+    assert node.taken() == []
+    check_reason(site, code, ended)
+    check_gpus(node, site, code, ended)
+    assert node.run().is_good
+    assert node.shape() == node.after
+    return "Recovered" if ended.is_good else ended.outcome.reason.value
+
+
+def play_all(node: nvml_node.Node, cases: Iterable[tuple[nvml_node.Site, int]]) -> None:
+    counts: collections.Counter[str] = collections.Counter()
+    failures = []
+    for site, code in cases:
+        try:
+            counts[play(node, site, code)] += 1
+        except AssertionError as error:
+            failures.append(f"{site}, {nvml_codes.name_of(code)}: {error}")
+    print(f"{node.scenario.name}: {sum(counts.values())} cases: {dict(counts)}")  # noqa: T201
+    assert failures == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", nvml_node.SCENARIOS, ids=lambda scenario: scenario.name)
+def test_any_call_may_fail_once_with_any_code_and_the_node_is_none_the_worse(
+    scenario: nvml_node.Scenario, tmp_path: pathlib.Path
+) -> None:
+    with nvml_node.prepared(scenario, tmp_path / "state") as node:
+        sites = node.record()
+        play_all(node, ((s, code) for s in sites for code in nvml_codes.codes_of(s.function)))
+
+
+def test_every_change_may_fail_once_and_the_node_is_none_the_worse(tmp_path: pathlib.Path) -> None:
+    scenario = next(each for each in nvml_node.SCENARIOS if each.name == "one-slice")
+    with nvml_node.prepared(scenario, tmp_path / "state") as node:
+        changes = [site for site in node.record() if site.function in nvml_codes.CHANGES]
+        play_all(node, ((site, nvml_codes.UNKNOWN) for site in changes))
+
+
+HUNG = (
+    ("first-on-ampere", "nvmlInitWithFlags"),
+    ("first-on-ampere", "nvmlDeviceGetUUID"),
+    ("first-on-ampere", "nvmlDeviceSetMigMode"),
+    ("first-on-ampere", "nvmlDeviceCreateGpuInstanceWithPlacement"),
+    ("one-slice", "nvmlComputeInstanceDestroy"),
+    ("one-slice", "nvmlGpuInstanceDestroy"),
+    ("one-slice", "nvmlGpuInstanceCreateComputeInstance"),
+    ("one-slice", "nvmlShutdown"),
+    ("inside", "nvmlGpuInstanceCreateComputeInstanceWithPlacement"),
+)
+
+
+def play_hung(name: str, function: str, path: pathlib.Path, *, first: int = 0) -> None:
+    scenario = next(each for each in nvml_node.SCENARIOS if each.name == name)
+    with nvml_node.prepared(scenario, path) as node:
+        sites = [site for site in node.record() if site.function == function]
+        node.put_child_before_gpus(timeout_s=HUNG_TIMEOUT_S)
+        for site in dict.fromkeys((sites[first], sites[-1])):
+            ended = strike(
+                node,
+                site,
+                states.Fault(function=function, gpu=site.gpu, first=site.nth, hang_s=600),
+            )
+            assert ended.outcome.reason is Reason.NVML_TIMEOUT, site
+            assert ended.tracebacks == []
+            assert node.taken() == []
+            assert node.shape() == node.before
+            assert node.run().is_good
+            assert node.shape() == node.after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "function"), HUNG)
+def test_a_call_that_hangs_is_given_up_and_the_change_undone(
+    name: str, function: str, tmp_path: pathlib.Path
+) -> None:
+    play_hung(name, function, tmp_path / "state")
+
+
+def test_a_destruction_that_hangs_is_given_up_and_the_change_undone(
+    tmp_path: pathlib.Path,
+) -> None:
+    play_hung("one-slice", "nvmlComputeInstanceDestroy", tmp_path / "state", first=-1)

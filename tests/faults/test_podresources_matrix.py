@@ -1,0 +1,195 @@
+"""Every question to kubelet's PodResources socket goes wrong once, in every way there is."""
+
+import concurrent.futures
+import contextlib
+import pathlib
+import socket
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import grpc
+import pytest
+
+from mig_manager import ports
+from mig_manager.adapters import podresources_messages as messages
+from mig_manager.core import cluster
+from tests.faults import api_node
+
+GOOD = api_node.GOOD
+
+
+@contextlib.contextmanager
+def missing(path: pathlib.Path) -> Iterator[None]:
+    """Take the socket away, as while kubelet starts anew."""
+    away = path.with_name("away")
+    path.rename(away)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        away.rename(path)
+
+
+@contextlib.contextmanager
+def not_a_socket(path: pathlib.Path) -> Iterator[None]:
+    with missing(path):
+        path.touch()
+        yield
+
+
+@contextlib.contextmanager
+def refusing(path: pathlib.Path) -> Iterator[None]:
+    with missing(path), socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(path))
+        yield
+
+
+@contextlib.contextmanager
+def hanging(path: pathlib.Path) -> Iterator[None]:
+    with missing(path), socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        yield
+
+
+@contextlib.contextmanager
+def garbage(path: pathlib.Path) -> Iterator[None]:
+    with missing(path), socket.socket(socket.AF_UNIX) as babbler:
+        babbler.bind(str(path))
+        babbler.listen()
+        thread = threading.Thread(target=_babble, args=(babbler,))
+        thread.start()
+        try:
+            yield
+        finally:
+            babbler.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _babble(listening: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nwelcome\r\n")
+
+
+def _answering(code: grpc.StatusCode | None) -> Callable[[pathlib.Path], Any]:
+    """Return a kubelet that refuses, or (None) answers with bytes that are no message."""
+
+    def serve(_asked: bytes, context: grpc.ServicerContext) -> bytes:
+        if code is not None:
+            context.abort(code, "not now")
+        return b"\xff\xff\xff\xff"
+
+    @contextlib.contextmanager
+    def answering(path: pathlib.Path) -> Iterator[None]:
+        method: Any = grpc.unary_unary_rpc_method_handler(serve)
+        methods = {"List": method, "GetAllocatableResources": method}
+        with missing(path), concurrent.futures.ThreadPoolExecutor(1) as pool:
+            server = grpc.server(pool)
+            server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(messages.SERVICE, methods),)
+            )
+            server.add_insecure_port(f"unix:{urllib.parse.quote(str(path))}")
+            server.start()
+            try:
+                yield
+            finally:
+                server.stop(0).wait(5)
+
+    return answering
+
+
+FAILURES: Mapping[str, Callable[[pathlib.Path], contextlib.AbstractContextManager[None]]] = {
+    "missing": missing,
+    "not-a-socket": not_a_socket,
+    "refusing": refusing,
+    "hanging": hanging,
+    "garbage": garbage,
+    "no-message": _answering(None),
+    "resource-exhausted": _answering(grpc.StatusCode.RESOURCE_EXHAUSTED),
+    "unimplemented": _answering(grpc.StatusCode.UNIMPLEMENTED),
+}
+
+
+class Flaky:
+    """Asks kubelet through the real adapter; implements ``ports.DeviceAllocations``.
+
+    The socket is another one during the question that is to fail.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.fails_at = 0
+        self.how: Callable[[pathlib.Path], contextlib.AbstractContextManager[None]] = missing
+
+    def wrap(
+        self, allocations: ports.DeviceAllocations, path: pathlib.Path
+    ) -> ports.DeviceAllocations:
+        self._allocations, self._path = allocations, path
+        return self
+
+    def arm(self, nth: int) -> None:
+        """Let the nth question from now on fail; 0 for none."""
+        self.asked, self.fails_at = 0, nth
+
+    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+        with self._question():
+            return self._allocations.assigned()
+
+    def allocatable(self) -> Mapping[str, frozenset[str]]:
+        with self._question():
+            return self._allocations.allocatable()
+
+    @contextlib.contextmanager
+    def _question(self) -> Iterator[None]:
+        self.asked += 1
+        if self.asked != self.fails_at:
+            yield
+            return
+        with self.how(self._path):
+            yield
+
+
+def least_questions(stage: api_node.Stage, flaky: Flaky) -> int:
+    """Return how many questions every reconfiguration asks, however it is scheduled."""
+    counts = []
+    for _ in range(3):
+        stage.occupy()
+        flaky.arm(0)
+        stage.reconfigure()
+        counts.append(flaky.asked)
+    stage.heard.take()
+    return min(counts)
+
+
+def play(name: str, *, every: int = 1) -> None:
+    flaky = Flaky()
+    with api_node.staged(wrap=flaky.wrap) as stage:
+        questions = least_questions(stage, flaky)
+        assert questions >= 2
+        flaky.how = FAILURES[name]
+        for nth in range(1, questions + 1, every):
+            stage.occupy()
+            flaky.arm(nth)
+            stage.reconfigure()
+            ends, lost = stage.heard.take()
+            assert flaky.asked >= nth
+            # Kubelet's silence makes nobody fail: all GPU pods leave, or the question comes again.
+            assert (set(ends) <= GOOD, lost, stage.taken()) == (True, [], []), f"question {nth}"
+    print(f"{name}: {questions} questions")  # noqa: T201 - it is asked for
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAILURES)
+def test_any_question_to_kubelet_may_go_wrong_once_and_the_layout_comes_into_force(
+    name: str,
+) -> None:
+    play(name)
+
+
+def test_no_question_to_a_kubelet_that_has_gone_for_a_moment_makes_the_run_fail() -> None:
+    play("missing", every=3)

@@ -1,0 +1,21 @@
+"""``mig-manager doctor`` on real GPUs: it looks and changes nothing."""
+
+import pytest
+
+from mig_manager import arguments, doctor, doctorsettings
+from mig_manager.core import findings
+
+pytestmark = pytest.mark.gpu
+
+
+def test_doctor_looks_at_every_gpu_and_breaks_nowhere() -> None:
+    given = doctorsettings.doctor_settings(arguments.parse(["doctor", "--timeout-s", "60"]), {})
+
+    report = doctor.examine(given)
+
+    found = {finding.check: finding for finding in report.findings}
+    if found[findings.Check.DRIVER].verdict is findings.Verdict.FAIL:
+        pytest.skip(f"no NVIDIA driver here: {found[findings.Check.DRIVER].found}")
+    assert set(found) == set(findings.Check)
+    assert not [each for each in report.findings if "the check broke" in each.found]
+    assert found[findings.Check.HOLDERS].verdict is not findings.Verdict.SKIPPED

@@ -1,0 +1,102 @@
+"""Where an agent process can be struck: before and after every call of a port.
+
+A point is named by what is called, its side, and how often that has come by: ``before node.patch
+#3``. So a wait that polls once more than in another run shifts no other point.
+"""
+
+import collections
+import contextlib
+import os
+import pathlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Points:
+    """Notes every point that a process comes to, and strikes the process at one of them.
+
+    Args:
+        log: Where points are noted, one a line; what was noted before a kill is there after it.
+        strike_at: The point; None: nowhere.
+        strike_with: The signal.
+    """
+
+    def __init__(
+        self,
+        log: pathlib.Path,
+        *,
+        strike_at: str | None,
+        strike_with: signal.Signals = signal.SIGKILL,
+    ) -> None:
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+        self._strike_at = strike_at
+        self._strike_with = strike_with
+        self._lock = threading.Lock()
+        self._seen: collections.Counter[str] = collections.Counter()
+
+    def come_to(self, what: str) -> None:
+        """Note a point; the process may not live to see the end of this call."""
+        with self._lock:
+            self._seen[what] += 1
+            point = f"{what} #{self._seen[what]}"
+            os.write(self._log, f"{point}\n".encode())
+        if point == self._strike_at:
+            os.kill(os.getpid(), self._strike_with)
+
+    @contextlib.contextmanager
+    def around(self, call: str) -> Iterator[None]:
+        """Come to the points before and after a call, also one that fails."""
+        self.come_to(f"before {call}")
+        try:
+            yield
+        finally:
+            self.come_to(f"after {call}")
+
+
+class Port:
+    """Stands before a port and comes to a point before and after each call of it.
+
+    Args:
+        port: The real one.
+        name: What the points call it.
+        points: Where they are noted.
+    """
+
+    def __init__(self, port: object, name: str, points: Points) -> None:
+        self._port = port
+        self._name = name
+        self._points = points
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._port, name)
+        return self._watched(f"{self._name}.{name}", found) if callable(found) else found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a port that is a mere function."""
+        assert callable(self._port)
+        return self._watched(self._name, self._port)(*args, **kwargs)
+
+    def _watched(self, call: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self._points.around(call):
+                result = method(*args, **kwargs)
+            # What a context manager does, it does at its beginning and its end.
+            is_context = isinstance(result, contextlib.AbstractContextManager)
+            return self._held(call, result) if is_context else result
+
+        return watched
+
+    @contextlib.contextmanager
+    def _held(
+        self, call: str, context: contextlib.AbstractContextManager[object]
+    ) -> Iterator[object]:
+        with contextlib.ExitStack() as stack:
+            with self._points.around(f"{call} begins"):
+                result = stack.enter_context(context)
+            try:
+                yield result
+            finally:
+                with self._points.around(f"{call} ends"):
+                    stack.close()

@@ -1,0 +1,145 @@
+"""The reconfigurations during which the agent is struck."""
+
+import dataclasses
+import enum
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.sandbox.driver import states
+
+CONFIG = """\
+version: v1
+mig-configs:
+  off:
+  - {devices: all, mig-enabled: false}
+  two-sizes:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 1}}
+  two-sizes-h100:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.40gb: 1, 1g.10gb: 1}}
+  first-off:
+  - {devices: [0], mig-enabled: false}
+  - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 1}}
+  balanced:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1, 1g.5gb: 2}}
+  one-slice-changed:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 4}}
+  fewer:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 2}}
+  uneven:
+  - {devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1, 1g.5gb: 2}}
+  - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 1}}
+  uneven-changed:
+  - {devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 4}}
+  - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1}}
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One reconfiguration, undisturbed."""
+
+    name: str
+    spec: str
+    was: str = ""
+    """The layout that is in force before; empty: none, and MIG is off."""
+    wish: str
+    other: str = ""
+    """A layout that somebody may want instead; it spares whom the wish spares."""
+    ends: model.State = model.State.SUCCESS
+    reason: errors.Reason = errors.Reason.APPLIED
+    """Where it is not disturbed."""
+    faults: tuple[states.Fault, ...] = ()
+    guarded: str = ""
+    """A resource whose pods no budget allows to be evicted."""
+    whole_gpu_pods: int = 0
+    """Pods on whole GPUs; MIG devices have one each."""
+    has_monitor: bool = False
+    """Whether DCGM's exporter watches the GPUs, which must let go for a change of mode."""
+    is_cordoned: bool = False
+    """Whether somebody had cordoned the node before."""
+    options: tuple[tuple[str, str], ...] = ()
+
+
+_FOR_GOOD = states.Fault(
+    function="nvmlDeviceCreateGpuInstance*", gpu=1, count=None, code=states.Code.NO_PERMISSION
+)
+"""Nothing can be created on the second GPU; its plan destroys nothing, so the way back is free."""
+_ONCE_ON_THE_WAY_BACK = states.Fault(
+    function="nvmlDeviceCreateGpuInstance*", gpu=0, first=3, code=states.Code.UNKNOWN
+)
+"""On the first GPU two small instances come, and the large one that was before does not."""
+
+FIRST = Scenario(
+    name="first layout on A100",
+    spec="2xA100-SXM4-40GB",
+    wish="two-sizes",
+    whole_gpu_pods=1,
+    has_monitor=True,
+)
+FIRST_HOPPER = Scenario(name="first layout on H100", spec="1xH100", wish="two-sizes-h100")
+ONE_SLICE = Scenario(
+    name="one slice on a busy node",
+    spec="1xA100-SXM4-40GB",
+    was="balanced",
+    wish="one-slice-changed",
+    other="fewer",
+)
+MODE_OFF = Scenario(
+    name="mode off on one of two GPUs",
+    spec="2xA100-SXM4-40GB",
+    was="two-sizes",
+    wish="first-off",
+    has_monitor=True,
+)
+FAILING = Scenario(
+    name="failing apply",
+    spec="2xA100-SXM4-40GB",
+    was="uneven",
+    wish="uneven-changed",
+    ends=model.State.FAILED,
+    reason=errors.Reason.NO_PERMISSION,
+    faults=(_FOR_GOOD,),
+)
+FAILING_TWICE = dataclasses.replace(
+    FAILING,
+    name="failing apply and failing way back",
+    faults=(_FOR_GOOD, _ONCE_ON_THE_WAY_BACK),
+)
+DRAIN_TIMEOUT = dataclasses.replace(
+    ONE_SLICE,
+    name="drain timeout",
+    ends=model.State.FAILED,
+    reason=errors.Reason.DRAIN_TIMEOUT,
+    guarded="nvidia.com/mig-2g.10gb",
+    options=(("drain_timeout_s", "0.2"), ("retry_initial_s", "60"), ("retry_max_s", "60")),
+)
+IN_FORCE = dataclasses.replace(
+    ONE_SLICE,
+    name="layout already in force",
+    wish="balanced",
+    reason=errors.Reason.ALREADY_APPLIED,
+)
+CORDONED = dataclasses.replace(ONE_SLICE, name="one slice on a cordoned node", is_cordoned=True)
+ALL = (
+    FIRST,
+    FIRST_HOPPER,
+    ONE_SLICE,
+    MODE_OFF,
+    FAILING,
+    FAILING_TWICE,
+    DRAIN_TIMEOUT,
+    IN_FORCE,
+    CORDONED,
+)
+
+
+class Aftermath(enum.Enum):
+    """What happens between the end of the agent and the start of the next one."""
+
+    RESTART = "restart"
+    REBOOT = "reboot"
+    """And what made the change fail is gone."""
+    OTHER_WISH = "another wish"
+    NO_WISH = "the label is removed"
+    OLD_WISH = "back to the old wish"
+    CORRUPT_JOURNAL = "the journal is spoilt"

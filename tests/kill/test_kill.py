@@ -1,0 +1,167 @@
+"""The agent process is killed before and after each of its port calls, and its successor copes.
+
+Every case has a node of its own with a real API server, a real kubelet socket and simulated GPUs.
+What must hold in the end is in ``matrix``: a terminal state that is true, the GPUs as the layout
+has them or exactly as they were, nothing taken, nobody hurt who need not be.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+
+from tests.kill import forkserver, matrix, scenarios
+
+Aftermath = scenarios.Aftermath
+Recorded = matrix.Recorder
+Note = Callable[[str, object], None]
+
+_MOST_UNREACHED = 0.05
+"""Of all cases: waits poll more often in one run than in another."""
+_SIDES = ("before", "after")
+
+
+def name_of(value: object) -> str | None:
+    match value:
+        case scenarios.Scenario():
+            return value.name.replace(" ", "-")
+        case Aftermath():
+            return value.name.lower()
+        case _:
+            return None
+
+
+def on_side(points: Iterable[str], side: str) -> list[str]:
+    return [point for point in points if point.startswith(f"{side} ")]
+
+
+def judge(note: Note, what: str, verdicts: Sequence[matrix.Verdict]) -> None:
+    counts = matrix.summary(verdicts)
+    note(
+        "kill matrix",
+        f"{what}: {counts['runs']} runs, {counts['struck']} struck, "
+        f"{counts['converged']} converged",
+    )
+    assert not [str(verdict) for verdict in verdicts if verdict.problems]
+    assert verdicts
+    assert counts["runs"] - counts["struck"] <= max(1, counts["runs"] * _MOST_UNREACHED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", _SIDES)
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=name_of)
+def test_an_agent_killed_around_any_port_call_is_made_good_by_the_next(
+    scenario: scenarios.Scenario,
+    side: str,
+    forks: forkserver.ForkServer,
+    recorded: Recorded,
+    record_property: Note,
+) -> None:
+    recording = recorded(scenario)
+    points = on_side(recording.points, side)
+    verdicts = [matrix.play(scenario, recording, forks, point=point) for point in points]
+
+    judge(record_property, f"SIGKILL {side} a call, restart, {scenario.name}", verdicts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        scenarios.FIRST,
+        scenarios.FIRST_HOPPER,
+        scenarios.ONE_SLICE,
+        scenarios.MODE_OFF,
+        scenarios.FAILING,
+        scenarios.DRAIN_TIMEOUT,
+    ],
+    ids=name_of,
+)
+def test_a_node_that_reboots_after_any_port_call_gets_its_layout(
+    scenario: scenarios.Scenario,
+    forks: forkserver.ForkServer,
+    recorded: Recorded,
+    record_property: Note,
+) -> None:
+    # Between two calls nothing changes outside: after one and before the next is the same node.
+    recording = recorded(scenario)
+    verdicts = [
+        matrix.play(scenario, recording, forks, point=point, aftermath=Aftermath.REBOOT)
+        for point in on_side(recording.points, "after")
+    ]
+
+    judge(record_property, f"SIGKILL after a call, reboot, {scenario.name}", verdicts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "aftermath",
+    [
+        Aftermath.OTHER_WISH,
+        Aftermath.NO_WISH,
+        Aftermath.OLD_WISH,
+        Aftermath.CORRUPT_JOURNAL,
+    ],
+    ids=name_of,
+)
+def test_what_changes_while_no_agent_runs_is_taken_into_account_by_the_next(
+    aftermath: Aftermath,
+    forks: forkserver.ForkServer,
+    recorded: Recorded,
+    record_property: Note,
+) -> None:
+    scenario = scenarios.ONE_SLICE
+    recording = recorded(scenario)
+    verdicts = [
+        matrix.play(scenario, recording, forks, point=point, aftermath=aftermath)
+        for point in on_side(recording.points, "after")
+    ]
+
+    judge(record_property, f"SIGKILL after a call, {aftermath.value}", verdicts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scenario",
+    [scenarios.FIRST, scenarios.ONE_SLICE, scenarios.FAILING, scenarios.DRAIN_TIMEOUT],
+    ids=name_of,
+)
+def test_an_agent_that_is_told_to_stop_around_any_port_call_leaves_nothing_taken(
+    scenario: scenarios.Scenario,
+    forks: forkserver.ForkServer,
+    recorded: Recorded,
+    record_property: Note,
+) -> None:
+    recording = recorded(scenario)
+    verdicts = [
+        matrix.play_stop(scenario, recording, forks, point=point)
+        for point in on_side(recording.points, "after")
+    ]
+
+    judge(record_property, f"SIGTERM after a call, {scenario.name}", verdicts)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "aftermath", "step"),
+    [
+        (scenarios.ONE_SLICE, Aftermath.RESTART, 32),
+        (scenarios.ONE_SLICE, Aftermath.NO_WISH, 40),
+        (scenarios.FIRST_HOPPER, Aftermath.REBOOT, 30),
+        (scenarios.FAILING, Aftermath.RESTART, 50),
+    ],
+    ids=name_of,
+)
+def test_a_sample_of_the_matrix_converges(
+    scenario: scenarios.Scenario,
+    aftermath: Aftermath,
+    step: int,
+    forks: forkserver.ForkServer,
+    recorded: Recorded,
+    record_property: Note,
+) -> None:
+    recording = recorded(scenario)
+    verdicts = [
+        matrix.play(scenario, recording, forks, point=point, aftermath=aftermath)
+        for point in recording.points[step // 2 :: step]
+    ]
+
+    judge(record_property, f"sample, {aftermath.value}, {scenario.name}", verdicts)

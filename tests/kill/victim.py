@@ -1,0 +1,163 @@
+"""An agent process whose every port call is a point at which it can be struck.
+
+It is put together as ``service.run`` does, but for three things: the ports are watched, the GPUs
+are reached within the process so that it can be struck between two calls of NVML, and pauses
+that only serve to be patient with the driver are short.
+"""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, cast
+
+from mig_manager import agent, log, mailbox, ports, reconcile, service, settings
+from mig_manager.adapters import clock, nvml
+from mig_manager.adapters.kube import api, nodewatch
+from mig_manager.core import cluster
+from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import libnvml, statefile
+from tests.kill import points as points_
+
+IDLE = "idle"
+"""Noted whenever the agent begins to wait for a wish."""
+RETRY = "retry"
+"""Noted whenever a failed wish is to be tried again later."""
+_NO_PORTS = frozenset({"clock", "telemetry"})
+_LONGEST_PAUSE_S = 0.02
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What an agent process shall be like."""
+
+    options: Mapping[str, str]
+    """Of the command line, by name."""
+    points: str
+    """File to note the points in."""
+    log: str
+    """File for the log lines."""
+    strike_at: str | None = None
+    strike_with: int = int(signal.SIGKILL)
+    has_worker: bool = False
+    """Whether the GPUs are reached through the real child process."""
+
+
+def serve(order: Order) -> int:
+    """Be an agent until a signal; return the exit status."""
+    output = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    log.configure(level="info", is_json=False, stream=sys.stderr)
+    points = points_.Points(
+        pathlib.Path(order.points),
+        strike_at=order.strike_at,
+        strike_with=signal.Signals(order.strike_with),
+    )
+    wanted = settings.agent_settings(order.options, {})
+    box, stop = _Mailbox(points), threading.Event()
+    kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
+    watch = nodewatch.NodeWatch(
+        kube,
+        name=wanted.node_name,
+        on_node=lambda view: box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None),
+        stop=stop,
+    )
+    telemetry = _Telemetry(points)
+    world = _world(wanted, kube, points, has_worker=order.has_worker)
+    worker = agent.Agent(
+        reconcile.Reconciler(world, service.limits(wanted)),
+        box,
+        patience=agent.Patience(
+            retry_initial_s=wanted.retry_initial_s, retry_max_s=wanted.retry_max_s
+        ),
+        telemetry=telemetry,
+    )
+    service.end_on_signals(box, stop)
+    watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
+    watcher.start()
+    try:
+        worker.serve()
+    finally:
+        stop.set()
+        watcher.join(timeout=5.0)
+        kube.close()
+    return 0
+
+
+def _world(
+    wanted: settings.AgentSettings,
+    kube: api.KubeApi,
+    points: points_.Points,
+    *,
+    has_worker: bool,
+) -> reconcile.World:
+    path = wanted.gpus.simulate_state
+    assert path is not None
+    state = statefile.SharedState(path)
+    real = service.world(wanted, kube, ports.Telemetry(), state.boot_id)
+    if not has_worker:
+        simulated._load(_Library(state, points))
+        gpus = nvml.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s)
+        real = dataclasses.replace(real, gpus=gpus)
+    watched: dict[str, Any] = {
+        name: cast("Any", points_.Port(port, name, points)) for name, port in _ports(real).items()
+    }
+    return dataclasses.replace(real, clock=_Clock(), **watched)
+
+
+def _ports(world: reconcile.World) -> dict[str, object]:
+    """Return everything in the world that is a port, whatever will be added to it."""
+    everything = {f.name: getattr(world, f.name) for f in dataclasses.fields(world)}
+    return {
+        name: value
+        for name, value in everything.items()
+        if name not in _NO_PORTS and value is not None and not isinstance(value, str)
+    }
+
+
+class _Mailbox(mailbox.Mailbox):
+    """Notes when the agent has nothing to do."""
+
+    def __init__(self, points: points_.Points) -> None:
+        super().__init__()
+        self._points = points
+
+    def next(self, seen: int, *, timeout_s: float | None = None) -> mailbox.LabelWish | None:
+        """Note that the agent is idle, and wait."""
+        self._points.come_to(IDLE)
+        return super().next(seen, timeout_s=timeout_s)
+
+
+class _Telemetry(ports.Telemetry):
+    """Notes when a wish is to be tried again."""
+
+    def __init__(self, points: points_.Points) -> None:
+        self._points = points
+
+    def retry_scheduled(self, delay_s: float) -> None:
+        """Note it."""
+        self._points.come_to(RETRY)
+
+
+class _Library(libnvml.SimulatedLibrary):
+    """Comes to a point before and after each change that a GPU takes."""
+
+    def __init__(self, state: statefile.SharedState, points: points_.Points) -> None:
+        super().__init__(state)
+        self._points = points
+
+    def _change(self, attempt: "libnvml._Attempt") -> None:
+        with self._points.around(f"gpu{attempt.gpu}.{attempt.name}"):
+            super()._change(attempt)
+
+
+class _Clock(clock.SystemClock):
+    """Does not let the driver take its time."""
+
+    def wait(self, seconds: float) -> None:
+        """Sleep through, but not for long."""
+        super().wait(min(seconds, _LONGEST_PAUSE_S))

@@ -1,0 +1,262 @@
+"""The simulated library's events: who changed MIG on which GPU, through the real pynvml."""
+
+import ctypes
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pynvml
+import pytest
+
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import states
+from tests.sandbox import nvml_rig
+
+CHANGE = pynvml.nvmlEventMigConfigChange
+SOON_MS = 5000
+"""Far longer than an event takes."""
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
+    """Boot a node and open NVML on it."""
+    with nvml_rig.node(tmp_path) as boot:
+        yield boot
+
+
+def watching(*indices: int) -> Any:
+    """Return an event set in which GPUs are registered."""
+    events = pynvml.nvmlEventSetCreate()
+    for index in indices:
+        pynvml.nvmlDeviceRegisterEvents(pynvml.nvmlDeviceGetHandleByIndex(index), CHANGE, events)
+    return events
+
+
+def told(events: Any) -> int:
+    """Wait for an event and return the index of its GPU."""
+    data = pynvml.nvmlEventSetWait_v2(events, SOON_MS)
+    assert data.eventType == CHANGE
+    assert data.eventData == 0
+    assert data.gpuInstanceId == data.computeInstanceId == 0xFFFF_FFFF
+    return int(pynvml.nvmlDeviceGetIndex(data.device))
+
+
+def is_silent(events: Any) -> bool:
+    """Tell whether nothing is there to be told now."""
+    code = nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 0)
+    return code == int(pynvml.NVML_ERROR_TIMEOUT)
+
+
+def elsewhere(library: nvml.SimulatedLibrary, code: str) -> subprocess.Popen[bytes]:
+    """Start another process that runs code on the same node's first GPU."""
+    script = f"""
+import pathlib, pynvml
+from mig_manager.sandbox import nvml
+nvml.install(pathlib.Path({str(library.state.path)!r}))
+pynvml.nvmlInit()
+device = pynvml.nvmlDeviceGetHandleByIndex(0)
+{code}
+"""
+    return subprocess.Popen([sys.executable, "-c", script])  # noqa: S603 - our own interpreter
+
+
+def test_each_change_of_a_registered_gpu_is_one_event(start: nvml_rig.Start) -> None:
+    start("2xA100-SXM4-40GB")
+    events = watching(0, 1)
+    device = nvml_rig.enabled(1)
+    assert told(events) == 1
+    instance, compute = nvml_rig.filled(device)
+    assert [told(events), told(events)] == [1, 1]
+    pynvml.nvmlComputeInstanceDestroy(compute)
+    pynvml.nvmlGpuInstanceDestroy(instance)
+    assert [told(events), told(events)] == [1, 1]
+    assert is_silent(events)
+
+
+def test_a_change_of_another_process_wakes_the_one_that_waits(start: nvml_rig.Start) -> None:
+    library = start()
+    events = watching(0)
+    other = elsewhere(library, "pynvml.nvmlDeviceSetMigMode(device, 1)")
+    assert told(events) == 0
+    assert other.wait(SOON_MS / 1000) == 0
+
+
+def test_changes_that_undo_each_other_are_told_although_nothing_is_different(
+    start: nvml_rig.Start,
+) -> None:
+    start()
+    device = nvml_rig.enabled()
+    events = watching(0)
+    pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceCreateGpuInstance(device, 9))
+    assert [told(events), told(events)] == [0, 0]
+    assert is_silent(events)
+
+
+def test_a_reset_from_outside_of_nvml_is_a_change(start: nvml_rig.Start) -> None:
+    library = start()
+    device = nvml_rig.enabled()
+    pynvml.nvmlDeviceCreateGpuInstance(device, 9)
+    events = watching(0)
+    assert library.state.reset_gpu(0) is states.Code.SUCCESS
+    assert told(events) == 0
+
+
+def test_what_was_before_registering_and_other_gpus_are_not_told(start: nvml_rig.Start) -> None:
+    start("2xA100-SXM4-40GB")
+    nvml_rig.enabled(0)
+    events = watching(0)
+    nvml_rig.enabled(1)
+    assert is_silent(events)
+
+
+def test_registering_again_loses_no_event(start: nvml_rig.Start) -> None:
+    start()
+    events = watching(0)
+    device = nvml_rig.enabled()
+    pynvml.nvmlDeviceRegisterEvents(device, CHANGE, events)
+    assert told(events) == 0
+
+
+def test_what_changes_nothing_is_no_event(start: nvml_rig.Start) -> None:
+    library = start()
+    device = nvml_rig.enabled()
+    events = watching(0)
+    nvml_rig.enabled()
+    nvml_rig.refusal(pynvml.nvmlDeviceCreateGpuInstance, device, nvml_rig.UNKNOWN_PROFILE)
+    library.state.add_client(pynvml.nvmlDeviceGetUUID(device), name="train")
+    assert is_silent(events)
+
+
+def test_every_set_gets_every_event(start: nvml_rig.Start) -> None:
+    start()
+    first, second = watching(0), watching(0)
+    nvml_rig.enabled()
+    assert [told(first), told(second)] == [0, 0]
+
+
+def test_a_wait_ends_at_its_time_out(start: nvml_rig.Start) -> None:
+    start()
+    events = watching(0)
+    since = time.monotonic()
+    wait = pynvml.nvmlEventSetWait_v2
+    assert nvml_rig.refusal(wait, events, 150) == pynvml.NVML_ERROR_TIMEOUT
+    assert 0.15 <= time.monotonic() - since < 2.0
+
+
+def test_a_wait_does_not_hold_up_other_calls(start: nvml_rig.Start) -> None:
+    start()
+    events = watching(0)
+    heard: list[int] = []
+    waiter = threading.Thread(target=lambda: heard.append(told(events)))
+    waiter.start()
+    assert pynvml.nvmlDeviceGetCount() == 1
+    assert not heard
+    nvml_rig.enabled()
+    waiter.join(SOON_MS / 1000)
+    assert heard == [0]
+
+
+def test_freeing_a_set_ends_the_wait_for_it(start: nvml_rig.Start) -> None:
+    start()
+    events = watching(0)
+    codes: list[int] = []
+    waiter = threading.Thread(
+        target=lambda: codes.append(
+            nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 10 * SOON_MS)
+        )
+    )
+    waiter.start()
+    pynvml.nvmlEventSetFree(events)
+    waiter.join(SOON_MS / 1000)
+    assert codes == [pynvml.NVML_ERROR_INVALID_ARGUMENT]
+
+
+def test_sets_that_were_freed_or_never_made_are_invalid(start: nvml_rig.Start) -> None:
+    start()
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    freed = watching(0)
+    pynvml.nvmlEventSetFree(freed)
+    closed = watching(0)
+    pynvml.nvmlShutdown()
+    pynvml.nvmlInit()
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    invalid = pynvml.NVML_ERROR_INVALID_ARGUMENT
+    for events in (freed, closed, None):
+        assert nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 0) == invalid
+        assert nvml_rig.refusal(pynvml.nvmlEventSetFree, events) == invalid
+        assert nvml_rig.refusal(pynvml.nvmlDeviceRegisterEvents, device, CHANGE, events) == invalid
+
+
+def test_a_wait_needs_somewhere_to_write_to(start: nvml_rig.Start) -> None:
+    library = start()
+    events = watching(0)
+    code = library.nvmlEventSetWait_v2(events, None, ctypes.c_uint(0))
+    assert code == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("L40S", {}),
+        ("A100-SXM4-40GB", {"mig_events": states.MigEvents.NEVER}),
+        ("A100-SXM4-40GB", {"mig_events": states.MigEvents.WHILE_ON}),
+        ("A100-SXM4-40GB", {"virtualization": states.Virtualization.VGPU}),
+    ],
+)
+def test_gpus_and_drivers_without_the_event_say_so(
+    start: nvml_rig.Start, spec: str, options: dict[str, Any]
+) -> None:
+    start(spec, **options)
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == 0
+    with pytest.raises(pynvml.NVMLError) as caught:
+        watching(0)
+    assert caught.value.value == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_an_old_driver_tells_of_gpus_whose_mig_mode_is_on(start: nvml_rig.Start) -> None:
+    start(mig_events=states.MigEvents.WHILE_ON)
+    device = nvml_rig.enabled()
+    assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == CHANGE
+    events = watching(0)
+    pynvml.nvmlDeviceCreateGpuInstance(device, 9)
+    assert told(events) == 0
+
+
+def test_other_events_are_not_simulated_and_none_is_registered_with_them(
+    start: nvml_rig.Start,
+) -> None:
+    start()
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == CHANGE
+    events = pynvml.nvmlEventSetCreate()
+    both = CHANGE | pynvml.nvmlEventTypeXidCriticalError
+    register = pynvml.nvmlDeviceRegisterEvents
+    assert nvml_rig.refusal(register, device, both, events) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    nvml_rig.enabled()
+    assert is_silent(events)
+
+
+def test_mig_devices_have_no_events(start: nvml_rig.Start) -> None:
+    start()
+    device = nvml_rig.enabled()
+    nvml_rig.filled(device)
+    mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
+    assert pynvml.nvmlDeviceGetSupportedEventTypes(mig) == 0
+    events = pynvml.nvmlEventSetCreate()
+    code = nvml_rig.refusal(pynvml.nvmlDeviceRegisterEvents, mig, CHANGE, events)
+    assert code == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_the_knob_outlives_the_process_and_old_files_do_without_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "node.json"
+    nvml.create("A30", path, options=nvml.Options(mig_events=states.MigEvents.NEVER))
+    assert nvml.SharedState(path).read().options.mig_events is states.MigEvents.NEVER
+    path.write_text(path.read_text().replace('"mig_events": "never", ', ""))
+    assert nvml.SharedState(path).read().options.mig_events is states.MigEvents.ALWAYS

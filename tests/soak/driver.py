@@ -1,0 +1,222 @@
+"""The simulated NVML in this process, and what can be seen of it without asking our own code."""
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+import pynvml
+
+from mig_manager import errors, ports
+from mig_manager.adapters import nvml as nvml_adapter
+from mig_manager.core import model
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import identities, libnvml, statefile, states, transitions
+
+Geometry = tuple[tuple[object, ...], ...]
+"""Modes, places and spans of every GPU; no ids, which the driver gives at will."""
+
+
+class MemoryState(statefile.SharedState):
+    """The state of a node that one process keeps to itself: no file, hence quick."""
+
+    def __init__(self, spec: str, *, options: states.Options) -> None:
+        self._lock = threading.RLock()
+        boards = identities.boards(spec, options)
+        self._node = states.NodeState(
+            spec=spec, options=options, gpus=tuple(states.GpuState() for _ in boards)
+        )
+
+    def read(self) -> states.NodeState:
+        return self._node
+
+    def _write(self, node: states.NodeState) -> None:
+        self._node = node
+
+    @contextmanager
+    def _exclusively(self, suffix: str) -> Iterator[None]:
+        with self._lock:
+            yield
+
+
+class Library(libnvml.SimulatedLibrary):
+    """Tells before and after each change that a GPU takes."""
+
+    def __init__(
+        self,
+        state: statefile.SharedState,
+        *,
+        on_change: Callable[[], object],
+        on_gone: Callable[[str, Mapping[str, str]], object],
+        on_changed: Callable[[], object],
+    ) -> None:
+        super().__init__(state)
+        self._on_change = on_change
+        self._on_gone = on_gone
+        self._on_changed = on_changed
+
+    def _change(self, attempt: "libnvml._Attempt") -> None:
+        self._on_change()
+        before = devices(self.state)
+        super()._change(attempt)
+        after = devices(self.state)
+        gone = {uuid: name for uuid, name in before.items() if uuid not in after}
+        self._on_gone(attempt.name, gone)
+        self._on_changed()
+
+
+def load(library: Library) -> None:
+    """Put it under pynvml as a new process finds it: nothing open, nothing cached."""
+    nvml._load(library)
+
+
+def unload() -> None:
+    """Take it away again."""
+    nvml.uninstall()
+    assert pynvml.nvmlLib is None
+
+
+class OneByOne:
+    """The real adapter, one GPU after the other, so that each sequence can be played again."""
+
+    def __init__(self, gpus: nvml_adapter.NvmlGpus) -> None:
+        self._gpus = gpus
+
+    def observe(self) -> tuple[model.Gpu, ...]:
+        return self._gpus.observe()
+
+    def execute(self, plan: model.Plan) -> None:
+        failures: list[errors.HardwareError] = []
+        for gpu in plan.gpus:
+            try:
+                self._gpus.execute(model.Plan(gpus=(gpu,)))
+            except errors.HardwareError as error:
+                failures.append(error)
+        if failures:
+            raise nvml_adapter._joined(failures) from failures[0]
+
+
+def real_adapter(clock: ports.Clock) -> OneByOne:
+    """Return the adapter over whatever library is loaded."""
+    return OneByOne(nvml_adapter.NvmlGpus(in_use_timeout_s=2.0, clock=clock))
+
+
+def devices(state: statefile.SharedState) -> dict[str, str]:
+    """Return what a device plugin finds: UUID to resource name, whole GPUs where MIG is off."""
+    found: dict[str, str] = {}
+    for board, gpu in zip(state.boards, state.read().gpus, strict=True):
+        if not gpu.is_enabled:
+            found[board.uuid] = "nvidia.com/gpu"
+        for instance, compute in transitions.mig_devices(gpu):
+            name = _name(board, instance, compute).replace("+", ".")
+            found[board.mig_uuid(instance, compute)] = f"nvidia.com/mig-{name}"
+    return found
+
+
+def counted(state: statefile.SharedState, index: int) -> collections.Counter[str] | None:
+    """Return the compute instances of a GPU by name; None while MIG is off."""
+    board, gpu = state.boards[index], state.read().gpus[index]
+    if not gpu.is_enabled:
+        return None
+    return collections.Counter(
+        _name(board, instance, compute) for instance, compute in transitions.mig_devices(gpu)
+    )
+
+
+def orphans(state: statefile.SharedState) -> int:
+    """Count the GPU instances without a compute instance."""
+    return sum(
+        not instance.compute_instances for gpu in state.read().gpus for instance in gpu.instances
+    )
+
+
+def geometry(state: statefile.SharedState) -> Geometry:
+    """Return what must come back when a change fails."""
+    return tuple(
+        (
+            gpu.is_enabled,
+            gpu.is_pending,
+            tuple(
+                sorted(
+                    (
+                        instance.placement,
+                        instance.profile_id,
+                        tuple(sorted(c.placement for c in instance.compute_instances)),
+                    )
+                    for instance in gpu.instances
+                )
+            ),
+        )
+        for gpu in state.read().gpus
+    )
+
+
+def _name(
+    board: identities.Board, instance: states.GpuInstance, compute: states.ComputeInstance
+) -> str:
+    return transitions.compute_name(board.row(instance.profile_id), compute.placement.size)
+
+
+def remove_behind_back(
+    state: statefile.SharedState, number: int, *, spared: Collection[str]
+) -> bool:
+    """Destroy an instance that no process holds, as a person with nvidia-smi could.
+
+    Args:
+        state: The node.
+        number: Picks one of those that there are.
+        spared: Devices that pods have, even if they do not use them yet.
+    """
+    node = state.read()
+    free = [
+        (index, instance)
+        for index, gpu in enumerate(node.gpus)
+        for instance in gpu.instances
+        if not any(
+            client.gpu_uuid == state.boards[index].uuid
+            and client.gpu_instance_id in (None, instance.instance_id)
+            for client in node.clients
+            if client.kind is states.ClientKind.COMPUTE
+        )
+        and not any(
+            state.boards[index].mig_uuid(instance, compute) in spared
+            for compute in instance.compute_instances
+        )
+    ]
+    if not free:
+        return False
+    index, instance = free[number % len(free)]
+    _put(state, index, node.gpus[index].replaced(instance))
+    return True
+
+
+def add_behind_back(state: statefile.SharedState, number: int, *, is_orphan: bool) -> bool:
+    """Create an instance where there is room; as an orphan, without compute instance."""
+    node = state.read()
+    index = number % len(node.gpus)
+    board = state.boards[index]
+    for row in board.product.profiles[number % 3 :]:
+        now = transitions.Situation(
+            board=board,
+            gpu=node.gpus[index],
+            clients=node.clients_of(board.uuid),
+            options=node.options,
+            serial=node.next_serial,
+        )
+        try:
+            gpu, instance = transitions.create_gpu_instance(now, row.profile_id, None)
+            if not is_orphan:
+                spanning = max(row.compute, key=lambda compute: compute.slices)
+                gpu, _ = transitions.create_compute_instance(
+                    dataclasses.replace(now, gpu=gpu), instance, spanning.profile_id, None
+                )
+        except states.Refused:
+            continue
+        _put(state, index, gpu)
+        return True
+    return False
+
+
+def _put(state: statefile.SharedState, index: int, gpu: states.GpuState) -> None:
+    state.update(lambda node: (node.with_gpu(index, gpu), None))

@@ -1,0 +1,98 @@
+"""What the soak wishes for: layouts as plain data, their files, and what they mean on GPUs.
+
+Nothing here asks the planner or the parser, because they are what is tried.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What one GPU shall have."""
+
+    devices: Mapping[str, int] | None
+    """Compute instances by name; None: MIG off."""
+    is_feasible: bool = True
+
+
+OFF = Choice(devices=None)
+BARE = Choice(devices={})
+
+CHOICES: Mapping[str, Sequence[Choice]] = {
+    "a100-sxm4-40gb": (
+        Choice(devices={"1g.5gb": 7}),
+        Choice(devices={"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}),
+        Choice(devices={"3g.20gb": 2}),
+        OFF,
+        Choice(devices={"1g.5gb": 4, "3g.20gb": 1}),
+        Choice(devices={"7g.40gb": 1}),
+        Choice(devices={"1c.3g.20gb": 3, "2g.10gb": 1}),
+        Choice(devices={"1g.5gb+me": 1, "2g.10gb": 2}),
+        BARE,
+        Choice(devices={"1g.5gb": 8}, is_feasible=False),
+        Choice(devices={"1g.99gb": 1}, is_feasible=False),
+    ),
+    "h100-sxm5-80gb": (
+        Choice(devices={"1g.10gb": 7}),
+        Choice(devices={"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}),
+        Choice(devices={"3g.40gb": 2}),
+        OFF,
+        Choice(devices={"1g.20gb": 4}),
+        Choice(devices={"1c.4g.40gb": 2, "1g.10gb": 3}),
+        BARE,
+        Choice(devices={"4g.40gb": 2}, is_feasible=False),
+    ),
+    "a30": (
+        Choice(devices={"1g.6gb": 4}),
+        Choice(devices={"2g.12gb": 2}),
+        OFF,
+        Choice(devices={"1g.6gb": 2, "2g.12gb": 1}),
+        Choice(devices={"1c.4g.24gb": 2}),
+        BARE,
+        Choice(devices={"1g.6gb": 5}, is_feasible=False),
+    ),
+}
+"""By product."""
+
+Layout = tuple[Choice | None, ...]
+"""For each GPU by index; None: the layout does not speak of it."""
+
+NAMES = ("a", "b", "c", "d")
+"""Of the layouts that the config file has."""
+_RARELY, _OFTEN = 13, 6
+"""Remainders of a pick that mean what the GPU cannot have, and nothing at all."""
+UNKNOWN = "no-such-layout"
+BROKEN = "version: v1\nmig-configs: {a: [\n"
+
+
+def layout_of(products: Sequence[str], picks: Sequence[int]) -> Layout:
+    """Turn numbers into a layout of these GPUs that speaks of one GPU at least."""
+    chosen: list[Choice | None] = []
+    for product, pick in zip(products, picks, strict=False):
+        is_meant = pick % 20 != _RARELY
+        offers = [choice for choice in CHOICES[product] if choice.is_feasible is is_meant]
+        chosen.append(None if pick % 10 == _OFTEN else offers[pick % len(offers)])
+    return tuple(chosen) if any(chosen) else (OFF, *chosen[1:])
+
+
+def is_feasible(layout: Layout) -> bool:
+    """Tell whether the GPUs can have it."""
+    return all(choice is None or choice.is_feasible for choice in layout)
+
+
+def document(layouts: Mapping[str, Layout]) -> str:
+    """Return the config file."""
+    lines = ["version: v1", "mig-configs:"]
+    for name, layout in layouts.items():
+        lines.append(f"  {name}:")
+        for index, choice in enumerate(layout):
+            if choice is None:
+                continue
+            is_on = choice.devices is not None
+            counts = ", ".join(f'"{key}": {n}' for key, n in (choice.devices or {}).items())
+            lines.append(
+                f"  - {{devices: [{index}], mig-enabled: {str(is_on).lower()}, "
+                f"mig-devices: {{{counts}}}}}"
+            )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,182 @@
+"""What happens at the n-th call of a run: kills, faults, and other people's acts."""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mig_manager import errors
+
+
+class Killed(BaseException):
+    """The agent's process is no more; nothing of ours may catch this."""
+
+
+class Kind(enum.Enum):
+    """What may happen in the middle of a run."""
+
+    KILL_BEFORE = "kill before the call"
+    KILL_AFTER = "kill after the call has worked"
+    KILL_IN_DRIVER = "kill before a change of a GPU"
+    KILL_AFTER_CHANGE = "kill after a change of a GPU"
+    FAIL_BEFORE = "the call fails"
+    FAIL_AFTER = "the call works and its answer is lost"
+    POD_STARTS = "a pod starts"
+    POD_ENDS = "a pod ends"
+    UNCORDON = "somebody uncordons"
+    DECIDE_MONITOR = "somebody decides about a monitor"
+    DECIDE_PLUGIN = "somebody decides about the device plugin"
+
+
+DEADLY = frozenset(
+    {Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.KILL_IN_DRIVER, Kind.KILL_AFTER_CHANGE}
+)
+_IN_DRIVER = {Kind.KILL_IN_DRIVER: False, Kind.KILL_AFTER_CHANGE: True}
+_AFTER = frozenset({Kind.KILL_AFTER, Kind.FAIL_AFTER})
+_DECISIONS = frozenset({Kind.UNCORDON, Kind.DECIDE_MONITOR, Kind.DECIDE_PLUGIN})
+"""Come before the node is next read: between a look at it and the write that follows there is a
+moment in which nobody's decision is seen, for no write says which version it was made for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happens once."""
+
+    at: int
+    """The n-th call of a port, or change of a GPU, of this run; from 1."""
+    kind: Kind
+    pick: int = 0
+
+
+class Script:
+    """Counts the calls of one run and lets happen what is due."""
+
+    def __init__(self) -> None:
+        self.acts: Mapping[Kind, Callable[[int], object]] = {}
+        """What other people do."""
+        self.happened: list[Kind] = []
+        self.failed_ports: set[str] = set()
+        self._events: Sequence[Event] = ()
+        self._done: list[Event] = []
+        self._calls = 0
+        self._changes = 0
+        self._is_dead = False
+
+    def begin(self, events: Sequence[Event]) -> None:
+        """Start to count anew."""
+        self._events = events
+        self._done = []
+        self._calls = self._changes = 0
+        self._is_dead = False
+        self.happened = []
+        self.failed_ports = set()
+
+    def end(self) -> None:
+        """Let nothing happen any more."""
+        self._events = ()
+        self._is_dead = False
+
+    def before(self, port: str) -> None:
+        """Count a call of a port; it may never be made."""
+        self._live()
+        self._calls += 1
+        for event in self._due(self._calls, port, is_after=False):
+            self._happen(event, port)
+
+    def after(self, port: str) -> None:
+        """Let happen what comes after the same call."""
+        for event in self._due(self._calls, port, is_after=True):
+            self._happen(event, port)
+
+    def before_change(self) -> None:
+        """Count a change of a GPU."""
+        self._live()
+        self._changes += 1
+        self._change(Kind.KILL_IN_DRIVER)
+
+    def after_change(self) -> None:
+        """Let happen what comes after the same change."""
+        self._change(Kind.KILL_AFTER_CHANGE)
+
+    def _change(self, kind: Kind) -> None:
+        for event in self._events:
+            if event.kind is kind and event.at == self._changes:
+                self._happen(event, "gpus")
+
+    def _due(self, number: int, port: str, *, is_after: bool) -> list[Event]:
+        due = []
+        for event in self._events:
+            if event.kind in _IN_DRIVER or (event.kind in _AFTER) is not is_after:
+                continue
+            if event.kind in _DECISIONS:
+                is_due = event.at <= number and port == "node.read" and event not in self._done
+            else:
+                is_due = event.at == number
+            if is_due:
+                due.append(event)
+        self._done += due
+        return due
+
+    def _happen(self, event: Event, port: str) -> None:
+        if event.kind in DEADLY:
+            self.happened.append(event.kind)
+            self._is_dead = True
+            self._live()
+        elif event.kind in (Kind.FAIL_BEFORE, Kind.FAIL_AFTER):
+            error = _failure(port, event.pick)
+            if error is not None:
+                self.happened.append(event.kind)
+                self.failed_ports.add(port.partition(".")[0])
+                raise error
+        elif self.acts[event.kind](event.pick):
+            self.happened.append(event.kind)
+
+    def _live(self) -> None:
+        # Whatever still runs of a dead process must not reach the world.
+        if self._is_dead:
+            raise Killed
+
+
+_PASSING = (errors.Reason.API_UNAVAILABLE, errors.Reason.API_ERROR, errors.Reason.FORBIDDEN)
+_OF_DRIVER = (errors.Reason.NVML_TIMEOUT, errors.Reason.DRIVER_NOT_LOADED)
+
+
+def _failure(port: str, pick: int) -> Exception | None:
+    """Return what a port may raise; None where it never does."""
+    if port == "node.emit":
+        return None
+    said = "made to fail"
+    match port.partition(".")[0]:
+        case "node" | "workloads":
+            return errors.ClusterError(said, reason=_PASSING[pick % len(_PASSING)])
+        case "allocations":
+            return errors.ClusterError(said, reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
+        case "configs":
+            return errors.ConfigError(said)
+        case "gpus":
+            return errors.HardwareError(said, reason=_OF_DRIVER[pick % len(_OF_DRIVER)])
+        case _:
+            return None
+
+
+class Port:
+    """A port whose every call the script counts."""
+
+    def __init__(self, port: object, name: str, script: Script) -> None:
+        self._port = port
+        self._name = name
+        self._script = script
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._port, name)
+        if not callable(target):
+            return target
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            port = f"{self._name}.{name}"
+            self._script.before(port)
+            answer = target(*arguments, **options)
+            self._script.after(port)
+            return answer
+
+        return call

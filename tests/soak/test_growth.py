@@ -1,0 +1,42 @@
+"""The agent neither grows nor leaves anything open, however often it reconfigures."""
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from bench import growth
+
+
+@pytest.fixture(autouse=True)
+def silence() -> Iterator[None]:
+    """Keep pytest from collecting log lines, which would be all that grows."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.slow
+def test_objects_threads_and_files_do_not_grow_over_a_thousand_reconfigurations() -> None:
+    found = growth.growth(growth.in_memory(1000))
+
+    assert found.blocks < 0.5
+    assert found.resident < 300
+    assert found.threads == 0
+    assert found.files == 0
+
+
+@pytest.mark.slow
+def test_a_reconfiguration_leaves_next_to_no_bytes_behind() -> None:
+    assert growth.traced(200) < 40
+
+
+@pytest.mark.slow
+def test_threads_and_files_of_the_agents_process_stay_as_they_are() -> None:
+    samples = growth.in_a_process(40)
+    found = growth.growth(samples)
+
+    assert found.threads == 0
+    assert found.files == 0
+    # The allocator's caches fill for a while; a leaked worker's data would be megabytes each.
+    assert found.resident < 100_000

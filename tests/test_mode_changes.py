@@ -1,0 +1,398 @@
+"""Switches of MIG mode through the whole pipeline, over simulated NVML and a fake cluster."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from mig_manager import errors, reconcile
+from mig_manager.adapters import gpureset, nvml, tools
+from mig_manager.core import cluster, model
+from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox import smi
+from mig_manager.sandbox.driver import libnvml, states
+from tests import fakes, scenes
+from tests.adapters import proc_tree
+from tests.faults import nvml_codes, nvml_node
+
+LAYOUTS = """\
+version: v1
+mig-configs:
+  all:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}
+  none:
+  - {devices: all, mig-enabled: false}
+  second:
+  - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 2}}
+  hopper:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.40gb: 2}}
+  seven-of-eight:
+  - {devices: [0, 1, 2, 4, 5, 6, 7], mig-enabled: true, mig-devices: {HALF: 2}}
+  - {devices: [3], mig-enabled: false}
+  eight:
+  - {devices: [0, 1, 2, 4, 5, 6, 7], mig-enabled: true, mig-devices: {HALF: 2}}
+  - {devices: [3], mig-enabled: true, mig-devices: {HALF: 1}}
+"""
+ONLY_BY_TOOL = states.Options(resets_itself=False)
+VIRTUAL = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+
+
+class Node:
+    """A node that can be reset and rebooted; implements both ports."""
+
+    def __init__(self, folder: pathlib.Path, spec: str, options: states.Options) -> None:
+        path = folder / "state"
+        simulated.create(spec, path, options=options)
+        simulated.install(path)
+        self.state = simulated.SharedState(path)
+        self.cluster = nvml_node.Cluster(self.state)
+        self.may_reboot = False
+        self.reboots = 0
+        self.asked_to_reset: list[list[int]] = []
+        self.before_reset: Callable[[], object] = lambda: None
+        smi.install(folder / "bin", path)
+        self._layouts = LAYOUTS.replace("HALF", "3g.40gb" if "h100" in spec else "3g.20gb")
+        self._gpus = nvml.NvmlGpus(in_use_timeout_s=5.0, clock=self.cluster.clock)
+        self._reset = gpureset.SmiReset(
+            tools.Tools(folders=[str(folder / "bin")]),
+            proc=proc_tree.ProcTree(folder / "proc").root,
+        )
+
+    def reset(self, gpus: Sequence[model.Gpu]) -> None:
+        self.asked_to_reset.append([gpu.index for gpu in gpus])
+        self.before_reset()
+        self._reset.reset(gpus)
+
+    def request(self, why: str) -> None:
+        assert why
+        self.reboots += 1
+
+    def agent(self) -> reconcile.Reconciler:
+        """Return an agent that has just started."""
+        world = self.cluster
+        return reconcile.Reconciler(
+            reconcile.World(
+                gpus=self._gpus,
+                node=world.node,
+                workloads=world.workloads,
+                allocations=world.allocations,
+                configs=fakes.FakeConfig(self._layouts),
+                clock=world.clock,
+                boot_id=self.state.boot_id,
+                reset=self,
+                reboot=self if self.may_reboot else None,
+            ),
+            reconcile.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
+        )
+
+    def run(self, layout: str) -> reconcile.Outcome:
+        """Start an agent and let it do its work once."""
+        agent = self.agent()
+        agent.recover(layout)
+        return agent.run(layout, fakes.FakeWish(self.cluster.clock, replaced=False))
+
+    def go_down(self, layout: str) -> None:
+        """Run until the signal to end comes with a reboot, and reboot."""
+        wish = fakes.FakeWish(self.cluster.clock, replaced=False)
+        before = self.reboots
+        wish.ends_when = lambda: self.reboots > before
+        agent = self.agent()
+        agent.recover(layout)
+        with pytest.raises(errors.Superseded):
+            agent.run(layout, wish)
+        self.restart()
+
+    def restart(self) -> None:
+        """Reboot: kubelet starts the daemons again, and nobody else."""
+        self.state.reboot()
+        self.cluster.pods.clear()
+        self.cluster.held.clear()
+        self.cluster.offered = {}
+        self.cluster.live()
+
+    def gpus(self) -> tuple[model.Gpu, ...]:
+        return self._gpus.observe()
+
+    def others(self, index: int) -> list[states.GpuState]:
+        """Return all there is to know of every GPU but one."""
+        gpus = self.state.read().gpus
+        return [gpu for number, gpu in enumerate(gpus) if number != index]
+
+    @property
+    def resets(self) -> list[int]:
+        """How often each GPU was reset or switched."""
+        return [gpu.attachments for gpu in self.state.read().gpus]
+
+    @property
+    def modes(self) -> list[tuple[bool, bool]]:
+        """Current and pending mode of each GPU."""
+        return [(gpu.is_enabled, gpu.is_pending) for gpu in self.state.read().gpus]
+
+    def monitor(self, index: int) -> states.Client:
+        """Have somebody who is no pod hold a GPU and not compute on it, as DCGM does."""
+        uuid = self.state.boards[index].uuid
+        return self.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+
+
+Boot = Callable[..., Node]
+
+
+@pytest.fixture
+def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
+    def start(spec: str = "2xa100-sxm4-40gb", options: states.Options | None = None) -> Node:
+        return Node(tmp_path, spec, options or states.Options())
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(simulated.uninstall)
+        yield start
+
+
+# -- resets --------------------------------------------------------------------------------------
+
+
+def test_a_gpu_whose_mode_waits_is_reset_and_its_neighbour_is_not(boot: Boot) -> None:
+    node = boot(options=ONLY_BY_TOOL)
+
+    outcome = node.run("second")
+
+    assert outcome.state is model.State.SUCCESS
+    assert node.asked_to_reset == [[1]]
+    assert node.resets == [0, 1]
+    assert len(node.gpus()[1].mig_uuids) == 2
+    scenes.assert_nothing_taken(node.cluster)
+
+
+@pytest.mark.slow
+def test_a_mode_that_was_pending_before_is_brought_into_force(boot: Boot) -> None:
+    node = boot(options=VIRTUAL)
+    assert node.run("all").reason is errors.Reason.REBOOT_REQUIRED
+    node.state.set_options(ONLY_BY_TOOL)
+
+    assert node.run("all").state is model.State.SUCCESS
+    assert node.resets == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_reset_switches_mig_off_too_once_the_instances_are_gone(boot: Boot) -> None:
+    node = boot(options=ONLY_BY_TOOL)
+    assert node.run("all").state is model.State.SUCCESS
+
+    assert node.run("none").state is model.State.SUCCESS
+    assert node.modes == [(False, False)] * 2
+
+
+@pytest.mark.slow
+def test_gpus_that_come_back_as_other_device_nodes_are_the_same_gpus(boot: Boot) -> None:
+    node = boot(options=dataclasses.replace(ONLY_BY_TOOL, reattaches=True))
+
+    assert node.run("all").state is model.State.SUCCESS
+    assert node.run("none").state is model.State.SUCCESS
+    assert node.resets == [2, 2]
+
+
+def test_a_holder_that_comes_before_the_reset_is_named_and_the_mode_called_off_meanwhile(
+    boot: Boot,
+) -> None:
+    node = boot(options=ONLY_BY_TOOL)
+    uuid = node.state.boards[1].uuid
+    late: list[states.Client] = []
+    node.before_reset = lambda: late.append(
+        node.state.add_client(uuid, name="/bin/train", pid=4711)
+    )
+
+    outcome = node.run("second")
+
+    assert outcome.reason is errors.Reason.IN_USE
+    assert outcome.should_retry
+    assert "is not reset while it is held by train (pid 4711)" in outcome.message
+    assert node.resets == [0, 0]
+    assert node.modes == [(False, False), (False, False)]
+    scenes.assert_nothing_taken(node.cluster)
+
+    node.before_reset = lambda: None
+    for client in late:
+        node.state.remove_client(client)
+    assert node.run("second").state is model.State.SUCCESS
+    assert node.resets == [0, 1]
+
+
+def test_a_gpu_that_only_resets_with_a_neighbour_is_not_reset_on_its_account(boot: Boot) -> None:
+    node = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
+
+    outcome = node.run("second")
+
+    assert outcome.reason is errors.Reason.RESET_REQUIRED
+    assert "can only be reset together with 00000000:07:00.0" in outcome.message
+    assert node.resets == [0, 0]
+    scenes.assert_nothing_taken(node.cluster)
+
+
+@pytest.mark.slow
+def test_neighbours_that_all_wait_are_reset_together(boot: Boot) -> None:
+    node = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
+
+    assert node.run("all").state is model.State.SUCCESS
+    assert node.resets == [1, 1]
+
+
+@pytest.mark.parametrize("options", [states.Options(), ONLY_BY_TOOL])
+def test_a_mode_that_clients_keep_from_changing_is_called_off_and_nothing_is_reset(
+    options: states.Options, boot: Boot
+) -> None:
+    node = boot(options=options)
+    dcgm = node.monitor(1)
+
+    outcome = node.run("second")
+
+    assert outcome.reason is errors.Reason.IN_USE
+    assert node.asked_to_reset == []
+    assert node.modes == [(False, False)] * 2
+    scenes.assert_nothing_taken(node.cluster)
+
+    node.state.remove_client(dcgm)
+    assert node.run("second").state is model.State.SUCCESS
+
+
+# -- virtual machines and reboots ----------------------------------------------------------------
+
+
+def test_in_a_virtual_machine_the_mode_waits_for_a_reboot_that_nobody_allowed(boot: Boot) -> None:
+    node = boot(options=VIRTUAL)
+
+    outcome = node.run("all")
+
+    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
+    assert "passed through to this virtual machine" in outcome.message
+    assert node.asked_to_reset == []
+    assert node.modes == [(False, True)] * 2
+    assert not outcome.reason.is_transient
+    scenes.assert_nothing_taken(node.cluster)
+
+
+def test_in_a_virtual_machine_there_is_one_reboot_and_the_layout_is_in_force_after_it(
+    boot: Boot,
+) -> None:
+    node = boot(options=VIRTUAL)
+    node.may_reboot = True
+
+    node.go_down("all")
+
+    assert node.cluster.labels[cluster.STATE_LABEL] == "rebooting"
+    assert node.run("all").state is model.State.SUCCESS
+    assert node.reboots == 1
+    assert node.asked_to_reset == []
+    assert all(len(gpu.mig_uuids) == 2 for gpu in node.gpus())
+    scenes.assert_nothing_taken(node.cluster)
+
+
+def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot: Boot) -> None:
+    node = boot(options=VIRTUAL)
+    node.may_reboot = True
+    node.go_down("all")
+    # Some hypervisors keep the GPU as it was until the machine is stopped and started.
+    stuck = tuple(
+        dataclasses.replace(gpu, is_enabled=False, is_pending=False)
+        for gpu in node.state.read().gpus
+    )
+    node.state.update(lambda now: (dataclasses.replace(now, gpus=stuck), None))
+
+    for _ in range(3):
+        assert node.run("all").reason is errors.Reason.REBOOT_REQUIRED
+        assert node.reboots == 1
+        scenes.assert_nothing_taken(node.cluster)
+
+
+@pytest.mark.slow
+def test_a_machine_that_cannot_reset_its_gpus_at_all_is_rebooted_where_allowed(boot: Boot) -> None:
+    node = boot(options=ONLY_BY_TOOL)
+    node.may_reboot = True
+    # The driver does not tell that this is a virtual machine; nvidia-smi refuses all the same.
+    node.before_reset = lambda: node.state.set_options(VIRTUAL)
+
+    node.go_down("second")
+
+    assert node.asked_to_reset == [[1]]
+    assert node.run("second").state is model.State.SUCCESS
+    assert node.reboots == 1
+
+
+def test_a_vgpu_guest_is_refused_before_anybody_must_leave(boot: Boot) -> None:
+    node = boot(options=states.Options(virtualization=states.Virtualization.VGPU))
+    node.cluster.occupy()
+    pods = dict(node.cluster.pods)
+
+    outcome = node.run("all")
+
+    assert outcome.reason is errors.Reason.NOT_SUPPORTED
+    assert "its host decides about MIG" in outcome.message
+    assert node.cluster.pods == pods
+
+
+def test_a_mode_that_hopper_loses_with_a_reboot_is_back_without_reset_or_reboot(
+    boot: Boot,
+) -> None:
+    node = boot("2xh100-sxm5-80gb")
+    node.may_reboot = True
+    assert node.run("hopper").state is model.State.SUCCESS
+    before = [[gi.placement for gi in gpu.gpu_instances] for gpu in node.gpus()]
+
+    node.restart()
+    assert node.modes == [(False, False)] * 2
+    outcome = node.run("hopper")
+
+    assert outcome.state is model.State.SUCCESS
+    assert [[gi.placement for gi in gpu.gpu_instances] for gpu in node.gpus()] == before
+    assert (node.asked_to_reset, node.reboots) == ([], 0)
+
+
+def test_a_mode_that_ampere_keeps_over_a_reboot_is_not_switched_again(boot: Boot) -> None:
+    node = boot()
+    assert node.run("all").state is model.State.SUCCESS
+    node.restart()
+    resets = node.resets
+
+    assert node.run("all").state is model.State.SUCCESS
+    assert node.resets == resets
+
+
+# -- one of eight --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        pytest.param("8xa100-sxm4-40gb", states.Options(), id="ampere"),
+        pytest.param("8xa100-sxm4-40gb", ONLY_BY_TOOL, id="ampere, by nvidia-smi"),
+        pytest.param("8xh100-sxm5-80gb", states.Options(), id="hopper"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("before", "after"), [("seven-of-eight", "eight"), ("eight", "seven-of-eight")]
+)
+@pytest.mark.slow
+def test_where_one_gpu_of_eight_changes_mode_the_others_keep_their_instances_and_their_pods(
+    before: str, after: str, spec: str, options: states.Options, boot: Boot
+) -> None:
+    node = boot(spec)
+    assert node.run(before).state is model.State.SUCCESS
+    node.cluster.occupy()
+    node.asked_to_reset.clear()
+    node.state.set_options(dataclasses.replace(options, logs_calls=True))
+    fourth = frozenset({node.gpus()[3].uuid, *node.gpus()[3].mig_uuids})
+    others = node.others(3)
+    staying = {uid for uid, held in node.cluster.held.items() if not held & fourth}
+    clients = [client for client in node.state.clients() if client.gpu_uuid not in fourth]
+
+    outcome = node.run(after)
+
+    assert outcome.state is model.State.SUCCESS
+    assert node.others(3) == others
+    assert len(staying) == 14
+    assert staying == node.cluster.held.keys() & staying & node.cluster.pods.keys()
+    assert list(node.state.clients()) == clients
+    calls = libnvml.read_calls(node.state.path)
+    assert {call.gpu for call in calls if call.function in nvml_codes.CHANGES} == {3}
+    assert node.asked_to_reset == ([[3]] if options is ONLY_BY_TOOL else [])
+    scenes.assert_nothing_taken(node.cluster)

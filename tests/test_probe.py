@@ -1,0 +1,138 @@
+"""The image's health check against what an agent really serves, however it was told to."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager import errors, health, probe
+
+STUCK_AFTER_S = 10.0
+AGENT = ("/opt/bin/python", "/opt/bin/mig-manager", "agent")
+
+
+@contextlib.contextmanager
+def agent(*, silence_s: float = 0.0, address: str = "127.0.0.1") -> Iterator[int]:
+    """Serve health as an agent does whose worker has been silent that long; yield the port."""
+    now_s = 0.0
+    pulse = health.Pulse(lambda: now_s)
+    pulse.beat()
+    now_s = silence_s
+    checks = health.Health(
+        pulse,
+        stuck_after_s=STUCK_AFTER_S,
+        contact_age_s=lambda: 0.0,
+        is_recovered=lambda: False,
+    )
+    with health.served(checks, bytes, address=address, port=0) as port:
+        yield port
+
+
+@pytest.fixture
+def unused() -> Iterator[int]:
+    """A port on which nobody listens, kept from others."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
+
+
+def test_an_agent_that_answers_is_healthy_though_it_is_not_ready_yet() -> None:
+    with agent() as port:
+        assert probe.check(AGENT, {"MIG_MANAGER_HEALTH_PORT": str(port)}) == (True, "ok")
+
+
+def test_an_agent_whose_worker_is_stuck_is_not_healthy_and_says_why() -> None:
+    with agent(silence_s=11.0) as port:
+        is_alive, told = probe.check(AGENT, {"MIG_MANAGER_HEALTH_PORT": str(port)})
+
+    assert not is_alive
+    assert told == "the worker has been stuck for 11 s"
+
+
+@pytest.mark.parametrize("command", [AGENT, (), ("/sbin/init",), ("sh", "-c", "sleep 1 & agent")])
+def test_without_a_health_port_there_is_nothing_to_be_unhealthy(command: tuple[str, ...]) -> None:
+    assert probe.check(command, {}) == (True, "there is no --health-port to ask")
+
+
+@pytest.mark.parametrize(
+    "start", [AGENT, ("/sbin/docker-init", "--", "mig-manager", "agent"), ("mig-manager", "agent")]
+)
+def test_an_option_of_the_agent_outdoes_the_environment(
+    start: tuple[str, ...], unused: int
+) -> None:
+    environ = {"MIG_MANAGER_HEALTH_PORT": str(unused)}
+    with agent() as port:
+        for option in ((f"--health-port={port}",), ("--health-port", str(port), "")):
+            assert probe.check((*start, *option), environ) == (True, "ok")
+
+
+def test_an_agent_behind_a_shell_is_found_by_the_environment() -> None:
+    with agent() as port:
+        environ = {"MIG_MANAGER_HEALTH_PORT": str(port)}
+        assert probe.check(("sh", "-c", "mig-manager agent; true"), environ) == (True, "ok")
+
+
+def test_another_command_than_the_agent_has_no_health(unused: int) -> None:
+    environ = {"MIG_MANAGER_HEALTH_PORT": str(unused)}
+
+    is_alive, told = probe.check(("mig-manager", "demo", "--keep"), environ)
+
+    assert is_alive
+    assert told == "demo has no health to ask for"
+
+
+def test_the_agent_is_asked_at_the_address_where_it_listens() -> None:
+    with agent(address="127.0.0.2") as port:
+        listening = ("--health-port", str(port), "--health-address", "127.0.0.2")
+        assert probe.check((*AGENT, *listening), {}) == (True, "ok")
+
+
+@pytest.mark.parametrize("address", ["", "0.0.0.0", "::"])  # noqa: S104 - any address is meant
+def test_an_agent_that_listens_everywhere_is_asked_on_this_machine(address: str) -> None:
+    if address == "::" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with agent(address=address) as port:
+        environ = {"MIG_MANAGER_HEALTH_PORT": str(port), "MIG_MANAGER_HEALTH_ADDRESS": address}
+        assert probe.check(AGENT, environ) == (True, "ok")
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(errors.UsageError, match="70000"):
+        probe.check((*AGENT, "--health-port", "70000"), {})
+
+
+def run(port: str) -> tuple[int, str]:
+    """Run the check as the image does; what started this container is not our program."""
+    done = subprocess.run(
+        (sys.executable, "-I", "-m", "mig_manager.probe"),
+        env={"PATH": os.environ["PATH"], "MIG_MANAGER_HEALTH_PORT": port},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_the_exit_status_tells_docker_whether_the_agent_is_healthy(unused: int) -> None:
+    with agent() as port:
+        assert run(str(port)) == (0, "ok\n")
+    with agent(silence_s=60.0) as port:
+        assert run(str(port)) == (1, "the worker has been stuck for 60 s\n")
+    status, told = run(str(unused))
+    assert status == 1
+    assert told.startswith("the agent does not answer: ConnectionRefusedError")
+    assert run("no port")[0] == 1
+
+
+def test_whatever_answers_without_http_is_unhealthy_within_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        status, told = run(str(silent.getsockname()[1]))
+
+    assert status == 1
+    assert told.startswith("the agent does not answer: TimeoutError")

@@ -1,0 +1,87 @@
+"""Who holds the GPUs, as ``status`` tells it; that it cannot be told is no failure."""
+
+import io
+import json
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager import cli, console
+from mig_manager.core import holders
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import states
+
+POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
+
+
+class Shell:
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.path = folder / "gpus.json"
+        nvml.create("2xA100-SXM4-40GB", self.path)
+        self.state = nvml.SharedState(self.path)
+        self.environ = {"HOME": str(folder)}
+
+    def __call__(self, *argv: str) -> str:
+        out, err = io.StringIO(), io.StringIO()
+        terminal = console.Console(
+            stdin=io.StringIO(), stdout=out, stderr=err, environ=self.environ
+        )
+        line = (*argv, "--simulate-state", str(self.path))
+        assert cli.main(line, terminal) == 0, err.getvalue()
+        return out.getvalue()
+
+
+@pytest.fixture
+def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
+    yield Shell(tmp_path)
+    nvml.uninstall()
+
+
+def test_status_tells_programs_who_holds_which_gpu(shell: Shell) -> None:
+    shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
+
+    free, held = json.loads(shell("status", "-o", "json"))["gpus"]
+
+    assert free["holders"] == []
+    assert held["holders"] == [
+        {"pid": 77, "name": "train", "gpu_instances": [], "pod_uid": None, "unit": None}
+    ]
+
+
+def test_status_tells_people_who_holds_a_gpu_when_they_ask_for_more(shell: Shell) -> None:
+    shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
+
+    assert "held by train (pid 77)" in shell("status", "-o", "wide")
+    assert "held by" not in shell("status")
+
+
+def test_holders_of_an_instance_are_told_with_it(shell: Shell) -> None:
+    shell("apply", "all-1g.5gb")
+    gpu = json.loads(shell("status", "-o", "json"))["gpus"][0]
+    instance = gpu["gpu_instances"][2]
+    shell.state.add_client(instance["compute_instances"][0]["uuid"], name="train", pid=78)
+
+    (holder,) = json.loads(shell("status", "-o", "json"))["gpus"][0]["holders"]
+
+    assert (holder["pid"], holder["gpu_instances"]) == (78, [instance["id"]])
+
+
+def test_status_is_there_where_nobody_tells_who_holds_the_gpus(shell: Shell) -> None:
+    code = states.Code.UNKNOWN
+    shell.state.add_fault(
+        states.Fault(function="nvmlSystemGetDriverVersion", count=None, code=code)
+    )
+
+    found = json.loads(shell("status", "-o", "json"))["gpus"]
+
+    assert [gpu["holders"] for gpu in found] == [None, None]
+
+
+def test_a_holder_is_told_with_its_pod_or_its_unit() -> None:
+    pod = holders.Holder(pid=1, name="a", home=f"pod {POD}", gpu_instances=(3,))
+    unit = holders.Holder(pid=2, name="b", home="unit dcgm.service", gpu_instances=())
+
+    assert str(pod) == f"a (pid 1, GPU instance 3, pod {POD})"
+    assert pod.to_data()["pod_uid"] == POD
+    assert unit.to_data()["unit"] == "dcgm.service"
