@@ -12,7 +12,7 @@ from mig_manager.adapters.kube import api, node, pods
 from mig_manager.checks import asking, machine
 from mig_manager.checks import cluster as cluster_checks
 from mig_manager.checks import gpus as gpu_checks
-from mig_manager.core import bar, cluster, document, findings, model, picture
+from mig_manager.core import bar, cluster, document, findings, holders, model, picture
 
 _MARGIN_S = 3.0
 """What a check may take beyond what it asks: to end a process that does not answer, and start."""

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors
+from mig_manager.adapters import procfs
 
 _MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
 _FIELD = re.compile(r"^(DeviceFile\w+): (\d+)$", re.MULTILINE)

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from mig_manager.core import holders
+
 _SLOTS = 128
 """Threads that can tell: one for each GPU, the main thread, and plenty to spare."""
 

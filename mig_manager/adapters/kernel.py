@@ -6,6 +6,8 @@ import os
 import pathlib
 import re
 
+from mig_manager.adapters import procfs
+
 _SYS_ADMIN, _MKNOD = 21, 27
 """Numbers of capabilities (``linux/capability.h``)."""
 _FIELD = re.compile(r"^(Uid|CapEff):\s*(.+)$", re.MULTILINE)
@@ -67,7 +69,7 @@ def config_right(proc: pathlib.Path, dev: pathlib.Path) -> ConfigRight:
 def modules(proc: pathlib.Path) -> dict[str, int] | None:
     """Return how often each loaded module is used (``proc_modules(5)``); None: not told."""
     try:
-        text = (proc / "modules").readprocfs.text(encoding="utf-8", errors="replace")
+        text = (proc / "modules").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     found: dict[str, int] = {}

@@ -18,6 +18,8 @@ import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from mig_manager.core import holders as holders_of
+
 ROOT = pathlib.Path("/proc")
 
 _MAX_NAMED = 8

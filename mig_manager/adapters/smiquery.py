@@ -6,6 +6,8 @@ The elements are those of NVIDIA's ``nvsmi_device`` DTD. Where one is absent not
 import dataclasses
 import xml.etree.ElementTree as ET
 
+from mig_manager.core import holders
+
 MAX_BYTES = 4 * 2**20
 """A GPU cut in seven with hundreds of processes needs a tenth of it."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors, hostsettings
 from mig_manager.adapters import toolprocess
+from mig_manager.core import holders
 
 _GKE = "home/kubernetes/bin/nvidia"
 """Where GKE's driver installer puts programs and libraries on the host."""
