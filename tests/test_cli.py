@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from mig_manager import arguments, cli, console, settings, shellsettings
-from mig_manager import shell as shell_module
+from mig_manager import arguments, cli, console, interrupts, settings, shellsettings
 from mig_manager.core import document
 from mig_manager.sandbox import nvml
 
@@ -468,7 +467,7 @@ def test_a_signal_waits_until_a_change_is_complete() -> None:
     done: list[bool] = []
 
     def change() -> None:
-        with shell_module.completed(told.append):
+        with interrupts.completed(told.append):
             signal.raise_signal(signal.SIGINT)
             done.append(True)
 
@@ -483,7 +482,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     told: list[str] = []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with shell_module.completed(told.append):
+        with interrupts.completed(told.append):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -495,7 +494,7 @@ def test_a_second_signal_does_not_wait() -> None:
     done: list[bool] = []
 
     def change() -> None:
-        with shell_module.completed(lambda _: None):
+        with interrupts.completed(lambda _: None):
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             done.append(True)
