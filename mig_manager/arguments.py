@@ -10,17 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import mig_manager
-from mig_manager import errors, shellarguments
-
-_DESCRIPTION = """\
-Partition NVIDIA GPUs with MIG: change only what differs, and say why when it cannot be done.
-"""
-_EPILOG = """\
-Try it without a GPU:  mig-manager apply all-balanced --simulate 8xA100-SXM4-40GB
-                       mig-manager status --simulate 8xA100-SXM4-40GB
-
-Exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.
-"""
+from mig_manager import errors, peersyntax, shellarguments
 
 COMMANDS: Mapping[str, str] = {
     "status": "show the GPUs and their MIG instances",
@@ -29,12 +19,19 @@ COMMANDS: Mapping[str, str] = {
     "boot": "bring back the layout last proven in force, after a reboot",
     "assert": "tell by the exit status whether a layout is in force",
     "export": "write the GPUs' state as a config document",
+    "generate-config": "write a config document with the layouts that GPUs can have",
     "validate": "check that layouts fit GPUs, here or by product name",
     "doctor": "check this node and say what to fix",
     "agent": "serve this Kubernetes node",
     "demo": "show the whole story on a simulated node",
+    "completion": "write a script that completes command lines in a shell",
+    "help": "show the help of the program or of a command",
     "version": "print the version",
 }
+PROGRAM = "mig-manager"
+
+_ANOTHERS_SWITCHES = frozenset({"agent"})
+"""Commands whose ``-d``, ``-m`` and ``-s`` are those of another program of NVIDIA's."""
 
 
 class UnknownCommandError(errors.UsageError):
@@ -42,7 +39,15 @@ class UnknownCommandError(errors.UsageError):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing and exiting, so that all errors look alike."""
+    """Raises instead of printing and exiting, so that all errors look alike.
+
+    Its texts are loaded when somebody asks for help, which is seldom.
+    """
+
+    @property
+    def command(self) -> str:
+        """The command, or nothing for the program as a whole."""
+        return self.prog.removeprefix(PROGRAM).strip()
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse has to say.
@@ -50,8 +55,16 @@ class _Parser(argparse.ArgumentParser):
         Raises:
             UsageError: Always.
         """
-        command = self.prog.removeprefix("mig-manager").strip()
-        raise errors.UsageError(f"{command}: {message}" if command else message)
+        raise errors.UsageError(f"{self.command}: {message}" if self.command else message)
+
+    def format_help(self) -> str:
+        """Return the help, with what it says beside the options."""
+        from mig_manager import helppages  # noqa: PLC0415 - see the class
+
+        self.usage = helppages.usage(self.command)
+        self.description = helppages.description(self.command)
+        self.epilog = helppages.epilog(self.command)
+        return super().format_help()
 
 
 def parse(argv: Sequence[str]) -> dict[str, object]:
@@ -69,25 +82,38 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
         UsageError: The arguments make no sense.
         SystemExit: Help or version was asked for and printed.
     """
-    name = next((argument for argument in argv if not argument.startswith("-")), None)
-    if name is not None and name not in COMMANDS:
+    words = [argument for argument in argv if not argument.startswith("-")]
+    if words:
+        check_command(words[0])
+    if words[:1] == ["help"]:
+        for topic in words[1:2]:
+            check_command(topic)
+        argv = [*words[1:2], "--help"]
+    told: dict[str, str] = {}
+    if _ANOTHERS_SWITCHES.isdisjoint(words[:1]):
+        argv, told = peersyntax.normal(argv)
+    return vars(build().parse_args(argv)) | told
+
+
+def check_command(name: str) -> None:
+    """Take a command that there is.
+
+    Raises:
+        UnknownCommandError: There is none of that name.
+    """
+    if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UnknownCommandError(f"there is no command {name!r}{hint}")
-    return vars(build().parse_args(argv))
 
 
 def build() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = _Parser(
-        prog="mig-manager",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        prog=PROGRAM, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
-        "-v", "--version", action="version", version=f"mig-manager {mig_manager.__version__}"
+        "-v", "--version", action="version", version=f"{PROGRAM} {mig_manager.__version__}"
     )
     parser.add_argument("-d", "--debug", action="store_true", help="log everything")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -95,7 +121,7 @@ def build() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         shellarguments.DEFINITIONS[name](command)

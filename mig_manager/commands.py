@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors, plain, ports
-from mig_manager.core import clients, config, model, planner
+from mig_manager.core import clients, config, generator, model, planner
 from mig_manager.core import holders as holding
 
 
@@ -135,7 +135,7 @@ class Checked:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A config document of what the GPUs have."""
+    """A config document of what the GPUs have, or can have."""
 
     document: Mapping[str, object]
 
@@ -239,6 +239,16 @@ def export(gpus: ports.Gpus, *, label: str) -> Exported:
         LayoutError: There is no GPU.
     """
     return Exported(document=config.export(gpus.observe(), label=label))
+
+
+def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -> Exported:
+    """Write a config document with the layouts that GPUs of these kinds can have.
+
+    Args:
+        kinds: The GPUs.
+        has_all_maximal: Whether to add every mixed layout that leaves no room.
+    """
+    return Exported(document=generator.document(kinds, has_all_maximal=has_all_maximal))
 
 
 def _modes_only(

@@ -69,6 +69,7 @@ class _Shell:
             "boot": self._boot,
             "assert": self._assert,
             "export": self._export,
+            "generate-config": self._generate_config,
             "validate": self._validate,
         }
 
@@ -154,6 +155,19 @@ class _Shell:
         self._answer(result.to_data, lambda: document.dump(result.to_data()))
         return DONE
 
+    def _generate_config(self) -> int:
+        result = commands.generate_config(
+            self._reach.kinds(), has_all_maximal=self._given.has_all_maximal
+        )
+        target = self._given.output_file
+        if target is None:
+            self._answer(result.to_data, lambda: "")
+            return DONE
+        from mig_manager.adapters import outputfile  # noqa: PLC0415 - seldom asked for
+
+        outputfile.write(target, self._rendered(result.to_data()))
+        return DONE
+
     def _validate(self) -> int:
         source = self._document()
         names = self._given.layouts or tuple(source.layouts)
@@ -172,12 +186,15 @@ class _Shell:
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
         match self._given.output_format:
-            case shellsettings.OutputFormat.JSON:
-                self._terminal.say(json.dumps(data(), indent=2))
-            case shellsettings.OutputFormat.YAML:
-                self._terminal.say(document.dump(data()))
+            case shellsettings.OutputFormat.JSON | shellsettings.OutputFormat.YAML:
+                self._terminal.say(self._rendered(data()))
             case shellsettings.OutputFormat.TEXT | shellsettings.OutputFormat.WIDE:
                 self._terminal.say(text())
+
+    def _rendered(self, data: Mapping[str, object]) -> str:
+        if self._given.output_format is shellsettings.OutputFormat.JSON:
+            return json.dumps(data, indent=2) + "\n"
+        return document.dump(data)
 
     def _document(self) -> config.Document:
         file = self._given.config_file

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import console, errors, interrupts, ports, shellsettings, standalone
 from mig_manager.adapters import clock, gpu_thread
+from mig_manager.core import generator, model
 from mig_manager.core import holders as holding
-from mig_manager.core import model
 
 _HOLDERS_TIMEOUT_S = 5.0
 """What the holders of the GPUs are worth to 'status'."""
@@ -123,19 +123,21 @@ class Reach:
 
     def templates(self) -> Sequence[model.Gpu]:
         """Return one idle GPU of each product named."""
-        from mig_manager.sandbox import hardware  # noqa: PLC0415 - only for products by name
+        from mig_manager import products  # noqa: PLC0415 - only for products by name
 
-        found = {
-            product.key: product
-            for pattern in self._given.products
-            for product in hardware.match(pattern)
-        }
-        known = [product for product in found.values() if not product.not_simulatable]
-        for product in found.values():
-            if known and product not in known:
-                self._terminal.note(f"{product.name} is left out: {product.not_simulatable}")
-        # With nothing known, the first says why.
-        return [hardware.template(product) for product in known or found.values()]
+        return products.templates(self._given.products, tell=self._terminal.note)
+
+    def kinds(self) -> Sequence[generator.Kind]:
+        """Return the kinds of the products named, or else of this machine's GPUs.
+
+        Raises:
+            LayoutError: None has MIG, or the driver does not tell what they offer.
+        """
+        if not self._given.products:
+            return generator.kinds_of(self.gpus().observe())
+        from mig_manager import products  # noqa: PLC0415 - only for products by name
+
+        return products.kinds(self._given.products, tell=self._terminal.note)
 
     def holders(self) -> Mapping[str, tuple[holding.Holder, ...]] | None:
         """Return who holds the GPUs; None where that is not told, which is no failure."""
