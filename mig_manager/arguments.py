@@ -85,7 +85,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
     words = [argument for argument in argv if not argument.startswith("-")]
     if words:
         check_command(words[0])
-    if words[:1] == ["help"]:
+    if words[:1] == ["help"] and {"-h", "--help"}.isdisjoint(argv):
         for topic in words[1:2]:
             check_command(topic)
         argv = [*words[1:2], "--help"]

@@ -1,9 +1,7 @@
 """The command line as people, scripts and NVIDIA's units use it, over simulated GPUs."""
 
-import dataclasses
 import io
 import json
-import logging
 import os
 import pathlib
 import signal
@@ -12,11 +10,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from mig_manager import arguments, cli, console, interrupts, settings, shellsettings
 from mig_manager.core import document
-from mig_manager.sandbox import nvml
+from tests import commandline
+from tests.commandline import Shell
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
 LAYOUTS = """
@@ -33,38 +31,10 @@ mig-configs:
 ONLY_ONE = LAYOUTS[: LAYOUTS.index("  other")]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    status: int
-    out: str
-    err: str
-
-
-class Shell:
-    """A shell whose user has a home of their own."""
-
-    def __init__(self, home: pathlib.Path) -> None:
-        self.environ = {"HOME": str(home)}
-
-    def __call__(self, *argv: str, stdin: str = "", **environ: str) -> Answer:
-        out, err = io.StringIO(), io.StringIO()
-        terminal = console.Console(
-            stdin=io.StringIO(stdin), stdout=out, stderr=err, environ=self.environ | environ
-        )
-        status = cli.main(argv, terminal)
-        assert "Traceback" not in err.getvalue()
-        return Answer(status=status, out=out.getvalue(), err=err.getvalue())
-
-
 @pytest.fixture
 def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
     yield Shell(tmp_path)
-    nvml.uninstall()
-    structlog.reset_defaults()
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        if type(handler).__module__ == "mig_manager.log":
-            root.removeHandler(handler)
+    commandline.forget()
 
 
 @pytest.fixture
