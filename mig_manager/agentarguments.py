@@ -7,7 +7,12 @@ from mig_manager import peer, placeholders
 
 def add_own(parser: argparse.ArgumentParser) -> None:
     """Add what concerns the node and the change."""
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="log everything [MIG_PARTED_DEBUG]",
+    )
     ours = parser.add_argument_group("options")
     for flags, metavar, text in _AGENT_OPTIONS:
         ours.add_argument(*flags, metavar=metavar, help=text)
@@ -51,11 +56,11 @@ def add_host(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, metavar=metavar, help=text)
     peers = parser.add_argument_group(
         "options of NVIDIA's agent",
-        "all are accepted, so that its manifests keep working; without effect unless one is told",
+        "all are accepted, so that its manifests keep working",
     )
     for option in peer.OPTIONS:
         flags = [f"--{option.name}"] + ([f"-{option.short}"] if option.short else [])
-        effect = f"{option.effect} [{option.variable}]" if option.effect else None
+        effect = f"{option.effect or 'without effect here'} [{option.variable}]"
         if option.is_switch:
             peers.add_argument(*flags, nargs="?", const="true", metavar="BOOL", help=effect)
         else:

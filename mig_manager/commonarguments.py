@@ -22,7 +22,7 @@ def add_colour(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> Non
     parser.add_argument(
         "--color",
         metavar=placeholders.one_of("WHEN", "auto", "always", "never"),
-        help="auto, always or never (default: auto) [NO_COLOR]",
+        help="auto, always or never; auto is never where NO_COLOR is set (default: auto)",
     )
 
 

@@ -111,6 +111,12 @@ SPELLINGS = [
     for row in FLAGS
     for name, argv, environ in row.spellings()
 ]
+# What is no text and no switch once it is a setting.
+TYPED: Mapping[str, Callable[[str], object]] = {
+    "layouts": lambda value: (value,),
+    "output_file": pathlib.Path,
+    "output_format": shellsettings.OutputFormat,
+}
 RUN_SPELLINGS = ("long", "short", "variable")
 
 
@@ -125,14 +131,8 @@ def test_every_spelling_sets_what_it_stands_for(
     plain = settings_of([row.command], {})
     given = settings_of([row.command, *argv], environ)
 
-    expected: object = row.value or True
-    match row.field:
-        case "layouts":
-            expected = (row.value,)
-        case "output_file":
-            expected = pathlib.Path(row.value)
-        case "output_format":
-            expected = shellsettings.OutputFormat.YAML
+    to_setting = TYPED.get(row.field)
+    expected = to_setting(row.value) if to_setting else row.value or True
     assert getattr(given, row.field) == expected
     assert dataclasses.replace(given, **{row.field: getattr(plain, row.field)}) == plain
 
