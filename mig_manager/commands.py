@@ -8,7 +8,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from mig_manager import errors, plain, ports
+from mig_manager import plain, ports
 from mig_manager.core import clients, config, generator, model, planner
 from mig_manager.core import holders as holding
 
@@ -204,21 +204,6 @@ def planned(
         plan=planner.plan(observed, wanted),
         holders=holders,
     )
-
-
-def refuse_reset(due: model.Plan) -> None:
-    """Take no plan that resets a GPU.
-
-    Raises:
-        HardwareError: With RESET_REQUIRED: it does; says which.
-    """
-    resets = [f"GPU {gpu_plan.gpu_index}" for gpu_plan in due.gpus if gpu_plan.needs_reset]
-    if resets:
-        raise errors.HardwareError(
-            f"the change of MIG mode resets {', '.join(resets)}, and --skip-reset forbids it; "
-            "nothing was changed",
-            reason=errors.Reason.RESET_REQUIRED,
-        )
 
 
 def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) -> Checked:

@@ -137,7 +137,7 @@ COMMANDS: Mapping[str, Text] = {
             ),
             Example(
                 line="mig-manager apply all-balanced --mode-only --skip-reset",
-                told="MIG mode alone, and only if no GPU has to be reset for it.",
+                told="MIG mode alone, for a reset or a reboot to come where it takes one.",
             ),
         ),
         statuses={"1": "the layout is not in force: the message says why, and what became of it"},

@@ -33,7 +33,8 @@ def _define_apply(parser: argparse.ArgumentParser) -> None:
         "--skip-reset",
         action="store_true",
         default=None,
-        help="refuse a change that has to reset a GPU [MIG_PARTED_SKIP_RESET]",
+        help="leave a new MIG mode waiting where the driver does not bring it about without a "
+        "reset of the GPU; with --mode-only that is no failure [MIG_PARTED_SKIP_RESET]",
     )
     parser.add_argument(
         "-k",

@@ -319,13 +319,6 @@ def test_hooks_that_come_from_the_environment_are_refused_and_can_be_switched_of
     assert shell(*argv, "-k", "", MIG_PARTED_HOOKS_FILE="/hooks.yaml").status == 0
 
 
-def test_a_reset_can_be_forbidden(shell: Shell, layouts: str) -> None:
-    answer = shell("apply", "one", "-f", layouts, "--skip-reset", *SPEC)
-
-    assert answer.status == 1
-    assert "--skip-reset forbids it" in answer.err
-
-
 def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:
     answer = shell("apply", "a\x1b[31mb", "-f", "-", *SPEC, stdin=ONLY_ONE)
 
