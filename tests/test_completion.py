@@ -69,6 +69,15 @@ tell() { print -rn -- $BUFFER > told.new; mv told.new told }
 zle -N tell; bindkey -e; bindkey '^T' tell
 """,
 }
+SET_UP["zsh, as a file"] = (
+    SET_UP["zsh"]
+    .replace(
+        "autoload",
+        "mkdir functions; mig-manager completion zsh > functions/_mig-manager\n"
+        "fpath=($PWD/functions $fpath)\nautoload",
+    )
+    .replace('eval "$(mig-manager completion zsh)"', "")
+)
 AS_NEW = {"bash": ("--norc", "--noprofile", "-i"), "zsh": ("-f", "-i")}
 
 
@@ -133,9 +142,10 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(shell: str, home: pathlib.Path) -> Iterator[Terminal]:
+    name = shell.partition(",")[0]
     keyboard, screen = pty.openpty()
     child = subprocess.Popen(  # noqa: S603 - our own command
-        [found(shell), *AS_NEW[shell]],
+        [found(name), *AS_NEW[name]],
         stdin=screen,
         stdout=screen,
         stderr=screen,
@@ -163,21 +173,26 @@ def test_a_shell_completes_what_was_begun(shell: str, home: pathlib.Path) -> Non
 
 
 def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
-    code = "mig-manager completion fish | source; for line in $argv; complete -C $line; end"
+    code = """
+        mig-manager completion fish | source
+        for line in $argv
+            echo (string join -- , (complete -C $line | string replace --regex '\t.*' ''))
+        end
+    """
 
-    for line, expected in LINES:
-        offered = subprocess.run(  # noqa: S603 - our own command
-            [found("fish"), "--no-config", "-c", code, line],
-            cwd=home,
-            env=environ(home),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=DEADLINE_S,
-        )
-        last = expected.rpartition(" ")[2]
-        assert [each.partition("\t")[0] for each in offered.stdout.splitlines()] == [last]
-        assert offered.stderr == ""
+    offered = subprocess.run(  # noqa: S603 - our own command
+        [found("fish"), "--no-config", "-c", code, *(line for line, _ in LINES)],
+        cwd=home,
+        env=environ(home),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_S,
+    )
+
+    last_words = [expected.rpartition(" ")[2] for _, expected in LINES]
+    assert offered.stdout.splitlines() == last_words
+    assert offered.stderr == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -446,6 +446,8 @@ def test_exported_mixed_nodes_are_merged_as_the_peer_merges_them(shell: Shell) -
         (("-h",), 0, 0),
         (("help",), 0, 0),
         (("help", "apply"), 0, 0),
+        (("h",), 0, 0),
+        (("h", "export"), 0, 0),
         (("apply", "--help"), 0, 0),
         (("apply", "-help"), 0, 0),
         (("--version",), 0, 0),

@@ -86,8 +86,9 @@ def test_a_manual_page_is_well_formed(page: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("command", arguments.COMMANDS)
 def test_help_has_every_option_its_meaning_examples_and_statuses(
-    shell: Shell, command: str
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     page = shell(command, "--help").out
 
     assert shell("help", command).out == page

@@ -8,7 +8,7 @@ _BEFORE = """\
 # bash completion for mig-manager; made by 'mig-manager completion bash'.
 
 _mig_manager_layouts() {
-    local file= position
+    local file='' position
     for ((position = 1; position < COMP_CWORD; position++)); do
         case ${COMP_WORDS[position]} in
         -f | --config-file)
@@ -19,7 +19,9 @@ _mig_manager_layouts() {
         esac
     done
     # As typed, with a tilde that the shell has not yet seen.
-    [[ $file != "~/"* ]] || file=$HOME/${file#"~/"}
+    case $file in
+    \\~/*) file=$HOME/${file:2} ;;
+    esac
     "${COMP_WORDS[0]}" completion --layouts ${file:+-f "$file"} 2>/dev/null
 }
 
@@ -40,7 +42,7 @@ _mig_manager_files() {
 
 _mig_manager() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local command= flags= want= position
+    local command='' flags='' want='' position
     COMPREPLY=()
     if [[ $current == = ]]; then
         current=
@@ -60,15 +62,15 @@ _AFTER = """\
     fi
     case ${want#operand:} in
     layouts) _mig_manager_offer "" < <(_mig_manager_layouts) ;;
-    products) _mig_manager_offer "" < <(printf '%s\\n' $_mig_manager_products) ;;
+    products) _mig_manager_offer "" <<<"${_mig_manager_products// /$'\\n'}" ;;
     spec)
         [[ $current =~ ^(.*\\+)?([0-9]+x)? ]]
-        _mig_manager_offer "${BASH_REMATCH[0]}" < <(printf '%s\\n' $_mig_manager_products)
+        _mig_manager_offer "${BASH_REMATCH[0]}" <<<"${_mig_manager_products// /$'\\n'}"
         ;;
     file | directory) _mig_manager_files "${want#operand:}" ;;
     words:*)
-        want=${want#operand:}
-        _mig_manager_offer "" < <(printf '%s\\n' ${want#words:})
+        want=${want#operand:} want=${want#words:}
+        _mig_manager_offer "" <<<"${want// /$'\\n'}"
         ;;
     esac
 }
