@@ -8,8 +8,8 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from mig_manager import errors, plain, ports
-from mig_manager.core import clients, config, model, planner
+from mig_manager import plain, ports
+from mig_manager.core import clients, config, generator, model, planner
 from mig_manager.core import holders as holding
 
 
@@ -135,7 +135,7 @@ class Checked:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A config document of what the GPUs have."""
+    """A config document of what the GPUs have, or can have."""
 
     document: Mapping[str, object]
 
@@ -206,21 +206,6 @@ def planned(
     )
 
 
-def refuse_reset(due: model.Plan) -> None:
-    """Take no plan that resets a GPU.
-
-    Raises:
-        HardwareError: With RESET_REQUIRED: it does; says which.
-    """
-    resets = [f"GPU {gpu_plan.gpu_index}" for gpu_plan in due.gpus if gpu_plan.needs_reset]
-    if resets:
-        raise errors.HardwareError(
-            f"the change of MIG mode resets {', '.join(resets)}, and --skip-reset forbids it; "
-            "nothing was changed",
-            reason=errors.Reason.RESET_REQUIRED,
-        )
-
-
 def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) -> Checked:
     """Tell whether a layout is in force.
 
@@ -239,6 +224,16 @@ def export(gpus: ports.Gpus, *, label: str) -> Exported:
         LayoutError: There is no GPU.
     """
     return Exported(document=config.export(gpus.observe(), label=label))
+
+
+def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -> Exported:
+    """Write a config document with the layouts that GPUs of these kinds can have.
+
+    Args:
+        kinds: The GPUs.
+        has_all_maximal: Whether to add every mixed layout that leaves no room.
+    """
+    return Exported(document=generator.document(kinds, has_all_maximal=has_all_maximal))
 
 
 def _modes_only(

@@ -292,7 +292,7 @@ def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> 
         is_real_time=given.switch("real-time"),
         is_kept=given.switch("keep"),
         colour=colour(given, environ),
-        is_debug=given.switch("debug"),
+        is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
     )
 
 

@@ -11,6 +11,10 @@ _JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
 """On a disk: a journal is for the loss of power, too."""
 
 
+_DOCUMENT_WRITERS = frozenset({"export", "generate-config"})
+_STANDARD_OUTPUT = pathlib.Path("-")
+
+
 class OutputFormat(enum.Enum):
     """How a command answers."""
 
@@ -36,7 +40,12 @@ class CommandSettings:
     config_label: str
     """Name that ``export`` gives to the layout it writes."""
     products: tuple[str, ...]
-    """Products that ``validate`` checks against, as globs; none: the GPUs of this machine."""
+    """Products that ``validate`` and ``generate-config`` are about, as globs; none: the GPUs of
+    this machine."""
+    has_all_maximal: bool
+    """Whether ``generate-config`` writes all mixed layouts, too."""
+    output_file: pathlib.Path | None
+    """Where ``generate-config`` writes; None: standard output."""
     hooks_file: str | None
     """The peer's hooks; None or empty: no hooks."""
     is_mode_only: bool
@@ -85,6 +94,8 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
             "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
         ),
         products=_texts(options, "gpu"),
+        has_all_maximal=given.switch("all-maximal"),
+        output_file=_output_file(given),
         hooks_file=given.text("hooks-file", variable="MIG_PARTED_HOOKS_FILE") or None,
         is_mode_only=given.switch("mode-only", variable="MIG_PARTED_MODE_CHANGE_ONLY"),
         is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
@@ -114,17 +125,23 @@ def _timeouts(options: Mapping[str, object], given: source.Source) -> tuple[floa
 
 
 def _output_format(options: Mapping[str, object], given: source.Source) -> OutputFormat:
-    """Return the format; the peer's variable speaks of ``export`` alone, which writes YAML."""
-    is_export = options.get("command") == "export"
+    """Return the format; the peer's variable speaks only of commands that write documents."""
+    command = str(options.get("command"))
+    is_document = command in _DOCUMENT_WRITERS
     wanted = given.choice(
         "output-format",
         OutputFormat,
-        variable="MIG_PARTED_OUTPUT_FORMAT" if is_export else "",
-        default=OutputFormat.YAML if is_export else OutputFormat.TEXT,
+        variable="MIG_PARTED_OUTPUT_FORMAT" if is_document else "",
+        default=OutputFormat.YAML if is_document else OutputFormat.TEXT,
     )
-    if is_export and wanted not in (OutputFormat.JSON, OutputFormat.YAML):
-        raise errors.UsageError(f"export writes json or yaml, not {wanted.value}")
+    if is_document and wanted not in (OutputFormat.JSON, OutputFormat.YAML):
+        raise errors.UsageError(f"{command} writes json or yaml, not {wanted.value}")
     return wanted
+
+
+def _output_file(given: source.Source) -> pathlib.Path | None:
+    path = given.path("output-file", variable="MIG_PARTED_OUTPUT_FILE")
+    return None if path == _STANDARD_OUTPUT else path
 
 
 def _config_file(options: Mapping[str, object], given: source.Source) -> str | None:

@@ -169,16 +169,6 @@ def test_a_layout_that_does_not_fit_touches_nothing() -> None:
     assert gpus.executed == []
 
 
-def test_a_reset_that_is_forbidden_is_not_done() -> None:
-    gpus = Gpus(*two_a100())
-
-    with pytest.raises(errors.HardwareError, match="resets GPU 0, GPU 1") as caught:
-        applying_rig.apply(gpus, layout("balanced"), may_reset=False)
-
-    assert caught.value.reason is errors.Reason.RESET_REQUIRED
-    assert gpus.executed == []
-
-
 def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() -> None:
     gpus = Passthrough(hardware.template(A100, 0))
 
