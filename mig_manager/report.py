@@ -133,7 +133,7 @@ def _wish(wanted: model.WantedGpu) -> str:
         case model.MigMode.DISABLED:
             return picture.WHOLE
         case model.MigMode.ENABLED:
-            return picture.counted(dict(wanted.devices))
+            return picture.counted(wanted.counts)
 
 
 def _changed_inside(result: commands.Planned) -> int:

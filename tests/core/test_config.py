@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import config, document, model, profile
+from mig_manager.core import config, document, exporting, model, profile, rules, selectors
 
 A100 = 0x20B010DE
 A30 = 0x20B710DE
@@ -748,7 +748,7 @@ def test_what_is_exported_selects_what_was_there(
     data = config.export(gpus, label=label)
     text = json.dumps(data) if as_json else document.dump(data)
     layout = config.parse(text, source="f").layout(label)
-    expected = {each.uuid: config._current(each) for each in gpus if each.is_mig_capable}
+    expected = {each.uuid: exporting.current(each) for each in gpus if each.is_mig_capable}
     assert config.select(layout, gpus) == expected
 
 
@@ -758,7 +758,7 @@ def test_what_is_exported_selects_what_was_there(
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from([*config._DOCUMENT_KEYS, *config._RULE_KEYS, "x", "1g.5gb"]),
+                st.sampled_from([*config._DOCUMENT_KEYS, *rules.KEYS, "x", "1g.5gb"]),
                 inner,
                 max_size=4,
             )
