@@ -60,8 +60,8 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
     return Document(
         source=source,
         layouts=read,
-        warnings=tuple(remarked.warnings),
-        extensions=tuple(remarked.extensions),
+        warnings=remarks.in_order(remarked.warnings),
+        extensions=remarks.in_order(remarked.extensions),
     )
 
 

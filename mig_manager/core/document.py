@@ -88,9 +88,7 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-def parse(
-    text: str, *, source: str, remarks: remarking.Remarks | None = None
-) -> Node | None:
+def parse(text: str, *, source: str, remarks: remarking.Remarks | None = None) -> Node | None:
     """Read one YAML document; None when there is nothing but white space and comments.
 
     Args:

@@ -42,9 +42,7 @@ def rule(
     return head | {
         "devices": "all" if gpus is None else list(gpus),
         "mig-enabled": wanted.mode is model.MigMode.ENABLED,
-        "mig-devices": {
-            str(each): count for each, count in (*wanted.devices, *wanted.pins)
-        },
+        "mig-devices": {str(each): count for each, count in (*wanted.devices, *wanted.pins)},
     }
 
 

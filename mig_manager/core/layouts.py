@@ -64,9 +64,9 @@ class Document:
     source: str
     layouts: Mapping[str, Layout]
     warnings: tuple[remarks.Remark, ...] = dataclasses.field(default=(), compare=False)
-    """What a lenient reader let pass, in the order in which it was met."""
+    """What a lenient reader let pass, in the order of the file."""
     extensions: tuple[remarks.Remark, ...] = dataclasses.field(default=(), compare=False)
-    """What the peer would not understand, in the order in which it was met."""
+    """What the peer would not understand, in the order of the file."""
 
     def layout(self, name: str) -> Layout:
         """Return the layout of that name.
@@ -93,10 +93,7 @@ def content_hash(rules: Iterable[Rule]) -> str:
             [str(each) for each in rule.filters],
             None if rule.indices is None else [*rule.indices, *rule.identities],
             rule.wanted.mode.value,
-            [
-                (str(each), count)
-                for each, count in (*rule.wanted.devices, *rule.wanted.pins)
-            ],
+            [(str(each), count) for each, count in (*rule.wanted.devices, *rule.wanted.pins)],
         )
         for rule in rules
     ]

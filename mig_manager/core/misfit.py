@@ -177,7 +177,11 @@ def _left_over(
     free = [each for each in range(board.memory_slices) if not occupied >> each & 1]
     size = max(place.size for place in spec.placements)
     starts = sorted({place.start for place in spec.placements})
-    room = f"memory slice {_spans(free).replace(' or ', ' and ')} is free" if free else "no memory slice is free"
+    room = (
+        f"memory slice {_spans(free).replace(' or ', ' and ')} is free"
+        if free
+        else "no memory slice is free"
+    )
     where = f" ({_lying(lying)})" if lying else ""
     takes = f"{size} in a row, starting" if size > 1 else "one"
     return f"{where}; then {room}, and {spec.profile} needs {takes} at {_spans(starts)}"

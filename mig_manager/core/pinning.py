@@ -126,9 +126,7 @@ def locate(
         place = possible[each.start]
         for other, taken in found.items():
             if place.overlaps(taken):
-                raise _refuse(
-                    gpu, misfit.collision((other.profile, taken), (each.profile, place))
-                )
+                raise _refuse(gpu, misfit.collision((other.profile, taken), (each.profile, place)))
         found[each] = place
     drained = misfit.drained(collections.Counter(each.profile for each in found), board)
     if drained:

@@ -5,6 +5,7 @@ peer does, and remarks on it. Both remark on what the peer would not understand.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 from mig_manager import errors
 
@@ -53,3 +54,9 @@ class Remarks:
     def extend(self, location: errors.Location, what: str) -> None:
         """Remark on something that only we understand."""
         self.extensions.append(Remark(location, what))
+
+
+def in_order(found: Iterable[Remark]) -> tuple[Remark, ...]:
+    """Return remarks by their places; what a document repeats by an alias is told once."""
+    unique = dict.fromkeys(found)
+    return tuple(sorted(unique, key=lambda each: (each.location.line, each.location.column)))

@@ -8,6 +8,8 @@ from mig_manager.core import document, fields, layouts, model, profile, remarks,
 
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
+_NEITHER = "devices must be all, or a list of GPU indices, UUIDs or PCI addresses"
+
 _START = re.compile(r"[0-9]{1,3}")
 
 
@@ -97,32 +99,24 @@ def _gpu(node: document.Node, remarked: remarks.Remarks, *, is_alone: bool) -> i
     if isinstance(value, str):
         return _identity(node, value, remarked, is_alone=is_alone)
     number = fields.whole(node)
-    if number is not None and number >= 0:
-        return number
     problem = f"a GPU index must be a whole number, 0 or more, not {fields.shown(node)}"
     if fields.is_null(node) and not is_alone:
         remarked.doubt(node.location, problem, passes="it counts as 0")
         return 0
-    if number is not None:
+    if number is None:
+        fields.fail(node, f"{_NEITHER}, not {fields.shown(node)}" if is_alone else problem)
+    if number < 0:
         remarked.doubt(node.location, problem, passes="it matches no GPU")
         return None
-    if is_alone:
-        problem = (
-            "devices must be all, or a list of GPU indices, UUIDs or PCI addresses, not "
-            f"{fields.shown(node)}"
-        )
-    fields.fail(node, problem)
+    return number
 
 
-def _identity(
-    node: document.Node, text: str, remarked: remarks.Remarks, *, is_alone: bool
-) -> str:
+def _identity(node: document.Node, text: str, remarked: remarks.Remarks, *, is_alone: bool) -> str:
     identity = selectors.parse_identity(text)
     if identity is None:
         fields.fail(
             node,
-            "devices must be all, or a list of GPU indices, UUIDs or PCI addresses, not "
-            f"{fields.shown(node)}{_meant(text, is_alone=is_alone)}",
+            f"{_NEITHER}, not {fields.shown(node)}{_meant(text, is_alone=is_alone)}",
         )
     remarked.extend(
         node.location,

@@ -104,9 +104,7 @@ def _leave(live: Sequence[model.GpuInstance]) -> steps.Decision:
     )
 
 
-def _decide(
-    gpu: model.Gpu, holders: Sequence[_Holder], wish: model.WantedGpu
-) -> steps.Decision:
+def _decide(gpu: model.Gpu, holders: Sequence[_Holder], wish: model.WantedGpu) -> steps.Decision:
     board = placement.Board(gpu.profiles or (), live=[profile for profile, _, _ in holders])
     for profile in wish.counts:
         has_size = packing.is_offered(profile.compute_slices, profile.gpu_slices)
@@ -120,9 +118,7 @@ def _decide(
         if ways:
             way, candidate = min(ways, key=lambda pair: pair[0].rank)
             return _settle(board, candidate, way, free, settled)
-    raise misfit.does_not_fit(
-        gpu, dict(wish.devices), board, pinned=(*settled.kept, *settled.new)
-    )
+    raise misfit.does_not_fit(gpu, dict(wish.devices), board, pinned=(*settled.kept, *settled.new))
 
 
 def _candidates(

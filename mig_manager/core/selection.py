@@ -43,14 +43,14 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
     return {uuid: rule.wanted for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
 
 
-def overlooked(
-    layout: layouts.Layout, gpus: Sequence[model.Gpu]
-) -> tuple[remarks.Remark, ...]:
+def overlooked(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> tuple[remarks.Remark, ...]:
     """Return what ``select`` lets pass on these GPUs because the layout was read leniently."""
     if not layout.is_lenient:
         return ()
     found = _problems(layout, gpus, _deciding(layout, gpus))
-    return tuple(remarks.Remark(each.location, f"{each.message} ({each.passes})") for each in found)
+    return tuple(
+        remarks.Remark(each.location, f"{each.message} ({each.passes})") for each in found
+    )
 
 
 _Deciding = dict[str, tuple[model.Gpu, layouts.Rule]]
@@ -86,15 +86,17 @@ def _missing(
     # A rule for another model of GPU may well count further than this node does.
     if rule.indices is None or not any(rule.filters_match(gpu) for gpu in gpus):
         return
-    missing: list[object] = [*sorted(set(rule.indices) - {gpu.index for gpu in gpus})]
+    indices = sorted(set(rule.indices) - {gpu.index for gpu in gpus})
     here = {gpu.pci_address for gpu in gpus}
-    missing += [
+    addresses = [
         each for each in rule.identities if not selectors.is_uuid(each) and each not in here
     ]
-    if missing:
+    has = f"this node has {len(gpus)}, counted from 0"
+    for what in [f"{each}, and {has}" for each in indices] + [
+        f"{each}, and this node has none there" for each in addresses
+    ]:
         yield _Problem(
-            message=f"layout '{layout.name}' names GPU {missing[0]}, and this node has "
-            f"{len(gpus)}, counted from 0",
+            message=f"layout '{layout.name}' names GPU {what}",
             reason=errors.Reason.NO_GPU_MATCHES,
             location=rule.location,
             passes="it matches no GPU",

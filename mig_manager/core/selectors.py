@@ -55,9 +55,7 @@ class NameFilter:
     def matches_name(self, name: str) -> bool:
         """Tell whether a product of that name is such a model."""
         known = canonical_name(name)
-        return any(
-            fnmatch.fnmatchcase(each, self.pattern) for each in (known, f"nvidia-{known}")
-        )
+        return any(fnmatch.fnmatchcase(each, self.pattern) for each in (known, f"nvidia-{known}"))
 
     def __str__(self) -> str:
         return self.pattern

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import config, document, exporting, model, profile, rules, selectors
+from mig_manager.core import config, document, exporting, model, profile, rules
 
 A100 = 0x20B010DE
 A30 = 0x20B710DE
