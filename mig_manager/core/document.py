@@ -183,11 +183,12 @@ class _Reader:
 
     def _refuse_more(self) -> None:
         while not self._loader.check_event(yaml.StreamEndEvent):
+            place = _locate(self._loader.peek_event().start_mark, self._source)
             further = self._whole()
             if not (isinstance(further, Scalar) and further.value is None):
                 raise errors.ConfigError(
                     "a second document starts here; put everything into the first",
-                    location=further.location,
+                    location=place,
                 )
 
     def _whole(self) -> Node:
