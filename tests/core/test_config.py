@@ -259,8 +259,8 @@ def test_devices_are_all_or_indices(devices: str, expected: tuple[int, ...] | No
 
 @pytest.mark.parametrize(
     "devices",
-    ["", "1.5", "ALL", "bogus", "{}", '["0"]', "[GPU-1]", "[1.5]", "[-1]", "[~]", "[true]", "[[0]]",
-     "[.inf]", "[.nan]"],
+    ["", "1.5", "ALL", "bogus", "{}", '["0"]', "[GPU-1]", "[1.5]", "[-1]", "[~]", "[true]",
+     "[[0]]", "[.inf]", "[.nan]"],
 )  # fmt: skip
 def test_devices_of_another_form_are_refused(devices: str) -> None:
     message = message_of_rule(f"devices: {devices}, mig-enabled: false")

@@ -28,7 +28,9 @@ def gpus(count: int = 3) -> list[model.Gpu]:
 
 
 def parse(rule: str, *, is_lenient: bool = False) -> config.Document:
-    text = f"version: v1\nmig-configs:\n  x:\n  - {{{rule}, mig-enabled: true, mig-devices: {{}}}}\n"
+    text = (
+        f"version: v1\nmig-configs:\n  x:\n  - {{{rule}, mig-enabled: true, mig-devices: {{}}}}\n"
+    )
     return config.parse(text, source="f", is_lenient=is_lenient)
 
 
@@ -84,7 +86,9 @@ def test_what_names_no_gpu_is_refused_with_what_was_meant(devices: str, complain
 
 
 def test_an_address_that_is_not_here_is_an_error_like_an_index() -> None:
-    with pytest.raises(errors.LayoutError, match="names GPU 00000000:ff:00.0, and this node has"):
+    with pytest.raises(
+        errors.LayoutError, match=r"names GPU 00000000:ff:00\.0, and this node has"
+    ):
         selected('devices: [0, "ff:00.0"]')
 
 
