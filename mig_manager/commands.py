@@ -203,11 +203,13 @@ def planned(
     wanted = config.select(layout, observed)
     if scope is Scope.MODE_ONLY:
         wanted = _modes_only(wanted, observed)
+    with selection.located(layout, observed):
+        due = planner.plan(observed, wanted)
     return Planned(
         layout=layout.name,
         gpus=observed,
         wanted=wanted,
-        plan=planner.plan(observed, wanted),
+        plan=due,
         holders=holders,
         overlooked=selection.overlooked(layout, observed),
     )

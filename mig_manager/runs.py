@@ -243,7 +243,8 @@ class Run:
         try:
             layout = self._resolve()
             gpus = self._observe()
-            plan = planner.plan(gpus, config.select(layout, gpus))
+            with selection.located(layout, gpus):
+                plan = planner.plan(gpus, config.select(layout, gpus))
         except errors.MigManagerError as error:
             _log.info("look_failed", reason=error.reason.value, error=error.message)
             return lookout.blind(error, gpus)
@@ -286,7 +287,8 @@ class Run:
         wanted = config.select(layout, gpus)
         self._warn(layout, gpus)
         self._others = self._left_elsewhere(gpus, wanted)
-        plan = self._plan(gpus, wanted)
+        with selection.located(layout, gpus):
+            plan = self._plan(gpus, wanted)
         if plan.is_empty:
             return self._keep(gpus, wish)
         holders = self._clearing.survey()

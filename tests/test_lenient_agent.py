@@ -90,5 +90,6 @@ def test_a_place_that_cannot_be_fails_before_anything_is_touched() -> None:
     outcome = play(world, "clash", text, is_lenient=False)
 
     assert outcome.reason is errors.Reason.DOES_NOT_FIT
+    assert "test.yaml:22:5: the layout does not fit GPU 0" in outcome.message
     assert world.gpus == gpus
     scenes.assert_nothing_taken(world)

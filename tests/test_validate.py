@@ -319,6 +319,18 @@ def test_leniently_a_layout_that_matches_nothing_does_nothing_and_says_so(shell:
     assert "(nothing is done)" in warning
 
 
+@pytest.mark.parametrize("command", ["plan", "apply", "assert"])
+def test_what_the_gpus_cannot_have_is_told_with_its_place(shell: Shell, command: str) -> None:
+    text = layouts(x=NOWHERE)
+    file = shell.file(text)
+    column = text.splitlines()[3].index("1g.7gb") + 1
+
+    answer = shell(command, "-f", file, *SPEC)
+
+    assert answer.status == 1
+    assert f"{file}:4:{column}: GPU 0 (NVIDIA A30" in answer.err
+
+
 def test_leniently_what_no_gpu_can_have_is_still_refused(shell: Shell) -> None:
     for rule in (NOWHERE, EIGHT.replace("1g.5gb", "1g.6gb")):
         answer = shell("apply", "-f", shell.file(layouts(x=rule)), "--lenient", *SPEC)
@@ -372,5 +384,6 @@ def test_a_place_that_cannot_be_is_refused_before_anything_is_touched(shell: She
     answer = shell("apply", "-f", shell.file(layouts(x=rule)), *SPEC)
 
     assert answer.status == 1
+    assert "layouts.yaml:4:5: the layout does not fit GPU 0" in answer.err
     assert "they collide in slice 3" in answer.err
     assert shell("status", "-o", "json", *SPEC).out == before

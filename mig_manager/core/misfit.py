@@ -32,7 +32,10 @@ def unknown_profile(
         hint = f"did you mean {meant[0]}? " if meant else ""
         what = f"{hint}it offers {_join(offered)}"
     return errors.LayoutError(
-        f"{gpu} has no profile {profile}: {what}", reason=errors.Reason.UNKNOWN_PROFILE
+        f"{gpu} has no profile {profile}: {what}",
+        reason=errors.Reason.UNKNOWN_PROFILE,
+        gpu_uuid=gpu.uuid,
+        profile=str(profile),
     )
 
 
@@ -63,6 +66,7 @@ def does_not_fit(
         f"{show(devices)}{beside} does not fit {gpu}: {'; '.join(why)}; "
         f"the largest part that fits is {show(part) or 'nothing'}{rest}",
         reason=errors.Reason.DOES_NOT_FIT,
+        gpu_uuid=gpu.uuid,
     )
 
 

@@ -148,5 +148,7 @@ def _create(
 
 def _refuse(gpu: model.Gpu, why: str) -> errors.LayoutError:
     return errors.LayoutError(
-        f"the layout does not fit {gpu}: {why}", reason=errors.Reason.DOES_NOT_FIT
+        f"the layout does not fit {gpu}: {why}",
+        reason=errors.Reason.DOES_NOT_FIT,
+        gpu_uuid=gpu.uuid,
     )

@@ -1,5 +1,6 @@
 """Which GPUs of a node a layout is about, and what each of them shall have."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 
@@ -41,6 +42,20 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
                 problem.message, reason=problem.reason, location=problem.location
             )
     return {uuid: rule.wanted for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
+
+
+@contextlib.contextmanager
+def located(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> Iterator[None]:
+    """Have an error of the planner say where the layout asks for what it refuses."""
+    try:
+        yield
+    except errors.LayoutError as error:
+        found = _deciding(layout, gpus).get(error.gpu_uuid)
+        if found:
+            _, rule = found
+            places = {str(profile): place for profile, place in rule.profile_locations.items()}
+            error.locate(places.get(error.profile, rule.location))
+        raise
 
 
 def overlooked(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> tuple[remarks.Remark, ...]:
