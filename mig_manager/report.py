@@ -78,9 +78,9 @@ def difference(result: commands.Planned) -> str:
     has, wants = picture.summarise(first), _wish(result.wanted[first.uuid])
     sentence = f"GPU {first.index} has {has} instead of {wants}"
     if has == wants:
-        sentence = (
-            f"GPU {first.index} has {has} as wanted, but leftovers or a pending MIG mode too"
-        )
+        is_placed = bool(result.wanted[first.uuid].pins)
+        but = "in other places, with leftovers or" if is_placed else "leftovers or"
+        sentence = f"GPU {first.index} has {has} as wanted, but {but} a pending MIG mode too"
     if len(wrong) > 1:
         sentence += f"; {_count(len(wrong) - 1, 'more GPU')} {_differs(len(wrong) - 1)}"
     return sentence

@@ -7,12 +7,14 @@ So all layouts that fit, and each of them with one instance more, are all that n
 import dataclasses
 from collections.abc import Iterable, Iterator
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model, planner
 from mig_manager.sandbox import hardware
-from tests.core import machine
+from tests.core import machine, oracle
 
 Counts = tuple[int, ...]
 """How many of each profile, in the order in which the GPU lists them."""
@@ -114,3 +116,27 @@ def test_the_planner_accepts_exactly_what_can_be_placed(product: hardware.Produc
     fitting, others = judge(product)
     assert fitting > 10
     assert others > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: str(product.key))
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(
+    product: hardware.Product, data: st.DataObject
+) -> None:
+    gpu = template(product)
+    devices = [
+        dataclasses.replace(spec.profile, compute_slices=size)
+        for spec in gpu.profiles or ()
+        for size in range(1, spec.profile.gpu_slices + 1)
+        if machine.spans(size, spec.profile.gpu_slices)
+    ]
+    asked = data.draw(st.dictionaries(st.sampled_from(devices), st.integers(1, 4), max_size=3))
+    wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, asked)}
+    if next(oracle.goals(gpu, asked), None) is not None:
+        reached = machine.run(gpu, planner.plan([gpu], wanted).steps)
+        assert planner.plan([reached], wanted).is_empty
+    else:
+        with pytest.raises(errors.LayoutError, match="does not fit"):
+            planner.plan([gpu], wanted)
