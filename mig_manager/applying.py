@@ -89,12 +89,18 @@ class _Run:
         if first.plan.is_empty:
             standalone.forget(self._world)
             self._keep(self._observed)
-            return commands.Applied(layout=self._layout.name, rounds=())
+            return self._applied(first, ())
         self._pending.remark()
         with self._world.guard():
             plans = self._change(first.plan)
-        rounds = tuple(dataclasses.replace(first, plan=run) for run in plans)
-        return commands.Applied(layout=self._layout.name, rounds=rounds)
+        return self._applied(first, plans)
+
+    def _applied(self, first: commands.Planned, plans: tuple[model.Plan, ...]) -> commands.Applied:
+        return commands.Applied(
+            layout=self._layout.name,
+            rounds=tuple(dataclasses.replace(first, plan=run) for run in plans),
+            overlooked=first.overlooked,
+        )
 
     def _first(self) -> commands.Planned:
         covered = config.select(self._layout, self._observed)

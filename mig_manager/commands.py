@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from mig_manager import plain, ports
-from mig_manager.core import clients, config, generator, model, planner
+from mig_manager.core import clients, config, generator, model, planner, remarks, selection
 from mig_manager.core import holders as holding
 
 
@@ -51,6 +51,8 @@ class Planned:
     plan: model.Plan
     holders: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU they hold, as far as known."""
+    overlooked: tuple[remarks.Remark, ...] = ()
+    """What passed because the layout was read leniently."""
 
     @property
     def destroyed(self) -> tuple[model.DestroyGpuInstance, ...]:
@@ -91,6 +93,7 @@ class Planned:
             },
             "doomed_uuids": sorted(self.plan.doomed_uuids),
             "evicted_pods": list(self.evicted),
+            "warnings": [str(remark) for remark in self.overlooked],
             "gpus": [plain.gpu_plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
         }
 
@@ -102,6 +105,8 @@ class Applied:
     rounds: tuple[Planned, ...]
     """The plans that were run; empty when the layout was in force already."""
     layout: str
+    overlooked: tuple[remarks.Remark, ...] = ()
+    """What passed because the layout was read leniently."""
 
     @property
     def is_changed(self) -> bool:
@@ -113,6 +118,7 @@ class Applied:
         return {
             "layout": self.layout,
             "is_changed": self.is_changed,
+            "warnings": [str(remark) for remark in self.overlooked],
             "plans": [planned.to_data() for planned in self.rounds],
         }
 
@@ -197,12 +203,15 @@ def planned(
     wanted = config.select(layout, observed)
     if scope is Scope.MODE_ONLY:
         wanted = _modes_only(wanted, observed)
+    with selection.located(layout, observed):
+        due = planner.plan(observed, wanted)
     return Planned(
         layout=layout.name,
         gpus=observed,
         wanted=wanted,
-        plan=planner.plan(observed, wanted),
+        plan=due,
         holders=holders,
+        overlooked=selection.overlooked(layout, observed),
     )
 
 
@@ -216,14 +225,21 @@ def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) 
     return Checked(planned=plan(gpus, layout, scope=scope))
 
 
-def export(gpus: ports.Gpus, *, label: str) -> Exported:
+def export(gpus: ports.Gpus, *, label: str, has_placements: bool = False) -> Exported:
     """Describe the GPUs as a config document with one layout.
+
+    Args:
+        gpus: The GPUs of this node.
+        label: Name of the layout.
+        has_placements: Whether it says where instances lie.
 
     Raises:
         HardwareError: NVML refused or failed.
         LayoutError: There is no GPU.
     """
-    return Exported(document=config.export(gpus.observe(), label=label))
+    return Exported(
+        document=config.export(gpus.observe(), label=label, has_placements=has_placements)
+    )
 
 
 def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -> Exported:

@@ -52,6 +52,18 @@ def add_config_file(parser: argparse.ArgumentParser) -> None:
         help="config document, '-' for standard input (default: the one that comes with the "
         "program) [MIG_PARTED_CONFIG_FILE]",
     )
+    add_lenient(parser)
+
+
+def add_lenient(parser: argparse.ArgumentParser) -> None:
+    """Add ``--lenient``."""
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        default=None,
+        help="pass what nvidia-mig-parted passes over in silence, with a warning: keys given "
+        "twice, filters and indices that match nothing [MIG_MANAGER_LENIENT]",
+    )
 
 
 def add_mode_only(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,17 @@ from mig_manager import (
     wayback,
 )
 from mig_manager import world as worlds
-from mig_manager.core import clients, cluster, config, extras, model, planner, status
+from mig_manager.core import (
+    clients,
+    cluster,
+    config,
+    extras,
+    model,
+    planner,
+    remarks,
+    selection,
+    status,
+)
 from mig_manager.core import policy as policies
 
 _MODE_WAITS = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
@@ -73,6 +83,7 @@ class Run:
         self._machine = machine.Machine(world)
         self._has_tried_way_back = False
         self._hash = ""
+        self._warnings: tuple[remarks.Remark, ...] = ()
         self._proven: tuple[model.Gpu, ...] = ()
         self._clearing = clearing.Clearing(world, limits, written, name=name)
         self._others: tuple[model.GpuSnapshot, ...] = ()
@@ -232,7 +243,8 @@ class Run:
         try:
             layout = self._resolve()
             gpus = self._observe()
-            plan = planner.plan(gpus, config.select(layout, gpus))
+            with selection.located(layout, gpus):
+                plan = planner.plan(gpus, config.select(layout, gpus))
         except errors.MigManagerError as error:
             _log.info("look_failed", reason=error.reason.value, error=error.message)
             return lookout.blind(error, gpus)
@@ -273,8 +285,10 @@ class Run:
         services = self._world.service_names()
         gpus = self._observe()
         wanted = config.select(layout, gpus)
+        self._warn(layout, gpus)
         self._others = self._left_elsewhere(gpus, wanted)
-        plan = self._plan(gpus, wanted)
+        with selection.located(layout, gpus):
+            plan = self._plan(gpus, wanted)
         if plan.is_empty:
             return self._keep(gpus, wish)
         holders = self._clearing.survey()
@@ -343,9 +357,18 @@ class Run:
 
     def _resolve(self) -> config.Layout:
         source = self._world.configs
-        layout = config.parse(source.read(), source=source.name).layout(self.name)
+        document = config.parse(
+            source.read(), source=source.name, is_lenient=self._limits.is_lenient
+        )
+        layout = document.layout(self.name)
         self.record.note(config_hash=layout.content_hash)
+        self._warnings = document.warnings
         return layout
+
+    def _warn(self, layout: config.Layout, gpus: tuple[model.Gpu, ...]) -> None:
+        """Say what passed because the document is read leniently."""
+        for remark in (*self._warnings, *selection.overlooked(layout, gpus)):
+            _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
 
     def _extra_clients(self) -> tuple[extras.ExtraClient, ...]:
         source = self._world.extra_clients

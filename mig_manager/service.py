@@ -237,6 +237,7 @@ def limits(wanted: settings.AgentSettings) -> reconcile.Limits:
         monitor_timeout_s=wanted.monitor_timeout_s,
         lock_timeout_s=wanted.lock_timeout_s,
         allows_foreign_managers=wanted.allows_foreign_managers,
+        is_lenient=wanted.is_lenient,
         heals_drift=wanted.heals_drift,
         reboot_timeout_s=wanted.host.reboot_timeout_s,
         policy=wanted.policy,

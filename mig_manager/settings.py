@@ -83,6 +83,8 @@ class AgentSettings:
     node_name: str
     """The node that this agent serves."""
     config_file: pathlib.Path
+    is_lenient: bool
+    """Whether what the peer passes over in silence in that document passes, with a warning."""
     """Config document; by default the one that comes with the program."""
     kubeconfig: pathlib.Path | None
     """None: the credentials of the pod's ServiceAccount."""
@@ -248,6 +250,7 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
     return AgentSettings(
         node_name=name,
         config_file=_agent_config_file(given, environ),
+        is_lenient=given.switch("lenient"),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
         gpus=gpus,
         host=hostsettings.host_settings(given),

@@ -5,7 +5,7 @@ They talk to NVML and to nothing else: no cluster is needed, and none of its lib
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import (
     applying,
@@ -17,10 +17,10 @@ from mig_manager import (
     settings,
     shellreach,
     shellsettings,
-    validation,
+    shellvalidate,
 )
 from mig_manager.adapters import files
-from mig_manager.core import config, document
+from mig_manager.core import config, document, remarks
 
 DONE, FAILED = 0, 1
 _MOST_NAMED = 6
@@ -91,6 +91,7 @@ class _Shell:
             result.to_data,
             lambda: report.plan(result, is_wide=self._is_wide, style=self._style),
         )
+        self._warn(result.overlooked)
         return DONE
 
     def _apply(self) -> int:
@@ -106,6 +107,7 @@ class _Shell:
             may_reset=not self._given.is_reset_skipped,
         )
         self._answer(result.to_data, lambda: "MIG configuration applied successfully")
+        self._warn(result.overlooked)
         for planned in result.rounds:
             self._terminal.note(report.summary(planned))
         if not result.is_changed:
@@ -134,6 +136,7 @@ class _Shell:
             self._terminal.say("Selected MIG configuration is valid")
             return DONE
         result = commands.check(self._reach.gpus(), layout, scope=self._scope)
+        self._warn(result.planned.overlooked)
         if result.is_applied:
             kind = (
                 "mode settings from configuration"
@@ -151,7 +154,11 @@ class _Shell:
         return FAILED
 
     def _export(self) -> int:
-        result = commands.export(self._reach.gpus(), label=self._given.config_label)
+        result = commands.export(
+            self._reach.gpus(),
+            label=self._given.config_label,
+            has_placements=self._given.has_placements,
+        )
         self._answer(result.to_data, lambda: document.dump(result.to_data()))
         return DONE
 
@@ -169,20 +176,12 @@ class _Shell:
         return DONE
 
     def _validate(self) -> int:
-        source = self._document()
-        names = self._given.layouts or tuple(source.layouts)
-        layouts = [source.layout(name) for name in names]
-        result = (
-            validation.against_products(
-                layouts, source=source.source, templates=self._reach.templates()
-            )
-            if self._given.products
-            else validation.against_node(
-                layouts, source=source.source, gpus=self._reach.gpus().observe()
-            )
+        command = shellvalidate.Validate(
+            self._given, self._terminal, self._reach, self._read, self._style
         )
-        self._answer(result.to_data, lambda: report.validated(result, style=self._style))
-        return FAILED if result.misfits else DONE
+        answer = command.run()
+        self._answer(answer.to_data, lambda: answer.text)
+        return DONE if answer.is_good else FAILED
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
         match self._given.output_format:
@@ -197,11 +196,21 @@ class _Shell:
         return document.dump(data)
 
     def _document(self) -> config.Document:
-        file = self._given.config_file
+        source = self._read(self._given.config_file)
+        self._warn(source.warnings)
+        return source
+
+    def _read(self, file: str | None) -> config.Document:
         if file == "-":
-            return config.parse(self._standard_input(), source="<stdin>")
-        source = files.ConfigFile(file or settings.packaged_config())
-        return config.parse(source.read(), source=source.name)
+            text, name = self._standard_input(), "<stdin>"
+        else:
+            source = files.ConfigFile(file or settings.packaged_config())
+            text, name = source.read(), source.name
+        return config.parse(text, source=name, is_lenient=self._given.is_lenient)
+
+    def _warn(self, passed: Sequence[remarks.Remark]) -> None:
+        for remark in passed:
+            self._terminal.note(f"warning: {remark}")
 
     def _standard_input(self) -> str:
         try:

@@ -3,7 +3,13 @@
 import argparse
 from collections.abc import Callable, Mapping
 
-from mig_manager import agentarguments, commonarguments, doctorarguments, placeholders
+from mig_manager import (
+    agentarguments,
+    commonarguments,
+    doctorarguments,
+    placeholders,
+    validatearguments,
+)
 
 
 def _define_status(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +92,12 @@ def _define_export(parser: argparse.ArgumentParser) -> None:
         metavar=placeholders.NAME,
         help="name of the exported layout (default: current) [MIG_PARTED_CONFIG_LABEL]",
     )
+    parser.add_argument(
+        "--placements",
+        action="store_true",
+        default=None,
+        help="write where each instance lies, as in 1g.5gb@4, which nvidia-mig-parted cannot read",
+    )
     commonarguments.add_gpu_access(parser)
     commonarguments.add_output(parser, "yaml|json", "yaml", variable="MIG_PARTED_OUTPUT_FORMAT")
 
@@ -126,18 +138,21 @@ def _define_validate(parser: argparse.ArgumentParser) -> None:
         "check for this product, such as 'NVIDIA H100 80GB HBM3' or '*A100*'; repeatable; "
         "needs no GPU (default: the GPUs of this machine)",
     )
+    validatearguments.add_own(parser)
     commonarguments.add_gpu_access(parser)
     commonarguments.add_output(parser, "text|json|yaml", "text")
 
 
 def _define_doctor(parser: argparse.ArgumentParser) -> None:
     doctorarguments.add_own(parser)
+    commonarguments.add_lenient(parser)
     commonarguments.add_gpu_access(parser, has_timeout=False)
     commonarguments.add_output(parser, "text|json|yaml", "text")
 
 
 def _define_agent(parser: argparse.ArgumentParser) -> None:
     agentarguments.add_own(parser)
+    commonarguments.add_lenient(parser)
     commonarguments.add_gpu_access(parser)
     agentarguments.add_host(parser)
 

@@ -37,6 +37,8 @@ class CommandSettings:
     """Config document; ``-`` is standard input, None the one that comes with the program."""
     layouts: tuple[str, ...]
     """Names of layouts, as positional arguments or by ``-c``; none: the document's only one."""
+    is_lenient: bool
+    """Whether what the peer passes over in silence passes, with a warning."""
     config_label: str
     """Name that ``export`` gives to the layout it writes."""
     products: tuple[str, ...]
@@ -46,6 +48,14 @@ class CommandSettings:
     """Whether ``generate-config`` writes all mixed layouts, too."""
     output_file: pathlib.Path | None
     """Where ``generate-config`` writes; None: standard output."""
+    has_placements: bool
+    """Whether ``export`` writes where instances lie."""
+    has_files: bool
+    """Whether the arguments of ``validate`` are documents rather than layouts."""
+    is_portable: bool
+    """Whether ``validate`` tells what the peer would not understand."""
+    must_fit: bool
+    """Whether ``validate`` fails for a layout that fits only GPUs it was not asked about."""
     hooks_file: str | None
     """The peer's hooks; None or empty: no hooks."""
     is_mode_only: bool
@@ -93,9 +103,14 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         config_label=given.text(
             "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
         ),
+        is_lenient=given.switch("lenient"),
         products=_texts(options, "gpu"),
         has_all_maximal=given.switch("all-maximal"),
         output_file=_output_file(given),
+        has_placements=given.switch("placements"),
+        has_files=given.switch("files"),
+        is_portable=given.switch("portable"),
+        must_fit=given.switch("must-fit"),
         hooks_file=given.text("hooks-file", variable="MIG_PARTED_HOOKS_FILE") or None,
         is_mode_only=given.switch("mode-only", variable="MIG_PARTED_MODE_CHANGE_ONLY"),
         is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),

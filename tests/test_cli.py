@@ -251,7 +251,7 @@ def test_a_state_file_of_something_else_is_refused_and_kept(
 
 def test_validate_needs_no_gpu(shell: Shell, layouts: str) -> None:
     good = shell("validate", "-f", layouts, "one", "--gpu", "A100-SXM4-40GB")
-    bad = shell("validate", "-f", layouts, "--gpu", "*A100*40*", "--gpu", "NVIDIA A30")
+    bad = shell("validate", "-f", layouts, "one", "--gpu", "*A100*40*", "--gpu", "NVIDIA A30")
 
     assert (good.status, bad.status) == (0, 1)
     assert "one: NVIDIA A30 has no profile 3g.20gb" in bad.out
