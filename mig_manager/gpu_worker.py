@@ -66,9 +66,8 @@ def answer(request: gpu_protocol.Request, gpus: ports.Gpus) -> gpu_protocol.Answ
         match request:
             case gpu_protocol.Observe():
                 return gpu_protocol.Observed(gpus=gpus.observe())
-            case gpu_protocol.Execute(plan=plan):
-                gpus.execute(plan)
-                return gpu_protocol.Executed()
+            case gpu_protocol.Execute(plan=plan, seen=seen):
+                return gpu_protocol.Executed(gpus=gpus.execute(plan, seen))
     except errors.HardwareError as error:
         return gpu_protocol.Failed.of(error)
 

@@ -24,9 +24,7 @@ class Gpus(Protocol):
             HardwareError: NVML cannot be loaded, refused, failed, or did not answer in time.
         """
 
-    def execute(
-        self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
-    ) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
         Steps are idempotent. ``IN_USE`` is tried again for a bounded time. A failure on one GPU

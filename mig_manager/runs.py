@@ -386,6 +386,7 @@ class Run:
             gpus, _ = change.carry_out(
                 self._world.gpus,
                 plan,
+                seen=before,
                 before=way_back,
                 replan=lambda after: self._plan(after, wanted),
                 undo=change.Undo(

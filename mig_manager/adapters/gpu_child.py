@@ -116,6 +116,8 @@ class ChildGpus:
         self._monotonic = monotonic
         self._proc_root = proc_root
         self._left_behind: list[_LeftBehind] = []
+        self._seen: dict[str, model.Gpu] = {}
+        """All GPUs as last observed, by UUID."""
 
     def observe(self) -> tuple[model.Gpu, ...]:
         """Return every GPU, ascending by index.
@@ -127,21 +129,27 @@ class ChildGpus:
         """
         match self._timed("observe", gpu_protocol.Observe()):
             case gpu_protocol.Observed(gpus=gpus):
+                self._seen = {gpu.uuid: gpu for gpu in gpus}
                 self._telemetry.gpus_observed(gpus)
                 return gpus
             case answer:
                 raise _unexpected(answer)
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         """Run the steps of every GPU.
+
+        Returns:
+            The GPUs of the plan afterwards.
 
         Raises:
             HardwareError: As ``observe``; after NVML_TIMEOUT and NVML_ERROR nobody knows which
                 steps have run.
         """
-        match self._timed("execute", gpu_protocol.Execute(plan=plan)):
-            case gpu_protocol.Executed():
-                return
+        match self._timed("execute", gpu_protocol.Execute.of(plan, seen)):
+            case gpu_protocol.Executed(gpus=gpus):
+                self._seen |= {gpu.uuid: gpu for gpu in gpus}
+                self._telemetry.gpus_observed(tuple(self._seen.values()))
+                return gpus
             case answer:
                 raise _unexpected(answer)
 

@@ -58,9 +58,7 @@ class NvmlGpus:
             observe = functools.partial(nvml_observe.gpu, tells_minor=self._proc_root is not None)
             return tuple(_each([functools.partial(observe, i) for i in range(count)]))
 
-    def execute(
-        self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
-    ) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
         Returns:
@@ -113,7 +111,7 @@ def _is_in_use(error: BaseException) -> bool:
     return isinstance(error, errors.HardwareError) and error.reason is errors.Reason.IN_USE
 
 
-def _each(actions: list[Callable[[], _Result]]) -> list[_Result]:
+def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
     """Run the actions at once; when all have ended, raise what went wrong in one error."""
     if not actions:
         return []
