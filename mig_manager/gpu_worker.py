@@ -42,11 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if arguments.progress_fd is not None:
         gpu_progress.PROGRESS.attach(arguments.progress_fd)
+    if arguments.simulate_state is not None:
+        _simulate(arguments.simulate_state)
+    # Whoever started us ahead asks only now; nothing of the driver was touched up to here.
     request = gpu_protocol.decode_request(sys.stdin.buffer.read())
     if request is None:
         return 1
-    if arguments.simulate_state is not None:
-        _simulate(arguments.simulate_state)
     gpus = nvml.NvmlGpus(
         library_path=arguments.library_path or nvml_library.find(arguments.driver_root),
         in_use_timeout_s=arguments.in_use_timeout_s,

@@ -45,6 +45,16 @@ class Gpus(Protocol):
         """
 
 
+class Standby:
+    """Gets ready ahead of a call of ``Gpus``; this one needs no getting ready."""
+
+    def prepare(self) -> None:
+        """Begin to set up what the next call needs, in the background."""
+
+    def dismiss(self) -> None:
+        """Give back what was set up and not used."""
+
+
 class Node(Protocol):
     """Our own Node object."""
 

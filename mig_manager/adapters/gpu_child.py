@@ -86,10 +86,28 @@ class _Ended:
     stderr: str
 
 
-class ChildGpus:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Worker:
+    """A worker that has not been asked anything yet, and what is shared with it."""
+
+    process: subprocess.Popen[bytes]
+    board: gpu_progress.Board
+    tail: gpu_tail.Tail
+
+    @property
+    def can_be_asked(self) -> bool:
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        self.tail.close()
+        self.board.close()
+
+
+class ChildGpus(ports.Standby):
     """Implements ``ports.Gpus``: each call in a process of its own.
 
-    For one thread at a time.
+    For one thread at a time. As ``ports.Standby`` it starts the process of the next call ahead,
+    which loads what it needs and then waits; the driver is not touched before it is asked.
 
     Args:
         command: Starts a worker that reads one request and writes one answer; it is told the
@@ -118,6 +136,19 @@ class ChildGpus:
         self._left_behind: list[_LeftBehind] = []
         self._seen: dict[str, model.Gpu] = {}
         """All GPUs as last observed, by UUID."""
+        self._ready: _Worker | None = None
+
+    def prepare(self) -> None:
+        """Start the worker of the next call; what is wrong with it shows when it is needed."""
+        if self._ready is None:
+            with contextlib.suppress(errors.HardwareError):
+                self._ready = self._new_worker()
+
+    def dismiss(self) -> None:
+        """End the worker that was started for a call which does not come."""
+        worker, self._ready = self._ready, None
+        if worker is not None:
+            self._discard(worker)
 
     def observe(self) -> tuple[model.Gpu, ...]:
         """Return every GPU, ascending by index.
@@ -188,16 +219,9 @@ class ChildGpus:
 
     def _exchange(self, request: bytes) -> _Ended:
         """Run the worker to its end; nothing of it is left but what the kernel keeps."""
-        with contextlib.ExitStack() as stack:
-            try:
-                board = stack.enter_context(contextlib.closing(gpu_progress.Board()))
-                tail = gpu_tail.Tail()
-                stack.callback(tail.close)
-                process = self._start(board, tail)
-            except (OSError, RuntimeError) as error:
-                raise errors.HardwareError(
-                    f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
-                ) from error
+        worker = self._take_worker()
+        process = worker.process
+        with contextlib.closing(worker):
             output = None
             try:
                 output, _ = process.communicate(request, timeout=self._timeout_s)
@@ -206,16 +230,43 @@ class ChildGpus:
             finally:
                 # The worker reads the same clock, which no argument can replace there.
                 ended_s = time.monotonic()
-                self._end(process, board)
+                self._end(process, worker.board)
             return _Ended(
                 output=output,
                 status=-signal.SIGKILL if process.returncode is None else process.returncode,
                 is_left_behind=process.returncode is None,
                 pid=process.pid,
-                calls=board.calls(),
+                calls=worker.board.calls(),
                 ended_s=ended_s,
-                stderr=tail.close(),
+                stderr=worker.tail.close(),
             )
+
+    def _take_worker(self) -> _Worker:
+        """Return a worker to ask: the one that waits, unless it came to harm meanwhile."""
+        worker, self._ready = self._ready, None
+        if worker is not None and worker.can_be_asked:
+            return worker
+        if worker is not None:
+            self._discard(worker)
+        return self._new_worker()
+
+    def _new_worker(self) -> _Worker:
+        with contextlib.ExitStack() as stack:
+            try:
+                board = stack.enter_context(contextlib.closing(gpu_progress.Board()))
+                tail = gpu_tail.Tail()
+                stack.callback(tail.close)
+                worker = _Worker(process=self._start(board, tail), board=board, tail=tail)
+            except (OSError, RuntimeError) as error:
+                raise errors.HardwareError(
+                    f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
+                ) from error
+            stack.pop_all()
+        return worker
+
+    def _discard(self, worker: _Worker) -> None:
+        with contextlib.closing(worker):
+            self._end(worker.process, worker.board)
 
     def _start(self, board: gpu_progress.Board, tail: gpu_tail.Tail) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 - our own command line, without a shell
