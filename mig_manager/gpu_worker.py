@@ -105,4 +105,8 @@ def _simulate(state: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    sys.stderr.flush()
+    # The answer is out and the session closed. To take the interpreter and the vendor's library
+    # apart would only keep the agent waiting.
+    os._exit(ended)
