@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager.adapters import clock, nvml
 from mig_manager.core import model, planner, profile
-from mig_manager.sandbox import hardware
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
 
@@ -57,9 +56,7 @@ def prepare(transition: Transition, path: pathlib.Path) -> states.NodeState:
     return simulated.SharedState(path).read()
 
 
-def _wanted(
-    gpus: Sequence[model.Gpu], layout: Sequence[Devices]
-) -> dict[str, model.WantedGpu]:
+def _wanted(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, model.WantedGpu]:
     return {
         gpu.uuid: model.WantedGpu.of(
             model.MigMode.DISABLED if devices is None else model.MigMode.ENABLED,

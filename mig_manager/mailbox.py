@@ -4,6 +4,9 @@ import threading
 
 from mig_manager import errors
 
+NEWS_REST_S = 0.02
+"""The shortest sleep that news end."""
+
 
 class Mailbox:
     """Holds what is wanted now; older wishes that nobody took are gone.
@@ -19,6 +22,7 @@ class Mailbox:
         self._generation = 0
         self._is_look_due = False
         self._is_stopping = False
+        self._has_news = False
 
     def put_label(self, name: str | None) -> None:
         """Take over the label as the API shows it; the same value again is no new wish.
@@ -43,6 +47,12 @@ class Mailbox:
         """Have the GPUs looked at soon: somebody has changed them. It is no new wish."""
         with self._changed:
             self._is_look_due = True
+            self._changed.notify_all()
+
+    def put_news(self) -> None:
+        """Have whoever waits for something in the cluster look again soon."""
+        with self._changed:
+            self._has_news = True
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -90,11 +100,21 @@ class Mailbox:
             )
 
     def wait(self, generation: int, seconds: float) -> None:
-        """Sleep, but wake when ``generation`` is no longer the newest or at shutdown."""
+        """Sleep, but wake when ``generation`` is no longer the newest or at shutdown.
+
+        News from the cluster, also since the last sleep, end it early, but not at once: they often
+        come in swarms.
+        """
+
+        def is_over() -> bool:
+            return self._is_stopping or self._generation != generation
+
+        rest_s = min(seconds, NEWS_REST_S)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_stopping or self._generation != generation, timeout=seconds
-            )
+            if self._changed.wait_for(is_over, timeout=rest_s):
+                return
+            self._changed.wait_for(lambda: is_over() or self._has_news, timeout=seconds - rest_s)
+            self._has_news = False
 
 
 class LabelWish:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import signal
 import threading
@@ -24,7 +25,7 @@ from mig_manager.adapters import (
     podresources,
     tools,
 )
-from mig_manager.adapters.kube import advertise, api, node, nodewatch, pods
+from mig_manager.adapters.kube import advertise, api, node, nodewatch, podnews, pods
 from mig_manager.core import cluster, hostclients
 from mig_manager.core import pace as pacing
 
@@ -54,14 +55,16 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     watch = nodewatch.NodeWatch(
         kube,
         name=wanted.node_name,
-        on_node=lambda view: box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None),
+        on_node=functools.partial(_take, box),
         stop=stop,
     )
     pulse = health.Pulse()
     telemetry, exposition = _listener(wanted, watch, pulse)
     events = _gpu_events(wanted, box)
     served = agent.Agent(
-        reconcile.Reconciler(world(wanted, kube, telemetry, boot_id), limits(wanted)),
+        reconcile.Reconciler(
+            _with_news(world(wanted, kube, telemetry, boot_id), wanted, kube, box), limits(wanted)
+        ),
         box,
         patience=agent.Patience(
             retry_initial_s=wanted.retry_initial_s,
@@ -91,6 +94,24 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
         served.serve()
     _log.info("agent_stopped", node=wanted.node_name)
     return 0
+
+
+def _with_news(
+    reached: reconcile.World,
+    wanted: settings.AgentSettings,
+    kube: api.KubeApi,
+    box: mailbox.Mailbox,
+) -> reconcile.World:
+    """Return the same with waits that end as soon as there is something to see."""
+    news = podnews.PodNews(kube, node_name=wanted.node_name, on_news=box.put_news)
+    standby = ports.Standbys(reached.standby, news)
+    return dataclasses.replace(reached, standby=standby)
+
+
+def _take(box: mailbox.Mailbox, view: cluster.NodeView) -> None:
+    box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
+    # What a run waits for may be among what kubelet has just told.
+    box.put_news()
 
 
 def _start_watches(
