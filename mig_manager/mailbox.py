@@ -4,8 +4,8 @@ import threading
 
 from mig_manager import errors
 
-NEWS_REST_S = 0.02
-"""The shortest sleep that news end."""
+_NEWS_REST_S = 0.02
+"""The shortest pause that news end."""
 
 
 class Mailbox:
@@ -100,21 +100,26 @@ class Mailbox:
             )
 
     def wait(self, generation: int, seconds: float) -> None:
-        """Sleep, but wake when ``generation`` is no longer the newest or at shutdown.
+        """Sleep, but wake when ``generation`` is no longer the newest or at shutdown."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over(generation), timeout=seconds)
 
-        News from the cluster, also since the last sleep, end it early, but not at once: they often
+    def pause(self, generation: int, seconds: float) -> None:
+        """Do the same between two looks at the cluster.
+
+        News from it, also since the last pause, end the pause early, but not at once: they often
         come in swarms.
         """
-
-        def is_over() -> bool:
-            return self._is_stopping or self._generation != generation
-
-        rest_s = min(seconds, NEWS_REST_S)
+        rest_s = min(seconds, _NEWS_REST_S)
+        self.wait(generation, rest_s)
         with self._changed:
-            if self._changed.wait_for(is_over, timeout=rest_s):
-                return
-            self._changed.wait_for(lambda: is_over() or self._has_news, timeout=seconds - rest_s)
+            self._changed.wait_for(
+                lambda: self._has_news or self._is_over(generation), timeout=seconds - rest_s
+            )
             self._has_news = False
+
+    def _is_over(self, generation: int) -> bool:
+        return self._is_stopping or self._generation != generation
 
 
 class LabelWish:
@@ -134,4 +139,9 @@ class LabelWish:
     def wait(self, seconds: float) -> None:
         """Sleep; raise ``Superseded`` as soon as the wish has ended."""
         self._mailbox.wait(self.generation, seconds)
+        self.check()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, or until there is news; raise ``Superseded`` as soon as the wish has ended."""
+        self._mailbox.pause(self.generation, seconds)
         self.check()

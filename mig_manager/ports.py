@@ -343,6 +343,13 @@ class Wish(Protocol):
             Superseded: A newer wish, a removed wish or a shutdown.
         """
 
+    def pause(self, seconds: float) -> None:
+        """Sleep between two looks at the cluster: as ``wait``, but less if there may be news.
+
+        Raises:
+            Superseded: A newer wish, a removed wish or a shutdown.
+        """
+
 
 class Telemetry:
     """Hears what happens, for those who watch many nodes; never blocks and never raises.

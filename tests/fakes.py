@@ -48,6 +48,9 @@ class FakeWish:
         self._clock.wait(seconds)
         self.check()
 
+    def pause(self, seconds: float) -> None:
+        self.wait(seconds)
+
 
 class FakeConfig:
     name = "test.yaml"
