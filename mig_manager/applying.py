@@ -135,6 +135,7 @@ class _Run:
             after, plans = change.carry_out(
                 waiting.Lenient(self._world.gpus) if self._may_wait else self._world.gpus,
                 first,
+                seen=self._observed,
                 before=before,
                 replan=self._rest,
                 undo=change.Undo(on_end=back, pause=self._world.clock.wait),

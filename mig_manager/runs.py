@@ -11,6 +11,7 @@ that the change is finished or rolled back first, and only its proof may be left
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 
 import structlog
@@ -46,6 +47,9 @@ from mig_manager.core import policy as policies
 _MODE_WAITS = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
 
 _log = structlog.get_logger()
+
+_parsed = functools.lru_cache(maxsize=1)(config.parse)
+"""The file seldom changes, and to read it again would be half of the time until ``pending``."""
 
 
 class Run:
@@ -95,6 +99,8 @@ class Run:
         """Name and hash of a layout for which nobody need leave: its wish is an old one."""
         self.rebooted: tuple[str, str] | None = None
         """Name and hash of a layout for which the machine was rebooted already."""
+        self.remembered: tuple[model.Gpu, ...] = ()
+        """The GPUs as an earlier run saw them last; none: there was no such run."""
         self.is_rebooting = False
         """Whether the machine is about to go down: what is taken stays taken."""
 
@@ -112,7 +118,9 @@ class Run:
             Superseded: The run ended early.
         """
         try:
-            with self._turn(wish):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._turn(wish))
+                stack.callback(self._world.standby.dismiss)
                 return self._guarded(wish)
         except errors.LockedError as error:
             return self._failed(error.reason, error.message)
@@ -279,6 +287,9 @@ class Run:
         self._hash = layout.content_hash
         if self.fulfilled == (self.name, self._hash):
             self._clearing.spares = True
+        if self._foresees_change(layout):
+            self.record.enter(model.Phase.RESOLVE, "looking at the GPUs")
+        self._world.standby.prepare()
         if self.rebooted == (self.name, self._hash) or self.record.journal.rebooted_from:
             self.record.rebooted()
         table = self._extra_clients()
@@ -291,6 +302,8 @@ class Run:
             plan = self._plan(gpus, wanted)
         if plan.is_empty:
             return self._keep(gpus, wish)
+        # While others are made to let go.
+        self._world.standby.expect_change()
         holders = self._clearing.survey()
         plan = self._plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
         drainage = self._clearing.close(plan, gpus, holders, table)
@@ -304,6 +317,20 @@ class Run:
         self._bring_back(paused, gpus, wish)
         by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
         return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
+
+    def _foresees_change(self, layout: config.Layout) -> bool:
+        """Tell whether a first try is going to change GPUs, by what is remembered of them.
+
+        To look at them takes a moment; whoever has set the label shall see that it was read.
+        Nothing is decided by this: what is planned is planned from a fresh look.
+        """
+        if not self.remembered or self._clearing.spares or self.record.attempt > 1:
+            return False
+        try:
+            wanted = config.select(layout, self.remembered)
+            return not planner.plan(self.remembered, wanted).is_empty
+        except errors.MigManagerError:
+            return False
 
     def _bring_back(
         self, paused: daemons.Paused, gpus: tuple[model.Gpu, ...], wish: ports.Wish
@@ -357,9 +384,7 @@ class Run:
 
     def _resolve(self) -> config.Layout:
         source = self._world.configs
-        document = config.parse(
-            source.read(), source=source.name, is_lenient=self._limits.is_lenient
-        )
+        document = _parsed(source.read(), source=source.name, is_lenient=self._limits.is_lenient)
         layout = document.layout(self.name)
         self.record.note(config_hash=layout.content_hash)
         self._warnings = document.warnings
@@ -409,6 +434,7 @@ class Run:
             gpus, _ = change.carry_out(
                 self._world.gpus,
                 plan,
+                seen=before,
                 before=way_back,
                 replan=lambda after: self._plan(after, wanted),
                 undo=change.Undo(
