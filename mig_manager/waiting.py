@@ -4,7 +4,7 @@ So does NVIDIA's unit for bare metal: it asks for the mode first (``apply --mode
 --skip-reset``), then looks whether the machine can be reset or has to be rebooted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager import errors, ports
 from mig_manager.core import model
@@ -22,17 +22,19 @@ class Lenient:
         """Return every GPU; see the port."""
         return self._gpus.observe()
 
-    def execute(self, plan: model.Plan) -> None:
-        """Run the steps; see the port. Whether the modes do wait is for the next look to tell.
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+        """Run the steps; see the port. Whether modes wait is told by the GPUs returned.
 
         Raises:
             HardwareError: A step failed for another reason.
         """
         try:
-            self._gpus.execute(plan)
+            return self._gpus.execute(plan, seen)
         except errors.HardwareError as error:
             if error.reason not in _WAITING:
                 raise
+        after = {gpu.uuid: gpu for gpu in self._gpus.observe()}
+        return tuple(after[each.gpu_uuid] for each in plan.gpus if each.gpu_uuid in after)
 
 
 def for_their_mode(
