@@ -82,6 +82,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
         UsageError: The arguments make no sense.
         SystemExit: Help or version was asked for and printed.
     """
+    # The peer has the letter, too.
     argv = ["help" if argument == "h" else argument for argument in argv[:1]] + list(argv[1:])
     words = [argument for argument in argv if not argument.startswith("-")]
     if words:
