@@ -201,7 +201,7 @@ def test_every_place_that_is_not_portable_is_named(shell: Shell) -> None:
     answer = shell("validate", "--portable", "-f", file)
 
     assert answer.status == 1
-    assert re.findall(rf"{re.escape(file)}:(\d+:\d+): ", answer.out) == ["4:21", "4:35", "4:71"]
+    assert re.findall(rf"{re.escape(file)}:(\d+:\d+):\s", answer.out) == ["4:21", "4:35", "4:71"]
     data = json.loads(shell("validate", "--portable", "-f", file, "-o", "json").out)
     assert data["is_valid"] is False
     assert len(data["not_portable"]) == 3
