@@ -10,12 +10,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
-import structlog
-
 from mig_manager import errors, ports
 from mig_manager.core import hooks, model
-
-_log = structlog.get_logger()
 
 Check = Callable[[], object]
 
@@ -125,7 +121,6 @@ class HookPoints:
         try:
             self.exit()
         except errors.MigManagerError as error:
-            _log.warning("hook_failed", error=error.message)
             return error.message
         return ""
 

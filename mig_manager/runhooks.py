@@ -98,6 +98,5 @@ class RunHooks:
         try:
             self.exit()
         except errors.MigManagerError as error:
-            _log.warning("hook_failed", error=error.message)
             return error.message
         return ""

@@ -115,7 +115,8 @@ class HookPrograms:
             command=_shown(hook.command),
             how=how or "well",
             seconds=round(self._monotonic() - began_s, 3),
-            **{key: _tail(text) for key, text in (("stdout", out), ("stderr", err)) if text},
+            stdout=_tail(out),
+            stderr=_tail(err),
         )
         if how:
             said = tools.last_line(err) or tools.last_line(out)
