@@ -63,6 +63,7 @@ def reconciler(
     *,
     exclusion: ports.Exclusion | None = None,
     heals_drift: bool = False,
+    telemetry: ports.Telemetry | None = None,
 ) -> reconcile.Reconciler:
     return reconcile.Reconciler(
         reconcile.World(
@@ -73,6 +74,7 @@ def reconciler(
             configs=fakes.FakeConfig(text),
             clock=world.clock,
             extra_clients=fakes.FakeConfig(world.extra_clients) if world.extra_clients else None,
+            telemetry=telemetry or ports.Telemetry(),
             exclusion=exclusion,
             boot_id=world.boot_id,
             reset=world.host if world.has_reset else None,

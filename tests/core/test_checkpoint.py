@@ -255,8 +255,7 @@ def test_a_file_that_is_none_is_refused_with_its_place(text: str, why: str) -> N
         (text_of(device()).replace('"ProfileID": 2, "Pl', '"ProfileID": 17, "Pl'), "profile 17"),
         (
             text_of(device()).replace('"Start": 4', '"Start": 2'),
-            f"3g.20gb cannot be at 2:4 on GPU 0 (NVIDIA A100-SXM4-40GB, {FIRST}); "
-            + "it can be at 0:4, 4:4",
+            f"3g.20gb cannot be at 2:4 on GPU 0 (NVIDIA A100-SXM4-40GB, {FIRST}); it can be at",
         ),
         (text_of(device()).replace('"Start": 4', f'"Start": {2**63}'), "cannot be at"),
         (text_of(device()).replace('"Size": 4', '"Size": 3'), "cannot be at 4:3"),
