@@ -2,7 +2,7 @@
 
 import argparse
 
-from mig_manager import commonarguments
+from mig_manager import commonarguments, placeholders
 
 
 def add_hooks(parser: argparse.ArgumentParser) -> None:
@@ -10,12 +10,12 @@ def add_hooks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-k",
         "--hooks-file",
-        metavar="FILE",
+        metavar=placeholders.FILE,
         help="programs to run before, within and after the change [MIG_PARTED_HOOKS_FILE]",
     )
     parser.add_argument(
         "--hook-timeout-s",
-        metavar="S",
+        metavar=placeholders.SECONDS,
         help="how long each of them may take that does not say so itself (default: 300)",
     )
 
@@ -42,6 +42,6 @@ def _add_checkpoint_file(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "-f",
         "--checkpoint-file",
-        metavar="FILE",
+        metavar=placeholders.FILE,
         help=f"{what} (required) [MIG_PARTED_CHECKPOINT_FILE]",
     )

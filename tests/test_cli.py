@@ -314,7 +314,7 @@ def test_bad_documents_are_refused_with_their_place(shell: Shell) -> None:
     assert "<stdin>:7:" in answer.err
 
 
-def test_hooks_that_come_from_the_environment_are_refused_and_can_be_switched_off(
+def test_hooks_that_come_from_the_environment_are_read_and_can_be_switched_off(
     shell: Shell,
 ) -> None:
     argv = ("apply", "all-disabled", *SPEC)

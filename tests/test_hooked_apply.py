@@ -193,15 +193,6 @@ def test_a_layout_that_cannot_be_had_costs_no_hook() -> None:
     assert played.happened == []
 
 
-def test_a_reset_that_is_refused_costs_no_hook() -> None:
-    played = Played("off")
-
-    with pytest.raises(errors.HardwareError, match="skip-reset"):
-        played.apply("wanted", may_reset=False)
-
-    assert played.happened == []
-
-
 def test_a_hooks_file_that_is_no_good_is_refused_before_anything_is_touched() -> None:
     played = Played("before", "hooks: {pre-apply: []}")
 
