@@ -41,6 +41,8 @@ class HookPoints:
         self._telemetry = telemetry or ports.Telemetry()
         self._table = hooks.Table()
         self._passed: set[hooks.Point] = set()
+        self.has_run = False
+        """Whether any hook has begun."""
         self.check: Check = _go_on
         """Asked all the while a hook runs; what it raises ends the hook and the change. Not asked
         while hooks of the last point run."""
@@ -80,6 +82,7 @@ class HookPoints:
 
         Raises:
             HostError: HOOK_FAILED; then there is no last point either.
+            Superseded: The change ended early; the last point is due if ``has_run``.
         """
         self._pass(hooks.Point.APPLY_START)
 
@@ -131,7 +134,12 @@ class HookPoints:
         Raises:
             HostError: HOOK_FAILED: on entering; on leaving, where nothing else failed.
         """
-        self.start()
+        try:
+            self.start()
+        except errors.Superseded:
+            if self.has_run:
+                self.exit_leniently()
+            raise
         try:
             yield
         except errors.MigManagerError as error:
@@ -156,6 +164,7 @@ class HookPoints:
             # Those of the change win, as with the peer.
             self._look()
             environment = {**hook.envs, **self._programs.variables, **self._variables}
+            self.has_run = True
             self._programs.run(point, hook, environment, check=self._look)
 
     def _look(self) -> None:

@@ -55,7 +55,7 @@ class RunHooks:
         Raises:
             ClusterError: The API refused or does not answer.
             HostError: HOOK_FAILED; then nothing was taken.
-            Superseded: The run ended early.
+            Superseded: The run ended early; the last point is due where a hook was ended.
         """
         self.points.check = wish.check
         self.points.require(plan)
@@ -68,8 +68,12 @@ class RunHooks:
         )
         try:
             self.points.start()
-        except (errors.MigManagerError, errors.Superseded):
+        except errors.MigManagerError:
             self._record.exit_passed()
+            raise
+        except errors.Superseded:
+            if not self.points.has_run:
+                self._record.exit_passed()
             raise
 
     def exit(self) -> None:

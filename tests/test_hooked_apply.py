@@ -280,6 +280,27 @@ def test_whoever_wants_to_end_early_ends_a_hook_but_the_last_and_all_is_undone(
     assert played.rig.journal.text is None
 
 
+def test_a_first_hook_that_is_ended_early_is_followed_by_the_last_point() -> None:
+    played = Played(
+        "off", "hooks: {apply-start: [{command: a}, {command: b}], apply-exit: [{command: c}]}"
+    )
+
+    @contextlib.contextmanager
+    def guard() -> Iterator[Callable[[], None]]:
+        def check() -> None:
+            if played.happened == ["a"]:
+                raise errors.Superseded("a signal", is_replaced=False)
+
+        yield check
+
+    played.rig.guard = guard
+    with pytest.raises(errors.Superseded):
+        played.apply("wanted")
+
+    assert played.happened == ["a", "c"]
+    assert shape(played.gpus) == played.before
+
+
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     played = Played("before")
     played.gpus.steps, played.gpus.killed_at = 0, 3

@@ -134,8 +134,16 @@ def test_a_hook_that_takes_too_long_is_killed(hooked: Hooked) -> None:
     assert hooked.node.shape == hooked.before
 
 
-@pytest.mark.parametrize("point", POINTS[:3])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("point", "number"),
+    [
+        pytest.param(POINTS[0], signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(POINTS[1], signal.SIGTERM, marks=pytest.mark.slow),
+        (POINTS[2], signal.SIGTERM),
+        pytest.param(POINTS[0], signal.SIGINT, marks=pytest.mark.slow),
+        (POINTS[1], signal.SIGINT),
+    ],
+)
 def test_a_signal_in_a_hook_ends_it_and_brings_back_what_was(
     hooked: Hooked, point: str, number: signal.Signals
 ) -> None:
@@ -148,7 +156,7 @@ def test_a_signal_in_a_hook_ends_it_and_brings_back_what_was(
     # As a shell has it: ended by the signal, which for Ctrl-C is a status of ours.
     assert process.returncode == (130 if number is signal.SIGINT else -number), said
     assert "Traceback" not in said
-    assert hooked.ran[-1] == ("apply-exit" if point != POINTS[0] else POINTS[0])
+    assert hooked.ran[-1] == "apply-exit"
     assert hooked.node.shape == hooked.before
     assert not hooked.node.journal.exists()
 
