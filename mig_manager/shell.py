@@ -15,14 +15,13 @@ from mig_manager import (
     console,
     errors,
     report,
-    restoring,
     settings,
     shellreach,
     shellsettings,
     validation,
 )
 from mig_manager.adapters import files
-from mig_manager.core import checkpoint, config, document
+from mig_manager.core import config, document
 
 DONE, FAILED = 0, 1
 _MOST_NAMED = 6
@@ -115,12 +114,15 @@ class _Shell:
         file = self._checkpoint_file()
         gpus = self._reach.gpus().observe()
         from mig_manager.adapters import outputfile  # noqa: PLC0415 - seldom asked for
+        from mig_manager.core import checkpoint  # noqa: PLC0415 - the same
 
         outputfile.write(pathlib.Path(file), checkpoint.render(gpus))
         self._terminal.say("MIG configuration checkpointed successfully")
         return DONE
 
     def _restore(self) -> int:
+        from mig_manager import restoring  # noqa: PLC0415 - seldom asked for
+
         source = files.ConfigFile(self._checkpoint_file())
         result = restoring.restore(
             self._reach.world(),

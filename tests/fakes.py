@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors, ports
-from mig_manager.core import clients, cluster, hooks, model, planner
+from mig_manager.core import clients, cluster, hookfile, hooks, model, planner
 from mig_manager.core import policy as policies
 
 
@@ -502,7 +502,7 @@ class FakeHooks:
 
     def read(self) -> hooks.Table:
         self._world.called("hooks.read")
-        return hooks.parse(self._world.hooks, source="hooks.yaml")
+        return hookfile.parse(self._world.hooks, source="hooks.yaml")
 
     def missing(self, hook: hooks.Hook) -> str:
         is_missing = hook.command in self._world.missing_hooks

@@ -15,7 +15,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters import files, toolprocess, tools
-from mig_manager.core import holders, hooks
+from mig_manager.core import holders, hookfile, hooks
 
 _MAX_LOGGED = 4096
 """Characters of a hook's output, each of its two kinds, in the log."""
@@ -58,7 +58,7 @@ class HookPrograms:
         Raises:
             ConfigError: The file cannot be read or breaks the format.
         """
-        return hooks.parse(self._source.read(), source=self._source.name)
+        return hookfile.parse(self._source.read(), source=self._source.name)
 
     def missing(self, hook: hooks.Hook) -> str:
         """Return why a hook's program cannot be run here; empty when it probably can."""

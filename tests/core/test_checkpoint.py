@@ -11,6 +11,7 @@ from mig_manager import errors
 from mig_manager.core import checkpoint, config, model, recall
 from mig_manager.sandbox import hardware
 from tests import applying_rig, fakes
+from tests.core import boards, layouts, machine
 
 LAYOUTS = config.parse(
     """
@@ -358,3 +359,36 @@ def test_any_text_is_restored_or_is_a_typed_error(text: str) -> None:
         return
     gpus.execute(plan)
     assert recall.plan(read(text), gpus.gpus).plan.is_empty
+
+
+def _content(gpu: model.Gpu) -> list[object]:
+    """Return what a checkpoint tells: of compute instances how many of each size."""
+    return [
+        (
+            gi.profile,
+            gi.placement,
+            sorted(ci.profile.compute_slices for ci in gi.compute_instances),
+        )
+        for gi in sorted(gpu.gpu_instances, key=lambda gi: gi.placement)
+    ]
+
+
+@pytest.mark.parametrize("board", boards.BOARDS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_from_anything_that_a_driver_can_have_to_anything_else_and_nothing_more_than_that(
+    board: str, data: st.DataObject
+) -> None:
+    was, now = data.draw(layouts.gpus(board)), data.draw(layouts.gpus(board))
+    wish = read(checkpoint.render([was]))
+
+    plan = recall.plan(wish, [now]).plan
+    after = machine.run(now, plan.steps)
+
+    assert _content(after) == _content(was)
+    assert recall.plan(wish, [after]).plan.is_empty
+    both = {(gi.profile, gi.placement) for gi in was.gpu_instances} & {
+        (gi.profile, gi.placement) for gi in now.gpu_instances
+    }
+    destroyed = [step for step in plan.steps if isinstance(step, model.DestroyGpuInstance)]
+    assert not both & {(step.profile, step.placement) for step in destroyed}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import document, hooks
+from mig_manager.core import document, hookfile, hooks
 from mig_manager.core.hooks import Point
 
 TWO_BY_TWO = """
@@ -24,7 +24,7 @@ hooks:
 
 
 def parse(text: str) -> hooks.Table:
-    return hooks.parse(text, source="h.yaml")
+    return hookfile.parse(text, source="h.yaml")
 
 
 def test_two_points_with_two_hooks_each_are_read_in_their_order() -> None:
