@@ -20,6 +20,8 @@ COMMANDS: Mapping[str, str] = {
     "assert": "tell by the exit status whether a layout is in force",
     "export": "write the GPUs' state as a config document",
     "generate-config": "write a config document with the layouts that GPUs can have",
+    "checkpoint": "write what the GPUs have to a file, for 'restore'",
+    "restore": "bring the GPUs back to a checkpoint",
     "validate": "check that layouts fit GPUs, here or by product name",
     "doctor": "check this node and say what to fix",
     "agent": "serve this Kubernetes node",

@@ -19,6 +19,7 @@ from mig_manager.adapters import (
     gpu_child,
     gpu_events,
     gpureset,
+    hooks,
     identity,
     journalfile,
     lockfile,
@@ -124,7 +125,12 @@ def _start_watches(
     watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
     watcher.start()
     stack.callback(watcher.join, timeout=_JOIN_TIMEOUT_S)
-    watched = (wanted.config_file, wanted.extra_clients_file, wanted.host.gpu_clients_file)
+    watched = (
+        wanted.config_file,
+        wanted.extra_clients_file,
+        wanted.hooks_file,
+        wanted.host.gpu_clients_file,
+    )
     for path in filter(None, watched):
         file_watch = files.ConfigWatch(path, box.put_file_change)
         file_watch.start()
@@ -194,11 +200,27 @@ def world(
             is_required=False,
         ),
         boot_id=boot_id,
+        hooks=_hooks(wanted),
         own_pod_uid=identity.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
         proven=journalfile.ProvenFile(wanted.proven_file),
     )
     # Simulated GPUs are no reason to do anything to the real machine.
     return reached if wanted.gpus.is_simulated else _with_machine(reached, wanted.host)
+
+
+def _hooks(wanted: settings.AgentSettings) -> ports.Hooks | None:
+    if wanted.hooks_file is None:
+        return None
+    return hooks.HookPrograms(
+        wanted.hooks_file,
+        variables={
+            "MIG_PARTED_CONFIG_FILE": str(wanted.config_file),
+            "MIG_PARTED_SKIP_RESET": str(not wanted.host.gpu_reset).lower(),
+            "MIG_PARTED_MODE_CHANGE_ONLY": "false",
+        },
+        search_path=wanted.search_path,
+        timeout_s=wanted.hook_timeout_s,
+    )
 
 
 def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> reconcile.World:
