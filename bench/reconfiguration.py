@@ -31,7 +31,7 @@ mig-configs:
 """
 _LAYOUTS = ("all-1g.5gb", "all-3g.20gb")
 _RESOURCES = {"all-1g.5gb": "nvidia.com/mig-1g.5gb", "all-3g.20gb": "nvidia.com/mig-3g.20gb"}
-_NODE = nodeoptions.NodeOptions(tick_s=0.02, pod_start_s=0.2, pod_stop_s=0.1, plugin_start_s=0.3)
+_NODE = nodeoptions.NodeOptions(tick_s=0.05, pod_start_s=0.2, pod_stop_s=0.1, plugin_start_s=0.3)
 _POD = "train"
 
 
