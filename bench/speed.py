@@ -105,6 +105,7 @@ def _agent(runs: int) -> None:
     print(f"  label to success       {ms('success_s')}")
     print(f"  the driver, pods and plugin of it  {ms('waited_s')}")
     print(f"  our own of it          {ms('overhead_s')}")
+    print(f"  processor time of it   {ms('processor_s')}")
     for phase in dict.fromkeys(name for course in courses for name, _ in course.phases):
         spent = [seconds for course in courses for name, seconds in course.phases if name == phase]
         print(f"    {phase:14} {statistics.median(spent) * 1000:6.0f} ms")
