@@ -116,8 +116,12 @@ class Reconciler:
         # Whatever is wanted next is a new wish.
         self._fulfilled = None
         view = self._world.node.read()
-        if view.labels.get(cluster.STATE_LABEL) not in _UNDER_WAY:
-            return
+        if view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
+            self._end_pending()
+        if self._world.slots is not None:
+            self._world.slots.release()
+
+    def _end_pending(self) -> None:
         ended = record.Record(
             self._world.node,
             self._world.clock,
@@ -227,7 +231,10 @@ class Reconciler:
         return self._world.exclusion.hold(doing)
 
     def _keep_due(self, run: runs.Run) -> None:
-        self._left = None if run.record.journal.is_empty else run.record.journal
+        journal = run.record.journal
+        self._left = None if journal.is_empty else journal
+        if self._world.slots is not None and not journal.is_node_taken:
+            self._world.slots.release()
 
     def _new_run(
         self,

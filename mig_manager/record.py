@@ -102,6 +102,7 @@ class Record:
         take: status.Journal | None = None,
         change: cluster.NodePatch | None = None,
         state: model.State = model.State.PENDING,
+        reason: errors.Reason | None = None,
     ) -> cluster.NodeView:
         """Publish a new phase, together with what the phase takes.
 
@@ -111,6 +112,7 @@ class Record:
             take: The journal as it must read once ``change`` is made; None: unchanged.
             change: Cordon, taint and labels to write in the same patch.
             state: ``pending``, or ``rebooting``.
+            reason: What the run waits for, where that has a name.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal lists what may have been
@@ -118,7 +120,9 @@ class Record:
         """
         _log.info("phase_entered", phase=phase.value, message=message)
         self._end_phase()
-        self._status = dataclasses.replace(self._status, state=state, phase=phase, message=message)
+        self._status = dataclasses.replace(
+            self._status, state=state, phase=phase, message=message, reason=reason
+        )
         journal = self.journal if take is None else take
         try:
             view = self._node.patch(
