@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import structlog
 
 from mig_manager import errors, outcomes, ports
-from mig_manager.core import cluster, model, status
+from mig_manager.core import cluster, inventory, model, status
 
 _log = structlog.get_logger()
 
@@ -51,6 +51,7 @@ class Record:
         self._telemetry = telemetry or ports.Telemetry()
         self._began = self._phase_began = clock.monotonic()
         self._try = attempt or Try()
+        self._told_gpus: tuple[model.Gpu, ...] = ()
         self.journal = journal
         self._status = status.Status(
             config=journal.config,
@@ -260,6 +261,9 @@ class Record:
 
     def _annotations(self, journal: status.Journal | None) -> dict[str, str | None]:
         annotations: dict[str, str | None] = {cluster.STATUS_ANNOTATION: self._status.to_json()}
+        if self._status.gpus is not self._told_gpus:
+            self._told_gpus = self._status.gpus
+            annotations[cluster.GPUS_ANNOTATION] = inventory.to_json(self._told_gpus)
         if journal is not None:
             text = None if journal.is_empty else journal.to_json()
             annotations[cluster.JOURNAL_ANNOTATION] = text

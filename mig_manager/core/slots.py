@@ -74,7 +74,7 @@ class Denial:
         if self.silent:
             parts.append(
                 "interrupted in a change, and their agents are silent: "
-                f"{_named(self.silent)} (bring them back, or delete the Node)"
+                f"{_named(self.silent)} (bring them back, or delete Node or Lease)"
             )
         what = "; ".join(parts) or "others were quicker"
         return f"waiting for one of {self.limit} slots for nodes under change; {what}"
@@ -123,9 +123,7 @@ def judge(
     """
     there = {slot.index: slot for slot in slots}
     others = tuple(slot for slot in slots if slot.holder not in ("", node))
-    silent = tuple(
-        slot for slot in others if now_s - seen[slot.index].since_s >= slot.duration_s
-    )
+    silent = tuple(slot for slot in others if now_s - seen[slot.index].since_s >= slot.duration_s)
     return Judgement(
         mine=tuple(slot for slot in slots if slot.holder == node),
         free=tuple(

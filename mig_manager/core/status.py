@@ -214,9 +214,7 @@ class Journal:
     @property
     def is_node_taken(self) -> bool:
         """Whether the node is kept from its workloads, now or until the machine is back."""
-        return bool(
-            self.cordoned or self.hold_taint or self.paused_labels or self.rebooted_from
-        )
+        return bool(self.cordoned or self.hold_taint or self.paused_labels or self.rebooted_from)
 
     @property
     def due(self) -> "Journal":

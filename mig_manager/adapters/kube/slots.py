@@ -3,7 +3,7 @@
 A slot that is not renewed for the time it is leased for may be taken by others, unless its node
 still has the marks of a change: that node is unavailable, whether its agent lives or not, and to
 give its slot away would be to disrupt one node more than the owner allowed. Such a slot is free
-again once the node's agent has come back and finished, or once the Node is deleted.
+again once the node's agent has come back and finished, or once the Node or the Lease is deleted.
 
 No answer is believed to be the last word: whatever a request that failed has done is seen by the
 next look, because a slot is ours by the name that stands in it.
@@ -28,7 +28,6 @@ from mig_manager.core import slots
 _log = structlog.get_logger()
 
 _RELEASE_TRIES = 3
-_TAKEN = http.HTTPStatus.CONFLICT
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +183,8 @@ class LeaseSlots:
             else:
                 answer = self._kube.post(self._path, body)
         except errors.ClusterError as error:
-            if error.status == _TAKEN:
+            is_gone = bool(slot.version) and error.status == http.HTTPStatus.NOT_FOUND
+            if error.status == http.HTTPStatus.CONFLICT or is_gone:
                 return False
             raise
         with fields.understood("a Lease"):

@@ -21,9 +21,7 @@ _QUALIFIED_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]\Z")
 
 _PERCENTAGE = re.compile(r"[0-9]+%\Z")
 
-_MICRO_TIME = re.compile(
-    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)\Z", re.ASCII
-)
+_MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
 
 _MAX_LABEL = 63
 _MAX_NAME = 253
