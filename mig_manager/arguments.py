@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import mig_manager
-from mig_manager import agentarguments, doctorarguments, errors
+from mig_manager import agentarguments, doctorarguments, errors, rolloutarguments
 
 _DESCRIPTION = """\
 Partition NVIDIA GPUs with MIG: change only what differs, and say why when it cannot be done.
@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "validate": "check that layouts fit GPUs, here or by product name",
     "doctor": "check this node and say what to fix",
     "agent": "serve this Kubernetes node",
+    "rollout": "bring many nodes to a layout, a few at a time, or back",
     "demo": "show the whole story on a simulated node",
     "version": "print the version",
 }
@@ -239,6 +240,11 @@ def _define_agent(parser: argparse.ArgumentParser) -> None:
     agentarguments.add_host(parser)
 
 
+def _define_rollout(parser: argparse.ArgumentParser) -> None:
+    rolloutarguments.add_own(parser)
+    _add_output(parser, "text|json|yaml", "text")
+
+
 def _define_demo(parser: argparse.ArgumentParser) -> None:
     _add_debug(parser)
     _add_colour(parser)
@@ -278,6 +284,7 @@ _DEFINITIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "validate": _define_validate,
     "doctor": _define_doctor,
     "agent": _define_agent,
+    "rollout": _define_rollout,
     "demo": _define_demo,
     "version": _define_version,
 }
