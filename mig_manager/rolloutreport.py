@@ -96,7 +96,7 @@ def ended(turn: rollouts.Turn, title: str) -> str:
     """Return how it ended: every node that has not what it shall, and why."""
     lines = [
         textwrap.fill(event(node), _WIDTH, initial_indent="  ", subsequent_indent="    ")
-        for node in turn.of(*(s for s in _SHOWN if s is not rollouts.Standing.UNDER_WAY))
+        for node in (*turn.failures, *turn.of(rollouts.Standing.NOT_READY))
     ]
     if turn.phase is rollouts.Phase.STALLED:
         lines.append(f"  unavailable: {_named(turn.unavailable)}")
@@ -113,6 +113,10 @@ def data(turn: rollouts.Turn, wanted: members.Goal) -> dict[str, object]:
         "max_unavailable": turn.most,
         "unavailable": list(turn.unavailable),
         "counts": turn.counts,
+        "failures": [
+            {"name": node.name, "reason": node.reason, "message": node.message}
+            for node in turn.failures
+        ],
         "nodes": [
             {
                 "name": node.name,

@@ -107,6 +107,8 @@ class Turn:
     """How many may be unavailable."""
     start: tuple[str, ...] = ()
     """Nodes to be asked now."""
+    failures: tuple[Progress, ...] = ()
+    """How nodes that are not in force have last failed, also those that try again just now."""
     retract: tuple[str, ...] = ()
     """Nodes to be asked for what they had before, for nobody there reacts."""
 
@@ -141,6 +143,7 @@ class Rollout:
         """Since when a node has been on its way, waiting for a slot not counted."""
         self._failed_before: frozenset[str] | None = None
         """Nodes that had failed when we came: they pause nothing."""
+        self._failures: dict[str, Progress] = {}
         self._failed: set[str] = set()
         """Nodes that have failed since, also if they have come right meanwhile."""
         self._unsettled_s: dict[str, float] = {}
@@ -168,7 +171,9 @@ class Rollout:
         seen = [self._progress(node, now_s) for node in ordered]
         most = self._limits.most(len(ordered))
         phase = self._phase(seen, now_s)
-        turn = Turn(phase=phase, nodes=tuple(seen), most=most)
+        there = {node.name for node in ordered}
+        failures = tuple(p for name, p in sorted(self._failures.items()) if name in there)
+        turn = Turn(phase=phase, nodes=tuple(seen), most=most, failures=failures)
         retract = tuple(
             node.name
             for node, progress in zip(ordered, seen, strict=True)
@@ -201,6 +206,11 @@ class Rollout:
         return Phase.STALLED if is_stalled else Phase.ROLLING
 
     def _note_failures(self, seen: Sequence[Progress]) -> None:
+        for progress in seen:
+            if progress.standing in BAD:
+                self._failures[progress.name] = progress
+            elif progress.standing is Standing.IN_FORCE:
+                self._failures.pop(progress.name, None)
         failed = {progress.name for progress in seen if progress.standing in BAD}
         if self._failed_before is None:
             self._failed_before = frozenset(failed)
