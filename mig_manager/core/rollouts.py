@@ -149,7 +149,7 @@ class Rollout:
         self._unsettled_s: dict[str, float] = {}
         """Since when a node asks for something that nobody there has reacted to."""
         self._before: tuple[object, float] = ((), 0.0)
-        """How all stood when that last changed, and when that was."""
+        """Who was left or done when that last changed, and when that was."""
 
     def asked(self, name: str) -> None:
         """Remember that a node's label was written, whatever is seen of it until that shows."""
@@ -195,11 +195,13 @@ class Rollout:
         if self._limits.pauses and self._failed and (is_left or is_moving):
             return Phase.PAUSING if is_moving else Phase.PAUSED
         if is_moving:
+            self._before = (), now_s
             return Phase.ROLLING
         if not is_left:
             is_done = all(p.standing is Standing.IN_FORCE for p in seen)
             return Phase.DONE if is_done else Phase.FAILED
-        picture = tuple((p.name, p.standing, p.is_unavailable) for p in seen)
+        # A node that fails again and again changes all the time, and makes room for none.
+        picture = tuple(p.standing if p.standing not in BAD else None for p in seen)
         if picture != self._before[0]:
             self._before = picture, now_s
         is_stalled = now_s - self._before[1] >= self._limits.silence_timeout_s
@@ -230,7 +232,8 @@ class Rollout:
         is_moving = standing in (Standing.UNDER_WAY, Standing.LATE)
         if standing in (Standing.IN_FORCE, Standing.TO_DO):
             self._since_s.pop(node.name, None)
-        is_lost = standing is Standing.SILENT
+        # Until what was asked is taken back, somebody may wake up there and begin.
+        is_lost = standing is Standing.SILENT and not self._is_ours(node)
         return Progress(
             name=node.name,
             standing=standing,
@@ -242,7 +245,8 @@ class Rollout:
             before=node.mark.before if node.mark else None,
             is_unavailable=node.is_away
             or is_moving
-            or not (is_lost or self._is_settled(node, now_s)),
+            or not (is_lost or self._is_settled(node, now_s))
+            or (standing is Standing.SILENT and not is_lost),
         )
 
     def _is_settled(self, node: members.Node, now_s: float) -> bool:
