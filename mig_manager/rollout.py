@@ -26,8 +26,8 @@ class Nodes(Protocol):
     """What the loop needs of ``fleet.Fleet``."""
 
     @property
-    def is_current(self) -> bool:
-        """See ``fleet.Fleet.is_current``."""
+    def trouble(self) -> str:
+        """See ``fleet.Fleet.trouble``."""
 
     def nodes(self) -> tuple[members.Node, ...]:
         """See ``fleet.Fleet.nodes``."""
@@ -89,21 +89,20 @@ def roll(
         ClusterError: The API refused to have a node asked.
     """
     mind = rollouts.Rollout(goal, limits)
+    noted = ""
     while True:
         seen = {node.name: node for node in selected.nodes()}
-        is_current = selected.is_current
+        trouble = selected.trouble
         turn = mind.judge(tuple(seen.values()), clock.monotonic())
         show(turn)
         # What is not current tells neither who may begin nor who has ended.
-        if is_current:
+        if not trouble:
             if turn.phase.is_over and not turn.retract:
                 return turn
-            try:
-                _act(selected, goal, mind, turn, seen)
-            except errors.ClusterError as error:
-                if error.reason is not errors.Reason.API_UNAVAILABLE:
-                    raise
-                note(error.message)
+            trouble = _act(selected, goal, mind, turn, seen)
+        if trouble and trouble != noted:
+            note(trouble)
+        noted = trouble or noted
         selected.wait(_LOOK_S)
 
 
@@ -113,15 +112,22 @@ def _act(
     mind: rollouts.Rollout,
     turn: rollouts.Turn,
     seen: Mapping[str, members.Node],
-) -> None:
-    for name in turn.retract:
-        mark = seen[name].mark
-        if selected.ask(seen[name], mark.before if mark else None, None):
-            mind.retracted(name)
-    for name in turn.start:
-        node = seen[name]
-        if selected.ask(node, goal.target(node), goal.mark(node)):
-            mind.asked(name)
+) -> str:
+    """Ask what is due; return what kept us from it, if that can pass."""
+    try:
+        for name in turn.retract:
+            mark = seen[name].mark
+            if selected.ask(seen[name], mark.before if mark else None, None):
+                mind.retracted(name)
+        for name in turn.start:
+            node = seen[name]
+            if selected.ask(node, goal.target(node), goal.mark(node)):
+                mind.asked(name)
+    except errors.ClusterError as error:
+        if error.reason is not errors.Reason.API_UNAVAILABLE:
+            raise
+        return error.message
+    return ""
 
 
 def _roll(
