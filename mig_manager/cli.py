@@ -14,6 +14,7 @@ import mig_manager
 from mig_manager import arguments, console, errors, settings
 
 _DONE, _FAILED, _UNUSABLE, _UNKNOWN_COMMAND = 0, 1, 2, 3
+_PEER = "nvidia-mig-parted"
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 """As a shell reports a program that SIGINT or SIGPIPE ended."""
@@ -22,16 +23,25 @@ _INPUT_REASONS = frozenset(
 )
 
 
-def main(argv: Sequence[str], terminal: console.Console) -> int:
+def main(
+    argv: Sequence[str], terminal: console.Console, *, program: str = arguments.PROGRAM
+) -> int:
     """Run one command line.
 
     Args:
         argv: The arguments without the program's name.
         terminal: Streams and environment.
+        program: The name that the program was called by.
 
     Returns:
         The exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.
+        Under the name of NVIDIA's tool, which knows no 2, that is 1.
     """
+    status = _main(argv, terminal)
+    return _FAILED if program == _PEER and status == _UNUSABLE else status
+
+
+def _main(argv: Sequence[str], terminal: console.Console) -> int:
     try:
         return _run(argv, terminal)
     except errors.MigManagerError as error:
@@ -65,7 +75,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
             return _DONE
-        case "agent" | "demo" | "doctor" | "rollout" as command:
+        case "agent" | "completion" | "demo" | "doctor" | "rollout" as command:
             return _WITH_SETTINGS_OF_THEIR_OWN[command](options, terminal)
         case command:
             return _shell(str(command), options, terminal)
@@ -160,8 +170,16 @@ def _rollout(options: Mapping[str, object], terminal: console.Console) -> int:
     return rollout.run(given, terminal)
 
 
+def _completion(options: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager import completion
+
+    terminal.say(completion.answer(options, terminal.environ))
+    return _DONE
+
+
 _WITH_SETTINGS_OF_THEIR_OWN = {
     "agent": _agent,
+    "completion": _completion,
     "demo": _demo,
     "doctor": _doctor,
     "rollout": _rollout,

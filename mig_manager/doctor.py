@@ -6,13 +6,13 @@ import pathlib
 import textwrap
 from collections.abc import Mapping
 
-from mig_manager import console, doctorsettings, errors, shellsettings
+from mig_manager import console, doctorsettings, errors, safetext, shellsettings
 from mig_manager.adapters import clock, gpu_child, gpu_inspection, identity, podresources
 from mig_manager.adapters.kube import api, node, pods
 from mig_manager.checks import asking, machine
 from mig_manager.checks import cluster as cluster_checks
 from mig_manager.checks import gpus as gpu_checks
-from mig_manager.core import bar, cluster, document, findings, holders, model, picture
+from mig_manager.core import bar, cluster, document, findings, model, picture
 
 _MARGIN_S = 3.0
 """What a check may take beyond what it asks: to end a process that does not answer, and start."""
@@ -73,7 +73,7 @@ _TONES: Mapping[findings.Verdict, bar.Tone] = {
 
 def _wrapped(text: str, width: int) -> list[str]:
     # Names from the API and from processes end up here; they must not drive the terminal.
-    harmless = holders.printable(text, " ")
+    harmless = safetext.printable(text, " ")
     return textwrap.wrap(
         harmless,
         width,
@@ -130,7 +130,9 @@ def _machine_looks(
 ) -> Mapping[findings.Check, asking.Look]:
     files: Mapping[findings.Check, asking.Look] = {
         findings.Check.LOCK: functools.partial(machine.lock, given.lock_file),
-        findings.Check.CONFIG_FILE: functools.partial(machine.config_file, given.config_file),
+        findings.Check.CONFIG_FILE: functools.partial(
+            machine.config_file, given.config_file, is_lenient=given.is_lenient
+        ),
         findings.Check.PROVEN_FILE: functools.partial(machine.proven_file, given.proven_file),
         findings.Check.JOURNAL_FILE: functools.partial(machine.journal_file, given.journal_file),
     }

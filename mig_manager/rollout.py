@@ -280,12 +280,13 @@ def _document(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> conf
     """Return the agents' config; None where there is none at the usual place."""
     if given.config_file is not None:
         source = files.ConfigFile(given.config_file)
-        return config.parse(source.read(), source=source.name)
+        return config.parse(source.read(), source=source.name, is_lenient=given.is_lenient)
     namespace, name = given.config_map
     text = fleet.config_text(kube, namespace=namespace, name=name)
     if text is None:
         return None
-    return config.parse(text, source=f"ConfigMap {namespace}/{name}")
+    where = f"ConfigMap {namespace}/{name}"
+    return config.parse(text, source=where, is_lenient=given.is_lenient)
 
 
 def _answer(

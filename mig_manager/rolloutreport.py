@@ -3,7 +3,8 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from mig_manager.core import bar, holders, members, previews, rollouts
+from mig_manager import safetext
+from mig_manager.core import bar, members, previews, rollouts
 
 _MOST_NAMED = 8
 _MOST_ROWS = 20
@@ -87,7 +88,7 @@ def counts(turn: rollouts.Turn, title: str) -> str:
 
 def event(node: rollouts.Progress) -> str:
     """Return one node in one line."""
-    why = ": ".join(filter(None, (node.phase, node.reason, holders.printable(node.message, " "))))
+    why = ": ".join(filter(None, (node.phase, node.reason, safetext.printable(node.message, " "))))
     retried = ", tried again by itself" if node.is_retried else ""
     return f"{node.name}: {node.standing.value}{retried}" + (f": {why}" if why else "")
 
@@ -145,7 +146,7 @@ def previewed(found: Sequence[previews.Preview], title: str, *, style: bar.Style
             f"{node.created:>3}  {reset:>5}  {_victims(node)}"
         )
         if node.message:
-            said = holders.printable(node.message, " ")
+            said = safetext.printable(node.message, " ")
             row = f"{node.name:<{wide}}  {verdict}  {node.reason}: {said}"
         lines.append(row.rstrip())
     totals = [
@@ -158,7 +159,7 @@ def previewed(found: Sequence[previews.Preview], title: str, *, style: bar.Style
 def _row(node: rollouts.Progress, *, style: bar.Style, columns: int) -> str:
     standing = f"{node.standing.value:<10}"
     name = f"{node.name[:40]:<20}"
-    why = " ".join(filter(None, (node.phase, node.reason, holders.printable(node.message, " "))))
+    why = " ".join(filter(None, (node.phase, node.reason, safetext.printable(node.message, " "))))
     rest = f"{_time(node.seconds):>6}  {why}"
     # Cut before it is painted: a line that the terminal wraps would spoil the drawing.
     room = max(0, columns - 1 - len(f"  {name}  {standing}  "))

@@ -34,6 +34,8 @@ class RolloutSettings:
     is_dry_run: bool
     config_file: pathlib.Path | None
     """Config document to plan with; None: that of the ConfigMap."""
+    is_lenient: bool
+    """Whether to pass in that document what NVIDIA's tool passes over in silence."""
     config_map: tuple[str, str]
     """Namespace and name of the ConfigMap that the agents serve."""
     kubeconfig: pathlib.Path
@@ -62,6 +64,7 @@ def rollout_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         limits=_limits(given),
         is_dry_run=is_dry_run,
         config_file=given.path("config-file"),
+        is_lenient=given.switch("lenient"),
         config_map=_config_map(given),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG") or _home_kubeconfig(environ),
         output_format=given.choice("output-format", OutputFormat, default=OutputFormat.TEXT),

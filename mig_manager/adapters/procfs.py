@@ -18,7 +18,7 @@ import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from mig_manager.core import holders as holders_of
+from mig_manager import safetext
 
 ROOT = pathlib.Path("/proc")
 
@@ -175,7 +175,7 @@ def _links(folder: pathlib.Path) -> Iterator[str]:
 
 
 def _name(process: pathlib.Path) -> str:
-    return holders_of.printable(text(process / "comm").strip()) or "process"
+    return safetext.printable(text(process / "comm").strip()) or "process"
 
 
 def _home(process: pathlib.Path) -> str:
@@ -184,7 +184,7 @@ def _home(process: pathlib.Path) -> str:
         return f"pod {pod[1].replace('_', '-')}"
     if units := _UNIT.findall(groups):
         # The innermost: user@1000.service is around the units of that user.
-        return f"unit {holders_of.printable(units[-1])}"
+        return f"unit {safetext.printable(units[-1])}"
     return ""
 
 

@@ -6,6 +6,7 @@ The elements are those of NVIDIA's ``nvsmi_device`` DTD. Where one is absent not
 import dataclasses
 import xml.etree.ElementTree as ET
 
+from mig_manager import safetext
 from mig_manager.core import holders
 
 MAX_BYTES = 4 * 2**20
@@ -66,7 +67,7 @@ def parse(text: str) -> Look | None:
 
 
 def _name(process: ET.Element) -> str:
-    return holders.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
+    return safetext.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
 
 
 def _said(element: ET.Element, path: str) -> str:

@@ -12,9 +12,8 @@ import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from mig_manager import errors, hostsettings
+from mig_manager import errors, hostsettings, safetext
 from mig_manager.adapters import toolprocess
-from mig_manager.core import holders
 
 _GKE = "home/kubernetes/bin/nvidia"
 """Where GKE's driver installer puts programs and libraries on the host."""
@@ -242,7 +241,7 @@ def last_line(text: str) -> str:
     """Return the last line that says something, without what a terminal would act on."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = lines[-1][:_MAX_SAID] if lines else ""
-    return holders.printable(said)
+    return safetext.printable(said)
 
 
 def _link(path: pathlib.Path) -> str | None:

@@ -3,11 +3,6 @@
 import dataclasses
 
 
-def printable(text: str, instead: str = "?") -> str:
-    """Make a name harmless that somebody has given himself: it must not drive a terminal."""
-    return "".join(letter if letter.isprintable() else instead for letter in text)
-
-
 def program(command: str) -> str:
     """Return the program's bare name of a command line; empty when it has none."""
     return command.split(" ", maxsplit=1)[0].rsplit("/", maxsplit=1)[-1]

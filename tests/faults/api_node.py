@@ -23,7 +23,7 @@ from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages
 
 TOKEN = "agent"  # noqa: S105 - tells clients of the embedded server apart, and opens nothing
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 """After this long a node that is not served is one that stays so."""
 DRAIN_TIMEOUT_S = 7.0
 """Longer than the pause after an eviction that got no proper answer."""
@@ -39,7 +39,10 @@ RESOURCES = {"ones": "nvidia.com/mig-1g.6gb", "twos": "nvidia.com/mig-2g.12gb"}
 QUICK = nodeoptions.NodeOptions(
     tick_s=0.03, pod_start_s=0.02, pod_stop_s=0.02, plugin_start_s=0.02
 )
-_REQUEST_TIMEOUT_S = 0.4
+REQUEST_TIMEOUT_S = 15.0
+"""Longer than a slow machine takes to answer."""
+SILENCE_TIMEOUT_S = 0.7
+"""In its place where the silence itself is what is tried."""
 _LONGEST_SLEEP_S = 0.02
 _WATCH = nodewatch.Pace(
     watch_s=1.0, steady_s=0.0, first_wait_s=0.02, longest_wait_s=0.05, idle_margin_s=0.5
@@ -116,7 +119,14 @@ class _Pulse(health.Pulse):
 class Stage(stages.Stage):
     """The demonstration's stage, with the agent in this process and in a hurry."""
 
-    def __init__(self, *, style: nodeoptions.DeployStyle, wrap: Wrap | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        style: nodeoptions.DeployStyle,
+        wrap: Wrap | None = None,
+        api_timeout_s: float = REQUEST_TIMEOUT_S,
+        kubelet_timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
         super().__init__(
             "A30",
             LAYOUTS,
@@ -127,6 +137,8 @@ class Stage(stages.Stage):
         self._wrap: Wrap = wrap or (lambda allocations, _socket: allocations)
         self._running: contextlib.ExitStack | None = None
         self._pods = 0
+        self._api_timeout_s = api_timeout_s
+        self._kubelet_timeout_s = kubelet_timeout_s
         self._pulse = _Pulse(self._changed.set)
 
     def start_agent(self) -> None:
@@ -145,7 +157,7 @@ class Stage(stages.Stage):
         kube = api.KubeApi.at(
             self.server.url,
             token=TOKEN,
-            request_timeout_s=_REQUEST_TIMEOUT_S,
+            request_timeout_s=self._api_timeout_s,
             # Servers ask for whole seconds, and the adapter for fractions: too long here.
             sleep=lambda seconds: stopped.wait(min(seconds, _LONGEST_SLEEP_S)),
         )
@@ -181,7 +193,7 @@ class Stage(stages.Stage):
                 workloads=pods.KubeWorkloads(kube, node_name=stages.NODE_NAME),
                 allocations=self._wrap(
                     podresources.PodResources(
-                        str(self.socket), timeout_s=_REQUEST_TIMEOUT_S, sleep=_hurry
+                        str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=_hurry
                     ),
                     self.socket,
                 ),
@@ -191,7 +203,7 @@ class Stage(stages.Stage):
             ),
             reconcile.Limits(
                 drain_timeout_s=DRAIN_TIMEOUT_S,
-                plugin_timeout_s=5,
+                plugin_timeout_s=20,
                 monitor_timeout_s=1,
                 pace=_PACE,
             ),
@@ -280,10 +292,17 @@ def staged(
     *,
     style: nodeoptions.DeployStyle = nodeoptions.DeployStyle.GPU_OPERATOR,
     wrap: Wrap | None = None,
+    api_timeout_s: float = REQUEST_TIMEOUT_S,
+    kubelet_timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> Iterator[Stage]:
     """Give a stage at rest in a first layout; at its end no line of any log has a traceback."""
     with structlog.testing.capture_logs() as log, _tracebacks() as others:
-        with Stage(style=style, wrap=wrap) as stage:
+        with Stage(
+            style=style,
+            wrap=wrap,
+            api_timeout_s=api_timeout_s,
+            kubelet_timeout_s=kubelet_timeout_s,
+        ) as stage:
             stage.reconfigure()
             stage.heard.take()
             yield stage

@@ -27,6 +27,11 @@ class Failure:
     fault: apiserver.Fault
     reason: errors.Reason = errors.Reason.API_UNAVAILABLE
 
+    @property
+    def api_timeout_s(self) -> float:
+        """How long the agent waits for an answer."""
+        return api_node.SILENCE_TIMEOUT_S if self.fault.stall else api_node.REQUEST_TIMEOUT_S
+
     def at(self, request: api_node.Request) -> apiserver.Fault:
         """Return the fault that strikes one request of the agent."""
         return dataclasses.replace(
@@ -125,7 +130,7 @@ def strike(stage: api_node.Stage, failure: Failure, request: api_node.Request) -
 
 def play(failure: Failure, style: nodeoptions.DeployStyle, *, every: int = 1) -> None:
     counts: collections.Counter[str] = collections.Counter()
-    with api_node.staged(style=style) as stage:
+    with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s) as stage:
         for request in requests(stage)[::every]:
             try:
                 counts[strike(stage, failure, request)] += 1
@@ -152,7 +157,7 @@ def test_some_requests_may_fail_once_and_the_layout_comes_into_force() -> None:
 
 
 def begin_anew(failure: Failure) -> None:
-    with api_node.staged() as stage:
+    with api_node.staged(api_timeout_s=failure.api_timeout_s) as stage:
         for request in FOLLOWING:
             stage.stop_agent()
             stage.server.inject(failure.at(request))
@@ -173,13 +178,13 @@ def test_an_agent_whose_first_requests_fail_serves_its_node_all_the_same(name: s
 def test_a_label_is_served_whatever_becomes_of_the_watch_and_of_the_list_after_it(
     name: str,
 ) -> None:
-    with api_node.staged() as stage:
+    with api_node.staged(api_timeout_s=FAILURES[name].api_timeout_s) as stage:
         for again in (api_node.Request(verb="watch", resource="nodes", nth=1), FOLLOWING[0]):
             expired = apiserver.Fault(token=api_node.TOKEN, verb="watch", status=410)
             stage.server.inject(expired)
             stage.server.inject(FAILURES[name].at(again))
             # The watch is renewed every second or so.
-            stage.wait(lambda: stage.server.faults_waiting() == 0, "the faults", timeout_s=10)
+            stage.wait(lambda: stage.server.faults_waiting() == 0, "the faults")
             stage.reconfigure()
             told(stage, FAILURES[name].reason)
 
@@ -187,6 +192,6 @@ def test_a_label_is_served_whatever_becomes_of_the_watch_and_of_the_list_after_i
 def test_a_label_is_served_after_a_watch_that_went_silent() -> None:
     with api_node.staged() as stage:
         stage.server.inject(apiserver.Fault(token=api_node.TOKEN, verb="watch", stall=True))
-        stage.wait(lambda: stage.server.faults_waiting() == 0, "the fault", timeout_s=10)
+        stage.wait(lambda: stage.server.faults_waiting() == 0, "the fault")
         stage.reconfigure()
         assert stage.taken() == []

@@ -10,8 +10,8 @@ from mig_manager.sandbox.cluster import objects
 from mig_manager.sandbox.driver import states
 from tests.kill import forkserver, scenarios, stage
 
-_GRACE_S = 10.0
-_SETTLE_S = 5.0
+_GRACE_S = 30.0
+_SETTLE_S = 20.0
 _TERMINAL = frozenset({model.State.SUCCESS.value, model.State.FAILED.value})
 
 Aftermath = scenarios.Aftermath

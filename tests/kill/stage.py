@@ -19,7 +19,7 @@ from mig_manager.sandbox.driver import states
 from tests.kill import forkserver, scenarios, victim
 
 NAME = "n1"
-WAIT_S = 20.0
+WAIT_S = 60.0
 _LOOK_S = 0.01
 _QUICK = nodeoptions.NodeOptions(
     name=NAME, tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
