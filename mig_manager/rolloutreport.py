@@ -18,7 +18,7 @@ _TONES: Mapping[rollouts.Standing, bar.Tone] = {
     rollouts.Standing.FAILED: bar.Tone.BAD,
     rollouts.Standing.LATE: bar.Tone.BAD,
     rollouts.Standing.SILENT: bar.Tone.BAD,
-    rollouts.Standing.NOT_READY: bar.Tone.WARN,
+    rollouts.Standing.LEFT_OUT: bar.Tone.WARN,
     rollouts.Standing.OTHER_WISH: bar.Tone.WARN,
 }
 _VERDICTS: Mapping[previews.Verdict, bar.Tone] = {
@@ -33,7 +33,7 @@ _SHOWN = (
     rollouts.Standing.SILENT,
     rollouts.Standing.OTHER_WISH,
     rollouts.Standing.UNDER_WAY,
-    rollouts.Standing.NOT_READY,
+    rollouts.Standing.LEFT_OUT,
 )
 """What a table lists node by node; the others are counted."""
 _ENDS: Mapping[rollouts.Phase, str] = {
@@ -97,7 +97,7 @@ def ended(turn: rollouts.Turn, title: str) -> str:
     """Return how it ended: every node that has not what it shall, and why."""
     lines = [
         textwrap.fill(event(node), _WIDTH, initial_indent="  ", subsequent_indent="    ")
-        for node in (*turn.failures, *turn.of(rollouts.Standing.NOT_READY))
+        for node in (*turn.failures, *turn.of(rollouts.Standing.LEFT_OUT))
     ]
     if turn.phase is rollouts.Phase.STALLED:
         lines.append(f"  unavailable: {_named(turn.unavailable)}")

@@ -30,8 +30,8 @@ class Standing(enum.Enum):
     """It takes longer than a node may."""
     SILENT = "silent"
     """Nobody there reacts: the agent is dead or missing. What was asked is taken back."""
-    NOT_READY = "not-ready"
-    """Its kubelet does not answer, so nothing is asked of it."""
+    LEFT_OUT = "left-out"
+    """Nothing is asked of it: its kubelet does not answer, or no agent has ever spoken there."""
     OTHER_WISH = "other-wish"
     """Somebody has asked it for something else meanwhile."""
 
@@ -259,19 +259,23 @@ class Rollout:
 
     def _stand(self, node: members.Node, now_s: float) -> tuple[Standing, str]:
         """Return where a node is, and why where its agent does not say."""
-        target = self._goal.target(node)
         if node.name in self._retracted:
             return Standing.SILENT, "no agent reacted; what was asked is taken back"
-        if node.wanted == target:
+        if not node.has_agent:
+            return Standing.LEFT_OUT, "no agent has ever told of its GPUs; is one running there?"
+        if node.wanted == self._goal.target(node):
             self._asked.discard(node.name)
             self._on_course.add(node.name)
             return self._stand_on_course(node, now_s)
         if node.name in self._asked:
             return self._stand_in_time(node, now_s)
+        return self._stand_off_course(node)
+
+    def _stand_off_course(self, node: members.Node) -> tuple[Standing, str]:
         if node.name in self._on_course or self._goal.has_left(node):
             return Standing.OTHER_WISH, f"somebody has asked it for {node.wanted} meanwhile"
         if not node.is_ready:
-            return Standing.NOT_READY, "its kubelet does not answer"
+            return Standing.LEFT_OUT, "its kubelet does not answer"
         return Standing.TO_DO, ""
 
     def _stand_on_course(self, node: members.Node, now_s: float) -> tuple[Standing, str]:

@@ -124,7 +124,7 @@ def test_nothing_is_asked_of_a_node_that_is_not_ready() -> None:
     turn = judged(node("a", is_ready=False), most="5")
 
     assert turn.start == ()
-    assert standings(turn) == {"a": Standing.NOT_READY}
+    assert standings(turn) == {"a": Standing.LEFT_OUT}
     assert turn.phase is Phase.FAILED
 
 
@@ -154,10 +154,18 @@ def test_an_old_success_is_no_success() -> None:
     assert standings(judged(asked("a")))["a"] is Standing.UNDER_WAY
 
 
-def test_the_state_of_nvidias_manager_is_believed_where_no_agent_of_ours_speaks() -> None:
+def test_nothing_is_asked_of_a_node_that_nvidias_manager_serves() -> None:
     turn = judged(node("a", told=None, applied=""), node("b"), most="1")
 
     assert turn.unavailable == ()
+    assert turn.start == ("b",)
+    assert standings(turn)["a"] is Standing.LEFT_OUT
+
+
+def test_a_node_whose_agent_has_told_of_its_gpus_alone_is_asked() -> None:
+    fresh = node("a", told=None, applied="", state="", wanted=None, gpus="told")
+
+    assert judged(fresh).start == ("a",)
 
 
 def test_a_failure_lets_the_others_go_on_unless_it_shall_pause() -> None:

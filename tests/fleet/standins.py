@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.core import cluster, model
+from mig_manager.core import cluster, inventory, model
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 
@@ -62,6 +62,7 @@ class StandIns:
 
     def start(self) -> None:
         for name in self._names:
+            self._server.store.modify(resources.NODES, name, _introduce)
             self._news.put(name)
         self._thread.start()
 
@@ -153,6 +154,12 @@ class StandIns:
 
     def _node(self, name: str) -> stores.Object:
         return self._server.store.get(resources.NODES, name)
+
+
+def _introduce(thing: stores.Object) -> None:
+    """Have an agent tell that it is there, by the GPUs of its node."""
+    annotations = thing["metadata"].setdefault("annotations", {})
+    annotations[cluster.GPUS_ANNOTATION] = inventory.to_json(())
 
 
 @contextlib.contextmanager

@@ -149,7 +149,18 @@ def test_nodes_that_the_selector_does_not_name_are_let_be(rig: Rig) -> None:
     assert rig.label("other") is None
 
 
-def test_a_node_without_an_agent_is_given_up_and_has_its_label_back(rig: Rig) -> None:
+def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> None:
+    rig.change("node-001", lambda thing: thing["metadata"]["annotations"].clear())
+
+    answer = rig.roll(LAYOUT)
+
+    assert (answer.status, answer.data["state"]) == (1, "failed")
+    assert answer.data["counts"] | {"in-force": 4, "left-out": 1} == answer.data["counts"]
+    assert rig.label("node-001") is None
+    assert "node-001: left-out: no agent has ever told" in rig(LAYOUT, "-l", "gpu=yes").out
+
+
+def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig) -> None:
     rig.settle(FORMER)
     rig.played.dead.add("node-001")
 
@@ -168,7 +179,7 @@ def test_a_node_that_takes_too_long_is_told_and_does_not_hold_up_the_end(rig: Ri
         status = {"config": LAYOUT, "state": "pending", "phase": "Drain", "message": "waiting"}
         metadata = thing["metadata"]
         metadata["labels"] |= {cluster.CONFIG_LABEL: LAYOUT, cluster.STATE_LABEL: "pending"}
-        metadata["annotations"] = {cluster.STATUS_ANNOTATION: json.dumps(status)}
+        metadata["annotations"][cluster.STATUS_ANNOTATION] = json.dumps(status)
 
     rig.played.dead.add("node-000")
     rig.change("node-000", hold)
@@ -334,6 +345,8 @@ def test_a_dry_run_tells_what_each_node_would_have_to_bear_and_changes_nothing(r
     rig.serve_config()
     rig.tell_gpus("node-000", bare(2))
     rig.tell_gpus("node-001", (hardware.template(hardware.find("A30"), 0),))
+    for name in rig.names[2:]:
+        rig.change(name, lambda thing: thing["metadata"]["annotations"].clear())
     pod = apirig.a_pod("train", node="node-000")
     pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     rig.server.store.create(pod)
