@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "validate": "check that layouts fit GPUs, here or by product name",
     "doctor": "check this node and say what to fix",
     "agent": "serve this Kubernetes node",
+    "rollout": "bring many nodes to a layout, a few at a time, or back",
     "demo": "show the whole story on a simulated node",
     "completion": "write a script that completes command lines in a shell",
     "help": "show the help of the program or of a command",

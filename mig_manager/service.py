@@ -203,6 +203,7 @@ def world(
         hooks=_hooks(wanted),
         own_pod_uid=identity.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
         proven=journalfile.ProvenFile(wanted.proven_file),
+        slots=_slots(wanted, kube, system),
     )
     # Simulated GPUs are no reason to do anything to the real machine.
     return reached if wanted.gpus.is_simulated else _with_machine(reached, wanted.host)
@@ -220,6 +221,22 @@ def _hooks(wanted: settings.AgentSettings) -> ports.Hooks | None:
         },
         search_path=wanted.search_path,
         timeout_s=wanted.hook_timeout_s,
+    )
+
+
+def _slots(
+    wanted: settings.AgentSettings, kube: api.KubeApi, system: ports.Clock
+) -> ports.Slots | None:
+    if not wanted.max_concurrent_nodes:
+        return None
+    from mig_manager.adapters.kube import slots  # noqa: PLC0415 - only where there is a budget
+
+    return slots.LeaseSlots(
+        kube,
+        namespace=wanted.slots_namespace,
+        node_name=wanted.node_name,
+        limit=wanted.max_concurrent_nodes,
+        clock=system,
     )
 
 
