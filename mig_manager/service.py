@@ -21,7 +21,7 @@ from mig_manager.adapters import (
     identity,
     journalfile,
     lockfile,
-    podresources,
+    podresources_child,
     tools,
 )
 from mig_manager.adapters.kube import advertise, api, node, nodewatch, pods
@@ -156,7 +156,7 @@ def world(
         gpus=gpus(wanted, kube, telemetry),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
-        allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
+        allocations=podresources_child.ChildPodResources(str(wanted.pod_resources_socket)),
         configs=files.ConfigFile(wanted.config_file),
         extra_clients=files.ConfigFile(wanted.extra_clients_file)
         if wanted.extra_clients_file

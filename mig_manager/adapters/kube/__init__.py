@@ -1,1 +1,1 @@
-"""The Kubernetes API; ``api`` is the only module to import the client library."""
+"""The Kubernetes API; ``client`` is the only module to import the official client."""
