@@ -17,7 +17,6 @@ from mig_manager.adapters import (
     files,
     gpu_child,
     gpu_events,
-    gpureset,
     identity,
     journalfile,
     lockfile,
@@ -185,6 +184,8 @@ def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> 
         device_files=devicefiles.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
     )
     if host.gpu_reset:
+        from mig_manager.adapters import gpureset  # noqa: PLC0415 - reads XML
+
         found = tools.Tools(gpureset.roots(host.roots))
         reached = dataclasses.replace(reached, reset=gpureset.SmiReset(found))
     if not (host.with_reboot or host.shuts_host_clients):

@@ -1,23 +1,18 @@
 """What we use of the official Kubernetes client; the only importer of ``kubernetes``.
 
-Of it we use what is hard to get right: finding the cluster, credentials and their rotation, TLS,
-proxies. Its package files import all the rest as well, which is most of 35 MB and half a second:
-generated models on pydantic, OAuth on requests, a second client on aiohttp. Those are loaded by
-their first use, which in a pod never comes; see ``sparing``.
+That is what is hard to get right: finding the cluster, credentials and their rotation, TLS,
+proxies. What comes with it and is not for us is spared by this folder's package file.
 """
 
 from typing import Any
 
+import kubernetes.client.configuration
+import kubernetes.client.exceptions
+import kubernetes.client.rest
+import kubernetes.config.config_exception
+import kubernetes.config.incluster_config
+
 from mig_manager import sparing
-
-for _package in ("kubernetes", "kubernetes.config", "kubernetes.utils"):
-    sparing.hollow(_package)
-
-import kubernetes.client.configuration  # noqa: E402 - the order is the point
-import kubernetes.client.exceptions  # noqa: E402
-import kubernetes.client.rest  # noqa: E402
-import kubernetes.config.config_exception  # noqa: E402
-import kubernetes.config.incluster_config  # noqa: E402
 
 ApiException = kubernetes.client.exceptions.ApiException
 ConfigException = kubernetes.config.config_exception.ConfigException
