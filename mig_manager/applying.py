@@ -124,6 +124,7 @@ class _Run:
             after, plans = change.carry_out(
                 self._world.gpus,
                 first,
+                seen=self._observed,
                 before=before,
                 replan=lambda after: self._planned(after).plan,
                 undo=change.Undo(on_end=back, pause=self._world.clock.wait),

@@ -101,7 +101,9 @@ class Run:
             Superseded: The run ended early.
         """
         try:
-            with self._turn(wish):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._turn(wish))
+                stack.callback(self._world.standby.dismiss)
                 return self._guarded(wish)
         except errors.LockedError as error:
             return self._failed(error.reason, error.message)
@@ -263,6 +265,7 @@ class Run:
         )
 
     def _through(self, wish: ports.Wish) -> outcomes.Outcome:
+        self._world.standby.prepare()
         layout = self._resolve()
         self._hash = layout.content_hash
         if self.fulfilled == (self.name, self._hash):
@@ -277,6 +280,8 @@ class Run:
         plan = self._plan(gpus, wanted)
         if plan.is_empty:
             return self._keep(gpus, wish)
+        # While others are made to let go.
+        self._world.standby.prepare()
         holders = self._clearing.survey()
         plan = self._plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
         drainage = self._clearing.close(plan, gpus, holders, table)
@@ -386,6 +391,7 @@ class Run:
             gpus, _ = change.carry_out(
                 self._world.gpus,
                 plan,
+                seen=before,
                 before=way_back,
                 replan=lambda after: self._plan(after, wanted),
                 undo=change.Undo(

@@ -151,8 +151,10 @@ def world(
 ) -> reconcile.World:
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
+    workers = gpu_workers(wanted, telemetry)
     reached = reconcile.World(
-        gpus=gpus(wanted, kube, telemetry),
+        gpus=gpus(wanted, kube, workers),
+        standby=workers,
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
         allocations=podresources_child.ChildPodResources(str(wanted.pod_resources_socket)),
@@ -208,9 +210,7 @@ def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> 
     return reached
 
 
-def gpus(
-    wanted: settings.AgentSettings, kube: api.KubeApi, telemetry: ports.Telemetry
-) -> ports.Gpus:
+def gpu_workers(wanted: settings.AgentSettings, telemetry: ports.Telemetry) -> gpu_child.ChildGpus:
     """Return the GPUs, each operation in a process of its own."""
     state = wanted.gpus.simulate_state
     command = gpu_child.worker_command(
@@ -219,13 +219,19 @@ def gpus(
         simulate_state=str(state) if state else None,
         in_use_timeout_s=wanted.in_use_timeout_s,
     )
-    gpus = gpu_child.ChildGpus(
+    return gpu_child.ChildGpus(
         command=command, timeout_s=wanted.gpu_timeout_s, telemetry=telemetry
     )
+
+
+def gpus(
+    wanted: settings.AgentSettings, kube: api.KubeApi, workers: gpu_child.ChildGpus
+) -> ports.Gpus:
+    """Return the GPUs; simulated ones that no plugin offers are advertised as well."""
     if not wanted.advertises_simulated:
-        return gpus
+        return workers
     offer = advertise.NodeResources(kube, name=wanted.node_name)
-    advertising = advertise.AdvertisingGpus(gpus, offer)
+    advertising = advertise.AdvertisingGpus(workers, offer)
     advertising.start()
     return advertising
 

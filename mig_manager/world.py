@@ -19,6 +19,8 @@ class World:
     configs: ports.ConfigSource
     clock: ports.Clock
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
+    standby: ports.Standby = dataclasses.field(default_factory=ports.Standby)
+    """Told when the GPUs are going to be asked, or changed."""
     exclusion: ports.Exclusion | None = None
     """Keeps other managers off while this one works; None: nothing does."""
     boot_id: str = ""

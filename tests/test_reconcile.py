@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -351,8 +352,11 @@ def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> N
     class Liar:
         observe = hardware_port.observe
 
-        def execute(self, plan: model.Plan) -> None:
+        def execute(
+            self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
+        ) -> tuple[model.Gpu, ...]:
             world.called("gpus.execute")
+            return fakes.of_plan(world.gpus, plan)
 
     ours = reconciler(world)
     ours._world = dataclasses.replace(ours._world, gpus=Liar())
@@ -378,7 +382,11 @@ def test_an_old_driver_that_tells_profiles_only_with_mig_on_is_planned_twice() -
                 for gpu in hardware_port.observe()
             )
 
-        execute = hardware_port.execute
+        def execute(
+            self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
+        ) -> tuple[model.Gpu, ...]:
+            hardware_port.execute(plan, seen)
+            return fakes.of_plan(self.observe(), plan)
 
     ours = reconciler(world)
     ours._world = dataclasses.replace(ours._world, gpus=OldDriver())
