@@ -57,9 +57,7 @@ def prepare(transition: Transition, path: pathlib.Path) -> states.NodeState:
     return simulated.SharedState(path).read()
 
 
-def _wanted(
-    gpus: Sequence[model.Gpu], layout: Sequence[Devices]
-) -> dict[str, model.WantedGpu]:
+def _wanted(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, model.WantedGpu]:
     return {
         gpu.uuid: model.WantedGpu.of(
             model.MigMode.DISABLED if devices is None else model.MigMode.ENABLED,

@@ -129,9 +129,7 @@ def measure(
         scale: The driver's latencies are played that much shorter; what we need ourselves is not.
         repeats: How often each is measured.
     """
-    options = states.Options(
-        latency=scaled(states.REALISTIC, scale), serialise_all_gpus=is_serial
-    )
+    options = states.Options(latency=scaled(states.REALISTIC, scale), serialise_all_gpus=is_serial)
     for transition in transitions:
         with _folder() as path:
             start = dataclasses.replace(matrix.prepare(transition, path), options=options)
@@ -229,7 +227,9 @@ def query_s() -> float:
 @contextlib.contextmanager
 def _folder() -> Iterator[pathlib.Path]:
     """Give a place for a node's state in memory: a driver does not wait for a disk."""
-    with tempfile.TemporaryDirectory(prefix="mig-", dir=_MEMORY if _MEMORY.is_dir() else None) as f:
+    with tempfile.TemporaryDirectory(
+        prefix="mig-", dir=_MEMORY if _MEMORY.is_dir() else None
+    ) as f:
         yield pathlib.Path(f) / "gpus.json"
 
 

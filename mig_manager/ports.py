@@ -46,13 +46,30 @@ class Gpus(Protocol):
 
 
 class Standby:
-    """Gets ready ahead of a call of ``Gpus``; this one needs no getting ready."""
+    """Gets ready ahead of a call of another port; this one needs no getting ready."""
 
     def prepare(self) -> None:
         """Begin to set up what the next call needs, in the background."""
 
     def dismiss(self) -> None:
         """Give back what was set up and not used."""
+
+
+class Standbys(Standby):
+    """Several that get ready together."""
+
+    def __init__(self, *each: Standby) -> None:
+        self._each = each
+
+    def prepare(self) -> None:
+        """See ``Standby``."""
+        for standby in self._each:
+            standby.prepare()
+
+    def dismiss(self) -> None:
+        """See ``Standby``."""
+        for standby in self._each:
+            standby.dismiss()
 
 
 class Node(Protocol):

@@ -152,12 +152,13 @@ def world(
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
     workers = gpu_workers(wanted, telemetry)
+    kubelet = podresources_child.ChildPodResources(str(wanted.pod_resources_socket))
     reached = reconcile.World(
         gpus=gpus(wanted, kube, workers),
-        standby=workers,
+        standby=ports.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
-        allocations=podresources_child.ChildPodResources(str(wanted.pod_resources_socket)),
+        allocations=kubelet,
         configs=files.ConfigFile(wanted.config_file),
         extra_clients=files.ConfigFile(wanted.extra_clients_file)
         if wanted.extra_clients_file

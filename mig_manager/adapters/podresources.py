@@ -144,6 +144,13 @@ class PodResources:
         self._sleep(seconds)
 
 
+def load() -> None:
+    """Import what the first question would, for who would rather wait now."""
+    import grpc  # noqa: PLC0415, F401
+
+    from mig_manager.adapters import podresources_messages  # noqa: PLC0415, F401
+
+
 def _pod_devices(pod: Any) -> cluster.PodDevices:
     entries = [entry for container in pod.containers for entry in container.devices]
     return cluster.PodDevices(

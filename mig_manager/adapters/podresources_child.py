@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mig_manager import errors
+from mig_manager import errors, ports
 from mig_manager.adapters import podresources
 from mig_manager.core import cluster
 
@@ -46,8 +46,10 @@ def worker_command(
     return (*program, socket_path, str(timeout_s), str(linger_s))
 
 
-class ChildPodResources:
+class ChildPodResources(ports.Standby):
     """Implements ``ports.DeviceAllocations``; for one thread at a time.
+
+    As ``ports.Standby`` it starts the child ahead, which loads what it needs and then waits.
 
     Args:
         socket_path: For example ``/var/lib/kubelet/pod-resources/kubelet.sock``.
@@ -71,6 +73,19 @@ class ChildPodResources:
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         """Return the healthy device ids by resource; see ``podresources.PodResources``."""
         return self._ask(ALLOCATABLE, _devices)
+
+    def prepare(self) -> None:
+        """Start the child; what is wrong with it shows when it is needed."""
+        if self._child is None or self._child.is_over:
+            with contextlib.suppress(errors.ClusterError, OSError, RuntimeError):
+                self._socket.check()
+                self._child = _Child(self._command)
+
+    def dismiss(self) -> None:
+        """End the child, if there is one."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
 
     def _ask(self, question: str, understand: Callable[[Any], _Answer]) -> _Answer:
         # Found without a child, which on a node whose socket we may not see would be for nothing.
@@ -129,7 +144,8 @@ class _Child:
                 assert pipe is not None  # noqa: S101 - as it was ordered
                 undo.callback(pipe.close)
             self._lock = threading.Lock()
-            self._is_over = False
+            self.is_over = False
+            """Whether it has ended and nothing is left of it."""
             self._reaper = threading.Thread(target=self._reap, name="kubelet-worker", daemon=True)
             with self._lock:
                 self._reaper.start()
@@ -144,7 +160,7 @@ class _Child:
             ValueError: It answered nonsense.
         """
         with self._lock:
-            if self._is_over:
+            if self.is_over:
                 raise EOFError("has ended")
             assert self._process.stdin is not None  # noqa: S101 - as it was ordered
             self._process.stdin.write(question.encode() + b"\n")
@@ -160,7 +176,7 @@ class _Child:
     def _reap(self) -> None:
         self._process.wait()
         with self._lock, self._remains:
-            self._is_over = True
+            self.is_over = True
 
     def _read_line(self, deadline: float) -> bytes:
         assert self._process.stdout is not None  # noqa: S101 - as it was ordered
