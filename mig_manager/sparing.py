@@ -78,8 +78,9 @@ class _PutOff(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """Run the module's code, whose result has the name if anything has."""
-        if vars(self).get("__put_off_runner__") == threading.get_ident():
-            # Its own code asks, as it would of a module that is being imported.
+        is_own_code = vars(self).get("__put_off_runner__") == threading.get_ident()
+        if is_own_code or (name == "__path__" and not _is_package(self)):
+            # As of one that is being imported; and ``from module import`` asks all for a path.
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         with self.__put_off_lock__:
             if type(self) is _PutOff:
@@ -97,6 +98,11 @@ class _PutOff(types.ModuleType):
         finally:
             self.__put_off_runner__ = None
         self.__class__ = types.ModuleType  # type: ignore[assignment]
+
+
+def _is_package(module: types.ModuleType) -> bool:
+    spec = vars(module).get("__spec__")
+    return spec is not None and spec.submodule_search_locations is not None
 
 
 def _placed(name: str) -> types.ModuleType | None:
