@@ -18,12 +18,11 @@ from mig_manager.adapters import (
     files,
     gpu_child,
     gpu_events,
-    gpureset,
     hooks,
     identity,
     journalfile,
     lockfile,
-    podresources,
+    podresources_child,
     tools,
 )
 from mig_manager.adapters.kube import advertise, api, node, nodewatch, podnews, pods
@@ -180,12 +179,13 @@ def world(
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
     workers = gpu_workers(wanted, telemetry)
+    kubelet = podresources_child.ChildPodResources(str(wanted.pod_resources_socket))
     reached = reconcile.World(
         gpus=gpus(wanted, kube, workers),
-        standby=workers,
+        standby=ports.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
-        allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
+        allocations=kubelet,
         configs=files.ConfigFile(wanted.config_file),
         extra_clients=files.ConfigFile(wanted.extra_clients_file)
         if wanted.extra_clients_file
@@ -247,6 +247,8 @@ def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> 
         device_files=devicefiles.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
     )
     if host.gpu_reset:
+        from mig_manager.adapters import gpureset  # noqa: PLC0415 - reads XML
+
         found = tools.Tools(gpureset.roots(host.roots))
         reached = dataclasses.replace(reached, reset=gpureset.SmiReset(found))
     if not (host.with_reboot or host.shuts_host_clients):
