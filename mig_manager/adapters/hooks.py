@@ -64,7 +64,7 @@ class HookPrograms:
         """Return why a hook's program cannot be run here; empty when it probably can."""
         if self._find(hook) is not None:
             return ""
-        return f"{hook.location}: there is no program {_shown(hook.command)} on this machine"
+        return f"{hook.location}: there is no program {_shown(hook.command)} here"
 
     def run(
         self,
@@ -82,7 +82,7 @@ class HookPrograms:
         name = f"{hook.location}: the {point.value} hook {_shown(hook.command)}"
         program = self._find(hook)
         if program is None:
-            raise _failed(f"{name} cannot be run: there is no such program on this machine")
+            raise _failed(f"{name} cannot be run: there is no such program here")
         try:
             process = toolprocess.start_bare(
                 (program, *hook.args), environment=environment, folder=hook.workdir or None
