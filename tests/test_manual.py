@@ -17,6 +17,7 @@ from mig_manager import (
     doctorsettings,
     errors,
     helptexts,
+    rolloutsettings,
     settings,
     shellsettings,
 )
@@ -149,6 +150,7 @@ READERS: dict[str, Callable[[dict[str, object], Asked], object]] = {
     "agent": settings.agent_settings,
     "demo": settings.demo_settings,
     "doctor": doctorsettings.doctor_settings,
+    "rollout": rolloutsettings.rollout_settings,
 }
 
 

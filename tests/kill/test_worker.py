@@ -23,8 +23,8 @@ _CHANGES = (
 )
 
 
-def child_of(pid: int) -> int:
-    """Return the only child of a process."""
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         # A process may end between two looks.
@@ -32,8 +32,7 @@ def child_of(pid: int) -> int:
             fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             if int(fields[1]) == pid:
                 found.append(int(path.parent.name))
-    (child,) = found
-    return child
+    return found
 
 
 def dies(process: int) -> bool:
@@ -43,16 +42,17 @@ def dies(process: int) -> bool:
 
 
 def kill_at_work(world: stage.Stage, is_at_work: Callable[[], bool]) -> None:
-    """Kill an agent once its worker is where it shall be; the worker must not outlive it."""
+    """Kill an agent once its worker is where it shall be; no process of its may outlive it."""
     world.label(world.scenario.wish)
     agent = world.start_agent(has_worker=True)
     world.wait(is_at_work, "the worker")
-    worker = os.pidfd_open(child_of(agent.process.pid))
-    try:
+    with contextlib.ExitStack() as stack:
+        workers = [os.pidfd_open(pid) for pid in children_of(agent.process.pid)]
+        for worker in workers:
+            stack.callback(os.close, worker)
         agent.process.kill()
-        assert dies(worker)
-    finally:
-        os.close(worker)
+        assert workers
+        assert all(dies(worker) for worker in workers)
 
 
 def changes(world: stage.Stage) -> int:
