@@ -36,8 +36,8 @@ generate:
 # The site, into site/; fails where links, navigation or generated parts are wrong
 docs:
     python -m docs.generator --check
-    # Material says at each start what it thinks of MkDocs' future.
-    NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
+    # Not --quiet, which keeps strictness from counting warnings.
+    NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 # The site while writing
 docs-serve:
