@@ -89,9 +89,9 @@ def draw(story: phases.Story, *, title: str) -> str:
     """
     height = _TOP + len(_MAIN_LINE) * _ROW + 4
     told = "; ".join(f"{a.value} to {b.value}" for a, b in _in_order(story.moves))
+    size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" role="img" aria-label="{html.escape(title)}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
         f"<title>{html.escape(title)}</title><desc>{told}</desc>",
         f"<style>{_STYLE}</style>{_MARKERS}",
         f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
@@ -148,13 +148,15 @@ def _way(before: model.Phase, after: model.Phase) -> str:
         down = b.y > a.y
         return f"M{a.middle:g} {a.bottom if down else a.y:g}V{b.y if down else b.bottom:g}"
     if after in _BESIDE:
-        return f"M{a.right:g} {a.centre:g}C{a.right + 90:g} {a.centre:g} " + (
+        return (
+            f"M{a.right:g} {a.centre:g}C{a.right + 90:g} {a.centre:g} "
             f"{b.x - 90:g} {b.centre:g} {b.x:g} {b.centre:g}"
         )
     if before in _BESIDE:
-        from_y = a.bottom if b.y > a.y else a.y
-        return f"M{a.middle:g} {from_y:g}C{a.middle:g} {b.centre:g} " + (
-            f"{b.right + 120:g} {b.centre + 10:g} {b.right:g} {b.centre + 10:g}"
+        from_y, to_y = a.bottom if b.y > a.y else a.y, b.centre + 10
+        return (
+            f"M{a.middle:g} {from_y:g}C{a.middle:g} {b.centre:g} "
+            f"{b.right + 120:g} {to_y:g} {b.right:g} {to_y:g}"
         )
     rows = _MAIN_LINE.index(after) - _MAIN_LINE.index(before)
     if rows == 1:

@@ -98,4 +98,3 @@ def _description(picture: str) -> str:
 def _told(text: str) -> list[str]:
     masked = _POD_SUFFIX.sub(r"\1-N", _TIME.sub("T", text))
     return sorted(" ".join(line.split()) for line in masked.splitlines())
-

@@ -27,7 +27,7 @@ def settings_tables(body: str) -> str:
             ]
             table = blocks.table(("Variable", "Meaning"), rows)
         else:
-            head = ("Option", "Variable", "Default", "Meaning")
+            head = ("Option", "Others' variable", "Default", "Meaning")
             table = blocks.table(head, map(_setting, settings))
         sections.append(f"### {title[:1].upper()}{title[1:]}\n\n{table}")
     return "\n\n".join(sections)
@@ -36,7 +36,7 @@ def settings_tables(body: str) -> str:
 def _setting(each: facts.Setting) -> tuple[str, ...]:
     default = f"`{each.default}`" if re.match(r"[/\d]", each.default) else each.default
     meaning = re.sub(r"(?<![`\w-])(--[a-z-]+)", r"`\1`", each.meaning).replace("|", r"\|")
-    return _code(each.flags), _code(each.variables), default, meaning
+    return _code(each.flags), _code(each.variables[:-1]), default, meaning
 
 
 def metrics_table(body: str) -> str:

@@ -10,6 +10,10 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 
 _COLUMN, _LINE, _FONT, _MARGIN = 7.8, 17.0, 13, 14.0
+_STYLE = (
+    f"text{{font:{_FONT}px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;"
+    "white-space:pre}path{fill:none;stroke-width:1.1}"
+)
 _COLOURS = {
     "": "#d8dee9",
     "1": "#ffffff",
@@ -56,13 +60,12 @@ def draw(lines: Sequence[str], *, title: str) -> str:
     columns = max(len(plain(line)) for line in lines)
     width, height = 2 * _MARGIN + columns * _COLUMN, 2 * _MARGIN + len(lines) * _LINE
     text = html.escape("\n".join(plain(line) for line in lines), quote=False)
+    size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}" role="img" aria-label="{html.escape(title)}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
         f"<title>{html.escape(title)}</title>",
         f"<desc>{text}</desc>",
-        f"<style>text{{font:{_FONT}px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;"
-        "white-space:pre}path{fill:none;stroke-width:1.1}</style>",
+        f"<style>{_STYLE}</style>",
         f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#171b24"/>',
     ]
     for number, line in enumerate(lines):
