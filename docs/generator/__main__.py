@@ -48,7 +48,7 @@ def files(*, with_demo: bool) -> Iterator[tuple[pathlib.Path, str]]:
 
 def _demo() -> tuple[pathlib.Path, str]:
     path, lines = PICTURES / "demo.svg", pictures.demo_lines()
-    if path.exists() and pictures.tells_the_same(old := path.read_text("utf-8"), lines):
+    if path.exists() and not pictures.differences(old := path.read_text("utf-8"), lines):
         return path, old
     return path, pictures.demo(lines)
 

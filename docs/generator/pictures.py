@@ -1,5 +1,6 @@
 """Pictures of the programs: each is run, and what it writes is drawn."""
 
+import collections
 import html
 import os
 import re
@@ -82,12 +83,14 @@ def demo(lines: Sequence[str]) -> str:
     )
 
 
-def tells_the_same(picture: str, lines: Sequence[str]) -> bool:
-    """Tell whether a picture is of this timeline, but for times and for who was first.
+def differences(picture: str, lines: Sequence[str]) -> list[str]:
+    """Return the lines that only one of a picture and a timeline has.
 
-    Threads of the simulated node write as they get to it; how fast is this machine's affair.
+    Times do not count, nor does the order: threads of the simulated node write as they get to it,
+    and how fast that is, is this machine's affair.
     """
-    return _told(_description(picture)) == _told("\n".join(map(terminal.plain, lines)))
+    drawn, told = _masked(_description(picture)), _masked("\n".join(map(terminal.plain, lines)))
+    return sorted([*(drawn - told).elements(), *(told - drawn).elements()])
 
 
 def _description(picture: str) -> str:
@@ -95,6 +98,6 @@ def _description(picture: str) -> str:
     return html.unescape(text)
 
 
-def _told(text: str) -> list[str]:
+def _masked(text: str) -> collections.Counter[str]:
     masked = _POD_SUFFIX.sub(r"\1-N", _TIME.sub("T", text))
-    return sorted(" ".join(line.split()) for line in masked.splitlines())
+    return collections.Counter(" ".join(line.split()) for line in masked.splitlines())
