@@ -31,6 +31,7 @@ test *ARGS:
 
 # Write anew what pages have from the code, and the pictures
 generate:
+    python docs/generate.py
     python -m docs.generator --demo
 
 # The site, into site/; fails where links, navigation or generated parts are wrong

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import structlog
 import tenacity
 
-from mig_manager import errors, ports
+from mig_manager import errors, hookpoints, ports
 from mig_manager.core import model, planner, steps
 
 _WAY_BACK_TRIES = 3
@@ -43,24 +43,29 @@ class Undo:
     """Waits between two tries; seconds."""
 
 
-def carry_out(
+def carry_out(  # noqa: PLR0913 - each is named where it is called
     gpus: ports.Gpus,
     first: model.Plan,
     *,
+    seen: Observed,
     before: Snapshot,
     replan: Callable[[Observed], model.Plan],
     undo: Undo | None = None,
     reset: Reset | None = None,
+    points: hookpoints.HookPoints | None = None,
 ) -> tuple[Observed, tuple[model.Plan, ...]]:
     """Run a plan, and a second one where the driver tells its profiles only with MIG on.
 
     Args:
         gpus: The GPUs of this node.
         first: The plan; not empty.
+        seen: The GPUs as the plan was made for them. Those that it leaves alone are not looked
+            at again: what somebody else makes of them is found as drift.
         before: What the GPUs had before anything was changed: the way back leads there.
         replan: The planner, asked again for the same wish; an empty answer is the proof.
         undo: Who hears of the way back, if it must be taken.
         reset: Resets GPUs whose new mode waits for that; None: nobody does.
+        points: Where the owner's hooks run before the steps; None: there are none.
 
     Returns:
         The GPUs afterwards, and the plans that were run.
@@ -69,24 +74,34 @@ def carry_out(
         HardwareError: A step failed, or the wish is not in force although none did
             (VERIFY_FAILED). The message says how the way back went; a mode that waits for a
             reset (RESET_REQUIRED) is left waiting.
-        HostError: A reset was refused; the mode is left waiting.
+        HostError: A reset was refused, and the mode is left waiting; or a hook failed.
         LayoutError: The second plan cannot be made.
+        Superseded: The change ended early while a hook ran.
     """
+    undo = undo or Undo()
     try:
-        return _execute(gpus, first, replan, reset)
+        return _execute(gpus, first, seen, replan, reset, points or hookpoints.HookPoints())
+    except errors.Superseded as end:
+        _log.info("change_ended_early", why=end.why)
+        _take_back(gpus, before, undo, reset, keep_pending=False)
+        raise
     except errors.MigManagerError as error:
         _log.warning("change_failed", reason=error.reason.value, error=error.message)
-        undo = undo or Undo()
-        undo.on_begin()
         # Where only a reboot brings the mode, to call it off would make every reboot in vain.
         keep_pending = error.reason in _WAITING
-        is_back, said = go_back(
-            gpus, before, keep_pending=keep_pending, pause=undo.pause, reset=reset
-        )
-        if is_back:
-            undo.on_end()
-        error.add(said)
+        error.add(_take_back(gpus, before, undo, reset, keep_pending=keep_pending))
         raise
+
+
+def _take_back(
+    gpus: ports.Gpus, before: Snapshot, undo: Undo, reset: Reset | None, *, keep_pending: bool
+) -> str:
+    """Go back, and tell who wants to hear of it; return how it went."""
+    undo.on_begin()
+    is_back, said = go_back(gpus, before, keep_pending=keep_pending, pause=undo.pause, reset=reset)
+    if is_back:
+        undo.on_end()
+    return said
 
 
 def go_back(
@@ -145,18 +160,18 @@ class _WayBack:
         Raises:
             MigManagerError: Something is still due.
         """
-        plan = self._plan()
+        now = self._gpus.observe()
+        plan = self._plan(now)
         if plan.is_empty and not self._is_begun:
             return (
                 "only the new mode stays pending" if self._keep_pending else "nothing was changed"
             )
         if not plan.is_empty:
             self._is_begun = True
-            was_reset = _run(self._gpus, plan, self._reset)
-            plan = self._plan()
+            now, was_reset = _run(self._gpus, plan, now, self._reset)
+            plan = self._plan(now)
             if was_reset and not plan.is_empty:
-                self._gpus.execute(plan)
-                plan = self._plan()
+                plan = self._plan(_merged(now, self._gpus.execute(plan, now)))
         if plan.is_empty:
             return "the instances from before are back"
         raise errors.HardwareError(
@@ -166,7 +181,7 @@ class _WayBack:
     def left(self) -> str:
         """Say what is still due, to the last instance; empty where nobody can tell."""
         try:
-            plan = self._plan()
+            plan = self._plan(self._gpus.observe())
         except errors.MigManagerError:
             return ""
         due = [
@@ -176,8 +191,8 @@ class _WayBack:
         ]
         return f"; still due: {'; '.join(due)}" if due else ""
 
-    def _plan(self) -> model.Plan:
-        return planner.restore(self._gpus.observe(), self._before, keep_pending=self._keep_pending)
+    def _plan(self, now: Observed) -> model.Plan:
+        return planner.restore(now, self._before, keep_pending=self._keep_pending)
 
 
 def _can_pass(error: BaseException) -> bool:
@@ -192,20 +207,23 @@ def _can_pass(error: BaseException) -> bool:
 def _execute(
     gpus: ports.Gpus,
     first: model.Plan,
+    seen: Observed,
     replan: Callable[[Observed], model.Plan],
     reset: Reset | None,
+    points: hookpoints.HookPoints,
 ) -> tuple[Observed, tuple[model.Plan, ...]]:
-    plan = first
+    plan, after = points.staged(first), seen
     plans: list[model.Plan] = []
     while True:
-        was_reset = _run(gpus, plan, reset)
+        points.before(plan)
+        after, was_reset = _run(gpus, plan, after, reset)
         plans.append(plan)
-        after = gpus.observe()
         rest = replan(after)
         if rest.is_empty:
             return after, tuple(plans)
         is_more_known = plan.is_provisional and not rest.is_provisional
-        if not (was_reset or is_more_known) or len(plans) == _MOST_ROUNDS:
+        is_staged = len(plans) == 1 and plan is not first
+        if not (was_reset or is_more_known or is_staged) or len(plans) == _MOST_ROUNDS:
             break
         plan = rest
     unlike = {gpu_plan.gpu_uuid for gpu_plan in rest.gpus}
@@ -216,14 +234,17 @@ def _execute(
     )
 
 
-def _run(gpus: ports.Gpus, plan: model.Plan, reset: Reset | None) -> bool:
+def _run(
+    gpus: ports.Gpus, plan: model.Plan, seen: Observed, reset: Reset | None
+) -> tuple[Observed, bool]:
     """Execute a plan; where a mode then waits for a reset, reset those GPUs and no other.
 
     Returns:
-        Whether GPUs were reset, so that the rest of the plan is still due.
+        The GPUs afterwards, and whether the rest of the plan is still due, which is so where a
+        mode had to wait.
     """
     try:
-        gpus.execute(plan)
+        return _merged(seen, gpus.execute(plan, seen)), False
     except errors.HardwareError as error:
         if reset is None or error.reason is not errors.Reason.RESET_REQUIRED:
             raise
@@ -232,5 +253,9 @@ def _run(gpus: ports.Gpus, plan: model.Plan, reset: Reset | None) -> bool:
         _log.info("reset_due", gpus=[gpu.uuid for gpu in waiting])
         if waiting:
             reset(waiting)
-        return True
-    return False
+        return gpus.observe(), True
+
+
+def _merged(seen: Observed, changed: Observed) -> Observed:
+    fresh = {gpu.uuid: gpu for gpu in changed}
+    return tuple(fresh.get(gpu.uuid, gpu) for gpu in seen)

@@ -7,11 +7,11 @@ of ``mig_manager.errors`` and no other.
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import cluster, model
+from mig_manager.core import cluster, hooks, model
 
 
 class Gpus(Protocol):
@@ -24,16 +24,61 @@ class Gpus(Protocol):
             HardwareError: NVML cannot be loaded, refused, failed, or did not answer in time.
         """
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
         Steps are idempotent. ``IN_USE`` is tried again for a bounded time. A failure on one GPU
         does not stop the others; it is raised after they have finished.
 
+        Args:
+            plan: The steps.
+            seen: GPUs as last observed; of those that keep their mode, what never changes is not
+                asked again.
+
+        Returns:
+            The GPUs of the plan, and no others, as they are afterwards, in its order.
+
         Raises:
-            HardwareError: A step failed; the message names every GPU that did, with operation
-                and code (and, for IN_USE, the processes NVML knows of).
+            HardwareError: A step failed, or the GPU could not be observed after the last one;
+                the message names every GPU concerned, with operation and code (and, for IN_USE,
+                the processes NVML knows of).
         """
+
+
+class Standby:
+    """Gets ready ahead of a call of another port; this one needs no getting ready."""
+
+    def prepare(self) -> None:
+        """Begin to set up what the next call needs, in the background."""
+
+    def expect_change(self) -> None:
+        """Do so where GPUs are going to be changed, and not only looked at."""
+        self.prepare()
+
+    def dismiss(self) -> None:
+        """Give back what was set up and not used."""
+
+
+class Standbys(Standby):
+    """Several that get ready together."""
+
+    def __init__(self, *each: Standby) -> None:
+        self._each = each
+
+    def prepare(self) -> None:
+        """See ``Standby``."""
+        for standby in self._each:
+            standby.prepare()
+
+    def expect_change(self) -> None:
+        """See ``Standby``."""
+        for standby in self._each:
+            standby.expect_change()
+
+    def dismiss(self) -> None:
+        """See ``Standby``."""
+        for standby in self._each:
+            standby.dismiss()
 
 
 class Node(Protocol):
@@ -263,6 +308,45 @@ class DeviceFiles(Protocol):
         """
 
 
+class Hooks(Protocol):
+    """The owner's programs around a change."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What each of them is told of the change, beside the layout's name."""
+
+    def read(self) -> hooks.Table:
+        """Return which there are now.
+
+        Raises:
+            ConfigError: The file cannot be read or breaks the format.
+        """
+
+    def missing(self, hook: hooks.Hook) -> str:
+        """Return why a hook's program cannot be run here, as far as that can be told unrun."""
+
+    def run(
+        self,
+        point: hooks.Point,
+        hook: hooks.Hook,
+        environment: Mapping[str, str],
+        *,
+        check: Callable[[], object],
+    ) -> None:
+        """Run a hook to its end; nothing of it is left afterwards.
+
+        Args:
+            point: Which point it belongs to.
+            hook: The hook.
+            environment: All of its variables.
+            check: Called all the while; what it raises ends the hook.
+
+        Raises:
+            HostError: HOOK_FAILED: it could not be run, failed, or took too long; with place and
+                what it said last.
+        """
+
+
 class ProvenLayouts(Protocol):
     """Where the last layout that was proven in force is kept over a reboot."""
 
@@ -298,6 +382,13 @@ class Wish(Protocol):
             Superseded: A newer wish, a removed wish or a shutdown.
         """
 
+    def pause(self, seconds: float) -> None:
+        """Sleep between two looks at the cluster: as ``wait``, but less if there may be news.
+
+        Raises:
+            Superseded: A newer wish, a removed wish or a shutdown.
+        """
+
 
 class Telemetry:
     """Hears what happens, for those who watch many nodes; never blocks and never raises.
@@ -326,6 +417,9 @@ class Telemetry:
 
     def retry_scheduled(self, delay_s: float) -> None:
         """The same wish will be tried again."""
+
+    def hook_goes_on(self) -> None:
+        """A hook is being run, within its time."""
 
     def pod_evicted(self) -> None:
         """A pod was asked to leave, and the API agreed."""

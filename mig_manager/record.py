@@ -69,6 +69,11 @@ class Record:
         """Which try at the wish this is, from 1."""
         return self._status.attempt
 
+    @property
+    def gpus(self) -> tuple[model.Gpu, ...]:
+        """The GPUs as they were last noted; none before."""
+        return self._status.gpus
+
     def proven(self) -> None:
         """Remember that the change is in force on the GPUs: no way leads back from here."""
         self.journal = dataclasses.replace(self.journal, snapshot=(), applied="")
@@ -81,6 +86,10 @@ class Record:
         """Remember that a service of the host runs again."""
         left = tuple(name for name in self.journal.host_services if name != service)
         self.journal = dataclasses.replace(self.journal, host_services=left)
+
+    def exit_passed(self) -> None:
+        """Remember that no hook is due any more at the end of the change."""
+        self.journal = dataclasses.replace(self.journal, exit_hook=False)
 
     def rebooted(self, *, is_so: bool = True) -> None:
         """Remember whether this wish has had its reboot, also once the journal is gone."""

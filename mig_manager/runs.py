@@ -3,6 +3,8 @@
     resolve -> observe -> plan -> cordon -> drain -> pause -> execute -> verify -> resume -> prove
     -> monitors
 
+The owner's hooks run before the cordon, within the execution, and before the resume.
+
 Each step that can fail for free comes before each step that costs somebody something. What a
 step takes is in the journal before it is taken, and every exit gives it back and publishes one
 terminal state with one reason. Until hardware is touched a newer wish may end the run; after
@@ -11,6 +13,7 @@ that the change is finished or rolled back first, and only its proof may be left
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 
 import structlog
@@ -26,16 +29,30 @@ from mig_manager import (
     outcomes,
     ports,
     record,
+    runhooks,
     turn,
     wayback,
 )
 from mig_manager import world as worlds
-from mig_manager.core import clients, cluster, config, extras, model, planner, status
+from mig_manager.core import (
+    clients,
+    cluster,
+    config,
+    extras,
+    model,
+    planner,
+    remarks,
+    selection,
+    status,
+)
 from mig_manager.core import policy as policies
 
 _MODE_WAITS = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
 
 _log = structlog.get_logger()
+
+_parsed = functools.lru_cache(maxsize=1)(config.parse)
+"""The file seldom changes, and to read it again would be half of the time until ``pending``."""
 
 
 class Run:
@@ -71,8 +88,10 @@ class Run:
             reset=world.reset,
         )
         self._machine = machine.Machine(world)
+        self._hooks = runhooks.RunHooks(world.hooks, written, name=name, telemetry=world.telemetry)
         self._has_tried_way_back = False
         self._hash = ""
+        self._warnings: tuple[remarks.Remark, ...] = ()
         self._proven: tuple[model.Gpu, ...] = ()
         self._clearing = clearing.Clearing(world, limits, written, name=name)
         self._others: tuple[model.GpuSnapshot, ...] = ()
@@ -84,6 +103,8 @@ class Run:
         """Name and hash of a layout for which nobody need leave: its wish is an old one."""
         self.rebooted: tuple[str, str] | None = None
         """Name and hash of a layout for which the machine was rebooted already."""
+        self.remembered: tuple[model.Gpu, ...] = ()
+        """The GPUs as an earlier run saw them last; none: there was no such run."""
         self.is_rebooting = False
         """Whether the machine is about to go down: what is taken stays taken."""
 
@@ -101,7 +122,9 @@ class Run:
             Superseded: The run ended early.
         """
         try:
-            with self._turn(wish):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._turn(wish))
+                stack.callback(self._world.standby.dismiss)
                 return self._guarded(wish)
         except errors.LockedError as error:
             return self._failed(error.reason, error.message)
@@ -129,7 +152,7 @@ class Run:
             return self._reboot(error, wish)
 
     def settle(self) -> str:
-        """Bring back GPUs that a change under way has left in between, and the host's services.
+        """Bring back GPUs that a change under way has left in between, and what goes with them.
 
         Returns:
             How it went, as a part of a sentence; empty when there was nothing to do.
@@ -137,7 +160,8 @@ class Run:
         if self.is_rebooting:
             return ""
         said = "" if self._has_tried_way_back else self._way_back.take(self.record)
-        return "; ".join(filter(None, (said, self._machine.start_services(self.record))))
+        services = self._machine.start_services(self.record)
+        return "; ".join(filter(None, (said, services, self._hooks.exit_leniently())))
 
     def _may_reboot(self, error: errors.MigManagerError) -> bool:
         """Tell whether a reboot is what is missing, allowed, and has not been had already."""
@@ -232,7 +256,8 @@ class Run:
         try:
             layout = self._resolve()
             gpus = self._observe()
-            plan = planner.plan(gpus, config.select(layout, gpus))
+            with selection.located(layout, gpus):
+                plan = planner.plan(gpus, config.select(layout, gpus))
         except errors.MigManagerError as error:
             _log.info("look_failed", reason=error.reason.value, error=error.message)
             return lookout.blind(error, gpus)
@@ -262,23 +287,37 @@ class Run:
             pace=self._limits.pace,
         )
 
-    def _through(self, wish: ports.Wish) -> outcomes.Outcome:
+    def _begin(self) -> config.Layout:
+        """Resolve the wish, and say so where a change is to come."""
         layout = self._resolve()
         self._hash = layout.content_hash
         if self.fulfilled == (self.name, self._hash):
             self._clearing.spares = True
+        if self._foresees_change(layout):
+            self.record.enter(model.Phase.RESOLVE, "looking at the GPUs")
+        self._world.standby.prepare()
         if self.rebooted == (self.name, self._hash) or self.record.journal.rebooted_from:
             self.record.rebooted()
+        return layout
+
+    def _through(self, wish: ports.Wish) -> outcomes.Outcome:
+        layout = self._begin()
         table = self._extra_clients()
         services = self._world.service_names()
+        self._hooks.load()
         gpus = self._observe()
         wanted = config.select(layout, gpus)
+        self._warn(layout, gpus)
         self._others = self._left_elsewhere(gpus, wanted)
-        plan = self._plan(gpus, wanted)
+        with selection.located(layout, gpus):
+            plan = self._plan(gpus, wanted)
         if plan.is_empty:
             return self._keep(gpus, wish)
+        # While others are made to let go.
+        self._world.standby.expect_change()
         holders = self._clearing.survey()
         plan = self._plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
+        self._hooks.start(plan, wish)
         drainage = self._clearing.close(plan, gpus, holders, table)
         drainage.run(holders, wish)
         paused = self._daemons.pause(plan, self.record, wish, table)
@@ -291,11 +330,26 @@ class Run:
         by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
         return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
 
+    def _foresees_change(self, layout: config.Layout) -> bool:
+        """Tell whether a first try is going to change GPUs, by what is remembered of them.
+
+        To look at them takes a moment; whoever has set the label shall see that it was read.
+        Nothing is decided by this: what is planned is planned from a fresh look.
+        """
+        if not self.remembered or self._clearing.spares or self.record.attempt > 1:
+            return False
+        try:
+            wanted = config.select(layout, self.remembered)
+            return not planner.plan(self.remembered, wanted).is_empty
+        except errors.MigManagerError:
+            return False
+
     def _bring_back(
         self, paused: daemons.Paused, gpus: tuple[model.Gpu, ...], wish: ports.Wish
     ) -> None:
         """Have the daemons come back to GPUs that are as they shall be, and prove it."""
         self._machine.bring_back(self.record)
+        self._hooks.exit()
         plugin_config = self._limits.policy.plugin_config(self.name)
         paused = self._daemons.resume_plugin(paused, self.record, plugin_config=plugin_config)
         self.record.enter(model.Phase.PROVE, "waiting for the new devices to be schedulable")
@@ -343,9 +397,16 @@ class Run:
 
     def _resolve(self) -> config.Layout:
         source = self._world.configs
-        layout = config.parse(source.read(), source=source.name).layout(self.name)
+        document = _parsed(source.read(), source=source.name, is_lenient=self._limits.is_lenient)
+        layout = document.layout(self.name)
         self.record.note(config_hash=layout.content_hash)
+        self._warnings = document.warnings
         return layout
+
+    def _warn(self, layout: config.Layout, gpus: tuple[model.Gpu, ...]) -> None:
+        """Say what passed because the document is read leniently."""
+        for remark in (*self._warnings, *selection.overlooked(layout, gpus)):
+            _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
 
     def _extra_clients(self) -> tuple[extras.ExtraClient, ...]:
         source = self._world.extra_clients
@@ -386,6 +447,7 @@ class Run:
             gpus, _ = change.carry_out(
                 self._world.gpus,
                 plan,
+                seen=before,
                 before=way_back,
                 replan=lambda after: self._plan(after, wanted),
                 undo=change.Undo(
@@ -394,13 +456,17 @@ class Run:
                     pause=self._world.clock.wait,
                 ),
                 reset=self._world.reset.reset if self._world.reset else None,
+                points=self._hooks.points,
             )
         except errors.MigManagerError as error:
             if self._may_reboot(error):
                 raise
-            failed = self._machine.bring_back_leniently(self.record)
-            if failed:
-                error.add(failed)
+            for failed in (
+                self._machine.bring_back_leniently(self.record),
+                self._hooks.exit_leniently(),
+            ):
+                if failed:
+                    error.add(failed)
             # An API that fails now must not hide the reason; the end gives everything back.
             with contextlib.suppress(errors.ClusterError):
                 self._daemons.resume_plugin(paused, self.record)

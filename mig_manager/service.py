@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import signal
 import threading
@@ -18,13 +19,14 @@ from mig_manager.adapters import (
     gpu_child,
     gpu_events,
     gpureset,
+    hooks,
     identity,
     journalfile,
     lockfile,
     podresources,
     tools,
 )
-from mig_manager.adapters.kube import advertise, api, node, nodewatch, pods
+from mig_manager.adapters.kube import advertise, api, node, nodewatch, podnews, pods
 from mig_manager.core import cluster, hostclients
 from mig_manager.core import pace as pacing
 
@@ -54,14 +56,16 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     watch = nodewatch.NodeWatch(
         kube,
         name=wanted.node_name,
-        on_node=lambda view: box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None),
+        on_node=functools.partial(_take, box),
         stop=stop,
     )
     pulse = health.Pulse()
     telemetry, exposition = _listener(wanted, watch, pulse)
     events = _gpu_events(wanted, box)
     served = agent.Agent(
-        reconcile.Reconciler(world(wanted, kube, telemetry, boot_id), limits(wanted)),
+        reconcile.Reconciler(
+            _with_news(world(wanted, kube, telemetry, boot_id), wanted, kube, box), limits(wanted)
+        ),
         box,
         patience=agent.Patience(
             retry_initial_s=wanted.retry_initial_s,
@@ -93,6 +97,24 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     return 0
 
 
+def _with_news(
+    reached: reconcile.World,
+    wanted: settings.AgentSettings,
+    kube: api.KubeApi,
+    box: mailbox.Mailbox,
+) -> reconcile.World:
+    """Return the same with waits that end as soon as there is something to see."""
+    news = podnews.PodNews(kube, node_name=wanted.node_name, on_news=box.put_news)
+    standby = ports.Standbys(reached.standby, news)
+    return dataclasses.replace(reached, standby=standby)
+
+
+def _take(box: mailbox.Mailbox, view: cluster.NodeView) -> None:
+    box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
+    # What a run waits for may be among what kubelet has just told.
+    box.put_news()
+
+
 def _start_watches(
     wanted: settings.AgentSettings,
     stack: contextlib.ExitStack,
@@ -103,7 +125,12 @@ def _start_watches(
     watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
     watcher.start()
     stack.callback(watcher.join, timeout=_JOIN_TIMEOUT_S)
-    watched = (wanted.config_file, wanted.extra_clients_file, wanted.host.gpu_clients_file)
+    watched = (
+        wanted.config_file,
+        wanted.extra_clients_file,
+        wanted.hooks_file,
+        wanted.host.gpu_clients_file,
+    )
     for path in filter(None, watched):
         file_watch = files.ConfigWatch(path, box.put_file_change)
         file_watch.start()
@@ -152,8 +179,10 @@ def world(
 ) -> reconcile.World:
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
+    workers = gpu_workers(wanted, telemetry)
     reached = reconcile.World(
-        gpus=gpus(wanted, kube, telemetry),
+        gpus=gpus(wanted, kube, workers),
+        standby=workers,
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
         allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
@@ -171,11 +200,27 @@ def world(
             is_required=False,
         ),
         boot_id=boot_id,
+        hooks=_hooks(wanted),
         own_pod_uid=identity.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
         proven=journalfile.ProvenFile(wanted.proven_file),
     )
     # Simulated GPUs are no reason to do anything to the real machine.
     return reached if wanted.gpus.is_simulated else _with_machine(reached, wanted.host)
+
+
+def _hooks(wanted: settings.AgentSettings) -> ports.Hooks | None:
+    if wanted.hooks_file is None:
+        return None
+    return hooks.HookPrograms(
+        wanted.hooks_file,
+        variables={
+            "MIG_PARTED_CONFIG_FILE": str(wanted.config_file),
+            "MIG_PARTED_SKIP_RESET": str(not wanted.host.gpu_reset).lower(),
+            "MIG_PARTED_MODE_CHANGE_ONLY": "false",
+        },
+        search_path=wanted.search_path,
+        timeout_s=wanted.hook_timeout_s,
+    )
 
 
 def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> reconcile.World:
@@ -207,9 +252,7 @@ def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> 
     return reached
 
 
-def gpus(
-    wanted: settings.AgentSettings, kube: api.KubeApi, telemetry: ports.Telemetry
-) -> ports.Gpus:
+def gpu_workers(wanted: settings.AgentSettings, telemetry: ports.Telemetry) -> gpu_child.ChildGpus:
     """Return the GPUs, each operation in a process of its own."""
     state = wanted.gpus.simulate_state
     command = gpu_child.worker_command(
@@ -218,13 +261,19 @@ def gpus(
         simulate_state=str(state) if state else None,
         in_use_timeout_s=wanted.in_use_timeout_s,
     )
-    gpus = gpu_child.ChildGpus(
+    return gpu_child.ChildGpus(
         command=command, timeout_s=wanted.gpu_timeout_s, telemetry=telemetry
     )
+
+
+def gpus(
+    wanted: settings.AgentSettings, kube: api.KubeApi, workers: gpu_child.ChildGpus
+) -> ports.Gpus:
+    """Return the GPUs; simulated ones that no plugin offers are advertised as well."""
     if not wanted.advertises_simulated:
-        return gpus
+        return workers
     offer = advertise.NodeResources(kube, name=wanted.node_name)
-    advertising = advertise.AdvertisingGpus(gpus, offer)
+    advertising = advertise.AdvertisingGpus(workers, offer)
     advertising.start()
     return advertising
 
@@ -237,6 +286,7 @@ def limits(wanted: settings.AgentSettings) -> reconcile.Limits:
         monitor_timeout_s=wanted.monitor_timeout_s,
         lock_timeout_s=wanted.lock_timeout_s,
         allows_foreign_managers=wanted.allows_foreign_managers,
+        is_lenient=wanted.is_lenient,
         heals_drift=wanted.heals_drift,
         reboot_timeout_s=wanted.host.reboot_timeout_s,
         policy=wanted.policy,

@@ -83,6 +83,8 @@ class AgentSettings:
     node_name: str
     """The node that this agent serves."""
     config_file: pathlib.Path
+    is_lenient: bool
+    """Whether what the peer passes over in silence in that document passes, with a warning."""
     """Config document; by default the one that comes with the program."""
     kubeconfig: pathlib.Path | None
     """None: the credentials of the pod's ServiceAccount."""
@@ -101,6 +103,12 @@ class AgentSettings:
     """Who leaves for a change, and which plugin config goes with which layout."""
     extra_clients_file: pathlib.Path | None
     """The table of the owner's own GPU daemons; None: there are none."""
+    hooks_file: pathlib.Path | None
+    """The owner's programs around a change; None: there are none."""
+    hook_timeout_s: float
+    """How long a hook may take that does not say so itself."""
+    search_path: str
+    """Where a hook's program is looked for, as in ``PATH``."""
     drain_timeout_s: float
     """How long evicted pods may take to leave, and again as long those deleted by force."""
     monitor_timeout_s: float
@@ -248,6 +256,7 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
     return AgentSettings(
         node_name=name,
         config_file=_agent_config_file(given, environ),
+        is_lenient=given.switch("lenient"),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
         gpus=gpus,
         host=hostsettings.host_settings(given),
@@ -258,6 +267,9 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         or hostsettings.pod_resources_socket(given),
         policy=_policy(given),
         extra_clients_file=given.path("extra-clients-file"),
+        hooks_file=given.path("hooks-file"),
+        hook_timeout_s=given.seconds("hook-timeout-s", default=300.0, least=LEAST_PAUSE_S),
+        search_path=environ.get("PATH", ""),
         drain_timeout_s=given.seconds("drain-timeout-s", default=300.0),
         monitor_timeout_s=given.seconds("monitor-timeout-s", default=60.0),
         plugin_timeout_s=given.seconds("plugin-timeout-s", default=300.0),
@@ -292,7 +304,7 @@ def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> 
         is_real_time=given.switch("real-time"),
         is_kept=given.switch("keep"),
         colour=colour(given, environ),
-        is_debug=given.switch("debug"),
+        is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
     )
 
 

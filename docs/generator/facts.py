@@ -1,19 +1,19 @@
 """What the code knows and pages tell: settings, metrics, Events, log lines, keys on the node."""
 
-import argparse
 import ast
 import dataclasses
+import itertools
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator
 
 import prometheus_client
 
-from mig_manager import arguments, metrics, settings
+from mig_manager import commandline, metrics, settings
 from mig_manager.core import cluster
 
-PACKAGE = pathlib.Path(arguments.__file__).parent
-_OWN = "MIG_MANAGER_"
+PACKAGE = pathlib.Path(commandline.__file__).parent
+OWN_PREFIX = "MIG_MANAGER_"
 VARIABLES_ALONE = "variables without an option"
 
 
@@ -37,7 +37,7 @@ class _Asked(dict[str, str]):
 
     def __init__(self) -> None:
         # The one setting that there must be.
-        super().__init__({f"{_OWN}NODE_NAME": "a"})
+        super().__init__({f"{OWN_PREFIX}NODE_NAME": "a"})
         self.keys_in_order: list[str] = []
 
     def get(self, key: str, default: str | None = None) -> str | None:  # type: ignore[override]
@@ -46,59 +46,49 @@ class _Asked(dict[str, str]):
         return super().get(key, default)
 
 
-def variables() -> dict[str, tuple[str, ...]]:
-    """Return the variables that the agent's settings are read from, by the setting's name."""
+def variables_asked_for() -> list[str]:
+    """Return the variables that the agent's settings are read from, in that order."""
     environ = _Asked()
     settings.agent_settings({}, environ)
-    found: dict[str, tuple[str, ...]] = {}
-    before = ""
-    for key in environ.keys_in_order:
-        if key.startswith(_OWN):
-            foreign = (before,) if before and not before.startswith(_OWN) else ()
-            found[key.removeprefix(_OWN).lower()] = (*foreign, key)
-        before = key
-    return found
+    return environ.keys_in_order
 
 
 def agent_settings() -> dict[str, list[Setting]]:
     """Return the agent's settings by the heading that its help has for them."""
-    known = variables()
-    (commands,) = (
-        action
-        for action in arguments.build()._actions  # noqa: SLF001 - argparse has no other way
-        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
-    )
     groups: dict[str, list[Setting]] = {}
-    for group in commands.choices["agent"]._action_groups:  # noqa: SLF001
-        for action in group._group_actions:  # noqa: SLF001
-            if action.help and action.dest != "help":
-                groups.setdefault(str(group.title), []).append(_setting(action, known))
-    told = {each.name for settings_ in groups.values() for each in settings_}
-    groups[VARIABLES_ALONE] = [
-        Setting(flags=(), name=name, variables=names, default="", meaning="")
-        for name, names in known.items()
-        if name not in told and name not in _options_without_effect()
-    ]
+    (agent,) = (each for each in commandline.commands() if each.name == "agent")
+    for option in agent.options:
+        if option.long != "--help":
+            groups.setdefault(option.group, []).append(_setting(option))
+    told = {name for each in groups.values() for setting in each for name in setting.variables}
+    groups[VARIABLES_ALONE] = list(_without_options(told))
     return groups
 
 
-def _options_without_effect() -> set[str]:
-    from mig_manager import peer  # noqa: PLC0415 - one use
-
-    return {option.name.replace("-", "_") for option in peer.OPTIONS if not option.effect}
-
-
-def _setting(action: argparse.Action, known: Mapping[str, tuple[str, ...]]) -> Setting:
-    text = re.sub(r"\s+", " ", action.help or "").replace("%%", "%")
-    default = re.search(r" ?\(default: (.*?)\)(?= \[|$)", text)
-    meaning = re.sub(r" ?\(default: .*?\)(?= \[|$)| ?\[[A-Z_, ]+\]", "", text)
+def _setting(option: commandline.Option) -> Setting:
+    text = re.sub(r"\s+", " ", option.told)
+    default = re.search(r" ?\(default: (.*?)\)$", text)
     return Setting(
-        flags=tuple(action.option_strings),
-        name=action.dest,
-        variables=known.get(action.dest, ()),
+        flags=option.flags,
+        name=option.long.removeprefix("--").replace("-", "_"),
+        variables=option.variables,
         default=default[1] if default else "",
-        meaning=meaning,
+        meaning=text[: default.start()] if default else text,
     )
+
+
+def _without_options(told: Container[str]) -> Iterator[Setting]:
+    asked = variables_asked_for()
+    for before, key in itertools.pairwise(asked):
+        if key.startswith(OWN_PREFIX) and key not in told:
+            is_of_others = f"{OWN_PREFIX}{before}" == key
+            yield Setting(
+                flags=(),
+                name=key.removeprefix(OWN_PREFIX).lower(),
+                variables=(before, key) if is_of_others else (key,),
+                default="",
+                meaning="",
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,10 @@ def settings_tables(body: str) -> str:
 
 
 def _setting(each: facts.Setting) -> tuple[str, ...]:
-    default = f"`{each.default}`" if re.match(r"[/\d]", each.default) else each.default
+    default = f"`{each.default}`" if re.fullmatch(r"[/\d]\S*", each.default) else each.default
     meaning = re.sub(r"(?<![`\w-])(--[a-z-]+)", r"`\1`", each.meaning).replace("|", r"\|")
-    return _code(each.flags), _code(each.variables[:-1]), default, meaning
+    others = (name for name in each.variables if not name.startswith(facts.OWN_PREFIX))
+    return _code(each.flags), _code(others), default, meaning
 
 
 def metrics_table(body: str) -> str:

@@ -2,8 +2,9 @@
 
 ``plan`` is also the only judge of "applied": a layout is in force when its plan is empty. A GPU
 is right when its MIG mode is (current and pending), its compute instances are the wanted ones,
-counted by profile, and no GPU instance lies idle without any. Where instances lie and how they
-share GPU instances is not part of a layout, so it is never a reason to touch a GPU.
+counted by profile, those that the layout gives a place are there, and no GPU instance lies idle
+without any. Where the others lie and how they share GPU instances is not part of a layout, so it
+is never a reason to touch a GPU.
 
 What counts as small is defined in ``search``, the order of the steps in ``steps``.
 """
@@ -44,8 +45,9 @@ def plan(
     plans = [
         _plan_gpu(gpu, wanted[gpu.uuid], mind) for gpu in _by_index(gpus) if gpu.uuid in wanted
     ]
-    _refuse_for_guests(gpus, plans)
-    return model.Plan(gpus=tuple(p for p in plans if p))
+    found = model.Plan(gpus=tuple(p for p in plans if p))
+    refuse_for_guests(gpus, found)
+    return found
 
 
 def restore(
@@ -80,6 +82,27 @@ def restore(
     return model.Plan(gpus=tuple(p for p in plans if p))
 
 
+def refuse_for_guests(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
+    """Refuse what a vGPU guest may not do, before anybody is made to leave for it.
+
+    All but compute instances is up to the host (``nvml.h``: NOT_SUPPORTED in guests).
+
+    Raises:
+        errors.LayoutError: NOT_SUPPORTED: a step is one of those.
+    """
+    guests = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
+    for each in due.gpus:
+        is_only_inside = all(
+            isinstance(step, model.CreateComputeInstance | model.DestroyComputeInstance)
+            for step in each.steps
+        )
+        if each.gpu_uuid in guests and not is_only_inside:
+            raise errors.LayoutError(
+                f"{guests[each.gpu_uuid]} is a vGPU: its host decides about MIG, not this machine",
+                reason=errors.Reason.NOT_SUPPORTED,
+            )
+
+
 def _plan_gpu(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> model.GpuPlan | None:
     match wish.mode:
         case model.MigMode.DISABLED:
@@ -94,7 +117,7 @@ def _populate(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> mod
     """Plan for a GPU that shall have MIG enabled."""
     switch = _switch(gpu, wish.mode)
     is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None
-    if switch and wish.devices and is_blind:
+    if switch and wish.counts and is_blind:
         return model.GpuPlan(
             gpu_uuid=gpu.uuid,
             gpu_index=gpu.index,
@@ -103,7 +126,7 @@ def _populate(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> mod
             is_provisional=True,
         )
     live = steps.in_order(gpu)
-    decision = mind.decide(gpu, live, dict(wish.devices))
+    decision = mind.decide(gpu, live, wish)
     return steps.build(gpu, live, decision, switch)
 
 
@@ -135,24 +158,6 @@ def _restore_gpu(
     )
     switch = None if is_as_before else _switch(gpu, before.current_mode)
     return steps.build(gpu, live, decision, switch)
-
-
-def _refuse_for_guests(gpus: Sequence[model.Gpu], plans: Sequence[model.GpuPlan | None]) -> None:
-    """Refuse what a vGPU guest may not do, before anybody is made to leave for it.
-
-    All but compute instances is up to the host (``nvml.h``: NOT_SUPPORTED in guests).
-    """
-    guests = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
-    for plan in filter(None, plans):
-        is_only_inside = all(
-            isinstance(step, model.CreateComputeInstance | model.DestroyComputeInstance)
-            for step in plan.steps
-        )
-        if plan.gpu_uuid in guests and not is_only_inside:
-            raise errors.LayoutError(
-                f"{guests[plan.gpu_uuid]} is a vGPU: its host decides about MIG, not this machine",
-                reason=errors.Reason.NOT_SUPPORTED,
-            )
 
 
 def _modes(

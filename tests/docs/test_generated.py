@@ -87,10 +87,17 @@ def test_the_defaults_that_are_told_are_those_that_count() -> None:
         assert (f"{value:g}" if isinstance(value, float) else str(value)) == default, name
 
 
-def test_every_option_of_the_agent_is_also_a_variable_of_its_own_name() -> None:
-    for group, each_group in facts.agent_settings().items():
-        for each in each_group if group != facts.VARIABLES_ALONE else ():
-            assert each.variables[-1] == f"MIG_MANAGER_{each.name.upper()}", each.flags
+def test_every_variable_that_is_told_of_is_asked_for_and_ours_has_the_options_name() -> None:
+    asked = set(facts.variables_asked_for())
+    told = [
+        each
+        for group, settings_ in facts.agent_settings().items()
+        for each in settings_
+        if group != facts.VARIABLES_ALONE and not each.name.startswith("no_")
+    ]
+
+    assert {name for each in told for name in each.variables} - asked == set()
+    assert all(each.variables[-1] == f"MIG_MANAGER_{each.name.upper()}" for each in told)
 
 
 # -- how it is done -----------------------------------------------------------------------------

@@ -93,13 +93,16 @@ class SimulatedLibrary:
             attempt.code = int(refused.code)
         except FileNotFoundError:
             return states.Code.DRIVER_NOT_LOADED
-        if self.state.read().options.logs_calls:
+        if attempt.is_logged is None:
+            attempt.is_logged = self.state.read().options.logs_calls
+        if attempt.is_logged:
             self._log(attempt)
         return attempt.code
 
     def _run(self, attempt: "_Attempt") -> None:
         attempt.entered_ns = time.monotonic_ns()
         node = self.state.read()
+        attempt.is_logged = node.options.logs_calls
         if node.faults:
             self._suffer(attempt)
         view = self._view(node, attempt.target)
@@ -109,8 +112,9 @@ class SimulatedLibrary:
         else:
             attempt.function.body(view, *attempt.rest)
         # The time is spent after the act, because a killed process does not stop the driver
-        # either, and because refusals are quick.
-        _wait(seconds)
+        # either, and because refusals are quick. What we took ourselves is a part of it, lest a
+        # loaded machine make the driver slower.
+        _wait(seconds - (time.monotonic_ns() - attempt.entered_ns) / 1e9)
 
     def _change(self, attempt: "_Attempt") -> None:
         def change(node: states.NodeState) -> tuple[states.NodeState, None]:
@@ -166,6 +170,8 @@ class _Attempt:
         self.rest = arguments
         self.target: calls.Target | None = None
         self.code = int(states.Code.SUCCESS)
+        self.is_logged: bool | None = None
+        """None: the call was refused before the node was looked at."""
         self.started_ns = self.entered_ns = time.monotonic_ns()
 
     @property
