@@ -34,10 +34,11 @@ generate:
     python docs/generate.py
     python -m docs.generator --demo
 
+# Not --quiet, which keeps MkDocs from counting warnings.
+
 # The site, into site/; fails where links, navigation or generated parts are wrong
 docs:
     python -m docs.generator --check
-    # Not --quiet, which keeps strictness from counting warnings.
     NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 # The site while writing

@@ -119,6 +119,16 @@ _AGENT_OPTIONS = (
         "evict the affected pods, all GPU pods of the node, or none (default: affected)",
     ),
     (
+        ["--max-concurrent-nodes"],
+        "NUMBER",
+        "how many nodes of the cluster may be under change at once (default: any number)",
+    ),
+    (
+        ["--slots-namespace"],
+        placeholders.NAME,
+        "where the Leases for that are (default: mig-manager) [POD_NAMESPACE]",
+    ),
+    (
         ["--drain-timeout-s"],
         placeholders.SECONDS,
         "how long evicted pods may take to leave (default: 300)",

@@ -5,7 +5,6 @@ same checks. Abbreviations are refused, so that a new option never changes an ol
 """
 
 import argparse
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -25,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "validate": "check that layouts fit GPUs, here or by product name",
     "doctor": "check this node and say what to fix",
     "agent": "serve this Kubernetes node",
+    "rollout": "bring many nodes to a layout, a few at a time, or back",
     "demo": "show the whole story on a simulated node",
     "completion": "write a script that completes command lines in a shell",
     "help": "show the help of the program or of a command",
@@ -106,6 +106,8 @@ def check_command(name: str) -> None:
         UnknownCommandError: There is none of that name.
     """
     if name not in COMMANDS:
+        import difflib  # noqa: PLC0415 - for mistakes alone
+
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UnknownCommandError(f"there is no command {name!r}{hint}")

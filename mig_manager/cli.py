@@ -80,7 +80,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
             return _DONE
-        case "agent" | "completion" | "demo" | "doctor" as command:
+        case "agent" | "completion" | "demo" | "doctor" | "rollout" as command:
             return _WITH_SETTINGS_OF_THEIR_OWN[command](options, terminal)
         case command:
             return _shell(str(command), options, terminal)
@@ -164,6 +164,17 @@ def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
     )
 
 
+def _rollout(options: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager import log, rolloutsettings
+
+    given = rolloutsettings.rollout_settings(options, terminal.environ)
+    from mig_manager import rollout
+
+    level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.ERROR
+    log.configure(level=level.value, is_json=False, stream=terminal.stderr)
+    return rollout.run(given, terminal)
+
+
 def _completion(options: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager import completion
 
@@ -176,6 +187,7 @@ _WITH_SETTINGS_OF_THEIR_OWN = {
     "completion": _completion,
     "demo": _demo,
     "doctor": _doctor,
+    "rollout": _rollout,
 }
 
 

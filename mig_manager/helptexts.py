@@ -319,6 +319,36 @@ COMMANDS: Mapping[str, Text] = {
             ),
         ),
     ),
+    "rollout": Text(
+        operands="LAYOUT|undo",
+        paragraphs=(
+            "Bring many nodes to a layout, a few at a time, or back.",
+            (
+                "Runs with a person's credentials for the cluster. It labels nodes, waits for "
+                "what their agents say, and never has more of them unavailable than it may. All "
+                "state lives on the nodes: after an interruption the same command goes on."
+            ),
+        ),
+        examples=(
+            Example(
+                line="mig-manager rollout all-balanced -l pool=a100 --dry-run",
+                told="What it would cost each node: pods, instances, resets.",
+            ),
+            Example(
+                line="mig-manager rollout all-balanced -l pool=a100 --max-unavailable 10% "
+                "--pause-on-failure",
+                told="A tenth of the nodes at a time, until one fails.",
+            ),
+            Example(
+                line="mig-manager rollout undo -l pool=a100",
+                told="Each node back to what it was asked for before, one at a time.",
+            ),
+        ),
+        statuses={
+            "0": "every node has the layout; of a dry run: can have it",
+            "1": "not every node has it, or can have it",
+        },
+    ),
     "demo": Text(
         paragraphs=(
             "Show the whole story on a simulated node.",

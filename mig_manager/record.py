@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import structlog
 
 from mig_manager import errors, outcomes, ports
-from mig_manager.core import cluster, model, status
+from mig_manager.core import cluster, inventory, model, status
 
 _log = structlog.get_logger()
 
@@ -51,6 +51,7 @@ class Record:
         self._telemetry = telemetry or ports.Telemetry()
         self._began = self._phase_began = clock.monotonic()
         self._try = attempt or Try()
+        self._told_gpus: tuple[model.Gpu, ...] = ()
         self.journal = journal
         self._status = status.Status(
             config=journal.config,
@@ -111,6 +112,7 @@ class Record:
         take: status.Journal | None = None,
         change: cluster.NodePatch | None = None,
         state: model.State = model.State.PENDING,
+        reason: errors.Reason | None = None,
     ) -> cluster.NodeView:
         """Publish a new phase, together with what the phase takes.
 
@@ -120,6 +122,7 @@ class Record:
             take: The journal as it must read once ``change`` is made; None: unchanged.
             change: Cordon, taint and labels to write in the same patch.
             state: ``pending``, or ``rebooting``.
+            reason: What the run waits for, where that has a name.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal lists what may have been
@@ -127,7 +130,9 @@ class Record:
         """
         _log.info("phase_entered", phase=phase.value, message=message)
         self._end_phase()
-        self._status = dataclasses.replace(self._status, state=state, phase=phase, message=message)
+        self._status = dataclasses.replace(
+            self._status, state=state, phase=phase, message=message, reason=reason
+        )
         journal = self.journal if take is None else take
         try:
             view = self._node.patch(
@@ -265,6 +270,9 @@ class Record:
 
     def _annotations(self, journal: status.Journal | None) -> dict[str, str | None]:
         annotations: dict[str, str | None] = {cluster.STATUS_ANNOTATION: self._status.to_json()}
+        if self._status.gpus is not self._told_gpus:
+            self._told_gpus = self._status.gpus
+            annotations[cluster.GPUS_ANNOTATION] = inventory.to_json(self._told_gpus)
         if journal is not None:
             text = None if journal.is_empty else journal.to_json()
             annotations[cluster.JOURNAL_ANNOTATION] = text

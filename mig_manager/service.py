@@ -18,12 +18,11 @@ from mig_manager.adapters import (
     files,
     gpu_child,
     gpu_events,
-    gpureset,
     hooks,
     identity,
     journalfile,
     lockfile,
-    podresources,
+    podresources_child,
     tools,
 )
 from mig_manager.adapters.kube import advertise, api, node, nodewatch, podnews, pods
@@ -180,12 +179,13 @@ def world(
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
     workers = gpu_workers(wanted, telemetry)
+    kubelet = podresources_child.ChildPodResources(str(wanted.pod_resources_socket))
     reached = reconcile.World(
         gpus=gpus(wanted, kube, workers),
-        standby=workers,
+        standby=ports.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
-        allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
+        allocations=kubelet,
         configs=files.ConfigFile(wanted.config_file),
         extra_clients=files.ConfigFile(wanted.extra_clients_file)
         if wanted.extra_clients_file
@@ -203,6 +203,7 @@ def world(
         hooks=_hooks(wanted),
         own_pod_uid=identity.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
         proven=journalfile.ProvenFile(wanted.proven_file),
+        slots=_slots(wanted, kube, system),
     )
     # Simulated GPUs are no reason to do anything to the real machine.
     return reached if wanted.gpus.is_simulated else _with_machine(reached, wanted.host)
@@ -223,6 +224,22 @@ def _hooks(wanted: settings.AgentSettings) -> ports.Hooks | None:
     )
 
 
+def _slots(
+    wanted: settings.AgentSettings, kube: api.KubeApi, system: ports.Clock
+) -> ports.Slots | None:
+    if not wanted.max_concurrent_nodes:
+        return None
+    from mig_manager.adapters.kube import slots  # noqa: PLC0415 - only where there is a budget
+
+    return slots.LeaseSlots(
+        kube,
+        namespace=wanted.slots_namespace,
+        node_name=wanted.node_name,
+        limit=wanted.max_concurrent_nodes,
+        clock=system,
+    )
+
+
 def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> reconcile.World:
     """Return the same with what the owner allows of the machine underneath."""
     reached = dataclasses.replace(
@@ -230,6 +247,8 @@ def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> 
         device_files=devicefiles.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
     )
     if host.gpu_reset:
+        from mig_manager.adapters import gpureset  # noqa: PLC0415 - reads XML
+
         found = tools.Tools(gpureset.roots(host.roots))
         reached = dataclasses.replace(reached, reset=gpureset.SmiReset(found))
     if not (host.with_reboot or host.shuts_host_clients):

@@ -9,6 +9,7 @@ from mig_manager import (
     commonarguments,
     doctorarguments,
     placeholders,
+    rolloutarguments,
     validatearguments,
 )
 
@@ -153,6 +154,12 @@ def _define_agent(parser: argparse.ArgumentParser) -> None:
     agentarguments.add_host(parser)
 
 
+def _define_rollout(parser: argparse.ArgumentParser) -> None:
+    rolloutarguments.add_own(parser)
+    commonarguments.add_lenient(parser)
+    commonarguments.add_output(parser, "text|json|yaml", "text")
+
+
 def _define_demo(parser: argparse.ArgumentParser) -> None:
     commonarguments.add_debug(parser)
     commonarguments.add_colour(parser)
@@ -220,6 +227,7 @@ DEFINITIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "validate": _define_validate,
     "doctor": _define_doctor,
     "agent": _define_agent,
+    "rollout": _define_rollout,
     "demo": _define_demo,
     "completion": _define_completion,
     "help": _define_help,

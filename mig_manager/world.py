@@ -41,6 +41,8 @@ class World:
     """The owner's programs around a change; None: there are none."""
     own_pod_uid: str | None = None
     """None: this is not a pod."""
+    slots: ports.Slots | None = None
+    """None: any number of nodes may be under change at once."""
     extra_clients: ports.ConfigSource | None = None
     """The table of the owner's own daemons; None: there are none."""
 

@@ -13,20 +13,12 @@ _MAIN_X, _SIDE_X = 180, 640
 _END_X, _END_W = 20, 88
 _BULGE_FIRST, _BULGE_MORE = 16, 22
 
-_MAIN_LINE = (
-    model.Phase.RESOLVE,
-    model.Phase.CORDON,
-    model.Phase.DRAIN,
-    model.Phase.PAUSE,
-    model.Phase.EXECUTE,
-    model.Phase.RESUME,
-    model.Phase.PROVE,
-    model.Phase.DONE,
-)
-_BESIDE = {model.Phase.ROLL_BACK: 4.0, model.Phase.REBOOT: 2.6}
-"""Phases off the main line, and the row of it that they stand at."""
+_BESIDE = {model.Phase.ROLL_BACK: 0.0, model.Phase.REBOOT: -1.4}
+"""Phases off the main line, and how many rows below ``Execute`` they stand."""
+_MAIN_LINE = tuple(phase for phase in model.Phase if phase not in _BESIDE)
 _CAPTIONS = {
     model.Phase.RESOLVE: "read, observe, plan; touch nothing",
+    model.Phase.WAIT: "until a slot for nodes is free",
     model.Phase.CORDON: "close the node to newcomers",
     model.Phase.DRAIN: "evict who holds what must go",
     model.Phase.PAUSE: "device plugin and monitors let go",
@@ -76,7 +68,8 @@ class _Box:
 
 def _box(phase: model.Phase) -> _Box:
     if phase in _BESIDE:
-        return _Box(x=_SIDE_X, y=_TOP + _BESIDE[phase] * _ROW)
+        row = _MAIN_LINE.index(model.Phase.EXECUTE) + _BESIDE[phase]
+        return _Box(x=_SIDE_X, y=_TOP + row * _ROW)
     return _Box(x=_MAIN_X, y=_TOP + _MAIN_LINE.index(phase) * _ROW)
 
 
@@ -184,9 +177,8 @@ def _failures(story: phases.Story) -> Iterator[str]:
     for phase in ended:
         box = _box(phase)
         if phase in _BESIDE:
-            yield (
-                f'<path class="f" d="M{box.x:g} {box.centre:g}H{_SIDE_X - 40}"/>'
-                + _text(_SIDE_X - 46, box.centre + 4, "failed", "c", anchor="end")
-            )
+            x, top = box.middle + 60, box.y - 18
+            yield f'<path class="f" d="M{x:g} {box.y:g}V{top:g}"/>'
+            yield _text(x, top - 6, "failed", "c", anchor="middle")
         else:
             yield f'<path class="f" d="M{box.x:g} {box.centre:g}H{_END_X + _END_W}"/>'

@@ -195,6 +195,35 @@ def _refused(story: Story) -> None:
     _play(_rebooting_node(comes_down=False), "all-1g.5gb", story)
 
 
+class _Queue:
+    """Implements ``ports.Slots``: others have them all, and then the API has its say or not."""
+
+    def __init__(self, *, is_forbidden: bool) -> None:
+        self._denials = ["held by another node"] * 2
+        self._is_forbidden = is_forbidden
+
+    def take(self) -> str:
+        if self._denials:
+            return self._denials.pop()
+        if self._is_forbidden:
+            raise errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
+        return ""
+
+    def check(self) -> None:
+        """Be sure of the slot."""
+
+    def release(self) -> None:
+        """Give back what is not ours alone."""
+
+
+def _queued(story: Story) -> None:
+    """Play a node that must wait for others: it gets its turn, is forbidden it, or gives way."""
+    for is_forbidden, wish_ends_at in ((False, None), (True, None), (False, 1)):
+        world = scenes.busy_node()
+        world.slots = _Queue(is_forbidden=is_forbidden)
+        _play(world, "one-slice-changed", story, wish_ends_at=wish_ends_at)
+
+
 @functools.cache
 def played() -> Story:
     """Return what runs do that nobody kills."""
@@ -202,6 +231,7 @@ def played() -> Story:
     for make, layout in scenes.SCENARIOS.values():
         _play(make(), layout, story)
     _refused(story)
+    _queued(story)
     _rebooted(story)
     for name in ("first-layout", "one-slice-on-a-busy-node", "host-services", "reset"):
         _with_every_call_failing(*scenes.SCENARIOS[name], story)

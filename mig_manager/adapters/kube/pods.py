@@ -79,7 +79,7 @@ class KubeWorkloads:
         for _ in range(_MOST_PAGES):
             page = self._kube.get("/api/v1/pods", query)
             with fields.understood("the list of pods"):
-                found += [_pod(item) for item in page["items"] or ()]
+                found += [read(item) for item in page["items"] or ()]
                 token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return tuple(found)
@@ -119,7 +119,8 @@ def _is_blocked(err: answers.ApiError) -> bool:
     return err.status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 
 
-def _pod(item: Mapping[str, Any]) -> cluster.Pod:
+def read(item: Mapping[str, Any]) -> cluster.Pod:
+    """Return what we want to know of a Pod object; surprises are the caller's to translate."""
     metadata, spec = item["metadata"], item["spec"]
     status = item.get("status") or {}
     annotations = fields.strings(metadata.get("annotations"))
