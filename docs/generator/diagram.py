@@ -177,8 +177,8 @@ def _failures(story: phases.Story) -> Iterator[str]:
     for phase in ended:
         box = _box(phase)
         if phase in _BESIDE:
-            x, top = box.middle + 60, box.y - 18
-            yield f'<path class="f" d="M{x:g} {box.y:g}V{top:g}"/>'
-            yield _text(x, top - 6, "failed", "c", anchor="middle")
+            x, above = box.middle + 60, box.y - 18
+            yield f'<path class="f" d="M{x:g} {box.y:g}V{above:g}"/>'
+            yield _text(x, above - 6, "failed", "c", anchor="middle")
         else:
             yield f'<path class="f" d="M{box.x:g} {box.centre:g}H{_END_X + _END_W}"/>'
