@@ -69,7 +69,7 @@ def rollout_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG") or _home_kubeconfig(environ),
         output_format=given.choice("output-format", OutputFormat, default=OutputFormat.TEXT),
         colour=settings.colour(given, environ),
-        is_debug=given.switch("debug"),
+        is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
     )
 
 

@@ -124,6 +124,8 @@ class World:
     reboot_refusal: str = ""
     reboots: int = 0
     """How often a reboot was asked for."""
+    slots: ports.Slots | None = None
+    """The owner's budget for nodes under change; tests hand it to the pipeline."""
     refreshed: int = 0
     """How often the device files were brought up to date."""
     saved: list[str] = dataclasses.field(default_factory=list)

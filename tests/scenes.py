@@ -77,6 +77,7 @@ def reconciler(
             extra_clients=fakes.FakeConfig(world.extra_clients) if world.extra_clients else None,
             telemetry=telemetry or ports.Telemetry(),
             exclusion=exclusion,
+            slots=world.slots,
             boot_id=world.boot_id,
             reset=world.host if world.has_reset else None,
             reboot=world.host if world.may_reboot else None,

@@ -157,7 +157,10 @@ READERS: dict[str, Callable[[dict[str, object], Asked], object]] = {
 @pytest.mark.parametrize("command", sorted(set(arguments.COMMANDS) - {"help", "version"}))
 def test_every_variable_that_the_manual_names_is_read(command: str) -> None:
     environ = Asked()
+    # What there must be, or nothing else is asked for.
     environ["MIG_MANAGER_NODE_NAME"] = "n"
+    if command == "rollout":
+        environ |= {"MIG_MANAGER_SELECTOR": "a=b", "MIG_MANAGER_SELECTED_CONFIG": "all-1g.5gb"}
 
     READERS.get(command, shellsettings.command_settings)(arguments.parse([command]), environ)
 

@@ -1,6 +1,6 @@
 """The cluster's vocabulary: keys of the contract, pods, and the node as far as we care.
 
-The keys are the contract with users and with NVIDIA's GPU operator; see the README's table.
+The keys are the contract with users and with NVIDIA's GPU operator; see docs/labels.md.
 """
 
 import dataclasses

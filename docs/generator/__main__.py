@@ -1,0 +1,91 @@
+"""Brings what the pages have from the code up to date: ``python -m docs.generator``.
+
+With ``--check`` nothing is written, and the exit status is 1 if something is not up to date. The
+demonstration's timeline is looked at with ``--demo`` alone, because it takes some seconds.
+"""
+
+import argparse
+import difflib
+import logging
+import pathlib
+import sys
+from collections.abc import Iterator
+
+import structlog
+
+from docs.generator import blocks, diagram, phases, pictures, reference
+
+ROOT = pathlib.Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "pictures"
+
+
+def files(*, with_demo: bool) -> Iterator[tuple[pathlib.Path, str]]:
+    """Return everything that is generated, and what it must be.
+
+    Args:
+        with_demo: Whether to run the demonstration for its picture.
+
+    Raises:
+        MissingWordsError: A person has to write something; the message says what.
+    """
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if blocks.names(text):
+            yield page, blocks.rewritten(text, reference.RENDERERS)
+    yield (
+        PICTURES / "phases.svg",
+        diagram.draw(phases.played(), title="The phases of a reconfiguration"),
+    )
+    yield (
+        PICTURES / "phases-after-a-crash.svg",
+        diagram.draw(phases.recovered(), title="The phases after a crash"),
+    )
+    yield PICTURES / "status.svg", pictures.status()
+    yield PICTURES / "plan.svg", pictures.plan()
+    if with_demo:
+        yield _demo()
+
+
+def _demo() -> tuple[pathlib.Path, str]:
+    path, lines = PICTURES / "demo.svg", pictures.demo_lines()
+    if path.exists() and not pictures.differences(old := path.read_text("utf-8"), lines):
+        return path, old
+    return path, pictures.demo(lines)
+
+
+def main() -> int:
+    """Write what is not up to date, or tell of it."""
+    parser = argparse.ArgumentParser(prog="python -m docs.generator", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if need be")
+    parser.add_argument("--demo", action="store_true", help="the demonstration, too")
+    given = parser.parse_args()
+    # The runs that are played log as runs do.
+    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
+    structlog.configure(wrapper_class=quiet)
+    try:
+        stale = [(path, new) for path, new in files(with_demo=given.demo) if _old(path) != new]
+    except blocks.MissingWordsError as error:
+        sys.exit(f"docs: {error}")
+    for path, new in stale:
+        print(f"{path.relative_to(ROOT)} is not up to date")
+        if given.check:
+            _show(_old(path), new)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(new, encoding="utf-8")
+    return 1 if given.check and stale else 0
+
+
+def _old(path: pathlib.Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _show(old: str, new: str) -> None:
+    lines = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), "old", "new", lineterm="", n=0
+    )
+    print("\n".join(list(lines)[:40]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

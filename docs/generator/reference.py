@@ -1,0 +1,168 @@
+"""Facts as tables and sections."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from docs.generator import blocks, facts, phases
+from mig_manager import errors
+from mig_manager.core import model
+
+
+def _yes(is_so: bool) -> str:  # noqa: FBT001 - one word
+    return "yes" if is_so else "no"
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def settings_tables(body: str) -> str:
+    """Return the agent's settings, a table for each heading of its help."""
+    known = blocks.kept(body)
+    sections = []
+    for title, settings in facts.agent_settings().items():
+        if title == facts.VARIABLES_ALONE:
+            rows = [
+                (name := _code(each.variables), blocks.words(known, name)) for each in settings
+            ]
+            table = blocks.table(("Variable", "Meaning"), rows)
+        else:
+            head = ("Option", "Others' variable", "Default", "Meaning")
+            table = blocks.table(head, map(_setting, settings))
+        sections.append(f"### {title[:1].upper()}{title[1:]}\n\n{table}")
+    return "\n\n".join(sections)
+
+
+def _setting(each: facts.Setting) -> tuple[str, ...]:
+    default = f"`{each.default}`" if re.fullmatch(r"[/\d]\S*", each.default) else each.default
+    meaning = re.sub(r"(?<![`\w-])(--[a-z-]+)", r"`\1`", each.meaning).replace("|", r"\|")
+    others = (name for name in each.variables if not name.startswith(facts.OWN_PREFIX))
+    return _code(each.flags), _code(others), default, meaning
+
+
+def metrics_table(body: str) -> str:
+    """Return all metrics."""
+    known = blocks.kept(body)
+    rows = (
+        (f"`{each.name}`", each.kind, _code(each.labels), blocks.words(known, f"`{each.name}`"))
+        for each in facts.agent_metrics()
+    )
+    return blocks.table(("Name", "Type", "Labels", "Meaning"), rows)
+
+
+def reasons_table(_body: str) -> str:
+    """Return all reasons with their remedies."""
+    return blocks.table(
+        ("Reason", "Tried again", "What to do"),
+        ((f"`{each.value}`", _yes(each.is_transient), each.remedy) for each in errors.Reason),
+    )
+
+
+def reasons_in_full(body: str) -> str:
+    """Return a section for each reason; what follows its first paragraph is kept."""
+    known = {
+        name: prose.partition("\n\n")[2].strip()
+        for name, prose in re.findall(
+            r"^### (\w+)\n\n(.*?)(?=^### |\Z)", body + "\n", re.DOTALL | re.MULTILINE
+        )
+    }
+    return "\n\n".join(
+        f"### {each.value}\n\n{_first_paragraph(each)}\n\n{blocks.words(known, each.value)}"
+        for each in errors.Reason
+    )
+
+
+def _first_paragraph(reason: errors.Reason) -> str:
+    again = "Tried again by itself. " if reason.is_transient else ""
+    return f"*{again}{reason.remedy or 'Nothing is to be done.'}*"
+
+
+def events_table(body: str) -> str:
+    """Return the Events that are no end of a run."""
+    known = blocks.kept(body)
+    found = facts.events()
+    order = [name.strip("`") for name in known if name.strip("`") in found]
+    return blocks.table(
+        ("Reason", "Type", "When"),
+        (
+            (f"`{name}`", found[name], blocks.words(known, f"`{name}`"))
+            for name in dict.fromkeys([*order, *found])
+        ),
+    )
+
+
+def log_table(body: str) -> str:
+    """Return the names of log lines with their fields."""
+    known = blocks.kept(body)
+    return blocks.table(
+        ("Event", "Fields", "Meaning"),
+        (
+            (f"`{name}`", _code(fields), blocks.words(known, f"`{name}`"))
+            for name, fields in facts.log_lines().items()
+        ),
+    )
+
+
+def keys_table(body: str) -> str:
+    """Return the keys on nodes and pods."""
+    known = blocks.kept(body)
+    found = facts.node_keys()
+    return blocks.table(
+        ("Key", "Kind", "Who writes it, and what it means"),
+        ((f"`{key}`", kind, blocks.words(known, f"`{key}`")) for key, kind in found.items()),
+    )
+
+
+def phases_table(body: str) -> str:
+    """Return what a node shows in each phase, as it was seen."""
+    known = blocks.kept(body)
+    story, after = phases.played(), phases.recovered()
+    rows = []
+    for phase in model.Phase:
+        seen = {
+            marks
+            for told in (story, after)
+            for marks in told.marks.get(phase, ())
+            if marks.state != model.State.FAILED.value
+        }
+        rows.append(
+            (
+                f"`{phase.value}`",
+                _code(sorted({marks.state for marks in seen})) or "as before",
+                _some(seen, lambda marks: marks.is_cordoned),
+                _some(seen, lambda marks: marks.is_paused),
+                _some(seen, lambda marks: marks.has_way_back),
+                _some(seen, lambda marks: marks.names_layout),
+                blocks.words(known, f"`{phase.value}`"),
+            )
+        )
+    head = (
+        "Phase",
+        "State label",
+        "Cordoned",
+        "Daemons kept away",
+        "Way back in the journal",
+        "Layout named as in force",
+        "What happens",
+    )
+    return blocks.table(head, rows)
+
+
+def _some(seen: Iterable[phases.Marks], asked: Callable[[phases.Marks], bool]) -> str:
+    answers = {asked(marks) for marks in seen}
+    if not answers:
+        return "as before"
+    return "may be" if len(answers) > 1 else _yes(answers.pop())
+
+
+RENDERERS: Mapping[str, blocks.Renderer] = {
+    "events": events_table,
+    "log-lines": log_table,
+    "metrics": metrics_table,
+    "node-keys": keys_table,
+    "phases": phases_table,
+    "reasons": reasons_table,
+    "reasons-in-full": reasons_in_full,
+    "settings": settings_tables,
+}
+"""By the name that a block has in its page."""

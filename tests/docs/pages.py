@@ -1,0 +1,103 @@
+"""The pages as data: links, anchors, and the steps that they tell a reader to take."""
+
+import dataclasses
+import pathlib
+import re
+import urllib.parse
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).parents[2]
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = [*SITE, *OTHERS]
+
+_FENCE = re.compile(r"^```[^\n]*\n.*?^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+_STEPS = re.compile(
+    r"^(?:<!-- run: (?P<how>[^\n]*) -->\n)?```console\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+_HERE_DOCUMENT = re.compile(r"<<'(\w+)'$")
+
+
+def prose(page: pathlib.Path) -> str:
+    """Return a page without what stands in fences."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def links(page: pathlib.Path) -> list[str]:
+    """Return where a page's links and pictures lead."""
+    return _LINK.findall(prose(page))
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    return {slug(heading) for heading in _HEADING.findall(prose(page))}
+
+
+def slug(heading: str) -> str:
+    """Return the anchor of a heading."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-")
+
+
+def is_outside(link: str) -> bool:
+    """Tell whether a link leads to another site."""
+    return bool(urllib.parse.urlparse(link).scheme)
+
+
+def named_paths(page: pathlib.Path) -> set[str]:
+    """Return the paths in this repository that a page names as code."""
+    folders = "|".join(
+        re.escape(path.name)
+        for path in ROOT.iterdir()
+        if path.is_dir() and path.name not in {".git", ".venv", "dist", "site"}
+    )
+    return {
+        name.rstrip("/")
+        for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", prose(page))
+        if "*" not in name
+    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One command, and what the page shows of its output."""
+
+    how: str
+    """What the page says to the test of the block; empty: nothing."""
+    command: str
+    shown: str
+    """``...`` stands for anything; empty: nothing is shown."""
+
+
+def steps(page: pathlib.Path) -> list[Step]:
+    """Return the commands that a page shows in its console blocks, in order."""
+    return [
+        step
+        for block in _STEPS.finditer(page.read_text(encoding="utf-8"))
+        for step in _commands(block["text"], block["how"] or "")
+    ]
+
+
+def _commands(text: str, how: str) -> Iterator[Step]:
+    lines = text.splitlines()
+    while lines:
+        command = [lines.pop(0).removeprefix("$ ")]
+        found = _HERE_DOCUMENT.search(command[0])
+        while found and command[-1] != found[1]:
+            command.append(lines.pop(0))
+        shown = []
+        while lines and not lines[0].startswith("$ "):
+            shown.append(lines.pop(0))
+        yield Step(how=how, command="\n".join(command), shown="\n".join(shown))
+
+
+def is_as_shown(shown: str, output: str) -> bool:
+    """Tell whether an output is what a page shows, up to white space and ``...``."""
+    pieces = [
+        r"\s+".join(re.escape(word) for word in piece.split()) for piece in shown.split("...")
+    ]
+    pattern = r"\s*.*?\s*".join(pieces)
+    return re.fullmatch(rf"\s*{pattern}\s*", output, re.DOTALL) is not None

@@ -1,0 +1,145 @@
+"""What pages have from the code is what the code has now; ``just generate`` sees to it."""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from docs.generator import blocks, diagram, facts, phases, pictures, reference, terminal
+from mig_manager import errors, settings
+from mig_manager.core import model
+from tests.docs import pages
+
+PICTURES = pages.ROOT / "docs" / "pictures"
+GENERATED = [page for page in pages.SITE if blocks.names(page.read_text(encoding="utf-8"))]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("page", GENERATED, ids=lambda page: page.stem)
+def test_a_page_has_what_the_code_has(page: pathlib.Path) -> None:
+    text = page.read_text(encoding="utf-8")
+
+    assert blocks.rewritten(text, reference.RENDERERS) == text
+
+
+def test_every_renderer_has_its_place_in_one_page() -> None:
+    used = [name for page in GENERATED for name in blocks.names(page.read_text("utf-8"))]
+
+    assert sorted(used) == sorted(reference.RENDERERS)
+
+
+def test_the_pictures_of_the_phases_show_what_the_pipeline_does() -> None:
+    drawn = (PICTURES / "phases.svg").read_text(encoding="utf-8")
+    after = (PICTURES / "phases-after-a-crash.svg").read_text(encoding="utf-8")
+
+    assert drawn == diagram.draw(phases.played(), title="The phases of a reconfiguration")
+    assert after == diagram.draw(phases.recovered(), title="The phases after a crash")
+
+
+def test_the_pictures_of_the_programs_show_what_they_write() -> None:
+    assert (PICTURES / "status.svg").read_text(encoding="utf-8") == pictures.status()
+    assert (PICTURES / "plan.svg").read_text(encoding="utf-8") == pictures.plan()
+
+
+def test_the_story_of_the_phases_has_every_phase_and_the_ways_that_people_are_told_of() -> None:
+    story = phases.played()
+    seen = {phase for move in story.moves for phase in move}
+
+    assert seen == set(model.Phase)
+    assert (model.Phase.EXECUTE, model.Phase.ROLL_BACK) in story.moves
+    assert not {model.Phase.EXECUTE, model.Phase.ROLL_BACK} & story.gives_way
+    assert errors.Reason.DRAIN_TIMEOUT in story.failures[model.Phase.DRAIN]
+    assert errors.Reason.DOES_NOT_FIT in story.failures[model.Phase.RESOLVE]
+    assert (model.Phase.RESOLVE, model.Phase.ROLL_BACK) in phases.recovered().moves
+
+
+def test_a_story_that_goes_another_way_gives_another_picture() -> None:
+    story = phases.played()
+    shorter = dataclasses.replace(
+        story, moves=story.moves - {(model.Phase.EXECUTE, model.Phase.ROLL_BACK)}
+    )
+
+    assert diagram.draw(shorter, title="t") != diagram.draw(story, title="t")
+
+
+def test_the_defaults_that_are_told_are_those_that_count() -> None:
+    given = settings.agent_settings({"node_name": "a"}, {})
+    told = {
+        each.name: each.default
+        for group in facts.agent_settings().values()
+        for each in group
+        if each.default[:1].isdigit() or each.default.startswith("/var/lib/mig")
+    }
+
+    assert len(told) > 10
+    for name, default in told.items():
+        place = given if hasattr(given, name) else given.host
+        value = getattr(place, name)
+        assert (f"{value:g}" if isinstance(value, float) else str(value)) == default, name
+
+
+def test_every_variable_that_is_told_of_is_asked_for_and_ours_has_the_options_name() -> None:
+    asked = set(facts.variables_asked_for())
+    told = [
+        each
+        for group, settings_ in facts.agent_settings().items()
+        for each in settings_
+        if group != facts.VARIABLES_ALONE and not each.name.startswith("no_")
+    ]
+
+    assert {name for each in told for name in each.variables} - asked == set()
+    assert all(each.variables[-1] == f"MIG_MANAGER_{each.name.upper()}" for each in told)
+
+
+# -- how it is done -----------------------------------------------------------------------------
+
+
+def page_with(rows: str) -> str:
+    return f"<!-- generated: x -->\n\n| A | B |\n|---|---|\n{rows}\n\n<!-- end of generated -->\n"
+
+
+def test_words_that_a_person_has_written_are_kept_when_their_row_moves() -> None:
+    def render(body: str) -> str:
+        known = blocks.kept(body)
+        return blocks.table(("A", "B"), ((n, blocks.words(known, n)) for n in ("one", "two")))
+
+    before = page_with("| two | second \\| last |\n| one | first |\n| gone | old |")
+    after = page_with("| one | first |\n| two | second \\| last |")
+
+    assert blocks.rewritten(before, {"x": render}) == after
+    assert blocks.rewritten(after, {"x": render}) == after
+
+
+def test_what_nobody_has_written_about_is_named() -> None:
+    with pytest.raises(blocks.MissingWordsError, match="write what new means"):
+        blocks.words({"old": "x"}, "new")
+
+
+def test_a_terminal_is_drawn_with_its_colours_and_joined_lines() -> None:
+    picture = terminal.draw(["\x1b[31mbad\x1b[0m ┌──┐ <&>"], title="a & b")
+
+    assert 'fill="#ff7b72"' in picture
+    assert ">bad</text>" in picture
+    assert "&lt;&amp;&gt;" in picture
+    assert "<title>a &amp; b</title>" in picture
+    # Four characters: one line across and two halves down.
+    (path,) = [line for line in picture.splitlines() if line.startswith("<path")]
+    assert (path.count("H"), path.count("V")) == (3, 2)
+
+
+def test_a_timeline_is_the_same_whatever_its_times_and_order() -> None:
+    lines = ["   0.00 s  you  label", "   1.00 s  pods  daemonset-abcde runs"]
+    picture = pictures.demo(lines)
+    later = ["   2.50 s  pods  daemonset-fffff runs", "   0.10 s  you  label"]
+
+    assert pictures.differences(picture, later) == []
+    assert pictures.differences(picture, lines[:1]) == ["T pods daemonset-N runs"]
