@@ -154,6 +154,16 @@ _AGENT_OPTIONS = (
         "device-plugin config by layout, such as all-1g.5gb=sliced,*=whole (default: left alone)",
     ),
     (
+        ["--hooks-file"],
+        placeholders.FILE,
+        "programs to run around each change, in the format of nvidia-mig-parted's (default: none)",
+    ),
+    (
+        ["--hook-timeout-s"],
+        placeholders.SECONDS,
+        "how long each hook may take that does not say so itself (default: 300)",
+    ),
+    (
         ["--in-use-timeout-s"],
         placeholders.SECONDS,
         "how long what is in use is tried again (default: 30)",

@@ -19,7 +19,12 @@ _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 """As a shell reports a program that SIGINT or SIGPIPE ended."""
 _INPUT_REASONS = frozenset(
-    {errors.Reason.USAGE, errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG}
+    {
+        errors.Reason.USAGE,
+        errors.Reason.INVALID_CONFIG,
+        errors.Reason.INVALID_CHECKPOINT,
+        errors.Reason.UNKNOWN_CONFIG,
+    }
 )
 
 

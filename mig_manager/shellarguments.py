@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from mig_manager import (
     agentarguments,
+    changearguments,
     commonarguments,
     doctorarguments,
     placeholders,
@@ -43,12 +44,7 @@ def _define_apply(parser: argparse.ArgumentParser) -> None:
         help="leave a new MIG mode waiting where the driver does not bring it about without a "
         "reset of the GPU; with --mode-only that is no failure [MIG_PARTED_SKIP_RESET]",
     )
-    parser.add_argument(
-        "-k",
-        "--hooks-file",
-        metavar=placeholders.FILE,
-        help="not supported yet [MIG_PARTED_HOOKS_FILE]",
-    )
+    changearguments.add_hooks(parser)
     commonarguments.add_change(parser)
     commonarguments.add_gpu_access(parser)
     commonarguments.add_output(parser, "text|json|yaml", "text")
@@ -226,6 +222,8 @@ DEFINITIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "assert": _define_assert,
     "export": _define_export,
     "generate-config": _define_generate_config,
+    "checkpoint": changearguments.define_checkpoint,
+    "restore": changearguments.define_restore,
     "validate": _define_validate,
     "doctor": _define_doctor,
     "agent": _define_agent,
