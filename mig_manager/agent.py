@@ -23,7 +23,7 @@ class Pipeline(Protocol):
     def recover(self, name: str | None) -> None:
         """See ``reconcile.Reconciler.recover``."""
 
-    def rest(self) -> None:
+    def rest(self) -> bool:
         """See ``reconcile.Reconciler.rest``."""
 
     def run(
@@ -163,8 +163,7 @@ class Agent:
                 self._pipeline.recover(wish.name)
                 self._is_recovered = True
             if wish.name is None:
-                self._pipeline.rest()
-                return False
+                return self._pipeline.rest()
             outcome = self._pipeline.run(
                 wish.name,
                 _Watched(wish, self._pulse),

@@ -106,11 +106,14 @@ class Reconciler:
             is_warning=False,
         )
 
-    def rest(self) -> None:
+    def rest(self) -> bool:
         """See to it that a node without a wish does not say ``pending``; call without a run.
 
         A run that was killed could not say how it ended, and one that gave way to a newer wish
         left that to the next run, which never comes once the label is removed.
+
+        Returns:
+            Whether to come again, because the GPUs could not be told and may be later.
 
         Raises:
             ClusterError: The API refused or does not answer.
@@ -120,20 +123,25 @@ class Reconciler:
         view = self._world.node.read()
         if view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
             self._end_pending()
-        self._tell_gpus(view)
         if self._world.slots is not None:
             self._world.slots.release()
+        return self._tell_gpus(view)
 
-    def _tell_gpus(self, view: cluster.NodeView) -> None:
-        """Publish what GPUs there are: a rollout is planned before anybody has set a label."""
+    def _tell_gpus(self, view: cluster.NodeView) -> bool:
+        """Publish what GPUs there are: a rollout is planned before anybody has set a label.
+
+        Returns:
+            Whether that failed and may succeed later.
+        """
         try:
             with self._alone("looking at the GPUs"):
                 told = inventory.to_json(self._world.gpus.observe())
         except (errors.HardwareError, errors.LockedError) as error:
             _log.info("gpus_not_told", reason=error.reason.value, error=error.message)
-            return
+            return error.reason.is_transient
         if view.annotations.get(cluster.GPUS_ANNOTATION) != told:
             self._world.node.patch(cluster.NodePatch(annotations={cluster.GPUS_ANNOTATION: told}))
+        return False
 
     def _end_pending(self) -> None:
         ended = record.Record(

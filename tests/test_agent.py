@@ -27,13 +27,18 @@ class Pipeline:
         self.due = lookout.Next.REST
         self.recovered: list[str | None] = []
         self.has_rested = threading.Event()
+        self.restless = 0
+        """How often it wants to come again although nobody wishes anything."""
         self.on_run: Callable[[], None] = lambda: None
 
     def recover(self, name: str | None) -> None:
         self.recovered.append(name)
 
-    def rest(self) -> None:
-        self.has_rested.set()
+    def rest(self) -> bool:
+        self.restless -= 1
+        if self.restless < 0:
+            self.has_rested.set()
+        return self.restless >= 0
 
     def look(self, name: str, ended: outcomes.Outcome) -> lookout.Next:
         assert (name, attempt_of(self.runs)) == self.runs[-1]
@@ -129,6 +134,21 @@ def test_a_newer_wish_interrupts_the_pause_before_a_retry() -> None:
     thread.join(timeout=20)
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
+
+
+def test_a_node_without_a_label_is_come_back_to_until_its_gpus_are_told() -> None:
+    box = mailbox.Mailbox()
+    box.put_label(None)
+    pipeline = Pipeline(box, errors.Reason.APPLIED)
+    pipeline.restless = 3
+    served = agent.Agent(pipeline, box, patience=patience())
+    thread = threading.Thread(target=served.serve, daemon=True)
+    thread.start()
+
+    assert pipeline.has_rested.wait(20)
+    box.stop()
+    thread.join(20)
+    assert pipeline.restless == -1
 
 
 def test_without_a_label_what_was_left_is_given_back_and_nothing_is_pending() -> None:

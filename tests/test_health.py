@@ -140,7 +140,7 @@ class Worker:
         assert name == "a"
         self.seen.append("recovered" if self._served.is_recovered else "not recovered")
 
-    def rest(self) -> None:
+    def rest(self) -> bool:
         raise AssertionError
 
     def look(self, name: str, ended: outcomes.Outcome) -> lookout.Next:

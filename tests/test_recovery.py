@@ -479,6 +479,10 @@ def test_gpus_that_cannot_be_told_keep_no_node_from_resting() -> None:
         "no driver", reason=errors.Reason.DRIVER_NOT_LOADED
     )
 
-    scenes.reconciler(world).rest()
+    reconciler = scenes.reconciler(world)
 
+    assert reconciler.rest()
     assert world.annotations == {}
+    world.refusing.clear()
+    assert not reconciler.rest()
+    assert cluster.GPUS_ANNOTATION in world.annotations

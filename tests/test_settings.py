@@ -73,6 +73,21 @@ def test_the_owners_decisions_can_be_given_on_the_command_line() -> None:
     assert given.monitor_timeout_s == 7
 
 
+def test_any_number_of_nodes_may_be_under_change_unless_there_is_a_budget() -> None:
+    assert agent().max_concurrent_nodes == 0
+
+    given = agent({"MIG_MANAGER_MAX_CONCURRENT_NODES": "10", "POD_NAMESPACE": "gpus"})
+    assert (given.max_concurrent_nodes, given.slots_namespace) == (10, "gpus")
+    given = agent(max_concurrent_nodes="3", slots_namespace="here")
+    assert (given.max_concurrent_nodes, given.slots_namespace) == (3, "here")
+
+
+@pytest.mark.parametrize("text", ["ten", "-1", "1.5", "100000", "²", "9" * 10_000])
+def test_a_budget_that_is_no_number_of_nodes_is_refused(text: str) -> None:
+    with pytest.raises(errors.UsageError, match="not a whole number"):
+        agent(max_concurrent_nodes=text)
+
+
 def test_force_where_nobody_is_sent_away_is_refused() -> None:
     with pytest.raises(errors.UsageError, match="contradicts --drain-policy none"):
         agent(drain_policy="none", force_drain=True)

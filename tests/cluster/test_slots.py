@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import signal
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -36,6 +37,25 @@ def test_the_shipped_rights_are_enough_for_a_reconfiguration_with_a_budget(
 ) -> None:
     with worlds.stage(where, tmp_path, *BUDGET, rights=worlds.BUDGET) as world:
         world.label(LAYOUT)
+
+        assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
+        assert world.stop_agent() == 0
+        assert holders(world.api) == [""]
+
+
+def test_after_an_agent_that_was_killed_in_a_change_the_next_one_takes_its_slot_again(
+    where: worlds.Cluster, tmp_path: pathlib.Path
+) -> None:
+    with worlds.stage(where, tmp_path, *BUDGET, rights=worlds.BUDGET) as world:
+        world.run_pods(worlds.gpu_pods(["train"]))
+        worlds.guard(where, world, {"app": "train"})
+        world.label(LAYOUT)
+        world.wait(lambda: bool(world.node()["spec"].get("unschedulable")), "the cordon")
+        world.stop_agent(signal.SIGKILL)
+        assert holders(world.api) == [worlds.NODE]
+        world.api.delete(f"{worlds.BUDGETS}/guard")
+
+        world.start_agent()
 
         assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
         assert world.stop_agent() == 0
