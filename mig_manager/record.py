@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import structlog
 
 from mig_manager import errors, outcomes, ports
-from mig_manager.core import cluster, model, status
+from mig_manager.core import cluster, model, published, status
 
 _log = structlog.get_logger()
 
@@ -51,6 +51,8 @@ class Record:
         self._telemetry = telemetry or ports.Telemetry()
         self._began = self._phase_began = clock.monotonic()
         self._try = attempt or Try()
+        self._unpublished: str | None = None
+        """GPUs as observed, until the node has them."""
         self.journal = journal
         self._status = status.Status(
             config=journal.config,
@@ -93,6 +95,8 @@ class Record:
             config_hash=self._status.config_hash if config_hash is None else config_hash,
             gpus=gpus or self._status.gpus,
         )
+        if gpus:
+            self._unpublished = published.to_json(gpus, observed_at=self._clock.now_iso())
 
     def enter(
         self,
@@ -132,6 +136,7 @@ class Record:
                 self.journal = journal
             raise
         self.journal = journal
+        self._unpublished = None
         self._telemetry.state_published(state)
         return view
 
@@ -211,6 +216,7 @@ class Record:
             labels[cluster.APPLIED_LABEL] = None
         self._node.patch(_merge(self._giving_back(), labels, self._annotations(self.journal.due)))
         self.journal = self.journal.due
+        self._unpublished = None
         is_failure = outcome.state is model.State.FAILED
         write = _log.warning if is_failure else _log.info
         seconds = self._clock.monotonic() - self._began
@@ -256,6 +262,8 @@ class Record:
 
     def _annotations(self, journal: status.Journal | None) -> dict[str, str | None]:
         annotations: dict[str, str | None] = {cluster.STATUS_ANNOTATION: self._status.to_json()}
+        if self._unpublished:
+            annotations[cluster.GPUS_ANNOTATION] = self._unpublished
         if journal is not None:
             text = None if journal.is_empty else journal.to_json()
             annotations[cluster.JOURNAL_ANNOTATION] = text
