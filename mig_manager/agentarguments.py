@@ -109,6 +109,16 @@ _AGENT_OPTIONS = (
         "WHO",
         "evict the affected pods, all GPU pods of the node, or none (default: affected)",
     ),
+    (
+        ["--max-concurrent-nodes"],
+        "N",
+        "how many nodes of the cluster may be under change at once (default: any number)",
+    ),
+    (
+        ["--slots-namespace"],
+        "NAME",
+        "where the Leases for that are (default: mig-manager) [POD_NAMESPACE]",
+    ),
     (["--drain-timeout-s"], "S", "how long evicted pods may take to leave (default: 300)"),
     (
         ["--plugin-timeout-s"],

@@ -55,6 +55,7 @@ class Reason(enum.Enum):
     POD_RESOURCES_UNAVAILABLE = "PodResourcesUnavailable"
     LOCKED = "Locked"
     FOREIGN_MANAGER = "ForeignManager"
+    SLOTS_TAKEN = "SlotsTaken"
     DRIFTED = "Drifted"
     INTERRUPTED = "Interrupted"
     INTERNAL = "Internal"
@@ -122,6 +123,7 @@ _REMEDIES = {
     Reason.FOREIGN_MANAGER: (
         "Let one manager have this node's GPUs: remove the other, or take the label away."
     ),
+    Reason.SLOTS_TAKEN: "Nothing to do: the agent goes on by itself once a slot is free.",
     Reason.DRIFTED: (
         "Have mig-manager apply the layout again (see --heal-drift), or find out who changed it."
     ),
@@ -147,6 +149,7 @@ _TRANSIENT = frozenset(
         Reason.FORBIDDEN,
         Reason.LOCKED,
         Reason.FOREIGN_MANAGER,
+        Reason.SLOTS_TAKEN,
         Reason.INTERNAL,
     }
 )

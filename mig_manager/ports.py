@@ -171,6 +171,30 @@ class Exclusion(Protocol):
         """
 
 
+class Slots(Protocol):
+    """The cluster's slots for nodes under change; a node takes one before it is disrupted."""
+
+    def take(self) -> str:
+        """Take a slot if one is to be had, and keep it until ``release``; ours stays ours.
+
+        Returns:
+            Why there is none now and who has them, for people; empty: one is held.
+
+        Raises:
+            ClusterError: The API refused or does not answer; one may be held all the same.
+        """
+
+    def check(self) -> None:
+        """Return if no other node can have our slot now, nor in the next half minute.
+
+        Raises:
+            NotReadyError: With SLOTS_TAKEN: it may.
+        """
+
+    def release(self) -> None:
+        """Give back whatever our node holds; what the API does not take back now expires."""
+
+
 class JournalStore(Protocol):
     """Where the journal is kept without a cluster: one text, replaced as a whole."""
 

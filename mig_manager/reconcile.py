@@ -10,7 +10,7 @@ import dataclasses
 import structlog
 
 from mig_manager import daemons, errors, lookout, outcomes, ports, record, recovery, runs, world
-from mig_manager.core import cluster, model, status
+from mig_manager.core import cluster, inventory, model, status
 
 _log = structlog.get_logger()
 
@@ -116,8 +116,24 @@ class Reconciler:
         # Whatever is wanted next is a new wish.
         self._fulfilled = None
         view = self._world.node.read()
-        if view.labels.get(cluster.STATE_LABEL) not in _UNDER_WAY:
+        if view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
+            self._end_pending()
+        self._tell_gpus(view)
+        if self._world.slots is not None:
+            self._world.slots.release()
+
+    def _tell_gpus(self, view: cluster.NodeView) -> None:
+        """Publish what GPUs there are: a rollout is planned before anybody has set a label."""
+        try:
+            with self._alone("looking at the GPUs"):
+                told = inventory.to_json(self._world.gpus.observe())
+        except (errors.HardwareError, errors.LockedError) as error:
+            _log.info("gpus_not_told", reason=error.reason.value, error=error.message)
             return
+        if view.annotations.get(cluster.GPUS_ANNOTATION) != told:
+            self._world.node.patch(cluster.NodePatch(annotations={cluster.GPUS_ANNOTATION: told}))
+
+    def _end_pending(self) -> None:
         ended = record.Record(
             self._world.node,
             self._world.clock,
@@ -227,7 +243,10 @@ class Reconciler:
         return self._world.exclusion.hold(doing)
 
     def _keep_due(self, run: runs.Run) -> None:
-        self._left = None if run.record.journal.is_empty else run.record.journal
+        journal = run.record.journal
+        self._left = None if journal.is_empty else journal
+        if self._world.slots is not None and not journal.is_node_taken:
+            self._world.slots.release()
 
     def _new_run(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import structlog
 
 from mig_manager import errors, outcomes, ports
-from mig_manager.core import cluster, model, published, status
+from mig_manager.core import cluster, inventory, model, status
 
 _log = structlog.get_logger()
 
@@ -51,8 +51,7 @@ class Record:
         self._telemetry = telemetry or ports.Telemetry()
         self._began = self._phase_began = clock.monotonic()
         self._try = attempt or Try()
-        self._unpublished: str | None = None
-        """GPUs as observed, until the node has them."""
+        self._told_gpus: tuple[model.Gpu, ...] = ()
         self.journal = journal
         self._status = status.Status(
             config=journal.config,
@@ -95,8 +94,6 @@ class Record:
             config_hash=self._status.config_hash if config_hash is None else config_hash,
             gpus=gpus or self._status.gpus,
         )
-        if gpus:
-            self._unpublished = published.to_json(gpus, observed_at=self._clock.now_iso())
 
     def enter(
         self,
@@ -106,6 +103,7 @@ class Record:
         take: status.Journal | None = None,
         change: cluster.NodePatch | None = None,
         state: model.State = model.State.PENDING,
+        reason: errors.Reason | None = None,
     ) -> cluster.NodeView:
         """Publish a new phase, together with what the phase takes.
 
@@ -115,6 +113,7 @@ class Record:
             take: The journal as it must read once ``change`` is made; None: unchanged.
             change: Cordon, taint and labels to write in the same patch.
             state: ``pending``, or ``rebooting``.
+            reason: What the run waits for, where that has a name.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal lists what may have been
@@ -122,7 +121,9 @@ class Record:
         """
         _log.info("phase_entered", phase=phase.value, message=message)
         self._end_phase()
-        self._status = dataclasses.replace(self._status, state=state, phase=phase, message=message)
+        self._status = dataclasses.replace(
+            self._status, state=state, phase=phase, message=message, reason=reason
+        )
         journal = self.journal if take is None else take
         try:
             view = self._node.patch(
@@ -136,7 +137,6 @@ class Record:
                 self.journal = journal
             raise
         self.journal = journal
-        self._unpublished = None
         self._telemetry.state_published(state)
         return view
 
@@ -216,7 +216,6 @@ class Record:
             labels[cluster.APPLIED_LABEL] = None
         self._node.patch(_merge(self._giving_back(), labels, self._annotations(self.journal.due)))
         self.journal = self.journal.due
-        self._unpublished = None
         is_failure = outcome.state is model.State.FAILED
         write = _log.warning if is_failure else _log.info
         seconds = self._clock.monotonic() - self._began
@@ -262,8 +261,9 @@ class Record:
 
     def _annotations(self, journal: status.Journal | None) -> dict[str, str | None]:
         annotations: dict[str, str | None] = {cluster.STATUS_ANNOTATION: self._status.to_json()}
-        if self._unpublished:
-            annotations[cluster.GPUS_ANNOTATION] = self._unpublished
+        if self._status.gpus is not self._told_gpus:
+            self._told_gpus = self._status.gpus
+            annotations[cluster.GPUS_ANNOTATION] = inventory.to_json(self._told_gpus)
         if journal is not None:
             text = None if journal.is_empty else journal.to_json()
             annotations[cluster.JOURNAL_ANNOTATION] = text

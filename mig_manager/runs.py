@@ -101,10 +101,38 @@ class Run:
             Superseded: The run ended early.
         """
         try:
+            self._wait_for_slot(wish)
             with self._turn(wish):
                 return self._guarded(wish)
-        except errors.LockedError as error:
+        except (errors.ClusterError, errors.LockedError) as error:
             return self._failed(error.reason, error.message)
+
+    def _wait_for_slot(self, wish: ports.Wish) -> None:
+        """Take a slot where the owner has a budget; before the node's lock, for it may be long."""
+        if self._world.slots is None:
+            return
+        from mig_manager import admission  # noqa: PLC0415 - only where there is a budget
+
+        entrance = admission.Admission(self._world.slots, self.record, self._world.clock)
+        if self.record.journal.is_node_taken:
+            entrance.take_again()
+        elif self._is_anything_due():
+            entrance.wait(wish)
+
+    def _is_anything_due(self) -> bool:
+        if not self.record.journal.is_empty:
+            return True
+        try:
+            gpus = self._observe()
+            plan = self._plan(gpus, config.select(self._resolve(), gpus))
+        except errors.MigManagerError:
+            # The run itself will say it, and as long as it lasts nobody is hurt.
+            return False
+        return not plan.is_empty
+
+    def _require_slot(self) -> None:
+        if self._world.slots is not None and not self.record.journal.is_node_taken:
+            self._world.slots.check()
 
     def _guarded(self, wish: ports.Wish) -> outcomes.Outcome:
         try:
@@ -279,6 +307,7 @@ class Run:
             return self._keep(gpus, wish)
         holders = self._clearing.survey()
         plan = self._plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
+        self._require_slot()
         drainage = self._clearing.close(plan, gpus, holders, table)
         drainage.run(holders, wish)
         paused = self._daemons.pause(plan, self.record, wish, table)

@@ -173,9 +173,26 @@ def world(
         boot_id=boot_id,
         own_pod_uid=identity.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
         proven=journalfile.ProvenFile(wanted.proven_file),
+        slots=_slots(wanted, kube, system),
     )
     # Simulated GPUs are no reason to do anything to the real machine.
     return reached if wanted.gpus.is_simulated else _with_machine(reached, wanted.host)
+
+
+def _slots(
+    wanted: settings.AgentSettings, kube: api.KubeApi, system: ports.Clock
+) -> ports.Slots | None:
+    if not wanted.max_concurrent_nodes:
+        return None
+    from mig_manager.adapters.kube import slots  # noqa: PLC0415 - only where there is a budget
+
+    return slots.LeaseSlots(
+        kube,
+        namespace=wanted.slots_namespace,
+        node_name=wanted.node_name,
+        limit=wanted.max_concurrent_nodes,
+        clock=system,
+    )
 
 
 def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> reconcile.World:

@@ -97,6 +97,10 @@ class AgentSettings:
     """Whether to tell the scheduler of simulated GPUs, as a device plugin would of real ones."""
     pod_resources_socket: pathlib.Path
     """Kubelet's PodResources socket."""
+    max_concurrent_nodes: int
+    """How many nodes of the cluster may be under change at once; 0: any number."""
+    slots_namespace: str
+    """Where the Leases are by which agents keep to that number."""
     policy: policies.Policy
     """Who leaves for a change, and which plugin config goes with which layout."""
     extra_clients_file: pathlib.Path | None
@@ -256,6 +260,10 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         advertises_simulated=advertises_simulated,
         pod_resources_socket=given.path("pod-resources-socket")
         or hostsettings.pod_resources_socket(given),
+        max_concurrent_nodes=given.count("max-concurrent-nodes"),
+        slots_namespace=given.text(
+            "slots-namespace", variable="POD_NAMESPACE", default="mig-manager"
+        ),
         policy=_policy(given),
         extra_clients_file=given.path("extra-clients-file"),
         drain_timeout_s=given.seconds("drain-timeout-s", default=300.0),

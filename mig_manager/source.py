@@ -16,6 +16,8 @@ _FALSE = frozenset({"", "0", "f", "F", "false", "False", "FALSE"})
 
 _LAST_PORT = 65535
 
+_MOST_DIGITS = 5
+
 _MOST_S = 366 * 86400.0
 """A year. The system's waits fail, and not at the start, for times beyond what they can count."""
 
@@ -64,6 +66,20 @@ class Source:
                 f"{origin}: {text!r} is not a number of seconds from {least:g} to {_MOST_S:g}"
             )
         return value
+
+    def count(self, name: str, *, variable: str = "", default: int = 0) -> int:
+        """Return a number of things.
+
+        Raises:
+            UsageError: It is not a whole number from 0 to 99999.
+        """
+        text, origin = self._find(name, variable)
+        if not text:
+            return default
+        # Before it is read: long numbers take long.
+        if len(text) > _MOST_DIGITS or not (text.isascii() and text.isdigit()):
+            raise errors.UsageError(f"{origin}: {text!r} is not a whole number from 0 to 99999")
+        return int(text)
 
     def port(self, name: str, *, variable: str = "") -> int:
         """Return a TCP port; 0 when none is given.

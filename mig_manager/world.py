@@ -37,6 +37,8 @@ class World:
     """None: nothing is kept for the next boot."""
     own_pod_uid: str | None = None
     """None: this is not a pod."""
+    slots: ports.Slots | None = None
+    """None: any number of nodes may be under change at once."""
     extra_clients: ports.ConfigSource | None = None
     """The table of the owner's own daemons; None: there are none."""
 

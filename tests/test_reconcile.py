@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import clients, cluster, model, planner, published, status
+from mig_manager.core import clients, cluster, inventory, model, planner, status
 from mig_manager.core import policy as policies
 from tests import fakes
 from tests.scenes import (
@@ -748,7 +748,7 @@ def test_a_run_publishes_the_gpus_as_they_are_afterwards() -> None:
 
     assert run(world, "all-1g.5gb").state is model.State.SUCCESS
 
-    told = published.gpus(world.annotations[cluster.GPUS_ANNOTATION])
+    told = inventory.from_json(world.annotations[cluster.GPUS_ANNOTATION])
     assert [gpu.uuid for gpu in told] == [gpu.uuid for gpu in world.gpus]
     assert [status.device_counts(gpu) for gpu in told] == [
         status.device_counts(gpu) for gpu in world.gpus

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import cluster, config, model, planner, status
+from mig_manager.core import cluster, config, inventory, model, planner, status
 from tests import fakes, scenes
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
@@ -458,4 +458,27 @@ def test_a_node_without_a_wish_keeps_how_its_last_run_ended(state: str | None) -
     scenes.reconciler(world).rest()
 
     assert world.labels.get(cluster.STATE_LABEL) == state
+    assert world.states == world.told == []
+
+
+def test_a_node_without_a_wish_tells_its_gpus_once() -> None:
+    world = scenes.node()
+    reconciler = scenes.reconciler(world)
+
+    reconciler.rest()
+    assert inventory.from_json(world.annotations[cluster.GPUS_ANNOTATION]) == world.gpus
+    world.log.clear()
+    reconciler.rest()
+
     assert "node.patch" not in world.log
+
+
+def test_gpus_that_cannot_be_told_keep_no_node_from_resting() -> None:
+    world = scenes.node()
+    world.refusing["gpus.observe"] = errors.HardwareError(
+        "no driver", reason=errors.Reason.DRIVER_NOT_LOADED
+    )
+
+    scenes.reconciler(world).rest()
+
+    assert world.annotations == {}

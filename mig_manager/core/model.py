@@ -429,6 +429,8 @@ class Phase(enum.Enum):
     """Where a run is; published in the status annotation, in logs and as Events."""
 
     RESOLVE = "Resolve"
+    WAIT = "Wait"
+    """For a slot, where an owner allows only so many nodes to be under change at once."""
     CORDON = "Cordon"
     DRAIN = "Drain"
     PAUSE = "Pause"

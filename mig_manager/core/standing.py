@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors, safetext
-from mig_manager.core import cluster, model, published, times
+from mig_manager.core import cluster, inventory, model, times
 
 _LONGEST_RUN = dt.timedelta(hours=1)
 """Drain, change and proof have deadlines of their own that end well before."""
@@ -112,14 +112,10 @@ class Report:
     node: Node
     standing: Standing
     told: Told | None
-    published: published.Published | None
+    gpus: tuple[model.Gpu, ...] | None
+    """As published; None where nothing is, or nothing that makes sense."""
     notes: tuple[str, ...]
     """Sentences about what is odd or not known."""
-
-    @property
-    def gpus(self) -> tuple[model.Gpu, ...]:
-        """The GPUs as published; empty when they are not."""
-        return self.published.gpus if self.published else ()
 
 
 def judge(node: Node, now: dt.datetime) -> Report:
@@ -146,9 +142,9 @@ def judge(node: Node, now: dt.datetime) -> Report:
         standing = Standing.NO_AGENT
     else:
         standing = _of(node, told, now)
-    gpus = _published(node, notes)
+    gpus = _gpus(node, notes)
     notes += _oddities(node, told, standing, now)
-    return Report(node=node, standing=standing, told=told, published=gpus, notes=tuple(notes))
+    return Report(node=node, standing=standing, told=told, gpus=gpus, notes=tuple(notes))
 
 
 def read(text: str) -> Told:
@@ -197,14 +193,14 @@ def _of(node: Node, told: Told, now: dt.datetime) -> Standing:
             return Standing.STALE if is_old and not is_waiting else Standing.CHANGING
 
 
-def _published(node: Node, notes: list[str]) -> published.Published | None:
+def _gpus(node: Node, notes: list[str]) -> tuple[model.Gpu, ...] | None:
     text = node.view.annotations.get(cluster.GPUS_ANNOTATION)
     if text is None:
         if node.is_about_gpus:
             notes.append("no agent has published the GPUs of this node")
         return None
     try:
-        return published.read(text)
+        return inventory.from_json(text)
     except ValueError as error:
         notes.append(f"what is published of the GPUs cannot be read: {_short(error)}")
         return None

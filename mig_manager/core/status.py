@@ -212,6 +212,11 @@ class Journal:
         )
 
     @property
+    def is_node_taken(self) -> bool:
+        """Whether the node is kept from its workloads, now or until the machine is back."""
+        return bool(self.cordoned or self.hold_taint or self.paused_labels or self.rebooted_from)
+
+    @property
     def due(self) -> "Journal":
         """What is left of it once all is given back that a write to the node can give back."""
         return Journal(

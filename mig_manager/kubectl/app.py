@@ -140,10 +140,13 @@ class _App:
         return DONE if result.is_good else FAILED
 
     def _plan(self) -> int:
-        layout = self._document().layout(str(self._options["layout"]))
+        found = self._document()
+        layout = found.layout(str(self._options["layout"]))
         reports = selecting.reports(self._seen, self._selection(), now=self._now)
         names = [each.node.view.name for each in reports]
-        result = plans.plan(layout, reports, pods=selecting.pods(self._seen, names))
+        result = plans.plan(
+            layout, reports, source=found.source, pods=selecting.pods(self._seen, names)
+        )
         is_drawn = len(reports) == 1 or self._format == "wide"
         draw = plans.pictures if is_drawn else plans.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))

@@ -80,10 +80,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
         UsageError: The arguments make no sense.
         SystemExit: Help was asked for and printed.
     """
-    # As with kubectl itself, these may stand anywhere.
-    reach, rest = _Parser(prog=PROGRAM, add_help=False, allow_abbrev=False), list(argv)
-    _add_kubectl(reach)
-    how, rest = reach.parse_known_args(rest)
+    how, rest = _reach(argv)
     parser, commands = build()
     if not rest or rest[0].startswith("-"):
         return vars(parser.parse_args(rest))
@@ -93,7 +90,39 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UnknownCommandError(f"there is no command {name!r}{hint}")
     # Options may stand among nodes, which subparsers cannot do.
-    return {"command": name, **vars(commands[name].parse_intermixed_args(given)), **vars(how)}
+    return {"command": name, **vars(commands[name].parse_intermixed_args(given)), **how}
+
+
+def reach(words: Sequence[str]) -> Mapping[str, object]:
+    """Return the options among these words that say which cluster, and as whom."""
+    try:
+        return _reach(words)[0]
+    except errors.UsageError:
+        # The word that would be its value is not there yet.
+        return {}
+
+
+def options_of(parser: argparse.ArgumentParser, *, with_value: bool = False) -> tuple[str, ...]:
+    """Return the options of a command.
+
+    Args:
+        parser: The command's.
+        with_value: Whether only those count that a value must follow.
+    """
+    return tuple(
+        name
+        for action in parser._actions  # noqa: SLF001 - argparse has no public way to them
+        if not with_value or action.nargs is None
+        for name in action.option_strings
+    )
+
+
+def _reach(words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
+    # As with kubectl itself, these may stand anywhere.
+    parser = _Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)
+    _add_kubectl(parser)
+    how, rest = parser.parse_known_args(words)
+    return vars(how), rest
 
 
 def build() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:

@@ -77,7 +77,7 @@ class Cluster:
         for query in queries:
             for item in self._api.items(_PODS, query):
                 with fields.understood("the list of pods"):
-                    bound, pod = str(item["spec"].get("nodeName")), podreading.pod(item)
+                    bound, pod = str(item["spec"].get("nodeName")), podreading.read(item)
                 if bound in found and (pod.gpu_resources or pod.has_claims):
                     found[bound].append(pod)
         return {name: tuple(pods) for name, pods in found.items()}

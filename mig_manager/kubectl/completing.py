@@ -53,12 +53,12 @@ def _candidates(before: Sequence[str], last: str, word: str) -> Iterable[str]:
     name = next((each for each in before if each in commands), None)
     if last == "--context":
         return _api(before).contexts()
-    if last.startswith("-") and "=" not in last and last in _with_value(commands, name):
-        return ()
     if name is None:
         return [f"{each}\t{text}" for each, text in arguments.COMMANDS.items()]
+    if last in arguments.options_of(commands[name], with_value=True):
+        return ()
     if word.startswith("-"):
-        return _options(commands[name])
+        return arguments.options_of(commands[name])
     return _words(name, before)
 
 
@@ -84,11 +84,3 @@ def _api(before: Sequence[str]) -> kubectl.Kubectl:
     patience = {"request_timeout": how.get("request_timeout") or f"{_TIMEOUT_S:g}s"}
     options = arguments.kubectl_options({**how, **patience})
     return kubectl.Kubectl(options, tell=lambda _said: None, timeout_s=_TIMEOUT_S)
-
-
-def _options(parser: object) -> Iterable[str]:
-    return arguments.options_of(parser)
-
-
-def _with_value(commands: Mapping[str, object], name: str | None) -> Iterable[str]:
-    return arguments.options_of(commands[name], with_value=True) if name else ()

@@ -108,20 +108,18 @@ def plan(
     )
 
 
-def _of_node(
-    layout: config.Layout, told: standing.Report, pods: selecting.Pods
-) -> NodePlan:
+def _of_node(layout: config.Layout, told: standing.Report, pods: selecting.Pods) -> NodePlan:
     name, notes = told.node.view.name, list(_notes(layout, told))
     gpus = told.gpus
-    if told.published is None:
+    if gpus is None:
         gpus, note = products.presumed(told)
         notes.append(note)
     if not gpus:
         return NodePlan(
             name=name,
             planned=None,
-            why_not="it has no GPU" if told.published else notes.pop(),
-            fits=False if told.published else None,
+            why_not=notes.pop() if told.gpus is None else "it has no GPU",
+            fits=None if told.gpus is None else False,
             losses=None,
             notes=tuple(notes),
         )
@@ -156,7 +154,7 @@ def _losses(
 
 
 def _notes(layout: config.Layout, told: standing.Report) -> Iterable[str]:
-    yield from (note for note in told.notes if told.published is not None)
+    yield from (note for note in told.notes if told.gpus is not None)
     if told.standing is standing.Standing.CHANGING:
         yield "the node is changing right now: ask again when it is done"
     is_same = told.told is not None and told.told.config == layout.name
@@ -186,9 +184,7 @@ def _picture(plans: Plans, node: NodePlan, style: bar.Style) -> str:
 def table(plans: Plans, *, style: bar.Style) -> str:
     """Return a line for each node, what there is to say of some, and a sum."""
     rows = [_row(node) for node in plans.nodes]
-    tones = {
-        (number, 1): _TONES[node.fits] for number, node in enumerate(plans.nodes)
-    }
+    tones = {(number, 1): _TONES[node.fits] for number, node in enumerate(plans.nodes)}
     lines = layouts.columns(_HEAD, rows, tones=tones, style=style)
     said = [
         layouts.wrapped(f"{node.name}: {'; '.join(filter(None, [node.why_not, *node.notes]))}")

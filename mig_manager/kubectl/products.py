@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from mig_manager import errors, safetext
-from mig_manager.core import config, model, published, standing
+from mig_manager.core import config, inventory, model, standing
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _COUNT_LABEL = "nvidia.com/gpu.count"
@@ -30,14 +30,14 @@ def of_nodes(reports: Sequence[standing.Report]) -> Products:
     guessed: dict[str, model.Gpu] = {}
     for report in reports:
         gpus = report.gpus
-        if report.published is None:
+        if gpus is None:
             gpus, note = presumed(report)
             notes.append(f"{report.node.view.name}: {note}")
             guessed.update((gpu.name, gpu) for gpu in gpus)
             continue
         for gpu in gpus:
             key = gpu.name, gpu.pci_device_id, gpu.pci_subsystem_id
-            found.setdefault(key, published.idle(gpu))
+            found.setdefault(key, inventory.idle(gpu))
     told = {gpu.name for gpu in found.values()}
     others = [gpu for name, gpu in guessed.items() if name not in told]
     # By their names and places in the table: the order of nodes means nothing.

@@ -35,7 +35,7 @@ class Status:
     def kinds(self, report: standing.Report) -> tuple[askers.Kind, ...] | None:
         """Return who asks for which devices of a node; None when that is not known."""
         found = self.pods.of(report.node.view.name)
-        if found is None or report.published is None:
+        if found is None or report.gpus is None:
             return None
         return askers.kinds(report.gpus, found, strategy=report.node.strategy)
 
@@ -70,8 +70,7 @@ class Status:
             "finished_at": _iso(told.finished_at) if told else None,
             "retry_at": _iso(told.retry_at) if told else None,
             "notes": list(report.notes),
-            "observed_at": report.published.observed_at if report.published else None,
-            "gpus": [plain.gpu(gpu) for gpu in report.gpus] if report.published else None,
+            "gpus": None if report.gpus is None else [plain.gpu(gpu) for gpu in report.gpus],
             "asked_for": None
             if kinds is None
             else [
@@ -94,9 +93,7 @@ def pictures(status: Status, *, style: bar.Style) -> str:
 def table(status: Status, *, style: bar.Style) -> str:
     """Return a line for each node, and below what there is to say of those that are not well."""
     rows = [_row(report, status.now) for report in status.reports]
-    tones = {
-        (number, 1): _tone(report.standing) for number, report in enumerate(status.reports)
-    }
+    tones = {(number, 1): _tone(report.standing) for number, report in enumerate(status.reports)}
     lines = layout.columns(_HEAD, rows, tones=tones, style=style)
     told = [_said(report) for report in status.reports]
     said = [layout.wrapped(text) for text in told if text]
@@ -119,7 +116,7 @@ def _row(report: standing.Report, now: dt.datetime) -> Sequence[str]:
         times.age(told.at, now) if told else "-",
         report.node.wish or "-",
         report.node.applied or "-",
-        slices(report.gpus) if report.published else "-",
+        "-" if report.gpus is None else slices(report.gpus),
     )
 
 
@@ -168,14 +165,9 @@ def _picture(status: Status, report: standing.Report, style: bar.Style) -> str:
     if report.told and report.told.message:
         lines.append(layout.wrapped(report.told.message, indent="  "))
     lines += [layout.wrapped(note, indent="  ! ") for note in report.notes]
-    if report.published:
+    if report.gpus is not None:
         drawn = picture.draw_gpus(report.gpus, style=style) or "This node has no NVIDIA GPU."
-        seen = times.parse(report.published.observed_at)
         lines += ["", drawn, "", *_who(status, report)]
-        if seen and report.told and report.told.started_at and seen < report.told.started_at:
-            lines.append(
-                f"The GPUs are as they were {times.age(seen, status.now)} ago, before this run."
-            )
     return "\n".join(lines).rstrip()
 
 

@@ -99,6 +99,37 @@ def test_an_update_without_a_version_is_blind_except_for_leases(ask: apirig.Clie
     assert "must be specified for an update" in answer.body["message"]
 
 
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [
+        ({"leaseDurationSeconds": 15, "renewTime": "2026-01-02T03:04:05.000006Z"}, 201),
+        ({"renewTime": "2026-01-02T03:04:05Z"}, 400),
+        ({"renewTime": "soon"}, 400),
+        ({"leaseDurationSeconds": "15"}, 400),
+        ({"leaseDurationSeconds": 0}, 422),
+        ({"leaseTransitions": -1}, 422),
+    ],
+)
+def test_a_lease_has_times_to_the_microsecond_and_a_duration(
+    ask: apirig.Client, spec: apirig.Object, code: int
+) -> None:
+    leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+
+    assert ask("POST", leases, {"metadata": {"name": "l"}, "spec": spec}).code == code
+
+
+def test_of_two_who_update_a_lease_from_the_same_version_one_is_refused(
+    ask: apirig.Client,
+) -> None:
+    leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+    seen = ask("POST", leases, {"metadata": {"name": "l"}, "spec": {}}).body
+
+    assert ask("PUT", f"{leases}/l", seen | {"spec": {"holderIdentity": "a"}}).code == 200
+    assert ask("PUT", f"{leases}/l", seen | {"spec": {"holderIdentity": "b"}}).code == 409
+    answer = ask("POST", leases, {"metadata": {"name": "l"}, "spec": {}})
+    assert (answer.code, answer.body["reason"]) == (409, "AlreadyExists")
+
+
 def test_a_write_that_changes_nothing_keeps_the_version(ask: apirig.Client) -> None:
     before = ask("POST", apirig.NODES, apirig.a_node(a="b")).body
 

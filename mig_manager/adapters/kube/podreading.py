@@ -12,8 +12,8 @@ _DEFAULT_GRACE_S = 30
 """What the API server writes where the pod's author says nothing."""
 
 
-def pod(item: Mapping[str, Any]) -> cluster.Pod:
-    """Return what we want to know of a Pod object; use it within ``fields.understood``."""
+def read(item: Mapping[str, Any]) -> cluster.Pod:
+    """Return what we want to know of a Pod object; surprises are the caller's to translate."""
     metadata, spec = item["metadata"], item["spec"]
     status = item.get("status") or {}
     annotations = fields.strings(metadata.get("annotations"))

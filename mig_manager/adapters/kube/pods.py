@@ -74,7 +74,7 @@ class KubeWorkloads:
         for _ in range(_MOST_PAGES):
             page = self._kube.get("/api/v1/pods", query)
             with fields.understood("the list of pods"):
-                found += [podreading.pod(item) for item in page["items"] or ()]
+                found += [podreading.read(item) for item in page["items"] or ()]
                 token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return tuple(found)

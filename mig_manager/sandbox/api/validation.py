@@ -2,7 +2,8 @@
 
 Syntax rules: Kubernetes documentation, "Object Names and IDs", "Labels and Selectors",
 "Annotations", "Taints and Tolerations". Pod immutability: "Pods", section "Pod update and
-replacement". Event namespaces: the API server's own validation of core/v1 events.
+replacement". Event namespaces: the API server's own validation of core/v1 events. Leases:
+Kubernetes API reference, ``coordination.k8s.io/v1``, and ``metav1.MicroTime``.
 """
 
 import re
@@ -19,6 +20,8 @@ _DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
 _QUALIFIED_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]\Z")
 
 _PERCENTAGE = re.compile(r"[0-9]+%\Z")
+
+_MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
 
 _MAX_LABEL = 63
 _MAX_NAME = 253
@@ -54,6 +57,8 @@ def check(resource: resources.Resource, thing: Object, old: Object | None = None
         causes += _pod(thing.get("spec") or {})
     elif resource.storage == "events":
         causes += _event(thing)
+    elif resource is resources.LEASES:
+        causes += _lease(thing.get("spec") or {})
     elif resource is resources.BUDGETS:
         causes += _budget(thing.get("spec") or {})
     if causes:
@@ -200,6 +205,21 @@ def _event(event: Object) -> Iterator[Cause]:
             if not event.get(field):
                 told = "reportingController" if field == "reportingComponent" else field
                 yield _required(told)
+
+
+def _lease(spec: Object) -> Iterator[Cause]:
+    for field in ("acquireTime", "renewTime"):
+        # Go's MicroTime takes six digits of a second, no more and no less.
+        if spec.get(field) is not None and not _MICRO_TIME.match(str(spec[field])):
+            message = f'parsing time "{spec[field]}" as "2006-01-02T15:04:05.000000Z07:00"'
+            raise statuses.bad_request(f"Lease cannot be handled as a Lease: {message}")
+    for field, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
+        amount = spec.get(field)
+        if amount is not None and not isinstance(amount, int):
+            raise statuses.bad_request(f"json: cannot unmarshal {field}: not a whole number")
+        if amount is not None and amount < least:
+            bound = "greater than 0" if least else "greater than or equal to 0"
+            yield _wrong(f"spec.{field}", amount, f"must be {bound}")
 
 
 def _budget(spec: Object) -> Iterator[Cause]:

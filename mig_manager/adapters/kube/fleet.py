@@ -1,0 +1,249 @@
+"""Many nodes at once, for a person's commands: follow them by a selector, and label them.
+
+Level-triggered, like the agent's own watch: whatever goes wrong, all nodes are listed anew.
+"""
+
+import http
+import random
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.kube import api, fields, node, nodereading, nodewatch, podreading, stream
+from mig_manager.core import cluster, members
+
+_log = structlog.get_logger()
+
+_NODES = "/api/v1/nodes"
+_PAGE = 500
+_JOIN_S = 1.0
+_PACE = nodewatch.Pace(
+    watch_s=30.0, steady_s=5.0, first_wait_s=0.2, longest_wait_s=10.0, idle_margin_s=10.0
+)
+"""Short, for a connection that died in silence shows an old picture until the watch is over."""
+
+
+class Fleet:
+    """The nodes that a selector names, as they are now; for one reader and one writer."""
+
+    def __init__(self, kube: api.KubeApi, *, selector: str, pace: nodewatch.Pace = _PACE) -> None:
+        """Prepare to follow; nothing is sent yet.
+
+        Args:
+            kube: The API.
+            selector: Of labels, as ``kubectl -l`` takes it.
+            pace: How long a watch lasts and how it waits.
+        """
+        self._kube = kube
+        self._selector = {"labelSelector": selector}
+        self._pace = pace
+        self._changed = threading.Condition()
+        self._nodes: dict[str, members.Node] = {}
+        self._has_news = False
+        self._is_current = False
+        self._version = ""
+        self._stop = threading.Event()
+        self._stream: stream.WatchStream | None = None
+        self._reader = threading.Thread(target=self._follow, name="fleet", daemon=True)
+
+    def start(self) -> None:
+        """List the nodes, and follow them from now on.
+
+        Raises:
+            ClusterError: The API refused, does not answer, or cannot read the selector.
+        """
+        self._list()
+        self._reader.start()
+
+    def close(self) -> None:
+        """Follow no longer."""
+        self._stop.set()
+        opened = self._stream
+        if opened is not None:
+            opened.interrupt()
+        if self._reader.is_alive():
+            self._reader.join(_JOIN_S)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether changes of the nodes reach us now."""
+        return self._is_current
+
+    def nodes(self) -> tuple[members.Node, ...]:
+        """Return the nodes as they are now."""
+        with self._changed:
+            self._has_news = False
+            return tuple(self._nodes.values())
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, and wake when a node has changed since ``nodes``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_news, timeout=seconds)
+
+    def ask(self, seen: members.Node, layout: str | None, mark: members.Mark | None) -> bool:
+        """Have a node's label ask for a layout, if the node is still as it was seen.
+
+        Args:
+            seen: The node.
+            layout: What to ask for; None: remove the label.
+            mark: What to write down for the way back; None: remove it.
+
+        Returns:
+            False when it has changed since, or is gone: look again.
+
+        Raises:
+            ClusterError: The API refused or does not answer; it may be done all the same.
+        """
+        text = mark.to_json() if mark else None
+        change = {
+            "metadata": {
+                "resourceVersion": seen.version,
+                "labels": {cluster.CONFIG_LABEL: layout},
+                "annotations": {cluster.ROLLOUT_ANNOTATION: text},
+            }
+        }
+        try:
+            self._kube.patch(node.path(seen.name), change, kind=api.PatchType.MERGE)
+        except errors.ClusterError as error:
+            if error.status in (http.HTTPStatus.CONFLICT, http.HTTPStatus.NOT_FOUND):
+                return False
+            raise
+        return True
+
+    def _follow(self) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                self._watch()
+                failures = 0
+                # A server that ends every watch at once must not be hurried.
+                self._stop.wait(self._pace.first_wait_s)
+            except errors.ClusterError as error:
+                failures += 1
+                self._is_current = False
+                # 410, or an answer we do not understand: what we hold may be the cause.
+                self._version = "" if error.status or failures > 1 else self._version
+                _log.info("fleet_watch_lost", status=error.status, error=error.message)
+                self._stop.wait(self._pace.wait_s(failures, random.random()))  # noqa: S311 - a spread
+
+    def _watch(self) -> None:
+        if not self._version:
+            self._list()
+        opened = self._kube.watch(
+            _NODES,
+            query={**self._selector, "resourceVersion": self._version},
+            timeout_s=self._pace.watch_s,
+            idle_timeout_s=self._pace.watch_s + self._pace.idle_margin_s,
+        )
+        with opened:
+            self._stream = opened
+            self._is_current = True
+            for event in opened:
+                if self._stop.is_set():
+                    return
+                self._take(event)
+
+    def _list(self) -> None:
+        found: dict[str, members.Node] = {}
+        query = {**self._selector, "limit": str(_PAGE)}
+        while True:
+            page = self._kube.get(_NODES, query)
+            with fields.understood("the list of nodes"):
+                for item in page["items"] or ():
+                    seen = read(item)
+                    found[seen.name] = seen
+                version = str(page["metadata"]["resourceVersion"])
+                token = page["metadata"].get("continue")
+            if not token:
+                break
+            query["continue"] = str(token)
+        with self._changed:
+            self._nodes = found
+            self._note()
+        self._version = version
+        self._is_current = True
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind, item = event.get("type"), event["object"]
+        with fields.understood("an event of a node"):
+            self._version = str(item["metadata"]["resourceVersion"])
+            if kind not in ("ADDED", "MODIFIED", "DELETED"):
+                return
+            seen = read(item)
+        with self._changed:
+            if kind == "DELETED":
+                self._nodes.pop(seen.name, None)
+            else:
+                self._nodes[seen.name] = seen
+            self._note()
+
+    def _note(self) -> None:
+        self._has_news = True
+        self._changed.notify_all()
+
+
+def read(item: Mapping[str, Any]) -> members.Node:
+    """Return what a rollout wants to know of a Node object.
+
+    Raises:
+        ClusterError: It is not a Node object.
+    """
+    seen = nodereading.view(item)
+    with fields.understood("the node"):
+        conditions = (item.get("status") or {}).get("conditions") or ()
+        is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        version = str(item["metadata"]["resourceVersion"])
+    return members.Node(
+        name=seen.name,
+        version=version,
+        wanted=seen.labels.get(cluster.CONFIG_LABEL) or None,
+        state=seen.labels.get(cluster.STATE_LABEL, ""),
+        applied=seen.labels.get(cluster.APPLIED_LABEL, ""),
+        is_ready=is_ready,
+        is_cordoned=seen.is_unschedulable or cluster.HOLD_TAINT in seen.taint_keys,
+        told=members.told(seen.annotations.get(cluster.STATUS_ANNOTATION)),
+        mark=members.mark(seen.annotations.get(cluster.ROLLOUT_ANNOTATION)),
+        gpus=seen.annotations.get(cluster.GPUS_ANNOTATION, ""),
+        allocatable=seen.allocatable,
+    )
+
+
+def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
+    """Return the pods that use GPUs, by the node they are bound to.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    found: dict[str, list[cluster.Pod]] = {}
+    query = {"limit": str(_PAGE)}
+    while True:
+        page = kube.get("/api/v1/pods", query)
+        with fields.understood("the list of pods"):
+            for item in page["items"] or ():
+                where = str(item["spec"].get("nodeName") or "")
+                pod = podreading.read(item)
+                if where and (pod.gpu_resources or pod.has_claims) and not pod.is_finished:
+                    found.setdefault(where, []).append(pod)
+            token = (page.get("metadata") or {}).get("continue")
+        if not token:
+            return found
+        query["continue"] = str(token)
+
+
+def config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
+    """Return the config document in a ConfigMap; None where there is none.
+
+    Raises:
+        ClusterError: The API refused or does not answer, or there is no document in it.
+    """
+    try:
+        found = kube.get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
+    except errors.ClusterError as error:
+        if error.status == http.HTTPStatus.NOT_FOUND:
+            return None
+        raise
+    with fields.understood(f"ConfigMap {namespace}/{name}"):
+        return str(found["data"]["config.yaml"])

@@ -1,0 +1,343 @@
+"""Slots for nodes under change, on the embedded API server."""
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters.kube import api, slots
+from mig_manager.core import cluster
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources, stores
+from tests import fakes
+from tests.sandbox import apirig
+
+NAMESPACE = "mig-manager"
+NEVER = slots.Times(renew_s=3600)
+"""Renewals are for the tests that are about them."""
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as running:
+        for name in "abc":
+            running.store.create(apirig.a_node(name))
+        yield running
+
+
+@dataclasses.dataclass
+class Rig:
+    """What the agents of some nodes have of one cluster."""
+
+    server: apiserver.ApiServer
+    clock: fakes.FakeClock = dataclasses.field(default_factory=fakes.FakeClock)
+    opened: list[api.KubeApi] = dataclasses.field(default_factory=list)
+    given: list[slots.LeaseSlots] = dataclasses.field(default_factory=list)
+
+    def of(self, node: str, *, limit: int = 1, times: slots.Times = NEVER) -> slots.LeaseSlots:
+        kube = api.KubeApi.at(
+            self.server.url, token=node, request_timeout_s=0.4, sleep=lambda _seconds: None
+        )
+        self.opened.append(kube)
+        self.given.append(
+            slots.LeaseSlots(
+                kube,
+                namespace=NAMESPACE,
+                node_name=node,
+                limit=limit,
+                clock=self.clock,
+                times=times,
+                pick=lambda free: free[0],
+            )
+        )
+        return self.given[-1]
+
+    def leases(self) -> dict[str, str]:
+        """Name of each Lease -> who holds it."""
+        found = self.server.store.objects(resources.LEASES, NAMESPACE)
+        return {each["metadata"]["name"]: each["spec"]["holderIdentity"] for each in found}
+
+    def disrupt(self, node: str) -> None:
+        def mark(thing: stores.Object) -> None:
+            thing["metadata"]["annotations"] = {cluster.CORDON_ANNOTATION: "layout"}
+
+        self.server.store.modify(resources.NODES, node, mark)
+
+    def wait(self, holds: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        for _ in range(3000):
+            if holds():
+                return
+            pause.wait(0.01)
+        pytest.fail("waited in vain")
+
+
+@pytest.fixture
+def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
+    made = Rig(server)
+    yield made
+    server.clear_faults()
+    for held in made.given:
+        held.release()
+    for kube in made.opened:
+        kube.close()
+
+
+def test_as_many_nodes_as_there_are_slots_have_one_and_the_next_is_told_who(rig: Rig) -> None:
+    first, second, third = (rig.of(node, limit=2) for node in "abc")
+
+    assert (first.take(), second.take()) == ("", "")
+    assert third.take() == (
+        "waiting for one of 2 slots for nodes under change; under change now: a, b"
+    )
+    assert rig.leases() == {"mig-manager-slot-0": "a", "mig-manager-slot-1": "b"}
+
+
+def test_a_slot_that_was_given_back_is_the_next_ones(rig: Rig) -> None:
+    first, second = rig.of("a"), rig.of("b")
+    first.take()
+    assert second.take()
+
+    first.release()
+
+    assert rig.leases() == {"mig-manager-slot-0": ""}
+    assert second.take() == ""
+
+
+def test_who_has_a_slot_has_no_second_one(rig: Rig) -> None:
+    held = rig.of("a", limit=2)
+
+    assert (held.take(), held.take()) == ("", "")
+    assert list(rig.leases().values()) == ["a"]
+
+
+def test_the_successor_of_a_killed_agent_takes_its_own_slot_again(rig: Rig) -> None:
+    rig.of("a").take()
+
+    again = rig.of("a")
+
+    assert again.take() == ""
+    again.check()
+    again.release()
+    assert list(rig.leases().values()) == [""]
+
+
+def test_the_successor_of_a_killed_agent_that_needs_no_slot_gives_it_back(rig: Rig) -> None:
+    rig.of("a").take()
+
+    rig.of("a").release()
+
+    assert list(rig.leases().values()) == [""]
+
+
+def test_who_knows_to_have_none_asks_nothing_at_a_release(rig: Rig) -> None:
+    held = rig.of("a")
+    held.release()
+    rig.server.log.clear()
+
+    held.release()
+
+    assert rig.server.log.requests() == []
+
+
+def test_the_slot_of_a_dead_node_that_is_left_in_order_expires(rig: Rig) -> None:
+    rig.of("a").take()
+    other = rig.of("b")
+
+    assert "under change now: a" in other.take()
+    rig.clock.now_s += 89
+    assert "under change now: a" in other.take()
+    rig.clock.now_s += 1
+    assert other.take() == ""
+    lease = rig.server.store.get(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
+    assert lease["spec"]["leaseTransitions"] == 2
+
+
+def test_the_slot_of_a_dead_node_that_is_still_disrupted_stays_taken_and_that_is_told(
+    rig: Rig,
+) -> None:
+    rig.of("a").take()
+    rig.disrupt("a")
+    other = rig.of("b")
+    other.take()
+    rig.clock.now_s += 1000
+
+    told = other.take()
+
+    assert "their agents are silent: a (" in told
+    assert rig.leases() == {"mig-manager-slot-0": "a"}
+
+
+def test_the_slot_of_a_disrupted_node_that_was_deleted_is_free(rig: Rig) -> None:
+    rig.of("a").take()
+    rig.disrupt("a")
+    other = rig.of("b")
+    other.take()
+    rig.clock.now_s += 1000
+
+    rig.server.store.delete(resources.NODES, "a")
+
+    assert other.take() == ""
+
+
+def test_a_holder_that_cannot_be_seen_counts_as_disrupted(rig: Rig) -> None:
+    rig.of("a").take()
+    other = rig.of("b")
+    other.take()
+    rig.clock.now_s += 1000
+    rig.server.inject(apiserver.Fault(token="b", resource="nodes", status=403))  # noqa: S106
+
+    assert other.take() != ""
+    assert other.take() == ""
+
+
+def has_renewed(rig: Rig, more_than: int) -> bool:
+    return rig.server.log.count("update", "leases") > more_than
+
+
+def test_a_slot_that_is_renewed_never_expires(rig: Rig) -> None:
+    rig.of("a", times=slots.Times(renew_s=0.01)).take()
+    other = rig.of("b")
+    other.take()
+
+    for _ in range(4):
+        rig.clock.now_s += 60
+        before = rig.server.log.count("update", "leases")
+        rig.wait(functools.partial(has_renewed, rig, before + 1))
+        assert "under change now: a" in other.take()
+
+
+def test_a_slot_that_could_not_be_renewed_for_long_is_no_leave_to_cordon(rig: Rig) -> None:
+    held = rig.of("a")
+    held.take()
+    held.check()
+
+    rig.clock.now_s += 45
+
+    with pytest.raises(errors.NotReadyError) as caught:
+        held.check()
+    assert caught.value.reason is errors.Reason.SLOTS_TAKEN
+    # It is ours all the same, until somebody else takes it.
+    assert held.take() == ""
+    held.check()
+
+
+def test_a_slot_that_another_has_taken_meanwhile_is_not_ours_any_more(rig: Rig) -> None:
+    held, other = rig.of("a"), rig.of("b")
+    held.take()
+    other.take()
+    rig.clock.now_s += 90
+    assert other.take() == ""
+
+    assert "under change now: b" in held.take()
+    with pytest.raises(errors.NotReadyError):
+        held.check()
+    held.release()
+    assert rig.leases() == {"mig-manager-slot-0": "b"}
+
+
+def test_a_lease_that_somebody_deletes_is_made_again_by_its_holder(rig: Rig) -> None:
+    rig.of("a", times=slots.Times(renew_s=0.01)).take()
+
+    rig.server.store.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
+
+    rig.wait(lambda: rig.leases() == {"mig-manager-slot-0": "a"})
+
+
+def test_leases_of_others_in_the_namespace_are_let_be(rig: Rig) -> None:
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "leader", "namespace": NAMESPACE},
+        "spec": {"holderIdentity": "operator"},
+    }
+    rig.server.store.create(lease)
+
+    assert rig.of("a").take() == ""
+    assert rig.leases() == {"leader": "operator", "mig-manager-slot-0": "a"}
+
+
+def test_without_the_right_nobody_has_a_slot(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(resource="leases", status=403, times=None))
+
+    with pytest.raises(errors.ClusterError) as caught:
+        rig.of("a").take()
+
+    assert caught.value.reason is errors.Reason.FORBIDDEN
+
+
+FAULTS = {
+    "409": apiserver.Fault(status=409),
+    "500": apiserver.Fault(status=500),
+    "no-answer": apiserver.Fault(stall=True),
+    "reset": apiserver.Fault(reset=True),
+    "garbage": apiserver.Fault(garbles=True),
+    "500-when-done": apiserver.Fault(status=500, is_carried_out=True),
+    "409-when-done": apiserver.Fault(status=409, is_carried_out=True),
+    "no-answer-when-done": apiserver.Fault(stall=True, is_carried_out=True),
+    "reset-when-done": apiserver.Fault(reset=True, is_carried_out=True),
+}
+
+BY_DEFAULT = ("409", "500", "500-when-done", "no-answer-when-done")
+SWEPT = [
+    pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in FAULTS
+]
+
+
+def take(held: slots.LeaseSlots) -> None:
+    """Take a slot in as many tries as it takes."""
+    for _ in range(10):
+        try:
+            if held.take() == "":
+                return
+        except errors.ClusterError as error:
+            assert error.reason is not errors.Reason.FORBIDDEN  # noqa: PT017 - any other may come
+    pytest.fail("no slot")
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+@pytest.mark.parametrize("verb", ["list", "create", "update"])
+@pytest.mark.parametrize("name", SWEPT)
+def test_whatever_becomes_of_a_request_the_slot_is_had_and_given_back(
+    rig: Rig, name: str, verb: str, skip: int
+) -> None:
+    fault = dataclasses.replace(FAULTS[name], verb=verb, resource="leases", skip=skip)
+    rig.server.inject(fault)
+
+    for node in "ab":
+        held = rig.of(node, limit=2)
+        take(held)
+        held.check()
+        held.release()
+
+    assert set(rig.leases().values()) == {""}
+
+
+def test_a_slot_that_cannot_be_given_back_expires(rig: Rig) -> None:
+    held, other = rig.of("a"), rig.of("b")
+    held.take()
+    other.take()
+    rig.server.inject(apiserver.Fault(token="a", status=503, times=None))  # noqa: S106
+
+    held.release()
+
+    assert rig.leases() == {"mig-manager-slot-0": "a"}
+    rig.clock.now_s += 90
+    assert other.take() == ""
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_a_renewal_that_fails_in_any_way_costs_no_slot(rig: Rig, name: str) -> None:
+    held = rig.of("a", times=slots.Times(renew_s=0.01))
+    held.take()
+
+    rig.server.inject(dataclasses.replace(FAULTS[name], verb="update", resource="leases"))
+    rig.wait(lambda: rig.server.faults_waiting() == 0)
+    before = rig.server.log.count("update", "leases")
+    rig.wait(lambda: rig.server.log.count("update", "leases") > before + 1)
+
+    held.check()
+    assert rig.leases() == {"mig-manager-slot-0": "a"}

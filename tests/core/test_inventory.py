@@ -1,0 +1,117 @@
+"""GPUs through the annotation and back: a plan made from it is the plan of the node."""
+
+import contextlib
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core import inventory, model, planner, profile
+from mig_manager.sandbox import hardware
+from tests import fakes
+
+PRODUCTS = [each for each in hardware.products().values() if not each.not_simulatable]
+
+
+def eight(product: hardware.Product) -> tuple[model.Gpu, ...]:
+    return tuple(hardware.template(product, index) for index in range(8))
+
+
+def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
+    """Eight GPUs, each full of the smallest instances that fill it."""
+    gpus = eight(product)
+    if not gpus[0].profiles:
+        return gpus
+    smallest = max((info.profile for info in gpus[0].profiles or ()), key=lambda p: p.sort_key)
+    for count in range(8, 0, -1):
+        wanted = model.WantedGpu.of(model.MigMode.ENABLED, {smallest: count})
+        try:
+            return fakes.brought_to(gpus, wanted)
+        except errors.LayoutError:
+            continue
+    return gpus
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.key)
+def test_of_every_product_the_gpus_come_back_as_they_were_but_for_ids(
+    product: hardware.Product,
+) -> None:
+    gpus = full(product)
+
+    back = inventory.from_json(inventory.to_json(gpus))
+
+    assert planner.restore(back, [gpu.snapshot for gpu in gpus]).is_empty
+    bare = [dataclasses.replace(gpu, gpu_instances=()) for gpu in gpus]
+    assert [dataclasses.replace(gpu, gpu_instances=()) for gpu in back] == bare
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.key)
+def test_eight_full_gpus_are_told_in_five_kilobytes(product: hardware.Product) -> None:
+    assert len(inventory.to_json(full(product))) < 5 * 1024
+
+
+@given(
+    before=st.dictionaries(st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb"]), st.integers(0, 2)),
+    after=st.dictionaries(st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb"]), st.integers(0, 2)),
+)
+def test_the_plan_is_the_same_from_both(before: dict[str, int], after: dict[str, int]) -> None:
+    def wanted(counts: dict[str, int]) -> model.WantedGpu:
+        devices = {profile.parse(name): count for name, count in counts.items()}
+        return model.WantedGpu.of(model.MigMode.ENABLED, devices)
+
+    def shape(gpus: tuple[model.Gpu, ...]) -> object:
+        try:
+            plan = planner.plan(gpus, {gpu.uuid: wanted(after) for gpu in gpus})
+        except errors.LayoutError as error:
+            return str(error)
+        return [
+            (type(step), getattr(step, "profile", None), getattr(step, "placement", None))
+            for step in plan.steps
+        ]
+
+    gpus: tuple[model.Gpu, ...] = (hardware.template(hardware.find("A100-SXM4-40GB")),)
+    with contextlib.suppress(errors.LayoutError):
+        # What does not fit is not there before.
+        gpus = fakes.brought_to(gpus, wanted(before))
+
+    assert shape(inventory.from_json(inventory.to_json(gpus))) == shape(gpus)
+
+
+def test_a_gpu_whose_profiles_are_not_told_while_mig_is_off_and_one_without_mig_come_back() -> (
+    None
+):
+    product = hardware.find("A100-SXM4-40GB")
+    gpus = (
+        dataclasses.replace(hardware.template(product, 0), profiles=None),
+        dataclasses.replace(hardware.template(product, 1), current_mode=None, pending_mode=None),
+    )
+
+    assert inventory.from_json(inventory.to_json(gpus)) == gpus
+
+
+GOOD = json.loads(inventory.to_json(eight(hardware.find("A30"))[:1]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        json.dumps(GOOD | {"version": 2}),
+        json.dumps(GOOD | {"models": []}),
+        json.dumps(GOOD | {"models": {}}),
+        json.dumps(GOOD | {"gpus": [{}]}),
+        json.dumps(GOOD | {"gpus": [GOOD["gpus"][0] | {"model": "x"}]}),
+        json.dumps(GOOD | {"models": [GOOD["models"][0] | {"profiles": [[1]]}]}),
+        json.dumps(GOOD | {"models": [GOOD["models"][0] | {"architecture": "new"}]}),
+    ],
+)
+def test_nonsense_is_refused_with_one_kind_of_error(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - any text of it
+        inventory.from_json(text)

@@ -1,0 +1,113 @@
+"""Who may have which slot, decided from what was seen."""
+
+import pytest
+
+from mig_manager.core import cluster, slots
+
+
+def slot(
+    index: int, holder: str = "", *, version: str = "1", duration_s: float = 90
+) -> slots.Slot:
+    return slots.Slot(index=index, holder=holder, version=version, duration_s=duration_s)
+
+
+def judged(*there: slots.Slot, age_s: float = 0.0, limit: int = 3) -> slots.Judgement:
+    seen = slots.remember({}, there, 0.0)
+    return slots.judge(there, seen, age_s, node="a", limit=limit)
+
+
+def test_a_slot_without_a_lease_is_as_free_as_one_without_a_holder() -> None:
+    found = judged(slot(0, "b"), slot(1))
+
+    assert [each.index for each in found.free] == [1, 2]
+    assert [each.version for each in found.free] == ["1", ""]
+    assert [each.holder for each in found.held] == ["b"]
+
+
+def test_what_our_own_node_holds_is_ours_however_old_it_is() -> None:
+    found = judged(slot(2, "a"), age_s=1000)
+
+    assert found.mine == (slot(2, "a"),)
+    assert found.silent == found.held == ()
+
+
+def test_a_holder_is_silent_when_its_slot_was_seen_unchanged_for_as_long_as_it_lasts() -> None:
+    assert judged(slot(0, "b"), age_s=89.9).silent == ()
+    assert judged(slot(0, "b"), age_s=90).silent == (slot(0, "b"),)
+
+
+def test_a_slot_that_has_changed_is_as_new_however_long_ago_it_was_first_seen() -> None:
+    before = slots.remember({}, [slot(0, "b")], 0.0)
+
+    same = slots.remember(before, [slot(0, "b")], 80.0)
+    renewed = slots.remember(before, [slot(0, "b", version="2")], 80.0)
+
+    assert same[0].since_s == 0.0
+    assert renewed[0].since_s == 80.0
+
+
+def test_a_slot_that_was_gone_and_is_back_was_not_seen_before() -> None:
+    before = slots.remember({}, [slot(0, "b")], 0.0)
+
+    assert slots.remember(before, [], 1.0) == {}
+
+
+def test_a_slot_beyond_our_limit_counts_as_held_and_is_never_free() -> None:
+    found = judged(slot(7, "b"), slot(8), limit=1)
+
+    assert [each.index for each in found.held] == [7]
+    assert [each.index for each in found.free] == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("mig-manager-slot-0", 0),
+        ("mig-manager-slot-12", 12),
+        ("mig-manager-slot-012", None),
+        ("mig-manager-slot-", None),
+        ("mig-manager-slot-1x", None),
+        ("mig-manager-slot-²", None),
+        ("mig-manager-slot-1234567890", None),
+        ("mig-manager", None),
+        ("kube-scheduler", None),
+    ],
+)
+def test_leases_of_others_are_no_slots(name: str, index: int | None) -> None:
+    assert slots.index_of(name) == index
+    assert index is None or slots.name_of(index) == name
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"annotations": {cluster.JOURNAL_ANNOTATION: "{}"}},
+        {"annotations": {cluster.CORDON_ANNOTATION: "x"}},
+        {"taint_keys": frozenset({cluster.HOLD_TAINT})},
+        {"labels": {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE}},
+    ],
+)
+def test_each_mark_of_a_change_tells_that_a_node_is_disrupted(mark: dict[str, object]) -> None:
+    fields: dict[str, object] = {"labels": {}, "annotations": {}, "taint_keys": frozenset()}
+
+    def view(changed: dict[str, object]) -> cluster.NodeView:
+        return cluster.NodeView(
+            name="n",
+            uid="u",
+            is_unschedulable=True,
+            allocatable={},
+            **(fields | changed),  # type: ignore[arg-type]
+        )
+
+    assert slots.is_disrupted(view(mark))
+    assert not slots.is_disrupted(view({}))
+
+
+def test_a_denial_names_the_nodes_that_hold_and_counts_the_rest() -> None:
+    denial = slots.Denial(limit=12, holders=tuple(f"n{number:02}" for number in range(12)))
+
+    assert str(denial) == (
+        "waiting for one of 12 slots for nodes under change; under change now: "
+        "n00, n01, n02, n03, n04, n05, n06, n07, n08, n09 and 2 more"
+    )
+    assert "silent: dead" in str(slots.Denial(limit=1, holders=(), silent=("dead",)))

@@ -1,0 +1,39 @@
+"""Counts, at every change of any node, how many nodes are unavailable at once."""
+
+import threading
+
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources, stores
+
+
+def is_unavailable(node: stores.Object) -> bool:
+    return bool((node.get("spec") or {}).get("unschedulable"))
+
+
+class Census:
+    """What was seen since it began; told by the store itself, so that nothing is missed."""
+
+    def __init__(self, server: apiserver.ApiServer) -> None:
+        self._lock = threading.Lock()
+        self._away: set[str] = set()
+        self.most = 0
+        """Nodes unavailable at once."""
+        self.ever: set[str] = set()
+        """Nodes that were unavailable at some time."""
+        for node in server.store.objects(resources.NODES):
+            self._count(node)
+        server.store.subscribe(self._take)
+
+    def _take(self, record: stores.Record) -> None:
+        if record.key[0] == resources.NODES.storage:
+            with self._lock:
+                self._count(record.thing)
+
+    def _count(self, node: stores.Object) -> None:
+        name = node["metadata"]["name"]
+        if is_unavailable(node):
+            self._away.add(name)
+            self.ever.add(name)
+        else:
+            self._away.discard(name)
+        self.most = max(self.most, len(self._away))

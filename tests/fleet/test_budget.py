@@ -1,0 +1,166 @@
+"""All nodes are labelled at once, and never more than the budget are under change."""
+
+import json
+import random
+import threading
+
+import pytest
+
+from mig_manager import errors, ports
+from mig_manager.adapters import clock
+from mig_manager.adapters.kube import api, slots
+from mig_manager.core import cluster, model, pace
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources, stores
+from tests.fleet import agents, census
+
+LAYOUT = "all-1g.5gb"
+NAMESPACE = agents.NAMESPACE
+
+
+def holders(server: apiserver.ApiServer) -> list[str]:
+    leases = server.store.objects(resources.LEASES, NAMESPACE)
+    return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
+
+
+def waiting(server: apiserver.ApiServer) -> dict[str, str]:
+    """Name of each node that waits for a slot -> what it says."""
+    found = {}
+    for node in server.store.objects(resources.NODES):
+        text = node["metadata"].get("annotations", {}).get(cluster.STATUS_ANNOTATION)
+        status = json.loads(text) if text else {}
+        if status.get("phase") == model.Phase.WAIT.value:
+            found[node["metadata"]["name"]] = status["message"]
+    return found
+
+
+def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> None:
+    with apiserver.serve() as server:
+        names = agents.populate(server, 8)
+        counted = census.Census(server)
+        with agents.hosted(server, names, limit=2):
+            agents.label_all(server, names, LAYOUT)
+            agents.wait(
+                lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),
+                "the layout on every node",
+            )
+            agents.wait(lambda: not holders(server), "every slot given back")
+
+        assert counted.ever == set(names)
+        assert 1 <= counted.most <= 2
+
+
+def test_a_node_waits_visibly_while_another_has_the_only_slot() -> None:
+    with apiserver.serve() as server:
+        names = agents.populate(server, 2)
+        kube = api.KubeApi.at(server.url)
+        other = slots.LeaseSlots(
+            kube, namespace=NAMESPACE, node_name="other", limit=1, clock=clock.SystemClock()
+        )
+        assert other.take() == ""
+        with agents.hosted(server, names, limit=1):
+            agents.label_all(server, names, LAYOUT)
+            agents.wait(lambda: len(waiting(server)) == 2, "both to wait")
+            told = waiting(server)["node-000"]
+            other.release()
+            agents.wait(
+                lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),
+                "the layout on every node",
+            )
+        kube.close()
+
+        assert told == "waiting for one of 1 slots for nodes under change; under change now: other"
+
+
+class Patient:
+    """Implements ``ports.Wish`` for a wish that stands."""
+
+    def __init__(self, clock: ports.Clock) -> None:
+        self._clock = clock
+
+    def check(self) -> None:
+        """Never end."""
+
+    def wait(self, seconds: float) -> None:
+        self._clock.wait(seconds)
+
+
+class Contender:
+    """An agent as far as slots go: it waits, marks its node, and gives all back."""
+
+    def __init__(self, server: apiserver.ApiServer, name: str, *, limit: int) -> None:
+        self._server = server
+        self._name = name
+        self._clock = clock.SystemClock()
+        self._kube = api.KubeApi.at(server.url, token=name)
+        self._slots = slots.LeaseSlots(
+            self._kube, namespace=NAMESPACE, node_name=name, limit=limit, clock=self._clock
+        )
+
+    def run(self) -> None:
+        turn = 0
+        while denial := self._ask():
+            assert "slots for nodes under change" in denial
+            wait_s = pace.Pace(first_s=0.25, max_s=5.0).delay_s(turn)
+            self._clock.wait(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - a spread
+            turn += 1
+        self._slots.check()
+        self._mark(is_cordoned=True)
+        self._clock.wait(0.05)
+        self._mark(is_cordoned=False)
+        self._slots.release()
+        self._kube.close()
+
+    def _ask(self) -> str:
+        try:
+            return self._slots.take()
+        except errors.ClusterError:
+            return "no answer about slots for nodes under change"
+
+    def _mark(self, *, is_cordoned: bool) -> None:
+        def change(thing: stores.Object) -> None:
+            thing.setdefault("spec", {})["unschedulable"] = is_cordoned
+
+        self._server.store.modify(resources.NODES, self._name, change)
+
+
+def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Census:
+    names = agents.populate(server, count)
+    counted = census.Census(server)
+    threads = [
+        threading.Thread(target=Contender(server, name, limit=limit).run, daemon=True)
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert not any(thread.is_alive() for thread in threads)
+    assert counted.ever == set(names)
+    assert holders(server) == []
+    return counted
+
+
+@pytest.mark.slow
+def test_of_three_hundred_nodes_that_are_labelled_at_once_ten_are_under_change_at_most() -> None:
+    with apiserver.serve() as server:
+        assert 2 <= contend(server, 300, limit=10).most <= 10
+
+
+@pytest.mark.slow
+def test_three_hundred_nodes_all_have_their_turn_although_requests_for_slots_fail() -> None:
+    with apiserver.serve() as server:
+        for verb in ("create", "update"):
+            for skip, status in ((20, 500), (60, 409), (100, 503)):
+                for is_carried_out in (False, True):
+                    fault = apiserver.Fault(
+                        verb=verb,
+                        resource="leases",
+                        skip=skip if verb == "update" else 2,
+                        times=5,
+                        status=status,
+                        is_carried_out=is_carried_out,
+                    )
+                    server.inject(fault)
+
+        assert contend(server, 300, limit=10).most <= 10
