@@ -214,21 +214,31 @@ def _oddities(node: Node, told: Told | None, standing: Standing, now: dt.datetim
     notes: list[str] = []
     if not node.is_ready:
         notes.append("the node is not ready: its agent may not run, and this may be old")
-    if told is None:
-        return notes
-    if standing is Standing.NO_WISH:
-        notes.append(f"what is told is of layout {told.config}, which nobody wishes any more")
-    if standing is Standing.BEHIND:
-        notes.append(f"the agent last told of layout {told.config}, not of {node.wish}")
-    if standing is Standing.STALE:
+    if told is not None:
+        return notes + _odd_about(node, told, standing, now)
+    foreign = node.view.labels.get(cluster.STATE_LABEL)
+    if foreign and standing is Standing.NO_AGENT:
         notes.append(
-            f"nothing more was told since {times.shown(told.started_at) or 'some time'}: "
-            "look whether the agent runs"
+            f"another manager than mig-manager serves it: {cluster.STATE_LABEL} is {foreign}"
         )
+    return notes
+
+
+def _odd_about(node: Node, told: Told, standing: Standing, now: dt.datetime) -> list[str]:
+    notes: list[str] = []
+    match standing:
+        case Standing.NO_WISH:
+            notes.append(f"what is told is of layout {told.config}, which nobody wishes any more")
+        case Standing.BEHIND:
+            notes.append(f"the agent last told of layout {told.config}, not of {node.wish}")
+        case Standing.STALE:
+            since = times.shown(told.started_at) or "some time"
+            notes.append(f"nothing more was told since {since}: look whether the agent runs")
+        case Standing.IN_FORCE if node.applied != told.config:
+            notes.append(f"label {cluster.APPLIED_LABEL} says {node.applied or 'nothing'}")
+        case _:
+            pass
     if told.retry_at and now - told.retry_at > _OVERDUE:
-        notes.append(
-            f"the next try was due at {times.shown(told.retry_at)}: look whether the agent runs"
-        )
-    if standing is Standing.IN_FORCE and node.applied != told.config:
-        notes.append(f"label {cluster.APPLIED_LABEL} says {node.applied or 'nothing'}")
+        due = times.shown(told.retry_at)
+        notes.append(f"the next try was due at {due}: look whether the agent runs")
     return notes

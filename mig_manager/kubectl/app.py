@@ -126,39 +126,34 @@ class _App:
         }
 
     def _status(self) -> int:
-        reports = selecting.reports(self._seen, self._selection(), now=self._now)
-        is_drawn = len(reports) == 1 or self._format == "wide"
+        nodes = self._nodes()
+        is_drawn = self._is_drawn(nodes)
+        # The table has no room for them, and the pods of many nodes are much to list.
         is_asked = is_drawn or self._format != "text"
-        names = [each.node.view.name for each in reports]
+        pods = selecting.pods(self._seen, nodes.names) if is_asked else None
         result = statuses.Status(
-            reports=reports,
-            pods=selecting.pods(self._seen, names) if is_asked else selecting.Pods(by_node=None),
-            now=self._now,
+            reports=nodes.reports, pods=pods or selecting.Pods(by_node=None), now=self._now
         )
         draw = statuses.pictures if is_drawn else statuses.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
-        return DONE if result.is_good else FAILED
+        return DONE if result.is_good and not nodes.missing else FAILED
 
     def _plan(self) -> int:
         found = self._document()
         layout = found.layout(str(self._options["layout"]))
-        reports = selecting.reports(self._seen, self._selection(), now=self._now)
-        names = [each.node.view.name for each in reports]
-        result = plans.plan(
-            layout, reports, source=found.source, pods=selecting.pods(self._seen, names)
-        )
-        is_drawn = len(reports) == 1 or self._format == "wide"
-        draw = plans.pictures if is_drawn else plans.table
+        nodes = self._nodes()
+        pods = selecting.pods(self._seen, nodes.names)
+        result = plans.plan(layout, nodes.reports, source=found.source, pods=pods)
+        draw = plans.pictures if self._is_drawn(nodes) else plans.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
-        return DONE if result.is_good else FAILED
+        return DONE if result.is_good and not nodes.missing else FAILED
 
     def _validate(self) -> int:
         source_ = self._document()
         given = self._options.get("layout")
         names = [str(name) for name in given] if isinstance(given, list) else []
         layouts = [source_.layout(name) for name in names or source_.layouts]
-        reports = selecting.reports(self._seen, self._selection(), now=self._now)
-        found = products.of_nodes(reports)
+        found = products.of_nodes(self._nodes().reports)
         for note in found.notes:
             self._terminal.note(note)
         if not found.templates:
@@ -172,11 +167,8 @@ class _App:
         return FAILED if result.misfits else DONE
 
     def _history(self) -> int:
-        (told,) = selecting.reports(
-            self._seen,
-            selecting.Selection(names=(str(self._options["node"]),), selector=None),
-            now=self._now,
-        )
+        named = selecting.Selection(names=(str(self._options["node"]),), selector=None)
+        (told,) = selecting.find(self._seen, named, now=self._now).reports
         result = histories.history(self._seen, told, now=self._now)
         self._answer(result.to_data, lambda: histories.page(result, style=self._style))
         return DONE
@@ -190,13 +182,20 @@ class _App:
             case _:
                 self._terminal.say(text())
 
-    def _selection(self) -> selecting.Selection:
+    def _nodes(self) -> selecting.Found:
         given = self._options.get("node")
         selector = self._options.get("selector")
-        return selecting.Selection(
+        asked = selecting.Selection(
             names=tuple(str(name) for name in given) if isinstance(given, list) else (),
             selector=None if selector is None else str(selector),
         )
+        found = selecting.find(self._seen, asked, now=self._now)
+        for said in found.missing:
+            self._terminal.note(said)
+        return found
+
+    def _is_drawn(self, nodes: selecting.Found) -> bool:
+        return len(nodes.reports) == 1 or self._format == "wide"
 
     def _document(self) -> config.Document:
         file, config_map = self._options.get("filename"), self._options.get("config_map")

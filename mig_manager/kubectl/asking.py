@@ -2,8 +2,9 @@
 
 import dataclasses
 import datetime as dt
+import http
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors, safetext
@@ -45,14 +46,13 @@ class Cluster:
     def __init__(self, api: kubectl.Kubectl) -> None:
         self._api = api
 
-    def named(self, names: Iterable[str]) -> Iterator[standing.Node]:
-        """Return nodes by name.
+    def node(self, name: str) -> standing.Node:
+        """Return a node.
 
         Raises:
-            ClusterError: One of them is not there, or the API refused or does not answer.
+            ClusterError: It is not there (404), or the API refused or does not answer.
         """
-        for name in dict.fromkeys(names):
-            yield _node(self._api.get(f"{_NODES}/{urllib.parse.quote(name, safe='')}"))
+        return _node(self._api.get(f"{_NODES}/{urllib.parse.quote(name, safe='')}"))
 
     def selected(self, selector: str | None) -> Iterator[standing.Node]:
         """Return the nodes that a selector selects; None: all.
@@ -115,7 +115,7 @@ class Cluster:
                     f"/configmaps/{urllib.parse.quote(name, safe='')}"
                 )
             except errors.ClusterError as error:
-                if error.status == _NOT_FOUND and not config_map:
+                if error.status == http.HTTPStatus.NOT_FOUND and not config_map:
                     continue
                 raise
             return _document(found, f"ConfigMap {namespace}/{name}")
@@ -124,9 +124,6 @@ class Cluster:
             f"there is no ConfigMap with layouts ({tried}); name one with --config-map, or a file "
             "with -f"
         )
-
-
-_NOT_FOUND = 404
 
 
 def _node(item: Mapping[str, Any]) -> standing.Node:

@@ -96,13 +96,21 @@ def history(seen: asking.Cluster, report: standing.Report, *, now: dt.datetime) 
         for event in events
     ]
     moments = [*told, *_from_node(report, told)]
-    earliest = dt.datetime.min.replace(tzinfo=dt.UTC)
     return History(
         report=report,
-        moments=tuple(sorted(moments, key=lambda moment: moment.at or earliest)),
+        moments=tuple(sorted(moments, key=_order)),
         why_no_events=why_not,
         now=now,
     )
+
+
+def _order(moment: Moment) -> tuple[dt.datetime, int]:
+    """Put what happened in one second in the order in which it can have happened."""
+    first = _FIRST.index(moment.what) if moment.what in _FIRST else len(_FIRST)
+    return moment.at or dt.datetime.min.replace(tzinfo=dt.UTC), first
+
+
+_WISHED, _STARTED, _RETRY = _FIRST = ("wished", "started", "retry")
 
 
 def _from_node(report: standing.Report, told: Sequence[Moment]) -> Iterable[Moment]:
@@ -111,14 +119,14 @@ def _from_node(report: standing.Report, told: Sequence[Moment]) -> Iterable[Mome
         who = node.wished_by or "somebody"
         yield Moment(
             at=node.wished_at,
-            what="wished",
+            what=_WISHED,
             message=f"{who} last wrote here, and the wish for {node.wish} is theirs",
         )
     if run is None:
         return
     if run.started_at:
         message = f"a run for {run.config} began, attempt {run.attempt}"
-        yield Moment(at=run.started_at, what="started", message=message)
+        yield Moment(at=run.started_at, what=_STARTED, message=message)
     is_told = any(moment.at == run.finished_at and moment.what == run.reason for moment in told)
     if run.finished_at and not is_told:
         yield Moment(
@@ -128,7 +136,7 @@ def _from_node(report: standing.Report, told: Sequence[Moment]) -> Iterable[Mome
             is_warning=not report.standing.is_good,
         )
     if run.retry_at:
-        yield Moment(at=run.retry_at, what="retry", message="the next try is due")
+        yield Moment(at=run.retry_at, what=_RETRY, message="the next try is due")
 
 
 def page(told: History, *, style: bar.Style) -> str:

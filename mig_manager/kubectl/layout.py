@@ -8,10 +8,7 @@ from mig_manager.core import askers, bar, picture, resources
 _GAP = "   "
 _MOST_NAMED = 8
 """Pods that a sentence names before it counts the rest."""
-WHO_KNOWS = (
-    "Which of these devices a pod has only kubelet knows: 'mig-manager plan "
-    "--pod-resources-socket' on the node tells."
-)
+WHO_KNOWS = "Which of the devices of a kind a pod has, the API does not tell: only kubelet knows."
 
 
 def columns(
@@ -54,6 +51,22 @@ def wrapped(text: str, *, indent: str = "") -> str:
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+_MADE_UP = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
+
+
+def without_ids(data: object) -> object:
+    """Return plain data of GPUs without the driver's ids, which are not published."""
+    if isinstance(data, list):
+        return [without_ids(item) for item in data]
+    if isinstance(data, Mapping):
+        return {
+            key: without_ids(value)
+            for key, value in data.items()
+            if key not in _MADE_UP and not (key == "uuid" and value is None)
+        }
+    return data
 
 
 def kind_name(resource: str) -> str:

@@ -58,7 +58,7 @@ class NodePlan:
         planned = self.planned.to_data() if self.planned else {}
         # Which pods leave is told as far as it is known, and UUIDs are not.
         known = {k: v for k, v in planned.items() if k not in ("doomed_uuids", "evicted_pods")}
-        return {**data, "plan": known or None}
+        return {**data, "plan": layouts.without_ids(known) or None}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +221,6 @@ def _hurt(losses: Sequence[askers.Loss] | None) -> str:
     maybe = {pod for lost in losses if not lost.is_total for pod in lost.kind.pods} - sure
     if not (sure or maybe):
         return "none"
-    parts = [f"{len(sure)} leave"] if sure else []
-    parts += [f"up to {len(maybe)} more" if sure else f"up to {len(maybe)}"] if maybe else []
+    parts = [f"{len(sure)} must leave"] if sure else []
+    parts += [f"up to {len(maybe)} may have to"] if maybe else []
     return ", ".join(parts)

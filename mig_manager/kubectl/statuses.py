@@ -70,7 +70,9 @@ class Status:
             "finished_at": _iso(told.finished_at) if told else None,
             "retry_at": _iso(told.retry_at) if told else None,
             "notes": list(report.notes),
-            "gpus": None if report.gpus is None else [plain.gpu(gpu) for gpu in report.gpus],
+            "gpus": None
+            if report.gpus is None
+            else [layout.without_ids(plain.gpu(gpu)) for gpu in report.gpus],
             "asked_for": None
             if kinds is None
             else [
