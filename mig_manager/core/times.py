@@ -12,9 +12,9 @@ def parse(text: object) -> dt.datetime | None:
         return None
     try:
         found = dt.datetime.fromisoformat(text)
-    except ValueError:
+        return found.astimezone(dt.UTC) if found.tzinfo else None
+    except (ValueError, OverflowError):
         return None
-    return found.astimezone(dt.UTC) if found.tzinfo else None
 
 
 def shown(when: dt.datetime | None) -> str:

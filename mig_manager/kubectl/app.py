@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 import mig_manager
-from mig_manager import console, errors, report, settings, source, validation
+from mig_manager import console, errors, report, safetext, settings, source, validation
 from mig_manager.adapters import configfile, kubectl
 from mig_manager.core import config, document
 from mig_manager.kubectl import (
@@ -57,7 +57,8 @@ def main(argv: Sequence[str], terminal: console.Console) -> int:
     try:
         return _run(argv, terminal)
     except errors.MigManagerError as error:
-        terminal.note(error.message, remedy=_REMEDIES.get(error.reason, error.reason.remedy))
+        said = safetext.printable(error.message, " ")
+        terminal.note(said, remedy=_REMEDIES.get(error.reason, error.reason.remedy))
         return _status_of(error)
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -140,7 +141,7 @@ class _App:
 
     def _plan(self) -> int:
         found = self._document()
-        layout = found.layout(str(self._options["layout"]))
+        layout = products.harmless(found.layout(str(self._options["layout"])))
         nodes = self._nodes()
         pods = selecting.pods(self._seen, nodes.names)
         result = plans.plan(layout, nodes.reports, source=found.source, pods=pods)

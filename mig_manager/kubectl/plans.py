@@ -171,7 +171,8 @@ def _picture(plans: Plans, node: NodePlan, style: bar.Style) -> str:
     lines = [style.paint(f"{node.name}: {plans.layout} of {plans.source}", bar.Tone.STRONG)]
     lines += [layouts.wrapped(note, indent="  ! ") for note in node.notes]
     if node.planned is None:
-        lines.append(layouts.wrapped(f"  cannot have it: {node.why_not}"))
+        verdict = "cannot be told" if node.fits is None else "cannot have it"
+        lines.append(layouts.wrapped(f"{verdict}: {node.why_not}", indent="  "))
         return "\n".join(lines)
     lines += ["", report.plan(node.planned, is_wide=False, style=style)]
     if node.losses is None:
