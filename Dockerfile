@@ -31,9 +31,10 @@ RUN /opt/builder/bin/python -m hatchling build --target wheel --directory /wheel
     --no-deps --no-index /wheel/*.whl \
  && python -m compileall -q --invalidation-mode unchecked-hash \
     -x '/kubernetes/(aio|client/(api|models))/(?!__init__)' /opt/mig-manager/lib
-# What NVIDIA's operator starts in the image of its MIG manager.
+# What NVIDIA's operator starts in the image of its MIG manager, and what people call in there.
 RUN printf '#!/bin/sh\nexec mig-manager agent "$@"\n' > /opt/mig-manager/bin/nvidia-mig-manager \
- && chmod 755 /opt/mig-manager/bin/nvidia-mig-manager
+ && chmod 755 /opt/mig-manager/bin/nvidia-mig-manager \
+ && ln -s mig-manager /opt/mig-manager/bin/nvidia-mig-parted
 
 FROM ${PYTHON_IMAGE}
 # The official images ship the standard library uncompiled.

@@ -231,3 +231,7 @@ class _Watched:
     def wait(self, seconds: float) -> None:
         self._pulse.beat()
         self._wish.wait(seconds)
+
+    def pause(self, seconds: float) -> None:
+        self._pulse.beat()
+        self._wish.pause(seconds)

@@ -2,12 +2,17 @@
 
 import argparse
 
-from mig_manager import peer
+from mig_manager import peer, placeholders
 
 
 def add_own(parser: argparse.ArgumentParser) -> None:
     """Add what concerns the node and the change."""
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="log everything [MIG_PARTED_DEBUG]",
+    )
     ours = parser.add_argument_group("options")
     for flags, metavar, text in _AGENT_OPTIONS:
         ours.add_argument(*flags, metavar=metavar, help=text)
@@ -51,11 +56,11 @@ def add_host(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, metavar=metavar, help=text)
     peers = parser.add_argument_group(
         "options of NVIDIA's agent",
-        "all are accepted, so that its manifests keep working; without effect unless one is told",
+        "all are accepted, so that its manifests keep working",
     )
     for option in peer.OPTIONS:
         flags = [f"--{option.name}"] + ([f"-{option.short}"] if option.short else [])
-        effect = f"{option.effect} [{option.variable}]" if option.effect else None
+        effect = f"{option.effect or 'without effect here'} [{option.variable}]"
         if option.is_switch:
             peers.add_argument(*flags, nargs="?", const="true", metavar="BOOL", help=effect)
         else:
@@ -70,22 +75,22 @@ _HOST_OPTIONS = (
     ),
     (
         "--proven-file",
-        "FILE",
+        placeholders.FILE,
         "keeps the last proven layout for a reboot (default: /var/lib/mig-manager/proven.json)",
     ),
     (
         "--reboot-timeout-s",
-        "S",
+        placeholders.SECONDS,
         "how long the machine may take to go down after it agreed to reboot (default: 600)",
     ),
     (
         "--service-stop-timeout-s",
-        "S",
+        placeholders.SECONDS,
         "how long each service of the host may take to stop (default: 30)",
     ),
     (
         "--service-start-timeout-s",
-        "S",
+        placeholders.SECONDS,
         "how long each service of the host may take to start (default: 120)",
     ),
 )
@@ -95,18 +100,22 @@ _AGENT_OPTIONS = (
     (["-n", "--node-name"], "NAME", "the node to serve (required) [NODE_NAME]"),
     (
         ["-f", "--config-file"],
-        "FILE",
+        placeholders.FILE,
         "config document (default: the one that comes with the program) [CONFIG_FILE]",
     ),
-    (["--kubeconfig"], "FILE", "credentials (default: the pod's ServiceAccount) [KUBECONFIG]"),
+    (
+        ["--kubeconfig"],
+        placeholders.FILE,
+        "credentials (default: the pod's ServiceAccount) [KUBECONFIG]",
+    ),
     (
         ["--pod-resources-socket"],
-        "FILE",
+        placeholders.FILE,
         "kubelet's socket (default: /var/lib/kubelet/pod-resources/kubelet.sock)",
     ),
     (
         ["--drain-policy"],
-        "WHO",
+        placeholders.one_of("WHO", "affected", "node", "none"),
         "evict the affected pods, all GPU pods of the node, or none (default: affected)",
     ),
     (
@@ -119,20 +128,24 @@ _AGENT_OPTIONS = (
         "NAME",
         "where the Leases for that are (default: mig-manager) [POD_NAMESPACE]",
     ),
-    (["--drain-timeout-s"], "S", "how long evicted pods may take to leave (default: 300)"),
+    (
+        ["--drain-timeout-s"],
+        placeholders.SECONDS,
+        "how long evicted pods may take to leave (default: 300)",
+    ),
     (
         ["--plugin-timeout-s"],
-        "S",
+        placeholders.SECONDS,
         "how long the device plugin may take to stop or start (default: 300)",
     ),
     (
         ["--monitor-timeout-s"],
-        "S",
+        placeholders.SECONDS,
         "how long each monitor may take to be ready before the next one starts (default: 60)",
     ),
     (
         ["--extra-clients-file"],
-        "FILE",
+        placeholders.FILE,
         "YAML table of your own GPU daemons that must be gone during a change",
     ),
     (
@@ -140,29 +153,45 @@ _AGENT_OPTIONS = (
         "MAP",
         "device-plugin config by layout, such as all-1g.5gb=sliced,*=whole (default: left alone)",
     ),
-    (["--in-use-timeout-s"], "S", "how long what is in use is tried again (default: 30)"),
+    (
+        ["--in-use-timeout-s"],
+        placeholders.SECONDS,
+        "how long what is in use is tried again (default: 30)",
+    ),
     (
         ["--lock-file"],
-        "FILE",
+        placeholders.FILE,
         "keeps two managers from changing one node's GPUs (default: /run/mig-manager/lock)",
     ),
     (
         ["--lock-timeout-s"],
-        "S",
+        placeholders.SECONDS,
         "how long to wait while another manager is at work (default: 30)",
     ),
     (
         ["--drift-check-interval-s"],
-        "S",
+        placeholders.SECONDS,
         "pause between two looks whether the layout is still in force; 0: none (default: 300)",
     ),
-    (["--retry-initial-s"], "S", "pause before the first retry (default: 5)"),
-    (["--retry-max-s"], "S", "longest pause between retries (default: 300)"),
-    (["--poll-interval-s"], "S", "longest pause between two looks while waiting (default: 1)"),
+    (["--retry-initial-s"], placeholders.SECONDS, "pause before the first retry (default: 5)"),
+    (["--retry-max-s"], placeholders.SECONDS, "longest pause between retries (default: 300)"),
+    (
+        ["--poll-interval-s"],
+        placeholders.SECONDS,
+        "longest pause between two looks while waiting (default: 1)",
+    ),
     (["--health-port"], "PORT", "serve /metrics, /healthz and /readyz here (default: nowhere)"),
     (["--health-address"], "ADDRESS", "where to serve them (default: on all addresses)"),
-    (["--log-level"], "LEVEL", "debug, info, warning or error (default: info)"),
-    (["--log-format"], "FORMAT", "json or console (default: json)"),
+    (
+        ["--log-level"],
+        placeholders.one_of("LEVEL", "debug", "info", "warning", "error"),
+        "debug, info, warning or error (default: info)",
+    ),
+    (
+        ["--log-format"],
+        placeholders.one_of("FORMAT", "json", "console"),
+        "json or console (default: json)",
+    ),
 )
 
 _AGENT_SWITCHES = (

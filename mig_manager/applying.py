@@ -6,7 +6,7 @@ What is proven is kept for the next boot.
 import dataclasses
 from collections.abc import Callable
 
-from mig_manager import change, commands, errors, standalone
+from mig_manager import change, commands, errors, standalone, waiting
 from mig_manager.core import config, model, planner, status
 
 
@@ -26,13 +26,14 @@ def apply(
         world: What to work with.
         resolve: Returns the wish.
         scope: How much of it counts.
-        may_reset: Whether a change of mode may reset a GPU.
+        may_reset: Whether to reset GPUs whose new mode waits for that. Where not, the mode is
+            left waiting, which is a failure unless the mode is all that counts.
 
     Raises:
         ConfigError: There is no such wish.
         HostError: A reset was refused, or device files are not up to date.
-        HardwareError: NVML refused or failed; RESET_REQUIRED when a reset is due and not
-            allowed; VERIFY_FAILED when the layout is not in force afterwards.
+        HardwareError: NVML refused or failed; RESET_REQUIRED or REBOOT_REQUIRED when the new
+            mode waits; VERIFY_FAILED when the layout is not in force afterwards.
         LayoutError: There is no such layout, or it cannot be had on these GPUs.
         LockedError: Another manager was at work all the time; nothing was changed.
         UsageError: Lock or journal cannot be kept where they should be; nothing was changed.
@@ -73,6 +74,7 @@ class _Run:
         self._layout = layout
         self._scope = scope
         self._may_reset = may_reset
+        self._may_wait = scope is commands.Scope.MODE_ONLY and not may_reset
         self._observed = world.gpus.observe()
         self._pending = standalone.Pending(world, self._observed, may_reset=may_reset)
         self._others: tuple[model.GpuSnapshot, ...] = ()
@@ -87,21 +89,23 @@ class _Run:
         if first.plan.is_empty:
             standalone.forget(self._world)
             self._keep(self._observed)
-            return commands.Applied(layout=self._layout.name, rounds=())
+            return self._applied(first, ())
         self._pending.remark()
         with self._world.guard():
             plans = self._change(first.plan)
-        rounds = tuple(dataclasses.replace(first, plan=run) for run in plans)
-        return commands.Applied(layout=self._layout.name, rounds=rounds)
+        return self._applied(first, plans)
+
+    def _applied(self, first: commands.Planned, plans: tuple[model.Plan, ...]) -> commands.Applied:
+        return commands.Applied(
+            layout=self._layout.name,
+            rounds=tuple(dataclasses.replace(first, plan=run) for run in plans),
+            overlooked=first.overlooked,
+        )
 
     def _first(self) -> commands.Planned:
         covered = config.select(self._layout, self._observed)
         self._others = tuple(gpu for gpu in self._pending.snapshot if gpu.uuid not in covered)
-        first = self._planned(self._observed)
-        if not self._may_reset:
-            commands.refuse_reset(first.plan)
-            commands.refuse_reset(self._pending.due)
-        return first
+        return self._planned(self._observed)
 
     def _planned(self, observed: tuple[model.Gpu, ...]) -> commands.Planned:
         """Plan the wish, and the way back of GPUs that it is not about."""
@@ -109,6 +113,13 @@ class _Run:
         back = planner.restore(observed, self._others)
         both = sorted((*planned.plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)
         return dataclasses.replace(planned, plan=model.Plan(gpus=tuple(both)))
+
+    def _rest(self, after: tuple[model.Gpu, ...]) -> model.Plan:
+        """Return what is still due: not a mode that may wait."""
+        planned = self._planned(after)
+        if not self._may_wait:
+            return planned.plan
+        return waiting.without(planned.plan, waiting.for_their_mode(after, planned.wanted))
 
     def _change(self, first: model.Plan) -> tuple[model.Plan, ...]:
         before = self._pending.snapshot or tuple(gpu.snapshot for gpu in self._observed)
@@ -122,10 +133,11 @@ class _Run:
 
         try:
             after, plans = change.carry_out(
-                self._world.gpus,
+                waiting.Lenient(self._world.gpus) if self._may_wait else self._world.gpus,
                 first,
+                seen=self._observed,
                 before=before,
-                replan=lambda after: self._planned(after).plan,
+                replan=self._rest,
                 undo=change.Undo(on_end=back, pause=self._world.clock.wait),
                 reset=self._world.reset if self._may_reset else None,
             )
@@ -134,9 +146,17 @@ class _Run:
                 error.add(standalone.LATER)
             raise
         standalone.forget(self._world)
+        if not self._planned(after).plan.is_empty:
+            self._tell_what_waits(after)
+            return plans
         self._keep(after)
         standalone.refresh(self._world)
         return plans
+
+    def _tell_what_waits(self, after: tuple[model.Gpu, ...]) -> None:
+        """Say which modes come later; nothing is proven, so nothing is kept for a boot."""
+        for gpu in waiting.for_their_mode(after, self._planned(after).wanted):
+            self._world.tell(f"the MIG mode of {gpu} waits for a reset or a reboot")
 
     def _keep(self, gpus: tuple[model.Gpu, ...]) -> None:
         proven = status.Proven(

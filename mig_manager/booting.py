@@ -131,8 +131,8 @@ class _Awaited:
                 self._timeout_s = 0.0
                 return gpus
 
-    def execute(self, plan: model.Plan) -> None:
-        self._gpus.execute(plan)
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+        return self._gpus.execute(plan, seen)
 
 
 class _Run:
@@ -219,8 +219,9 @@ class _Run:
             self._stuck = stuck
 
         try:
-            plan = self._plan(self._world.gpus.observe(), due)
-            plans = () if plan.is_empty else self._carry_out(plan, due, before, back)
+            seen = self._world.gpus.observe()
+            plan = self._plan(seen, due)
+            plans = () if plan.is_empty else self._carry_out(plan, seen, before, back)
         except errors.MigManagerError as error:
             return (), error
         self._stuck = stuck
@@ -229,13 +230,15 @@ class _Run:
     def _carry_out(
         self,
         plan: model.Plan,
-        due: tuple[str, ...],
+        seen: tuple[model.Gpu, ...],
         before: list[model.GpuSnapshot],
         back: Callable[[], None],
     ) -> tuple[model.Plan, ...]:
+        due = [gpu.uuid for gpu in before]
         _, plans = change.carry_out(
             self._world.gpus,
             plan,
+            seen=seen,
             before=before,
             replan=lambda after: self._plan(after, due),
             undo=change.Undo(on_end=back, pause=self._world.clock.wait),

@@ -43,10 +43,11 @@ class Undo:
     """Waits between two tries; seconds."""
 
 
-def carry_out(
+def carry_out(  # noqa: PLR0913 - each is named where it is called
     gpus: ports.Gpus,
     first: model.Plan,
     *,
+    seen: Observed,
     before: Snapshot,
     replan: Callable[[Observed], model.Plan],
     undo: Undo | None = None,
@@ -57,6 +58,8 @@ def carry_out(
     Args:
         gpus: The GPUs of this node.
         first: The plan; not empty.
+        seen: The GPUs as the plan was made for them. Those that it leaves alone are not looked
+            at again: what somebody else makes of them is found as drift.
         before: What the GPUs had before anything was changed: the way back leads there.
         replan: The planner, asked again for the same wish; an empty answer is the proof.
         undo: Who hears of the way back, if it must be taken.
@@ -73,7 +76,7 @@ def carry_out(
         LayoutError: The second plan cannot be made.
     """
     try:
-        return _execute(gpus, first, replan, reset)
+        return _execute(gpus, first, seen, replan, reset)
     except errors.MigManagerError as error:
         _log.warning("change_failed", reason=error.reason.value, error=error.message)
         undo = undo or Undo()
@@ -145,18 +148,18 @@ class _WayBack:
         Raises:
             MigManagerError: Something is still due.
         """
-        plan = self._plan()
+        now = self._gpus.observe()
+        plan = self._plan(now)
         if plan.is_empty and not self._is_begun:
             return (
                 "only the new mode stays pending" if self._keep_pending else "nothing was changed"
             )
         if not plan.is_empty:
             self._is_begun = True
-            was_reset = _run(self._gpus, plan, self._reset)
-            plan = self._plan()
+            now, was_reset = _run(self._gpus, plan, now, self._reset)
+            plan = self._plan(now)
             if was_reset and not plan.is_empty:
-                self._gpus.execute(plan)
-                plan = self._plan()
+                plan = self._plan(_merged(now, self._gpus.execute(plan, now)))
         if plan.is_empty:
             return "the instances from before are back"
         raise errors.HardwareError(
@@ -166,7 +169,7 @@ class _WayBack:
     def left(self) -> str:
         """Say what is still due, to the last instance; empty where nobody can tell."""
         try:
-            plan = self._plan()
+            plan = self._plan(self._gpus.observe())
         except errors.MigManagerError:
             return ""
         due = [
@@ -176,8 +179,8 @@ class _WayBack:
         ]
         return f"; still due: {'; '.join(due)}" if due else ""
 
-    def _plan(self) -> model.Plan:
-        return planner.restore(self._gpus.observe(), self._before, keep_pending=self._keep_pending)
+    def _plan(self, now: Observed) -> model.Plan:
+        return planner.restore(now, self._before, keep_pending=self._keep_pending)
 
 
 def _can_pass(error: BaseException) -> bool:
@@ -192,15 +195,15 @@ def _can_pass(error: BaseException) -> bool:
 def _execute(
     gpus: ports.Gpus,
     first: model.Plan,
+    seen: Observed,
     replan: Callable[[Observed], model.Plan],
     reset: Reset | None,
 ) -> tuple[Observed, tuple[model.Plan, ...]]:
-    plan = first
+    plan, after = first, seen
     plans: list[model.Plan] = []
     while True:
-        was_reset = _run(gpus, plan, reset)
+        after, was_reset = _run(gpus, plan, after, reset)
         plans.append(plan)
-        after = gpus.observe()
         rest = replan(after)
         if rest.is_empty:
             return after, tuple(plans)
@@ -216,14 +219,17 @@ def _execute(
     )
 
 
-def _run(gpus: ports.Gpus, plan: model.Plan, reset: Reset | None) -> bool:
+def _run(
+    gpus: ports.Gpus, plan: model.Plan, seen: Observed, reset: Reset | None
+) -> tuple[Observed, bool]:
     """Execute a plan; where a mode then waits for a reset, reset those GPUs and no other.
 
     Returns:
-        Whether GPUs were reset, so that the rest of the plan is still due.
+        The GPUs afterwards, and whether the rest of the plan is still due, which is so where a
+        mode had to wait.
     """
     try:
-        gpus.execute(plan)
+        return _merged(seen, gpus.execute(plan, seen)), False
     except errors.HardwareError as error:
         if reset is None or error.reason is not errors.Reason.RESET_REQUIRED:
             raise
@@ -232,5 +238,9 @@ def _run(gpus: ports.Gpus, plan: model.Plan, reset: Reset | None) -> bool:
         _log.info("reset_due", gpus=[gpu.uuid for gpu in waiting])
         if waiting:
             reset(waiting)
-        return True
-    return False
+        return gpus.observe(), True
+
+
+def _merged(seen: Observed, changed: Observed) -> Observed:
+    fresh = {gpu.uuid: gpu for gpu in changed}
+    return tuple(fresh.get(gpu.uuid, gpu) for gpu in seen)

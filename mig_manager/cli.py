@@ -13,6 +13,7 @@ import mig_manager
 from mig_manager import arguments, console, errors, settings
 
 _DONE, _FAILED, _UNUSABLE, _UNKNOWN_COMMAND = 0, 1, 2, 3
+_PEER = "nvidia-mig-parted"
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 """As a shell reports a program that SIGINT or SIGPIPE ended."""
@@ -21,16 +22,25 @@ _INPUT_REASONS = frozenset(
 )
 
 
-def main(argv: Sequence[str], terminal: console.Console) -> int:
+def main(
+    argv: Sequence[str], terminal: console.Console, *, program: str = arguments.PROGRAM
+) -> int:
     """Run one command line.
 
     Args:
         argv: The arguments without the program's name.
         terminal: Streams and environment.
+        program: The name that the program was called by.
 
     Returns:
         The exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.
+        Under the name of NVIDIA's tool, which knows no 2, that is 1.
     """
+    status = _main(argv, terminal)
+    return _FAILED if program == _PEER and status == _UNUSABLE else status
+
+
+def _main(argv: Sequence[str], terminal: console.Console) -> int:
     try:
         return _run(argv, terminal)
     except errors.MigManagerError as error:
@@ -64,7 +74,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
             return _DONE
-        case "agent" | "demo" | "doctor" as command:
+        case "agent" | "completion" | "demo" | "doctor" as command:
             return _WITH_SETTINGS_OF_THEIR_OWN[command](options, terminal)
         case command:
             return _shell(str(command), options, terminal)
@@ -148,7 +158,19 @@ def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
     )
 
 
-_WITH_SETTINGS_OF_THEIR_OWN = {"agent": _agent, "demo": _demo, "doctor": _doctor}
+def _completion(options: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager import completion
+
+    terminal.say(completion.answer(options, terminal.environ))
+    return _DONE
+
+
+_WITH_SETTINGS_OF_THEIR_OWN = {
+    "agent": _agent,
+    "completion": _completion,
+    "demo": _demo,
+    "doctor": _doctor,
+}
 
 
 def _status_of(error: errors.MigManagerError) -> int:

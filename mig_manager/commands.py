@@ -8,8 +8,8 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from mig_manager import errors, plain, ports
-from mig_manager.core import clients, config, model, planner
+from mig_manager import plain, ports
+from mig_manager.core import clients, config, generator, model, planner, remarks, selection
 from mig_manager.core import holders as holding
 
 
@@ -51,6 +51,8 @@ class Planned:
     plan: model.Plan
     holders: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU they hold, as far as known."""
+    overlooked: tuple[remarks.Remark, ...] = ()
+    """What passed because the layout was read leniently."""
 
     @property
     def destroyed(self) -> tuple[model.DestroyGpuInstance, ...]:
@@ -91,6 +93,7 @@ class Planned:
             },
             "doomed_uuids": sorted(self.plan.doomed_uuids),
             "evicted_pods": list(self.evicted),
+            "warnings": [str(remark) for remark in self.overlooked],
             "gpus": [plain.gpu_plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
         }
 
@@ -102,6 +105,8 @@ class Applied:
     rounds: tuple[Planned, ...]
     """The plans that were run; empty when the layout was in force already."""
     layout: str
+    overlooked: tuple[remarks.Remark, ...] = ()
+    """What passed because the layout was read leniently."""
 
     @property
     def is_changed(self) -> bool:
@@ -113,6 +118,7 @@ class Applied:
         return {
             "layout": self.layout,
             "is_changed": self.is_changed,
+            "warnings": [str(remark) for remark in self.overlooked],
             "plans": [planned.to_data() for planned in self.rounds],
         }
 
@@ -135,7 +141,7 @@ class Checked:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A config document of what the GPUs have."""
+    """A config document of what the GPUs have, or can have."""
 
     document: Mapping[str, object]
 
@@ -197,28 +203,16 @@ def planned(
     wanted = config.select(layout, observed)
     if scope is Scope.MODE_ONLY:
         wanted = _modes_only(wanted, observed)
+    with selection.located(layout, observed):
+        due = planner.plan(observed, wanted)
     return Planned(
         layout=layout.name,
         gpus=observed,
         wanted=wanted,
-        plan=planner.plan(observed, wanted),
+        plan=due,
         holders=holders,
+        overlooked=selection.overlooked(layout, observed),
     )
-
-
-def refuse_reset(due: model.Plan) -> None:
-    """Take no plan that resets a GPU.
-
-    Raises:
-        HardwareError: With RESET_REQUIRED: it does; says which.
-    """
-    resets = [f"GPU {gpu_plan.gpu_index}" for gpu_plan in due.gpus if gpu_plan.needs_reset]
-    if resets:
-        raise errors.HardwareError(
-            f"the change of MIG mode resets {', '.join(resets)}, and --skip-reset forbids it; "
-            "nothing was changed",
-            reason=errors.Reason.RESET_REQUIRED,
-        )
 
 
 def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) -> Checked:
@@ -231,14 +225,31 @@ def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) 
     return Checked(planned=plan(gpus, layout, scope=scope))
 
 
-def export(gpus: ports.Gpus, *, label: str) -> Exported:
+def export(gpus: ports.Gpus, *, label: str, has_placements: bool = False) -> Exported:
     """Describe the GPUs as a config document with one layout.
+
+    Args:
+        gpus: The GPUs of this node.
+        label: Name of the layout.
+        has_placements: Whether it says where instances lie.
 
     Raises:
         HardwareError: NVML refused or failed.
         LayoutError: There is no GPU.
     """
-    return Exported(document=config.export(gpus.observe(), label=label))
+    return Exported(
+        document=config.export(gpus.observe(), label=label, has_placements=has_placements)
+    )
+
+
+def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -> Exported:
+    """Write a config document with the layouts that GPUs of these kinds can have.
+
+    Args:
+        kinds: The GPUs.
+        has_all_maximal: Whether to add every mixed layout that leaves no room.
+    """
+    return Exported(document=generator.document(kinds, has_all_maximal=has_all_maximal))
 
 
 def _modes_only(

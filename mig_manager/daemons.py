@@ -118,7 +118,7 @@ class Daemons:
                     + ", ".join(pod.key for pod in left),
                     reason=errors.Reason.IN_USE,
                 )
-            wish.wait(self._pace.delay_s(turn))
+            wish.pause(self._pace.delay_s(turn))
             turn += 1
 
     def resume_plugin(
@@ -237,7 +237,7 @@ class Daemons:
                 raise errors.NotReadyError(
                     f"{missing} (waited {self._timeout_s:g} s)", reason=reason
                 )
-            wish.wait(self._pace.delay_s(turn))
+            wish.pause(self._pace.delay_s(turn))
             turn += 1
 
     def _missing(self, paused: Paused, gpus: tuple[model.Gpu, ...]) -> tuple[errors.Reason, str]:

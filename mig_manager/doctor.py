@@ -130,7 +130,9 @@ def _machine_looks(
 ) -> Mapping[findings.Check, asking.Look]:
     files: Mapping[findings.Check, asking.Look] = {
         findings.Check.LOCK: functools.partial(machine.lock, given.lock_file),
-        findings.Check.CONFIG_FILE: functools.partial(machine.config_file, given.config_file),
+        findings.Check.CONFIG_FILE: functools.partial(
+            machine.config_file, given.config_file, is_lenient=given.is_lenient
+        ),
         findings.Check.PROVEN_FILE: functools.partial(machine.proven_file, given.proven_file),
         findings.Check.JOURNAL_FILE: functools.partial(machine.journal_file, given.journal_file),
     }

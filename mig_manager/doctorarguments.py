@@ -2,6 +2,8 @@
 
 import argparse
 
+from mig_manager import placeholders
+
 
 def add_own(parser: argparse.ArgumentParser) -> None:
     """Add what says where to look."""
@@ -13,26 +15,26 @@ _OPTIONS = (
     (["-n", "--node-name"], "NAME", "this node in the cluster [NODE_NAME]"),
     (
         ["--kubeconfig"],
-        "FILE",
+        placeholders.FILE,
         "credentials (default: the pod's ServiceAccount; no cluster without) [KUBECONFIG]",
     ),
-    (["-f", "--config-file"], "FILE", "config document to check [CONFIG_FILE]"),
+    (["-f", "--config-file"], placeholders.FILE, "config document to check [CONFIG_FILE]"),
     (
         ["--pod-resources-socket"],
-        "FILE",
+        placeholders.FILE,
         "kubelet's socket (default: /var/lib/kubelet/pod-resources/kubelet.sock)",
     ),
-    (["--lock-file"], "FILE", "the node's lock (default: /run/mig-manager/lock)"),
+    (["--lock-file"], placeholders.FILE, "the node's lock (default: /run/mig-manager/lock)"),
     (
         ["--journal-file"],
-        "FILE",
+        placeholders.FILE,
         "journal of the commands (default: /var/lib/mig-manager/journal.json)",
     ),
     (
         ["--proven-file"],
-        "FILE",
+        placeholders.FILE,
         "what is kept for the next boot (default: /var/lib/mig-manager/proven.json)",
     ),
-    (["--driver-root"], "FOLDER", "file system with the driver [DRIVER_ROOT]"),
-    (["--timeout-s"], "S", "how long each check may take (default: 10)"),
+    (["--driver-root"], placeholders.FOLDER, "file system with the driver [DRIVER_ROOT]"),
+    (["--timeout-s"], placeholders.SECONDS, "how long each check may take (default: 10)"),
 )

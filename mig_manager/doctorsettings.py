@@ -21,6 +21,7 @@ class DoctorSettings:
     """None: of simulated GPUs the kernel knows nothing."""
     dev: pathlib.Path
     config_file: pathlib.Path
+    is_lenient: bool
     lock_file: pathlib.Path
     journal_file: pathlib.Path
     proven_file: pathlib.Path
@@ -57,6 +58,7 @@ def doctor_settings(options: Mapping[str, object], environ: Mapping[str, str]) -
         dev=hostsettings.host_roots(given).dev_here / "dev",
         config_file=given.path("config-file", variable="CONFIG_FILE")
         or settings.packaged_config(),
+        is_lenient=given.switch("lenient"),
         lock_file=settings.lock_file(given, gpus),
         journal_file=shellsettings.journal_file(given, gpus),
         proven_file=settings.proven_file(given, gpus),

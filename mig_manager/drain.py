@@ -151,7 +151,7 @@ class Drain:
             wish.check()
             if now:
                 self._act(waiting, now)
-            wish.wait(self._order.pace.delay_s(self._turn))
+            wish.pause(self._order.pace.delay_s(self._turn))
             self._turn += 1
 
     def _begin(self, *, is_forcing: bool) -> None:

@@ -216,11 +216,30 @@ class LayoutError(MigManagerError):
         reason: UNKNOWN_CONFIG, UNKNOWN_PROFILE, NO_GPU_MATCHES, NOT_MIG_CAPABLE, NOT_SUPPORTED or
             DOES_NOT_FIT.
         location: Where the config document asks for it, when known.
+        gpu_uuid: The GPU that cannot give it; empty when it is not about one.
+        profile: What it lacks, such as ``1g.5gb``; empty when it is not about one profile.
     """
 
-    def __init__(self, message: str, *, reason: Reason, location: Location | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason,
+        location: Location | None = None,
+        gpu_uuid: str = "",
+        profile: str = "",
+    ) -> None:
         super().__init__(f"{location}: {message}" if location else message, reason=reason)
         self.location = location
+        self.gpu_uuid = gpu_uuid
+        self.profile = profile
+
+    def locate(self, location: Location) -> None:
+        """Say where the config document asks for it, unless that is said already."""
+        if self.location is None:
+            self.location = location
+            self.message = f"{location}: {self.message}"
+            self.args = (self.message,)
 
 
 class HardwareError(MigManagerError):

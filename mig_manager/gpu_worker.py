@@ -42,11 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if arguments.progress_fd is not None:
         gpu_progress.PROGRESS.attach(arguments.progress_fd)
+    if arguments.simulate_state is not None:
+        _simulate(arguments.simulate_state)
+    # Whoever started us ahead asks only now; nothing of the driver was touched up to here.
     request = gpu_protocol.decode_request(sys.stdin.buffer.read())
     if request is None:
         return 1
-    if arguments.simulate_state is not None:
-        _simulate(arguments.simulate_state)
     gpus = nvml.NvmlGpus(
         library_path=arguments.library_path or nvml_library.find(arguments.driver_root),
         in_use_timeout_s=arguments.in_use_timeout_s,
@@ -66,9 +67,8 @@ def answer(request: gpu_protocol.Request, gpus: ports.Gpus) -> gpu_protocol.Answ
         match request:
             case gpu_protocol.Observe():
                 return gpu_protocol.Observed(gpus=gpus.observe())
-            case gpu_protocol.Execute(plan=plan):
-                gpus.execute(plan)
-                return gpu_protocol.Executed()
+            case gpu_protocol.Execute(plan=plan, seen=seen):
+                return gpu_protocol.Executed(gpus=gpus.execute(plan, seen))
     except errors.HardwareError as error:
         return gpu_protocol.Failed.of(error)
 
@@ -105,4 +105,8 @@ def _simulate(state: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    sys.stderr.flush()
+    # The answer is out and the session closed. To take the interpreter and the vendor's library
+    # apart would only keep the agent waiting.
+    os._exit(ended)

@@ -4,6 +4,9 @@ import threading
 
 from mig_manager import errors
 
+_NEWS_REST_S = 0.02
+"""The shortest pause that news end."""
+
 
 class Mailbox:
     """Holds what is wanted now; older wishes that nobody took are gone.
@@ -19,6 +22,7 @@ class Mailbox:
         self._generation = 0
         self._is_look_due = False
         self._is_stopping = False
+        self._has_news = False
 
     def put_label(self, name: str | None) -> None:
         """Take over the label as the API shows it; the same value again is no new wish.
@@ -43,6 +47,12 @@ class Mailbox:
         """Have the GPUs looked at soon: somebody has changed them. It is no new wish."""
         with self._changed:
             self._is_look_due = True
+            self._changed.notify_all()
+
+    def put_news(self) -> None:
+        """Have whoever waits for something in the cluster look again soon."""
+        with self._changed:
+            self._has_news = True
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -92,9 +102,24 @@ class Mailbox:
     def wait(self, generation: int, seconds: float) -> None:
         """Sleep, but wake when ``generation`` is no longer the newest or at shutdown."""
         with self._changed:
+            self._changed.wait_for(lambda: self._is_over(generation), timeout=seconds)
+
+    def pause(self, generation: int, seconds: float) -> None:
+        """Do the same between two looks at the cluster.
+
+        News from it, also since the last pause, end the pause early, but not at once: they often
+        come in swarms.
+        """
+        rest_s = min(seconds, _NEWS_REST_S)
+        self.wait(generation, rest_s)
+        with self._changed:
             self._changed.wait_for(
-                lambda: self._is_stopping or self._generation != generation, timeout=seconds
+                lambda: self._has_news or self._is_over(generation), timeout=seconds - rest_s
             )
+            self._has_news = False
+
+    def _is_over(self, generation: int) -> bool:
+        return self._is_stopping or self._generation != generation
 
 
 class LabelWish:
@@ -114,4 +139,9 @@ class LabelWish:
     def wait(self, seconds: float) -> None:
         """Sleep; raise ``Superseded`` as soon as the wish has ended."""
         self._mailbox.wait(self.generation, seconds)
+        self.check()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, or until there is news; raise ``Superseded`` as soon as the wish has ended."""
+        self._mailbox.pause(self.generation, seconds)
         self.check()

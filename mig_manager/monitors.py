@@ -82,7 +82,7 @@ class Monitors:
                 return True
             if self._clock.monotonic() >= deadline:
                 return False
-            wish.wait(self._pace.delay_s(turn))
+            wish.pause(self._pace.delay_s(turn))
             turn += 1
 
     def _look_again(self, paused: daemons.Paused) -> None:

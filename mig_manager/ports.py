@@ -24,16 +24,61 @@ class Gpus(Protocol):
             HardwareError: NVML cannot be loaded, refused, failed, or did not answer in time.
         """
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
         Steps are idempotent. ``IN_USE`` is tried again for a bounded time. A failure on one GPU
         does not stop the others; it is raised after they have finished.
 
+        Args:
+            plan: The steps.
+            seen: GPUs as last observed; of those that keep their mode, what never changes is not
+                asked again.
+
+        Returns:
+            The GPUs of the plan, and no others, as they are afterwards, in its order.
+
         Raises:
-            HardwareError: A step failed; the message names every GPU that did, with operation
-                and code (and, for IN_USE, the processes NVML knows of).
+            HardwareError: A step failed, or the GPU could not be observed after the last one;
+                the message names every GPU concerned, with operation and code (and, for IN_USE,
+                the processes NVML knows of).
         """
+
+
+class Standby:
+    """Gets ready ahead of a call of another port; this one needs no getting ready."""
+
+    def prepare(self) -> None:
+        """Begin to set up what the next call needs, in the background."""
+
+    def expect_change(self) -> None:
+        """Do so where GPUs are going to be changed, and not only looked at."""
+        self.prepare()
+
+    def dismiss(self) -> None:
+        """Give back what was set up and not used."""
+
+
+class Standbys(Standby):
+    """Several that get ready together."""
+
+    def __init__(self, *each: Standby) -> None:
+        self._each = each
+
+    def prepare(self) -> None:
+        """See ``Standby``."""
+        for standby in self._each:
+            standby.prepare()
+
+    def expect_change(self) -> None:
+        """See ``Standby``."""
+        for standby in self._each:
+            standby.expect_change()
+
+    def dismiss(self) -> None:
+        """See ``Standby``."""
+        for standby in self._each:
+            standby.dismiss()
 
 
 class Node(Protocol):
@@ -317,6 +362,13 @@ class Wish(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Sleep, and wake at once when the run is no longer wanted.
+
+        Raises:
+            Superseded: A newer wish, a removed wish or a shutdown.
+        """
+
+    def pause(self, seconds: float) -> None:
+        """Sleep between two looks at the cluster: as ``wait``, but less if there may be news.
 
         Raises:
             Superseded: A newer wish, a removed wish or a shutdown.

@@ -43,6 +43,8 @@ class Reconciler:
         """The wish that had been fulfilled when this process began."""
         self._rebooted: tuple[str, str] | None = None
         """The wish for which the machine was rebooted."""
+        self._remembered: tuple[model.Gpu, ...] = ()
+        """The GPUs as they were last seen."""
 
     def recover(self, name: str | None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
@@ -173,11 +175,14 @@ class Reconciler:
         run = self._new_run(name, attempt=attempted, left=left)
         run.fulfilled = self._fulfilled
         run.rebooted = self._rebooted
+        run.remembered = self._remembered
         if spares:
             run.spare_everybody()
         try:
             outcome = run.attempt(wish)
+            self._remembered = run.record.gpus
         except errors.Superseded as end:
+            self._remembered = run.record.gpus
             run.end_early(end)
             self._keep_due(run)
             raise
@@ -208,6 +213,7 @@ class Reconciler:
         try:
             with self._alone(f"looking whether {name} is in force"):
                 seen = run.look()
+            self._remembered = run.record.gpus
         except errors.LockedError:
             # Whatever the other manager makes of the GPUs is for the next look.
             return lookout.Next.REST

@@ -70,6 +70,11 @@ class Record:
         """Which try at the wish this is, from 1."""
         return self._status.attempt
 
+    @property
+    def gpus(self) -> tuple[model.Gpu, ...]:
+        """The GPUs as they were last noted; none before."""
+        return self._status.gpus
+
     def proven(self) -> None:
         """Remember that the change is in force on the GPUs: no way leads back from here."""
         self.journal = dataclasses.replace(self.journal, snapshot=(), applied="")

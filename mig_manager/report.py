@@ -4,13 +4,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from mig_manager import commands, validation
-from mig_manager.core import bar, model, picture, steps
+from mig_manager.core import bar, config, model, picture, steps
 from mig_manager.core import holders as holding
 
 _MOST_NAMED = 8
 """Devices or pods that a sentence names before it counts the rest."""
 _MOST_EXPLAINED = 12
-_NOT_FOR_IT = validation.Fit.NOT_FOR_IT
 
 
 def status(result: commands.Status, *, is_wide: bool, style: bar.Style) -> str:
@@ -67,9 +66,9 @@ def difference(result: commands.Planned) -> str:
     has, wants = picture.summarise(first), _wish(result.wanted[first.uuid])
     sentence = f"GPU {first.index} has {has} instead of {wants}"
     if has == wants:
-        sentence = (
-            f"GPU {first.index} has {has} as wanted, but leftovers or a pending MIG mode too"
-        )
+        is_placed = bool(result.wanted[first.uuid].pins)
+        but = "in other places, with leftovers or" if is_placed else "leftovers or"
+        sentence = f"GPU {first.index} has {has} as wanted, but {but} a pending MIG mode too"
     if len(wrong) > 1:
         sentence += f"; {_count(len(wrong) - 1, 'more GPU')} {_differs(len(wrong) - 1)}"
     return sentence
@@ -77,30 +76,95 @@ def difference(result: commands.Planned) -> str:
 
 def validated(result: validation.Validated, *, style: bar.Style) -> str:
     """Return a table of layouts and products, and why what does not fit does not."""
-    columns = [str(number + 1) for number in range(len(result.products))]
     width = max((len(name) for name in result.layouts), default=0)
-    lines = [f"  {number}  {name}" for number, name in zip(columns, result.products, strict=True)]
-    lines += ["", " ".join([" " * width, *(f"{column:>3}" for column in columns)])]
-    for layout in result.layouts:
-        fits = [result.verdicts[layout, product].fit for product in result.products]
-        lines.append(" ".join([layout.ljust(width), *(_glyph(fit, style) for fit in fits)]))
-    lines += [
-        "",
-        style.plain("✓ fits   ✗ does not fit   · is about other GPUs   ? cannot be told"),
-    ]
-    told = [v for v in result.verdicts.values() if v.why and v.fit is not _NOT_FOR_IT]
-    lines += [_wrapped(f"{v.layout}: {v.why}") for v in told[:_MOST_EXPLAINED]]
-    if len(told) > _MOST_EXPLAINED:
-        lines.append(f"{len(told) - _MOST_EXPLAINED} more; -o json explains them all")
+    table = _by_layout if len(result.products) > _MOST_COLUMNS else _by_product
+    lines = [*table(result, width, style), ""]
+    fits = {verdict.fit for verdict in result.verdicts.values()}
+    legend = [text for fit, text in _LEGEND if fit in fits]
+    lines += [style.plain("   ".join(legend))] if legend else []
+    lines += _explained(result)
+    lines.append(_summed_up(result, style))
     return "\n".join(lines)
 
 
+def portability(document: config.Document) -> str:
+    """Return whether the peer understands a document, or every place where it does not."""
+    if not document.extensions:
+        return f"{document.source}: nvidia-mig-parted understands all of it."
+    return "\n".join(
+        [
+            f"{document.source}: nvidia-mig-parted does not understand all of it.",
+            *(_wrapped(str(remark)) for remark in document.extensions),
+        ]
+    )
+
+
+_MOST_COLUMNS = 16
 _GLYPHS = {
     validation.Fit.FITS: ("✓", bar.Tone.GOOD),
     validation.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD),
+    validation.Fit.ELSEWHERE: ("-", bar.Tone.FAINT),
     validation.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT),
     validation.Fit.UNKNOWN: ("?", bar.Tone.WARN),
 }
+_LEGEND = (
+    (validation.Fit.FITS, "✓ fits"),
+    (validation.Fit.DOES_NOT_FIT, "✗ does not fit"),
+    (validation.Fit.ELSEWHERE, "- fits other GPUs only"),
+    (validation.Fit.NOT_FOR_IT, "· is about other GPUs"),
+    (validation.Fit.UNKNOWN, "? cannot be told"),
+)
+
+
+def _by_product(result: validation.Validated, width: int, style: bar.Style) -> Iterable[str]:
+    columns = [str(number + 1) for number in range(len(result.products))]
+    for number, name in zip(columns, result.products, strict=True):
+        yield f"  {number:>2}  {name}"
+    yield ""
+    yield " ".join([" " * width, *(f"{column:>3}" for column in columns)])
+    for layout in result.layouts:
+        fits = [result.verdicts[layout, product].fit for product in result.products]
+        yield " ".join([layout.ljust(width), *(_glyph(fit, style) for fit in fits)])
+
+
+def _by_layout(result: validation.Validated, width: int, style: bar.Style) -> Iterable[str]:
+    """Yield how many products each layout fits: of that many no line could tell all."""
+    for layout in result.layouts:
+        fits = [result.verdicts[layout, product].fit for product in result.products]
+        told = [
+            f"{_glyph(fit, style).strip()} {fits.count(fit)}" for fit, _ in _LEGEND if fit in fits
+        ]
+        yield f"{layout.ljust(width)}  {'  '.join(told)}"
+
+
+def _explained(result: validation.Validated) -> Iterable[str]:
+    told = result.misfits or tuple(
+        v for v in result.verdicts.values() if v.fit is validation.Fit.UNKNOWN
+    )
+    for verdict in told[:_MOST_EXPLAINED]:
+        place = f" [{verdict.location}]" if verdict.location else ""
+        yield _wrapped(f"{verdict.layout}: {verdict.why}{place}")
+    if len(told) > _MOST_EXPLAINED:
+        yield f"{len(told) - _MOST_EXPLAINED} more; -o json explains them all"
+
+
+def _summed_up(result: validation.Validated, style: bar.Style) -> str:
+    if result.misfits:
+        names = {verdict.layout for verdict in result.misfits}
+        of_all = f"of {_count(len(result.layouts), 'layout')}"
+        return style.paint(
+            f"{len(names)} {of_all} {'does' if len(names) == 1 else 'do'} not fit.", bar.Tone.BAD
+        )
+    elsewhere = {
+        v.layout for v in result.verdicts.values() if v.fit is validation.Fit.ELSEWHERE
+    } - {v.layout for v in result.verdicts.values() if v.fit is validation.Fit.FITS}
+    if elsewhere:
+        verb = "fits" if len(elsewhere) == 1 else "fit"
+        return (
+            f"{_count(len(elsewhere), 'layout')} {verb} none of these GPUs, but others; name them "
+            "or give --must-fit to insist."
+        )
+    return style.paint("Every layout fits the GPUs that it is for.", bar.Tone.GOOD)
 
 
 def _glyph(fit: validation.Fit, style: bar.Style) -> str:
@@ -121,7 +185,7 @@ def _wish(wanted: model.WantedGpu) -> str:
         case model.MigMode.DISABLED:
             return picture.WHOLE
         case model.MigMode.ENABLED:
-            return picture.counted(dict(wanted.devices))
+            return picture.counted(wanted.counts)
 
 
 def _changed_inside(result: commands.Planned) -> int:

@@ -11,6 +11,7 @@ that the change is finished or rolled back first, and only its proof may be left
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 
 import structlog
@@ -19,6 +20,7 @@ from mig_manager import (
     change,
     clearing,
     daemons,
+    drain,
     errors,
     lookout,
     machine,
@@ -30,12 +32,25 @@ from mig_manager import (
     wayback,
 )
 from mig_manager import world as worlds
-from mig_manager.core import clients, cluster, config, extras, model, planner, status
+from mig_manager.core import (
+    clients,
+    cluster,
+    config,
+    extras,
+    model,
+    planner,
+    remarks,
+    selection,
+    status,
+)
 from mig_manager.core import policy as policies
 
 _MODE_WAITS = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
 
 _log = structlog.get_logger()
+
+_parsed = functools.lru_cache(maxsize=1)(config.parse)
+"""The file seldom changes, and to read it again would be half of the time until ``pending``."""
 
 
 class Run:
@@ -73,6 +88,7 @@ class Run:
         self._machine = machine.Machine(world)
         self._has_tried_way_back = False
         self._hash = ""
+        self._warnings: tuple[remarks.Remark, ...] = ()
         self._proven: tuple[model.Gpu, ...] = ()
         self._clearing = clearing.Clearing(world, limits, written, name=name)
         self._others: tuple[model.GpuSnapshot, ...] = ()
@@ -84,6 +100,8 @@ class Run:
         """Name and hash of a layout for which nobody need leave: its wish is an old one."""
         self.rebooted: tuple[str, str] | None = None
         """Name and hash of a layout for which the machine was rebooted already."""
+        self.remembered: tuple[model.Gpu, ...] = ()
+        """The GPUs as an earlier run saw them last; none: there was no such run."""
         self.is_rebooting = False
         """Whether the machine is about to go down: what is taken stays taken."""
 
@@ -102,7 +120,9 @@ class Run:
         """
         try:
             self._wait_for_slot(wish)
-            with self._turn(wish):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._turn(wish))
+                stack.callback(self._world.standby.dismiss)
                 return self._guarded(wish)
         except (errors.ClusterError, errors.LockedError) as error:
             return self._failed(error.reason, error.message)
@@ -260,7 +280,8 @@ class Run:
         try:
             layout = self._resolve()
             gpus = self._observe()
-            plan = planner.plan(gpus, config.select(layout, gpus))
+            with selection.located(layout, gpus):
+                plan = planner.plan(gpus, config.select(layout, gpus))
         except errors.MigManagerError as error:
             _log.info("look_failed", reason=error.reason.value, error=error.message)
             return lookout.blind(error, gpus)
@@ -295,20 +316,26 @@ class Run:
         self._hash = layout.content_hash
         if self.fulfilled == (self.name, self._hash):
             self._clearing.spares = True
+        if self._foresees_change(layout):
+            self.record.enter(model.Phase.RESOLVE, "looking at the GPUs")
+        self._world.standby.prepare()
         if self.rebooted == (self.name, self._hash) or self.record.journal.rebooted_from:
             self.record.rebooted()
         table = self._extra_clients()
         services = self._world.service_names()
         gpus = self._observe()
         wanted = config.select(layout, gpus)
+        self._warn(layout, gpus)
         self._others = self._left_elsewhere(gpus, wanted)
-        plan = self._plan(gpus, wanted)
+        with selection.located(layout, gpus):
+            plan = self._plan(gpus, wanted)
         if plan.is_empty:
             return self._keep(gpus, wish)
+        # While others are made to let go.
+        self._world.standby.expect_change()
         holders = self._clearing.survey()
         plan = self._plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
-        self._require_slot()
-        drainage = self._clearing.close(plan, gpus, holders, table)
+        drainage = self._close(plan, gpus, holders, table)
         drainage.run(holders, wish)
         paused = self._daemons.pause(plan, self.record, wish, table)
         # Without a plugin nobody is given a device any more: who slipped in before shows now.
@@ -319,6 +346,31 @@ class Run:
         self._bring_back(paused, gpus, wish)
         by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
         return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
+
+    def _close(
+        self,
+        plan: model.Plan,
+        gpus: tuple[model.Gpu, ...],
+        holders: drain.Holders,
+        table: tuple[extras.ExtraClient, ...],
+    ) -> drain.Drain:
+        """Keep new pods away, unless our slot is another's by now."""
+        self._require_slot()
+        return self._clearing.close(plan, gpus, holders, table)
+
+    def _foresees_change(self, layout: config.Layout) -> bool:
+        """Tell whether a first try is going to change GPUs, by what is remembered of them.
+
+        To look at them takes a moment; whoever has set the label shall see that it was read.
+        Nothing is decided by this: what is planned is planned from a fresh look.
+        """
+        if not self.remembered or self._clearing.spares or self.record.attempt > 1:
+            return False
+        try:
+            wanted = config.select(layout, self.remembered)
+            return not planner.plan(self.remembered, wanted).is_empty
+        except errors.MigManagerError:
+            return False
 
     def _bring_back(
         self, paused: daemons.Paused, gpus: tuple[model.Gpu, ...], wish: ports.Wish
@@ -372,9 +424,16 @@ class Run:
 
     def _resolve(self) -> config.Layout:
         source = self._world.configs
-        layout = config.parse(source.read(), source=source.name).layout(self.name)
+        document = _parsed(source.read(), source=source.name, is_lenient=self._limits.is_lenient)
+        layout = document.layout(self.name)
         self.record.note(config_hash=layout.content_hash)
+        self._warnings = document.warnings
         return layout
+
+    def _warn(self, layout: config.Layout, gpus: tuple[model.Gpu, ...]) -> None:
+        """Say what passed because the document is read leniently."""
+        for remark in (*self._warnings, *selection.overlooked(layout, gpus)):
+            _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
 
     def _extra_clients(self) -> tuple[extras.ExtraClient, ...]:
         source = self._world.extra_clients
@@ -415,6 +474,7 @@ class Run:
             gpus, _ = change.carry_out(
                 self._world.gpus,
                 plan,
+                seen=before,
                 before=way_back,
                 replan=lambda after: self._plan(after, wanted),
                 undo=change.Undo(

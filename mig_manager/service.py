@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import signal
 import threading
@@ -24,7 +25,7 @@ from mig_manager.adapters import (
     podresources,
     tools,
 )
-from mig_manager.adapters.kube import advertise, api, node, nodewatch, pods
+from mig_manager.adapters.kube import advertise, api, node, nodewatch, podnews, pods
 from mig_manager.core import cluster, hostclients
 from mig_manager.core import pace as pacing
 
@@ -54,14 +55,16 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     watch = nodewatch.NodeWatch(
         kube,
         name=wanted.node_name,
-        on_node=lambda view: box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None),
+        on_node=functools.partial(_take, box),
         stop=stop,
     )
     pulse = health.Pulse()
     telemetry, exposition = _listener(wanted, watch, pulse)
     events = _gpu_events(wanted, box)
     served = agent.Agent(
-        reconcile.Reconciler(world(wanted, kube, telemetry, boot_id), limits(wanted)),
+        reconcile.Reconciler(
+            _with_news(world(wanted, kube, telemetry, boot_id), wanted, kube, box), limits(wanted)
+        ),
         box,
         patience=agent.Patience(
             retry_initial_s=wanted.retry_initial_s,
@@ -91,6 +94,24 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
         served.serve()
     _log.info("agent_stopped", node=wanted.node_name)
     return 0
+
+
+def _with_news(
+    reached: reconcile.World,
+    wanted: settings.AgentSettings,
+    kube: api.KubeApi,
+    box: mailbox.Mailbox,
+) -> reconcile.World:
+    """Return the same with waits that end as soon as there is something to see."""
+    news = podnews.PodNews(kube, node_name=wanted.node_name, on_news=box.put_news)
+    standby = ports.Standbys(reached.standby, news)
+    return dataclasses.replace(reached, standby=standby)
+
+
+def _take(box: mailbox.Mailbox, view: cluster.NodeView) -> None:
+    box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
+    # What a run waits for may be among what kubelet has just told.
+    box.put_news()
 
 
 def _start_watches(
@@ -152,8 +173,10 @@ def world(
 ) -> reconcile.World:
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
+    workers = gpu_workers(wanted, telemetry)
     reached = reconcile.World(
-        gpus=gpus(wanted, kube, telemetry),
+        gpus=gpus(wanted, kube, workers),
+        standby=workers,
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
         allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
@@ -224,9 +247,7 @@ def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> 
     return reached
 
 
-def gpus(
-    wanted: settings.AgentSettings, kube: api.KubeApi, telemetry: ports.Telemetry
-) -> ports.Gpus:
+def gpu_workers(wanted: settings.AgentSettings, telemetry: ports.Telemetry) -> gpu_child.ChildGpus:
     """Return the GPUs, each operation in a process of its own."""
     state = wanted.gpus.simulate_state
     command = gpu_child.worker_command(
@@ -235,13 +256,19 @@ def gpus(
         simulate_state=str(state) if state else None,
         in_use_timeout_s=wanted.in_use_timeout_s,
     )
-    gpus = gpu_child.ChildGpus(
+    return gpu_child.ChildGpus(
         command=command, timeout_s=wanted.gpu_timeout_s, telemetry=telemetry
     )
+
+
+def gpus(
+    wanted: settings.AgentSettings, kube: api.KubeApi, workers: gpu_child.ChildGpus
+) -> ports.Gpus:
+    """Return the GPUs; simulated ones that no plugin offers are advertised as well."""
     if not wanted.advertises_simulated:
-        return gpus
+        return workers
     offer = advertise.NodeResources(kube, name=wanted.node_name)
-    advertising = advertise.AdvertisingGpus(gpus, offer)
+    advertising = advertise.AdvertisingGpus(workers, offer)
     advertising.start()
     return advertising
 
@@ -254,6 +281,7 @@ def limits(wanted: settings.AgentSettings) -> reconcile.Limits:
         monitor_timeout_s=wanted.monitor_timeout_s,
         lock_timeout_s=wanted.lock_timeout_s,
         allows_foreign_managers=wanted.allows_foreign_managers,
+        is_lenient=wanted.is_lenient,
         heals_drift=wanted.heals_drift,
         reboot_timeout_s=wanted.host.reboot_timeout_s,
         policy=wanted.policy,

@@ -83,6 +83,8 @@ class AgentSettings:
     node_name: str
     """The node that this agent serves."""
     config_file: pathlib.Path
+    is_lenient: bool
+    """Whether what the peer passes over in silence in that document passes, with a warning."""
     """Config document; by default the one that comes with the program."""
     kubeconfig: pathlib.Path | None
     """None: the credentials of the pod's ServiceAccount."""
@@ -252,6 +254,7 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
     return AgentSettings(
         node_name=name,
         config_file=_agent_config_file(given, environ),
+        is_lenient=given.switch("lenient"),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
         gpus=gpus,
         host=hostsettings.host_settings(given),
@@ -300,7 +303,7 @@ def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> 
         is_real_time=given.switch("real-time"),
         is_kept=given.switch("keep"),
         colour=colour(given, environ),
-        is_debug=given.switch("debug"),
+        is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
     )
 
 

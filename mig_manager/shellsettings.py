@@ -11,6 +11,10 @@ _JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
 """On a disk: a journal is for the loss of power, too."""
 
 
+_DOCUMENT_WRITERS = frozenset({"export", "generate-config"})
+_STANDARD_OUTPUT = pathlib.Path("-")
+
+
 class OutputFormat(enum.Enum):
     """How a command answers."""
 
@@ -33,10 +37,25 @@ class CommandSettings:
     """Config document; ``-`` is standard input, None the one that comes with the program."""
     layouts: tuple[str, ...]
     """Names of layouts, as positional arguments or by ``-c``; none: the document's only one."""
+    is_lenient: bool
+    """Whether what the peer passes over in silence passes, with a warning."""
     config_label: str
     """Name that ``export`` gives to the layout it writes."""
     products: tuple[str, ...]
-    """Products that ``validate`` checks against, as globs; none: the GPUs of this machine."""
+    """Products that ``validate`` and ``generate-config`` are about, as globs; none: the GPUs of
+    this machine."""
+    has_all_maximal: bool
+    """Whether ``generate-config`` writes all mixed layouts, too."""
+    output_file: pathlib.Path | None
+    """Where ``generate-config`` writes; None: standard output."""
+    has_placements: bool
+    """Whether ``export`` writes where instances lie."""
+    has_files: bool
+    """Whether the arguments of ``validate`` are documents rather than layouts."""
+    is_portable: bool
+    """Whether ``validate`` tells what the peer would not understand."""
+    must_fit: bool
+    """Whether ``validate`` fails for a layout that fits only GPUs it was not asked about."""
     hooks_file: str | None
     """The peer's hooks; None or empty: no hooks."""
     is_mode_only: bool
@@ -84,7 +103,14 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         config_label=given.text(
             "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
         ),
+        is_lenient=given.switch("lenient"),
         products=_texts(options, "gpu"),
+        has_all_maximal=given.switch("all-maximal"),
+        output_file=_output_file(given),
+        has_placements=given.switch("placements"),
+        has_files=given.switch("files"),
+        is_portable=given.switch("portable"),
+        must_fit=given.switch("must-fit"),
         hooks_file=given.text("hooks-file", variable="MIG_PARTED_HOOKS_FILE") or None,
         is_mode_only=given.switch("mode-only", variable="MIG_PARTED_MODE_CHANGE_ONLY"),
         is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
@@ -114,17 +140,23 @@ def _timeouts(options: Mapping[str, object], given: source.Source) -> tuple[floa
 
 
 def _output_format(options: Mapping[str, object], given: source.Source) -> OutputFormat:
-    """Return the format; the peer's variable speaks of ``export`` alone, which writes YAML."""
-    is_export = options.get("command") == "export"
+    """Return the format; the peer's variable speaks only of commands that write documents."""
+    command = str(options.get("command"))
+    is_document = command in _DOCUMENT_WRITERS
     wanted = given.choice(
         "output-format",
         OutputFormat,
-        variable="MIG_PARTED_OUTPUT_FORMAT" if is_export else "",
-        default=OutputFormat.YAML if is_export else OutputFormat.TEXT,
+        variable="MIG_PARTED_OUTPUT_FORMAT" if is_document else "",
+        default=OutputFormat.YAML if is_document else OutputFormat.TEXT,
     )
-    if is_export and wanted not in (OutputFormat.JSON, OutputFormat.YAML):
-        raise errors.UsageError(f"export writes json or yaml, not {wanted.value}")
+    if is_document and wanted not in (OutputFormat.JSON, OutputFormat.YAML):
+        raise errors.UsageError(f"{command} writes json or yaml, not {wanted.value}")
     return wanted
+
+
+def _output_file(given: source.Source) -> pathlib.Path | None:
+    path = given.path("output-file", variable="MIG_PARTED_OUTPUT_FILE")
+    return None if path == _STANDARD_OUTPUT else path
 
 
 def _config_file(options: Mapping[str, object], given: source.Source) -> str | None:

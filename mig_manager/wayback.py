@@ -119,3 +119,7 @@ class _Steadfast:
     def wait(self, seconds: float) -> None:
         """Sleep through."""
         self._clock.wait(seconds)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep through."""
+        self._clock.wait(seconds)

@@ -19,6 +19,8 @@ class World:
     configs: ports.ConfigSource
     clock: ports.Clock
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
+    standby: ports.Standby = dataclasses.field(default_factory=ports.Standby)
+    """Told when the GPUs are going to be asked, or changed."""
     exclusion: ports.Exclusion | None = None
     """Keeps other managers off while this one works; None: nothing does."""
     boot_id: str = ""
@@ -57,6 +59,8 @@ class Limits:
     """How long another manager on this node is waited for."""
     allows_foreign_managers: bool = False
     """Whether to work beside other managers that are known to change MIG instances."""
+    is_lenient: bool = False
+    """Whether what the peer passes over in silence in a config document passes here."""
     heals_drift: bool = False
     """Whether a layout that somebody changed is brought back, if nobody must leave for it."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from mig_manager import applying, booting, commands, errors, ports, standalone
 from mig_manager.core import config, model
@@ -46,7 +46,7 @@ class Gpus:
             for gpu in self.gpus
         )
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         for step in plan.steps:
             self.steps += 1
             if self.steps == self.killed_at:
@@ -57,6 +57,7 @@ class Gpus:
                 fakes.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self.gpus
             )
+        return fakes.of_plan(self.gpus, plan)
 
 
 def shape(gpus: Gpus) -> list[object]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors, ports
 from mig_manager.core import clients, cluster, model, planner
@@ -47,6 +47,9 @@ class FakeWish:
     def wait(self, seconds: float) -> None:
         self._clock.wait(seconds)
         self.check()
+
+    def pause(self, seconds: float) -> None:
+        self.wait(seconds)
 
 
 class FakeConfig:
@@ -382,7 +385,7 @@ class FakeGpus:
         self._world.called("gpus.observe")
         return self._world.gpus
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         self._world.called("gpus.execute")
         failed: list[Exception] = []
         for gpu_plan in plan.gpus:
@@ -392,6 +395,7 @@ class FakeGpus:
                 failed.append(error)
         if failed:
             raise failed[0]
+        return of_plan(self._world.gpus, plan)
 
     def _execute_on_one(self, plan: model.GpuPlan) -> None:
         for step in plan.steps:
@@ -474,6 +478,12 @@ class FakeHost:
 
     def read(self) -> str | None:
         return self._world.saved[-1] if self._world.saved else None
+
+
+def of_plan(gpus: Iterable[model.Gpu], plan: model.Plan) -> tuple[model.Gpu, ...]:
+    """Return the GPUs that a plan is about, in its order."""
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    return tuple(by_uuid[gpu_plan.gpu_uuid] for gpu_plan in plan.gpus)
 
 
 def apply_step(gpu: model.Gpu, step: model.Step) -> model.Gpu:

@@ -63,6 +63,7 @@ def reconciler(
     *,
     exclusion: ports.Exclusion | None = None,
     heals_drift: bool = False,
+    is_lenient: bool = False,
 ) -> reconcile.Reconciler:
     return reconcile.Reconciler(
         reconcile.World(
@@ -89,6 +90,7 @@ def reconciler(
             monitor_timeout_s=5,
             lock_timeout_s=3,
             heals_drift=heals_drift,
+            is_lenient=is_lenient,
             policy=world.policy,
         ),
     )

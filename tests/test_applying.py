@@ -337,10 +337,7 @@ def test_a_way_back_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(
 
     with pytest.raises(errors.LayoutError, match="is not undone: that resets a GPU"):
         rig.apply(layout("too-much"), may_reset=False)
-    with pytest.raises(errors.HardwareError, match="is not undone: that resets a GPU") as caught:
-        rig.apply(layout("off"), may_reset=False)
 
-    assert caught.value.reason is errors.Reason.RESET_REQUIRED
     assert shape(gpus) == now
     assert rig.journal.text is not None
 

@@ -1,9 +1,7 @@
 """The command line as people, scripts and NVIDIA's units use it, over simulated GPUs."""
 
-import dataclasses
 import io
 import json
-import logging
 import os
 import pathlib
 import signal
@@ -12,12 +10,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
-from mig_manager import arguments, cli, console, settings, shellsettings
-from mig_manager import shell as shell_module
+from mig_manager import arguments, cli, console, interrupts, settings, shellsettings
 from mig_manager.core import document
-from mig_manager.sandbox import nvml
+from tests import commandline
+from tests.commandline import Shell
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
 LAYOUTS = """
@@ -34,38 +31,10 @@ mig-configs:
 ONLY_ONE = LAYOUTS[: LAYOUTS.index("  other")]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    status: int
-    out: str
-    err: str
-
-
-class Shell:
-    """A shell whose user has a home of their own."""
-
-    def __init__(self, home: pathlib.Path) -> None:
-        self.environ = {"HOME": str(home)}
-
-    def __call__(self, *argv: str, stdin: str = "", **environ: str) -> Answer:
-        out, err = io.StringIO(), io.StringIO()
-        terminal = console.Console(
-            stdin=io.StringIO(stdin), stdout=out, stderr=err, environ=self.environ | environ
-        )
-        status = cli.main(argv, terminal)
-        assert "Traceback" not in err.getvalue()
-        return Answer(status=status, out=out.getvalue(), err=err.getvalue())
-
-
 @pytest.fixture
 def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
     yield Shell(tmp_path)
-    nvml.uninstall()
-    structlog.reset_defaults()
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        if type(handler).__module__ == "mig_manager.log":
-            root.removeHandler(handler)
+    commandline.forget()
 
 
 @pytest.fixture
@@ -282,7 +251,7 @@ def test_a_state_file_of_something_else_is_refused_and_kept(
 
 def test_validate_needs_no_gpu(shell: Shell, layouts: str) -> None:
     good = shell("validate", "-f", layouts, "one", "--gpu", "A100-SXM4-40GB")
-    bad = shell("validate", "-f", layouts, "--gpu", "*A100*40*", "--gpu", "NVIDIA A30")
+    bad = shell("validate", "-f", layouts, "one", "--gpu", "*A100*40*", "--gpu", "NVIDIA A30")
 
     assert (good.status, bad.status) == (0, 1)
     assert "one: NVIDIA A30 has no profile 3g.20gb" in bad.out
@@ -348,13 +317,6 @@ def test_hooks_that_come_from_the_environment_are_refused_and_can_be_switched_of
 
     assert shell(*argv, MIG_PARTED_HOOKS_FILE="/hooks.yaml").status == 2
     assert shell(*argv, "-k", "", MIG_PARTED_HOOKS_FILE="/hooks.yaml").status == 0
-
-
-def test_a_reset_can_be_forbidden(shell: Shell, layouts: str) -> None:
-    answer = shell("apply", "one", "-f", layouts, "--skip-reset", *SPEC)
-
-    assert answer.status == 1
-    assert "--skip-reset forbids it" in answer.err
 
 
 def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:
@@ -468,7 +430,7 @@ def test_a_signal_waits_until_a_change_is_complete() -> None:
     done: list[bool] = []
 
     def change() -> None:
-        with shell_module.completed(told.append):
+        with interrupts.completed(told.append):
             signal.raise_signal(signal.SIGINT)
             done.append(True)
 
@@ -483,7 +445,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     told: list[str] = []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with shell_module.completed(told.append):
+        with interrupts.completed(told.append):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -495,7 +457,7 @@ def test_a_second_signal_does_not_wait() -> None:
     done: list[bool] = []
 
     def change() -> None:
-        with shell_module.completed(lambda _: None):
+        with interrupts.completed(lambda _: None):
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             done.append(True)

@@ -1,6 +1,7 @@
 """The one slot between watchers and worker."""
 
 import threading
+import time
 
 import pytest
 
@@ -81,6 +82,44 @@ def test_a_wait_that_nothing_ends_just_passes() -> None:
     box.put_label("a")
 
     taken(box).wait(0.01)
+
+
+def test_news_end_a_pause_and_no_other_sleep() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    wish = taken(box)
+    threading.Timer(0.05, box.put_news).start()
+
+    wish.pause(60)
+
+    began = time.monotonic()
+    box.put_news()
+    wish.wait(0.2)
+    assert time.monotonic() - began >= 0.2
+
+
+def test_news_from_before_a_pause_count_once() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    wish = taken(box)
+    box.put_news()
+
+    wish.pause(60)
+
+    began = time.monotonic()
+    wish.pause(0.2)
+    assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05])
+def test_a_pause_ends_with_its_wish(delay_s: float) -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    wish = taken(box)
+    threading.Timer(delay_s, box.stop).start()
+
+    with pytest.raises(errors.Superseded):
+        wish.pause(60)
 
 
 def test_a_stop_ends_the_queue_for_good() -> None:

@@ -228,6 +228,12 @@ def test_the_image_starts_the_agent_when_nothing_else_is_asked_for() -> None:
     assert arguments.parse(json.loads(command))["command"] == "agent"
 
 
+def test_the_image_has_the_names_of_nvidias_programs() -> None:
+    (made,) = (line for line in instructions("RUN") if "nvidia-mig-manager" in line)
+
+    assert made.endswith("&& ln -s mig-manager /opt/mig-manager/bin/nvidia-mig-parted")
+
+
 def test_the_image_tells_the_version_that_it_has() -> None:
     (labels,) = instructions("LABEL")
 

@@ -3,10 +3,11 @@
 import contextlib
 import dataclasses
 import json
+from collections.abc import Sequence
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, ports
 from mig_manager.core import clients, cluster, inventory, model, planner, status
 from mig_manager.core import policy as policies
 from tests import fakes
@@ -63,6 +64,89 @@ def test_a_layout_already_in_force_succeeds_within_one_observation_and_touches_n
     assert world.log.count("gpus.observe") == 1
     assert world.pods == pods
     assert world.executed == []
+
+
+def test_a_change_that_is_foreseen_is_pending_before_the_gpus_are_looked_at() -> None:
+    world = node()
+    ours = reconciler(world)
+    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    world.log.clear()
+
+    outcome = ours.run("all-balanced", fakes.FakeWish(world.clock, replaced=False))
+
+    assert outcome.reason is errors.Reason.APPLIED
+    assert world.log.index("node.patch") < world.log.index("gpus.observe")
+    assert_nothing_taken(world)
+
+
+@pytest.mark.parametrize("name", ["all-1g.5gb", "too-much", "no-such-layout"])
+def test_nothing_is_pending_for_what_is_in_force_or_cannot_be(name: str) -> None:
+    world = node()
+    ours = reconciler(world)
+    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    world.states.clear()
+
+    ours.run(name, fakes.FakeWish(world.clock, replaced=False))
+
+    assert world.states == ["success" if name == "all-1g.5gb" else "failed"]
+
+
+def test_what_was_foreseen_decides_nothing() -> None:
+    world = node()
+    ours = reconciler(world)
+    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    other = node(layout="all-balanced")
+    world.gpus, world.offered = other.gpus, other.offered
+    world.executed.clear()
+
+    outcome = ours.run("all-balanced", fakes.FakeWish(world.clock, replaced=False))
+
+    assert outcome.reason is errors.Reason.ALREADY_APPLIED
+    assert world.executed == []
+    assert_nothing_taken(world)
+
+
+def test_a_second_try_is_not_pending_before_it_has_looked() -> None:
+    world = node()
+    ours = reconciler(world)
+    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    world.log.clear()
+
+    ours.run("all-balanced", fakes.FakeWish(world.clock, replaced=False), attempt=2)
+
+    assert world.log.index("gpus.observe") < world.log.index("node.patch")
+
+
+class Readiness(ports.Standby):
+    """Notes in the world's log what it is told."""
+
+    def __init__(self, world: fakes.World) -> None:
+        self._log = world.log
+
+    def prepare(self) -> None:
+        self._log.append("prepare")
+
+    def expect_change(self) -> None:
+        self._log.append("expect change")
+
+    def dismiss(self) -> None:
+        self._log.append("dismiss")
+
+
+def test_who_gets_ready_hears_of_a_look_of_a_change_and_of_the_end() -> None:
+    world = node()
+    ours = reconciler(world)
+    ours._world = dataclasses.replace(ours._world, standby=Readiness(world))
+
+    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    ours_only = {"prepare", "gpus.observe", "expect change", "gpus.execute", "dismiss"}
+    assert [what for what in world.log if what in ours_only] == [
+        *("prepare", "gpus.observe", "expect change", "gpus.execute", "dismiss"),
+    ]
+    world.log.clear()
+    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    assert "expect change" not in world.log
+    assert world.log.count("dismiss") == 1
 
 
 def test_only_pods_on_destroyed_instances_are_evicted_and_the_others_keep_their_uuids() -> None:
@@ -351,8 +435,11 @@ def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> N
     class Liar:
         observe = hardware_port.observe
 
-        def execute(self, plan: model.Plan) -> None:
+        def execute(
+            self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
+        ) -> tuple[model.Gpu, ...]:
             world.called("gpus.execute")
+            return fakes.of_plan(world.gpus, plan)
 
     ours = reconciler(world)
     ours._world = dataclasses.replace(ours._world, gpus=Liar())
@@ -378,7 +465,11 @@ def test_an_old_driver_that_tells_profiles_only_with_mig_on_is_planned_twice() -
                 for gpu in hardware_port.observe()
             )
 
-        execute = hardware_port.execute
+        def execute(
+            self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
+        ) -> tuple[model.Gpu, ...]:
+            hardware_port.execute(plan, seen)
+            return fakes.of_plan(self.observe(), plan)
 
     ours = reconciler(world)
     ours._world = dataclasses.replace(ours._world, gpus=OldDriver())

@@ -262,11 +262,19 @@ def test_an_installation_is_the_same_the_second_time_and_gone_after_the_uninstal
     assert str(machine.root) not in launcher.read_text(encoding="utf-8")
 
     library = machine.path(f"{prefix}/lib/mig-manager")
+    libraries = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
     told = run(
         *(library / "bin" / "python", "-P", "-m", "mig_manager", "--version"),
-        PYTHONPATH=os.pathsep.join(path for path in sys.path if path.endswith("site-packages")),
+        PYTHONPATH=libraries,
     )
     assert told.stdout == f"mig-manager {mig_manager.__version__}\n", told.stderr
+
+    # Under another name the launcher says so; here it looks for its library where it was put.
+    peer = machine.path("nvidia-mig-parted")
+    peer.write_text(launcher.read_text(encoding="utf-8").replace("'/usr", f"'{machine.root}/usr"))
+    peer.chmod(0o755)
+    assert run(peer, "assert", "-f", "/no/file", PYTHONPATH=libraries).returncode == 1
+    peer.unlink()
     assert {path.name for path in (library / "bin").iterdir()} <= {
         "python",
         "python3",

@@ -86,10 +86,28 @@ class _Ended:
     stderr: str
 
 
-class ChildGpus:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Worker:
+    """A worker that has not been asked anything yet, and what is shared with it."""
+
+    process: subprocess.Popen[bytes]
+    board: gpu_progress.Board
+    tail: gpu_tail.Tail
+
+    @property
+    def can_be_asked(self) -> bool:
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        self.tail.close()
+        self.board.close()
+
+
+class ChildGpus(ports.Standby):
     """Implements ``ports.Gpus``: each call in a process of its own.
 
-    For one thread at a time.
+    For one thread at a time. As ``ports.Standby`` it starts the process of the next call ahead,
+    which loads what it needs and then waits; the driver is not touched before it is asked.
 
     Args:
         command: Starts a worker that reads one request and writes one answer; it is told the
@@ -116,6 +134,21 @@ class ChildGpus:
         self._monotonic = monotonic
         self._proc_root = proc_root
         self._left_behind: list[_LeftBehind] = []
+        self._seen: dict[str, model.Gpu] = {}
+        """All GPUs as last observed, by UUID."""
+        self._ready: _Worker | None = None
+
+    def prepare(self) -> None:
+        """Start the worker of the next call; what is wrong with it shows when it is needed."""
+        if self._ready is None:
+            with contextlib.suppress(errors.HardwareError):
+                self._ready = self._new_worker()
+
+    def dismiss(self) -> None:
+        """End the worker that was started for a call which does not come."""
+        worker, self._ready = self._ready, None
+        if worker is not None:
+            self._discard(worker)
 
     def observe(self) -> tuple[model.Gpu, ...]:
         """Return every GPU, ascending by index.
@@ -127,21 +160,27 @@ class ChildGpus:
         """
         match self._timed("observe", gpu_protocol.Observe()):
             case gpu_protocol.Observed(gpus=gpus):
+                self._seen = {gpu.uuid: gpu for gpu in gpus}
                 self._telemetry.gpus_observed(gpus)
                 return gpus
             case answer:
                 raise _unexpected(answer)
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         """Run the steps of every GPU.
+
+        Returns:
+            The GPUs of the plan afterwards.
 
         Raises:
             HardwareError: As ``observe``; after NVML_TIMEOUT and NVML_ERROR nobody knows which
                 steps have run.
         """
-        match self._timed("execute", gpu_protocol.Execute(plan=plan)):
-            case gpu_protocol.Executed():
-                return
+        match self._timed("execute", gpu_protocol.Execute.of(plan, seen)):
+            case gpu_protocol.Executed(gpus=gpus):
+                self._seen |= {gpu.uuid: gpu for gpu in gpus}
+                self._telemetry.gpus_observed(tuple(self._seen.values()))
+                return gpus
             case answer:
                 raise _unexpected(answer)
 
@@ -180,16 +219,9 @@ class ChildGpus:
 
     def _exchange(self, request: bytes) -> _Ended:
         """Run the worker to its end; nothing of it is left but what the kernel keeps."""
-        with contextlib.ExitStack() as stack:
-            try:
-                board = stack.enter_context(contextlib.closing(gpu_progress.Board()))
-                tail = gpu_tail.Tail()
-                stack.callback(tail.close)
-                process = self._start(board, tail)
-            except (OSError, RuntimeError) as error:
-                raise errors.HardwareError(
-                    f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
-                ) from error
+        worker = self._take_worker()
+        process = worker.process
+        with contextlib.closing(worker):
             output = None
             try:
                 output, _ = process.communicate(request, timeout=self._timeout_s)
@@ -198,16 +230,43 @@ class ChildGpus:
             finally:
                 # The worker reads the same clock, which no argument can replace there.
                 ended_s = time.monotonic()
-                self._end(process, board)
+                self._end(process, worker.board)
             return _Ended(
                 output=output,
                 status=-signal.SIGKILL if process.returncode is None else process.returncode,
                 is_left_behind=process.returncode is None,
                 pid=process.pid,
-                calls=board.calls(),
+                calls=worker.board.calls(),
                 ended_s=ended_s,
-                stderr=tail.close(),
+                stderr=worker.tail.close(),
             )
+
+    def _take_worker(self) -> _Worker:
+        """Return a worker to ask: the one that waits, unless it came to harm meanwhile."""
+        worker, self._ready = self._ready, None
+        if worker is not None and worker.can_be_asked:
+            return worker
+        if worker is not None:
+            self._discard(worker)
+        return self._new_worker()
+
+    def _new_worker(self) -> _Worker:
+        with contextlib.ExitStack() as stack:
+            try:
+                board = stack.enter_context(contextlib.closing(gpu_progress.Board()))
+                tail = gpu_tail.Tail()
+                stack.callback(tail.close)
+                worker = _Worker(process=self._start(board, tail), board=board, tail=tail)
+            except (OSError, RuntimeError) as error:
+                raise errors.HardwareError(
+                    f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
+                ) from error
+            stack.pop_all()
+        return worker
+
+    def _discard(self, worker: _Worker) -> None:
+        with contextlib.closing(worker):
+            self._end(worker.process, worker.board)
 
     def _start(self, board: gpu_progress.Board, tail: gpu_tail.Tail) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 - our own command line, without a shell

@@ -6,6 +6,7 @@ the other, and nobody else can write to the pipe, so that pickle's one danger is
 
 import dataclasses
 import pickle
+from collections.abc import Iterable
 
 from mig_manager import errors
 from mig_manager.adapters import nvml_meter
@@ -22,6 +23,14 @@ class Execute:
     """Ask for the steps of a plan to be run."""
 
     plan: model.Plan
+    seen: tuple[model.Gpu, ...] = ()
+    """The GPUs of the plan as last observed."""
+
+    @staticmethod
+    def of(plan: model.Plan, seen: Iterable[model.Gpu]) -> "Execute":
+        """Ask with what is known of the GPUs concerned, and of no others."""
+        concerned = {gpu.gpu_uuid for gpu in plan.gpus}
+        return Execute(plan=plan, seen=tuple(gpu for gpu in seen if gpu.uuid in concerned))
 
 
 Request = Observe | Execute
@@ -43,6 +52,9 @@ class Observed(_Reply):
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Executed(_Reply):
     """Answer to ``Execute``: every step is done."""
+
+    gpus: tuple[model.Gpu, ...] = ()
+    """The GPUs of the plan as they are now."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

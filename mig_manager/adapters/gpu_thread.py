@@ -9,7 +9,7 @@ import concurrent.futures
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mig_manager import errors, ports
@@ -43,13 +43,13 @@ class ThreadGpus:
         """
         return self._call(self._gpus.observe)
 
-    def execute(self, plan: model.Plan) -> None:
-        """Run the steps of every GPU.
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+        """Run the steps of every GPU, and return those of the plan afterwards.
 
         Raises:
             HardwareError: As ``observe``; after NVML_TIMEOUT the steps may still go on.
         """
-        self._call(functools.partial(self._gpus.execute, plan))
+        return self._call(functools.partial(self._gpus.execute, plan, seen))
 
     def _call(self, work: Callable[[], _Result]) -> _Result:
         answer = started(work)

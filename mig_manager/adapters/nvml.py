@@ -3,7 +3,7 @@
 import concurrent.futures
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pynvml
@@ -58,18 +58,25 @@ class NvmlGpus:
             observe = functools.partial(nvml_observe.gpu, tells_minor=self._proc_root is not None)
             return tuple(_each([functools.partial(observe, i) for i in range(count)]))
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
+
+        Returns:
+            The GPUs of the plan afterwards, observed within the same session.
 
         Raises:
             HardwareError: A step failed; the message names every GPU that did.
         """
+        known = {gpu.uuid: gpu for gpu in seen}
         with nvml_session.opened(self._library_path):
-            _each([functools.partial(self._run, gpu) for gpu in plan.gpus])
+            runs = [
+                functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus
+            ]
+            return tuple(_each(runs))
 
-    def _run(self, plan: model.GpuPlan) -> None:
+    def _run(self, plan: model.GpuPlan, known: model.Gpu | None) -> model.Gpu:
         patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)
-        nvml_execute.run(plan, patience.run, proc_root=self._proc_root)
+        return nvml_execute.run(plan, patience.run, known=known, proc_root=self._proc_root)
 
 
 class _Patience:
@@ -104,7 +111,7 @@ def _is_in_use(error: BaseException) -> bool:
     return isinstance(error, errors.HardwareError) and error.reason is errors.Reason.IN_USE
 
 
-def _each(actions: list[Callable[[], _Result]]) -> list[_Result]:
+def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
     """Run the actions at once; when all have ended, raise what went wrong in one error."""
     if not actions:
         return []

@@ -53,12 +53,19 @@ class Device:
     """One GPU within one session; its profiles are asked once.
 
     Good until MIG mode is switched: the handle and what the driver tells may then differ.
+
+    Args:
+        handle: The GPU's.
+        profiles: Its GPU-instance profiles where they were asked before; None or none: they are
+            not known.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(
+        self, handle: Handle, *, profiles: tuple[model.GpuInstanceProfile, ...] | None = None
+    ) -> None:
         self.handle = handle
         self._memory_bytes: int | None = None
-        self._profiles: tuple[model.GpuInstanceProfile, ...] | None = None
+        self._profiles = profiles or None
         self._compute_profiles: dict[int, tuple[nvml_profiles.ComputeProfile, ...]] = {}
 
     def minor(self) -> int | None:

@@ -15,6 +15,7 @@ from mig_manager.adapters import (
     nvml_errors,
     nvml_holders,
     nvml_mode,
+    nvml_observe,
     nvml_profiles,
 )
 from mig_manager.core import model
@@ -24,24 +25,37 @@ _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 _CANNOT_PLACE = nvml_errors.UNTOLD
 """Answers to a creation at a placement by a driver that can only choose the place itself."""
 
+_Inside = tuple[int, model.Placement]
+"""The slices of a compute instance and its place."""
+
 Patience = Callable[[Callable[[], None]], None]
 """Runs an action, and runs it again for a bounded time while it fails with IN_USE."""
 
 
-def run(plan: model.GpuPlan, patience: Patience, *, proc_root: pathlib.Path | None = None) -> None:
+def run(
+    plan: model.GpuPlan,
+    patience: Patience,
+    *,
+    known: model.Gpu | None = None,
+    proc_root: pathlib.Path | None = None,
+) -> model.Gpu:
     """Run the steps of one GPU within an open session; stop at the first that fails.
 
     Args:
         plan: The steps, which may have run before, in part or in whole.
         patience: How IN_USE is tried again.
+        known: The GPU as it was observed before; None: it was not.
         proc_root: Where to look for processes that hold the GPU; None: NVML's lists have to do.
+
+    Returns:
+        The GPU as it is afterwards.
 
     Raises:
         HardwareError: A step failed; with the GPU, the step, the NVML function and its answer,
             and for IN_USE the processes that are known to hold the GPU or the instance.
     """
     name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
-    executor = _Executor(plan, proc_root)
+    executor = _Executor(plan, known, proc_root)
     with gpu_progress.PROGRESS.about(plan.gpu_index):
         for step in plan.steps:
             try:
@@ -49,6 +63,10 @@ def run(plan: model.GpuPlan, patience: Patience, *, proc_root: pathlib.Path | No
             except errors.HardwareError as error:
                 told = executor.with_holders(step, error)
                 raise nvml_errors.about(name, told, doing=f"cannot {describe(step)}") from error
+        try:
+            return executor.observe()
+        except errors.HardwareError as error:
+            raise nvml_errors.about(name, error, doing="cannot see what came of it") from error
 
 
 def describe(step: model.Step) -> str:
@@ -77,16 +95,40 @@ def describe(step: model.Step) -> str:
 
 
 class _Executor:
-    """Performs steps on one GPU; finds the GPU anew after each switch of MIG mode."""
+    """Performs steps on one GPU; finds the GPU anew after each switch of MIG mode.
 
-    def __init__(self, plan: model.GpuPlan, proc_root: pathlib.Path | None) -> None:
+    What instances there are is asked once for each profile, and kept up from then on: nobody else
+    changes the GPU meanwhile. A step that fails puts that in doubt, and all is asked again.
+    """
+
+    def __init__(
+        self, plan: model.GpuPlan, known: model.Gpu | None, proc_root: pathlib.Path | None
+    ) -> None:
         self._gpu_index = plan.gpu_index
         self._gpu_uuid = plan.gpu_uuid
+        # What a driver tells of profiles may differ once the mode was switched.
+        self._known = None if plan.changes_mode else known
         self._proc_root = proc_root
         self._device: nvml_device.Device | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._by_id: dict[int, nvml_device.GpuInstanceRef] = {}
+        """GPU instances that were asked for by id."""
+        self._by_profile: dict[int, list[nvml_device.GpuInstanceRef]] = {}
+        """All GPU instances of the profiles that were asked about."""
+        self._inside: dict[int, list[_Inside]] = {}
+        """All compute instances of GPU instances, by the id of these."""
 
     def perform(self, step: model.Step) -> None:
         """Perform a step, or find that its result is there already."""
+        try:
+            self._perform(step)
+        except errors.HardwareError:
+            self._forget()
+            raise
+
+    def _perform(self, step: model.Step) -> None:
         match step:
             case model.DestroyComputeInstance():
                 self._destroy_compute_instance(step)
@@ -100,6 +142,12 @@ class _Executor:
                 self._create_compute_instance(step)
             case _:
                 typing.assert_never(step)
+
+    def observe(self) -> model.Gpu:
+        """Return the GPU as it is now, by the driver's word alone."""
+        if self._known is None:
+            return nvml_observe.anew(self._gpu_index, self._gpu_uuid, self._open())
+        return nvml_observe.again(self._known, self._open())
 
     def with_holders(self, step: model.Step, error: errors.HardwareError) -> errors.HardwareError:
         """Add who holds the GPU to an IN_USE error; return any other as it is."""
@@ -122,7 +170,8 @@ class _Executor:
         if self._device is None:
             gpu_progress.PROGRESS.names(self._gpu_index, self._gpu_uuid)
             self._device = nvml_device.Device(
-                nvml_errors.call(pynvml.nvmlDeviceGetHandleByUUID, self._gpu_uuid)
+                nvml_errors.call(pynvml.nvmlDeviceGetHandleByUUID, self._gpu_uuid),
+                profiles=self._known.profiles if self._known else None,
             )
             if self._proc_root is not None:
                 # Anew each time, because a switch of MIG mode may change it (nvml.h).
@@ -146,6 +195,7 @@ class _Executor:
             return
         if device.compute_instance(instance, handle).slices == step.profile.compute_slices:
             nvml_errors.call_unless(_GONE, pynvml.nvmlComputeInstanceDestroy, handle)
+            self._inside.pop(instance.instance_id, None)
 
     def _destroy_gpu_instance(self, step: model.DestroyGpuInstance) -> None:
         instance = self._gpu_instance(step.gpu_instance_id)
@@ -153,9 +203,15 @@ class _Executor:
             return
         if self._has_profile(instance, step.profile):
             nvml_errors.call_unless(_GONE, pynvml.nvmlGpuInstanceDestroy, instance.handle)
+            del self._by_id[instance.instance_id]
+            # Its id may soon be that of another, and its place free.
+            self._inside.pop(instance.instance_id, None)
+            self._by_profile.pop(instance.profile_id, None)
 
     def _gpu_instance(self, instance_id: int) -> nvml_device.GpuInstanceRef | None:
         """Find a GPU instance; None when it is gone, be it with MIG mode."""
+        if instance_id in self._by_id:
+            return self._by_id[instance_id]
         device = self._open()
         try:
             handle = nvml_errors.call_unless(
@@ -165,7 +221,9 @@ class _Executor:
             if error.reason is errors.Reason.NOT_SUPPORTED and self._is_mig_off():
                 return None
             raise
-        return None if handle is None else device.gpu_instance(handle)
+        if handle is None:
+            return None
+        return self._by_id.setdefault(instance_id, device.gpu_instance(handle))
 
     def _is_mig_off(self) -> bool:
         modes = self._open().mig_mode()
@@ -184,38 +242,30 @@ class _Executor:
             # A switch may detach the GPU and attach it again, which can change its handle
             # (nvml.h); one that failed may have got as far as that.
             self._device = None
+            self._forget()
         nvml_mode.require(self._open(), step.mode, activation)
 
     def _create_gpu_instance(self, step: model.CreateGpuInstance) -> None:
         device = self._open()
-        there = device.gpu_instances([step.profile_id])
+        there = self._gpu_instances(step.profile_id)
         if any(instance.placement == step.placement for instance in there):
             return
-        # By reference, as C takes it: by value the library follows the numbers as an address.
-        placement = pynvml.c_nvmlGpuInstancePlacement_t(step.placement.start, step.placement.size)
-        created = nvml_errors.call_unless(
-            _CANNOT_PLACE,
-            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
-            device.handle,
-            step.profile_id,
-            ctypes.byref(placement),
-        )
-        if created is not None:
-            return
-        created = nvml_errors.call(
-            pynvml.nvmlDeviceCreateGpuInstance, device.handle, step.profile_id
-        )
-        landed = device.gpu_instance(created).placement
-        if landed != step.placement:
-            nvml_errors.call(pynvml.nvmlGpuInstanceDestroy, created)
-            raise _misplaced("nvmlDeviceCreateGpuInstance", landed)
+        created = _create_placed(device, step)
+        there.append(created)
+        self._inside[created.instance_id] = []
+
+    def _gpu_instances(self, profile_id: int) -> list[nvml_device.GpuInstanceRef]:
+        if profile_id not in self._by_profile:
+            self._by_profile[profile_id] = list(self._open().gpu_instances([profile_id]))
+        return self._by_profile[profile_id]
 
     def _create_compute_instance(self, step: model.CreateComputeInstance) -> None:
         device = self._open()
         instance = self._gpu_instance_at(step)
-        for there in device.compute_instances(instance):
-            if there.slices == step.profile.compute_slices and (
-                step.profile.spans or there.placement == step.placement
+        inside = self._compute_instances(instance)
+        for slices, span in inside:
+            if slices == step.profile.compute_slices and (
+                step.profile.spans or span == step.placement
             ):
                 return
         offered = _compute_profile(device.compute_profiles(instance), step.profile)
@@ -225,17 +275,48 @@ class _Executor:
             )
         else:
             _create_part(device, instance, offered.profile_id, step.placement)
+        inside.append((step.profile.compute_slices, step.placement))
+
+    def _compute_instances(self, instance: nvml_device.GpuInstanceRef) -> list[_Inside]:
+        if instance.instance_id not in self._inside:
+            self._inside[instance.instance_id] = [
+                (compute.slices, compute.placement)
+                for compute in self._open().compute_instances(instance)
+            ]
+        return self._inside[instance.instance_id]
 
     def _gpu_instance_at(self, step: model.CreateComputeInstance) -> nvml_device.GpuInstanceRef:
-        device = self._open()
-        for instance in device.gpu_instances(device.profile_ids(step.profile.gpu_instance)):
-            if instance.placement == step.gpu_instance_placement:
-                return instance
+        for profile_id in self._open().profile_ids(step.profile.gpu_instance):
+            for instance in self._gpu_instances(profile_id):
+                if instance.placement == step.gpu_instance_placement:
+                    return instance
         raise errors.HardwareError(
             f"there is no GPU instance {step.profile.gpu_instance} at "
             f"{step.gpu_instance_placement}",
             reason=errors.Reason.VERIFY_FAILED,
         )
+
+
+def _create_placed(
+    device: nvml_device.Device, step: model.CreateGpuInstance
+) -> nvml_device.GpuInstanceRef:
+    # By reference, as C takes it: by value the library follows the numbers as an address.
+    placement = pynvml.c_nvmlGpuInstancePlacement_t(step.placement.start, step.placement.size)
+    handle = nvml_errors.call_unless(
+        _CANNOT_PLACE,
+        pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
+        device.handle,
+        step.profile_id,
+        ctypes.byref(placement),
+    )
+    if handle is not None:
+        return device.gpu_instance(handle)
+    handle = nvml_errors.call(pynvml.nvmlDeviceCreateGpuInstance, device.handle, step.profile_id)
+    created = device.gpu_instance(handle)
+    if created.placement != step.placement:
+        nvml_errors.call(pynvml.nvmlGpuInstanceDestroy, handle)
+        raise _misplaced("nvmlDeviceCreateGpuInstance", created.placement)
+    return created
 
 
 def _compute_profile(

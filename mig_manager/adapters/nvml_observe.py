@@ -39,12 +39,34 @@ def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu:
             device = nvml_device.Device(handle)
             if tells_minor:
                 gpu_progress.PROGRESS.names(index, uuid, device.minor())
-            return _observe(index, uuid, device)
+            return anew(index, uuid, device)
     except errors.HardwareError as error:
         raise nvml_errors.about(name, error) from error
 
 
-def _observe(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
+def again(known: model.Gpu, device: nvml_device.Device) -> model.Gpu:
+    """Observe what can change of a GPU that was observed before, in the same MIG mode.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+    """
+    current, pending = device.mig_mode() or (None, None)
+    if current is not known.current_mode:
+        return anew(known.index, known.uuid, device)
+    return dataclasses.replace(
+        known,
+        current_mode=current,
+        pending_mode=pending,
+        gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
+    )
+
+
+def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
+    """Observe all that there is to know of a GPU whose handle was found.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+    """
     pci = nvml_errors.call(pynvml.nvmlDeviceGetPciInfo, device.handle)
     modes = device.mig_mode()
     current, pending = modes or (None, None)

@@ -14,10 +14,15 @@ Handle = Any
 """An opaque NVML handle; valid until what it names is destroyed, or MIG mode is switched."""
 
 _GPU_INSTANCE_PROFILES = range(32)
-"""``NVML_GPU_INSTANCE_PROFILE_*`` to ask about: 18 are known, a newer driver may offer more."""
+"""``NVML_GPU_INSTANCE_PROFILE_*`` to ask about; a newer driver may offer more than are known."""
+_KNOWN_GPU_INSTANCE_PROFILES = 18
 
 _COMPUTE_INSTANCE_PROFILES = range(16)
-"""``NVML_COMPUTE_INSTANCE_PROFILE_*`` to ask about; nine are known."""
+"""``NVML_COMPUTE_INSTANCE_PROFILE_*`` to ask about, as above."""
+_KNOWN_COMPUTE_INSTANCE_PROFILES = 9
+
+_LACKED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED})
+"""Answer about a profile that this GPU lacks."""
 
 _UNVERSIONED = 1
 """The unversioned query: every driver has it, and the versioned one is documented to answer
@@ -40,14 +45,14 @@ def gpu_instance_infos(gpu: Handle) -> Iterator[tuple[int, Any]]:
     Raises:
         HardwareError: NVML refused or failed.
     """
+    ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     for enum_index in _GPU_INSTANCE_PROFILES:
-        info = nvml_errors.call_unless(
-            nvml_errors.UNOFFERED,
-            pynvml.nvmlDeviceGetGpuInstanceProfileInfo,
-            gpu,
-            enum_index,
-            _UNVERSIONED,
-        )
+        try:
+            info = nvml_errors.call_unless(_LACKED, ask, gpu, enum_index, _UNVERSIONED)
+        except errors.HardwareError as error:
+            if _is_end(error, enum_index, _KNOWN_GPU_INSTANCE_PROFILES):
+                return
+            continue
         if info is not None:
             yield enum_index, info
 
@@ -58,15 +63,17 @@ def compute_instances(gpu_instance: Handle) -> Iterator[ComputeProfile]:
     Raises:
         HardwareError: NVML refused or failed.
     """
+    ask = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
+    engines = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
     for enum_index in _COMPUTE_INSTANCE_PROFILES:
-        info = nvml_errors.call_unless(
-            nvml_errors.UNOFFERED,
-            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo,
-            gpu_instance,
-            enum_index,
-            pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
-            _UNVERSIONED,
-        )
+        try:
+            info = nvml_errors.call_unless(
+                _LACKED, ask, gpu_instance, enum_index, engines, _UNVERSIONED
+            )
+        except errors.HardwareError as error:
+            if _is_end(error, enum_index, _KNOWN_COMPUTE_INSTANCE_PROFILES):
+                return
+            continue
         if info is not None:
             yield ComputeProfile(
                 profile_id=info.id,
@@ -74,6 +81,20 @@ def compute_instances(gpu_instance: Handle) -> Iterator[ComputeProfile]:
                 multiprocessors=info.multiprocessorCount,
                 max_instances=info.instanceCount,
             )
+
+
+def _is_end(error: errors.HardwareError, enum_index: int, known: int) -> bool:
+    """Tell whether a refusal means that the driver knows no profiles from here on.
+
+    INVALID_ARGUMENT is the answer beyond the driver's last one (nvml.h); of those that every
+    driver may know, or not yet know, each is asked about.
+
+    Raises:
+        HardwareError: It was another refusal.
+    """
+    if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
+        raise error
+    return enum_index >= known
 
 
 def named(enum_index: int, info: Any, *, total_bytes: int) -> model.GpuInstanceProfile:

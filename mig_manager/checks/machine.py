@@ -82,10 +82,14 @@ def lock(path: pathlib.Path) -> Sequence[asking.Found]:
     return (asking.ok(f"{path}: held by nobody"),)
 
 
-def config_file(path: pathlib.Path) -> Sequence[asking.Found]:
+def config_file(path: pathlib.Path, *, is_lenient: bool) -> Sequence[asking.Found]:
     """Tell whether the config document is good."""
     source = files.ConfigFile(path)
-    document = config.parse(source.read(), source=source.name)
+    document = config.parse(source.read(), source=source.name, is_lenient=is_lenient)
+    if document.warnings:
+        first, *others = document.warnings
+        more = f"; and {len(others)} more" if others else ""
+        return (asking.warn(f"{first}{more}", "Correct the place named; --lenient passes it."),)
     if not document.layouts:
         return (asking.warn(f"{path} has no layouts", "Add layouts, or name another file."),)
     return (asking.ok(f"{path}: {len(document.layouts)} layouts"),)

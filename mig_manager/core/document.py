@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from mig_manager import errors
+from mig_manager.core import remarks as remarking
 
 MAX_CHARACTERS = 2**20
 """A ConfigMap holds 1 MiB at most."""
@@ -87,22 +88,24 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-def parse(text: str, *, source: str) -> Node | None:
+def parse(text: str, *, source: str, remarks: remarking.Remarks | None = None) -> Node | None:
     """Read one YAML document; None when there is nothing but white space and comments.
 
     Args:
         text: The document.
         source: Name of the file for error messages.
+        remarks: Takes what a lenient reader lets pass: of a key given twice the last counts, and
+            what follows the first document is not read.
 
     Raises:
-        ConfigError: No YAML, too large, a key given twice, an alias without anchor, a tag that
-            plain data does not need, or a second document with content, which the peer would
-            ignore without a word.
+        ConfigError: No YAML, too large, an alias without anchor, a tag that plain data does not
+            need; unless remarks are lenient also a key given twice, or a second document with
+            content, which the peer would ignore without a word.
     """
     _check_characters(text, source)
     loader = _Loader(text)
     try:
-        return _Reader(loader, source).document()
+        return _Reader(loader, source, remarks or remarking.Remarks()).document()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
@@ -148,9 +151,10 @@ class _Reader:
     An anchor is known once its node is complete, so no tree can contain itself.
     """
 
-    def __init__(self, loader: Any, source: str) -> None:
+    def __init__(self, loader: Any, source: str, remarks: remarking.Remarks) -> None:
         self._loader = loader  # its stubs leave every method that we call untyped
         self._source = source
+        self._remarks = remarks
         self._anchors: dict[str, Node] = {}
         self._nodes = 0
 
@@ -159,14 +163,33 @@ class _Reader:
         if self._loader.check_event(yaml.StreamEndEvent):
             return None
         root = self._whole()
+        if not self._remarks.is_lenient:
+            self._refuse_more()
+        elif not self._loader.check_event(yaml.StreamEndEvent):
+            place = _locate(self._loader.peek_event().start_mark, self._source)
+            if self._has_more():
+                self._remarks.doubt(
+                    place, "a second document starts here", passes="it is not read"
+                )
+        return root
+
+    def _has_more(self) -> bool:
+        # Whatever follows, even no YAML: the peer does not look at it.
+        try:
+            self._refuse_more()
+        except (errors.ConfigError, yaml.YAMLError):
+            return True
+        return False
+
+    def _refuse_more(self) -> None:
         while not self._loader.check_event(yaml.StreamEndEvent):
+            place = _locate(self._loader.peek_event().start_mark, self._source)
             further = self._whole()
             if not (isinstance(further, Scalar) and further.value is None):
                 raise errors.ConfigError(
                     "a second document starts here; put everything into the first",
-                    location=further.location,
+                    location=place,
                 )
-        return root
 
     def _whole(self) -> Node:
         self._anchors.clear()
@@ -234,9 +257,10 @@ class _Reader:
                     merged.setdefault(entry.key, entry)
                 continue
             if key in own:
-                raise errors.ConfigError(
+                self._remarks.doubt(
+                    place,
                     f"key '{key}' is given twice; the first is in line {own[key].location.line}",
-                    location=place,
+                    passes="the last one counts",
                 )
             own[key] = Entry(key=key, value=value, location=place)
         self._loader.get_event()

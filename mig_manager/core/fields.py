@@ -55,13 +55,19 @@ def natural(node: document.Node, what: str) -> int:
     Raises:
         ConfigError: The node is something else; ``what`` names it in the message.
     """
+    number = whole(node)
+    if number is None or number < 0:
+        fail(node, f"{what} must be a whole number, 0 or more, not {shown(node)}")
+    return number
+
+
+def whole(node: document.Node) -> int | None:
+    """Return a whole number, which ``1.0`` is, too; None if the node is something else."""
     value = node.value if isinstance(node, document.Scalar) else None
-    # To Python, true is a number.
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        whole = int(value) if value % 1 == 0 else -1
-        if whole >= 0:
-            return whole
-    fail(node, f"{what} must be a whole number, 0 or more, not {shown(node)}")
+    # To Python, true is a number; infinity and what is no number have a rest.
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+        return None
+    return int(value)
 
 
 def shown(node: document.Node) -> str:

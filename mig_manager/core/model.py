@@ -267,20 +267,56 @@ class Gpu:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Devices wanted in the one GPU instance that starts at a given memory slice."""
+
+    profile: Profile
+    """Of each device; one that does not span names a compute instance."""
+    start: int
+    """First memory slice of the GPU instance."""
+
+    def __str__(self) -> str:
+        return f"{self.profile}@{self.start}"
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        """By place, then as profiles are ordered."""
+        return self.start, self.profile.sort_key
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WantedGpu:
     """What a layout wants of one GPU; canonical, so that ``==`` compares meaning."""
 
     mode: MigMode
     devices: tuple[tuple[Profile, int], ...] = ()
-    """Profile and positive count, in ``Profile.sort_key`` order; empty with MIG disabled."""
+    """Those that may lie anywhere: profile and positive count, in ``Profile.sort_key`` order;
+    empty with MIG disabled."""
+    pins: tuple[tuple[Pin, int], ...] = ()
+    """Those that have a place of their own, with positive counts, in ``Pin.sort_key`` order. A
+    GPU instance with pins holds exactly these devices."""
 
     @staticmethod
-    def of(mode: MigMode, devices: Mapping[Profile, int]) -> "WantedGpu":
+    def of(
+        mode: MigMode, devices: Mapping[Profile, int], pins: Mapping[Pin, int] | None = None
+    ) -> "WantedGpu":
         """Build the canonical value: zero counts dropped, profiles sorted."""
         kept = sorted(
             ((p, n) for p, n in devices.items() if n > 0), key=lambda item: item[0].sort_key
         )
-        return WantedGpu(mode=mode, devices=tuple(kept))
+        placed = sorted(
+            ((pin, n) for pin, n in (pins or {}).items() if n > 0),
+            key=lambda item: item[0].sort_key,
+        )
+        return WantedGpu(mode=mode, devices=tuple(kept), pins=tuple(placed))
+
+    @property
+    def counts(self) -> dict[Profile, int]:
+        """All devices by profile, wherever they shall lie."""
+        total = dict(self.devices)
+        for pin, count in self.pins:
+            total[pin.profile] = total.get(pin.profile, 0) + count
+        return total
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,6 +165,17 @@ def options(holders: Sequence[Sequence[Tenant]], wish: Counts, *, most: int) -> 
     return [option for key, option in found.items() if not _is_dominated(key, found)]
 
 
+def cheapest(tenants: Sequence[Tenant], wish: Counts) -> Content:
+    """Return the cheapest way to exactly these compute instances in one GPU instance that stays.
+
+    The wish must fit it when it is empty.
+    """
+    choice = _cheapest(_kept(tuple(tenants), wish), wish, len(tenants))
+    if choice is None or choice.content is None:
+        raise AssertionError(wish)
+    return choice.content
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
     """What can become of one GPU instance."""
@@ -203,10 +214,7 @@ def _combine(menus: Sequence[Sequence[_Choice]], wish: Counts) -> Iterable[tuple
 @functools.lru_cache(maxsize=512)
 def _choices(tenants: tuple[Tenant, ...], wish: Counts, least: int) -> tuple[_Choice, ...]:
     """List what can become of one GPU instance: its end, or the cheapest way to each inside."""
-    subsets = sorted(
-        (kept for n in range(len(tenants) + 1) for kept in _subsets(tenants, n, wish)),
-        key=lambda subset: (subset.busy, -len(subset.kept)),
-    )
+    subsets = _kept(tenants, wish)
     end = _Choice(
         taken=(0,) * len(wish),
         busy=sum(tenant.is_busy for tenant in tenants),
@@ -228,6 +236,14 @@ class _Subset:
     """Bit mask of their slices; None when that is unknown, so that nothing can be added."""
     busy: int
     """Busy ones among the others, which end."""
+
+
+def _kept(tenants: tuple[Tenant, ...], wish: Counts) -> list[_Subset]:
+    """List what could stay, the fewest busy ones lost and the most kept first."""
+    return sorted(
+        (kept for n in range(len(tenants) + 1) for kept in _subsets(tenants, n, wish)),
+        key=lambda subset: (subset.busy, -len(subset.kept)),
+    )
 
 
 def _subsets(tenants: tuple[Tenant, ...], n: int, wish: Counts) -> Iterator[_Subset]:

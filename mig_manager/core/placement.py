@@ -104,32 +104,41 @@ class Board:
         return found
 
     def best(
-        self, fixed: Sequence[Placed], new: Mapping[model.Profile, int]
+        self,
+        fixed: Sequence[Placed],
+        new: Mapping[model.Profile, int],
+        *,
+        pinned: Sequence[Placed] = (),
     ) -> Arrangement | None:
         """Place new instances so that the largest profiles keep the most room.
 
         Args:
             fixed: The instances that stay where they are.
             new: How many to place of each profile; all of them offered by this GPU.
+            pinned: Further new ones, whose places are not ours to choose; no two of them overlap.
 
         Returns:
             The arrangement of lowest rank among all possible ones; None when there is none.
         """
         specs = [spec for spec in self.specs for _ in range(new.get(spec.profile, 0))]
-        drawn = self.drawn([p for p, _ in fixed] + [spec.profile for spec in specs])
+        given = [*fixed, *pinned]
+        drawn = self.drawn([p for p, _ in given] + [spec.profile for spec in specs])
         # Where nothing is added nothing can be refused, whatever we believe about engines.
-        if specs and not drawn.within(self.pool):
+        if (specs or pinned) and not drawn.within(self.pool):
             return None
-        occupied = slices(place for _, place in fixed)
-        ways = (self._judge(fixed, way, drawn) for way in _ways(occupied, specs))
+        if any(place.overlaps(other) for _, place in pinned for _, other in fixed):
+            return None
+        occupied = slices(place for _, place in given)
+        ways = (self._judge(given, way, drawn) for way in _ways(occupied, specs))
         return min(ways, key=lambda arrangement: arrangement.rank, default=None)
 
-    def fits(self, counts: Mapping[model.Profile, int]) -> bool:
-        """Tell whether the empty GPU can hold that many of each profile at once."""
+    def fits(self, counts: Mapping[model.Profile, int], *, pinned: Sequence[Placed] = ()) -> bool:
+        """Tell whether the GPU can hold that many of each profile at once, beside the pinned."""
         specs = [spec for spec in self.specs for _ in range(counts.get(spec.profile, 0))]
-        if not self.drawn(spec.profile for spec in specs).within(self.pool):
+        drawn = self.drawn([p for p, _ in pinned] + [spec.profile for spec in specs])
+        if not drawn.within(self.pool):
             return False
-        return next(_ways(0, specs), None) is not None
+        return next(_ways(slices(place for _, place in pinned), specs), None) is not None
 
     def _judge(
         self, fixed: Sequence[Placed], placed: tuple[Placed, ...], drawn: model.Engines

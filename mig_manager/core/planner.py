@@ -2,8 +2,9 @@
 
 ``plan`` is also the only judge of "applied": a layout is in force when its plan is empty. A GPU
 is right when its MIG mode is (current and pending), its compute instances are the wanted ones,
-counted by profile, and no GPU instance lies idle without any. Where instances lie and how they
-share GPU instances is not part of a layout, so it is never a reason to touch a GPU.
+counted by profile, those that the layout gives a place are there, and no GPU instance lies idle
+without any. Where the others lie and how they share GPU instances is not part of a layout, so it
+is never a reason to touch a GPU.
 
 What counts as small is defined in ``search``, the order of the steps in ``steps``.
 """
@@ -94,7 +95,7 @@ def _populate(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> mod
     """Plan for a GPU that shall have MIG enabled."""
     switch = _switch(gpu, wish.mode)
     is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None
-    if switch and wish.devices and is_blind:
+    if switch and wish.counts and is_blind:
         return model.GpuPlan(
             gpu_uuid=gpu.uuid,
             gpu_index=gpu.index,
@@ -103,7 +104,7 @@ def _populate(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> mod
             is_provisional=True,
         )
     live = steps.in_order(gpu)
-    decision = mind.decide(gpu, live, dict(wish.devices))
+    decision = mind.decide(gpu, live, wish)
     return steps.build(gpu, live, decision, switch)
 
 

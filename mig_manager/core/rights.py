@@ -28,6 +28,13 @@ RIGHTS = (
     Right(group="", resource="nodes", verb="watch", purpose="follow its node"),
     Right(group="", resource="nodes", verb="patch", purpose="write state, journal and cordon"),
     Right(group="", resource="pods", verb="list", purpose="find the pods of its node"),
+    Right(
+        group="",
+        resource="pods",
+        verb="watch",
+        purpose="see at once that a pod has gone or come",
+        is_needed=False,
+    ),
     Right(group="", resource="pods", verb="delete", purpose="restart the device plugin"),
     Right(
         group="",

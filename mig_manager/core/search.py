@@ -12,6 +12,8 @@ It is small because a GPU holds eight instances at the most. First comes every c
 stays, without a look at places (``packing``); the choices are then tried cheapest first, and of
 the first price at which anything can be placed, every arrangement is compared (``placement``).
 Whatever is equal after that is settled by a fixed order, so that equal input gives equal output.
+
+Devices that a layout gives a place are settled first (``pinning``), and the rest around them.
 """
 
 import collections
@@ -19,11 +21,11 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager.core import misfit, model, packing, placement, steps
+from mig_manager.core import misfit, model, packing, pinning, placement, steps
 
 Devices = Mapping[model.Profile, int]
 
-_Holder = tuple[model.Profile, model.Placement, tuple[packing.Tenant, ...]]
+_Holder = pinning.Holder
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +51,24 @@ class Search:
         self._known: dict[tuple[object, ...], steps.Decision] = {}
 
     def decide(
-        self, gpu: model.Gpu, live: Sequence[model.GpuInstance], devices: Devices
+        self, gpu: model.Gpu, live: Sequence[model.GpuInstance], wish: model.WantedGpu
     ) -> steps.Decision:
         """Find the best way to exactly these devices.
 
         Args:
             gpu: The GPU; its profiles may be unknown only if it needs no change.
             live: Its GPU instances, in order.
-            devices: How many of each profile.
+            wish: How many of each profile, and which of them where.
 
         Raises:
             errors.LayoutError: The GPU does not offer a profile, or cannot hold the devices.
         """
-        if is_right(live, devices):
+        if is_right(live, wish):
             return _leave(live)
         holders = tuple(self._holder(gi) for gi in live)
-        key = (gpu.profiles, tuple(devices.items()), holders)
+        key = (gpu.profiles, wish.devices, wish.pins, holders)
         if key not in self._known:
-            self._known[key] = _decide(gpu, holders, devices)
+            self._known[key] = _decide(gpu, holders, wish)
         return self._known[key]
 
     def _holder(self, gi: model.GpuInstance) -> _Holder:
@@ -77,10 +79,20 @@ class Search:
         return gi.profile, gi.placement, tenants
 
 
-def is_right(live: Sequence[model.GpuInstance], devices: Devices) -> bool:
+def is_right(live: Sequence[model.GpuInstance], wish: model.WantedGpu) -> bool:
     """Tell whether the instances are the wanted ones and none lies idle."""
-    inside = collections.Counter(ci.profile for gi in live for ci in gi.compute_instances)
-    return inside == devices and all(gi.compute_instances for gi in live)
+    pinned: dict[tuple[model.Profile, int], collections.Counter[model.Profile]] = {}
+    for pin, count in wish.pins:
+        place = pin.profile.gpu_instance, pin.start
+        pinned.setdefault(place, collections.Counter())[pin.profile] = count
+    free: collections.Counter[model.Profile] = collections.Counter()
+    for gi in live:
+        inside = collections.Counter(ci.profile for ci in gi.compute_instances)
+        wanted = pinned.pop((gi.profile, gi.placement.start), None)
+        if not inside or wanted not in (None, inside):
+            return False
+        free += inside if wanted is None else collections.Counter()
+    return not pinned and free == dict(wish.devices)
 
 
 def _leave(live: Sequence[model.GpuInstance]) -> steps.Decision:
@@ -92,19 +104,21 @@ def _leave(live: Sequence[model.GpuInstance]) -> steps.Decision:
     )
 
 
-def _decide(gpu: model.Gpu, holders: Sequence[_Holder], devices: Devices) -> steps.Decision:
+def _decide(gpu: model.Gpu, holders: Sequence[_Holder], wish: model.WantedGpu) -> steps.Decision:
     board = placement.Board(gpu.profiles or (), live=[profile for profile, _, _ in holders])
-    for profile in devices:
+    for profile in wish.counts:
         has_size = packing.is_offered(profile.compute_slices, profile.gpu_slices)
         if not has_size or board.find(profile.gpu_instance) is None:
             raise misfit.unknown_profile(gpu, profile, board)
-    candidates = sorted(_candidates(board, holders, devices), key=lambda c: c.price)
+    settled = pinning.settle(gpu, board, holders, wish.pins)
+    free = [holders[position] for position in settled.positions]
+    candidates = sorted(_candidates(board, free, dict(wish.devices)), key=lambda c: c.price)
     for _, equals in itertools.groupby(candidates, key=lambda c: c.price):
-        ways = [(way, c) for c in equals if (way := _arrange(board, holders, c))]
+        ways = [(way, c) for c in equals if (way := _arrange(board, free, c, settled))]
         if ways:
             way, candidate = min(ways, key=lambda pair: pair[0].rank)
-            return _settle(board, candidate, way, holders)
-    raise misfit.does_not_fit(gpu, devices, board)
+            return _settle(board, candidate, way, free, settled)
+    raise misfit.does_not_fit(gpu, dict(wish.devices), board, pinned=(*settled.kept, *settled.new))
 
 
 def _candidates(
@@ -123,14 +137,18 @@ def _candidates(
 
 
 def _arrange(
-    board: placement.Board, holders: Sequence[_Holder], candidate: _Candidate
+    board: placement.Board,
+    holders: Sequence[_Holder],
+    candidate: _Candidate,
+    settled: pinning.Settled,
 ) -> placement.Arrangement | None:
     fixed = [
         (profile, holders[position][1])
         for profile, option in candidate.options
         for position, _ in _located(option, profile, holders)
     ]
-    return board.best(fixed, {profile: len(option.fresh) for profile, option in candidate.options})
+    fresh = {profile: len(option.fresh) for profile, option in candidate.options}
+    return board.best([*settled.kept, *fixed], fresh, pinned=settled.new)
 
 
 def _located(
@@ -146,10 +164,13 @@ def _settle(
     candidate: _Candidate,
     way: placement.Arrangement,
     holders: Sequence[_Holder],
+    settled: pinning.Settled,
 ) -> steps.Decision:
     stays = [
         steps.Stay(
-            position=position, kept=content.kept, added=steps.inside(profile, content.added)
+            position=settled.positions[position],
+            kept=content.kept,
+            added=steps.inside(profile, content.added),
         )
         for profile, option in candidate.options
         for position, content in _located(option, profile, holders)
@@ -166,8 +187,10 @@ def _settle(
         for profile, place in way.placed
         if (spec := board.find(profile))
     ]
-    stays.sort(key=lambda stay: stay.position)
-    return steps.Decision(stays=tuple(stays), created=tuple(created))
+    return steps.Decision(
+        stays=tuple(sorted([*settled.stays, *stays], key=lambda stay: stay.position)),
+        created=(*settled.created, *created),
+    )
 
 
 def _size(gi: model.GpuInstance, ci: model.ComputeInstance) -> int:

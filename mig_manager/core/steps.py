@@ -30,7 +30,7 @@ class Decision:
 
     stays: tuple[Stay, ...] = ()
     created: tuple[model.TargetInstance, ...] = ()
-    """Largest first."""
+    """Those with a place of their own first, then the largest."""
 
 
 def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:

@@ -240,6 +240,28 @@ def template(product: Product, index: int = 0) -> model.Gpu:
     )
 
 
+def resized(gpu: model.Gpu, *, memory_mib: int) -> model.Gpu:
+    """Return the GPU as a board with another size of memory would be: cut into the same slices.
+
+    Args:
+        gpu: The GPU.
+        memory_mib: Memory of the other board.
+    """
+
+    def stretched(spec: model.GpuInstanceProfile) -> model.GpuInstanceProfile:
+        # Down to whole MiB, or an instance could end up with more than its eighths.
+        instance_mib = spec.memory_mib * memory_mib // gpu.memory_mib
+        named = profile.from_nvml(
+            enum_index=spec.enum_index,
+            slice_count=spec.profile.gpu_slices,
+            memory_gb=profile.memory_gb(instance_mib=instance_mib, total_bytes=memory_mib * 2**20),
+        )
+        return dataclasses.replace(spec, profile=named, memory_mib=instance_mib)
+
+    specs = None if gpu.profiles is None else tuple(stretched(spec) for spec in gpu.profiles)
+    return dataclasses.replace(gpu, memory_mib=memory_mib, profiles=specs)
+
+
 def profile_of(product: Product, row: GpuProfile) -> model.Profile:
     """Name a profile by the driver's numbers, through the same rule as for a real GPU."""
     return profile.from_nvml(

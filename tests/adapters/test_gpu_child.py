@@ -79,6 +79,12 @@ def children() -> set[str]:
     return found
 
 
+def pid_in(pid_file: pathlib.Path) -> int | None:
+    """Return the pid that a worker wrote; None as long as it has not."""
+    text = pid_file.read_text() if pid_file.exists() else ""
+    return int(text) if text else None
+
+
 def is_gone(pid_file: pathlib.Path) -> bool:
     """Tell whether the process has ended and been reaped."""
     return not pathlib.Path("/proc", pid_file.read_text()).exists()
@@ -284,6 +290,56 @@ signal.pause()
 def test_one_client_serves_call_after_call() -> None:
     gpus = child("answer(gpu_protocol.Observed(gpus=()))")
     assert [gpus.observe(), gpus.observe()] == [(), ()]
+
+
+def answering_with_pid(pid_file: pathlib.Path) -> gpu_child.ChildGpus:
+    """Return GPUs whose worker says who it is when it starts, and answers when asked."""
+    return child(f"""
+open({str(pid_file)!r}, "w").write(str(os.getpid()))
+sys.stdin.buffer.read()
+answer(gpu_protocol.Observed(gpus=()))
+""")
+
+
+def test_a_worker_that_was_started_ahead_is_the_one_that_is_asked(tmp_path: pathlib.Path) -> None:
+    gpus = answering_with_pid(tmp_path / "pid")
+    gpus.prepare()
+    wait_for(lambda: pid_in(tmp_path / "pid") is not None)
+    ahead = pid_in(tmp_path / "pid")
+    gpus.prepare()
+    assert gpus.observe() == ()
+    assert pid_in(tmp_path / "pid") == ahead
+    assert gpus.observe() == ()
+    assert pid_in(tmp_path / "pid") != ahead
+
+
+def test_a_worker_that_is_not_needed_is_ended(tmp_path: pathlib.Path) -> None:
+    gpus = answering_with_pid(tmp_path / "pid")
+    gpus.prepare()
+    wait_for(lambda: pid_in(tmp_path / "pid") is not None)
+    gpus.dismiss()
+    assert is_gone(tmp_path / "pid")
+    gpus.dismiss()
+
+
+def test_a_worker_that_died_while_it_waited_is_replaced(tmp_path: pathlib.Path) -> None:
+    gpus = answering_with_pid(tmp_path / "pid")
+    gpus.prepare()
+    wait_for(lambda: pid_in(tmp_path / "pid") is not None)
+    ahead = pid_in(tmp_path / "pid")
+    assert ahead is not None
+    os.kill(ahead, signal.SIGKILL)
+    os.waitid(os.P_PID, ahead, os.WEXITED | os.WNOWAIT)
+    assert gpus.observe() == ()
+    assert pid_in(tmp_path / "pid") != ahead
+
+
+def test_getting_ready_never_fails() -> None:
+    gpus = gpu_child.ChildGpus(command=["/does/not/exist"], timeout_s=1.0)
+    gpus.prepare()
+    with pytest.raises(errors.HardwareError, match="cannot be started"):
+        gpus.observe()
+    gpus.dismiss()
 
 
 def test_the_agents_side_does_not_load_the_nvml_binding() -> None:

@@ -1,6 +1,7 @@
 """GPU work in a thread: the same answers, and none too late."""
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -21,8 +22,9 @@ class Gpus:
             raise self.error
         return ()
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         self.executed.append(plan)
+        return ()
 
 
 class Hung:
@@ -33,8 +35,9 @@ class Hung:
         self.let_go.wait()
         return ()
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         self.let_go.wait()
+        return ()
 
 
 def test_what_the_gpus_answer_comes_through() -> None:

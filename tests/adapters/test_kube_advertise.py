@@ -1,7 +1,7 @@
 """Extended resources of simulated GPUs on the embedded API server."""
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import structlog
@@ -135,7 +135,9 @@ def test_gpus_that_cannot_be_seen_do_not_keep_the_agent_from_starting(kube: api.
         def observe(self) -> tuple[model.Gpu, ...]:
             raise errors.HardwareError("no", reason=errors.Reason.DRIVER_NOT_LOADED)
 
-        def execute(self, plan: model.Plan) -> None:
+        def execute(
+            self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
+        ) -> tuple[model.Gpu, ...]:
             raise AssertionError(plan)
 
     with structlog.testing.capture_logs() as logs:

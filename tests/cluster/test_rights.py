@@ -55,6 +55,12 @@ def is_served_by_lists(world: stages.Stage, right: worlds.Right) -> None:
     assert complaint(right) in said_no(world)
 
 
+def is_served_by_looking(world: stages.Stage, right: worlds.Right) -> None:
+    """The layout comes into force, and the agent says why it has to look now and then."""
+    assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert complaint(right) in said_no(world)
+
+
 def is_served_in_silence(world: stages.Stage, right: worlds.Right) -> None:
     """The layout comes into force, nobody sees Events, and the agent says why."""
     assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
@@ -74,6 +80,7 @@ WITHOUT: Mapping[worlds.Right, Callable[[stages.Stage, worlds.Right], None]] = {
     ("", "nodes", "patch"): never_begins,
     ("", "nodes", "watch"): is_served_by_lists,
     ("", "pods", "list"): fails,
+    ("", "pods", "watch"): is_served_by_looking,
     ("", "pods", "delete"): fails,
     ("", "pods/eviction", "create"): fails,
     ("", "events", "create"): is_served_in_silence,

@@ -186,10 +186,16 @@ def _compute(nth: int, word: str, of: model.Profile, uuid_stem: str) -> model.Co
 def want(
     devices: dict[str, int] | None = None, *, mode: model.MigMode = model.MigMode.ENABLED
 ) -> model.WantedGpu:
-    """Build a wish from profile names."""
-    return model.WantedGpu.of(
-        mode, {profile(name): count for name, count in (devices or {}).items()}
-    )
+    """Build a wish from profile names; ``1g.5gb@4`` has a place."""
+    free: dict[model.Profile, int] = {}
+    pins: dict[model.Pin, int] = {}
+    for name, count in (devices or {}).items():
+        known, at, start = name.partition("@")
+        if at:
+            pins[model.Pin(profile=profile(known), start=int(start))] = count
+        else:
+            free[profile(known)] = count
+    return model.WantedGpu.of(mode, free, pins)
 
 
 def devices_of(gpu: model.Gpu) -> dict[model.Profile, int]:

@@ -17,6 +17,8 @@ Note = Callable[[str, object], None]
 
 _MOST_UNREACHED = 0.05
 """Of all cases: waits poll more often in one run than in another."""
+_MOST_UNREACHED_IN_TIME = 0.4
+"""The same where it is a deadline that ends the wait: a slow machine polls less often in it."""
 _SIDES = ("before", "after")
 
 
@@ -34,16 +36,23 @@ def on_side(points: Iterable[str], side: str) -> list[str]:
     return [point for point in points if point.startswith(f"{side} ")]
 
 
-def judge(note: Note, what: str, verdicts: Sequence[matrix.Verdict]) -> None:
+def judge(
+    note: Note,
+    scenario: scenarios.Scenario,
+    what: str,
+    verdicts: Sequence[matrix.Verdict],
+) -> None:
     counts = matrix.summary(verdicts)
+    is_timed = scenario is scenarios.DRAIN_TIMEOUT
+    most = _MOST_UNREACHED_IN_TIME if is_timed else _MOST_UNREACHED
     note(
         "kill matrix",
-        f"{what}: {counts['runs']} runs, {counts['struck']} struck, "
+        f"{what}, {scenario.name}: {counts['runs']} runs, {counts['struck']} struck, "
         f"{counts['converged']} converged",
     )
     assert not [str(verdict) for verdict in verdicts if verdict.problems]
     assert verdicts
-    assert counts["runs"] - counts["struck"] <= max(1, counts["runs"] * _MOST_UNREACHED)
+    assert counts["runs"] - counts["struck"] <= max(1, counts["runs"] * most)
 
 
 @pytest.mark.slow
@@ -60,7 +69,7 @@ def test_an_agent_killed_around_any_port_call_is_made_good_by_the_next(
     points = on_side(recording.points, side)
     verdicts = [matrix.play(scenario, recording, forks, point=point) for point in points]
 
-    judge(record_property, f"SIGKILL {side} a call, restart, {scenario.name}", verdicts)
+    judge(record_property, scenario, f"SIGKILL {side} a call, restart", verdicts)
 
 
 @pytest.mark.slow
@@ -89,7 +98,7 @@ def test_a_node_that_reboots_after_any_port_call_gets_its_layout(
         for point in on_side(recording.points, "after")
     ]
 
-    judge(record_property, f"SIGKILL after a call, reboot, {scenario.name}", verdicts)
+    judge(record_property, scenario, "SIGKILL after a call, reboot", verdicts)
 
 
 @pytest.mark.slow
@@ -116,7 +125,7 @@ def test_what_changes_while_no_agent_runs_is_taken_into_account_by_the_next(
         for point in on_side(recording.points, "after")
     ]
 
-    judge(record_property, f"SIGKILL after a call, {aftermath.value}", verdicts)
+    judge(record_property, scenario, f"SIGKILL after a call, {aftermath.value}", verdicts)
 
 
 @pytest.mark.slow
@@ -137,7 +146,7 @@ def test_an_agent_that_is_told_to_stop_around_any_port_call_leaves_nothing_taken
         for point in on_side(recording.points, "after")
     ]
 
-    judge(record_property, f"SIGTERM after a call, {scenario.name}", verdicts)
+    judge(record_property, scenario, "SIGTERM after a call", verdicts)
 
 
 @pytest.mark.parametrize(
@@ -164,4 +173,4 @@ def test_a_sample_of_the_matrix_converges(
         for point in recording.points[step // 2 :: step]
     ]
 
-    judge(record_property, f"sample, {aftermath.value}, {scenario.name}", verdicts)
+    judge(record_property, scenario, f"sample, {aftermath.value}", verdicts)

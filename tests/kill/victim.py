@@ -102,7 +102,7 @@ def _world(
     if not has_worker:
         simulated._load(_Library(state, points))
         gpus = nvml.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s)
-        real = dataclasses.replace(real, gpus=gpus)
+        real = dataclasses.replace(real, gpus=gpus, standby=ports.Standby())
     watched: dict[str, Any] = {
         name: cast("Any", points_.Port(port, name, points)) for name, port in _ports(real).items()
     }

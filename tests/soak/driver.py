@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pynvml
@@ -86,15 +86,17 @@ class OneByOne:
     def observe(self) -> tuple[model.Gpu, ...]:
         return self._gpus.observe()
 
-    def execute(self, plan: model.Plan) -> None:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         failures: list[errors.HardwareError] = []
+        changed: list[model.Gpu] = []
         for gpu in plan.gpus:
             try:
-                self._gpus.execute(model.Plan(gpus=(gpu,)))
+                changed += self._gpus.execute(model.Plan(gpus=(gpu,)), seen)
             except errors.HardwareError as error:
                 failures.append(error)
         if failures:
             raise nvml_adapter._joined(failures) from failures[0]
+        return tuple(changed)
 
 
 def real_adapter(clock: ports.Clock) -> OneByOne:

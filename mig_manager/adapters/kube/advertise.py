@@ -5,7 +5,7 @@ tells the scheduler what a plugin would have told. Kubelet keeps resources that 
 and a pod that asks for them starts without getting a device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -58,6 +58,8 @@ class AdvertisingGpus:
         self._gpus = gpus
         self._offer = offer
         self._offered: dict[str, int] | None = None
+        self._seen: dict[str, model.Gpu] = {}
+        """All GPUs as last observed, by UUID."""
 
     def observe(self) -> tuple[model.Gpu, ...]:
         """Return every GPU, and see to it that the node offers them.
@@ -66,18 +68,20 @@ class AdvertisingGpus:
             HardwareError: As the GPUs beneath.
         """
         gpus = self._gpus.observe()
-        counts = resources.counts(gpus)
-        if counts != self._offered:
-            self._advertise(counts)
+        self._seen = {gpu.uuid: gpu for gpu in gpus}
+        self._tell()
         return gpus
 
-    def execute(self, plan: model.Plan) -> None:
-        """Run the steps of every GPU.
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+        """Run the steps of every GPU, and see to it that the node offers what came of them.
 
         Raises:
             HardwareError: As the GPUs beneath.
         """
-        self._gpus.execute(plan)
+        changed = self._gpus.execute(plan, seen)
+        self._seen |= {gpu.uuid: gpu for gpu in changed}
+        self._tell()
+        return changed
 
     def start(self) -> None:
         """Advertise what there is before anybody has asked for a layout."""
@@ -85,6 +89,11 @@ class AdvertisingGpus:
             self.observe()
         except errors.HardwareError as error:
             _log.warning("gpus_not_advertised", reason=error.reason.value, error=error.message)
+
+    def _tell(self) -> None:
+        counts = resources.counts(self._seen.values())
+        if counts != self._offered:
+            self._advertise(counts)
 
     def _advertise(self, counts: dict[str, int]) -> None:
         try:

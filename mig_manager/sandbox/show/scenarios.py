@@ -107,7 +107,7 @@ def _hold_whole_gpus(stage: stages.Stage) -> None:
 
 
 def _play_first(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
-    holders = set(stage.workloads())
+    holders = {name for name, ids in stage.held().items() if ids}
     stage.label(layout)
     stage.wait_for_end(layout)
     return [*_in_force(stage, layout), _check_gone(stage, holders)]

@@ -1,0 +1,136 @@
+"""One reconfiguration through the agent, from the label to success, phase by phase.
+
+The agent is a process of its own against the embedded API server; node, kubelet and device plugin
+are played by this process. A pod holds a device that goes, so that every phase has something to
+do. What the agent adds is the whole time less what it must wait for: the driver, pods that stop,
+and the device plugin that starts.
+"""
+
+import dataclasses
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+
+from bench import transitions
+from mig_manager.core import cluster, config, model, planner
+from mig_manager.sandbox.cluster import nodeoptions, objects, view
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
+
+_SPEC = "8xA100-SXM4-40GB"
+_CONFIG = """
+version: v1
+mig-configs:
+  all-3g.20gb:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}
+  all-1g.5gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+"""
+_LAYOUTS = ("all-1g.5gb", "all-3g.20gb")
+_RESOURCES = {"all-1g.5gb": "nvidia.com/mig-1g.5gb", "all-3g.20gb": "nvidia.com/mig-3g.20gb"}
+_NODE = nodeoptions.NodeOptions(tick_s=0.02, pod_start_s=0.2, pod_stop_s=0.1, plugin_start_s=0.3)
+_POD = "train"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """When what was seen of one reconfiguration, in seconds since the label was written."""
+
+    pending_s: float
+    success_s: float
+    phases: tuple[tuple[str, float], ...]
+    """Each phase with the time spent in it, in their order."""
+    hardware_s: float
+    """What the driver takes, by its latency model."""
+
+    @property
+    def waited_s(self) -> float:
+        """What the agent must wait for: the driver, the pod, the old plugin and the new one."""
+        pods_s = 2 * _NODE.pod_stop_s + _NODE.pod_start_s + _NODE.plugin_start_s
+        return self.hardware_s + pods_s
+
+    @property
+    def overhead_s(self) -> float:
+        """What the agent adds."""
+        return self.success_s - self.waited_s
+
+
+def measure(*, repeats: int, scale: float) -> tuple[Course, ...]:
+    """Reconfigure a node back and forth.
+
+    Args:
+        repeats: How often; two more go before, which fill caches.
+        scale: The driver's latencies are played that much shorter.
+    """
+    if transitions.MEMORY.is_dir():
+        tempfile.tempdir = str(transitions.MEMORY)
+    latency = transitions.scaled(states.REALISTIC, scale)
+    courses: list[Course] = []
+    usual = ("--poll-interval-s", "1")
+    with stages.Stage(
+        _SPEC, _CONFIG, latency=latency, node_options=_NODE, agent_options=usual
+    ) as stage:
+        layouts = itertools.islice(itertools.cycle(_LAYOUTS), repeats + 2)
+        before = None
+        for layout in layouts:
+            if before is not None:
+                stage.run_pods([(_POD, _RESOURCES[before], {})])
+            courses.append(_follow(stage, layout, latency))
+            before = layout
+    return tuple(courses[2:])
+
+
+def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course:
+    seen: list[tuple[float, str, str]] = []
+
+    def note(kind: view.Kind, obj: objects.JsonObject) -> None:
+        if kind is view.Kind.NODE:
+            now = time.monotonic()
+            told = objects.annotations(obj).get(cluster.STATUS_ANNOTATION)
+            status = json.loads(told) if told else {}
+            if status.get("config") == layout:
+                state = objects.labels(obj).get(cluster.STATE_LABEL, "")
+                seen.append((now, state, str(status.get("phase"))))
+
+    gpus = stage.gpus.observe()
+    hardware_s = _hardware_s(gpus, layout, latency)
+    stop = stage.cluster.listen(note)
+    try:
+        since = time.monotonic()
+        stage.label(layout)
+        state = stage.wait_for_end(layout)
+    finally:
+        stop()
+    if state is not model.State.SUCCESS:
+        raise RuntimeError(f"{layout} ended with {stage.status()}")
+    return _course(seen, since, hardware_s)
+
+
+def _course(seen: Sequence[tuple[float, str, str]], since: float, hardware_s: float) -> Course:
+    begins: dict[str, float] = {}
+    for now, _, phase in seen:
+        begins.setdefault(phase, now)
+    order = sorted(begins.items(), key=lambda item: item[1])
+    phases = [("until pending", order[0][1] - since)]
+    phases += [(phase, until - at) for (phase, at), (_, until) in itertools.pairwise(order)]
+    first = {state: now for now, state, _ in reversed(seen)}
+    return Course(
+        pending_s=first[model.State.PENDING.value] - since,
+        success_s=first[model.State.SUCCESS.value] - since,
+        phases=tuple(phases),
+        hardware_s=hardware_s,
+    )
+
+
+def _hardware_s(gpus: Sequence[model.Gpu], layout: str, latency: states.Latency) -> float:
+    document = config.parse(_CONFIG, source="bench")
+    plan = planner.plan(gpus, config.select(document.layout(layout), gpus))
+    return transitions.limit_s(plan, latency, is_serial=False)
+
+
+def median_s(courses: Sequence[Course], name: str) -> float:
+    """Return the median of one of the figures."""
+    return statistics.median(getattr(course, name) for course in courses)

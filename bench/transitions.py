@@ -1,0 +1,252 @@
+"""How long reconfigurations take through the GPU worker, against what a perfect executor needs.
+
+The limit of a transition follows from the latency model alone: one NVML session, and for each
+GPU its changes one after the other; the GPUs at once, or, where the driver serialises all of
+them, one after the other. No process, no query and no proof is in it.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from bench import matrix
+from mig_manager import ports
+from mig_manager.adapters import gpu_child, nvml_observe, nvml_session
+from mig_manager.core import model, planner
+from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import states
+
+CHANGES = frozenset(
+    {
+        "nvmlDeviceSetMigMode",
+        "nvmlDeviceCreateGpuInstance",
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "nvmlGpuInstanceDestroy",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+        "nvmlComputeInstanceDestroy",
+    }
+)
+"""The functions that change a GPU, as pynvml has them."""
+
+_READY_TIMEOUT_S = 30.0
+MEMORY = pathlib.Path("/dev/shm")  # noqa: S108 - folders in it are made safely
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a reconfiguration asked of NVML."""
+
+    changes: int
+    sessions: int
+    calls: int
+    """All of them, the first look at the node included."""
+    first_look: int
+    """The calls of that look."""
+
+    @property
+    def beyond(self) -> int:
+        """The calls beyond the look and the changes."""
+        return self.calls - self.first_look - self.changes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One transition, measured several times."""
+
+    transition: matrix.Transition
+    asked: Asked
+    limit_s: float
+    """What a perfect executor needs."""
+    overhead_s: float
+    """What we needed beyond that; median."""
+
+    @property
+    def ratio(self) -> float:
+        """Our time to the perfect one's."""
+        return (self.limit_s + self.overhead_s) / self.limit_s
+
+
+class Counts(ports.Telemetry):
+    """Counts NVML calls, one look or change after the other."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+
+    def nvml_called(self, function: str, calls: int, seconds: float) -> None:
+        """Add up."""
+        self.calls[function] = self.calls.get(function, 0) + calls
+
+    @property
+    def total(self) -> int:
+        """All calls so far."""
+        return sum(self.calls.values())
+
+
+def limit_s(plan: model.Plan, latency: states.Latency, *, is_serial: bool) -> float:
+    """Return what a plan takes where nothing but the driver takes time."""
+    each = [sum(_price_s(step, latency) for step in gpu.steps) for gpu in plan.gpus]
+    return latency.init_s + (sum(each) if is_serial else max(each, default=0.0))
+
+
+def _price_s(step: model.Step, latency: states.Latency) -> float:
+    match step:
+        case model.DestroyComputeInstance():
+            return latency.destroy_compute_instance_s
+        case model.DestroyGpuInstance():
+            return latency.destroy_gpu_instance_s
+        case model.CreateGpuInstance():
+            return latency.create_gpu_instance_s
+        case model.CreateComputeInstance():
+            return latency.create_compute_instance_s
+        case model.SetMode():
+            return latency.mode_with_reset_s if step.needs_reset else latency.mode_without_reset_s
+
+
+def scaled(latency: states.Latency, factor: float) -> states.Latency:
+    """Return a driver that takes ``factor`` times as long."""
+    seconds = dataclasses.asdict(latency)
+    return states.Latency(**{name: value * factor for name, value in seconds.items()})
+
+
+def measure(
+    transitions: Iterable[matrix.Transition],
+    *,
+    is_serial: bool,
+    scale: float,
+    repeats: int,
+) -> Iterable[Measured]:
+    """Yield each transition as it is measured.
+
+    Args:
+        transitions: What to measure.
+        is_serial: Whether the driver changes one GPU of the node at a time.
+        scale: The driver's latencies are played that much shorter; what we need ourselves is not.
+        repeats: How often each is measured.
+    """
+    options = states.Options(latency=scaled(states.REALISTIC, scale), serialise_all_gpus=is_serial)
+    for transition in transitions:
+        with _folder() as path:
+            start = dataclasses.replace(matrix.prepare(transition, path), options=options)
+            ours = [_once(transition, path, start) for _ in range(repeats)]
+        plan, asked, _ = ours[0]
+        played = limit_s(plan, options.latency, is_serial=is_serial)
+        yield Measured(
+            transition=transition,
+            asked=asked,
+            limit_s=limit_s(plan, states.REALISTIC, is_serial=is_serial),
+            overhead_s=statistics.median(seconds for _, _, seconds in ours) - played,
+        )
+
+
+def _once(
+    transition: matrix.Transition, path: pathlib.Path, start: states.NodeState
+) -> tuple[model.Plan, Asked, float]:
+    """Play a transition as the pipeline does; return the seconds from first look to proof.
+
+    The workers were started ahead, as the pipeline starts them: before the config is read, and
+    while the node is closed and drained. See ``start_up_s`` for what that takes.
+    """
+    simulated.SharedState(path).update(lambda _: (start, None))
+    counts = Counts()
+    gpus = gpu_child.ChildGpus(
+        command=gpu_child.worker_command(simulate_state=str(path)),
+        timeout_s=600.0,
+        telemetry=counts,
+    )
+    ready(gpus)
+    since = time.monotonic()
+    seen = gpus.observe()
+    wanted = transition.wanted(seen)
+    plan = planner.plan(seen, wanted)
+    seconds, first_look = time.monotonic() - since, counts.total
+    ready(gpus)
+    since = time.monotonic()
+    changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, seen)}
+    after = [changed.get(gpu.uuid, gpu) for gpu in seen]
+    if not planner.plan(after, wanted).is_empty:
+        raise RuntimeError(f"{transition.name} did not come into force")
+    seconds += time.monotonic() - since
+    asked = Asked(
+        changes=sum(counts.calls.get(name, 0) for name in CHANGES),
+        sessions=counts.calls["nvmlInit"],
+        calls=counts.total,
+        first_look=first_look,
+    )
+    return plan, asked, seconds
+
+
+def start_up_s(repeats: int) -> float:
+    """Return how long a worker takes to start, nothing being done meanwhile; median."""
+    taken: list[float] = []
+    with _folder() as path:
+        simulated.create("a30", path)
+        command = gpu_child.worker_command(simulate_state=str(path))
+        for _ in range(repeats):
+            gpus = gpu_child.ChildGpus(command=command, timeout_s=60.0)
+            cold = _timed(gpus.observe)
+            ready(gpus)
+            taken.append(cold - _timed(gpus.observe))
+    return statistics.median(taken)
+
+
+def query_s() -> float:
+    """Return the processor time that the simulated library takes for one call, on this machine."""
+    spent = 0.0
+
+    class Watched(simulated.SimulatedLibrary):
+        def _call(self, *args: Any) -> int:
+            nonlocal spent
+            since = time.thread_time()
+            try:
+                return super()._call(*args)
+            finally:
+                spent += time.thread_time() - since
+
+    with _folder() as path:
+        matrix.prepare(matrix.TRANSITIONS[0], path)
+        library = Watched(simulated.SharedState(path))
+        simulated._load(library)  # noqa: SLF001 - as ``simulated.install`` does with another
+        try:
+            with nvml_session.opened(None):
+                for _ in range(4):
+                    spent = 0.0
+                    library.counts.clear()
+                    for index in range(matrix.GPUS):
+                        nvml_observe.gpu(index)
+        finally:
+            simulated.uninstall()
+        return spent / library.counts.total()
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[pathlib.Path]:
+    """Give a place for a node's state in memory: a driver does not wait for a disk."""
+    with tempfile.TemporaryDirectory(prefix="mig-", dir=MEMORY if MEMORY.is_dir() else None) as f:
+        yield pathlib.Path(f) / "gpus.json"
+
+
+def ready(gpus: gpu_child.ChildGpus) -> None:
+    """Have a worker started, and wait until it waits."""
+    gpus.prepare()
+    worker = gpus._ready  # noqa: SLF001 - it does not say when it has loaded what it needs
+    if worker is None:
+        raise RuntimeError("no worker")
+    wait = pathlib.Path(f"/proc/{worker.process.pid}/syscall")
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    # Reading from stdin, whose number is 0 and which nobody has written to yet.
+    while not wait.read_text(encoding="ascii").startswith(("0 0x0 ", "63 0x0 ")):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the worker does not come to wait")
+        time.sleep(0.002)  # noqa: TID251 - no test, and nothing to interrupt
+
+
+def _timed(work: Callable[[], object]) -> float:
+    since = time.monotonic()
+    work()
+    return time.monotonic() - since

@@ -1,0 +1,111 @@
+"""PodNews against the embedded API server: it wakes who waits, and nothing depends on it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import structlog.testing
+
+from mig_manager.adapters.kube import api, podnews
+from mig_manager.sandbox import apiserver
+
+_PODS = "/api/v1/namespaces/default/pods"
+_SOON_S = 30.0
+
+
+class Rig:
+    """A server, and how often there was news."""
+
+    def __init__(self, server: apiserver.ApiServer) -> None:
+        self.server = server
+        self.kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+        self.heard = threading.Semaphore(0)
+        self.news = podnews.PodNews(self.kube, node_name="n1", on_news=self.heard.release)
+
+    def start_pod(self, name: str, node: str) -> None:
+        self.kube.post(
+            _PODS,
+            {
+                "metadata": {"name": name},
+                "spec": {"nodeName": node, "containers": [{"name": "c", "image": "i"}]},
+            },
+        )
+
+    def hears(self) -> bool:
+        return self.heard.acquire(timeout=_SOON_S)
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as running:
+        yield running
+
+
+@pytest.fixture
+def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
+    rig = Rig(server)
+    yield rig
+    rig.news.dismiss()
+    assert eventually(lambda: not followers())
+    rig.kube.close()
+
+
+def followers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "pod-news"]
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    pause = threading.Event()
+    deadline = time.monotonic() + _SOON_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(0.01)
+    return True
+
+
+def test_a_change_of_a_pod_on_the_node_is_news_and_of_others_is_not(rig: Rig) -> None:
+    rig.start_pod("here-before", "n1")
+    rig.news.expect_change()
+    rig.news.expect_change()
+    assert rig.hears()
+    rig.start_pod("elsewhere", "n2")
+    rig.start_pod("here", "n1")
+    assert rig.hears()
+    assert not rig.heard.acquire(blocking=False)
+    assert rig.server.watch_count == 1
+
+
+def test_a_mere_look_at_the_gpus_watches_no_pods(rig: Rig) -> None:
+    rig.news.prepare()
+    assert followers() == []
+
+
+def test_nothing_is_watched_once_the_run_has_ended(rig: Rig) -> None:
+    rig.news.expect_change()
+    assert eventually(lambda: rig.server.watch_count == 1)
+    rig.news.dismiss()
+    rig.news.dismiss()
+    assert eventually(lambda: rig.server.watch_count == 0)
+    rig.news.expect_change()
+    rig.start_pod("here", "n1")
+    assert rig.hears()
+
+
+def test_who_may_not_watch_pods_says_so_once_and_asks_no_more(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=403, times=None))
+    with structlog.testing.capture_logs() as logs:
+        rig.news.expect_change()
+        assert eventually(lambda: not followers())
+        rig.news.dismiss()
+        rig.news.expect_change()
+    assert [entry["event"] for entry in logs] == ["pods_not_watched"]
+    assert followers() == []
+
+
+def test_a_watch_that_breaks_is_opened_again(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=500, times=1))
+    rig.news.expect_change()
+    rig.start_pod("here", "n1")
+    assert rig.hears()

@@ -1,0 +1,133 @@
+"""What a reconfiguration asks of NVML, counted by the simulated library."""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import pytest
+
+from bench import matrix
+from mig_manager.adapters import clock, nvml
+from mig_manager.core import model, planner
+from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import libnvml
+from tests.core import oracle
+from tests.faults import nvml_codes
+
+ON = model.MigMode.ENABLED
+
+LASTING = frozenset(
+    {
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetPciInfo_v3",
+        "nvmlDeviceGetArchitecture",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetVirtualizationMode",
+        "nvmlDeviceGetGpuInstanceProfileInfo",
+        "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+    }
+)
+"""Questions about what does not change as long as the MIG mode does not."""
+
+INSTANCE_QUESTIONS = 4
+"""At most so many for each instance that is destroyed or made, beside the change itself."""
+
+PROFILE_QUESTIONS = 30
+"""At most so many about what the GPU instances that go can hold, however many of them go."""
+
+
+def small(transition: matrix.Transition) -> matrix.Transition:
+    """Return the same on one GPU, beside one that stays as it is."""
+    return dataclasses.replace(
+        transition,
+        before=(transition.before[0], transition.before[-1]),
+        after=(transition.after[0], transition.before[-1]),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    seen: tuple[model.Gpu, ...]
+    wanted: dict[str, model.WantedGpu]
+    look: Sequence[libnvml.Call]
+    change: Sequence[libnvml.Call]
+    look_after: Sequence[libnvml.Call]
+
+    @property
+    def mode_changes(self) -> bool:
+        return any(call.function == "nvmlDeviceSetMigMode" for call in self.change)
+
+
+def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
+    start = matrix.prepare(transition, path)
+    options = dataclasses.replace(start.options, logs_calls=True)
+    simulated.SharedState(path).set_options(options)
+    simulated.install(path)
+    try:
+        gpus = nvml.NvmlGpus(clock=clock.SystemClock())
+        seen = gpus.observe()
+        look = libnvml.read_calls(path)
+        wanted = transition.wanted(seen)
+        changed = {gpu.uuid: gpu for gpu in gpus.execute(planner.plan(seen, wanted), seen)}
+        after = gpus.observe()
+        calls = libnvml.read_calls(path)
+        assert tuple(changed.get(gpu.uuid, gpu) for gpu in seen) == after
+        assert planner.plan(after, wanted).is_empty
+    finally:
+        simulated.uninstall()
+    last = max(i for i, call in enumerate(calls) if call.function == "nvmlInitWithFlags")
+    return Played(
+        seen=seen,
+        wanted=wanted,
+        look=look,
+        change=calls[len(look) : last],
+        look_after=calls[last:],
+    )
+
+
+def fewest_changes(gpu: model.Gpu, wish: model.WantedGpu) -> int:
+    """Return how many changes a GPU needs, by looking at every layout that is wished for.
+
+    Instances end before MIG is switched off, because Ampere counts them as clients of the GPU.
+    """
+    switches = int(gpu.current_mode is not wish.mode)
+    if wish.mode is not ON:
+        inside = sum(len(gi.compute_instances) for gi in gpu.gpu_instances)
+        return switches + len(gpu.gpu_instances) + inside
+    goals = oracle.goals(gpu, dict(wish.devices))
+    return switches + min(oracle.price(gpu, goal, frozenset())[1] for goal in goals)
+
+
+@pytest.mark.parametrize("transition", matrix.TRANSITIONS, ids=lambda t: f"{t.product}: {t.name}")
+def test_no_way_needs_fewer_changes_and_nothing_is_asked_in_vain(
+    transition: matrix.Transition, tmp_path: pathlib.Path
+) -> None:
+    played = play(small(transition), tmp_path / "gpus.json")
+    counts = collections.Counter(call.function for call in played.change)
+    changes = [call for call in played.change if call.function in nvml_codes.CHANGES]
+
+    assert len(changes) == sum(fewest_changes(gpu, played.wanted[gpu.uuid]) for gpu in played.seen)
+    assert counts["nvmlInitWithFlags"] == counts["nvmlShutdown"] == 1
+    # Of the GPU that stays as it is, nothing.
+    assert {call.gpu for call in played.change if call.gpu is not None} == {0}
+    asked_again = {name: count for name, count in counts.items() if name in LASTING}
+    if not played.mode_changes:
+        assert asked_again == {}
+    # To see what came of it is to look at that GPU, and at no other.
+    a_look = sum(call.gpu == 0 for call in played.look_after)
+    beyond = len(played.change) - len(changes)
+    assert beyond <= a_look + INSTANCE_QUESTIONS * len(changes) + PROFILE_QUESTIONS
+
+
+def test_what_a_change_asks_does_not_grow_with_the_node(tmp_path: pathlib.Path) -> None:
+    one_slice = next(t for t in matrix.TRANSITIONS if t.before[1:] == t.after[1:])
+
+    few = play(small(one_slice), tmp_path / "few")
+    many = play(one_slice, tmp_path / "many")
+
+    assert len(many.seen) == matrix.GPUS
+    assert collections.Counter(call.function for call in many.change) == collections.Counter(
+        call.function for call in few.change
+    )

@@ -1,0 +1,50 @@
+"""The command line in this process, for tests."""
+
+import dataclasses
+import io
+import logging
+import pathlib
+
+import structlog
+
+from mig_manager import arguments, cli, console
+from mig_manager.sandbox import nvml
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a command line came to."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Shell:
+    """A shell whose user has a home of their own."""
+
+    def __init__(self, home: pathlib.Path) -> None:
+        """Begin with an environment that has the home and nothing else."""
+        self.environ = {"HOME": str(home)}
+
+    def __call__(
+        self, *argv: str, stdin: str = "", program: str = arguments.PROGRAM, **environ: str
+    ) -> Answer:
+        """Run a command line."""
+        out, err = io.StringIO(), io.StringIO()
+        terminal = console.Console(
+            stdin=io.StringIO(stdin), stdout=out, stderr=err, environ=self.environ | environ
+        )
+        status = cli.main(argv, terminal, program=program)
+        assert "Traceback" not in err.getvalue()
+        return Answer(status=status, out=out.getvalue(), err=err.getvalue())
+
+
+def forget() -> None:
+    """Undo what a command line does to its process, which is not to last."""
+    nvml.uninstall()
+    structlog.reset_defaults()
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if type(handler).__module__ == "mig_manager.log":
+            root.removeHandler(handler)

@@ -1,0 +1,243 @@
+"""Any text is a document or an error with its place, and what is written reads as it was."""
+
+import json
+import random
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core import config, document, exporting, layouts, model, rules, selectors
+
+SOURCE = "f.yaml"
+PLACE = errors.Location(source=SOURCE, line=1, column=1)
+
+QUICK, THOROUGH = 300, 2500
+"""Documents for each of the properties: in the default run, and in the slow one."""
+
+WELL_FORMED = """\
+# Every part of the grammar once.
+version: v1
+mig-configs:
+  all-disabled:
+  - devices: all
+    mig-enabled: false
+  balanced: &balanced
+  - device-filter: ["0x20B010DE", "0x25B610DE:0x14A910DE", "NVIDIA H100*"]
+    devices: [0, 1, GPU-0a1b2c3d-0000-4000-8000-00000000000f, "0000:3b:00.0"]
+    mig-enabled: yes
+    mig-devices:
+      1g.5gb: 2
+      "3g.20gb@4": 1
+      1c.2g.10gb+me: 0
+  - &rule {devices: 3, mig-enabled: true, mig-devices: {}}
+  again: *balanced
+  third:
+  - <<: *rule
+    devices: [7]
+"""
+
+WORDS = st.sampled_from(
+    [
+        *config._DOCUMENT_KEYS,
+        *rules.KEYS,
+        *("all", "v1", "x", "", "0", "-1", "1.5", "~", "yes", "0x20B010DE", '"0x20B010DE"'),
+        *("1g.5gb", "1g.5gb@4", "1c.3g.20gb@0", "1g.5gb+me", "bogus", "*a", "&a", "<<", "---"),
+        *(": ", "- ", ", ", "[", "]", "{", "}", "\n", "\n  ", "\n    ", "#", "'", '"', "!!int "),
+        *("\t", "\x00", "\ufeff", "\u2028", "é", "?", "|", ">", "%", "@", "`"),
+    ]
+)
+
+
+def check(text: str) -> None:
+    """Read a text strictly and leniently; see that it is read, or refused with a place."""
+    for is_lenient in (False, True):
+        try:
+            read = config.parse(text, source=SOURCE, is_lenient=is_lenient)
+        except errors.ConfigError as error:
+            assert error.location is not None  # noqa: PT017 - both outcomes are fine
+            assert error.location.line >= 1  # noqa: PT017 - as above
+            assert error.location.column >= 1  # noqa: PT017 - as above
+        else:
+            again = config.parse(written(read), source=SOURCE)
+            assert again == read
+
+
+def written(read: config.Document) -> str:
+    return document.dump(exporting.render(read))
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> str:
+    """Draw the well-formed document with pieces lost, doubled, swapped and put in."""
+    text = WELL_FORMED
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(text)))
+        end = min(len(text), at + draw(st.integers(0, 12)))
+        piece = draw(WORDS | st.text(max_size=4) | st.just(text[at:end] * 2))
+        text = text[:at] + piece + text[end:]
+    return text
+
+
+JUMBLES = st.lists(WORDS, max_size=30).map("".join)
+
+DATA = st.recursive(
+    st.sampled_from(["all", "v1", "*A100*", "1g.5gb", True, False, None, 0, 1, -1, 1.5, [0]]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from([*config._DOCUMENT_KEYS, *rules.KEYS, "x", "1g.5gb", "1g.5gb@4"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+STRUCTURED = st.tuples(DATA, st.booleans(), st.booleans()).map(
+    lambda drawn: (
+        document.dump(_around(drawn[0], is_rule=drawn[1]))
+        if drawn[2]
+        else json.dumps(_around(drawn[0], is_rule=drawn[1]))
+    )
+)
+
+
+def _around(data: object, *, is_rule: bool) -> object:
+    return {"version": "v1", "mig-configs": {"x": [data]} if is_rule else data}
+
+
+TEXTS = {
+    "any text": st.text(max_size=200),
+    "jumbles of the grammar's words": JUMBLES,
+    "a document with mistakes": mutated(),
+    "the right form with any content": STRUCTURED,
+}
+
+
+def test_the_document_that_is_mutated_is_well_formed() -> None:
+    read = config.parse(WELL_FORMED, source=SOURCE)
+    assert list(read.layouts) == ["all-disabled", "balanced", "again", "third"]
+    check(WELL_FORMED)
+
+
+@pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS.keys())
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=QUICK)
+def test_any_text_is_a_document_or_an_error_with_its_place(
+    texts: st.SearchStrategy[str], data: st.DataObject
+) -> None:
+    check(data.draw(texts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS.keys())
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=THOROUGH)
+def test_thousands_of_texts_are_documents_or_errors_with_their_places(
+    texts: st.SearchStrategy[str], data: st.DataObject
+) -> None:
+    check(data.draw(texts))
+
+
+@pytest.mark.slow
+def test_a_document_with_any_bytes_wrong_is_read_or_refused() -> None:
+    chance = random.Random(4711)  # noqa: S311 - to repeat itself is what it is for
+    for _ in range(2000):
+        text = list(WELL_FORMED)
+        for _ in range(chance.randint(1, 8)):
+            text[chance.randrange(len(text))] = chr(chance.choice((chance.randrange(128), 10, 32)))
+        check("".join(text))
+
+
+# Documents themselves
+
+PROFILES = st.builds(
+    lambda compute, extra, memory, words, sign: model.Profile(
+        compute_slices=compute,
+        gpu_slices=compute + extra,
+        memory_gb=memory,
+        attributes=tuple(sorted(words)) if sign else (),
+        negated_attributes=() if sign else tuple(sorted(words)),
+    ),
+    st.integers(1, 4),
+    st.integers(0, 4),
+    st.integers(0, 300),
+    st.sets(st.sampled_from(["me", "me.all", "gfx", "ME", "a..b"]), max_size=2),
+    st.booleans(),
+)
+PINS = st.builds(
+    lambda profile, start: model.Pin(profile=profile, start=start), PROFILES, st.integers(0, 15)
+)
+UINT32 = st.integers(0, 2**32 - 1)
+FILTERS = st.builds(
+    lambda device, subsystem: selectors.DeviceFilter(device_id=device, subsystem_id=subsystem),
+    UINT32,
+    st.none() | UINT32,
+) | st.sampled_from(["A100-SXM4-40GB", "NVIDIA H100*", "*", "rtx pro 6000 [a-z]*", "A?0"]).map(
+    selectors.parse_filter
+)
+IDENTITIES = st.uuids().map(lambda each: f"GPU-{each}") | st.tuples(
+    UINT32, st.integers(0, 255), st.integers(0, 31), st.integers(0, 7)
+).map(lambda part: f"{part[0]:08x}:{part[1]:02x}:{part[2]:02x}.{part[3]}")
+
+
+@st.composite
+def wanted(draw: st.DrawFn) -> model.WantedGpu:
+    if not draw(st.booleans()):
+        return model.WantedGpu.of(model.MigMode.DISABLED, {})
+    counts = draw(st.dictionaries(PROFILES, st.integers(1, 10**6), max_size=4))
+    pins: dict[model.Pin, int] = {}
+    for pin in draw(st.lists(PINS, max_size=4)):
+        place = pin.profile.gpu_instance, pin.start
+        if place not in {(other.profile.gpu_instance, other.start) for other in pins}:
+            most = pin.profile.gpu_slices // pin.profile.compute_slices
+            pins[pin] = draw(st.integers(1, most))
+    return model.WantedGpu.of(model.MigMode.ENABLED, counts, pins)
+
+
+@st.composite
+def a_rule(draw: st.DrawFn) -> layouts.Rule:
+    is_all = draw(st.booleans())
+    return layouts.Rule(
+        filters=tuple(sorted(draw(st.sets(FILTERS, max_size=3)), key=str)),
+        indices=None if is_all else tuple(sorted(draw(st.sets(st.integers(0, 99), max_size=4)))),
+        identities=() if is_all else tuple(sorted(draw(st.sets(IDENTITIES, max_size=2)))),
+        wanted=draw(wanted()),
+        location=PLACE,
+        profile_locations={},
+    )
+
+
+LABELS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=10)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> config.Document:
+    named = draw(st.dictionaries(LABELS, st.lists(a_rule(), min_size=1, max_size=3), max_size=3))
+    return config.Document(
+        source=SOURCE,
+        layouts={
+            name: config.Layout(
+                name=name,
+                rules=tuple(members),
+                content_hash=layouts.content_hash(members),
+                location=PLACE,
+            )
+            for name, members in named.items()
+        },
+    )
+
+
+@hypothesis.given(documents())
+@hypothesis.settings(deadline=None, max_examples=QUICK)
+def test_a_document_that_is_written_reads_as_it_was(read: config.Document) -> None:
+    assert config.parse(written(read), source=SOURCE) == read
+    assert config.parse(json.dumps(exporting.render(read)), source=SOURCE) == read
+
+
+@pytest.mark.slow
+@hypothesis.given(documents())
+@hypothesis.settings(deadline=None, max_examples=THOROUGH)
+def test_thousands_of_documents_that_are_written_read_as_they_were(read: config.Document) -> None:
+    assert config.parse(written(read), source=SOURCE) == read

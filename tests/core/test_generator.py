@@ -1,0 +1,324 @@
+"""Config documents for given GPUs, by the acceptance tables of NVIDIA's builder."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mig_manager import errors, products
+from mig_manager.core import config, document, generator, model, planner, profile
+from mig_manager.sandbox import hardware
+
+A100_40, A100_80, A30, H100 = "a100-sxm4-40gb", "a100-sxm4-80gb", "a30", "h100-sxm5-80gb"
+RTX = "rtx-pro-6000-blackwell-server"
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+# The nine products of the builder's table; the boards of one row are alike in their profiles.
+BALANCED = {
+    A30: {"1g.6gb": 2, "2g.12gb": 1},
+    A100_40: {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1},
+    A100_80: {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
+    H100: {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
+    "h100-nvl": {"1g.12gb": 2, "2g.24gb": 1, "3g.47gb": 1},
+    "gh200-96gb": {"1g.12gb": 2, "2g.24gb": 1, "3g.48gb": 1},
+    "h200": {"1g.18gb": 2, "2g.35gb": 1, "3g.71gb": 1},
+    "b200": {"1g.23gb": 2, "2g.45gb": 1, "3g.90gb": 1},
+    RTX: {"1g.24gb": 2, "2g.48gb": 1},
+}
+PER_PROFILE = {
+    A100_40: {
+        "1g.5gb": 7, "1g.5gb+me": 1, "1g.10gb": 4, "2g.10gb": 3, "3g.20gb": 2, "4g.20gb": 1,
+        "7g.40gb": 1,
+    },
+    A100_80: {
+        "1g.10gb": 7, "1g.10gb+me": 1, "1g.20gb": 4, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1,
+        "7g.80gb": 1,
+    },
+    A30: {"1g.6gb": 4, "1g.6gb+me": 1, "2g.12gb": 2, "2g.12gb+me": 1, "4g.24gb": 1},
+    RTX: {
+        "1g.24gb": 4, "1g.24gb+me": 1, "1g.24gb+gfx": 4, "1g.24gb+me.all": 1, "1g.24gb-me": 4,
+        "2g.48gb": 2, "2g.48gb+gfx": 2, "2g.48gb+me.all": 1, "2g.48gb-me": 2, "4g.96gb": 1,
+        "4g.96gb+gfx": 1,
+    },
+}  # fmt: skip
+
+
+def kinds(*names: str) -> tuple[generator.Kind, ...]:
+    return products.kinds(names, tell=lambda _: pytest.fail("nothing is left out"))
+
+
+def layouts(*names: str, has_all_maximal: bool = False) -> dict[str, Any]:
+    found = generator.document(kinds(*names), has_all_maximal=has_all_maximal)
+    assert found["version"] == "v1"
+    configs = found["mig-configs"]
+    assert isinstance(configs, dict)
+    return configs
+
+
+def kind(device_id: int, *rows: tuple[str, tuple[int, ...], int]) -> generator.Kind:
+    """Make GPUs up: each row is a profile, where it may start, and how many slices it takes."""
+    return generator.Kind(
+        device_ids=(device_id,),
+        profiles=tuple(
+            model.GpuInstanceProfile(
+                profile=profile.parse(name),
+                enum_index=number,
+                profile_id=number,
+                memory_mib=1024,
+                multiprocessors=1,
+                max_instances=99,
+                engines=model.Engines(),
+                placements=tuple(model.Placement(start, size) for start in starts),
+            )
+            for number, (name, starts, size) in enumerate(rows)
+        ),
+    )
+
+
+def only(configs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    (rule,) = configs[name]
+    assert rule["devices"] == "all"
+    assert isinstance(rule, dict)
+    return rule
+
+
+@pytest.mark.parametrize("name", BALANCED)
+def test_balanced_is_what_the_peer_makes_it_on_nine_products(name: str) -> None:
+    rule = only(layouts(name), "all-balanced")
+
+    assert rule == {"devices": "all", "mig-enabled": True, "mig-devices": BALANCED[name]}
+
+
+@pytest.mark.parametrize("name", PER_PROFILE)
+def test_every_profile_has_a_layout_with_as_many_as_the_peer_counts(name: str) -> None:
+    configs = layouts(name)
+
+    for wanted, count in PER_PROFILE[name].items():
+        rule = only(configs, f"all-{wanted}".replace("+", "."))
+        assert rule == {"devices": "all", "mig-enabled": True, "mig-devices": {wanted: count}}
+    standard = {"all-disabled", "all-enabled", "all-balanced"}
+    assert len(configs) == len(PER_PROFILE[name]) + len(standard)
+
+
+@pytest.mark.parametrize("name", BALANCED)
+def test_disabled_and_enabled_are_always_there(name: str) -> None:
+    configs = layouts(name)
+
+    assert only(configs, "all-disabled")["mig-enabled"] is False
+    assert only(configs, "all-disabled")["mig-devices"] == {}
+    assert only(configs, "all-enabled")["mig-enabled"] is True
+    assert only(configs, "all-enabled")["mig-devices"] == {}
+
+
+def test_models_with_the_same_profiles_share_their_rules_but_for_balanced() -> None:
+    configs = layouts(A100_80, H100)
+
+    filters = ["0x20B210DE", "0x233010DE"]
+    for wanted, count in PER_PROFILE[A100_80].items():
+        rule = only(configs, f"all-{wanted}".replace("+", "."))
+        assert (rule["device-filter"], rule["mig-devices"]) == (filters, {wanted: count})
+    assert [rule["device-filter"] for rule in configs["all-balanced"]] == [[f] for f in filters]
+    assert "device-filter" not in only(configs, "all-disabled")
+
+
+def test_models_with_other_profiles_have_rules_of_their_own() -> None:
+    configs = layouts(A100_80, A30)
+
+    assert only(configs, "all-1g.6gb")["device-filter"] == ["0x20B710DE"]
+    assert only(configs, "all-3g.40gb")["device-filter"] == ["0x20B210DE"]
+    assert [rule["mig-devices"] for rule in configs["all-balanced"]] == [
+        BALANCED[A100_80],
+        BALANCED[A30],
+    ]
+
+
+def test_one_profile_that_fits_not_equally_often_has_a_rule_for_each_count() -> None:
+    configs = layouts(A100_40, A100_80)
+
+    assert configs["all-1g.10gb"] == [
+        {
+            "device-filter": ["0x20B010DE", "0x20B110DE"],
+            "devices": "all",
+            "mig-enabled": True,
+            "mig-devices": {"1g.10gb": 4},
+        },
+        {
+            "device-filter": ["0x20B210DE"],
+            "devices": "all",
+            "mig-enabled": True,
+            "mig-devices": {"1g.10gb": 7},
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    "made_up",
+    [
+        pytest.param(
+            kind(0x20B510DE, ("1g.10gb+me", (0,), 1), ("2g.20gb+me", (0,), 2)),
+            id="attributes only",
+        ),
+        pytest.param(
+            kind(0x20B510DE, ("1g.10gb", (0, 1, 2, 3, 4, 5, 6), 1), ("3g.40gb", (0, 4), 4)),
+            id="no 2g",
+        ),
+        pytest.param(
+            kind(0x2BB610DE, ("1g.16gb", (0, 1), 1), ("2g.32gb", (0,), 2)), id="two slices"
+        ),
+        # As the RTX PRO 5000, whose only 2g has no media engines.
+        pytest.param(
+            kind(0x2BB410DE, ("1g.12gb", (0,), 1), ("2g.24gb-me", (0,), 2), ("4g.48gb", (0,), 4)),
+            id="no plain 2g",
+        ),
+    ],
+)
+def test_where_the_formula_lacks_a_size_there_is_no_balanced(made_up: generator.Kind) -> None:
+    configs = generator.document([made_up])["mig-configs"]
+
+    assert isinstance(configs, dict)
+    assert "all-balanced" not in configs
+    assert "all-enabled" in configs
+
+
+def test_balanced_takes_the_profile_that_fits_most_often() -> None:
+    rows = (("1g.20gb", (0, 2), 2), ("1g.10gb", (0, 1, 2, 3), 1), ("2g.20gb", (0, 2), 2))
+
+    found = generator.document([kind(1, *rows, ("4g.40gb", (0,), 4))])["mig-configs"]
+
+    assert isinstance(found, dict)
+    assert only(found, "all-balanced")["mig-devices"] == {"1g.10gb": 2, "2g.20gb": 1}
+
+
+def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None:
+    names = list(layouts(A100_40))
+
+    assert names == [
+        "all-1g.5gb", "all-1g.5gb.me", "all-1g.10gb", "all-2g.10gb", "all-3g.20gb",
+        "all-4g.20gb", "all-7g.40gb", "all-balanced", "all-disabled", "all-enabled",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", products.names())
+def test_how_many_fit_is_what_the_driver_says(name: str) -> None:
+    (every,) = kinds(name)
+    configs = layouts(name)
+
+    for spec in every.profiles:
+        rule = only(configs, f"all-{spec.profile}".replace("+", "."))
+        assert rule["mig-devices"] == {str(spec.profile): spec.max_instances}
+
+
+@pytest.mark.parametrize("name", products.names())
+def test_every_layout_is_one_that_the_planner_can_do(name: str) -> None:
+    gpu = hardware.template(hardware.find(name))
+    text = document.dump(generator.document(kinds(name), has_all_maximal=True))
+
+    for layout in config.parse(text, source="generated").layouts.values():
+        wanted = config.select(layout, [gpu])
+        # Raises where anything does not fit.
+        planner.plan([gpu], wanted)
+
+
+def fits(gpu: model.Gpu, counts: Mapping[model.Profile, int]) -> bool:
+    wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, counts)}
+    try:
+        planner.plan([gpu], wanted)
+    except errors.LayoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", [A30, A100_40, "h200", RTX])
+def test_maximal_layouts_are_those_to_which_nothing_can_be_added_and_all_of_them(
+    name: str,
+) -> None:
+    gpu = hardware.template(hardware.find(name))
+    offered = sorted((spec.profile for spec in gpu.profiles or ()), key=str)
+    found = {frozenset(counts) for counts in generator.maximal(gpu.profiles or ())}
+
+    # Built up without the generator, from nothing, one instance at a time.
+    full: set[frozenset[tuple[model.Profile, int]]] = set()
+    seen: set[tuple[int, ...]] = set()
+    todo = [(0,) * len(offered)]
+    while todo:
+        counts = todo.pop()
+        more = [(*counts[:n], counts[n] + 1, *counts[n + 1 :]) for n in range(len(offered))]
+        possible = [each for each in more if fits(gpu, dict(zip(offered, each, strict=True)))]
+        if not possible:
+            full.add(frozenset((p, n) for p, n in zip(offered, counts, strict=True) if n))
+        todo += [each for each in possible if each not in seen]
+        seen.update(possible)
+
+    assert found == full
+
+
+def test_mixed_layouts_are_telling_legal_and_no_standard_layout_under_another_name() -> None:
+    configs = layouts(A100_40, has_all_maximal=True)
+    mixed = {name: only(configs, name)["mig-devices"] for name in configs if "max-" in name}
+
+    assert mixed["max-3g.20gb_2g.10gb_1g.5gb.me_1g.5gb"] == {
+        "1g.5gb": 1, "1g.5gb+me": 1, "2g.10gb": 1, "3g.20gb": 1,
+    }  # fmt: skip
+    assert mixed["max-4g.20gb_3g.20gb"] == {"3g.20gb": 1, "4g.20gb": 1}
+    standard = [only(configs, name)["mig-devices"] for name in configs if "max-" not in name]
+    assert not [devices for devices in mixed.values() if devices in standard]
+    assert len({str(sorted(devices.items())) for devices in mixed.values()}) == len(mixed)
+
+
+def test_mixed_layouts_of_several_models_are_joined_where_they_are_the_same() -> None:
+    configs = layouts(A100_80, H100, A30, has_all_maximal=True)
+
+    assert only(configs, "max-4g.40gb_3g.40gb")["device-filter"] == ["0x20B210DE", "0x233010DE"]
+    assert only(configs, "max-1g.6gb.me_3x1g.6gb")["device-filter"] == ["0x20B710DE"]
+
+
+@pytest.mark.parametrize("name", products.names())
+def test_every_name_is_a_legal_label_value_and_short_enough(name: str) -> None:
+    names = list(layouts(name, has_all_maximal=True))
+
+    assert [each for each in names if not LABEL_VALUE.fullmatch(each)] == []
+
+
+def test_a_name_that_would_be_too_long_is_cut_and_stays_its_own() -> None:
+    names = [f"{slices}g.{slices}00gb+me.all" for slices in range(1, 8)]
+    counts = [
+        tuple((profile.parse(name), 2) for name in chosen)
+        for chosen in itertools.combinations(names, 6)
+    ]
+
+    made = {generator.maximal_name(each) for each in counts}
+
+    assert len(made) == len(counts)
+    assert all(LABEL_VALUE.fullmatch(each) for each in made)
+
+
+def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
+    text = document.dump(generator.document(kinds(*products.names()), has_all_maximal=True))
+
+    assert len(config.parse(text, source="generated").layouts) > 500
+
+
+def test_gpus_of_a_node_are_told_apart_by_their_pci_ids() -> None:
+    a100 = hardware.template(hardware.find(A100_40))
+    idle = hardware.template(hardware.find("t4"), 1)
+    found = generator.kinds_of([a100, dataclasses.replace(a100, index=2), idle])
+
+    assert [each.device_ids for each in found] == [(0x20B010DE,)]
+
+
+def test_a_node_without_mig_has_no_layouts() -> None:
+    with pytest.raises(errors.LayoutError) as caught:
+        generator.kinds_of([hardware.template(hardware.find("t4"))])
+    assert caught.value.reason is errors.Reason.NOT_MIG_CAPABLE
+
+
+def test_a_driver_that_does_not_tell_profiles_is_an_error_not_an_empty_document() -> None:
+    silent = dataclasses.replace(hardware.template(hardware.find(A100_40)), profiles=None)
+    telling = dataclasses.replace(hardware.template(hardware.find(A100_40), 1))
+
+    with pytest.raises(errors.LayoutError, match="only once MIG is on"):
+        generator.kinds_of([silent])
+    assert len(generator.kinds_of([telling, silent])) == 1

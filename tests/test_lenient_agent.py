@@ -1,0 +1,95 @@
+"""The agent with ``--lenient``."""
+
+import pytest
+import structlog.testing
+
+from mig_manager import arguments, errors, reconcile, settings
+from mig_manager.core import model
+from tests import fakes, scenes
+
+TWICE = scenes.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
+
+
+def play(world: fakes.World, layout: str, text: str, *, is_lenient: bool) -> reconcile.Outcome:
+    wish = fakes.FakeWish(world.clock, replaced=False)
+    return scenes.reconciler(world, text, is_lenient=is_lenient).run(layout, wish)
+
+
+def test_a_document_that_the_peer_would_take_is_served_and_warned_about() -> None:
+    world = scenes.node()
+
+    with structlog.testing.capture_logs() as logs:
+        outcome = play(world, "all-1g.5gb", TWICE, is_lenient=True)
+
+    assert outcome.state is model.State.SUCCESS
+    (warning,) = [each for each in logs if each["event"] == "config_overlooked"]
+    assert warning["log_level"] == "warning"
+    assert str(warning["place"]).endswith(":21:3")
+    assert "key 'all-disabled' is given twice" in str(warning["problem"])
+
+
+def test_the_same_document_is_refused_by_a_strict_agent() -> None:
+    outcome = play(scenes.node(), "all-1g.5gb", TWICE, is_lenient=False)
+
+    assert outcome.reason is errors.Reason.INVALID_CONFIG
+
+
+def test_a_layout_about_other_gpus_is_in_force_as_it_is_with_the_peer() -> None:
+    world = scenes.node(layout="all-balanced")
+    gpus = world.gpus
+
+    with structlog.testing.capture_logs() as logs:
+        outcome = play(world, "other-gpu", scenes.CONFIG, is_lenient=True)
+
+    assert outcome.state is model.State.SUCCESS
+    assert world.gpus == gpus
+    problems = [str(each["problem"]) for each in logs if each["event"] == "config_overlooked"]
+    assert any("is about none of this node's GPUs" in each for each in problems)
+
+
+@pytest.mark.parametrize("layout", ["too-much", "no-such-profile"])
+def test_what_the_gpus_cannot_have_is_refused_all_the_same(layout: str) -> None:
+    world = scenes.node(layout="all-balanced")
+    gpus = world.gpus
+
+    outcome = play(world, layout, scenes.CONFIG, is_lenient=True)
+
+    assert outcome.state is model.State.FAILED
+    assert world.gpus == gpus
+
+
+def test_an_agent_is_made_lenient_by_option_or_variable() -> None:
+    line = ["agent", "-n", "n1"]
+    variable = {"MIG_MANAGER_LENIENT": "1"}
+
+    assert not settings.agent_settings(arguments.parse(line), {}).is_lenient
+    assert settings.agent_settings(arguments.parse([*line, "--lenient"]), {}).is_lenient
+    assert settings.agent_settings(arguments.parse(line), variable).is_lenient
+
+
+def test_a_layout_with_places_is_served_like_any_other() -> None:
+    text = scenes.CONFIG + (
+        "  placed:\n  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@4: 1}}\n"
+    )
+    world = scenes.node()
+
+    outcome = play(world, "placed", text, is_lenient=False)
+
+    assert outcome.state is model.State.SUCCESS
+    assert [gi.placement.start for gi in world.gpus[0].gpu_instances] == [4]
+
+
+def test_a_place_that_cannot_be_fails_before_anything_is_touched() -> None:
+    text = scenes.CONFIG + (
+        "  clash:\n  - {devices: all, mig-enabled: true, "
+        "mig-devices: {1g.5gb@4: 1, 3g.20gb@4: 1}}\n"
+    )
+    world = scenes.node(layout="all-balanced")
+    gpus = world.gpus
+
+    outcome = play(world, "clash", text, is_lenient=False)
+
+    assert outcome.reason is errors.Reason.DOES_NOT_FIT
+    assert "test.yaml:22:5: the layout does not fit GPU 0" in outcome.message
+    assert world.gpus == gpus
+    scenes.assert_nothing_taken(world)
