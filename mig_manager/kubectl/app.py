@@ -163,6 +163,8 @@ class _App:
             [products.harmless(layout) for layout in layouts],
             source=source_.source,
             templates=found.templates,
+            # Who names a layout means it for these nodes.
+            others=None if names else products.known,
         )
         self._answer(result.to_data, lambda: report.validated(result, style=self._style))
         return FAILED if result.misfits else DONE
@@ -199,6 +201,12 @@ class _App:
         return len(nodes.reports) == 1 or self._format == "wide"
 
     def _document(self) -> config.Document:
+        found = self._found_document()
+        for remark in found.warnings:
+            self._terminal.note(f"warning: {safetext.printable(str(remark), ' ')}")
+        return found
+
+    def _found_document(self) -> config.Document:
         file, config_map = self._options.get("filename"), self._options.get("config_map")
         if file is not None and config_map is not None:
             raise errors.UsageError("name a file or a ConfigMap with layouts, not both")

@@ -7,7 +7,7 @@ agent spares those, and so may choose other instances of the same kind to end.
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from mig_manager import commands, errors, report
+from mig_manager import commands, errors, report, safetext
 from mig_manager.core import askers, bar, config, standing
 from mig_manager.kubectl import layout as layouts
 from mig_manager.kubectl import products, selecting
@@ -127,7 +127,9 @@ def _of_node(layout: config.Layout, told: standing.Report, pods: selecting.Pods)
     try:
         planned = commands.planned(gpus, layout, scope=commands.Scope.ALL, holders={})
     except errors.LayoutError as error:
-        why_not = error.message
+        why_not = safetext.printable(error.message, " ")
+    if planned is not None:
+        notes += [safetext.printable(str(remark), " ") for remark in planned.overlooked]
     return NodePlan(
         name=name,
         planned=planned,

@@ -69,6 +69,13 @@ def presumed(report: standing.Report) -> tuple[tuple[model.Gpu, ...], str]:
     )
 
 
+def known() -> Sequence[model.Gpu]:
+    """Return an idle GPU of every product that a layout may be for."""
+    from mig_manager import products  # noqa: PLC0415 - reads the table of them
+
+    return products.known()
+
+
 def harmless(layout: config.Layout) -> config.Layout:
     """Return a layout whose name can be shown."""
     return dataclasses.replace(layout, name=safetext.printable(layout.name))
