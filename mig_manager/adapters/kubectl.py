@@ -123,7 +123,13 @@ class Kubectl:
                 message = f"{self._command[0]} cannot be run: {error.strerror}"
                 raise _error(message, errors.Reason.API_UNAVAILABLE) from error
             undo.enter_context(process)
-            timer = threading.Timer(self._timeout_s, process.kill)
+            is_late = threading.Event()
+
+            def give_up() -> None:
+                is_late.set()
+                process.kill()
+
+            timer = threading.Timer(self._timeout_s, give_up)
             timer.daemon = True
             timer.start()
             undo.callback(timer.cancel)
@@ -131,7 +137,8 @@ class Kubectl:
             undo.callback(process.kill)
             said = self._listen(process.stderr)
             if process.wait() != 0:
-                raise _refused(what, said)
+                late = [f"kubectl has not come back for {self._timeout_s:g} s"]
+                raise _refused(what, late if is_late.is_set() else said)
             answer.seek(0)
             return answer.read()
 

@@ -17,8 +17,6 @@ from mig_manager.core import cluster, inventory, model, times
 _LONGEST_RUN = dt.timedelta(hours=1)
 """Drain, change and proof have deadlines of their own that end well before."""
 _OVERDUE = dt.timedelta(minutes=15)
-_WAITING_PHASE = "Wait"
-"""An agent that waits for its turn among the nodes may do so for long."""
 _MAX_MESSAGE = 2000
 _MAX_WORD = 80
 _GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
@@ -189,7 +187,8 @@ def _of(node: Node, told: Told, now: dt.datetime) -> Standing:
             return Standing.DRIFTED if is_drift else Standing.FAILED
         case model.State.PENDING | model.State.REBOOTING:
             is_old = told.started_at is None or now - told.started_at > _LONGEST_RUN
-            is_waiting = told.phase == _WAITING_PHASE
+            # For its turn among the nodes an agent may wait for long.
+            is_waiting = told.phase == model.Phase.WAIT.value
             return Standing.STALE if is_old and not is_waiting else Standing.CHANGING
 
 

@@ -69,14 +69,19 @@ def _words(name: str, before: Sequence[str]) -> Iterable[str]:
     seen = asking.Cluster(_api(before))
     match name:
         case "validate":
-            return seen.document(None).layouts
+            return _layouts(seen)
         case "plan" if not given:
-            return seen.document(None).layouts
+            return _layouts(seen)
         case "status" | "plan" | "history":
             nodes = (node for node in seen.selected(None) if node.is_about_gpus)
             return [node.view.name for node in nodes if node.view.name not in given]
         case _:
             return ()
+
+
+def _layouts(seen: asking.Cluster) -> Iterable[str]:
+    # Whoever wrote the document must not drive the terminal.
+    return [name for name in seen.document(None).layouts if name.isprintable()]
 
 
 def _api(before: Sequence[str]) -> kubectl.Kubectl:

@@ -106,6 +106,15 @@ def test_contexts_and_kubeconfigs_are_kubectls_own(
     assert viewer.alone("--context=sandbox", *given, "status", "gpu-1").status == 0
 
 
+def test_more_nodes_than_a_page_holds_are_all_shown(tmp_path: pathlib.Path) -> None:
+    with apiserver.serve() as server:
+        for number in range(501):
+            server.store.create(rig.Seen(name=f"n{number:03}").to_object())
+        told = rig.viewer(server, tmp_path).alone("status")
+
+    assert sum(line.startswith("n") and "no-wish" in line for line in told.out.splitlines()) == 501
+
+
 # -- status -----------------------------------------------------------------------------------
 
 
