@@ -4,7 +4,7 @@ import dataclasses
 import datetime as dt
 import http
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors, safetext
@@ -52,7 +52,7 @@ class Cluster:
         Raises:
             ClusterError: It is not there (404), or the API refused or does not answer.
         """
-        return _node(self._api.get(f"{_NODES}/{urllib.parse.quote(name, safe='')}"))
+        return read(self._api.get(f"{_NODES}/{urllib.parse.quote(name, safe='')}"))
 
     def selected(self, selector: str | None) -> Iterator[standing.Node]:
         """Return the nodes that a selector selects; None: all.
@@ -61,7 +61,7 @@ class Cluster:
             ClusterError: The API refused or does not answer.
         """
         query = {"labelSelector": selector} if selector else None
-        return map(_node, self._api.items(_NODES, query))
+        return map(read, self._api.items(_NODES, query))
 
     def pods(self, names: Sequence[str]) -> Mapping[str, tuple[cluster.Pod, ...]]:
         """Return the pods of nodes that ask for GPUs, by the node's name.
@@ -75,11 +75,8 @@ class Cluster:
         else:
             queries = [{"fieldSelector": f"spec.nodeName={name}"} for name in names]
         for query in queries:
-            for item in self._api.items(_PODS, query):
-                with fields.understood("the list of pods"):
-                    bound, pod = str(item["spec"].get("nodeName")), podreading.read(item)
-                if bound in found and (pod.gpu_resources or pod.has_claims):
-                    found[bound].append(pod)
+            for name, pods in read_pods(self._api.items(_PODS, query), names).items():
+                found[name] += pods
         return {name: tuple(pods) for name, pods in found.items()}
 
     def events(self, node_name: str) -> tuple[Event, ...]:
@@ -126,7 +123,12 @@ class Cluster:
         )
 
 
-def _node(item: Mapping[str, Any]) -> standing.Node:
+def read(item: Mapping[str, Any]) -> standing.Node:
+    """Return what a viewer wants to know of a Node object.
+
+    Raises:
+        ClusterError: It is not a Node object.
+    """
     view = nodereading.view(item)
     with fields.understood(f"node {view.name}"):
         conditions = (item.get("status") or {}).get("conditions") or ()
@@ -135,6 +137,23 @@ def _node(item: Mapping[str, Any]) -> standing.Node:
         )
         wished_by, wished_at = _wisher(item["metadata"])
     return standing.Node(view=view, is_ready=is_ready, wished_by=wished_by, wished_at=wished_at)
+
+
+def read_pods(
+    items: Iterable[Mapping[str, Any]], names: Sequence[str]
+) -> Mapping[str, tuple[cluster.Pod, ...]]:
+    """Return the pods that ask for GPUs on these nodes, by the node's name.
+
+    Raises:
+        ClusterError: One is not a Pod object.
+    """
+    found: dict[str, list[cluster.Pod]] = {name: [] for name in names}
+    for item in items:
+        with fields.understood("the list of pods"):
+            bound, pod = str(item["spec"].get("nodeName")), podreading.read(item)
+        if bound in found and (pod.gpu_resources or pod.has_claims):
+            found[bound].append(pod)
+    return {name: tuple(pods) for name, pods in found.items()}
 
 
 def _wisher(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
