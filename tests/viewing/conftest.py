@@ -72,8 +72,8 @@ def others() -> list[rig.Object]:
         rig.pod("serve", "gpu-1", mig_1g_5gb=2),
         rig.pod("elsewhere", "gpu-4", gpu=1),
         rig.config_map("gpu-operator", "default-mig-parted-config", **{"config.yaml": rig.CONFIG}),
-        rig.event("gpu-1", "Recovered", "carrying on", at=rig.ago(minutes=50)),
-        rig.event("gpu-1", "Applied", "layout all-balanced is in force", at=rig.ago(minutes=40)),
+        rig.event("gpu-1", "Recovered", "carrying on", at=rig.ago(hours=4)),
+        rig.event("gpu-1", "Applied", "layout all-balanced is in force", at=rig.ago(hours=3)),
         rig.event("gpu-1", "AlreadyApplied", "it was in force", at=rig.ago(minutes=5)),
         rig.event(
             "gpu-1",
