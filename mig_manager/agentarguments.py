@@ -120,12 +120,12 @@ _AGENT_OPTIONS = (
     ),
     (
         ["--max-concurrent-nodes"],
-        "N",
+        "NUMBER",
         "how many nodes of the cluster may be under change at once (default: any number)",
     ),
     (
         ["--slots-namespace"],
-        "NAME",
+        placeholders.NAME,
         "where the Leases for that are (default: mig-manager) [POD_NAMESPACE]",
     ),
     (
@@ -152,6 +152,16 @@ _AGENT_OPTIONS = (
         ["--plugin-configs"],
         "MAP",
         "device-plugin config by layout, such as all-1g.5gb=sliced,*=whole (default: left alone)",
+    ),
+    (
+        ["--hooks-file"],
+        placeholders.FILE,
+        "programs to run around each change, in the format of nvidia-mig-parted's (default: none)",
+    ),
+    (
+        ["--hook-timeout-s"],
+        placeholders.SECONDS,
+        "how long each hook may take that does not say so itself (default: 300)",
     ),
     (
         ["--in-use-timeout-s"],

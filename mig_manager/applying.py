@@ -1,13 +1,78 @@
 """``apply`` at a shell: one at a time, written down before it is done, then proven or undone.
 
-What is proven is kept for the next boot.
+What is proven is kept for the next boot. ``restore`` goes the same way with another wish.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
-from mig_manager import change, commands, errors, standalone, waiting
+from mig_manager import change, commands, errors, hookpoints, standalone, waiting
 from mig_manager.core import config, model, planner, status
+
+
+class Wish(Protocol):
+    """What shall come into force."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def content_hash(self) -> str:
+        """Tells it from others of that name."""
+
+    def covered(self, observed: tuple[model.Gpu, ...]) -> Collection[str]:
+        """Return the UUIDs of the GPUs that it is about.
+
+        Raises:
+            MigManagerError: It cannot be had on these GPUs.
+        """
+
+    def planned(
+        self, observed: tuple[model.Gpu, ...], *, scope: commands.Scope
+    ) -> commands.Planned:
+        """Return what it would change.
+
+        Raises:
+            MigManagerError: It cannot be had on these GPUs.
+        """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayoutWish:
+    """Implements ``Wish`` for a layout."""
+
+    layout: config.Layout
+
+    @property
+    def name(self) -> str:
+        """The layout's."""
+        return self.layout.name
+
+    @property
+    def content_hash(self) -> str:
+        """The layout's."""
+        return self.layout.content_hash
+
+    def covered(self, observed: tuple[model.Gpu, ...]) -> Collection[str]:
+        """Return the UUIDs of the GPUs that it is about.
+
+        Raises:
+            LayoutError: It cannot be had on these GPUs.
+        """
+        return config.select(self.layout, observed)
+
+    def planned(
+        self, observed: tuple[model.Gpu, ...], *, scope: commands.Scope
+    ) -> commands.Planned:
+        """Return what it would change.
+
+        Raises:
+            LayoutError: It cannot be had on these GPUs.
+        """
+        return commands.planned(observed, self.layout, scope=scope, holders={})
 
 
 def apply(
@@ -30,21 +95,54 @@ def apply(
             left waiting, which is a failure unless the mode is all that counts.
 
     Raises:
-        ConfigError: There is no such wish.
-        HostError: A reset was refused, or device files are not up to date.
+        ConfigError: There is no such wish, or the hooks file is no good.
+        HostError: A reset was refused, device files are not up to date, or a hook failed.
         HardwareError: NVML refused or failed; RESET_REQUIRED or REBOOT_REQUIRED when the new
             mode waits; VERIFY_FAILED when the layout is not in force afterwards.
         LayoutError: There is no such layout, or it cannot be had on these GPUs.
         LockedError: Another manager was at work all the time; nothing was changed.
         UsageError: Lock or journal cannot be kept where they should be; nothing was changed.
     """
+    return bring(
+        world,
+        lambda: LayoutWish(resolve()),
+        scope=scope,
+        may_reset=may_reset,
+        told=lambda wish: {"MIG_PARTED_SELECTED_CONFIG": wish.name},
+    )
+
+
+def bring(
+    world: standalone.World,
+    resolve: Callable[[], Wish],
+    *,
+    scope: commands.Scope,
+    may_reset: bool = True,
+    doing: str = "apply",
+    told: Callable[[Wish], Mapping[str, str]] = lambda _wish: {},
+) -> commands.Applied:
+    """Bring a wish into force; see ``apply``.
+
+    Args:
+        world: What to work with.
+        resolve: Returns the wish.
+        scope: How much of it counts.
+        may_reset: Whether a change of mode may reset a GPU.
+        doing: What is done with it, for those who wait for us.
+        told: Returns what hooks are told of the wish, as variables.
+
+    Raises:
+        MigManagerError: As ``apply``, and what ``resolve`` and the wish raise.
+    """
     try:
-        layout = resolve()
-    except (errors.ConfigError, errors.LayoutError) as error:
+        wish = resolve()
+        points = hookpoints.HookPoints(world.hooks, variables=told(wish))
+        points.load()
+    except (errors.ConfigError, errors.CheckpointError, errors.LayoutError) as error:
         _undo_first(world, error, may_reset=may_reset)
         raise
-    with standalone.held(world, f"apply {layout.name}"):
-        return _Run(world, layout, scope=scope, may_reset=may_reset).run()
+    with standalone.held(world, f"{doing} {wish.name}"):
+        return _Run(world, wish, points, scope=scope, may_reset=may_reset).run()
 
 
 def _undo_first(
@@ -60,18 +158,20 @@ def _undo_first(
 
 
 class _Run:
-    """One layout on its way into force, under the lock."""
+    """One wish on its way into force, under the lock."""
 
     def __init__(
         self,
         world: standalone.World,
-        layout: config.Layout,
+        wish: Wish,
+        points: hookpoints.HookPoints,
         *,
         scope: commands.Scope,
         may_reset: bool,
     ) -> None:
         self._world = world
-        self._layout = layout
+        self._wish = wish
+        self._points = points
         self._scope = scope
         self._may_reset = may_reset
         self._may_wait = scope is commands.Scope.MODE_ONLY and not may_reset
@@ -80,36 +180,54 @@ class _Run:
         self._others: tuple[model.GpuSnapshot, ...] = ()
 
     def run(self) -> commands.Applied:
-        try:
-            first = self._first()
-        except errors.MigManagerError as error:
-            if self._pending.is_due:
-                error.add(self._pending.give_back())
-            raise
+        with contextlib.ExitStack() as stack:
+            try:
+                first = self._first()
+                if not self._points.is_empty:
+                    self._points.require(first.plan)
+                    self._start_hooks(stack)
+                    # A hook may do to the GPUs what it likes.
+                    self._observed = self._world.gpus.observe()
+                    first = self._first()
+            except errors.MigManagerError as error:
+                if self._pending.is_due:
+                    error.add(self._pending.give_back())
+                raise
+            return self._settled(first)
+
+    def _start_hooks(self, stack: contextlib.ExitStack) -> None:
+        """Have the hooks run around all that follows, and let a signal end those before it."""
+        check = stack.enter_context(self._world.guard())
+        if check is not None:
+            self._points.check = check
+        stack.enter_context(self._points.around())
+
+    def _settled(self, first: commands.Planned) -> commands.Applied:
         if first.plan.is_empty:
             standalone.forget(self._world)
             self._keep(self._observed)
             return self._applied(first, ())
         self._pending.remark()
-        with self._world.guard():
+        # With hooks it has begun already.
+        with self._world.guard() if self._points.is_empty else contextlib.nullcontext():
             plans = self._change(first.plan)
         return self._applied(first, plans)
 
     def _applied(self, first: commands.Planned, plans: tuple[model.Plan, ...]) -> commands.Applied:
         return commands.Applied(
-            layout=self._layout.name,
+            layout=self._wish.name,
             rounds=tuple(dataclasses.replace(first, plan=run) for run in plans),
             overlooked=first.overlooked,
         )
 
     def _first(self) -> commands.Planned:
-        covered = config.select(self._layout, self._observed)
+        covered = self._wish.covered(self._observed)
         self._others = tuple(gpu for gpu in self._pending.snapshot if gpu.uuid not in covered)
         return self._planned(self._observed)
 
     def _planned(self, observed: tuple[model.Gpu, ...]) -> commands.Planned:
         """Plan the wish, and the way back of GPUs that it is not about."""
-        planned = commands.planned(observed, self._layout, scope=self._scope, holders={})
+        planned = self._wish.planned(observed, scope=self._scope)
         back = planner.restore(observed, self._others)
         both = sorted((*planned.plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)
         return dataclasses.replace(planned, plan=model.Plan(gpus=tuple(both)))
@@ -123,7 +241,7 @@ class _Run:
 
     def _change(self, first: model.Plan) -> tuple[model.Plan, ...]:
         before = self._pending.snapshot or tuple(gpu.snapshot for gpu in self._observed)
-        standalone.write_down(self._world, self._layout.name, before)
+        standalone.write_down(self._world, self._wish.name, before)
         is_back = False
 
         def back() -> None:
@@ -140,6 +258,7 @@ class _Run:
                 replan=self._rest,
                 undo=change.Undo(on_end=back, pause=self._world.clock.wait),
                 reset=self._world.reset if self._may_reset else None,
+                points=self._points,
             )
         except errors.MigManagerError as error:
             if not is_back:
@@ -160,8 +279,8 @@ class _Run:
 
     def _keep(self, gpus: tuple[model.Gpu, ...]) -> None:
         proven = status.Proven(
-            config=self._layout.name,
-            config_hash=self._layout.content_hash,
+            config=self._wish.name,
+            config_hash=self._wish.content_hash,
             boot_id=self._world.boot_id,
             snapshot=tuple(gpu.snapshot for gpu in gpus),
         )

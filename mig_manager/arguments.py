@@ -5,7 +5,6 @@ same checks. Abbreviations are refused, so that a new option never changes an ol
 """
 
 import argparse
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -20,9 +19,12 @@ COMMANDS: Mapping[str, str] = {
     "assert": "tell by the exit status whether a layout is in force",
     "export": "write the GPUs' state as a config document",
     "generate-config": "write a config document with the layouts that GPUs can have",
+    "checkpoint": "write what the GPUs have to a file, for 'restore'",
+    "restore": "bring the GPUs back to a checkpoint",
     "validate": "check that layouts fit GPUs, here or by product name",
     "doctor": "check this node and say what to fix",
     "agent": "serve this Kubernetes node",
+    "rollout": "bring many nodes to a layout, a few at a time, or back",
     "demo": "show the whole story on a simulated node",
     "completion": "write a script that completes command lines in a shell",
     "help": "show the help of the program or of a command",
@@ -104,6 +106,8 @@ def check_command(name: str) -> None:
         UnknownCommandError: There is none of that name.
     """
     if name not in COMMANDS:
+        import difflib  # noqa: PLC0415 - for mistakes alone
+
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UnknownCommandError(f"there is no command {name!r}{hint}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import structlog
 import tenacity
 
-from mig_manager import errors, ports
+from mig_manager import errors, hookpoints, ports
 from mig_manager.core import model, planner, steps
 
 _WAY_BACK_TRIES = 3
@@ -52,6 +52,7 @@ def carry_out(  # noqa: PLR0913 - each is named where it is called
     replan: Callable[[Observed], model.Plan],
     undo: Undo | None = None,
     reset: Reset | None = None,
+    points: hookpoints.HookPoints | None = None,
 ) -> tuple[Observed, tuple[model.Plan, ...]]:
     """Run a plan, and a second one where the driver tells its profiles only with MIG on.
 
@@ -64,6 +65,7 @@ def carry_out(  # noqa: PLR0913 - each is named where it is called
         replan: The planner, asked again for the same wish; an empty answer is the proof.
         undo: Who hears of the way back, if it must be taken.
         reset: Resets GPUs whose new mode waits for that; None: nobody does.
+        points: Where the owner's hooks run before the steps; None: there are none.
 
     Returns:
         The GPUs afterwards, and the plans that were run.
@@ -72,24 +74,34 @@ def carry_out(  # noqa: PLR0913 - each is named where it is called
         HardwareError: A step failed, or the wish is not in force although none did
             (VERIFY_FAILED). The message says how the way back went; a mode that waits for a
             reset (RESET_REQUIRED) is left waiting.
-        HostError: A reset was refused; the mode is left waiting.
+        HostError: A reset was refused, and the mode is left waiting; or a hook failed.
         LayoutError: The second plan cannot be made.
+        Superseded: The change ended early while a hook ran.
     """
+    undo = undo or Undo()
     try:
-        return _execute(gpus, first, seen, replan, reset)
+        return _execute(gpus, first, seen, replan, reset, points or hookpoints.HookPoints())
+    except errors.Superseded as end:
+        _log.info("change_ended_early", why=end.why)
+        _take_back(gpus, before, undo, reset, keep_pending=False)
+        raise
     except errors.MigManagerError as error:
         _log.warning("change_failed", reason=error.reason.value, error=error.message)
-        undo = undo or Undo()
-        undo.on_begin()
         # Where only a reboot brings the mode, to call it off would make every reboot in vain.
         keep_pending = error.reason in _WAITING
-        is_back, said = go_back(
-            gpus, before, keep_pending=keep_pending, pause=undo.pause, reset=reset
-        )
-        if is_back:
-            undo.on_end()
-        error.add(said)
+        error.add(_take_back(gpus, before, undo, reset, keep_pending=keep_pending))
         raise
+
+
+def _take_back(
+    gpus: ports.Gpus, before: Snapshot, undo: Undo, reset: Reset | None, *, keep_pending: bool
+) -> str:
+    """Go back, and tell who wants to hear of it; return how it went."""
+    undo.on_begin()
+    is_back, said = go_back(gpus, before, keep_pending=keep_pending, pause=undo.pause, reset=reset)
+    if is_back:
+        undo.on_end()
+    return said
 
 
 def go_back(
@@ -198,17 +210,20 @@ def _execute(
     seen: Observed,
     replan: Callable[[Observed], model.Plan],
     reset: Reset | None,
+    points: hookpoints.HookPoints,
 ) -> tuple[Observed, tuple[model.Plan, ...]]:
-    plan, after = first, seen
+    plan, after = points.staged(first), seen
     plans: list[model.Plan] = []
     while True:
+        points.before(plan)
         after, was_reset = _run(gpus, plan, after, reset)
         plans.append(plan)
         rest = replan(after)
         if rest.is_empty:
             return after, tuple(plans)
         is_more_known = plan.is_provisional and not rest.is_provisional
-        if not (was_reset or is_more_known) or len(plans) == _MOST_ROUNDS:
+        is_staged = len(plans) == 1 and plan is not first
+        if not (was_reset or is_more_known or is_staged) or len(plans) == _MOST_ROUNDS:
             break
         plan = rest
     unlike = {gpu_plan.gpu_uuid for gpu_plan in rest.gpus}

@@ -58,6 +58,7 @@ class Clearing:
         Raises:
             ClusterError: The API refused or does not answer; then nothing was taken.
             Drifted: Pods must leave, and nobody may be made to.
+            NotReadyError: The slot that the owner's budget asks for may be another node's.
         """
         order = self._order(plan, gpus, table)
         leaving = order.leaving(holders)
@@ -109,6 +110,8 @@ class Clearing:
         )
 
     def _cordon(self, *, needs_hold: bool) -> None:
+        if self._world.slots is not None and not self._record.journal.is_node_taken:
+            self._world.slots.check()
         view = self._world.node.read()
         had = self._record.journal
         self.applied_before = view.labels.get(cluster.APPLIED_LABEL, "")

@@ -18,7 +18,12 @@ _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 """As a shell reports a program that SIGINT or SIGPIPE ended."""
 _INPUT_REASONS = frozenset(
-    {errors.Reason.USAGE, errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG}
+    {
+        errors.Reason.USAGE,
+        errors.Reason.INVALID_CONFIG,
+        errors.Reason.INVALID_CHECKPOINT,
+        errors.Reason.UNKNOWN_CONFIG,
+    }
 )
 
 
@@ -74,7 +79,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
             return _DONE
-        case "agent" | "completion" | "demo" | "doctor" as command:
+        case "agent" | "completion" | "demo" | "doctor" | "rollout" as command:
             return _WITH_SETTINGS_OF_THEIR_OWN[command](options, terminal)
         case command:
             return _shell(str(command), options, terminal)
@@ -158,6 +163,17 @@ def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
     )
 
 
+def _rollout(options: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager import log, rolloutsettings
+
+    given = rolloutsettings.rollout_settings(options, terminal.environ)
+    from mig_manager import rollout
+
+    level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.ERROR
+    log.configure(level=level.value, is_json=False, stream=terminal.stderr)
+    return rollout.run(given, terminal)
+
+
 def _completion(options: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager import completion
 
@@ -170,6 +186,7 @@ _WITH_SETTINGS_OF_THEIR_OWN = {
     "completion": _completion,
     "demo": _demo,
     "doctor": _doctor,
+    "rollout": _rollout,
 }
 
 

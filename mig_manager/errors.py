@@ -3,6 +3,7 @@
     MigManagerError            reason + message; the remedy follows from the reason
       UsageError               a command line or a setting that cannot be used
       ConfigError              a config document is wrong, with file, line and column
+      CheckpointError          a checkpoint is wrong, or not one of this node's GPUs
       LayoutError              a good document asks for what these GPUs cannot give
       HardwareError            NVML refused or failed, with operation, GPU and code
       ClusterError             the Kubernetes API refused or failed, with its HTTP status
@@ -32,6 +33,7 @@ class Reason(enum.Enum):
     NO_GPU_MATCHES = "NoGpuMatches"
     NOT_MIG_CAPABLE = "NotMigCapable"
     DOES_NOT_FIT = "DoesNotFit"
+    INVALID_CHECKPOINT = "InvalidCheckpoint"
     USAGE = "Usage"
     DRAIN_TIMEOUT = "DrainTimeout"
     IN_USE = "InUse"
@@ -39,6 +41,7 @@ class Reason(enum.Enum):
     REBOOT_REQUIRED = "RebootRequired"
     HOST_SERVICE_FAILED = "HostServiceFailed"
     DEVICE_FILES_FAILED = "DeviceFilesFailed"
+    HOOK_FAILED = "HookFailed"
     PLUGIN_NOT_READY = "PluginNotReady"
     NOT_ALLOCATABLE = "NotAllocatable"
     VERIFY_FAILED = "VerifyFailed"
@@ -86,6 +89,9 @@ _REMEDIES = {
     Reason.DOES_NOT_FIT: (
         "Ask for fewer or smaller instances; 'mig-manager validate' tells what fits."
     ),
+    Reason.INVALID_CHECKPOINT: (
+        "Restore a checkpoint of this node's GPUs; 'mig-manager checkpoint' takes one."
+    ),
     Reason.USAGE: "See 'mig-manager --help'.",
     Reason.DRAIN_TIMEOUT: (
         "Free the pods named (see their PodDisruptionBudgets) or raise the drain timeout."
@@ -100,6 +106,9 @@ _REMEDIES = {
     Reason.HOST_SERVICE_FAILED: "Look at the service's log (journalctl -u) on the node.",
     Reason.DEVICE_FILES_FAILED: (
         "Look at the message of the tool named; containers may not see the new devices."
+    ),
+    Reason.HOOK_FAILED: (
+        "Look at what the hook says (in the log), or correct the hooks file at the place named."
     ),
     Reason.PLUGIN_NOT_READY: "Look at the device plugin's pod on this node.",
     Reason.NOT_ALLOCATABLE: (
@@ -136,6 +145,7 @@ _TRANSIENT = frozenset(
         Reason.IN_USE,
         Reason.HOST_SERVICE_FAILED,
         Reason.DEVICE_FILES_FAILED,
+        Reason.HOOK_FAILED,
         Reason.PLUGIN_NOT_READY,
         Reason.NOT_ALLOCATABLE,
         Reason.VERIFY_FAILED,
@@ -206,6 +216,20 @@ class ConfigError(MigManagerError):
             f"{location}: {message}" if location else message, reason=Reason.INVALID_CONFIG
         )
         self.location = location
+
+
+class CheckpointError(MigManagerError):
+    """A checkpoint that breaks its format, or that these GPUs cannot be brought back to.
+
+    Args:
+        message: One sentence.
+        location: Where in the checkpoint; None when the message says so already.
+    """
+
+    def __init__(self, message: str, *, location: Location | None = None) -> None:
+        super().__init__(
+            f"{location}: {message}" if location else message, reason=Reason.INVALID_CHECKPOINT
+        )
 
 
 class LayoutError(MigManagerError):
@@ -327,7 +351,7 @@ class HostError(MigManagerError):
         message: One sentence that names the GPU, service or tool, and what it said.
         reason: IN_USE (a reset has to wait for whoever holds the GPU), RESET_REQUIRED,
             REBOOT_REQUIRED (no reset helps here), HOST_SERVICE_FAILED, DEVICE_FILES_FAILED,
-            NO_PERMISSION.
+            HOOK_FAILED, NO_PERMISSION.
     """
 
 

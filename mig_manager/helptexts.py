@@ -136,6 +136,10 @@ COMMANDS: Mapping[str, Text] = {
                 told="The only layout of a document on standard input.",
             ),
             Example(
+                line="mig-manager apply all-1g.5gb -k hooks.yaml",
+                told="With programs of your own around the change: docs/hooks.md.",
+            ),
+            Example(
                 line="mig-manager apply all-balanced --mode-only --skip-reset",
                 told="MIG mode alone, for a reset or a reboot to come where it takes one.",
             ),
@@ -193,6 +197,43 @@ COMMANDS: Mapping[str, Text] = {
                 told="As JSON, under another name.",
             ),
         ),
+    ),
+    "checkpoint": Text(
+        paragraphs=(
+            "Write what the GPUs have to a file, for 'restore'.",
+            (
+                "The file has each GPU that can do MIG, by UUID, with its mode, its instances and "
+                "their places. It is that of nvidia-mig-parted, which takes it too."
+            ),
+        ),
+        examples=(
+            Example(
+                line="mig-manager checkpoint -f /var/lib/mig-manager/monday.json",
+                told="Replaces the file as a whole.",
+            ),
+        ),
+    ),
+    "restore": Text(
+        paragraphs=(
+            "Bring the GPUs back to a checkpoint.",
+            (
+                "Each GPU of the checkpoint is found by its UUID and gets the same instances in "
+                "the same places; what is right already stays, and GPUs that it does not tell of "
+                "are left alone. It is done as 'apply' is: checked before anything is touched, "
+                "proven, and taken back when it fails."
+            ),
+        ),
+        examples=(
+            Example(
+                line="mig-manager restore -f /var/lib/mig-manager/monday.json",
+                told="Ours or nvidia-mig-parted's.",
+            ),
+            Example(
+                line="mig-manager restore -f monday.json --mode-only",
+                told="MIG mode alone.",
+            ),
+        ),
+        statuses={"2": "wrong usage, or a checkpoint that is not one of these GPUs"},
     ),
     "generate-config": Text(
         paragraphs=(
@@ -277,6 +318,36 @@ COMMANDS: Mapping[str, Text] = {
                 told="In a pod: evict nobody, and bring back what others changed.",
             ),
         ),
+    ),
+    "rollout": Text(
+        operands="LAYOUT|undo",
+        paragraphs=(
+            "Bring many nodes to a layout, a few at a time, or back.",
+            (
+                "Runs with a person's credentials for the cluster. It labels nodes, waits for "
+                "what their agents say, and never has more of them unavailable than it may. All "
+                "state lives on the nodes: after an interruption the same command goes on."
+            ),
+        ),
+        examples=(
+            Example(
+                line="mig-manager rollout all-balanced -l pool=a100 --dry-run",
+                told="What it would cost each node: pods, instances, resets.",
+            ),
+            Example(
+                line="mig-manager rollout all-balanced -l pool=a100 --max-unavailable 10% "
+                "--pause-on-failure",
+                told="A tenth of the nodes at a time, until one fails.",
+            ),
+            Example(
+                line="mig-manager rollout undo -l pool=a100",
+                told="Each node back to what it was asked for before, one at a time.",
+            ),
+        ),
+        statuses={
+            "0": "every node has the layout; of a dry run: can have it",
+            "1": "not every node has it, or can have it",
+        },
     ),
     "demo": Text(
         paragraphs=(

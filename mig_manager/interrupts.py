@@ -5,9 +5,11 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from mig_manager import errors
+
 
 @contextlib.contextmanager
-def completed(tell: Callable[[str], object]) -> Iterator[None]:
+def completed(tell: Callable[[str], object]) -> Iterator[Callable[[], None]]:
     """Hold a signal off until the body is complete, or a second one insists.
 
     A change that is cut off leaves GPUs without the instances from before and without the new
@@ -15,29 +17,55 @@ def completed(tell: Callable[[str], object]) -> Iterator[None]:
 
     Args:
         tell: Says that the signal was heard, and what it waits for.
+
+    Yields:
+        What those call who can be ended early: it raises ``Superseded`` once a signal was heard,
+        and the signal takes its effect when that comes out of the body.
     """
-    held: list[int] = []
+    signals = _Signals(tell)
+    try:
+        yield signals.check
+    except errors.Superseded:
+        signals.let_go()
+        raise
+    finally:
+        signals.resume()
+    signals.let_go()
 
-    def hold(number: int, _frame: FrameType | None) -> None:
-        held.append(number)
-        if len(held) > 1:
-            resume()
-            signal.raise_signal(number)
-        tell("completing the change first, or undoing it; once more to leave it half done")
 
-    def resume() -> None:
-        for number, handler in handlers.items():
+class _Signals:
+    """The signals that would end this process, held off from now on."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        self._held: list[int] = []
+        # What nohup or a background job ignores stays ignored.
+        self._handlers = {
+            number: signal.signal(number, self._hold)
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+
+    def check(self) -> None:
+        """Raise ``Superseded`` when a signal was heard."""
+        if self._held:
+            name = signal.Signals(self._held[0]).name
+            raise errors.Superseded(f"ended by {name}", is_replaced=False)
+
+    def resume(self) -> None:
+        """Have signals do again what they did before."""
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    # What nohup or a background job ignores stays ignored.
-    handlers = {
-        number: signal.signal(number, hold)
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        resume()
-    if held:
-        signal.raise_signal(held[0])
+    def let_go(self) -> None:
+        """Let the signal that was heard have its effect, if one was."""
+        self.resume()
+        if self._held:
+            signal.raise_signal(self._held[0])
+
+    def _hold(self, number: int, _frame: FrameType | None) -> None:
+        self._held.append(number)
+        if len(self._held) > 1:
+            self.resume()
+            signal.raise_signal(number)
+        self._tell("completing the change first, or undoing it; once more to leave it half done")

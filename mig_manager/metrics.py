@@ -156,6 +156,10 @@ class Metrics(ports.Telemetry):
         self._evictions.inc()
         self._on_progress()
 
+    def hook_goes_on(self) -> None:
+        """See ``ports.Telemetry``."""
+        self._on_progress()
+
     def gpus_observed(self, gpus: tuple[model.Gpu, ...]) -> None:
         """See ``ports.Telemetry``."""
         _replace(self._instances, _counts(gpus))

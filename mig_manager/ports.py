@@ -7,11 +7,11 @@ of ``mig_manager.errors`` and no other.
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import cluster, model
+from mig_manager.core import cluster, hooks, model
 
 
 class Gpus(Protocol):
@@ -332,6 +332,45 @@ class DeviceFiles(Protocol):
         """
 
 
+class Hooks(Protocol):
+    """The owner's programs around a change."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """What each of them is told of the change, beside the layout's name."""
+
+    def read(self) -> hooks.Table:
+        """Return which there are now.
+
+        Raises:
+            ConfigError: The file cannot be read or breaks the format.
+        """
+
+    def missing(self, hook: hooks.Hook) -> str:
+        """Return why a hook's program cannot be run here, as far as that can be told unrun."""
+
+    def run(
+        self,
+        point: hooks.Point,
+        hook: hooks.Hook,
+        environment: Mapping[str, str],
+        *,
+        check: Callable[[], object],
+    ) -> None:
+        """Run a hook to its end; nothing of it is left afterwards.
+
+        Args:
+            point: Which point it belongs to.
+            hook: The hook.
+            environment: All of its variables.
+            check: Called all the while; what it raises ends the hook.
+
+        Raises:
+            HostError: HOOK_FAILED: it could not be run, failed, or took too long; with place and
+                what it said last.
+        """
+
+
 class ProvenLayouts(Protocol):
     """Where the last layout that was proven in force is kept over a reboot."""
 
@@ -402,6 +441,9 @@ class Telemetry:
 
     def retry_scheduled(self, delay_s: float) -> None:
         """The same wish will be tried again."""
+
+    def hook_goes_on(self) -> None:
+        """A hook is being run, within its time."""
 
     def pod_evicted(self) -> None:
         """A pod was asked to leave, and the API agreed."""

@@ -88,6 +88,10 @@ class Record:
         left = tuple(name for name in self.journal.host_services if name != service)
         self.journal = dataclasses.replace(self.journal, host_services=left)
 
+    def exit_passed(self) -> None:
+        """Remember that no hook is due any more at the end of the change."""
+        self.journal = dataclasses.replace(self.journal, exit_hook=False)
+
     def rebooted(self, *, is_so: bool = True) -> None:
         """Remember whether this wish has had its reboot, also once the journal is gone."""
         self._status = dataclasses.replace(self._status, is_rebooted=is_so)

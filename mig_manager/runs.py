@@ -3,6 +3,8 @@
     resolve -> observe -> plan -> cordon -> drain -> pause -> execute -> verify -> resume -> prove
     -> monitors
 
+The owner's hooks run before the cordon, within the execution, and before the resume.
+
 Each step that can fail for free comes before each step that costs somebody something. What a
 step takes is in the journal before it is taken, and every exit gives it back and publishes one
 terminal state with one reason. Until hardware is touched a newer wish may end the run; after
@@ -20,7 +22,6 @@ from mig_manager import (
     change,
     clearing,
     daemons,
-    drain,
     errors,
     lookout,
     machine,
@@ -28,6 +29,7 @@ from mig_manager import (
     outcomes,
     ports,
     record,
+    runhooks,
     turn,
     wayback,
 )
@@ -86,6 +88,7 @@ class Run:
             reset=world.reset,
         )
         self._machine = machine.Machine(world)
+        self._hooks = runhooks.RunHooks(world.hooks, written, name=name, telemetry=world.telemetry)
         self._has_tried_way_back = False
         self._hash = ""
         self._warnings: tuple[remarks.Remark, ...] = ()
@@ -150,10 +153,6 @@ class Run:
             return False
         return not plan.is_empty
 
-    def _require_slot(self) -> None:
-        if self._world.slots is not None and not self.record.journal.is_node_taken:
-            self._world.slots.check()
-
     def _guarded(self, wish: ports.Wish) -> outcomes.Outcome:
         try:
             return self._rebooted_if_need_be(wish)
@@ -177,7 +176,7 @@ class Run:
             return self._reboot(error, wish)
 
     def settle(self) -> str:
-        """Bring back GPUs that a change under way has left in between, and the host's services.
+        """Bring back GPUs that a change under way has left in between, and what goes with them.
 
         Returns:
             How it went, as a part of a sentence; empty when there was nothing to do.
@@ -185,7 +184,8 @@ class Run:
         if self.is_rebooting:
             return ""
         said = "" if self._has_tried_way_back else self._way_back.take(self.record)
-        return "; ".join(filter(None, (said, self._machine.start_services(self.record))))
+        services = self._machine.start_services(self.record)
+        return "; ".join(filter(None, (said, services, self._hooks.exit_leniently())))
 
     def _may_reboot(self, error: errors.MigManagerError) -> bool:
         """Tell whether a reboot is what is missing, allowed, and has not been had already."""
@@ -311,7 +311,8 @@ class Run:
             pace=self._limits.pace,
         )
 
-    def _through(self, wish: ports.Wish) -> outcomes.Outcome:
+    def _begin(self) -> config.Layout:
+        """Resolve the wish, and say so where a change is to come."""
         layout = self._resolve()
         self._hash = layout.content_hash
         if self.fulfilled == (self.name, self._hash):
@@ -321,8 +322,13 @@ class Run:
         self._world.standby.prepare()
         if self.rebooted == (self.name, self._hash) or self.record.journal.rebooted_from:
             self.record.rebooted()
+        return layout
+
+    def _through(self, wish: ports.Wish) -> outcomes.Outcome:
+        layout = self._begin()
         table = self._extra_clients()
         services = self._world.service_names()
+        self._hooks.load()
         gpus = self._observe()
         wanted = config.select(layout, gpus)
         self._warn(layout, gpus)
@@ -335,7 +341,8 @@ class Run:
         self._world.standby.expect_change()
         holders = self._clearing.survey()
         plan = self._plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
-        drainage = self._close(plan, gpus, holders, table)
+        self._hooks.start(plan, wish)
+        drainage = self._clearing.close(plan, gpus, holders, table)
         drainage.run(holders, wish)
         paused = self._daemons.pause(plan, self.record, wish, table)
         # Without a plugin nobody is given a device any more: who slipped in before shows now.
@@ -346,17 +353,6 @@ class Run:
         self._bring_back(paused, gpus, wish)
         by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
         return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
-
-    def _close(
-        self,
-        plan: model.Plan,
-        gpus: tuple[model.Gpu, ...],
-        holders: drain.Holders,
-        table: tuple[extras.ExtraClient, ...],
-    ) -> drain.Drain:
-        """Keep new pods away, unless our slot is another's by now."""
-        self._require_slot()
-        return self._clearing.close(plan, gpus, holders, table)
 
     def _foresees_change(self, layout: config.Layout) -> bool:
         """Tell whether a first try is going to change GPUs, by what is remembered of them.
@@ -377,6 +373,7 @@ class Run:
     ) -> None:
         """Have the daemons come back to GPUs that are as they shall be, and prove it."""
         self._machine.bring_back(self.record)
+        self._hooks.exit()
         plugin_config = self._limits.policy.plugin_config(self.name)
         paused = self._daemons.resume_plugin(paused, self.record, plugin_config=plugin_config)
         self.record.enter(model.Phase.PROVE, "waiting for the new devices to be schedulable")
@@ -483,13 +480,17 @@ class Run:
                     pause=self._world.clock.wait,
                 ),
                 reset=self._world.reset.reset if self._world.reset else None,
+                points=self._hooks.points,
             )
         except errors.MigManagerError as error:
             if self._may_reboot(error):
                 raise
-            failed = self._machine.bring_back_leniently(self.record)
-            if failed:
-                error.add(failed)
+            for failed in (
+                self._machine.bring_back_leniently(self.record),
+                self._hooks.exit_leniently(),
+            ):
+                if failed:
+                    error.add(failed)
             # An API that fails now must not hide the reason; the end gives everything back.
             with contextlib.suppress(errors.ClusterError):
                 self._daemons.resume_plugin(paused, self.record)

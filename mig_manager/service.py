@@ -18,11 +18,11 @@ from mig_manager.adapters import (
     files,
     gpu_child,
     gpu_events,
-    gpureset,
+    hooks,
     identity,
     journalfile,
     lockfile,
-    podresources,
+    podresources_child,
     tools,
 )
 from mig_manager.adapters.kube import advertise, api, node, nodewatch, podnews, pods
@@ -124,7 +124,12 @@ def _start_watches(
     watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
     watcher.start()
     stack.callback(watcher.join, timeout=_JOIN_TIMEOUT_S)
-    watched = (wanted.config_file, wanted.extra_clients_file, wanted.host.gpu_clients_file)
+    watched = (
+        wanted.config_file,
+        wanted.extra_clients_file,
+        wanted.hooks_file,
+        wanted.host.gpu_clients_file,
+    )
     for path in filter(None, watched):
         file_watch = files.ConfigWatch(path, box.put_file_change)
         file_watch.start()
@@ -174,12 +179,13 @@ def world(
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
     workers = gpu_workers(wanted, telemetry)
+    kubelet = podresources_child.ChildPodResources(str(wanted.pod_resources_socket))
     reached = reconcile.World(
         gpus=gpus(wanted, kube, workers),
-        standby=workers,
+        standby=ports.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
-        allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
+        allocations=kubelet,
         configs=files.ConfigFile(wanted.config_file),
         extra_clients=files.ConfigFile(wanted.extra_clients_file)
         if wanted.extra_clients_file
@@ -194,12 +200,28 @@ def world(
             is_required=False,
         ),
         boot_id=boot_id,
+        hooks=_hooks(wanted),
         own_pod_uid=identity.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
         proven=journalfile.ProvenFile(wanted.proven_file),
         slots=_slots(wanted, kube, system),
     )
     # Simulated GPUs are no reason to do anything to the real machine.
     return reached if wanted.gpus.is_simulated else _with_machine(reached, wanted.host)
+
+
+def _hooks(wanted: settings.AgentSettings) -> ports.Hooks | None:
+    if wanted.hooks_file is None:
+        return None
+    return hooks.HookPrograms(
+        wanted.hooks_file,
+        variables={
+            "MIG_PARTED_CONFIG_FILE": str(wanted.config_file),
+            "MIG_PARTED_SKIP_RESET": str(not wanted.host.gpu_reset).lower(),
+            "MIG_PARTED_MODE_CHANGE_ONLY": "false",
+        },
+        search_path=wanted.search_path,
+        timeout_s=wanted.hook_timeout_s,
+    )
 
 
 def _slots(
@@ -225,6 +247,8 @@ def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> 
         device_files=devicefiles.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
     )
     if host.gpu_reset:
+        from mig_manager.adapters import gpureset  # noqa: PLC0415 - reads XML
+
         found = tools.Tools(gpureset.roots(host.roots))
         reached = dataclasses.replace(reached, reset=gpureset.SmiReset(found))
     if not (host.with_reboot or host.shuts_host_clients):

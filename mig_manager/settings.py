@@ -107,6 +107,12 @@ class AgentSettings:
     """Who leaves for a change, and which plugin config goes with which layout."""
     extra_clients_file: pathlib.Path | None
     """The table of the owner's own GPU daemons; None: there are none."""
+    hooks_file: pathlib.Path | None
+    """The owner's programs around a change; None: there are none."""
+    hook_timeout_s: float
+    """How long a hook may take that does not say so itself."""
+    search_path: str
+    """Where a hook's program is looked for, as in ``PATH``."""
     drain_timeout_s: float
     """How long evicted pods may take to leave, and again as long those deleted by force."""
     monitor_timeout_s: float
@@ -269,6 +275,9 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         ),
         policy=_policy(given),
         extra_clients_file=given.path("extra-clients-file"),
+        hooks_file=given.path("hooks-file"),
+        hook_timeout_s=given.seconds("hook-timeout-s", default=300.0, least=LEAST_PAUSE_S),
+        search_path=environ.get("PATH", ""),
         drain_timeout_s=given.seconds("drain-timeout-s", default=300.0),
         monitor_timeout_s=given.seconds("monitor-timeout-s", default=60.0),
         plugin_timeout_s=given.seconds("plugin-timeout-s", default=300.0),

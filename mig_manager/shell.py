@@ -5,6 +5,7 @@ They talk to NVML and to nothing else: no cluster is needed, and none of its lib
 
 import dataclasses
 import json
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import (
@@ -71,6 +72,8 @@ class _Shell:
             "assert": self._assert,
             "export": self._export,
             "generate-config": self._generate_config,
+            "checkpoint": self._checkpoint,
+            "restore": self._restore,
             "validate": self._validate,
         }
 
@@ -96,11 +99,6 @@ class _Shell:
         return DONE
 
     def _apply(self) -> int:
-        if self._given.hooks_file:
-            raise errors.UsageError(
-                f"hooks are not supported yet, so {self._given.hooks_file!r} would not run; "
-                "leave out -k and unset MIG_PARTED_HOOKS_FILE to apply without hooks"
-            )
         result = applying.apply(
             self._reach.world(),
             self._layout,
@@ -114,6 +112,38 @@ class _Shell:
         if not result.is_changed:
             self._terminal.note(f"layout '{result.layout}' was in force already")
         return DONE
+
+    def _checkpoint(self) -> int:
+        file = self._checkpoint_file()
+        gpus = self._reach.gpus().observe()
+        from mig_manager.adapters import outputfile  # noqa: PLC0415 - seldom asked for
+        from mig_manager.core import checkpoint  # noqa: PLC0415 - the same
+
+        outputfile.write(pathlib.Path(file), checkpoint.render(gpus))
+        self._terminal.say("MIG configuration checkpointed successfully")
+        return DONE
+
+    def _restore(self) -> int:
+        from mig_manager import restoring  # noqa: PLC0415 - seldom asked for
+
+        source = files.ConfigFile(self._checkpoint_file())
+        result = restoring.restore(
+            self._reach.world(),
+            lambda: restoring.CheckpointWish.of(source.read(), source=source.name),
+            scope=self._scope,
+        )
+        self._answer(result.to_data, lambda: "MIG configuration restored successfully")
+        for planned in result.rounds:
+            self._terminal.note(report.summary(planned))
+        if not result.is_changed:
+            self._terminal.note(f"the GPUs have what {source.name} tells: nothing was done")
+        return DONE
+
+    def _checkpoint_file(self) -> str:
+        file = self._given.checkpoint_file
+        if file is None:
+            raise errors.UsageError("name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE")
+        return file
 
     def _boot(self) -> int:
         if self._given.hooks_file:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 
 from mig_manager import (
     agentarguments,
+    changearguments,
     commonarguments,
     doctorarguments,
     placeholders,
+    rolloutarguments,
     validatearguments,
 )
 
@@ -42,12 +44,7 @@ def _define_apply(parser: argparse.ArgumentParser) -> None:
         help="leave a new MIG mode waiting where the driver does not bring it about without a "
         "reset of the GPU; with --mode-only that is no failure [MIG_PARTED_SKIP_RESET]",
     )
-    parser.add_argument(
-        "-k",
-        "--hooks-file",
-        metavar=placeholders.FILE,
-        help="not supported yet [MIG_PARTED_HOOKS_FILE]",
-    )
+    changearguments.add_hooks(parser)
     commonarguments.add_change(parser)
     commonarguments.add_gpu_access(parser)
     commonarguments.add_output(parser, "text|json|yaml", "text")
@@ -157,6 +154,12 @@ def _define_agent(parser: argparse.ArgumentParser) -> None:
     agentarguments.add_host(parser)
 
 
+def _define_rollout(parser: argparse.ArgumentParser) -> None:
+    rolloutarguments.add_own(parser)
+    commonarguments.add_lenient(parser)
+    commonarguments.add_output(parser, "text|json|yaml", "text")
+
+
 def _define_demo(parser: argparse.ArgumentParser) -> None:
     commonarguments.add_debug(parser)
     commonarguments.add_colour(parser)
@@ -219,9 +222,12 @@ DEFINITIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "assert": _define_assert,
     "export": _define_export,
     "generate-config": _define_generate_config,
+    "checkpoint": changearguments.define_checkpoint,
+    "restore": changearguments.define_restore,
     "validate": _define_validate,
     "doctor": _define_doctor,
     "agent": _define_agent,
+    "rollout": _define_rollout,
     "demo": _define_demo,
     "completion": _define_completion,
     "help": _define_help,

@@ -80,8 +80,20 @@ class Reach:
             tell=self._terminal.note,
             guard=lambda: interrupts.completed(self._terminal.note),
         )
+        if self._given.hooks_file and self._command != "boot":
+            world = dataclasses.replace(world, hooks=self._hooks(self._given.hooks_file))
         # Simulated GPUs are no reason to do anything to the real machine.
         return world if state else self._with_machine(world)
+
+    def _hooks(self, file: str) -> ports.Hooks:
+        from mig_manager.adapters import hooks  # noqa: PLC0415 - only where there are some
+
+        return hooks.HookPrograms(
+            file,
+            variables=shellsettings.hook_variables(self._command, self._given),
+            search_path=self._given.search_path,
+            timeout_s=self._given.hook_timeout_s,
+        )
 
     def _with_machine(self, world: standalone.World) -> standalone.World:
         from mig_manager.adapters import devicefiles, gpureset, tools  # noqa: PLC0415 - as above

@@ -57,7 +57,13 @@ class CommandSettings:
     must_fit: bool
     """Whether ``validate`` fails for a layout that fits only GPUs it was not asked about."""
     hooks_file: str | None
-    """The peer's hooks; None or empty: no hooks."""
+    """The owner's programs around a change; None: no hooks."""
+    hook_timeout_s: float
+    """How long a hook may take that does not say so itself; seconds."""
+    search_path: str
+    """Where a hook's program is looked for, as in ``PATH``."""
+    checkpoint_file: str | None
+    """What ``checkpoint`` writes and ``restore`` reads."""
     is_mode_only: bool
     """Whether only MIG mode counts."""
     is_reset_skipped: bool
@@ -112,6 +118,12 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         is_portable=given.switch("portable"),
         must_fit=given.switch("must-fit"),
         hooks_file=given.text("hooks-file", variable="MIG_PARTED_HOOKS_FILE") or None,
+        hook_timeout_s=given.seconds(
+            "hook-timeout-s", default=300.0, least=settings.LEAST_PAUSE_S
+        ),
+        search_path=environ.get("PATH", ""),
+        checkpoint_file=given.text("checkpoint-file", variable="MIG_PARTED_CHECKPOINT_FILE")
+        or None,
         is_mode_only=given.switch("mode-only", variable="MIG_PARTED_MODE_CHANGE_ONLY"),
         is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
         is_valid_config_only=given.switch("valid-config", variable="MIG_PARTED_VALID_CONFIG"),
@@ -127,6 +139,20 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
     )
 
 
+def hook_variables(command: str, given: CommandSettings) -> Mapping[str, str]:
+    """Return what hooks are told: the peer's options for the command, each by its variable.
+
+    All of them, as there: what was not given is empty or ``false``.
+    """
+    told = {"MIG_PARTED_MODE_CHANGE_ONLY": str(given.is_mode_only).lower()}
+    if command == "restore":
+        return told | {"MIG_PARTED_CHECKPOINT_FILE": given.checkpoint_file or ""}
+    return told | {
+        "MIG_PARTED_CONFIG_FILE": given.config_file or str(settings.packaged_config()),
+        "MIG_PARTED_SKIP_RESET": str(given.is_reset_skipped).lower(),
+    }
+
+
 def journal_file(given: source.Source, gpus: settings.GpuAccess) -> pathlib.Path:
     """Return where the journal of a command is; that of simulated GPUs beside their state."""
     return given.path("journal-file") or gpus.beside_state("journal") or _JOURNAL_FILE
@@ -134,7 +160,7 @@ def journal_file(given: source.Source, gpus: settings.GpuAccess) -> pathlib.Path
 
 def _timeouts(options: Mapping[str, object], given: source.Source) -> tuple[float, float]:
     """Return the patience with what is in use, which only changes need, and with NVML."""
-    if options.get("command") in {"apply", "boot"}:
+    if options.get("command") in {"apply", "boot", "restore"}:
         return settings.gpu_timeouts(given)
     return 0.0, given.seconds("gpu-timeout-s", default=120.0, least=settings.LEAST_PAUSE_S)
 

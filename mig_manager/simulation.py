@@ -1,7 +1,7 @@
 """Simulated GPUs for a command line: where their state is, and when it starts afresh."""
 
 from mig_manager import errors, settings
-from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import statefile, states
 
 
 def prepare(access: settings.GpuAccess) -> None:
@@ -17,13 +17,13 @@ def prepare(access: settings.GpuAccess) -> None:
     try:
         if access.is_fresh and path.exists():
             # A mistyped path must not cost anybody a file that is not ours.
-            nvml.SharedState(path).read()
+            statefile.SharedState(path).read()
             path.unlink()
         if access.simulate_spec:
-            nvml.create(access.simulate_spec, path)
+            statefile.SharedState(path).create(access.simulate_spec, states.Options())
         elif not path.exists():
             raise errors.UsageError(f"{path} does not exist; --simulate says what to simulate")
-        nvml.SharedState(path).read()
+        statefile.SharedState(path).read()
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise errors.UsageError(
             f"{path} holds no simulated GPUs; name another file, or remove this one"
@@ -37,9 +37,12 @@ def prepare(access: settings.GpuAccess) -> None:
 def install(access: settings.GpuAccess) -> None:
     """Put the simulated GPUs in the place of NVML, in this process."""
     if access.simulate_state is not None:
+        # An agent leaves it to its workers.
+        from mig_manager.sandbox import nvml  # noqa: PLC0415
+
         nvml.install(access.simulate_state)
 
 
 def boot_id(access: settings.GpuAccess) -> str:
     """Return what tells this boot of the simulated node from others; empty for real GPUs."""
-    return nvml.SharedState(access.simulate_state).boot_id if access.simulate_state else ""
+    return statefile.SharedState(access.simulate_state).boot_id if access.simulate_state else ""

@@ -41,10 +41,15 @@ class World:
     """How long to wait while another manager is at work."""
     tell: Callable[[str], object]
     """Takes remarks for people."""
-    guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    """Makes the context of a change, which should not be cut off."""
+    guard: Callable[[], contextlib.AbstractContextManager[Callable[[], object] | None]] = (
+        contextlib.nullcontext
+    )
+    """Makes the context of a change, which should not be cut off. It may have a function that
+    raises ``Superseded`` when somebody tries, for what can be ended early."""
     reset: change.Reset | None = None
     """Resets GPUs whose mode waits for that; None: nobody does."""
+    hooks: ports.Hooks | None = None
+    """The owner's programs around a change; None: there are none."""
     device_files: ports.DeviceFiles | None = None
     """Brought up to date after a change; None: the driver and others look after them."""
 

@@ -37,6 +37,8 @@ class World:
     """None: the driver and others look after them."""
     proven: ports.ProvenLayouts | None = None
     """None: nothing is kept for the next boot."""
+    hooks: ports.Hooks | None = None
+    """The owner's programs around a change; None: there are none."""
     own_pod_uid: str | None = None
     """None: this is not a pod."""
     slots: ports.Slots | None = None

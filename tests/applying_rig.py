@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from mig_manager import applying, booting, commands, errors, ports, standalone
+from mig_manager import applying, booting, commands, errors, ports, restoring, standalone
 from mig_manager.core import config, model
 from mig_manager.sandbox import hardware
 from tests import fakes
@@ -25,6 +25,7 @@ class Gpus:
         self.killed_at: int | None = None
         """Number of the step, from 1, before which the process is killed."""
         self.fails: Callable[[model.Step], bool] = lambda _step: False
+        self.on_step: Callable[[model.Step], object] = lambda _step: None
 
     def observe(self) -> tuple[model.Gpu, ...]:
         if not self.is_driver_loaded:
@@ -51,6 +52,7 @@ class Gpus:
             self.steps += 1
             if self.steps == self.killed_at:
                 raise Killed
+            self.on_step(step)
             if self.fails(step):
                 raise errors.HardwareError("held", reason=errors.Reason.IN_USE)
             self.gpus = tuple(
@@ -147,6 +149,11 @@ class Rig:
         self.journal = FakeJournal()
         self.proven = FakeProven()
         self.boot_id = "boot-1"
+        self.owner = fakes.World(gpus=())
+        """Has the hooks."""
+        self.guard: Callable[
+            [], contextlib.AbstractContextManager[Callable[[], object] | None]
+        ] = contextlib.nullcontext
         self.told: list[str] = []
 
     def apply(
@@ -164,6 +171,16 @@ class Rig:
             return layout
 
         return applying.apply(self._world(), resolve, scope=scope, may_reset=may_reset)
+
+    def restore(
+        self, text: str, *, scope: commands.Scope = commands.Scope.ALL
+    ) -> commands.Applied:
+        """Return the GPUs to a checkpoint."""
+        return restoring.restore(
+            self._world(),
+            lambda: restoring.CheckpointWish.of(text, source="c.json"),
+            scope=scope,
+        )
 
     def boot(
         self, fallback: config.Layout | None = None, *, driver_timeout_s: float = 120.0
@@ -185,6 +202,8 @@ class Rig:
             boot_id=self.boot_id,
             lock_timeout_s=30.0,
             tell=self.told.append,
+            guard=self.guard,
+            hooks=self.owner.programs if self.owner.hooks else None,
         )
 
 

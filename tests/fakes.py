@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors, ports
-from mig_manager.core import clients, cluster, model, planner
+from mig_manager.core import clients, cluster, hookfile, hooks, model, planner
 from mig_manager.core import policy as policies
 
 
@@ -128,6 +128,18 @@ class World:
     """How often the device files were brought up to date."""
     saved: list[str] = dataclasses.field(default_factory=list)
     """What was kept for the next boot."""
+    hooks: str = ""
+    """The owner's hooks file; tests hand it to the pipeline."""
+    missing_hooks: set[str] = dataclasses.field(default_factory=set)
+    """Commands that are not there."""
+    broken_hooks: set[str] = dataclasses.field(default_factory=set)
+    """Commands that fail."""
+    hooked: list[str] = dataclasses.field(default_factory=list)
+    """Commands of the hooks that have run, failed ones included."""
+    hook_environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Of the last one."""
+    owes_exit: bool = False
+    """Whether hooks of the start have run, and those of the end have not."""
     executed: list[model.Step] = dataclasses.field(default_factory=list)
     _serial: int = 0
 
@@ -243,6 +255,10 @@ class World:
     @property
     def host(self) -> "FakeHost":
         return FakeHost(self)
+
+    @property
+    def programs(self) -> "FakeHooks":
+        return FakeHooks(self)
 
     @property
     def hardware(self) -> "FakeGpus":
@@ -484,6 +500,40 @@ def of_plan(gpus: Iterable[model.Gpu], plan: model.Plan) -> tuple[model.Gpu, ...
     """Return the GPUs that a plan is about, in its order."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     return tuple(by_uuid[gpu_plan.gpu_uuid] for gpu_plan in plan.gpus)
+
+
+class FakeHooks:
+    """Implements ``ports.Hooks``."""
+
+    variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def read(self) -> hooks.Table:
+        self._world.called("hooks.read")
+        return hookfile.parse(self._world.hooks, source="hooks.yaml")
+
+    def missing(self, hook: hooks.Hook) -> str:
+        is_missing = hook.command in self._world.missing_hooks
+        return f"{hook.location}: there is no program {hook.command}" if is_missing else ""
+
+    def run(
+        self,
+        point: hooks.Point,
+        hook: hooks.Hook,
+        environment: Mapping[str, str],
+        *,
+        check: Callable[[], object],
+    ) -> None:
+        self._world.called("hooks.run")
+        check()
+        self._world.hooked.append(hook.command)
+        self._world.hook_environment = environment
+        if hook.command in self._world.broken_hooks:
+            raise errors.HostError(f"{hook.command} failed", reason=errors.Reason.HOOK_FAILED)
+        if point in (hooks.Point.APPLY_START, hooks.Point.APPLY_EXIT):
+            self._world.owes_exit = point is hooks.Point.APPLY_START
 
 
 def apply_step(gpu: model.Gpu, step: model.Step) -> model.Gpu:

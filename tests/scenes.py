@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors, ports, reconcile
-from mig_manager.core import cluster, model
+from mig_manager.core import cluster, model, status
 from mig_manager.core import policy as policies
 from mig_manager.sandbox import hardware
 from tests import fakes
@@ -64,6 +64,7 @@ def reconciler(
     exclusion: ports.Exclusion | None = None,
     heals_drift: bool = False,
     is_lenient: bool = False,
+    telemetry: ports.Telemetry | None = None,
 ) -> reconcile.Reconciler:
     return reconcile.Reconciler(
         reconcile.World(
@@ -74,6 +75,7 @@ def reconciler(
             configs=fakes.FakeConfig(text),
             clock=world.clock,
             extra_clients=fakes.FakeConfig(world.extra_clients) if world.extra_clients else None,
+            telemetry=telemetry or ports.Telemetry(),
             exclusion=exclusion,
             boot_id=world.boot_id,
             reset=world.host if world.has_reset else None,
@@ -82,6 +84,7 @@ def reconciler(
             service_names=lambda: tuple(world.services),
             device_files=world.host,
             proven=world.host,
+            hooks=world.programs if world.hooks else None,
             own_pod_uid="uid-of-the-agent",
         ),
         reconcile.Limits(
@@ -119,7 +122,13 @@ def assert_nothing_taken(world: fakes.World) -> None:
     assert not world.is_unschedulable
     assert not world.has_hold_taint
     assert cluster.PAUSED_VALUE not in world.labels.values()
-    assert cluster.JOURNAL_ANNOTATION not in world.annotations
+    left = world.annotations.get(cluster.JOURNAL_ANNOTATION)
+    # A hook of the end that failed stays due, and is tried again with the next try at the wish.
+    assert (
+        left is None
+        or dataclasses.replace(status.Journal.from_json(left), exit_hook=False).is_empty
+    )
+    assert world.owes_exit is (left is not None)
     assert all(is_on is (name != "off.service") for name, is_on in world.services.items())
 
 
@@ -139,6 +148,7 @@ def refuse(step_type: type, *, times: int) -> Callable[[model.Step], Exception |
 BROKEN = {
     "gpus": errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR),
     "host": errors.HostError("broken", reason=errors.Reason.HOST_SERVICE_FAILED),
+    "hooks": errors.HostError("broken", reason=errors.Reason.HOOK_FAILED),
     "node": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
     "workloads": errors.ClusterError("broken", reason=errors.Reason.FORBIDDEN, status=403),
     "allocations": errors.ClusterError("broken", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE),
@@ -247,7 +257,22 @@ def resetting_node() -> fakes.World:
     return world
 
 
-_SWEPT_BY_DEFAULT = ("first-layout", "one-slice-on-a-busy-node", "host-services")
+HOOKS = """
+version: v1
+hooks:
+  apply-start: [{command: start}]
+  pre-apply-mode: [{command: mode}]
+  pre-apply-config: [{command: config}]
+  apply-exit: [{command: exit}]
+"""
+
+
+def hooked(world: fakes.World) -> fakes.World:
+    world.hooks = HOOKS
+    return world
+
+
+_SWEPT_BY_DEFAULT = ("first-layout", "one-slice-on-a-busy-node", "host-services", "hooks")
 
 SCENARIOS: dict[str, tuple[Callable[[], fakes.World], str]] = {
     "first-layout": (node, "all-1g.5gb"),
@@ -260,6 +285,8 @@ SCENARIOS: dict[str, tuple[Callable[[], fakes.World], str]] = {
     "monitors": (monitored_node, "one-slice-changed"),
     "extra-clients": (watched_node, "one-slice-changed"),
     "host-services": (hosted_node, "one-slice-changed"),
+    "hooks": (lambda: hooked(hosted_node()), "one-slice-changed"),
+    "hooks-of-the-mode": (lambda: hooked(node()), "all-1g.5gb"),
     "reset": (resetting_node, "all-1g.5gb"),
     "plugin-config": (sharing_node, "one-slice-changed"),
 }

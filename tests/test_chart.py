@@ -154,6 +154,24 @@ def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None
     }
 
 
+def test_with_a_budget_the_agents_are_told_and_have_the_rights_to_keep_to_it(
+    chart: pathlib.Path,
+) -> None:
+    made = by_name(render(chart, maxConcurrentNodes=10))
+    shipped = by_name(kustomized("budget"))
+
+    def environ(objects: dict[tuple[str, str], Object]) -> dict[str, Object]:
+        (container,) = objects["DaemonSet", "mig-manager"]["spec"]["template"]["spec"][
+            "containers"
+        ]
+        return {each["name"]: each for each in container["env"]}
+
+    assert environ(made) == environ(shipped)
+    assert made.keys() == shipped.keys()
+    others = made.keys() - {("DaemonSet", "mig-manager")}
+    assert {key: made[key] for key in others} == {key: shipped[key] for key in others}
+
+
 def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.Path) -> None:
     document = "version: v1\nmig-configs:\n  none:\n  - {devices: all, mig-enabled: false}\n"
     objects = by_name(render(chart, config=document))
@@ -169,6 +187,8 @@ def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.P
         {"image": {"pullPolicy": "Sometimes"}},
         {"env": {"lower": "case"}},
         {"env": {"NUMBER": 1}},
+        {"maxConcurrentNodes": "10"},
+        {"maxConcurrentNodes": -1},
         {"tolerations": [{"kee": "x"}]},
     ],
 )

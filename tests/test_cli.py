@@ -277,7 +277,11 @@ def test_a_layout_for_other_gpus_is_no_misfit(shell: Shell) -> None:
         (("apply", "x", "-f", "/nonexistent"), 2, "cannot read /nonexistent"),
         (("apply", "x", "-f", "/"), 2, "cannot read /"),
         (("apply", "no-such", "--simulate", "1xA30"), 2, "no layout 'no-such'"),
-        (("apply", "all-disabled", "-k", "/hooks.yaml"), 2, "hooks are not supported yet"),
+        (("apply", "all-disabled", "-k", "/hooks.yaml"), 2, "cannot read /hooks.yaml"),
+        (("apply", "all-disabled", "--hook-timeout-s", "0"), 2, "--hook-timeout-s: '0' is not"),
+        (("checkpoint",), 2, "name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE"),
+        (("restore",), 2, "name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE"),
+        (("restore", "-f", "/no/checkpoint"), 2, "cannot read /no/checkpoint"),
         (("status", "--simulate", "banana"), 2, "banana"),
         (("status", "--simulate", "1xA30", "--library-path", "/x.so"), 2, "one or the other"),
         (("status", "--library-path", "/nonexistent.so"), 1, "/nonexistent.so"),
@@ -310,7 +314,7 @@ def test_bad_documents_are_refused_with_their_place(shell: Shell) -> None:
     assert "<stdin>:7:" in answer.err
 
 
-def test_hooks_that_come_from_the_environment_are_refused_and_can_be_switched_off(
+def test_hooks_that_come_from_the_environment_are_read_and_can_be_switched_off(
     shell: Shell,
 ) -> None:
     argv = ("apply", "all-disabled", *SPEC)

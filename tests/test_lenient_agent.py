@@ -1,13 +1,32 @@
 """The agent with ``--lenient``."""
 
+from collections.abc import Mapping
+
 import pytest
 import structlog.testing
 
-from mig_manager import arguments, errors, reconcile, settings
+from mig_manager import arguments, errors, reconcile, runs, settings
 from mig_manager.core import model
 from tests import fakes, scenes
 
 TWICE = scenes.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
+
+
+@pytest.fixture
+def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
+    """What the run logs of what it passes; a logger of its own, for others may be configured."""
+    captured = structlog.testing.LogCapture()
+
+    def only_that(
+        _logger: object, _name: str, event: structlog.typing.EventDict
+    ) -> Mapping[str, object]:
+        if event["event"] != "config_overlooked":
+            raise structlog.DropEvent
+        return event
+
+    logger = structlog.wrap_logger(None, processors=[only_that, captured])
+    monkeypatch.setattr(runs, "_log", logger)
+    return captured
 
 
 def play(world: fakes.World, layout: str, text: str, *, is_lenient: bool) -> reconcile.Outcome:
@@ -15,14 +34,15 @@ def play(world: fakes.World, layout: str, text: str, *, is_lenient: bool) -> rec
     return scenes.reconciler(world, text, is_lenient=is_lenient).run(layout, wish)
 
 
-def test_a_document_that_the_peer_would_take_is_served_and_warned_about() -> None:
+def test_a_document_that_the_peer_would_take_is_served_and_warned_about(
+    overlooked: structlog.testing.LogCapture,
+) -> None:
     world = scenes.node()
 
-    with structlog.testing.capture_logs() as logs:
-        outcome = play(world, "all-1g.5gb", TWICE, is_lenient=True)
+    outcome = play(world, "all-1g.5gb", TWICE, is_lenient=True)
 
     assert outcome.state is model.State.SUCCESS
-    (warning,) = [each for each in logs if each["event"] == "config_overlooked"]
+    (warning,) = overlooked.entries
     assert warning["log_level"] == "warning"
     assert str(warning["place"]).endswith(":21:3")
     assert "key 'all-disabled' is given twice" in str(warning["problem"])
@@ -34,16 +54,17 @@ def test_the_same_document_is_refused_by_a_strict_agent() -> None:
     assert outcome.reason is errors.Reason.INVALID_CONFIG
 
 
-def test_a_layout_about_other_gpus_is_in_force_as_it_is_with_the_peer() -> None:
+def test_a_layout_about_other_gpus_is_in_force_as_it_is_with_the_peer(
+    overlooked: structlog.testing.LogCapture,
+) -> None:
     world = scenes.node(layout="all-balanced")
     gpus = world.gpus
 
-    with structlog.testing.capture_logs() as logs:
-        outcome = play(world, "other-gpu", scenes.CONFIG, is_lenient=True)
+    outcome = play(world, "other-gpu", scenes.CONFIG, is_lenient=True)
 
     assert outcome.state is model.State.SUCCESS
     assert world.gpus == gpus
-    problems = [str(each["problem"]) for each in logs if each["event"] == "config_overlooked"]
+    problems = [str(each["problem"]) for each in overlooked.entries]
     assert any("is about none of this node's GPUs" in each for each in problems)
 
 

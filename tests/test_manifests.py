@@ -43,7 +43,7 @@ Right = tuple[str, str, str]
 
 AGENTS = ("unprivileged", "privileged", "simulated")
 """The overlays that start an agent."""
-OVERLAYS = (*AGENTS, "gpu-operator")
+OVERLAYS = (*AGENTS, "budget", "gpu-operator")
 
 
 def render(folder: str) -> list[Object]:

@@ -201,7 +201,7 @@ def test_every_place_that_is_not_portable_is_named(shell: Shell) -> None:
     answer = shell("validate", "--portable", "-f", file)
 
     assert answer.status == 1
-    assert re.findall(rf"{re.escape(file)}:(\d+:\d+): ", answer.out) == ["4:21", "4:35", "4:71"]
+    assert re.findall(rf"{re.escape(file)}:(\d+:\d+):\s", answer.out) == ["4:21", "4:35", "4:71"]
     data = json.loads(shell("validate", "--portable", "-f", file, "-o", "json").out)
     assert data["is_valid"] is False
     assert len(data["not_portable"]) == 3
@@ -387,3 +387,13 @@ def test_a_place_that_cannot_be_is_refused_before_anything_is_touched(shell: She
     assert "layouts.yaml:4:5: the layout does not fit GPU 0" in answer.err
     assert "they collide in slice 3" in answer.err
     assert shell("status", "-o", "json", *SPEC).out == before
+
+
+def test_an_instance_in_another_place_is_told_from_one_that_is_missing(shell: Shell) -> None:
+    rule = "devices: all, mig-enabled: true, mig-devices: {1g.6gb@1: 1}"
+    shell("apply", "-f", shell.file(layouts(x=rule)), *SPEC)
+
+    answer = shell("assert", "-f", shell.file(layouts(x=rule.replace("@1", "@2"))), *SPEC)
+
+    assert answer.status == 1
+    assert "GPU 0 has 1x 1g.6gb as wanted, but in other places" in answer.err

@@ -1,13 +1,12 @@
 """The GPUs of this node through NVIDIA's management library."""
 
-import concurrent.futures
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar, cast
 
 import pynvml
-import tenacity
 
 from mig_manager import errors, ports
 from mig_manager.adapters import nvml_errors, nvml_execute, nvml_observe, nvml_session
@@ -92,15 +91,28 @@ class _Patience:
 
     def run(self, action: Callable[[], None]) -> None:
         """Run an action until it does not fail with IN_USE, or the time is up."""
+        try:
+            action()
+        except errors.HardwareError as error:
+            if not _is_in_use(error) or self._is_over():
+                raise
+        else:
+            return
+        self._clock.wait(_FIRST_WAIT_S)
+        self._again(action)
+
+    def _again(self, action: Callable[[], None]) -> None:
+        import tenacity  # noqa: PLC0415 - a fifth of the worker's start, and seldom needed
+
         tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_in_use),
-            stop=self._is_over,
-            wait=tenacity.wait_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
+            stop=lambda _state: self._is_over(),
+            wait=tenacity.wait_exponential(multiplier=2 * _FIRST_WAIT_S, max=_LONGEST_WAIT_S),
             sleep=self._clock.wait,
             reraise=True,
         )(action)
 
-    def _is_over(self, state: tenacity.RetryCallState) -> bool:
+    def _is_over(self) -> bool:
         now = self._clock.monotonic()
         if self._deadline is None:
             self._deadline = now + self._timeout_s
@@ -111,20 +123,40 @@ def _is_in_use(error: BaseException) -> bool:
     return isinstance(error, errors.HardwareError) and error.reason is errors.Reason.IN_USE
 
 
-def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
+class _Doing(threading.Thread, Generic[_Result]):
+    """An action under way in a thread of its own, and what came of it."""
+
+    def __init__(self, action: Callable[[], _Result]) -> None:
+        super().__init__()
+        self._action = action
+        self.error: BaseException | None = None
+        self.result: _Result | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._action()
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            self.error = error
+
+
+def _each(actions: Sequence[Callable[[], _Result]]) -> Iterator[_Result]:
     """Run the actions at once; when all have ended, raise what went wrong in one error."""
-    if not actions:
-        return []
-    with concurrent.futures.ThreadPoolExecutor(max_workers=len(actions)) as pool:
-        futures = [pool.submit(action) for action in actions]
-    failures = [
-        error
-        for future in futures
-        if isinstance(error := future.exception(), errors.HardwareError)
-    ]
-    if failures:
-        raise _joined(failures) from failures[0]
-    return [future.result() for future in futures]
+    doings = [_Doing(action) for action in actions]
+    try:
+        for doing in doings:
+            doing.start()
+    finally:
+        # Whatever happens: the session must not be closed under any of them.
+        for doing in doings:
+            if doing.ident is not None:
+                doing.join()
+    failed = [doing.error for doing in doings if doing.error is not None]
+    known = [error for error in failed if isinstance(error, errors.HardwareError)]
+    if known:
+        raise _joined(known) from known[0]
+    for error in failed:
+        raise error
+    return (cast("_Result", doing.result) for doing in doings)
 
 
 def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:

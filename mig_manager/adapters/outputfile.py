@@ -20,12 +20,12 @@ def write(path: pathlib.Path, text: str) -> None:
         UsageError: It cannot be written; the former content is still there.
     """
     try:
-        target = path.resolve(strict=False)
-        mode = _mode(target)
+        mode = _mode(path)
         if mode is not None and not stat.S_ISREG(mode):
-            target.write_text(text, encoding="utf-8")
+            # By its own name: what /dev/stdout leads to may have none that can be opened.
+            path.write_text(text, encoding="utf-8")
         else:
-            _replace(target, text, mode)
+            _replace(path.resolve(strict=False), text, mode)
     except OSError as error:
         raise errors.UsageError(f"cannot write {path}: {error.strerror or error}") from error
 

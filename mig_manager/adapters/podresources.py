@@ -78,7 +78,7 @@ class PodResources:
     def _ask(self, method: str, request: Any, answer: Any) -> Any:
         import grpc  # noqa: PLC0415
 
-        self._check_socket()
+        self.check()
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(
                 lambda err: (
@@ -97,9 +97,9 @@ class PodResources:
             return retrying(self._call, method, request, answer)
         except grpc.RpcError as err:
             detail = f"{method}: {err.code().name}: {err.details()}"
-            raise self._unavailable(detail) from err
+            raise self.unavailable(detail) from err
         except ValueError as err:
-            raise self._unavailable(f"{method}: the answer makes no sense: {err}") from err
+            raise self.unavailable(f"{method}: the answer makes no sense: {err}") from err
 
     def _call(self, method: str, request: Any, answer: Any) -> Any:
         import grpc  # noqa: PLC0415
@@ -120,15 +120,21 @@ class PodResources:
             )
             return messages.read(answer, call(request, timeout=self._timeout_s))
 
-    def _check_socket(self) -> None:
+    def check(self) -> None:
+        """See whether there is a socket at all.
+
+        Raises:
+            ClusterError: With POD_RESOURCES_UNAVAILABLE: there is none.
+        """
         try:
             mode = self._path.stat().st_mode
         except OSError as err:
-            raise self._unavailable(err.strerror or str(err)) from err
+            raise self.unavailable(err.strerror or str(err)) from err
         if not stat.S_ISSOCK(mode):
-            raise self._unavailable("not a socket")
+            raise self.unavailable("not a socket")
 
-    def _unavailable(self, detail: str) -> errors.ClusterError:
+    def unavailable(self, detail: str) -> errors.ClusterError:
+        """Return the error for a question that got no answer."""
         return errors.ClusterError(
             f"kubelet does not tell who holds which devices ({self._path}): {detail}",
             reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
@@ -136,6 +142,13 @@ class PodResources:
 
     def _pause(self, seconds: float) -> None:
         self._sleep(seconds)
+
+
+def load() -> None:
+    """Import what the first question would, for who would rather wait now."""
+    import grpc  # noqa: PLC0415, F401
+
+    from mig_manager.adapters import podresources_messages  # noqa: PLC0415, F401
 
 
 def _pod_devices(pod: Any) -> cluster.PodDevices:

@@ -95,6 +95,23 @@ def attend(pid: int, outputs: Sequence[Kept], is_late: Callable[[], bool]) -> bo
             return has_ended
 
 
+def start_bare(
+    line: Sequence[str], *, environment: Mapping[str, str], folder: str | None
+) -> subprocess.Popen[bytes]:
+    """Start a program in a process group of its own, with this environment and no other.
+
+    Args:
+        line: The program by its path, and its arguments.
+        environment: All that it has.
+        folder: Where it begins; None: where we are.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    with contextlib.closing(_Input("")) as stdin:
+        return _spawn(line, stdin.fd, environment=environment, folder=folder)
+
+
 def start(
     line: Sequence[str], *, root: pathlib.Path, variables: Mapping[str, str], given: str
 ) -> subprocess.Popen[bytes]:
@@ -116,17 +133,24 @@ def start(
         line = [*own, str(root), str(len(extra)), *extra, *line]
         variables = {}
     with contextlib.closing(_Input(given)) as stdin:
-        return subprocess.Popen(  # noqa: S603 - a program that was found, without a shell
-            line,
-            stdin=stdin.fd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env={**_ENVIRONMENT, **variables},
-            cwd="/",
-            # A group of its own, to be killed with whatever it starts.
-            start_new_session=True,
-        )
+        environment = {**_ENVIRONMENT, **variables}
+        return _spawn(line, stdin.fd, environment=environment, folder="/")
+
+
+def _spawn(
+    line: Sequence[str], stdin: int, *, environment: Mapping[str, str], folder: str | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - a program that was found, without a shell
+        line,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        env=environment,
+        cwd=folder,
+        # A group of its own, to be killed with whatever it starts.
+        start_new_session=True,
+    )
 
 
 class _Input:

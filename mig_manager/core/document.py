@@ -25,6 +25,7 @@ MAX_NODES = 100_000
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _YAML = "tag:yaml.org,2002:"
+_QUOTE = "; a text that begins with * takes quotes"
 _INTEGER_BITS = 64
 """More than that is no count and no index, and Python refuses to print what is much larger."""
 
@@ -109,8 +110,10 @@ def parse(text: str, *, source: str, remarks: remarking.Remarks | None = None) -
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
+        # Whoever writes *A100* means a glob, and not what YAML makes of it.
+        hint = _QUOTE if "alias" in (getattr(error, "context", None) or "") else ""
         raise errors.ConfigError(
-            f"not readable as YAML: {problem}", location=_locate(mark, source)
+            f"not readable as YAML: {problem}{hint}", location=_locate(mark, source)
         ) from error
     finally:
         loader.dispose()
@@ -233,7 +236,7 @@ class _Reader:
     def _anchored(self, name: str, location: errors.Location) -> Node:
         if name not in self._anchors:
             raise errors.ConfigError(
-                f"alias '*{name}' stands for nothing: '&{name}' must end before it",
+                f"alias '*{name}' stands for nothing: '&{name}' must end before it{_QUOTE}",
                 location=location,
             )
         return self._anchors[name]

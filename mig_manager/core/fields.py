@@ -1,6 +1,5 @@
 """Reading a document field by field: what it should be, or an error that points at it."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -87,6 +86,8 @@ def shown(node: document.Node) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'a' or 'b'?`` for the words that resemble one, or nothing."""
+    import difflib  # noqa: PLC0415 - for mistakes alone
+
     by_folded = {each.lower(): each for each in known}
     close = difflib.get_close_matches(word.lower(), by_folded)
     names = " or ".join(f"'{by_folded[each]}'" for each in close)

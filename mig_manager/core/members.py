@@ -63,6 +63,11 @@ class Node:
     allocatable: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
+    def has_agent(self) -> bool:
+        """Whether an agent of ours has ever spoken there; NVIDIA's says nothing but the state."""
+        return self.told is not None or bool(self.gpus)
+
+    @property
     def is_away(self) -> bool:
         """Whether no workload can come to it now."""
         return self.is_cordoned or not self.is_ready

@@ -171,8 +171,8 @@ def _left_over(
     pinned: Sequence[placement.Placed],
 ) -> str:
     """Show where that part lies, and what of the rest finds no place beside it."""
-    short = next(p for p in sorted(devices, key=_sort_key) if part.get(p, 0) < devices[p])
-    spec = board.find(short.gpu_instance)
+    short = [p for p in sorted(devices, key=_sort_key) if part.get(p, 0) < devices[p]]
+    spec = board.find(short[0].gpu_instance) if short else None
     way = board.best((), instances(part, board), pinned=pinned)
     if spec is None or way is None:
         return ""

@@ -45,8 +45,9 @@ def plan(
     plans = [
         _plan_gpu(gpu, wanted[gpu.uuid], mind) for gpu in _by_index(gpus) if gpu.uuid in wanted
     ]
-    _refuse_for_guests(gpus, plans)
-    return model.Plan(gpus=tuple(p for p in plans if p))
+    found = model.Plan(gpus=tuple(p for p in plans if p))
+    refuse_for_guests(gpus, found)
+    return found
 
 
 def restore(
@@ -79,6 +80,27 @@ def restore(
         if gpu.uuid in before
     ]
     return model.Plan(gpus=tuple(p for p in plans if p))
+
+
+def refuse_for_guests(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
+    """Refuse what a vGPU guest may not do, before anybody is made to leave for it.
+
+    All but compute instances is up to the host (``nvml.h``: NOT_SUPPORTED in guests).
+
+    Raises:
+        errors.LayoutError: NOT_SUPPORTED: a step is one of those.
+    """
+    guests = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
+    for each in due.gpus:
+        is_only_inside = all(
+            isinstance(step, model.CreateComputeInstance | model.DestroyComputeInstance)
+            for step in each.steps
+        )
+        if each.gpu_uuid in guests and not is_only_inside:
+            raise errors.LayoutError(
+                f"{guests[each.gpu_uuid]} is a vGPU: its host decides about MIG, not this machine",
+                reason=errors.Reason.NOT_SUPPORTED,
+            )
 
 
 def _plan_gpu(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> model.GpuPlan | None:
@@ -136,24 +158,6 @@ def _restore_gpu(
     )
     switch = None if is_as_before else _switch(gpu, before.current_mode)
     return steps.build(gpu, live, decision, switch)
-
-
-def _refuse_for_guests(gpus: Sequence[model.Gpu], plans: Sequence[model.GpuPlan | None]) -> None:
-    """Refuse what a vGPU guest may not do, before anybody is made to leave for it.
-
-    All but compute instances is up to the host (``nvml.h``: NOT_SUPPORTED in guests).
-    """
-    guests = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
-    for plan in filter(None, plans):
-        is_only_inside = all(
-            isinstance(step, model.CreateComputeInstance | model.DestroyComputeInstance)
-            for step in plan.steps
-        )
-        if plan.gpu_uuid in guests and not is_only_inside:
-            raise errors.LayoutError(
-                f"{guests[plan.gpu_uuid]} is a vGPU: its host decides about MIG, not this machine",
-                reason=errors.Reason.NOT_SUPPORTED,
-            )
 
 
 def _modes(

@@ -9,7 +9,6 @@ offers a profile is for the planner to say.
 """
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -148,6 +147,8 @@ def suggest(
 
 def _similar(text: str, offered: Iterable[model.Profile]) -> tuple[model.Profile, ...]:
     by_name = {str(profile): profile for profile in offered}
+    import difflib  # noqa: PLC0415 - for mistakes alone
+
     names = difflib.get_close_matches(text.lower(), by_name, n=MAX_SUGGESTIONS)
     return tuple(by_name[name] for name in names)
 

@@ -30,8 +30,8 @@ class Standing(enum.Enum):
     """It takes longer than a node may."""
     SILENT = "silent"
     """Nobody there reacts: the agent is dead or missing. What was asked is taken back."""
-    NOT_READY = "not-ready"
-    """Its kubelet does not answer, so nothing is asked of it."""
+    LEFT_OUT = "left-out"
+    """Nothing is asked of it: its kubelet does not answer, or no agent has ever spoken there."""
     OTHER_WISH = "other-wish"
     """Somebody has asked it for something else meanwhile."""
 
@@ -107,6 +107,8 @@ class Turn:
     """How many may be unavailable."""
     start: tuple[str, ...] = ()
     """Nodes to be asked now."""
+    failures: tuple[Progress, ...] = ()
+    """How nodes that are not in force have last failed, also those that try again just now."""
     retract: tuple[str, ...] = ()
     """Nodes to be asked for what they had before, for nobody there reacts."""
 
@@ -141,12 +143,13 @@ class Rollout:
         """Since when a node has been on its way, waiting for a slot not counted."""
         self._failed_before: frozenset[str] | None = None
         """Nodes that had failed when we came: they pause nothing."""
+        self._failures: dict[str, Progress] = {}
         self._failed: set[str] = set()
         """Nodes that have failed since, also if they have come right meanwhile."""
         self._unsettled_s: dict[str, float] = {}
         """Since when a node asks for something that nobody there has reacted to."""
         self._before: tuple[object, float] = ((), 0.0)
-        """How all stood when that last changed, and when that was."""
+        """Who was left or done when that last changed, and when that was."""
 
     def asked(self, name: str) -> None:
         """Remember that a node's label was written, whatever is seen of it until that shows."""
@@ -168,7 +171,9 @@ class Rollout:
         seen = [self._progress(node, now_s) for node in ordered]
         most = self._limits.most(len(ordered))
         phase = self._phase(seen, now_s)
-        turn = Turn(phase=phase, nodes=tuple(seen), most=most)
+        there = {node.name for node in ordered}
+        failures = tuple(p for name, p in sorted(self._failures.items()) if name in there)
+        turn = Turn(phase=phase, nodes=tuple(seen), most=most, failures=failures)
         retract = tuple(
             node.name
             for node, progress in zip(ordered, seen, strict=True)
@@ -190,17 +195,24 @@ class Rollout:
         if self._limits.pauses and self._failed and (is_left or is_moving):
             return Phase.PAUSING if is_moving else Phase.PAUSED
         if is_moving:
+            self._before = (), now_s
             return Phase.ROLLING
         if not is_left:
             is_done = all(p.standing is Standing.IN_FORCE for p in seen)
             return Phase.DONE if is_done else Phase.FAILED
-        picture = tuple((p.name, p.standing, p.is_unavailable) for p in seen)
+        # A node that fails again and again changes all the time, and makes room for none.
+        picture = tuple(p.standing if p.standing not in BAD else None for p in seen)
         if picture != self._before[0]:
             self._before = picture, now_s
         is_stalled = now_s - self._before[1] >= self._limits.silence_timeout_s
         return Phase.STALLED if is_stalled else Phase.ROLLING
 
     def _note_failures(self, seen: Sequence[Progress]) -> None:
+        for progress in seen:
+            if progress.standing in BAD:
+                self._failures[progress.name] = progress
+            elif progress.standing is Standing.IN_FORCE:
+                self._failures.pop(progress.name, None)
         failed = {progress.name for progress in seen if progress.standing in BAD}
         if self._failed_before is None:
             self._failed_before = frozenset(failed)
@@ -220,7 +232,8 @@ class Rollout:
         is_moving = standing in (Standing.UNDER_WAY, Standing.LATE)
         if standing in (Standing.IN_FORCE, Standing.TO_DO):
             self._since_s.pop(node.name, None)
-        is_lost = standing is Standing.SILENT
+        # Until what was asked is taken back, somebody may wake up there and begin.
+        is_lost = standing is Standing.SILENT and not self._is_ours(node)
         return Progress(
             name=node.name,
             standing=standing,
@@ -232,7 +245,8 @@ class Rollout:
             before=node.mark.before if node.mark else None,
             is_unavailable=node.is_away
             or is_moving
-            or not (is_lost or self._is_settled(node, now_s)),
+            or not (is_lost or self._is_settled(node, now_s))
+            or (standing is Standing.SILENT and not is_lost),
         )
 
     def _is_settled(self, node: members.Node, now_s: float) -> bool:
@@ -245,19 +259,23 @@ class Rollout:
 
     def _stand(self, node: members.Node, now_s: float) -> tuple[Standing, str]:
         """Return where a node is, and why where its agent does not say."""
-        target = self._goal.target(node)
         if node.name in self._retracted:
             return Standing.SILENT, "no agent reacted; what was asked is taken back"
-        if node.wanted == target:
+        if not node.has_agent:
+            return Standing.LEFT_OUT, "no agent has ever told of its GPUs; is one running there?"
+        if node.wanted == self._goal.target(node):
             self._asked.discard(node.name)
             self._on_course.add(node.name)
             return self._stand_on_course(node, now_s)
         if node.name in self._asked:
             return self._stand_in_time(node, now_s)
+        return self._stand_off_course(node)
+
+    def _stand_off_course(self, node: members.Node) -> tuple[Standing, str]:
         if node.name in self._on_course or self._goal.has_left(node):
             return Standing.OTHER_WISH, f"somebody has asked it for {node.wanted} meanwhile"
         if not node.is_ready:
-            return Standing.NOT_READY, "its kubelet does not answer"
+            return Standing.LEFT_OUT, "its kubelet does not answer"
         return Standing.TO_DO, ""
 
     def _stand_on_course(self, node: members.Node, now_s: float) -> tuple[Standing, str]:

@@ -83,9 +83,10 @@ def _gpus(
     if isinstance(node, document.Scalar):
         if node.value == "all":
             return None, ()
-        remarked.extend(
-            node.location, f"devices is a single value; nvidia-mig-parted takes [{node.text}]"
-        )
+        if not isinstance(node.value, str):
+            remarked.extend(
+                node.location, f"devices is a single value; nvidia-mig-parted takes [{node.text}]"
+            )
     items = node.items if isinstance(node, document.Sequence) else (node,)
     read = [_gpu(item, remarked, is_alone=item is node) for item in items]
     indices = {each for each in read if isinstance(each, int)}

@@ -185,6 +185,8 @@ class Journal:
     """Set back unless the run succeeds."""
     host_services: tuple[str, ...] = ()
     """Of the machine, that were running and were stopped, in the order of the stop."""
+    exit_hook: bool = False
+    """Whether the owner's hooks of the end are due, because those of the start have run."""
     rebooted_from: str = ""
     """The boot that this wish has asked to end; empty: it has not."""
     has_plugin: bool = False
@@ -208,6 +210,7 @@ class Journal:
             or self.plugin_config
             or self.snapshot
             or self.host_services
+            or self.exit_hook
             or self.rebooted_from
         )
 
@@ -225,6 +228,7 @@ class Journal:
             boot_id=self.boot_id,
             snapshot=self.snapshot,
             host_services=self.host_services,
+            exit_hook=self.exit_hook,
         )
 
     def to_json(self) -> str:
@@ -236,6 +240,7 @@ class Journal:
             "holdTaint": self.hold_taint,
             "pausedLabels": dict(self.paused_labels),
             "hostServices": list(self.host_services),
+            "exitHook": self.exit_hook,
             "rebootedFrom": self.rebooted_from,
             "hasPlugin": self.has_plugin,
             "applied": self.applied,
@@ -275,6 +280,7 @@ class Journal:
             paused_labels=paused,
             plugin_config=_plugin_config(data.get("pluginConfig")),
             host_services=_names(data.get("hostServices", [])),
+            exit_hook=data.get("exitHook") is True,
             rebooted_from=str(data.get("rebootedFrom", "")),
             has_plugin=data.get("hasPlugin") is True,
             applied=_applied(data.get("applied", "")),

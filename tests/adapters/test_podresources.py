@@ -1,96 +1,25 @@
 """PodResources against a real gRPC server on a unix socket, as kubelet serves it."""
 
-import concurrent.futures
 import os
-import pathlib
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import podresources
-from mig_manager.adapters import podresources_messages as messages
-
-_GPU = "nvidia.com/mig-1g.10gb"
-
-
-def devices(resource: str, *ids: str) -> Any:
-    return messages.ContainerDevices(resource_name=resource, device_ids=ids)
-
-
-def pod(name: str, *containers: Any) -> Any:
-    resources = [
-        messages.ContainerResources(name=f"c{number}", devices=[entry])
-        for number, entry in enumerate(containers)
-    ]
-    return messages.PodResources(name=name, namespace="ns", containers=resources)
-
-
-class Kubelet:
-    """Answers List with ``pods`` and GetAllocatableResources with ``devices``."""
-
-    def __init__(self, directory: pathlib.Path) -> None:
-        self.path = directory / "kubelet.sock"
-        self.pods: list[Any] = []
-        self.devices: list[Any] = []
-        self.refusals = 0
-        self.code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        self.asked = 0
-        self.has_allocatable = True
-        self.writes: Callable[[Any], bytes] = lambda message: message.SerializeToString()
-        self._server: grpc.Server | None = None
-
-    def start(self) -> None:
-        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
-        handlers = {"List": self._handler(self._list, messages.ListPodResourcesRequest)}
-        if self.has_allocatable:
-            handlers["GetAllocatableResources"] = self._handler(
-                self._allocatable, messages.AllocatableResourcesRequest
-            )
-        generic = grpc.method_handlers_generic_handler(messages.SERVICE, handlers)
-        self._server.add_generic_rpc_handlers((generic,))
-        self._server.add_insecure_port(f"unix:{self.path}")
-        self._server.start()
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop(0).wait(5)
-            self._server = None
-
-    def _handler(self, answer: Callable[[Any, Any], Any], request: Any) -> Any:
-        def serve(asked: Any, context: grpc.ServicerContext) -> Any:
-            self.asked += 1
-            if self.asked <= self.refusals:
-                context.abort(self.code, "not now")
-            return answer(asked, context)
-
-        return grpc.unary_unary_rpc_method_handler(
-            serve,
-            request_deserializer=request.FromString,
-            response_serializer=self.writes,
-        )
-
-    def _list(self, _asked: Any, _context: Any) -> Any:
-        return messages.ListPodResourcesResponse(pod_resources=self.pods)
-
-    def _allocatable(self, _asked: Any, _context: Any) -> Any:
-        return messages.AllocatableResourcesResponse(devices=self.devices)
+from tests.adapters import kubelet_rig
+from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
 
 
 @pytest.fixture
 def kubelet() -> Iterator[Kubelet]:
-    # pytest's tmp_path can be longer than the 107 bytes that a unix socket's path may have.
-    with tempfile.TemporaryDirectory(prefix="mm") as directory:
-        server = Kubelet(pathlib.Path(directory))
-        yield server
-        server.stop()
+    with kubelet_rig.a_kubelet() as running:
+        yield running
 
 
 def ask(kubelet: Kubelet, *, timeout_s: float = 10.0) -> podresources.PodResources:
@@ -101,7 +30,7 @@ def ask(kubelet: Kubelet, *, timeout_s: float = 10.0) -> podresources.PodResourc
 
 def test_tells_which_pod_holds_which_devices(kubelet: Kubelet) -> None:
     kubelet.pods = [
-        pod("train", devices(_GPU, "MIG-a"), devices(_GPU, "MIG-b", "MIG-c")),
+        pod("train", devices(GPU, "MIG-a"), devices(GPU, "MIG-b", "MIG-c")),
         pod("idle"),
     ]
     kubelet.start()
@@ -110,22 +39,12 @@ def test_tells_which_pod_holds_which_devices(kubelet: Kubelet) -> None:
 
 
 def test_the_replicas_of_a_shared_device_are_one_device(kubelet: Kubelet) -> None:
-    kubelet.pods = [pod("train", devices(_GPU, "MIG-a::0", "MIG-a::3"))]
-    kubelet.devices = [devices(f"{_GPU}.shared", "MIG-a::0", "MIG-a::1", "MIG-b::0")]
+    kubelet.pods = [pod("train", devices(GPU, "MIG-a::0", "MIG-a::3"))]
+    kubelet.devices = [devices(f"{GPU}.shared", "MIG-a::0", "MIG-a::1", "MIG-b::0")]
     kubelet.start()
     (entry,) = ask(kubelet).assigned()
     assert entry.device_ids == {"MIG-a"}
-    assert ask(kubelet).allocatable() == {f"{_GPU}.shared": {"MIG-a", "MIG-b"}}
-
-
-def claiming(*drivers: str) -> Any:
-    held = [messages.ClaimResource(driver_name=driver, device_name="gpu-0") for driver in drivers]
-    claim = messages.DynamicResource(claim_name="c", claim_namespace="ns", claim_resources=held)
-    return messages.PodResources(
-        name="p",
-        namespace="ns",
-        containers=[messages.ContainerResources(name="c", dynamic_resources=[claim])],
-    )
+    assert ask(kubelet).allocatable() == {f"{GPU}.shared": {"MIG-a", "MIG-b"}}
 
 
 @pytest.mark.parametrize(
@@ -142,28 +61,28 @@ def test_the_drivers_of_a_pods_claims_are_told_although_they_name_no_device(
 
 def test_allocatable_devices_of_all_numa_nodes_are_put_together(kubelet: Kubelet) -> None:
     kubelet.devices = [
-        devices(_GPU, "MIG-a"),
+        devices(GPU, "MIG-a"),
         devices("nvidia.com/gpu", "GPU-1"),
-        devices(_GPU, "MIG-b"),
+        devices(GPU, "MIG-b"),
     ]
     kubelet.start()
     assert ask(kubelet).allocatable() == {
-        _GPU: {"MIG-a", "MIG-b"},
+        GPU: {"MIG-a", "MIG-b"},
         "nvidia.com/gpu": {"GPU-1"},
     }
 
 
 def test_what_a_newer_kubelet_adds_is_skipped(kubelet: Kubelet) -> None:
-    entry = devices(_GPU, "MIG-a")
+    entry = devices(GPU, "MIG-a")
     # Field 3, the NUMA topology {nodes: [{ID: 1}]}, which we do not know.
     entry.MergeFromString(b"\x1a\x04\x0a\x02\x08\x01")
     kubelet.devices = [entry]
     kubelet.start()
-    assert ask(kubelet).allocatable() == {_GPU: {"MIG-a"}}
+    assert ask(kubelet).allocatable() == {GPU: {"MIG-a"}}
 
 
 def test_an_answer_beyond_grpcs_default_limit_is_read(kubelet: Kubelet) -> None:
-    kubelet.pods = [pod(f"p{n}", devices(_GPU, "MIG-" + "x" * 1_000_000)) for n in range(6)]
+    kubelet.pods = [pod(f"p{n}", devices(GPU, "MIG-" + "x" * 1_000_000)) for n in range(6)]
     kubelet.start()
     assert len(ask(kubelet).assigned()) == 6
 

@@ -80,7 +80,9 @@ class Rights:
         return asked in self.everywhere or (is_within and asked in self.within)
 
     def without(self, right: Right) -> "Rights":
-        return dataclasses.replace(self, everywhere=self.everywhere - {right})
+        return dataclasses.replace(
+            self, everywhere=self.everywhere - {right}, within=self.within - {right}
+        )
 
 
 def to(resource: str, *verbs: str) -> frozenset[Right]:
@@ -109,6 +111,16 @@ def rights_of(rules: Iterable[Mapping[str, Any]]) -> frozenset[Right]:
 
 
 SHIPPED = Rights(everywhere=rights_of(shipped_rules()))
+BUDGET = dataclasses.replace(
+    SHIPPED,
+    within=rights_of(
+        rule
+        for each in shipped("budget/slots.yaml")
+        if each["kind"] == "Role"
+        for rule in each["rules"]
+    ),
+)
+"""With a budget for the cluster."""
 STOCK_OPERATOR = Rights(
     account=OPERATORS,
     everywhere=to("nodes", "get", "list", "watch", "update", "patch") | to("pods", "list"),
@@ -173,8 +185,10 @@ class Real:
             # In a whole cluster a controller makes it for each namespace.
             path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
             self._create(path, {"metadata": {"name": "default"}})
-        for obj in (*shipped("base/rbac.yaml"), *shipped("policy/policy.yaml")):
+        policies = [obj for obj in shipped("budget/slots.yaml") if "Policy" in obj["kind"]]
+        for obj in (*shipped("base/rbac.yaml"), *shipped("policy/policy.yaml"), *policies):
             self._create(collection(obj), obj)
+        self._introduce(OURS)
         self._introduce(OPERATORS)
 
     def close(self) -> None:
@@ -234,6 +248,7 @@ class Real:
         paths += [
             f"/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/daemonsets",
             "/apis/apps/v1/namespaces/kube-system/daemonsets",
+            f"/apis/coordination.k8s.io/v1/namespaces/{OURS.namespace}/leases",
             BUDGETS,
             "/api/v1/nodes",
         ]
@@ -257,14 +272,13 @@ class Real:
             f"{RBAC}/namespaces/{account.namespace}/roles/{account.name}": rights.within,
         }
         for path, some in granted.items():
-            if some:
-                self.kube.patch(path, {"rules": rules(some)}, kind=api.PatchType.MERGE)
+            self.kube.patch(path, {"rules": rules(some)}, kind=api.PatchType.MERGE)
         envtest.wait(functools.partial(self._has_exactly, rights), "the agent's rights")
 
     def _has_exactly(self, rights: Rights) -> bool:
         """Tell whether the authorizer, which hears of roles a moment later, knows them."""
         known = SHIPPED.everywhere | STOCK_OPERATOR.everywhere | STOCK_OPERATOR.within
-        known |= rights.everywhere
+        known |= rights.everywhere | BUDGET.within
         return all(
             self._may(rights.account.user, access) is rights.allow(access)
             for right in known

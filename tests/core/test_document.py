@@ -176,6 +176,11 @@ def test_an_alias_must_follow_its_anchor_so_no_tree_contains_itself(text: str) -
     assert "alias '*x' stands for nothing" in error_of(text)
 
 
+@pytest.mark.parametrize("text", ["a: *A100*\n", "a: *A100\n", "a: [*A100*]\n"])
+def test_a_glob_without_quotes_is_answered_with_what_it_lacks(text: str) -> None:
+    assert error_of(text).endswith("a text that begins with * takes quotes")
+
+
 def test_an_anchor_does_not_reach_into_the_next_document() -> None:
     assert "alias '*x'" in error_of("a: &x 1\n---\n*x\n")
 

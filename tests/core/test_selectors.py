@@ -153,6 +153,7 @@ def test_any_filter_is_read_or_refused_and_prints_as_itself(text: str) -> None:
     ("rule", "complaint"),
     [
         ("devices: 0", "f:4:15: devices is a single value; nvidia-mig-parted takes [0]"),
+        (f"devices: {UUID}", f"f:4:15: '{UUID}' names a GPU"),
         (f"devices: [{UUID}]", f"f:4:16: '{UUID}' names a GPU"),
         ("devices: [3b:00.0]", "f:4:16: '3b:00.0' names a GPU"),
         ('device-filter: "*A100*", devices: all', "f:4:21: device-filter '*A100*' is a product"),

@@ -50,7 +50,7 @@ class Node:
         command = [sys.executable, "-c", PROGRAM, *argv, "--simulate-state", str(self.path)]
         return (
             command
-            if argv[0] in {"boot", "export", "status"}
+            if argv[0] in {"boot", "checkpoint", "export", "restore", "status"}
             else [*command, "-f", str(self.layouts)]
         )
 

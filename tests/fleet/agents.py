@@ -70,15 +70,18 @@ class Hosted:
         name: str,
         *,
         limit: int,
-        gpus: tuple[model.Gpu, ...] | None = None,
+        request_timeout_s: float = 10.0,
     ) -> None:
         self.stop = threading.Event()
         self.box = mailbox.Mailbox()
         self.kube = api.KubeApi.at(
-            server.url, token=name, sleep=lambda seconds: self.stop.wait(min(seconds, 0.05))
+            server.url,
+            token=name,
+            request_timeout_s=request_timeout_s,
+            sleep=lambda seconds: self.stop.wait(min(seconds, 0.05)),
         )
         product = hardware.find("A100-SXM4-40GB")
-        self.world = fakes.World(gpus=gpus or (hardware.template(product),))
+        self.world = fakes.World(gpus=(hardware.template(product),))
         system = clock.SystemClock()
         held = slots.LeaseSlots(
             self.kube, namespace=NAMESPACE, node_name=name, limit=limit, clock=system
@@ -123,10 +126,17 @@ class Hosted:
 
 @contextlib.contextmanager
 def hosted(
-    server: apiserver.ApiServer, names: Sequence[str], *, limit: int = 0
+    server: apiserver.ApiServer,
+    names: Sequence[str],
+    *,
+    limit: int = 0,
+    request_timeout_s: float = 10.0,
 ) -> Iterator[dict[str, Hosted]]:
     """Run the agents of these nodes, with a budget if there is a limit."""
-    running = {name: Hosted(server, name, limit=limit) for name in names}
+    running = {
+        name: Hosted(server, name, limit=limit, request_timeout_s=request_timeout_s)
+        for name in names
+    }
     try:
         yield running
     finally:

@@ -1,15 +1,18 @@
 """All nodes are labelled at once, and never more than the budget are under change."""
 
+import dataclasses
+import functools
+import itertools
 import json
 import random
 import threading
 
 import pytest
 
-from mig_manager import errors, ports
+from mig_manager import errors
 from mig_manager.adapters import clock
 from mig_manager.adapters.kube import api, slots
-from mig_manager.core import cluster, model, pace
+from mig_manager.core import cluster, model, pace, status
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 from tests.fleet import agents, census
@@ -72,17 +75,60 @@ def test_a_node_waits_visibly_while_another_has_the_only_slot() -> None:
         assert told == "waiting for one of 1 slots for nodes under change; under change now: other"
 
 
-class Patient:
-    """Implements ``ports.Wish`` for a wish that stands."""
+FAULTS = {
+    "409": apiserver.Fault(status=409),
+    "500": apiserver.Fault(status=500),
+    "no-answer": apiserver.Fault(stall=True),
+    "500-when-done": apiserver.Fault(status=500, is_carried_out=True),
+    "no-answer-when-done": apiserver.Fault(stall=True, is_carried_out=True),
+}
 
-    def __init__(self, clock: ports.Clock) -> None:
-        self._clock = clock
 
-    def check(self) -> None:
-        """Never end."""
+@pytest.mark.parametrize("name", FAULTS)
+def test_whatever_becomes_of_a_request_for_a_slot_the_run_ends_well_and_no_slot_is_lost(
+    name: str,
+) -> None:
+    with apiserver.serve() as server:
+        names = agents.populate(server, 1)
+        with agents.hosted(server, names, limit=1, request_timeout_s=0.4):
+            layouts = itertools.cycle(["all-1g.5gb", "all-balanced"])
+            for verb, skip in (("list", 0), ("create", 0), ("list", 1), ("update", 0)):
+                if verb == "create":
+                    server.store.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
+                server.inject(
+                    dataclasses.replace(FAULTS[name], verb=verb, resource="leases", skip=skip)
+                )
+                layout = next(layouts)
+                agents.label_all(server, names, layout)
+                agents.wait(functools.partial(agents.is_applied, server, names[0], layout), layout)
+                agents.wait(lambda: not holders(server), "the slot given back")
+                assert server.faults_waiting() == 0, (verb, skip)
 
-    def wait(self, seconds: float) -> None:
-        self._clock.wait(seconds)
+
+def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_again() -> None:
+    with apiserver.serve() as server:
+        (name,) = agents.populate(server, 1)
+        kube = api.KubeApi.at(server.url)
+        # As an agent leaves it that was killed after the cordon.
+        killed = slots.LeaseSlots(
+            kube, namespace=NAMESPACE, node_name=name, limit=1, clock=clock.SystemClock()
+        )
+        assert killed.take() == ""
+        journal = status.Journal(config=LAYOUT, cordoned=True)
+
+        def leave(thing: stores.Object) -> None:
+            thing["spec"] = {"unschedulable": True}
+            thing["metadata"]["annotations"] = {cluster.JOURNAL_ANNOTATION: journal.to_json()}
+            thing["metadata"]["labels"][cluster.CONFIG_LABEL] = LAYOUT
+
+        server.store.modify(resources.NODES, name, leave)
+        with agents.hosted(server, [name], limit=1):
+            agents.wait(lambda: agents.is_applied(server, name, LAYOUT), "the layout")
+            agents.wait(lambda: not holders(server), "the slot given back")
+        node = server.store.get(resources.NODES, name)
+        kube.close()
+
+    assert not node["spec"].get("unschedulable")
 
 
 class Contender:

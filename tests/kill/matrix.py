@@ -240,6 +240,8 @@ def _taken(world: stage.Stage) -> list[str]:
         problems.append(f"unschedulable: {node['spec'].get('unschedulable')}")
     if any(taint["key"] == cluster.HOLD_TAINT for taint in objects.taints(node)):
         problems.append("the hold taint is there")
+    if world.owes_hooks():
+        problems.append("the hooks of the end are owed")
     ours = (cluster.JOURNAL_ANNOTATION, cluster.CORDON_ANNOTATION)
     left = objects.annotations(node)
     return [*problems, *(f"{key}: {left[key]}" for key in ours if key in left)]

@@ -58,6 +58,8 @@ class Scenario:
     is_cordoned: bool = False
     """Whether somebody had cordoned the node before."""
     options: tuple[tuple[str, str], ...] = ()
+    has_hooks: bool = False
+    """Whether the owner has a program at each of the four points."""
 
 
 _FOR_GOOD = states.Fault(
@@ -120,6 +122,7 @@ IN_FORCE = dataclasses.replace(
     reason=errors.Reason.ALREADY_APPLIED,
 )
 CORDONED = dataclasses.replace(ONE_SLICE, name="one slice on a cordoned node", is_cordoned=True)
+HOOKED = dataclasses.replace(FIRST, name="first layout with hooks", has_hooks=True)
 ALL = (
     FIRST,
     FIRST_HOPPER,
@@ -130,6 +133,7 @@ ALL = (
     DRAIN_TIMEOUT,
     IN_FORCE,
     CORDONED,
+    HOOKED,
 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from mig_manager.adapters.kube import api
-from mig_manager.core import cluster, resources
+from mig_manager.core import cluster, hooks, resources
 from mig_manager.sandbox import apiserver, node, nvml
 from mig_manager.sandbox.cluster import manifests, nodegpus, nodeoptions, objects, view
 from mig_manager.sandbox.driver import states
@@ -94,6 +94,7 @@ class Stage:
         nvml.create(self.scenario.spec, self._state_file)
         self.state = nvml.SharedState(self._state_file)
         (self._folder / "config.yaml").write_text(scenarios.CONFIG, encoding="utf-8")
+        self._write_hooks()
         server = exits.enter_context(apiserver.serve())
         server.kubeconfig(self._folder / "kubeconfig")
         self.api = exits.enter_context(contextlib.closing(api.KubeApi.at(server.url)))
@@ -110,6 +111,20 @@ class Stage:
         self._populate()
         self._deploy_labels_before = self._deploy_labels()
         self.serials_before = self.serials()
+
+    def _write_hooks(self) -> None:
+        """Have a program at each point note that it ran."""
+        lines = ["hooks:"]
+        for point in hooks.Point:
+            script = f"echo {point.value} >> {self._folder}/hooked"
+            lines.append(f"  {point.value}: [{{command: /bin/sh, args: [-c, {script}]}}]")
+        (self._folder / "hooks.yaml").write_text("\n".join(lines), encoding="utf-8")
+
+    def owes_hooks(self) -> bool:
+        """Tell whether hooks of the start ran that no hook of the end has followed."""
+        log = self._folder / "hooked"
+        ran = log.read_text(encoding="utf-8").split() if log.exists() else []
+        return bool(ran) and ran[-1] != hooks.Point.APPLY_EXIT.value
 
     def _restore(self, start: Start) -> None:
         self.state.update(
@@ -294,6 +309,9 @@ class Stage:
             "in_use_timeout_s": "5",
             "drift_check_interval_s": "0",
             **dict(self.scenario.options),
+            **(
+                {"hooks_file": str(self._folder / "hooks.yaml")} if self.scenario.has_hooks else {}
+            ),
         }
 
     def last_words(self) -> str:

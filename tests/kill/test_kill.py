@@ -131,7 +131,13 @@ def test_what_changes_while_no_agent_runs_is_taken_into_account_by_the_next(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "scenario",
-    [scenarios.FIRST, scenarios.ONE_SLICE, scenarios.FAILING, scenarios.DRAIN_TIMEOUT],
+    [
+        scenarios.FIRST,
+        scenarios.ONE_SLICE,
+        scenarios.FAILING,
+        scenarios.DRAIN_TIMEOUT,
+        scenarios.HOOKED,
+    ],
     ids=name_of,
 )
 def test_an_agent_that_is_told_to_stop_around_any_port_call_leaves_nothing_taken(
@@ -156,6 +162,7 @@ def test_an_agent_that_is_told_to_stop_around_any_port_call_leaves_nothing_taken
         (scenarios.ONE_SLICE, Aftermath.NO_WISH, 40),
         (scenarios.FIRST_HOPPER, Aftermath.REBOOT, 30),
         (scenarios.FAILING, Aftermath.RESTART, 50),
+        (scenarios.HOOKED, Aftermath.RESTART, 60),
     ],
     ids=name_of,
 )

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from mig_manager import agent, log, mailbox, ports, reconcile, service, settings
-from mig_manager.adapters import clock, nvml
+from mig_manager.adapters import clock, nvml, podresources
 from mig_manager.adapters.kube import api, nodewatch
 from mig_manager.core import cluster
 from mig_manager.sandbox import nvml as simulated
@@ -100,6 +100,8 @@ def _world(
     state = statefile.SharedState(path)
     real = service.world(wanted, kube, ports.Telemetry(), state.boot_id)
     if not has_worker:
+        kubelet = podresources.PodResources(str(wanted.pod_resources_socket))
+        real = dataclasses.replace(real, allocations=kubelet)
         simulated._load(_Library(state, points))
         gpus = nvml.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s)
         real = dataclasses.replace(real, gpus=gpus, standby=ports.Standby())

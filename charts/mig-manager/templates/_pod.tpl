@@ -28,6 +28,12 @@
 {{- with $values.runtimeClassName }}
 {{- $_ := set $pod "runtimeClassName" . }}
 {{- end }}
+{{- if $values.maxConcurrentNodes }}
+{{- $limit := dict "name" "MIG_MANAGER_MAX_CONCURRENT_NODES" "value" (toString (int $values.maxConcurrentNodes)) }}
+{{- $field := dict "fieldRef" (dict "fieldPath" "metadata.namespace") }}
+{{- $namespace := dict "name" "POD_NAMESPACE" "valueFrom" $field }}
+{{- $_ := set $container "env" (concat $container.env (list $limit $namespace)) }}
+{{- end }}
 {{- if $values.env }}
 {{- $env := list }}
 {{- range $variable := $container.env }}

@@ -1,9 +1,8 @@
-"""The Kubernetes API as plain JSON over the official client; the only importer of ``kubernetes``.
+"""The Kubernetes API as plain JSON over the official client.
 
-Of the official client we use what is hard to get right (finding the cluster, credentials and
-their rotation, TLS, proxies) and none of its generated models, which cost 20 MB and a second to
-import and reject what a newer server may send. Its own retries are switched off: it would repeat
-a POST, and could not be interrupted.
+We use none of its generated models, which cost 20 MB and a second to import and reject what a
+newer server may send. Its own retries are switched off: it would repeat a POST, and could not be
+interrupted.
 """
 
 import enum
@@ -15,17 +14,10 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-import kubernetes.client.api_client
-import kubernetes.client.configuration
-import kubernetes.client.exceptions
-import kubernetes.client.rest
-import kubernetes.config.config_exception
-import kubernetes.config.incluster_config
-import kubernetes.config.kube_config
 import urllib3
 
 from mig_manager import errors
-from mig_manager.adapters.kube import answers, repeat, stream, throttle
+from mig_manager.adapters.kube import answers, client, repeat, stream, throttle
 
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
@@ -53,7 +45,7 @@ class KubeApi:
 
     def __init__(
         self,
-        configuration: kubernetes.client.configuration.Configuration,
+        configuration: client.Configuration,
         *,
         request_timeout_s: float = 10.0,
         reload: Callable[[], None] | None = None,
@@ -74,7 +66,7 @@ class KubeApi:
         # A watch through a NAT or load balancer that forgets idle connections.
         configuration.keep_alive = True
         self._configuration = configuration
-        self._client = kubernetes.client.api_client.ApiClient(configuration)
+        self._client = client.RESTClientObject(configuration)
         self._timeout_s = request_timeout_s
         self._reload = reload
         self._closed = threading.Event()
@@ -92,7 +84,7 @@ class KubeApi:
         Raises:
             UsageError: There is no usable configuration; the message says why.
         """
-        configuration = kubernetes.client.configuration.Configuration()
+        configuration = client.Configuration()
         load = functools.partial(_load, configuration, kubeconfig)
         load()
         limit = throttle.Throttle(per_s=_REQUESTS_PER_S, burst=_BURST)
@@ -108,7 +100,7 @@ class KubeApi:
         sleep: Callable[[float], object] | None = None,
     ) -> Self:
         """Use the API server at a URL, such as the sandbox's, never through a proxy."""
-        configuration = kubernetes.client.configuration.Configuration()
+        configuration = client.Configuration()
         configuration.host = url.rstrip("/")
         configuration.proxy = None
         if token is not None:
@@ -176,7 +168,7 @@ class KubeApi:
     def close(self) -> None:
         """Release the connections and end the waiting of others between attempts."""
         self._closed.set()
-        self._client.rest_client.close()
+        self._client.close()
 
     def _request(
         self,
@@ -236,7 +228,7 @@ class KubeApi:
         if self._limit is not None and (pause_s := self._limit.take()) > 0:
             self._sleep(pause_s)
         try:
-            answer: kubernetes.client.rest.RESTResponse = self._client.call_api(
+            answer: client.RESTResponse = self._client.request(  # type: ignore[no-untyped-call]
                 method,
                 self._configuration.host + path,
                 headers,
@@ -248,7 +240,7 @@ class KubeApi:
             urllib3.exceptions.ConnectTimeoutError,
         ) as e:
             raise answers.no_answer(request, str(e), was_sent=False) from e
-        except kubernetes.client.exceptions.ApiException as err:
+        except client.ApiException as err:
             # How the client reports a failed TLS handshake.
             raise answers.no_answer(request, str(err.reason), was_sent=False) from err
         except (urllib3.exceptions.HTTPError, OSError) as err:
@@ -274,7 +266,7 @@ class KubeApi:
         try:
             # Asking runs the client's refresh, which reads token files and may run a plugin.
             auth = self._configuration.auth_settings().get("BearerToken")
-        except (OSError, kubernetes.config.config_exception.ConfigException) as err:
+        except (OSError, client.ConfigException) as err:
             detail = f"the credentials cannot be read: {err}"
             raise answers.no_answer(request, detail, was_sent=False) from err
         if auth is not None and auth["value"]:
@@ -301,16 +293,12 @@ class KubeApi:
                 response.close()
 
 
-def _load(
-    configuration: kubernetes.client.configuration.Configuration, kubeconfig: str | None
-) -> None:
+def _load(configuration: client.Configuration, kubeconfig: str | None) -> None:
     try:
         if kubeconfig is None:
-            kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+            client.load_incluster_config(configuration)
         else:
-            kubernetes.config.kube_config.load_kube_config(  # type: ignore[no-untyped-call]
-                kubeconfig, client_configuration=configuration, persist_config=False
-            )
+            client.load_kube_config(kubeconfig, configuration)
     except Exception as err:  # noqa: BLE001 - the loader lets out whatever a bad file provokes
         where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
         raise errors.UsageError(f"no way to a Kubernetes API: {where}: {err}") from None

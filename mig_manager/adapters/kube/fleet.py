@@ -9,13 +9,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
-
 from mig_manager import errors
 from mig_manager.adapters.kube import api, fields, node, nodereading, nodewatch, podreading, stream
 from mig_manager.core import cluster, members
-
-_log = structlog.get_logger()
 
 _NODES = "/api/v1/nodes"
 _PAGE = 500
@@ -43,7 +39,7 @@ class Fleet:
         self._changed = threading.Condition()
         self._nodes: dict[str, members.Node] = {}
         self._has_news = False
-        self._is_current = False
+        self._trouble = ""
         self._version = ""
         self._stop = threading.Event()
         self._stream: stream.WatchStream | None = None
@@ -68,9 +64,9 @@ class Fleet:
             self._reader.join(_JOIN_S)
 
     @property
-    def is_current(self) -> bool:
-        """Whether changes of the nodes reach us now."""
-        return self._is_current
+    def trouble(self) -> str:
+        """Why changes of the nodes do not reach us now; empty: they do."""
+        return self._trouble
 
     def nodes(self) -> tuple[members.Node, ...]:
         """Return the nodes as they are now."""
@@ -123,10 +119,9 @@ class Fleet:
                 self._stop.wait(self._pace.first_wait_s)
             except errors.ClusterError as error:
                 failures += 1
-                self._is_current = False
+                self._trouble = error.message
                 # 410, or an answer we do not understand: what we hold may be the cause.
                 self._version = "" if error.status or failures > 1 else self._version
-                _log.info("fleet_watch_lost", status=error.status, error=error.message)
                 self._stop.wait(self._pace.wait_s(failures, random.random()))  # noqa: S311 - a spread
 
     def _watch(self) -> None:
@@ -140,7 +135,7 @@ class Fleet:
         )
         with opened:
             self._stream = opened
-            self._is_current = True
+            self._trouble = ""
             for event in opened:
                 if self._stop.is_set():
                     return
@@ -164,7 +159,7 @@ class Fleet:
             self._nodes = found
             self._note()
         self._version = version
-        self._is_current = True
+        self._trouble = ""
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind, item = event.get("type"), event["object"]

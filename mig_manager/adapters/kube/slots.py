@@ -9,7 +9,6 @@ No answer is believed to be the last word: whatever a request that failed has do
 next look, because a slot is ours by the name that stands in it.
 """
 
-import contextlib
 import dataclasses
 import datetime as dt
 import http
@@ -28,6 +27,7 @@ from mig_manager.core import slots
 _log = structlog.get_logger()
 
 _RELEASE_TRIES = 3
+_RELEASE_PAUSE_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +114,12 @@ class LeaseSlots:
             for turn in range(_RELEASE_TRIES):
                 if self._is_clean:
                     return
-                if turn:
-                    self._clock.wait(0.1 * 4**turn)
-                with contextlib.suppress(errors.ClusterError):
+                self._clock.wait(_RELEASE_PAUSE_S * turn)
+                try:
                     self._give_back()
-        # Nobody renews it, and the node has no marks any more: it expires.
-        _log.warning("slot_not_released", node=self._node)
+                except errors.ClusterError as error:
+                    # If it was the last try: nobody renews it any more, and so it expires.
+                    _log.warning("slot_not_released", node=self._node, error=error.message)
 
     @property
     def _is_fresh(self) -> bool:

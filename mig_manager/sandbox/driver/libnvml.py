@@ -93,13 +93,16 @@ class SimulatedLibrary:
             attempt.code = int(refused.code)
         except FileNotFoundError:
             return states.Code.DRIVER_NOT_LOADED
-        if self.state.read().options.logs_calls:
+        if attempt.is_logged is None:
+            attempt.is_logged = self.state.read().options.logs_calls
+        if attempt.is_logged:
             self._log(attempt)
         return attempt.code
 
     def _run(self, attempt: "_Attempt") -> None:
         attempt.entered_ns = time.monotonic_ns()
         node = self.state.read()
+        attempt.is_logged = node.options.logs_calls
         if node.faults:
             self._suffer(attempt)
         view = self._view(node, attempt.target)
@@ -167,6 +170,8 @@ class _Attempt:
         self.rest = arguments
         self.target: calls.Target | None = None
         self.code = int(states.Code.SUCCESS)
+        self.is_logged: bool | None = None
+        """None: the call was refused before the node was looked at."""
         self.started_ns = self.entered_ns = time.monotonic_ns()
 
     @property

@@ -1,0 +1,261 @@
+"""What mig-manager weighs: on disk, at its start, and as an agent at rest.
+
+    python -m bench.footprint [--runs 9] [--reconfigurations 5] [--idle-s 60] [--imports]
+
+Start it with ``PYTHONDONTWRITEBYTECODE`` unset: without compiled modules everything weighs more.
+CPU time is told rather than time, which depends on who else uses the machine. The agent is a
+process on the sandbox node, over HTTP with a kubeconfig; its GPU workers are not part of it.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+
+from mig_manager.core import model
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
+
+_SPEC = "8xA100-SXM4-40GB"
+_LAYOUTS = ("all-1g.5gb", "all-balanced")
+_CONFIG = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
+_MIB = 1 << 20
+_SHOWN = 8
+_SETTLE_S = 3.0
+"""What the watches of a new agent need to settle."""
+_SLOW_US = 20_000
+"""An import above this is told."""
+_LAUNCHER = """
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, spent = os.wait4(pid, 0)
+print()
+print(spent.ru_utime + spent.ru_stime, spent.ru_maxrss)
+sys.exit(status)
+"""
+"""Small itself: a process begins with the peak of the one that started it."""
+_AGENT = (
+    "import mig_manager.__main__, mig_manager.service, mig_manager.adapters.directorywatch\n"
+    "import mig_manager.metrics, mig_manager.adapters.webserver\n"
+)
+"""What an agent with pages for Prometheus imports until it is ready."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """What a process has of the machine."""
+
+    resident: int
+    """Bytes of memory, those of files that it shares with others included."""
+    anonymous: int
+    """Bytes of memory that are its own."""
+    peak: int
+    """The most bytes that have been resident."""
+    threads: int
+    files: int
+    cpu_s: float
+    wakes: int
+    """How often a thread of it has gone to sleep."""
+
+
+def weigh(pid: int) -> Weight:
+    """Ask the kernel about a process of ours."""
+    place = pathlib.Path(f"/proc/{pid}")
+    memory = (place / "smaps_rollup").read_text()
+    tasks = [path for path in (place / "task").iterdir() if path.is_dir()]
+    status = (place / "status").read_text()
+    return Weight(
+        resident=_field(memory, "Rss") << 10,
+        anonymous=_field(memory, "Anonymous") << 10,
+        peak=_field(status, "VmHWM") << 10,
+        threads=len(tasks),
+        files=len(list((place / "fd").iterdir())),
+        cpu_s=sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9,
+        wakes=sum(
+            _field((task / "status").read_text(), "voluntary_ctxt_switches") for task in tasks
+        ),
+    )
+
+
+def main() -> None:
+    """Measure, and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=9, help="starts to take the median of")
+    parser.add_argument("--reconfigurations", type=int, default=5, help="of the agent")
+    parser.add_argument(
+        "--idle-s", type=float, default=60.0, help="how long it is watched at rest"
+    )
+    parser.add_argument("--imports", action="store_true", help="tell what is slow to import")
+    wanted = parser.parse_args()
+    print(f"Python {sys.version.split()[0]}; medians of {wanted.runs}, [least]")
+    _disk()
+    with tempfile.TemporaryDirectory() as folder:
+        asserted = ("assert", "all-disabled", "--simulate", _SPEC, "--simulate-state")
+        commands = {
+            "mig-manager --help": ("-m", "mig_manager", "--help"),
+            "mig-manager assert": ("-m", "mig_manager", *asserted, f"{folder}/gpus.json"),
+        }
+        _commands({"python -c pass": ("-c", "pass"), **commands}, wanted.runs)
+        _agent(wanted.runs, wanted.reconfigurations, wanted.idle_s)
+        if wanted.imports:
+            _imports({**commands, "agent": ("-c", _AGENT)}, wanted.runs)
+
+
+def _disk() -> None:
+    sizes = {name: _installed(name) for name in sorted(_required("mig-manager"))}
+    print(f"installed, with dependencies  {sum(sizes.values()) / _MIB:8.1f} MiB")
+    for name in sorted(sizes, key=lambda each: -sizes[each])[:_SHOWN]:
+        print(f"    {name:25} {sizes[name] / _MIB:8.1f}")
+
+
+def _required(name: str, known: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return a distribution and what it needs here, without extras."""
+    known |= {name}
+    for requirement in importlib.metadata.requires(name) or ():
+        needed = re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+        if "extra ==" in requirement or needed in known:
+            continue
+        try:
+            known |= _required(needed, known)
+        except importlib.metadata.PackageNotFoundError:
+            # For another system or another Python.
+            continue
+    return known
+
+
+def _installed(name: str) -> int:
+    """Return the bytes of a distribution's files; our own may be a checkout."""
+    if name == "mig-manager":
+        own = pathlib.Path(__file__).parent.parent / "mig_manager"
+        return sum(path.stat().st_size for path in own.rglob("*.py"))
+    paths = [pathlib.Path(str(f.locate())) for f in importlib.metadata.files(name) or ()]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _commands(commands: Mapping[str, Sequence[str]], runs: int) -> None:
+    for name, command in commands.items():
+        _spent(command)
+        spent = [_spent(command) for _ in range(runs)]
+        print(f"{name:29} {_each([cpu for cpu, _ in spent])} ms CPU", end="")
+        print(f"  peak {statistics.median(peak for _, peak in spent) / _MIB:5.1f} MiB")
+
+
+def _spent(command: Sequence[str]) -> tuple[float, int]:
+    """Have Python run something; return milliseconds of CPU and bytes of memory at its peak."""
+    done = subprocess.run(  # noqa: S603 - our own program
+        (sys.executable, "-c", _LAUNCHER, sys.executable, *command),
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    cpu_s, peak_kib = done.stdout.split()[-2:]
+    return float(cpu_s) * 1e3, int(peak_kib) << 10
+
+
+def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
+    stage = stages.Stage(
+        _SPEC,
+        _CONFIG.read_text(encoding="utf-8"),
+        latency=states.Latency(),
+        agent_options=("--health-port", "18734", "--health-address", "127.0.0.1"),
+    )
+    with stage:
+        starts = [_started(stage) for _ in range(runs)]
+        print(f"agent, from start to ready    {_each([cpu for cpu, _ in starts])} ms CPU")
+        _tell("agent that has done nothing", [weight for _, weight in starts])
+        for number in range(reconfigurations):
+            stage.label(_LAYOUTS[number % len(_LAYOUTS)])
+            if stage.wait_for_end(_LAYOUTS[number % len(_LAYOUTS)]) is not model.State.SUCCESS:
+                raise RuntimeError(f"a run ended with {stage.status()}")
+        before = _rested(stage)
+        _tell(f"after {reconfigurations} reconfigurations", [before])
+        threading.Event().wait(idle_s)
+        after = weigh(_pid(stage))
+        cpu, wakes = (
+            (getattr(after, n) - getattr(before, n)) / idle_s for n in ("cpu_s", "wakes")
+        )
+        print(f"at rest, for {idle_s:.0f} s             {cpu * 3600:8.2f} s CPU an hour,", end="")
+        print(f" {wakes:.2f} wakes a second")
+
+
+def _started(stage: stages.Stage) -> tuple[float, Weight]:
+    """Start the agent anew; return milliseconds of CPU until it was ready, and what it weighs."""
+    stage.stop_agent()
+    told = stage.agent_log.read_text().count("health_served")
+    stage.start_agent()
+    stage.wait(lambda: stage.agent_log.read_text().count("health_served") > told, "the agent")
+    cpu_s = weigh(_pid(stage)).cpu_s
+    return cpu_s * 1e3, _rested(stage)
+
+
+def _rested(stage: stages.Stage) -> Weight:
+    threading.Event().wait(_SETTLE_S)
+    return weigh(_pid(stage))
+
+
+def _pid(stage: stages.Stage) -> int:
+    agent = stage._agent  # noqa: SLF001 - nobody else has a use for it
+    if agent is None:
+        raise RuntimeError("there is no agent")
+    return agent.pid
+
+
+def _tell(what: str, weights: Sequence[Weight]) -> None:
+    def median(name: str) -> float:
+        return statistics.median(getattr(weight, name) for weight in weights)
+
+    print(f"{what:29} {median('resident') / _MIB:8.1f} MiB resident,", end=" ")
+    print(
+        f"{median('anonymous') / _MIB:.1f} anonymous, {median('peak') / _MIB:.1f} at the peak;",
+        end=" ",
+    )
+    print(f"{median('threads'):.0f} threads, {median('files'):.0f} files")
+
+
+def _imports(commands: Mapping[str, Sequence[str]], runs: int) -> None:
+    for name, command in commands.items():
+        print(f"{name}: imports of {_SLOW_US / 1e3:.0f} ms, all below included, [by itself]")
+        for module, (whole, own) in _import_times(command, runs).items():
+            if whole >= _SLOW_US:
+                print(f"    {whole / 1e3:8.1f} [{own / 1e3:6.1f}] ms  {module}")
+
+
+def _import_times(command: Sequence[str], runs: int) -> dict[str, tuple[int, int]]:
+    """Return microseconds for each module with what it imports, and alone: the least of each."""
+    least: dict[str, tuple[int, int]] = {}
+    for _ in range(runs):
+        done = subprocess.run(  # noqa: S603 - our own program
+            (sys.executable, "-X", "importtime", *command),
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        for own, whole, module in re.findall(
+            r"import time:\s+(\d+) \|\s+(\d+) \|\s+(\S+)", done.stderr
+        ):
+            known = least.get(module, (int(whole), int(own)))
+            least[module] = (min(known[0], int(whole)), min(known[1], int(own)))
+    return least
+
+
+def _each(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):8.1f} [{min(values):.1f}]"
+
+
+def _field(text: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"the kernel does not tell {name}")
+    return int(found[1])
+
+
+if __name__ == "__main__":
+    main()

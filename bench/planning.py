@@ -1,0 +1,164 @@
+"""How long the planner takes, from every maximal layout to every other, on every product.
+
+A layout is maximal when no further GPU instance fits beside those it has. From each, one GPU is
+planned to each of the others; a node of 16 GPUs, each in another layout, is planned as a whole.
+"""
+
+import dataclasses
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from mig_manager.core import model, placement, planner
+from mig_manager.sandbox import hardware
+
+NODE_GPUS = 16
+_NODES = 15
+_SLOWEST = 40
+_AGAIN = 4
+
+_Layout = tuple[tuple[model.GpuInstanceProfile, model.Placement], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What planning on one product takes, in seconds."""
+
+    product: str
+    layouts: int
+    pairs: int
+    median_s: float
+    worst_s: float
+    worst: str
+    """The pair that takes longest."""
+    node_s: float
+    """A whole node, each GPU in another layout with half of its instances in use; median."""
+
+
+def measure(*, seed: int = 0) -> Iterator[Planned]:
+    """Yield each kind of product: those whose GPUs offer the same are one.
+
+    Args:
+        seed: Of the draw of the nodes.
+    """
+    chance = random.Random(seed)  # noqa: S311 - nothing is kept secret with it
+    alike: dict[object, list[tuple[str, model.Gpu]]] = {}
+    for name, product in hardware.products().items():
+        if product.not_simulatable or not product.is_mig_capable:
+            continue
+        gpu = dataclasses.replace(
+            hardware.template(product),
+            current_mode=model.MigMode.ENABLED,
+            pending_mode=model.MigMode.ENABLED,
+        )
+        shape = tuple((p.enum_index, p.placements, p.engines) for p in gpu.profiles or ())
+        alike.setdefault(shape, []).append((name, gpu))
+    for each in alike.values():
+        name, gpu = each[0]
+        more = f" and {len(each) - 1} like it" if each[1:] else ""
+        yield _measure(f"{name}{more}", gpu, chance)
+
+
+def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
+    """Return every maximal layout of a GPU, one arrangement for each set of profiles."""
+    board = placement.Board(gpu.profiles or ())
+    found: dict[tuple[str, ...], _Layout] = {}
+    spots = [(spec, place) for spec in board.specs for place in spec.placements]
+
+    def grow(chosen: tuple[int, ...], occupied: int) -> None:
+        drawn = board.drawn(spots[i][0].profile for i in chosen)
+        room = board.room(occupied, drawn)
+        if not any(room):
+            filled = tuple(spots[i] for i in chosen)
+            found.setdefault(tuple(sorted(str(spec.profile) for spec, _ in filled)), filled)
+            return
+        for i in range(chosen[-1] + 1 if chosen else 0, len(spots)):
+            spec, place = spots[i]
+            if occupied & placement.mask(place):
+                continue
+            if not (drawn + spec.engines).within(board.pool):
+                continue
+            grow((*chosen, i), occupied | placement.mask(place))
+
+    grow((), 0)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
+    layouts = maximal(gpu)
+
+    def pair_s(before: _Layout, after: _Layout) -> float:
+        return _timed([_filled(gpu, before)], {gpu.uuid: _wish(after)}, frozenset())
+
+    pairs = list(itertools.permutations(layouts, 2))
+    once = sorted((pair_s(a, b), number) for number, (a, b) in enumerate(pairs))
+    # The machine may have been busy with something else just then: the worst are tried again.
+    slow = [
+        (min(seconds, *(pair_s(*pairs[number]) for _ in range(_AGAIN))), number)
+        for seconds, number in once[-_SLOWEST:]
+    ]
+    worst_s, worst = max(slow)
+    before, after = pairs[worst]
+    return Planned(
+        product=name,
+        layouts=len(layouts),
+        pairs=len(pairs),
+        median_s=once[len(once) // 2][0],
+        worst_s=worst_s,
+        worst=f"{_told(before)} -> {_told(after)}",
+        node_s=statistics.median(_node(gpu, layouts, chance) for _ in range(_NODES)),
+    )
+
+
+def _node(gpu: model.Gpu, layouts: Sequence[_Layout], chance: random.Random) -> float:
+    """Plan a node whose GPUs differ, so that what was found for one is of no use for another."""
+    gpus, wanted = [], {}
+    for index in range(NODE_GPUS):
+        one = dataclasses.replace(gpu, index=index, uuid=f"GPU-{index}")
+        gpus.append(_filled(one, chance.choice(layouts)))
+        wanted[one.uuid] = _wish(chance.choice(layouts))
+    uuids = [uuid for one in gpus for uuid in one.mig_uuids]
+    busy = frozenset(chance.sample(uuids, len(uuids) // 2))
+    return _timed(gpus, wanted, busy)
+
+
+def _timed(
+    gpus: Sequence[model.Gpu], wanted: Mapping[str, model.WantedGpu], busy: frozenset[str]
+) -> float:
+    since = time.perf_counter()
+    planner.plan(gpus, wanted, busy=busy)
+    return time.perf_counter() - since
+
+
+def _filled(gpu: model.Gpu, layout: _Layout) -> model.Gpu:
+    instances = tuple(
+        model.GpuInstance(
+            instance_id=number,
+            profile=spec.profile,
+            profile_id=spec.profile_id,
+            placement=place,
+            compute_instances=(
+                model.ComputeInstance(
+                    instance_id=0,
+                    profile=spec.profile,
+                    placement=model.Placement(0, spec.profile.gpu_slices),
+                    uuid=f"MIG-{gpu.index}-{number}",
+                ),
+            ),
+        )
+        for number, (spec, place) in enumerate(layout)
+    )
+    return dataclasses.replace(gpu, gpu_instances=instances)
+
+
+def _wish(layout: _Layout) -> model.WantedGpu:
+    devices: dict[model.Profile, int] = {}
+    for spec, _ in layout:
+        devices[spec.profile] = devices.get(spec.profile, 0) + 1
+    return model.WantedGpu.of(model.MigMode.ENABLED, devices)
+
+
+def _told(layout: _Layout) -> str:
+    return " ".join(str(spec.profile) for spec, _ in layout)

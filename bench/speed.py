@@ -1,0 +1,128 @@
+"""How fast: against what a perfect executor needs, through the agent, and in the planner.
+
+    python -m bench.speed [--repeats 3] [--scale 0.4] [--serial-scale 0.1] [--runs 9]
+                          [--only transitions|agent|planner]
+
+Everything is simulated but our own time. Figures of docs/performance.md come from here.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+
+from bench import matrix, planning, reconfiguration, transitions
+from mig_manager import log
+
+_PARTS = ("transitions", "agent", "planner")
+
+
+def main() -> None:
+    """Measure, and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3, help="of each transition (default: 3)")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=0.4,
+        help="how much of the driver's latency is played, GPUs at once (default: 0.4)",
+    )
+    parser.add_argument(
+        "--serial-scale",
+        type=float,
+        default=0.1,
+        help="the same where the driver serialises all GPUs (default: 0.1)",
+    )
+    parser.add_argument("--runs", type=int, default=9, help="through the agent (default: 9)")
+    parser.add_argument("--only", choices=_PARTS, help="measure nothing else")
+    given = parser.parse_args()
+    log.configure(level="error", is_json=True, stream=sys.stderr)
+    parts = (given.only,) if given.only else _PARTS
+    if "planner" in parts:
+        _planner()
+    if "transitions" in parts:
+        _transitions(given.scale, given.serial_scale, given.repeats)
+    if "agent" in parts:
+        _agent(given.runs)
+
+
+def _transitions(scale: float, serial_scale: float, repeats: int) -> None:
+    query_s = transitions.query_s()
+    print(
+        f"a worker starts in {transitions.start_up_s(repeats) * 1000:.0f} ms, ahead of its work;"
+    )
+    print(f"the simulated library takes {query_s * 1e6:.0f} us of processor time for a call\n")
+    for title, is_serial, factor, times in (
+        ("GPUs at once", False, scale, repeats),
+        ("all GPUs serialised", True, serial_scale, 1),
+    ):
+        print(f"{title}; the driver's latencies played at {factor:g}")
+        print(
+            f"{'product':15} {'transition':72} {'changes':>7} {'calls':>6} {'look':>5} "
+            f"{'sessions':>8} {'limit':>8} {'ours':>8} {'ratio':>6} {'net':>6}"
+        )
+        found = []
+        for each in transitions.measure(
+            matrix.TRANSITIONS, is_serial=is_serial, scale=factor, repeats=times
+        ):
+            found.append(each)
+            print(_row(each, query_s), flush=True)
+        _summary(found, query_s)
+
+
+def _row(each: transitions.Measured, query_s: float) -> str:
+    asked = each.asked
+    return (
+        f"{each.transition.product:15} {each.transition.name:72} {asked.changes:7} "
+        f"{asked.calls:6} {asked.first_look:5} {asked.sessions:8} {each.limit_s:7.2f}s "
+        f"{each.limit_s + each.overhead_s:7.2f}s {each.ratio:6.3f} {each.net_ratio(query_s):6.3f}"
+    )
+
+
+def _summary(found: Sequence[transitions.Measured], query_s: float) -> None:
+    def told(ratios: Sequence[float]) -> str:
+        within = sum(ratio <= 1.10 for ratio in ratios)  # noqa: PLR2004 - the goal
+        return (
+            f"median {statistics.median(ratios):.3f}, worst {max(ratios):.3f}, "
+            f"{within} of {len(ratios)} within 1.10"
+        )
+
+    print(f"ratio: {told([each.ratio for each in found])}")
+    print(f"net of the simulation's own queries: {told([e.net_ratio(query_s) for e in found])}")
+    overheads = [each.overhead_s for each in found]
+    print(f"beyond the limit: median {statistics.median(overheads) * 1000:.0f} ms\n")
+
+
+def _agent(runs: int) -> None:
+    courses = reconfiguration.measure(repeats=runs, scale=1.0)
+
+    def ms(name: str) -> str:
+        seconds = [getattr(course, name) * 1000 for course in courses]
+        return f"{statistics.median(seconds):6.0f} ms  ({min(seconds):.0f} to {max(seconds):.0f})"
+
+    print(f"through the agent, {runs} reconfigurations of 8 GPUs, one pod drained; medians")
+    print(f"  label to pending       {ms('pending_s')}")
+    print(f"  label to success       {ms('success_s')}")
+    print(f"  the driver, pods and plugin of it  {ms('waited_s')}")
+    print(f"  our own of it          {ms('overhead_s')}")
+    print(f"  processor time of it   {ms('processor_s')}")
+    for phase in dict.fromkeys(name for course in courses for name, _ in course.phases):
+        spent = [seconds for course in courses for name, seconds in course.phases if name == phase]
+        print(f"    {phase:14} {statistics.median(spent) * 1000:6.0f} ms")
+    print()
+
+
+def _planner() -> None:
+    print("planner, every pair of maximal layouts; and nodes of 16 GPUs that all differ")
+    for each in planning.measure():
+        print(
+            f"  {each.product:44} {each.layouts:3} layouts {each.pairs:5} pairs: "
+            f"median {each.median_s * 1000:.1f} ms, worst {each.worst_s * 1000:.1f} ms; "
+            f"node {each.node_s * 1000:.1f} ms"
+        )
+        print(f"    worst: {each.worst}", flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Somebody who plays kubelet: a real gRPC server on a unix socket, as kubelet serves it."""
+
+import concurrent.futures
+import contextlib
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from mig_manager.adapters import podresources_messages as messages
+
+GPU = "nvidia.com/mig-1g.10gb"
+
+
+def devices(resource: str, *ids: str) -> Any:
+    return messages.ContainerDevices(resource_name=resource, device_ids=ids)
+
+
+def pod(name: str, *containers: Any) -> Any:
+    resources = [
+        messages.ContainerResources(name=f"c{number}", devices=[entry])
+        for number, entry in enumerate(containers)
+    ]
+    return messages.PodResources(name=name, namespace="ns", containers=resources)
+
+
+class Kubelet:
+    """Answers List with ``pods`` and GetAllocatableResources with ``devices``."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.path = directory / "kubelet.sock"
+        self.pods: list[Any] = []
+        self.devices: list[Any] = []
+        self.refusals = 0
+        self.code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        self.asked = 0
+        self.has_allocatable = True
+        self.writes: Callable[[Any], bytes] = lambda message: message.SerializeToString()
+        self._server: grpc.Server | None = None
+
+    def start(self) -> None:
+        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+        handlers = {"List": self._handler(self._list, messages.ListPodResourcesRequest)}
+        if self.has_allocatable:
+            handlers["GetAllocatableResources"] = self._handler(
+                self._allocatable, messages.AllocatableResourcesRequest
+            )
+        generic = grpc.method_handlers_generic_handler(messages.SERVICE, handlers)
+        self._server.add_generic_rpc_handlers((generic,))
+        self._server.add_insecure_port(f"unix:{self.path}")
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(0).wait(5)
+            self._server = None
+
+    def _handler(self, answer: Callable[[Any, Any], Any], request: Any) -> Any:
+        def serve(asked: Any, context: grpc.ServicerContext) -> Any:
+            self.asked += 1
+            if self.asked <= self.refusals:
+                context.abort(self.code, "not now")
+            return answer(asked, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            serve,
+            request_deserializer=request.FromString,
+            response_serializer=self.writes,
+        )
+
+    def _list(self, _asked: Any, _context: Any) -> Any:
+        return messages.ListPodResourcesResponse(pod_resources=self.pods)
+
+    def _allocatable(self, _asked: Any, _context: Any) -> Any:
+        return messages.AllocatableResourcesResponse(devices=self.devices)
+
+
+@contextlib.contextmanager
+def a_kubelet() -> Iterator[Kubelet]:
+    """Have a kubelet, not yet started, for the body."""
+    # pytest's tmp_path can be longer than the 107 bytes that a unix socket's path may have.
+    with tempfile.TemporaryDirectory(prefix="mm") as directory:
+        server = Kubelet(pathlib.Path(directory))
+        yield server
+        server.stop()
+
+
+def claiming(*drivers: str) -> Any:
+    held = [messages.ClaimResource(driver_name=driver, device_name="gpu-0") for driver in drivers]
+    claim = messages.DynamicResource(claim_name="c", claim_namespace="ns", claim_resources=held)
+    return messages.PodResources(
+        name="p",
+        namespace="ns",
+        containers=[messages.ContainerResources(name="c", dynamic_resources=[claim])],
+    )

@@ -1,0 +1,283 @@
+"""Hooks as real processes: what they get, what is kept of what they say, and how they end."""
+
+import contextlib
+import os
+import pathlib
+import signal
+from collections.abc import Callable, Mapping
+
+import pytest
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters import hooks as programs
+from mig_manager.core import hooks
+from mig_manager.core.hooks import Point
+from tests.e2e import shell_node
+
+PATH = os.defpath
+
+
+class Over(Exception):  # noqa: N818 - stands for whatever ends a run
+    pass
+
+
+def hook_in(file: pathlib.Path, **fields: object) -> hooks.Hook:
+    known: dict[str, object] = {"args": (), "envs": {}, "workdir": "", "timeout_s": None}
+    place = errors.Location(source=str(file), line=4, column=7)
+    return hooks.Hook(location=place, **(known | fields))  # type: ignore[arg-type]
+
+
+class Rig:
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.file = folder / "hooks.yaml"
+        self.timeout_s = 60.0
+        self.search_path = PATH
+
+    @property
+    def port(self) -> programs.HookPrograms:
+        return programs.HookPrograms(
+            self.file,
+            variables={"MIG_PARTED_CONFIG_FILE": "c.yaml"},
+            search_path=self.search_path,
+            timeout_s=self.timeout_s,
+        )
+
+    def hook(self, **fields: object) -> hooks.Hook:
+        return hook_in(self.file, **fields)
+
+    def sh(self, script: str, **fields: object) -> hooks.Hook:
+        return self.hook(command="/bin/sh", args=("-c", script), **fields)
+
+    def run(
+        self,
+        hook: hooks.Hook,
+        environment: Mapping[str, str] | None = None,
+        *,
+        check: Callable[[], object] = lambda: None,
+    ) -> list[Mapping[str, object]]:
+        """Run a hook; return what was logged of its end."""
+        with structlog.testing.capture_logs() as logged:
+            self.port.run(Point.PRE_APPLY_MODE, hook, environment or {}, check=check)
+        return [line for line in logged if line["event"] == "hook_ended"]
+
+    def fails(self, hook: hooks.Hook) -> tuple[str, Mapping[str, object]]:
+        """Run a hook that fails; return reason and log line."""
+        with structlog.testing.capture_logs() as logged, pytest.raises(errors.HostError) as caught:
+            self.port.run(Point.PRE_APPLY_MODE, hook, {}, check=lambda: None)
+        assert caught.value.reason is errors.Reason.HOOK_FAILED
+        ended = [line for line in logged if line["event"] == "hook_ended"]
+        return caught.value.message, ended[0] if ended else {}
+
+
+@pytest.fixture
+def rig(tmp_path: pathlib.Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_what_a_hook_says_is_in_the_log(rig: Rig) -> None:
+    (line,) = rig.run(rig.sh("echo Hello; echo there >&2"))
+
+    assert (line["stdout"], line["stderr"]) == ("Hello", "there")
+    assert (line["point"], line["command"], line["how"]) == ("pre-apply-mode", "/bin/sh", "well")
+
+
+def test_a_program_that_is_not_there_is_an_error_and_is_known_before(rig: Rig) -> None:
+    hook = rig.hook(command="/doesnotexist")
+
+    assert rig.port.missing(hook) == (
+        f"{rig.file}:4:7: there is no program /doesnotexist on this machine"
+    )
+    message, _ = rig.fails(hook)
+    assert message.endswith("cannot be run: there is no such program on this machine")
+
+
+def test_a_hook_has_its_own_variables_and_none_of_ours(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OURS", "x")
+    (line,) = rig.run(rig.hook(command="/usr/bin/env"), {"B": "", "A": "1 2"})
+
+    assert str(line["stdout"]).splitlines() == ["B=", "A=1 2"]
+
+
+def test_a_hook_without_variables_has_none(rig: Rig) -> None:
+    (line,) = rig.run(rig.hook(command="/usr/bin/env"))
+
+    assert line["stdout"] == ""
+
+
+def test_arguments_are_passed_as_they_are_without_a_shell(rig: Rig) -> None:
+    (line,) = rig.run(rig.hook(command="/bin/echo", args=("$HOME", "a  b", "*", ";", "")))
+
+    assert line["stdout"] == "$HOME a  b * ; "
+
+
+def test_a_program_without_a_slash_is_found_by_our_path_and_not_by_the_hooks(rig: Rig) -> None:
+    own = rig.folder / "own-tool"
+    own.write_text("#!/bin/sh\necho found\n", encoding="utf-8")
+    own.chmod(0o755)
+    rig.search_path = f".:{rig.folder}:{PATH}"
+
+    (line,) = rig.run(rig.hook(command="own-tool"), {"PATH": "/nowhere"})
+    assert line["stdout"] == "found"
+    rig.search_path = ""
+    assert rig.port.missing(rig.hook(command="own-tool"))
+    assert not rig.port.missing(rig.hook(command="sh"))
+
+
+def test_a_hook_runs_in_its_folder_and_a_relative_program_is_looked_for_there(rig: Rig) -> None:
+    place = rig.folder / "place"
+    place.mkdir()
+    script = place / "tool.sh"
+    script.write_text("#!/bin/sh\npwd\n", encoding="utf-8")
+    script.chmod(0o755)
+
+    (line,) = rig.run(rig.hook(command="./tool.sh", workdir=str(place)))
+    assert line["stdout"] == str(place)
+    assert rig.port.missing(rig.hook(command="./tool.sh"))
+
+
+def test_without_a_folder_of_its_own_a_hook_runs_where_we_are(rig: Rig) -> None:
+    (line,) = rig.run(rig.sh("pwd"))
+
+    assert line["stdout"] == str(pathlib.Path.cwd())
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda rig: rig.sh("true", workdir="/no/such/folder"), "No such file or directory"),
+        (lambda rig: rig.hook(command=str(rig.broken)), "Exec format error"),
+        (lambda rig: rig.sh("x" * 3_000_000), "Argument list too long"),
+    ],
+)
+def test_what_cannot_be_started_is_told(
+    rig: Rig, make: Callable[[Rig], hooks.Hook], why: str
+) -> None:
+    rig.broken = rig.folder / "broken"  # type: ignore[attr-defined]
+    rig.broken.write_bytes(b"\x7fELF nonsense")  # type: ignore[attr-defined]
+    rig.broken.chmod(0o755)  # type: ignore[attr-defined]
+
+    message, _ = rig.fails(make(rig))
+
+    assert message.startswith(f"{rig.file}:4:7: the pre-apply-mode hook ")
+    assert why in message
+
+
+@pytest.mark.parametrize("command", ["/", "/etc/passwd", "/dev/null", ".", "a" * 5000])
+def test_what_is_no_program_is_missing(rig: Rig, command: str) -> None:
+    assert rig.port.missing(rig.hook(command=command))
+
+
+def test_a_failing_hook_is_told_with_place_status_and_its_last_words(rig: Rig) -> None:
+    message, line = rig.fails(rig.sh("echo one; echo two >&2; echo last words >&2; exit 3"))
+
+    assert message == (
+        f"{rig.file}:4:7: the pre-apply-mode hook /bin/sh ended with status 3: last words"
+    )
+    assert (line["log_level"], line["stderr"]) == ("warning", "two\nlast words")
+
+
+def test_a_hook_that_a_signal_ends_has_failed(rig: Rig) -> None:
+    message, _ = rig.fails(rig.sh("kill -USR1 $$"))
+
+    assert f"was ended by signal {signal.SIGUSR1.value}" in message
+
+
+def test_unprintable_output_is_harmless_in_reason_and_log(rig: Rig) -> None:
+    message, line = rig.fails(
+        rig.sh(r"printf 'a\033[2Jb\377\000\r\007c\n\033]0;x\007end'; exit 1")
+    )
+
+    assert message.endswith(": ?]0;x?end")
+    assert message.isprintable()
+    said = str(line["stdout"])
+    assert all(each.isprintable() for each in said.splitlines())
+    assert "[2J" in said
+
+
+def test_of_endless_output_the_end_is_kept(rig: Rig) -> None:
+    script = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; exit 1"
+    message, line = rig.fails(rig.sh(script))
+
+    assert message.endswith("line 19999")
+    assert len(str(line["stdout"])) <= 4096
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # An orphan that is dead and that nobody has waited for yet counts as gone.
+    with contextlib.suppress(OSError):
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        return stat.rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def child_of(rig: Rig) -> int:
+    return int((rig.folder / "pid").read_text(encoding="utf-8"))
+
+
+def test_a_hook_that_takes_too_long_is_killed_with_all_that_it_has_started(rig: Rig) -> None:
+    script = "sleep 600 & echo $! > pid; echo waiting; wait"
+    message, line = rig.fails(rig.sh(script, workdir=str(rig.folder), timeout_s=0.5))
+
+    assert message.endswith("the pre-apply-mode hook /bin/sh was killed after 0.5 s: waiting")
+    assert line["stdout"] == "waiting"
+    shell_node.wait_for(lambda: not is_alive(child_of(rig)))
+
+
+def test_hooks_that_do_not_say_how_long_they_may_take_have_a_common_limit(rig: Rig) -> None:
+    rig.timeout_s = 0.2
+
+    message, _ = rig.fails(rig.sh("sleep 600"))
+
+    assert message.endswith("was killed after 0.2 s")
+
+
+def test_what_the_check_raises_ends_the_hook_with_all_that_it_has_started(rig: Rig) -> None:
+    script = "sleep 600 & echo $! > pid.new; mv pid.new pid; wait"
+
+    def check() -> None:
+        if (rig.folder / "pid").exists():
+            raise Over
+
+    with pytest.raises(Over):
+        rig.run(rig.sh(script, workdir=str(rig.folder)), check=check)
+
+    shell_node.wait_for(lambda: not is_alive(child_of(rig)))
+
+
+def test_the_check_goes_on_for_as_long_as_the_hook_does(rig: Rig) -> None:
+    seen: list[int] = []
+
+    def check() -> None:
+        seen.append(1)
+        if len(seen) == 5:
+            (rig.folder / "go").touch()
+
+    rig.run(rig.sh("until [ -e go ]; do :; done", workdir=str(rig.folder)), check=check)
+
+    assert len(seen) >= 5
+
+
+def test_a_hook_reads_nothing_from_us(rig: Rig) -> None:
+    (line,) = rig.run(rig.sh("cat; echo done"))
+
+    assert line["stdout"] == "done"
+
+
+def test_the_file_is_read_as_it_is_now(rig: Rig) -> None:
+    with pytest.raises(errors.ConfigError, match="cannot read"):
+        rig.port.read()
+    rig.file.write_text("hooks: {apply-exit: [{command: /x}]}", encoding="utf-8")
+
+    assert [hook.command for hook in rig.port.read().at(Point.APPLY_EXIT)] == ["/x"]
+    assert rig.port.variables == {
+        "MIG_PARTED_CONFIG_FILE": "c.yaml",
+        "MIG_PARTED_HOOKS_FILE": str(rig.file),
+    }

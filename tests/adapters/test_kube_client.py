@@ -1,0 +1,272 @@
+"""Each way to a cluster with a part of the official client, in a process of its own."""
+
+import base64
+import contextlib
+import http.server
+import json
+import pathlib
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_HEAVY = frozenset(
+    {
+        "aiohttp",
+        "asyncio.events",
+        "google.protobuf",
+        "importlib.metadata._meta",
+        "kubernetes.client.api_client",
+        "kubernetes.client.models.v1_node",
+        "kubernetes.dynamic",
+        "oauthlib.oauth2.rfc6749",
+        "pydantic",
+        "requests",
+        "requests_oauthlib.oauth2_session",
+    }
+)
+"""What the client's package files would import."""
+_IN_A_POD = """
+import sys
+from kubernetes_paths import TOKEN, AUTHORITY
+from mig_manager.adapters.kube import api, client
+service_account = sys.modules["kubernetes.config.incluster_config"]
+service_account.SERVICE_TOKEN_FILENAME, service_account.SERVICE_CERT_FILENAME = TOKEN, AUTHORITY
+client = api.KubeApi.connect(kubeconfig=None)
+"""
+_BY_FILE = """
+from mig_manager.adapters.kube import api
+client = api.KubeApi.connect(kubeconfig=sys.argv[1])
+"""
+_ASK = """
+print(client.get('/version')['major'])
+print(*(name for name in sys.modules if name in {heavy!r}))
+"""
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Plays the API server, and an issuer of tokens beside it."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.seen: list[tuple[str, str | None]] = []
+        self.pages: dict[str, Any] = {"/version": {"major": "1"}}
+
+    def url(self, scheme: str = "http") -> str:
+        return f"{scheme}://127.0.0.1:{self.server_port}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.path, self.headers["Authorization"]))
+        body = json.dumps(self.server.pages[self.path]).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *_args: object) -> None:
+        """Keep the test's output clean."""
+
+
+@contextlib.contextmanager
+def serving(context: ssl.SSLContext | None = None) -> Iterator[Server]:
+    with Server() as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as running:
+        yield running
+
+
+def kubeconfig(folder: pathlib.Path, cluster: dict[str, Any], user: dict[str, Any]) -> str:
+    path = folder / "kubeconfig"
+    document = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def loaded_by(script: str, *argv: str, **environ: str) -> set[str]:
+    """Ask the server in a new process; return what that has loaded of what is heavy."""
+    code = "import sys\n" + script + _ASK.format(heavy=set(_HEAVY))
+    done = subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, "-c", code, *argv],
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    major, *loaded = done.stdout.split()
+    assert major == "1"
+    return set(loaded)
+
+
+def certificates(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Make a certificate for 127.0.0.1 that vouches for itself, and its key."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(  # noqa: S603 - nothing of it comes from outside
+        [
+            shutil.which("openssl") or "openssl",
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+            *("-nodes", "-days", "2", "-subj", "/CN=test"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
+
+
+def test_a_token_needs_next_to_nothing_of_the_client(
+    server: Server, tmp_path: pathlib.Path
+) -> None:
+    path = kubeconfig(tmp_path, {"server": server.url()}, {"token": "a"})
+    assert loaded_by(_BY_FILE, path) == set()
+    assert server.seen == [("/version", "Bearer a")]
+
+
+def test_a_plugin_that_gives_credentials_is_run(server: Server, tmp_path: pathlib.Path) -> None:
+    version = "client.authentication.k8s.io/v1"
+    credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "fresh"}}
+    plugin = {"command": "/bin/echo", "args": [json.dumps(credential)], "apiVersion": version}
+    path = kubeconfig(tmp_path, {"server": server.url()}, {"exec": plugin})
+    assert loaded_by(_BY_FILE, path) == set()
+    assert server.seen == [("/version", "Bearer fresh")]
+
+
+def identity(expires: float) -> str:
+    parts = ({"alg": "none"}, {"exp": int(expires)})
+    texts = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode() for part in parts]
+    return ".".join([*(text.rstrip("=") for text in texts), "signature"])
+
+
+def openid(server: Server, token: str) -> dict[str, Any]:
+    config = {
+        "client-id": "me",
+        "client-secret": "secret",
+        "id-token": token,
+        "refresh-token": "again",
+        "idp-issuer-url": server.url(),
+    }
+    return {"auth-provider": {"name": "oidc", "config": config}}
+
+
+def test_an_identity_that_has_not_expired_needs_no_oauth(
+    server: Server, tmp_path: pathlib.Path
+) -> None:
+    token = identity(time.time() + 9999)
+    path = kubeconfig(tmp_path, {"server": server.url()}, openid(server, token))
+    assert loaded_by(_BY_FILE, path) == set()
+    assert server.seen == [("/version", f"Bearer {token}")]
+
+
+def test_an_identity_that_has_expired_is_renewed_by_what_is_loaded_then(
+    server: Server, tmp_path: pathlib.Path
+) -> None:
+    renewed = identity(time.time() + 9999)
+    server.pages["/.well-known/openid-configuration"] = {"token_endpoint": server.url() + "/token"}
+    server.pages["/token"] = {
+        "access_token": "x",
+        "token_type": "bearer",
+        "id_token": renewed,
+        "refresh_token": "once more",
+    }
+    path = kubeconfig(tmp_path, {"server": server.url()}, openid(server, identity(1)))
+    loaded = loaded_by(_BY_FILE, path, OAUTHLIB_INSECURE_TRANSPORT="1")
+    assert {"requests", "kubernetes.client.api_client"} <= loaded
+    assert server.seen[-1] == ("/version", f"Bearer {renewed}")
+
+
+@needs_openssl
+def test_in_a_pod_the_service_account_reaches_the_server_that_its_authority_vouches_for(
+    tmp_path: pathlib.Path,
+) -> None:
+    certificate, key = certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    token = tmp_path / "token"
+    token.write_text("mounted")
+    paths = f"TOKEN, AUTHORITY = {str(token)!r}, {str(certificate)!r}"
+    (tmp_path / "kubernetes_paths.py").write_text(paths)
+    with serving(context) as server:
+        loaded = loaded_by(
+            _IN_A_POD,
+            PYTHONPATH=str(tmp_path),
+            KUBERNETES_SERVICE_HOST="127.0.0.1",
+            KUBERNETES_SERVICE_PORT=str(server.server_port),
+        )
+    assert loaded == set()
+    assert server.seen == [("/version", "bearer mounted")]
+
+
+@needs_openssl
+def test_a_certificate_in_the_kubeconfig_is_shown_to_a_server_that_asks_for_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    certificate, key = certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    context.load_verify_locations(certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    def data(path: pathlib.Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
+
+    with serving(context) as server:
+        path = kubeconfig(
+            tmp_path,
+            {"server": server.url("https"), "certificate-authority-data": data(certificate)},
+            {"client-certificate-data": data(certificate), "client-key-data": data(key)},
+        )
+        assert loaded_by(_BY_FILE, path) == set()
+    assert server.seen == [("/version", None)]
+
+
+def test_whoever_wants_the_rest_of_the_client_gets_it() -> None:
+    script = (
+        "import mig_manager.adapters.kube.api, kubernetes, sys\n"
+        "assert 'kubernetes.dynamic' not in sys.modules\n"
+        "assert kubernetes.dynamic.DynamicClient and kubernetes.config.load_config\n"
+        "assert kubernetes.client.V1Node(metadata={'name': 'n'}).metadata.name == 'n'\n"
+        "assert kubernetes.utils.parse_quantity('1k') == 1000\n"
+        "import importlib.metadata\n"
+        "assert importlib.metadata.version('urllib3')\n"
+    )
+    done = subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,163 @@
+"""The tables of mig-parted's own tests that need a GPU to compare with, played here."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import config, model, planner
+from mig_manager.sandbox import hardware
+
+A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
+
+
+def plan(*devices: str, mode: str = "true") -> model.Plan:
+    """Plan a layout of ``profile: count`` entries for an A100 with 40 GB."""
+    text = (
+        "version: v1\nmig-configs:\n  x:\n  - devices: all\n"
+        f"    mig-enabled: {mode}\n    mig-devices: {{{', '.join(devices)}}}\n"
+    )
+    layout = config.parse(text, source="f").layout("x")
+    return planner.plan([A100], config.select(layout, [A100]))
+
+
+def names_created(due: model.Plan) -> list[str]:
+    return [str(s.profile) for s in due.steps if isinstance(s, model.CreateComputeInstance)]
+
+
+# TestParseMigProfile, which compares with what an A100 offers
+
+
+@pytest.mark.parametrize("name", ["1g.5gb", "1c.1g.5gb", "1g.5gb+me", "1c.1g.5gb+me"])
+def test_a_profile_of_the_a100_is_one(name: str) -> None:
+    assert names_created(plan(f'"{name}": 1')) == [name.removeprefix("1c.")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "0g.0gb",
+        "0c.0g.0gb",
+        "10000g.500000gb",
+        "10000c.10000g.500000gb",
+        "1g.5gb+me,you,them",
+        "1c.1g.5gb+me,you,them",
+    ],
+)
+def test_what_only_has_the_form_of_a_profile_is_unknown_to_the_a100(name: str) -> None:
+    with pytest.raises(errors.LayoutError) as caught:
+        plan(f'"{name}": 1')
+    assert caught.value.reason is errors.Reason.UNKNOWN_PROFILE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        " 1c.1g.5gb",
+        "1 c.1g.5gb",
+        "1c .1g.5gb",
+        "1c. 1g.5gb",
+        "1c.1 g.5gb",
+        "1c.1g .5gb",
+        "1c.1g. 5gb",
+        "1c.1g.5 gb",
+        "1c.1g.5g b",
+        "1c.1g.5gb ",
+        "1c . 1g . 5gb",
+        "1c.f1g.5gb",
+        "1r.1g.5gb",
+        "1g.5gbk",
+        "1g.5",
+        "g.5gb",
+        "1g.gb",
+        "1g.5gb+me,me",
+        "1g.5gb+",
+        "1g.5gb+2me",
+        "1g.5gb*me",
+        "1c.1g.5gb*me",
+        "1g.5gb*me,you,them",
+        "1c.1g.5gb*me,you,them",
+        "bogus",
+    ],
+)
+def test_what_has_not_even_the_form_is_refused_where_it_is_written(name: str) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        plan(f'"{name}": 1')
+    assert str(caught.value.location) == "f:6:19"
+
+
+# known_configs_test.go, on an A100 with 40 GB
+
+
+@pytest.mark.parametrize(
+    ("devices", "made"),
+    [
+        ([], 0),
+        (["1g.5gb: 7"], 7),
+        (["1g.5gb: 6"], 6),
+        (["1g.5gb: 3", "2g.10gb: 2"], 5),
+        (["1g.5gb: 2", "2g.10gb: 2"], 4),
+        (["1g.5gb: 2", "2g.10gb: 1"], 3),
+    ],
+)
+def test_what_the_peer_knows_to_fit_fits(devices: list[str], made: int) -> None:
+    assert len(names_created(plan(*devices))) == made
+
+
+@pytest.mark.parametrize("devices", [["1g.5gb: 8"], ["1g.5gb: 4", "2g.10gb: 2"]])
+def test_what_the_peer_knows_not_to_fit_does_not(devices: list[str]) -> None:
+    with pytest.raises(errors.LayoutError) as caught:
+        plan(*devices)
+    assert caught.value.reason is errors.Reason.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize("device", ["bogus: 1", "bogus: 0"])
+def test_a_bogus_profile_is_refused_whatever_its_count(device: str) -> None:
+    with pytest.raises(errors.ConfigError, match="'bogus' is not a MIG profile"):
+        plan(device, "1g.5gb: 1")
+
+
+# device_test.go and helpers_test.go: ids of devices
+
+
+def gpu(device_id: int, subsystem_id: int) -> model.Gpu:
+    return dataclasses.replace(A100, pci_device_id=device_id, pci_subsystem_id=subsystem_id)
+
+
+A16, A16_SUBSYSTEM = 0x25B610DE, 0x14A910DE
+
+
+@pytest.mark.parametrize(
+    ("text", "subsystem_id", "expected"),
+    [
+        ("0x25B610DE", A16_SUBSYSTEM, True),
+        ("0x25B610DE:0x14A910DE", A16_SUBSYSTEM, True),
+        ("0x25B610DE:0x159D10DE", A16_SUBSYSTEM, False),
+        ("0x25B610DE:0x14A910DE", 0, False),
+        ("0x25B610DE:0x00000000", 0, True),
+        ("0x20B010DE", A16_SUBSYSTEM, False),
+        ("0x20B010DE:0x14A910DE", A16_SUBSYSTEM, False),
+    ],
+)
+def test_an_id_matches_as_it_does_with_the_peer(
+    text: str, subsystem_id: int, *, expected: bool
+) -> None:
+    assert config.parse_filter(text).matches(gpu(A16, subsystem_id)) is expected
+
+
+@pytest.mark.parametrize("text", ["0x25B610DE", "0x25B610DE:0x14A910DE"])
+def test_an_id_is_written_as_the_peer_writes_it(text: str) -> None:
+    assert str(config.parse_filter(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["0x25B610DE:not-a-subsystem", "0x25B610DE:0x14A910DE:extra", "not:a-device-id"]
+)
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no PCI id"):
+        config.parse_filter(text)
+
+
+def test_what_has_the_form_of_a_name_is_one_and_matches_no_gpu_that_is_called_otherwise() -> None:
+    assert not config.parse_filter("not-a-device-id").matches(gpu(A16, A16_SUBSYSTEM))

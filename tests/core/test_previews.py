@@ -1,0 +1,148 @@
+"""What a layout would do to a node, from what the node tells."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager.core import cluster, config, inventory, members, model, previews, profile
+from mig_manager.sandbox import hardware
+from tests import fakes, scenes
+
+A100 = hardware.find("A100-SXM4-40GB")
+DOCUMENT = config.parse(scenes.CONFIG, source="test")
+MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
+Verdict = previews.Verdict
+
+
+def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[model.Gpu, ...]:
+    """A100s, with MIG off or with some devices each."""
+    bare = tuple(hardware.template(A100, index) for index in range(count))
+    if devices is None:
+        return bare
+    wanted = {profile.parse(name): number for name, number in devices.items()}
+    return fakes.brought_to(bare, model.WantedGpu.of(model.MigMode.ENABLED, wanted))
+
+
+def node(there: tuple[model.Gpu, ...], **allocatable: int) -> members.Node:
+    return members.Node(
+        name="a",
+        version="1",
+        wanted=None,
+        state="",
+        applied="",
+        is_ready=True,
+        is_cordoned=False,
+        gpus=inventory.to_json(there),
+        allocatable=allocatable,
+    )
+
+
+def pod(name: str, resource: str, **changed: object) -> cluster.Pod:
+    plain = cluster.Pod(
+        namespace="default",
+        name=name,
+        uid=name,
+        phase="Running",
+        labels={},
+        node_selector={},
+        owner_kind=None,
+        is_mirror=False,
+        is_ready=True,
+        is_terminating=False,
+        gpu_resources={resource: 1},
+        container_names=("main",),
+    )
+    return dataclasses.replace(plain, **changed)  # type: ignore[arg-type]
+
+
+def look(there: members.Node, layout: str, *pods: cluster.Pod) -> previews.Preview:
+    return previews.preview(there, DOCUMENT.layout(layout), pods)
+
+
+def test_what_is_in_force_costs_nothing() -> None:
+    found = look(node(gpus(scenes.BALANCED), **MIXED), "all-balanced", pod("p", "nvidia.com/gpu"))
+
+    assert found.verdict is Verdict.IN_FORCE
+    assert (found.kept, found.destroyed, found.created) == (8, 0, 0)
+    assert found.evicted == found.maybe_evicted == ()
+
+
+def test_a_first_layout_switches_the_mode_with_a_reset_and_takes_the_whole_gpus() -> None:
+    found = look(node(gpus()), "all-1g.5gb", pod("p", "nvidia.com/gpu"))
+
+    assert found.verdict is Verdict.FITS
+    assert (found.modes, found.resets, found.created) == ((0, 1), (0, 1), 14)
+    assert found.evicted == ("default/p",)
+
+
+def test_with_resources_by_profile_it_is_told_who_leaves_and_who_may_have_to() -> None:
+    there = node(gpus(scenes.BALANCED), **MIXED)
+
+    found = look(
+        there,
+        "one-slice-changed",
+        pod("gone", "nvidia.com/mig-2g.10gb"),
+        pod("kept", "nvidia.com/mig-3g.20gb"),
+        pod("also-kept", "nvidia.com/mig-1g.5gb"),
+    )
+
+    # On GPU 0 the only 2g.10gb of it goes; GPU 1 keeps its own.
+    assert (found.kept, found.destroyed, found.created) == (7, 1, 2)
+    assert found.evicted == ()
+    assert found.maybe_evicted == ("default/gone",)
+    only_gpu = node(gpus(scenes.BALANCED, count=1), **MIXED)
+    layout = DOCUMENT.layout("one-slice-changed")
+    alone = dataclasses.replace(layout, rules=layout.rules[:1])
+    assert previews.preview(
+        only_gpu, alone, [pod("gone", "nvidia.com/mig-2g.10gb"), pod("p", "nvidia.com/mig-1g.5gb")]
+    ).evicted == ("default/gone",)
+
+
+def test_where_all_devices_are_plain_gpus_any_pod_may_have_to_leave() -> None:
+    there = node(gpus(scenes.BALANCED), **{"nvidia.com/gpu": 8})
+
+    found = look(there, "one-slice-changed", pod("p", "nvidia.com/gpu"), pod("q", "other"))
+
+    assert (found.evicted, found.maybe_evicted) == ((), ("default/p",))
+
+
+def test_a_pod_with_a_claim_may_have_to_leave_and_the_device_plugin_need_not() -> None:
+    plugin = {"name": "nvidia-device-plugin-ds"}
+
+    found = look(
+        node(gpus(scenes.BALANCED), **MIXED),
+        "one-slice-changed",
+        pod("claims", "other", has_claims=True),
+        pod("plugin", "nvidia.com/mig-2g.10gb", labels=plugin),
+    )
+
+    assert (found.evicted, found.maybe_evicted) == ((), ("default/claims",))
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        ("too-much", "DoesNotFit"),
+        ("no-such-profile", "UnknownProfile"),
+        ("other-gpu", "NoGpuMatches"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_reason(layout: str, reason: str) -> None:
+    found = look(node(gpus()), layout)
+
+    assert (found.verdict, found.reason) == (Verdict.DOES_NOT_FIT, reason)
+    assert found.message
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "no agent has told"), ("{}", "makes no sense")])
+def test_a_node_that_tells_nothing_good_of_its_gpus_is_unknown(text: str, said: str) -> None:
+    found = look(dataclasses.replace(node(gpus()), gpus=text), "all-1g.5gb")
+
+    assert found.verdict is Verdict.UNKNOWN
+    assert said in found.message
+
+
+def test_where_the_driver_tells_profiles_only_with_mig_on_the_plan_is_provisional() -> None:
+    blind = tuple(dataclasses.replace(gpu, profiles=None) for gpu in gpus())
+
+    assert look(node(blind), "all-1g.5gb").is_provisional

@@ -1,0 +1,171 @@
+"""Agents as light as can be: they follow the published contract on labels and annotations.
+
+One thread plays the agents of all nodes, straight on the server's store: each sees its label,
+says ``pending`` and cordons, and after a while says how it ended.
+"""
+
+import contextlib
+import dataclasses
+import heapq
+import json
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from mig_manager import errors
+from mig_manager.core import cluster, inventory, model
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources, stores
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a node fails, each time it tries."""
+
+    reason: errors.Reason
+    message: str
+    is_retried: bool = False
+
+
+class StandIns:
+    """The agents of some nodes."""
+
+    def __init__(
+        self,
+        server: apiserver.ApiServer,
+        names: Collection[str],
+        *,
+        failing: Mapping[str, Failure] | None = None,
+        dead: Collection[str] = (),
+        work_s: float = 0.05,
+    ) -> None:
+        self._server = server
+        self._names = frozenset(names)
+        self.failing = dict(failing or {})
+        self.dead = set(dead)
+        """Nodes on which nobody reacts."""
+        self._work_s = work_s
+        self._served: dict[str, str | None] = {}
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="stand-ins", daemon=True)
+        self._unsubscribe = server.store.subscribe(self._notice)
+
+    def repair(self, name: str) -> None:
+        """Let a node be well from now on; its agent tries again."""
+        self.failing.pop(name, None)
+        self._served.pop(name, None)
+        self._news.put(name)
+
+    def start(self) -> None:
+        for name in self._names:
+            self._server.store.modify(resources.NODES, name, _introduce)
+            self._news.put(name)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._unsubscribe()
+        self._news.put(None)
+        self._thread.join(30)
+
+    def _notice(self, record: stores.Record) -> None:
+        if record.key[0] == resources.NODES.storage and record.key[2] in self._names:
+            self._news.put(record.key[2])
+
+    def _run(self) -> None:
+        while True:
+            timeout_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+            with contextlib.suppress(queue.Empty):
+                name = self._news.get(timeout=timeout_s)
+                if name is None:
+                    return
+                self._look(name)
+            while self._due and self._due[0][0] <= time.monotonic():
+                heapq.heappop(self._due)[2]()
+
+    def _look(self, name: str) -> None:
+        labels = self._node(name)["metadata"].get("labels") or {}
+        wanted = labels.get(cluster.CONFIG_LABEL)
+        if name in self.dead or wanted is None or self._served.get(name) == wanted:
+            return
+        self._served[name] = wanted
+        self._after(0.01, lambda: self._begin(name, wanted))
+
+    def _begin(self, name: str, wanted: str) -> None:
+        if self._served.get(name) != wanted:
+            return
+        failure = self.failing.get(name)
+        if failure and failure.reason is errors.Reason.DOES_NOT_FIT:
+            # Refused before anything is touched.
+            self._end(name, wanted)
+            return
+        self._write(name, wanted, model.State.PENDING, phase=model.Phase.CORDON, is_cordoned=True)
+        self._after(self._work_s, lambda: self._end(name, wanted))
+
+    def _end(self, name: str, wanted: str) -> None:
+        if self._served.get(name) != wanted:
+            return
+        failure = self.failing.get(name)
+        self._write(
+            name,
+            wanted,
+            model.State.FAILED if failure else model.State.SUCCESS,
+            phase=model.Phase.DONE,
+            failure=failure,
+            is_cordoned=False,
+        )
+        if failure and failure.is_retried:
+            self._after(4 * self._work_s, lambda: self._begin(name, wanted))
+
+    def _write(
+        self,
+        name: str,
+        wanted: str,
+        state: model.State,
+        *,
+        phase: model.Phase,
+        is_cordoned: bool,
+        failure: Failure | None = None,
+    ) -> None:
+        status = {"config": wanted, "state": state.value, "phase": phase.value}
+        if failure:
+            status |= {"reason": failure.reason.value, "message": failure.message}
+            status |= {"retryAt": "soon"} if failure.is_retried else {}
+
+        def change(thing: stores.Object) -> None:
+            metadata = thing["metadata"]
+            labels = metadata.setdefault("labels", {})
+            annotations = metadata.setdefault("annotations", {})
+            labels[cluster.STATE_LABEL] = state.value
+            annotations[cluster.STATUS_ANNOTATION] = json.dumps(status)
+            if state is model.State.SUCCESS:
+                labels[cluster.APPLIED_LABEL] = wanted
+            thing.setdefault("spec", {})["unschedulable"] = is_cordoned
+
+        self._server.store.modify(resources.NODES, name, change)
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._serial += 1
+        due_s = time.monotonic() + seconds * random.uniform(0.5, 1.5)  # noqa: S311 - a spread
+        heapq.heappush(self._due, (due_s, self._serial, act))
+
+    def _node(self, name: str) -> stores.Object:
+        return self._server.store.get(resources.NODES, name)
+
+
+def _introduce(thing: stores.Object) -> None:
+    """Have an agent tell that it is there, by the GPUs of its node."""
+    annotations = thing["metadata"].setdefault("annotations", {})
+    annotations[cluster.GPUS_ANNOTATION] = inventory.to_json(())
+
+
+@contextlib.contextmanager
+def playing(standins: StandIns) -> Iterator[StandIns]:
+    standins.start()
+    try:
+        yield standins
+    finally:
+        standins.stop()

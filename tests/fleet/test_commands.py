@@ -1,0 +1,394 @@
+"""The command ``rollout`` in this process: undo, dry runs, what it refuses, an API that fails."""
+
+import dataclasses
+import io
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from mig_manager import cli, console
+from mig_manager.core import cluster, inventory, model
+from mig_manager.sandbox import apiserver, hardware
+from mig_manager.sandbox.api import resources, stores
+from tests import fakes, scenes
+from tests.fleet import agents, census, standins
+from tests.sandbox import apirig
+
+LAYOUT = "all-1g.5gb"
+FORMER = "all-balanced"
+
+
+class Terminal(io.StringIO):
+    """Standard output, which may be a terminal."""
+
+    def __init__(self, *, is_terminal: bool = False) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@dataclasses.dataclass
+class Answer:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclasses.dataclass
+class Rig:
+    """A cluster of some nodes, and a person who asks."""
+
+    server: apiserver.ApiServer
+    kubeconfig: pathlib.Path
+    names: list[str]
+    played: standins.StandIns
+
+    def __call__(self, *argv: str, is_terminal: bool = False) -> Answer:
+        out, err = Terminal(is_terminal=is_terminal), Terminal()
+        terminal = console.Console(
+            stdin=io.StringIO(), stdout=out, stderr=err, environ={"TERM": "xterm"}
+        )
+        given = ["rollout", *argv, "--kubeconfig", str(self.kubeconfig)]
+        status = cli.main(given, terminal)
+        return Answer(status, out.getvalue(), err.getvalue())
+
+    def roll(self, *argv: str) -> Answer:
+        return self(*argv, "-l", "gpu=yes", "--max-unavailable", "2", "-o", "json")
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.server.store.get(resources.NODES, name)["metadata"]
+        return found
+
+    def label(self, name: str) -> str | None:
+        found: str | None = self.metadata(name)["labels"].get(cluster.CONFIG_LABEL)
+        return found
+
+    def change(self, name: str, change: Callable[[stores.Object], None]) -> None:
+        self.server.store.modify(resources.NODES, name, change)
+
+    def settle(self, layout: str) -> None:
+        """Have all nodes in a layout, as a person had it before."""
+        agents.label_all(self.server, self.names, layout)
+        agents.wait(
+            lambda: all(agents.is_applied(self.server, name, layout) for name in self.names),
+            "the former layout",
+        )
+
+    def tell_gpus(self, name: str, gpus: tuple[model.Gpu, ...]) -> None:
+        def tell(thing: stores.Object) -> None:
+            annotations = thing["metadata"].setdefault("annotations", {})
+            annotations[cluster.GPUS_ANNOTATION] = inventory.to_json(gpus)
+
+        self.change(name, tell)
+
+    def serve_config(self) -> None:
+        self.server.store.create(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "mig-manager-config", "namespace": "mig-manager"},
+                "data": {"config.yaml": scenes.CONFIG},
+            }
+        )
+
+
+@pytest.fixture
+def rig(tmp_path: pathlib.Path) -> Iterator[Rig]:
+    with apiserver.serve() as server:
+        names = agents.populate(server, 5, gpu="yes")
+        server.store.create(apirig.a_node("other"))
+        played = standins.StandIns(server, names, work_s=0.02)
+        with standins.playing(played):
+            yield Rig(server, server.kubeconfig(tmp_path / "kubeconfig"), names, played)
+
+
+def test_undo_brings_each_node_back_to_what_it_was_asked_for_before(rig: Rig) -> None:
+    rig.settle(FORMER)
+    before = {name: rig.label(name) for name in rig.names}
+    assert rig.roll(LAYOUT).status == 0
+    counted = census.Census(rig.server)
+
+    answer = rig.roll("undo")
+
+    assert (answer.status, answer.data["state"], answer.data["undo"]) == (0, "done", True)
+    assert {name: rig.label(name) for name in rig.names} == before
+    assert counted.most <= 2
+    # Undone is undone: to say it twice changes nothing.
+    assert rig.roll("undo").data["counts"]["in-force"] == 5
+    assert {name: rig.label(name) for name in rig.names} == before
+
+
+def test_undo_takes_the_label_away_where_there_was_none(rig: Rig) -> None:
+    assert rig.roll(LAYOUT).status == 0
+
+    assert rig.roll("undo").status == 0
+
+    assert [rig.label(name) for name in rig.names] == [None] * 5
+
+
+def test_undo_without_a_rollout_before_is_refused(rig: Rig) -> None:
+    answer = rig.roll("undo")
+
+    assert answer.status == 2
+    assert "no rollout has left its mark" in answer.err
+
+
+def test_nodes_that_the_selector_does_not_name_are_let_be(rig: Rig) -> None:
+    rig.roll(LAYOUT)
+
+    assert rig.label("other") is None
+
+
+def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> None:
+    rig.change("node-001", lambda thing: thing["metadata"]["annotations"].clear())
+
+    answer = rig.roll(LAYOUT)
+
+    assert (answer.status, answer.data["state"]) == (1, "failed")
+    assert answer.data["counts"] | {"in-force": 4, "left-out": 1} == answer.data["counts"]
+    assert rig.label("node-001") is None
+    assert "node-001: left-out: no agent has ever told" in rig(LAYOUT, "-l", "gpu=yes").out
+
+
+def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig) -> None:
+    rig.settle(FORMER)
+    rig.played.dead.add("node-001")
+
+    answer = rig.roll(LAYOUT, "--silence-timeout-s", "1")
+
+    assert (answer.status, answer.data["state"]) == (1, "failed")
+    assert answer.data["counts"]["in-force"] == 4
+    (silent,) = answer.data["failures"]
+    assert silent["name"] == "node-001"
+    assert rig.label("node-001") == FORMER
+    assert cluster.ROLLOUT_ANNOTATION not in rig.metadata("node-001")["annotations"]
+
+
+def test_a_node_that_takes_too_long_is_told_and_does_not_hold_up_the_end(rig: Rig) -> None:
+    def hold(thing: stores.Object) -> None:
+        status = {"config": LAYOUT, "state": "pending", "phase": "Drain", "message": "waiting"}
+        metadata = thing["metadata"]
+        metadata["labels"] |= {cluster.CONFIG_LABEL: LAYOUT, cluster.STATE_LABEL: "pending"}
+        metadata["annotations"][cluster.STATUS_ANNOTATION] = json.dumps(status)
+
+    rig.played.dead.add("node-000")
+    rig.change("node-000", hold)
+
+    answer = rig.roll(LAYOUT, "--node-timeout-s", "2")
+
+    assert answer.status == 1
+    assert answer.data["failures"][0]["message"].startswith("not in force 2 s after")
+    assert answer.data["counts"]["in-force"] == 4
+
+
+def test_nodes_that_others_have_cordoned_count_and_the_rollout_says_when_it_cannot_go_on(
+    rig: Rig,
+) -> None:
+    def break_down(thing: stores.Object) -> None:
+        thing["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+
+    for name in rig.names[:2]:
+        rig.change(name, break_down)
+
+    answer = rig.roll(LAYOUT, "--silence-timeout-s", "1")
+
+    assert (answer.status, answer.data["state"]) == (1, "stalled")
+    assert answer.data["unavailable"] == ["node-000", "node-001"]
+    assert answer.data["counts"] | {"in-force": 0} == answer.data["counts"]
+
+
+def test_each_node_that_changes_is_told_in_a_line_where_there_is_no_terminal(rig: Rig) -> None:
+    answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "40%")
+
+    assert answer.status == 0
+    assert "node-003: under-way" in answer.out
+    assert "node-003: in-force" in answer.out
+    assert answer.out.endswith(
+        "layout all-1g.5gb: 5 in force; 0 of at most 2 unavailable\nThe rollout is done.\n"
+    )
+
+
+def test_on_a_terminal_one_table_lives_and_the_end_stays(rig: Rig) -> None:
+    answer = rig(LAYOUT, "-l", "gpu=yes", is_terminal=True)
+
+    assert answer.status == 0
+    assert "\x1b[J" in answer.out
+    assert answer.out.endswith("The rollout is done.\n")
+
+
+def test_an_answer_for_machines_can_be_yaml(rig: Rig) -> None:
+    answer = rig(LAYOUT, "-l", "gpu=yes", "-o", "yaml")
+
+    assert yaml.safe_load(answer.out)["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((LAYOUT,), "-l SELECTOR"),
+        (("-l", "gpu=yes"), "name a layout"),
+        ((LAYOUT, "-l", "gpu=no"), "selects no node"),
+        ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "0"), "neither a number"),
+        ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "101%"), "neither a number"),
+        (("no/label", "-l", "gpu=yes"), "cannot be the value of a label"),
+        (("undo", "-l", "gpu=yes", "--dry-run"), "not of undo"),
+        ((LAYOUT, "-c", "other", "-l", "gpu=yes"), "name one"),
+        ((LAYOUT, "-l", "gpu=yes", "--config-map", "x"), "NAMESPACE/NAME"),
+        ((LAYOUT, "-l", "gpu=yes", "--dry-run"), "there is no ConfigMap"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
+    rig: Rig, argv: tuple[str, ...], said: str
+) -> None:
+    answer = rig(*argv)
+
+    assert answer.status == 2
+    assert said in answer.err
+    assert [rig.label(name) for name in rig.names] == [None] * 5
+
+
+def test_a_selector_that_the_api_cannot_read_is_told(rig: Rig) -> None:
+    answer = rig(LAYOUT, "-l", "a in b in c")
+
+    assert answer.status == 1
+    assert "400" in answer.err
+
+
+def test_a_layout_that_the_agents_config_lacks_is_asked_of_nobody(rig: Rig) -> None:
+    rig.serve_config()
+
+    answer = rig("all-1g.5bg", "-l", "gpu=yes")
+
+    assert answer.status == 2
+    assert "all-1g.5bg" in answer.err
+    assert [rig.label(name) for name in rig.names] == [None] * 5
+
+
+def test_a_person_who_may_label_but_not_read_the_config_can_roll_out(rig: Rig) -> None:
+    rig.serve_config()
+    rig.server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
+
+    assert rig.roll(LAYOUT).status == 0
+
+
+def test_a_person_who_may_not_label_is_told(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(method="PATCH", resource="nodes", status=403, times=None))
+
+    answer = rig(LAYOUT, "-l", "gpu=yes")
+
+    assert answer.status == 1
+    assert "403" in answer.err
+
+
+FAULTS = {
+    "409": apiserver.Fault(method="PATCH", resource="nodes", status=409),
+    "500": apiserver.Fault(method="PATCH", resource="nodes", status=500),
+    "500-when-done": apiserver.Fault(
+        method="PATCH", resource="nodes", status=500, is_carried_out=True
+    ),
+    "reset-when-done": apiserver.Fault(
+        method="PATCH", resource="nodes", reset=True, is_carried_out=True
+    ),
+    "watch-503": apiserver.Fault(verb="watch", resource="nodes", status=503),
+    "watch-410": apiserver.Fault(verb="watch", resource="nodes", status=410),
+    "list-500": apiserver.Fault(verb="list", resource="nodes", status=500),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_api_that_fails_once_costs_no_node_and_no_room(rig: Rig, name: str) -> None:
+    counted = census.Census(rig.server)
+    rig.server.inject(FAULTS[name])
+
+    answer = rig.roll(LAYOUT)
+
+    assert answer.status == 0, answer.err
+    assert rig.server.faults_waiting() == 0
+    assert counted.most <= 2
+    assert counted.ever == set(rig.names)
+
+
+def test_a_watch_that_breaks_in_the_middle_loses_nothing(rig: Rig) -> None:
+    rig.played._work_s = 0.2
+    broken: list[stores.Record] = []
+
+    def break_once(record: stores.Record) -> None:
+        if record.thing["metadata"]["labels"].get(cluster.APPLIED_LABEL) and not broken:
+            broken.append(record)
+            rig.server.break_watches(apiserver.Break.RESET)
+
+    rig.server.store.subscribe(break_once)
+
+    assert rig.roll(LAYOUT).status == 0
+    assert broken
+
+
+# -- dry runs ---------------------------------------------------------------------------------
+
+
+def bare(count: int = 1) -> tuple[model.Gpu, ...]:
+    product = hardware.find("A100-SXM4-40GB")
+    return tuple(hardware.template(product, index) for index in range(count))
+
+
+def test_a_dry_run_tells_what_each_node_would_have_to_bear_and_changes_nothing(rig: Rig) -> None:
+    rig.serve_config()
+    rig.tell_gpus("node-000", bare(2))
+    rig.tell_gpus("node-001", (hardware.template(hardware.find("A30"), 0),))
+    for name in rig.names[2:]:
+        rig.change(name, lambda thing: thing["metadata"]["annotations"].clear())
+    pod = apirig.a_pod("train", node="node-000")
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    rig.server.store.create(pod)
+
+    answer = rig.roll(LAYOUT, "--dry-run")
+
+    assert answer.status == 1
+    nodes = {node["name"]: node for node in answer.data["nodes"]}
+    assert nodes["node-000"]["verdict"] == "fits"
+    assert nodes["node-000"]["resets"] == [0, 1]
+    assert nodes["node-000"]["evicted_pods"] == ["default/train"]
+    assert nodes["node-001"]["verdict"] == "does-not-fit"
+    assert nodes["node-001"]["reason"] == "UnknownProfile"
+    assert nodes["node-002"]["verdict"] == "unknown"
+    assert [rig.label(name) for name in rig.names] == [None] * 5
+    text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
+    assert "layout all-1g.5gb: 0 in force, 1 fits, 1 does not fit, 3 unknown." in text
+
+
+def test_a_dry_run_can_use_a_config_of_ones_own(rig: Rig, tmp_path: pathlib.Path) -> None:
+    for name in rig.names:
+        rig.tell_gpus(name, bare())
+    file = tmp_path / "config.yaml"
+    file.write_text(scenes.CONFIG)
+
+    assert rig.roll(LAYOUT, "--dry-run", "-f", str(file)).status == 0
+    assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
+
+
+def test_what_a_real_agent_tells_is_enough_for_a_dry_run(rig: Rig) -> None:
+    rig.serve_config()
+    with agents.hosted(rig.server, ["other"]) as hosted:
+        agents.wait(
+            lambda: cluster.GPUS_ANNOTATION in rig.metadata("other").get("annotations", {}),
+            "the GPUs of a node without a label",
+        )
+        answer = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json")
+
+        assert (answer.status, answer.data["nodes"][0]["verdict"]) == (0, "fits")
+        world: fakes.World = hosted["other"].world
+        assert len(world.gpus) == 1
+        agents.label_all(rig.server, ["other"], LAYOUT)
+        agents.wait(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
+        again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]
+    assert (again["verdict"], again["instances"]["kept"]) == ("in-force", 7)

@@ -1,0 +1,106 @@
+"""Rollouts by the command line itself, over nodes that keep to the contract."""
+
+import pathlib
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import cluster
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources
+from tests.fleet import agents, census, command, standins
+
+LAYOUT = "all-1g.5gb"
+FORMER = "all-balanced"
+FAILURES = (
+    standins.Failure(reason=errors.Reason.DOES_NOT_FIT, message="no room on GPU 0"),
+    standins.Failure(reason=errors.Reason.DRAIN_TIMEOUT, message="pod a/b stays", is_retried=True),
+)
+
+
+def wanted(server: apiserver.ApiServer) -> dict[str, str | None]:
+    """Name of each node -> what its label asks for."""
+    return {
+        node["metadata"]["name"]: node["metadata"]["labels"].get(cluster.CONFIG_LABEL)
+        for node in server.store.objects(resources.NODES)
+    }
+
+
+def applied(server: apiserver.ApiServer, names: list[str], layout: str = LAYOUT) -> int:
+    return sum(agents.is_applied(server, name, layout) for name in names)
+
+
+def paused(kubeconfig: pathlib.Path, given: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """Roll out until a failure pauses it; return which nodes failed, and why."""
+    status, answer = command.run(kubeconfig, *given)
+    assert (status, answer["state"]) == (1, "paused")
+    assert answer["counts"]["to-do"] > 0
+    return {node["name"]: (node["reason"], node["message"]) for node in answer["failures"]}
+
+
+def story(
+    server: apiserver.ApiServer,
+    names: list[str],
+    played: standins.StandIns,
+    kubeconfig: pathlib.Path,
+    *,
+    most: int,
+) -> None:
+    """A rollout that is interrupted, resumed, paused by two failures, and ended after repair."""
+    bad = dict(zip((names[len(names) // 2], names[len(names) // 2 + 1]), FAILURES, strict=True))
+    played.failing |= bad
+    counted = census.Census(server)
+    given = (LAYOUT, "-l", "gpu=yes", "--max-unavailable", str(most), "--pause-on-failure")
+
+    with command.begun(kubeconfig, *given) as process:
+        agents.wait(lambda: applied(server, names) >= len(names) // 4, "a quarter of the nodes")
+        status, answer = command.interrupt(process)
+    assert status == 130
+    assert answer["state"] == "interrupted"
+    assert 0 < answer["counts"]["in-force"] < len(names)
+    begun = sum(layout == LAYOUT for layout in wanted(server).values())
+    assert begun <= applied(server, names) + most + 1
+
+    told = paused(kubeconfig, given)
+    assert set(told) <= set(bad)
+    if len(told) < len(bad):
+        # The other one was not yet asked; it pauses the rollout once more.
+        told = paused(kubeconfig, given)
+    assert told == {name: (each.reason.value, each.message) for name, each in bad.items()}
+
+    for name in bad:
+        played.repair(name)
+    status, answer = command.run(kubeconfig, *given)
+
+    assert (status, answer["state"]) == (0, "done")
+    assert answer["counts"]["in-force"] == len(names)
+    assert applied(server, names) == len(names)
+    assert counted.most <= most
+
+
+def serve(tmp_path: pathlib.Path, count: int, server: apiserver.ApiServer) -> tuple[
+    list[str], pathlib.Path
+]:  # fmt: skip
+    return agents.populate(server, count, gpu="yes"), server.kubeconfig(tmp_path / "kubeconfig")
+
+
+def test_a_rollout_over_real_agents_and_others_is_interrupted_resumed_paused_and_ended(
+    tmp_path: pathlib.Path,
+) -> None:
+    with apiserver.serve() as server:
+        names, kubeconfig = serve(tmp_path, 12, server)
+        with (
+            agents.hosted(server, names[:3]),
+            standins.playing(standins.StandIns(server, names[3:], work_s=0.2)) as played,
+        ):
+            story(server, names, played, kubeconfig, most=2)
+
+
+@pytest.mark.slow
+def test_a_rollout_over_three_hundred_nodes_never_has_eleven_of_them_unavailable(
+    tmp_path: pathlib.Path,
+) -> None:
+    with apiserver.serve() as server:
+        names, kubeconfig = serve(tmp_path, 300, server)
+        with standins.playing(standins.StandIns(server, names, work_s=0.1)) as played:
+            story(server, names, played, kubeconfig, most=10)
