@@ -6,7 +6,6 @@ YAML, and a command at a shell neither Kubernetes nor gRPC.
 # ruff: noqa: PLC0415 - see above
 
 import contextlib
-import os
 import traceback
 from collections.abc import Mapping, Sequence
 
@@ -55,11 +54,11 @@ def _main(argv: Sequence[str], terminal: console.Console) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        _forget_stdout(terminal)
+        terminal.forget()
         return _BROKEN_PIPE
     except console.AnswerLostError as error:
         terminal.note(str(error))
-        _forget_stdout(terminal)
+        terminal.forget()
         return _FAILED
     except Exception as error:  # noqa: BLE001 - a bug must not end in a traceback
         _confess(error, argv, terminal)
@@ -204,11 +203,3 @@ def _confess(error: Exception, argv: Sequence[str], terminal: console.Console) -
         f"internal error: {type(error).__name__}: {error}",
         remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
     )
-
-
-def _forget_stdout(terminal: console.Console) -> None:
-    """Point standard output nowhere: the interpreter flushes it once more at the end."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, terminal.stdout.fileno())
-        os.close(nowhere)

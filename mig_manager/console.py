@@ -1,5 +1,6 @@
 """The terminal, or what stands for it: answers on one stream, remarks and errors on another."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -27,9 +28,11 @@ class Console:
     stdout: TextIO
     stderr: TextIO
     environ: Mapping[str, str]
+    program: str = "mig-manager"
+    """Stands before each remark."""
 
     @staticmethod
-    def of_process() -> "Console":
+    def of_process(program: str = "mig-manager") -> "Console":
         """Return the streams and the environment of this process.
 
         Of a stream that was closed before we started Python knows nothing; it is then empty.
@@ -40,6 +43,7 @@ class Console:
             stdout=sys.stdout or nowhere.open("w"),
             stderr=sys.stderr or nowhere.open("w"),
             environ=settings.process_environ(),
+            program=program,
         )
 
     def style(self, colour: settings.Colour) -> bar.Style:
@@ -71,11 +75,18 @@ class Console:
     def note(self, text: str, *, remedy: str = "") -> None:
         """Write a remark or an error, each of its parts on a line of its own."""
         # Names from files and from the API end up here; they must not drive the terminal.
-        lines = [f"mig-manager: {_CONTROLS.sub(' ', text)}"]
+        lines = [f"{self.program}: {_CONTROLS.sub(' ', text)}"]
         if remedy:
             lines.append(f"  remedy: {_CONTROLS.sub(' ', remedy)}")
         self.stderr.write(_encodable(self.stderr, "\n".join(lines) + "\n"))
         self.stderr.flush()
+
+    def forget(self) -> None:
+        """Point standard output nowhere: the interpreter flushes it once more at the end."""
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stdout.fileno())
+            os.close(nowhere)
 
 
 def _encodable(stream: TextIO, text: str) -> str:

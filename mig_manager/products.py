@@ -1,10 +1,15 @@
 """GPUs by the name of their product: what validates and generates where no GPU is."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.core import generator, model
 from mig_manager.sandbox import hardware
+
+_EARLY_GB200_MIB = 189 * 1024
+"""What boards from before production had, whose profiles NVIDIA's default layouts still name
+(``all-7g.189gb`` in gpu-operator's ``default-mig-parted-config``)."""
 
 
 def templates(patterns: Iterable[str], *, tell: Callable[[str], object]) -> tuple[model.Gpu, ...]:
@@ -54,6 +59,18 @@ def names() -> tuple[str, ...]:
         for key, product in hardware.products().items()
         if product.is_mig_capable and not product.not_simulatable
     )
+
+
+@functools.cache
+def known() -> Sequence[model.Gpu]:
+    """Return an idle GPU of every product whose profiles are known."""
+    found = [
+        hardware.template(product)
+        for product in hardware.products().values()
+        if product.is_mig_capable and not product.not_simulatable
+    ]
+    gb200 = hardware.template(hardware.find("gb200"))
+    return [*found, hardware.resized(gb200, memory_mib=_EARLY_GB200_MIB)]
 
 
 def _chosen(patterns: Iterable[str], tell: Callable[[str], object]) -> Sequence[hardware.Product]:

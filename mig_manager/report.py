@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from mig_manager import booting, commands, validation
+from mig_manager import commands, validation
 from mig_manager.core import bar, config, model, picture, steps
 from mig_manager.core import holders as holding
 
@@ -56,18 +56,6 @@ def summary(result: commands.Planned) -> str:
         sentence += f"; MIG mode of {_count(len(result.mode_changes), 'GPU')} switched"
     resets = sum(gpu_plan.needs_reset for gpu_plan in result.plan.gpus)
     return f"{sentence}; " + (f"{_count(resets, 'GPU')} reset" if resets else "no reset")
-
-
-def restored(result: booting.Restored) -> str:
-    """Return in one sentence what came back after a reboot."""
-    if not result.layout:
-        return "No layout is kept for the boot: nothing was done."
-    if result.rounds:
-        rest = ", but not everything of it" if result.problems else ""
-        return f"Layout {result.layout} is back{rest}."
-    if result.problems:
-        return f"Layout {result.layout} did not come back in full: nothing was done."
-    return f"Layout {result.layout} is in force as it was kept: nothing was done."
 
 
 def difference(result: commands.Planned) -> str:

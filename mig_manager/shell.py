@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mig_manager import (
     applying,
     booting,
+    bootreport,
     commands,
     console,
     errors,
@@ -153,7 +154,7 @@ class _Shell:
             self._layout if is_told else None,
             driver_timeout_s=self._given.driver_timeout_s,
         )
-        self._answer(result.to_data, lambda: report.restored(result))
+        self._answer(result.to_data, lambda: bootreport.restored(result))
         for planned in result.rounds:
             self._terminal.note(report.summary(planned))
         for problem in result.problems:

@@ -7,10 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from mig_manager import console, errors, report, shellreach, shellsettings, validation
 from mig_manager.core import bar, config, model, remarks, selectors
 
-_EARLY_GB200_MIB = 189 * 1024
-"""What boards from before production had, whose profiles NVIDIA's default layouts still name
-(``all-7g.189gb`` in gpu-operator's ``default-mig-parted-config``)."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -159,18 +155,11 @@ class Validate:
         return self._reach.gpus().observe()
 
 
-@functools.cache
 def known_gpus() -> Sequence[model.Gpu]:
     """Return an idle GPU of every product whose profiles are known."""
-    from mig_manager.sandbox import hardware  # noqa: PLC0415 - only for products
+    from mig_manager import products  # noqa: PLC0415 - only for products
 
-    known = [
-        hardware.template(product)
-        for product in hardware.products().values()
-        if product.is_mig_capable and not product.not_simulatable
-    ]
-    gb200 = hardware.template(hardware.find("gb200"))
-    return [*known, hardware.resized(gb200, memory_mib=_EARLY_GB200_MIB)]
+    return products.known()
 
 
 def unknown_names(source: config.Document) -> Sequence[remarks.Remark]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from mig_manager import errors, ports
-from mig_manager.core import clients, cluster, model, planner
+from mig_manager.core import clients, cluster, inventory, model, planner, status
 from mig_manager.core import policy as policies
 from tests import fakes
 from tests.scenes import (
@@ -834,3 +834,26 @@ def test_whenever_a_wish_ends_all_is_given_back(scenario: str, *, replaced: bool
         is_executed = "gpus.execute" in world.log and not is_undone
         assert world.gpus == (after if is_executed else before)
         assert_nothing_taken(world)
+
+
+def test_a_run_publishes_the_gpus_as_they_are_afterwards() -> None:
+    world = node(layout="all-balanced")
+
+    assert run(world, "all-1g.5gb").state is model.State.SUCCESS
+
+    told = inventory.from_json(world.annotations[cluster.GPUS_ANNOTATION])
+    assert [gpu.uuid for gpu in told] == [gpu.uuid for gpu in world.gpus]
+    assert [status.device_counts(gpu) for gpu in told] == [
+        status.device_counts(gpu) for gpu in world.gpus
+    ]
+    assert [gpu.profiles for gpu in told] == [gpu.profiles for gpu in world.gpus]
+
+
+def test_a_run_that_sees_no_gpu_leaves_what_an_earlier_one_published() -> None:
+    world = node(layout="all-balanced")
+    run(world, "all-1g.5gb")
+    before = world.annotations[cluster.GPUS_ANNOTATION]
+
+    assert run(world, "all-9g").state is model.State.FAILED
+
+    assert world.annotations[cluster.GPUS_ANNOTATION] == before

@@ -169,6 +169,19 @@ def test_the_time_that_is_asked_for_is_in_what_is_built(release: Release) -> Non
         assert {member.mtime for member in archive} == {int(EPOCH)}
 
 
+def test_the_plugin_is_packed_from_what_was_built_and_runs_by_itself(
+    release: Release, tmp_path: pathlib.Path
+) -> None:
+    folder = release.dist / "krew"
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+
+    told = run(sys.executable, "-S", tmp_path / "kubectl-mig", "version", cwd=tmp_path)
+
+    assert told == f"kubectl-mig {mig_manager.__version__}\n"
+    assert f"version: v{mig_manager.__version__}" in (folder / "mig.yaml").read_text("utf-8")
+
+
 # -- the bill of materials --------------------------------------------------------------------
 
 

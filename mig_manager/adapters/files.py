@@ -9,48 +9,17 @@ from typing import Protocol
 
 import structlog
 
-from mig_manager import errors
+from mig_manager.adapters import configfile
+
+ConfigFile = configfile.ConfigFile
 
 _log = structlog.get_logger()
 
-MAX_BYTES = 1 << 20
-"""A ConfigMap, where such files live, holds no more (etcd's limit on a request)."""
 _BLIND_POLL_S = 5.0
 """How often to look while inotify cannot tell us; it costs one small read."""
 _MOST_POSTPONEMENTS = 10
 """A file that is written without end is looked at nevertheless."""
 _STOP_S = 5.0
-
-
-class ConfigFile:
-    """A config document in a file; implements ``ports.ConfigSource``."""
-
-    def __init__(self, path: str | pathlib.Path) -> None:
-        self._path = pathlib.Path(path)
-
-    @property
-    def name(self) -> str:
-        """The path as it was given."""
-        return str(self._path)
-
-    def read(self) -> str:
-        """Return the file's text as it is now.
-
-        Raises:
-            ConfigError: It is missing, unreadable, larger than 1 MiB, or not UTF-8.
-        """
-        try:
-            content = _read(self._path)
-        except OSError as err:
-            raise errors.ConfigError(f"cannot read {self._path}: {err.strerror or err}") from err
-        if len(content) > MAX_BYTES:
-            raise errors.ConfigError(f"{self._path} is larger than {MAX_BYTES} bytes")
-        try:
-            return content.decode()
-        except UnicodeDecodeError as err:
-            raise errors.ConfigError(
-                f"{self._path} is not UTF-8: {err.reason} at byte {err.start}"
-            ) from err
 
 
 class ConfigWatch:
@@ -134,7 +103,7 @@ class ConfigWatch:
     def _look(self) -> bytes | None:
         """Return the content's digest; None while it cannot be read."""
         try:
-            content = _read(self._path)
+            content = configfile.read_bytes(self._path)
         except OSError as err:
             if not self._is_missing:
                 _log.warning("config_file_unreadable", path=str(self._path), detail=err.strerror)
@@ -172,8 +141,3 @@ class _DirectoryWatch(Protocol):
     def is_alive(self) -> bool: ...
 
     def stop(self) -> None: ...
-
-
-def _read(path: pathlib.Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1)

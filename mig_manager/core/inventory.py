@@ -3,18 +3,29 @@
 What the GPUs of one product have in common is written once. Ids of instances and UUIDs of MIG
 devices are left out: the planner needs neither, and nobody outside of the node can do anything
 with them.
+
+Who may write to a Node may write anything here, and a planner or a terminal elsewhere is given it:
+so reading is strict, texts are made harmless, and nothing is larger than any board, for the
+planner's search is exact and must not be given one to search for ever.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mig_manager import safetext
 from mig_manager.core import model, profile
 from mig_manager.core import snapshot as snapshots
 
 VERSION = 1
-_MOST = 1_000
-"""GPUs, models and profiles; it keeps nonsense from being planned with."""
+_MOST = 64
+"""GPUs, models and profiles."""
+_MOST_SLICES = 16
+"""The largest board has twelve memory slices."""
+_MOST_MEMORY_GB = 10_000
+_MOST_LETTERS = 80
+_MOST_NUMBER = 2**32 - 1
 _PROFILE_ROW = 8
 _ENGINE_ROW = 4
 
@@ -46,9 +57,19 @@ def from_json(text: str) -> tuple[model.Gpu, ...]:
         kinds = [_common(each) for each in _list(data["models"])]
         rows = _list(data["gpus"])
         had = snapshots.from_data(rows)
-        return tuple(_gpu(row, snapshot, kinds) for row, snapshot in zip(rows, had, strict=True))
+        gpus = tuple(_gpu(row, before, kinds) for row, before in zip(rows, had, strict=True))
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
         raise ValueError(f"not a list of GPUs: {error!r}") from error
+    for identity in ("index", "uuid"):
+        if len({getattr(gpu, identity) for gpu in gpus}) != len(gpus):
+            raise ValueError(f"two GPUs have the same {identity}")
+    return gpus
+
+
+def idle(gpu: model.Gpu) -> model.Gpu:
+    """Return the same GPU as if nobody had partitioned it."""
+    mode = None if gpu.current_mode is None else model.MigMode.DISABLED
+    return dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
 
 
 def _model(gpu: model.Gpu) -> dict[str, Any]:
@@ -81,11 +102,11 @@ def _profile_row(info: model.GpuInstanceProfile) -> list[Any]:
 def _common(data: Mapping[str, Any]) -> dict[str, Any]:
     rows = data["profiles"]
     return {
-        "name": str(data["name"]),
+        "name": _text(data["name"]),
         "architecture": model.Architecture(data["architecture"]),
-        "pci_device_id": int(data["device"]),
-        "pci_subsystem_id": int(data["subsystem"]),
-        "memory_mib": int(data["memory"]),
+        "pci_device_id": _number(data["device"]),
+        "pci_subsystem_id": _number(data["subsystem"]),
+        "memory_mib": _number(data["memory"]),
         "mode_change_needs_reset": data["reset"] is True,
         "virtualization": model.Virtualization(data["virtualization"]),
         "profiles": None if rows is None else tuple(_profile(row) for row in _list(rows)),
@@ -96,38 +117,83 @@ def _profile(row: object) -> model.GpuInstanceProfile:
     name, enum_index, profile_id, memory, processors, most, engines, places = _list(
         row, length=_PROFILE_ROW
     )
-    decoders, encoders, jpegs, ofas = map(int, _list(engines, length=_ENGINE_ROW))
+    decoders, encoders, jpegs, ofas = map(_number, _list(engines, length=_ENGINE_ROW))
     return model.GpuInstanceProfile(
-        profile=profile.parse(str(name)),
-        enum_index=int(enum_index),
-        profile_id=int(profile_id),
-        memory_mib=int(memory),
-        multiprocessors=int(processors),
-        max_instances=int(most),
+        profile=_sound(profile.parse(_text(name))),
+        enum_index=_number(enum_index),
+        profile_id=_number(profile_id),
+        memory_mib=_number(memory),
+        multiprocessors=_number(processors),
+        max_instances=_number(most),
         engines=model.Engines(decoders=decoders, encoders=encoders, jpegs=jpegs, ofas=ofas),
         placements=tuple(_place(place) for place in _list(places)),
     )
 
 
 def _place(row: object) -> model.Placement:
-    start, size = map(int, _list(row, length=2))
-    if not (start >= 0 and size > 0 and start + size <= _MOST):
-        raise ValueError(f"{start}:{size} is no span of slices")
-    return model.Placement(start, size)
+    start, size = map(_number, _list(row, length=2))
+    return _within(model.Placement(start, size), _MOST_SLICES)
+
+
+def _within(place: model.Placement, slices: int) -> model.Placement:
+    if not (place.size > 0 and place.end <= slices):
+        raise ValueError(f"{place} is no span of {slices} slices")
+    return place
 
 
 def _gpu(
     row: Mapping[str, Any], had: model.GpuSnapshot, kinds: Sequence[Mapping[str, Any]]
 ) -> model.Gpu:
+    _check_instances(had.gpu_instances)
     return model.Gpu(
-        index=int(row["index"]),
-        uuid=had.uuid,
-        pci_address=str(row["pci"]),
+        index=_number(row["index"]),
+        uuid=_text(had.uuid),
+        pci_address=_text(row["pci"]),
         current_mode=had.current_mode,
         pending_mode=had.pending_mode,
         gpu_instances=had.gpu_instances,
-        **kinds[int(row["model"])],
+        **kinds[_number(row["model"])],
     )
+
+
+def _check_instances(instances: Sequence[model.GpuInstance]) -> None:
+    """Refuse what no GPU can have.
+
+    Raises:
+        ValueError: Instances overlap, or one is larger than what it lies in.
+    """
+    reached = 0
+    for gi in sorted(instances, key=lambda gi: gi.placement):
+        if _within(gi.placement, _MOST_SLICES).start < reached:
+            raise ValueError("two instances overlap")
+        reached = gi.placement.end
+        slices = _sound(gi.profile).gpu_slices
+        if len(gi.compute_instances) > slices:
+            raise ValueError("an instance has more parts than slices")
+        for ci in gi.compute_instances:
+            _sound(ci.profile)
+            if ci.placement is not None:
+                _within(ci.placement, slices)
+
+
+def _sound(named: model.Profile) -> model.Profile:
+    """Refuse a profile that is well formed and that no GPU can have."""
+    is_sound = 1 <= named.compute_slices <= named.gpu_slices <= _MOST_SLICES
+    if not (is_sound and named.memory_gb <= _MOST_MEMORY_GB):
+        raise ValueError(f"no GPU has a profile {str(named)[:_MOST_LETTERS]}")
+    return named
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_LETTERS:
+        raise ValueError("a text is missing or too long")
+    return safetext.printable(value)
+
+
+def _number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_NUMBER:
+        raise ValueError("a number is missing or out of range")
+    return value
 
 
 def _list(value: object, *, length: int | None = None) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import directorywatch, files
+from mig_manager.adapters import configfile, directorywatch, files
 
 _SOON_S = 5.0
 _QUIET_S = 0.3
@@ -90,9 +90,9 @@ class TestConfigFile:
 
     def test_a_file_of_more_than_a_mebibyte_is_refused(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "config.yaml"
-        path.write_bytes(b"#" * files.MAX_BYTES)
-        assert len(files.ConfigFile(path).read()) == files.MAX_BYTES
-        path.write_bytes(b"#" * (files.MAX_BYTES + 1))
+        path.write_bytes(b"#" * configfile.MAX_BYTES)
+        assert len(files.ConfigFile(path).read()) == configfile.MAX_BYTES
+        path.write_bytes(b"#" * (configfile.MAX_BYTES + 1))
         with pytest.raises(errors.ConfigError, match="larger than"):
             files.ConfigFile(path).read()
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api, fields, node
+from mig_manager.adapters.kube import api, fields, node, nodereading
 from mig_manager.core import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import access, resources
@@ -100,7 +100,7 @@ def test_a_missing_node_is_404(kube: api.KubeApi) -> None:
 )
 def test_a_malformed_node_is_an_error_of_ours(thing: dict[str, Any]) -> None:
     with pytest.raises(errors.ClusterError, match="makes no sense"):
-        node.view(thing)
+        nodereading.view(thing)
 
 
 class TestPatch:

@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -43,12 +44,13 @@ def kubectl(world: stages.Stage, tmp_path_factory: pytest.TempPathFactory) -> Ku
     environment = {
         "HOME": str(home),
         "KUBECONFIG": str(world.server.kubeconfig(home / "kubeconfig", token="person")),  # noqa: S106
-        "PATH": os.environ["PATH"],
+        # The plugin is where this environment's console scripts are.
+        "PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
     }
 
     def run(*arguments: str) -> str:
         done = subprocess.run(  # noqa: S603 - the arguments are this file's own
-            [str(KUBECTL), "--cache-dir", str(home / "cache"), *arguments],
+            [str(KUBECTL), *arguments],
             env=environment,
             capture_output=True,
             text=True,
@@ -114,6 +116,20 @@ def test_the_list_of_pods_shows_the_new_plugin_and_no_pod_that_had_to_go(
     seen = {line.split()[0]: line.split()[3] for line in lines}
 
     assert seen == {"gpu-operator": "Running"}
+
+
+@pytest.mark.usefixtures("told")
+def test_the_plugin_draws_what_the_agent_published(kubectl: Kubectl) -> None:
+    drawn = kubectl("mig", "status", "sandbox")
+    planned = kubectl("mig", "plan", "all-balanced", "-f", str(PROFILES))
+    past = kubectl("mig", "history", "sandbox")
+
+    assert drawn.startswith(f"sandbox · in-force · wished {LAYOUT} · Applied · since ")
+    assert "GPU 0-1 · NVIDIA A100-SXM4-40GB · MIG on · 2 alike" in drawn
+    assert "  1g.5gb  14 free" in drawn.splitlines()
+    assert "10 instances destroyed, 4 created, 4 stay; no reset" in planned
+    assert "in force at least since" in past
+    assert f"Layout {LAYOUT} is in force" in past
 
 
 def section(described: str, title: str) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api, fields, node, nodewatch, pods, stream
+from mig_manager.adapters.kube import api, fields, node, nodereading, nodewatch, podreading, stream
 from mig_manager.core import cluster, members
 
 _NODES = "/api/v1/nodes"
@@ -186,7 +186,7 @@ def read(item: Mapping[str, Any]) -> members.Node:
     Raises:
         ClusterError: It is not a Node object.
     """
-    seen = node.view(item)
+    seen = nodereading.view(item)
     with fields.understood("the node"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
@@ -219,7 +219,7 @@ def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
         with fields.understood("the list of pods"):
             for item in page["items"] or ():
                 where = str(item["spec"].get("nodeName") or "")
-                pod = pods.read(item)
+                pod = podreading.read(item)
                 if where and (pod.gpu_resources or pod.has_claims) and not pod.is_finished:
                     found.setdefault(where, []).append(pod)
             token = (page.get("metadata") or {}).get("continue")

@@ -3,13 +3,12 @@
 import http
 import urllib.parse
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import structlog
 
 from mig_manager import errors, ports
-from mig_manager.adapters.kube import api, fields
+from mig_manager.adapters.kube import api, fields, nodereading
 from mig_manager.core import cluster
 
 _log = structlog.get_logger()
@@ -51,7 +50,7 @@ class KubeNode:
 
     def read(self) -> cluster.NodeView:
         """Return the node as the API has it now; see ``ports.Node``."""
-        return view(self._kube.get(self._path))
+        return nodereading.view(self._kube.get(self._path))
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
         """Write a change in one request; see ``ports.Node``.
@@ -64,7 +63,7 @@ class KubeNode:
         """
         for _ in range(_CONFLICT_ATTEMPTS):
             try:
-                return view(self._patch_once(change))
+                return nodereading.view(self._patch_once(change))
             except errors.ClusterError as err:
                 if err.status != http.HTTPStatus.CONFLICT or change.hold_taint is None:
                     raise
@@ -157,24 +156,3 @@ class KubeNode:
 def path(name: str) -> str:
     """Return the API path of a node."""
     return f"/api/v1/nodes/{urllib.parse.quote(name, safe='')}"
-
-
-def view(node: Mapping[str, Any]) -> cluster.NodeView:
-    """Return what we want to know of a Node object.
-
-    Raises:
-        ClusterError: It is not a Node object.
-    """
-    with fields.understood("the node"):
-        metadata = node["metadata"]
-        spec = node.get("spec") or {}
-        status = node.get("status") or {}
-        return cluster.NodeView(
-            name=str(metadata["name"]),
-            uid=str(metadata.get("uid") or ""),
-            labels=fields.strings(metadata.get("labels")),
-            annotations=fields.strings(metadata.get("annotations")),
-            is_unschedulable=bool(spec.get("unschedulable")),
-            taint_keys=frozenset(str(taint["key"]) for taint in spec.get("taints") or ()),
-            allocatable=fields.gpu_resources(status.get("allocatable")),
-        )

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api, fields, node, stream
+from mig_manager.adapters.kube import api, fields, nodereading, stream
 from mig_manager.core import cluster
 
 _log = structlog.get_logger()
@@ -167,7 +167,7 @@ class NodeWatch:
             self._version = str(item["metadata"]["resourceVersion"])
 
     def _deliver(self, item: dict[str, Any]) -> None:
-        seen = node.view(item)
+        seen = nodereading.view(item)
         if not self._stop.is_set():
             self._on_node(seen)
 

@@ -2,20 +2,15 @@
 
 import http
 import urllib.parse
-from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors, ports
-from mig_manager.adapters.kube import answers, api, fields
+from mig_manager.adapters.kube import answers, api, fields, podreading
 from mig_manager.core import cluster
 
 _PAGE = 500
 _MOST_PAGES = 50
 """A node runs some hundred pods; more pages than this are a server that repeats itself."""
-_MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Set by kubelet on the pod that shows a static pod in the API."""
-_DEFAULT_GRACE_S = 30
-"""What the API server writes where the pod's author says nothing."""
 
 
 class KubeWorkloads:
@@ -79,7 +74,7 @@ class KubeWorkloads:
         for _ in range(_MOST_PAGES):
             page = self._kube.get("/api/v1/pods", query)
             with fields.understood("the list of pods"):
-                found += [read(item) for item in page["items"] or ()]
+                found += [podreading.read(item) for item in page["items"] or ()]
                 token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return tuple(found)
@@ -117,97 +112,3 @@ def _is_blocked(err: answers.ApiError) -> bool:
     if err.status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
         return "poddisruptionbudget" in err.explanation.lower()
     return err.status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
-
-
-def read(item: Mapping[str, Any]) -> cluster.Pod:
-    """Return what we want to know of a Pod object; surprises are the caller's to translate."""
-    metadata, spec = item["metadata"], item["spec"]
-    status = item.get("status") or {}
-    annotations = fields.strings(metadata.get("annotations"))
-    # The API server sets Pending; only an object that never went through it has none.
-    phase = str(status.get("phase") or "Pending")
-    return cluster.Pod(
-        namespace=str(metadata["namespace"]),
-        name=str(metadata["name"]),
-        uid=str(metadata["uid"]),
-        phase=phase,
-        labels=fields.strings(metadata.get("labels")),
-        node_selector=fields.strings(spec.get("nodeSelector")),
-        owner_kind=_owner_kind(metadata),
-        is_mirror=_MIRROR_ANNOTATION in annotations,
-        is_ready=any(
-            condition["type"] == "Ready" and condition["status"] == "True"
-            for condition in status.get("conditions") or ()
-        ),
-        is_terminating=bool(metadata.get("deletionTimestamp")),
-        gpu_resources=_gpu_resources(spec),
-        container_names=tuple(str(container["name"]) for container in spec["containers"]),
-        is_kept=annotations.get(cluster.KEEP_ANNOTATION) == "true",
-        grace_s=_grace_s(spec),
-        has_claims=bool(spec.get("resourceClaims")),
-        may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
-        images=tuple(str(container.get("image") or "") for container in spec["containers"]),
-        feature_gates=_feature_gates(spec),
-    )
-
-
-def _grace_s(spec: Mapping[str, Any]) -> int:
-    asked = spec.get("terminationGracePeriodSeconds")
-    return _DEFAULT_GRACE_S if asked is None else int(asked)
-
-
-def _has_gpu_init(spec: Mapping[str, Any]) -> bool:
-    return any(
-        container.get("restartPolicy") != "Always" and _container_resources(container)
-        for container in spec.get("initContainers") or ()
-    )
-
-
-def _feature_gates(spec: Mapping[str, Any]) -> dict[str, bool]:
-    found: dict[str, bool] = {}
-    for container in spec["containers"]:
-        for variable in container.get("env") or ():
-            if variable.get("name") == "FEATURE_GATES":
-                found |= fields.switches(str(variable.get("value") or ""))
-    return found
-
-
-def _owner_kind(metadata: Mapping[str, Any]) -> str | None:
-    owners = metadata.get("ownerReferences") or ()
-    return next((str(owner["kind"]) for owner in owners if owner.get("controller")), None)
-
-
-def _gpu_resources(spec: Mapping[str, Any]) -> dict[str, int]:
-    """Return what a pod needs at its hungriest moment, by the scheduler's rule.
-
-    Init containers run one after the other, each beside the sidecars (init containers that
-    restart) before it; then all app containers run beside all sidecars.
-    https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/
-    """
-    sidecars: dict[str, int] = {}
-    peak: dict[str, int] = {}
-    for container in spec.get("initContainers") or ():
-        with_sidecars = _plus(sidecars, _container_resources(container))
-        peak = _larger(peak, with_sidecars)
-        if container.get("restartPolicy") == "Always":
-            sidecars = with_sidecars
-    running = sidecars
-    for container in spec["containers"]:
-        running = _plus(running, _container_resources(container))
-    return {name: amount for name, amount in _larger(peak, running).items() if amount}
-
-
-def _container_resources(container: Mapping[str, Any]) -> dict[str, int]:
-    resources = container.get("resources") or {}
-    return _larger(
-        fields.gpu_resources(resources.get("requests")),
-        fields.gpu_resources(resources.get("limits")),
-    )
-
-
-def _plus(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
-
-
-def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)}

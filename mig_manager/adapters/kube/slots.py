@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors, ports
-from mig_manager.adapters.kube import api, fields, node
+from mig_manager.adapters.kube import api, fields, node, nodereading
 from mig_manager.core import slots
 
 _log = structlog.get_logger()
@@ -161,7 +161,7 @@ class LeaseSlots:
 
     def _is_disrupted(self, holder: str) -> bool:
         try:
-            return slots.is_disrupted(node.view(self._kube.get(node.path(holder))))
+            return slots.is_disrupted(nodereading.view(self._kube.get(node.path(holder))))
         except errors.ClusterError as error:
             if error.status == http.HTTPStatus.NOT_FOUND:
                 return False

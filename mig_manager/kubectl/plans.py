@@ -1,0 +1,229 @@
+"""``kubectl mig plan``: what a layout would change on nodes.
+
+The planner is the one that the agents ask. What it cannot know here is which devices are held: an
+agent spares those, and so may choose other instances of the same kind to end.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from mig_manager import commands, errors, report, safetext
+from mig_manager.core import askers, bar, config, standing
+from mig_manager.kubectl import layout as layouts
+from mig_manager.kubectl import products, selecting
+
+_HEAD = ("NODE", "FITS", "CHANGE", "PODS")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """What a layout would change on one node."""
+
+    name: str
+    planned: commands.Planned | None
+    """None: it cannot be had, or cannot be told."""
+    why_not: str
+    """Why there is no plan; empty when there is one."""
+    fits: bool | None
+    """Whether the node can have the layout; None: cannot be told."""
+    losses: tuple[askers.Loss, ...] | None
+    """Devices that end and that pods ask for; None: pods are not known."""
+    notes: tuple[str, ...]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything would be done."""
+        return self.planned is not None and not self.planned.plan.is_empty
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        data = {
+            "node": self.name,
+            "fits": self.fits,
+            "why_not": self.why_not or None,
+            "notes": list(self.notes),
+            "losses": None
+            if self.losses is None
+            else [
+                {
+                    "resource": lost.kind.resource,
+                    "devices": lost.kind.count,
+                    "ending": lost.ending,
+                    "held_ending_at_least": lost.least,
+                    "pods": dict(lost.kind.pods),
+                }
+                for lost in self.losses
+            ],
+        }
+        planned = self.planned.to_data() if self.planned else {}
+        # Which pods leave is told as far as it is known, and UUIDs are not.
+        known = {k: v for k, v in planned.items() if k not in ("doomed_uuids", "evicted_pods")}
+        return {**data, "plan": layouts.without_ids(known) or None}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """What a layout would change on nodes."""
+
+    layout: str
+    source: str
+    nodes: tuple[NodePlan, ...]
+    pods_not_known: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every node can have the layout."""
+        return all(node.fits for node in self.nodes)
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "layout": self.layout,
+            "is_good": self.is_good,
+            "pods_not_known": self.pods_not_known or None,
+            "nodes": [node.to_data() for node in self.nodes],
+        }
+
+
+def plan(
+    layout: config.Layout,
+    reports: Sequence[standing.Report],
+    *,
+    source: str,
+    pods: selecting.Pods,
+) -> Plans:
+    """Work out what a layout would change on nodes.
+
+    Args:
+        layout: The wish.
+        reports: How the nodes stand.
+        source: Where the layout is from.
+        pods: Their pods, as far as known.
+    """
+    return Plans(
+        layout=layout.name,
+        source=source,
+        nodes=tuple(_of_node(layout, each, pods) for each in reports),
+        pods_not_known=pods.why_not,
+    )
+
+
+def _of_node(layout: config.Layout, told: standing.Report, pods: selecting.Pods) -> NodePlan:
+    name, notes = told.node.view.name, list(_notes(layout, told))
+    gpus = told.gpus
+    if gpus is None:
+        gpus, note = products.presumed(told)
+        notes.append(note)
+    if not gpus:
+        return NodePlan(
+            name=name,
+            planned=None,
+            why_not=notes.pop() if told.gpus is None else "it has no GPU",
+            fits=None if told.gpus is None else False,
+            losses=None,
+            notes=tuple(notes),
+        )
+    planned, why_not = None, ""
+    try:
+        planned = commands.planned(gpus, layout, scope=commands.Scope.ALL, holders={})
+    except errors.LayoutError as error:
+        why_not = safetext.printable(error.message, " ")
+    if planned is not None:
+        notes += [safetext.printable(str(remark), " ") for remark in planned.overlooked]
+    return NodePlan(
+        name=name,
+        planned=planned,
+        why_not=why_not,
+        fits=_fits(planned),
+        losses=_losses(planned, told, pods),
+        notes=tuple(notes),
+    )
+
+
+def _fits(planned: commands.Planned | None) -> bool | None:
+    if planned is None:
+        return False
+    return None if planned.plan.is_provisional else True
+
+
+def _losses(
+    planned: commands.Planned | None, told: standing.Report, pods: selecting.Pods
+) -> tuple[askers.Loss, ...] | None:
+    found = pods.of(told.node.view.name)
+    if found is None or planned is None:
+        return None
+    return askers.losses(planned.plan, planned.gpus, found, strategy=told.node.strategy)
+
+
+def _notes(layout: config.Layout, told: standing.Report) -> Iterable[str]:
+    yield from (note for note in told.notes if told.gpus is not None)
+    if told.standing is standing.Standing.CHANGING:
+        yield "the node is changing right now: ask again when it is done"
+    is_same = told.told is not None and told.told.config == layout.name
+    if is_same and told.told and told.told.config_hash not in ("", layout.content_hash):
+        yield f"its agent last knew a layout {layout.name} of other content"
+
+
+def pictures(plans: Plans, *, style: bar.Style) -> str:
+    """Draw the change of every node."""
+    return "\n\n".join(_picture(plans, node, style) for node in plans.nodes)
+
+
+def _picture(plans: Plans, node: NodePlan, style: bar.Style) -> str:
+    lines = [style.paint(f"{node.name}: {plans.layout} of {plans.source}", bar.Tone.STRONG)]
+    lines += [layouts.wrapped(note, indent="  ! ") for note in node.notes]
+    if node.planned is None:
+        verdict = "cannot be told" if node.fits is None else "cannot have it"
+        lines.append(layouts.wrapped(f"{verdict}: {node.why_not}", indent="  "))
+        return "\n".join(lines)
+    lines += ["", report.plan(node.planned, is_wide=False, style=style)]
+    if node.losses is None:
+        lines.append(layouts.wrapped(f"Who would be hurt is not known: {plans.pods_not_known}"))
+    else:
+        lines += [layouts.wrapped(layouts.loss(lost)) for lost in node.losses]
+    return "\n".join(lines)
+
+
+def table(plans: Plans, *, style: bar.Style) -> str:
+    """Return a line for each node, what there is to say of some, and a sum."""
+    rows = [_row(node) for node in plans.nodes]
+    tones = {(number, 1): _TONES[node.fits] for number, node in enumerate(plans.nodes)}
+    lines = layouts.columns(_HEAD, rows, tones=tones, style=style)
+    said = [
+        layouts.wrapped(f"{node.name}: {'; '.join(filter(None, [node.why_not, *node.notes]))}")
+        for node in plans.nodes
+        if node.why_not or node.notes
+    ]
+    if plans.pods_not_known:
+        said.append(layouts.wrapped(f"Who would be hurt is not known: {plans.pods_not_known}"))
+    changed = sum(node.is_changed for node in plans.nodes)
+    without = sum(not node.fits for node in plans.nodes)
+    right = len(plans.nodes) - changed - without
+    total = (
+        f"Layout {plans.layout} of {plans.source}: {changed} of {len(plans.nodes)} nodes change, "
+        f"{right} have it already, {without} cannot have it or do not tell."
+    )
+    return "\n".join([*lines, "", *said, layouts.wrapped(total)])
+
+
+_TONES = {True: bar.Tone.GOOD, False: bar.Tone.BAD, None: bar.Tone.WARN}
+
+
+def _row(node: NodePlan) -> Sequence[str]:
+    fits = {True: "yes", False: "no", None: "?"}[node.fits]
+    if node.planned is None:
+        return node.name, fits, "-", "-"
+    change = report.summary(node.planned) if node.is_changed else "nothing"
+    return node.name, fits, change, _hurt(node.losses)
+
+
+def _hurt(losses: Sequence[askers.Loss] | None) -> str:
+    if losses is None:
+        return "?"
+    sure = {pod for lost in losses if lost.is_total for pod in lost.kind.pods}
+    maybe = {pod for lost in losses if not lost.is_total for pod in lost.kind.pods} - sure
+    if not (sure or maybe):
+        return "none"
+    parts = [f"{len(sure)} must leave"] if sure else []
+    parts += [f"up to {len(maybe)} may have to"] if maybe else []
+    return ", ".join(parts)

@@ -1,0 +1,155 @@
+"""The API by way of a program called kubectl; here one of a few lines that plays its part."""
+
+import pathlib
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import kubectl
+
+
+@pytest.fixture
+def bin_(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def reached(
+    said: list[str] | None = None, *options: str, timeout_s: float = 60
+) -> kubectl.Kubectl:
+    heard = [] if said is None else said
+    return kubectl.Kubectl(options, tell=heard.append, timeout_s=timeout_s)
+
+
+def test_a_path_and_its_query_are_asked_for_with_the_options_given(bin_: pathlib.Path) -> None:
+    play(bin_, f'printf "%s\\n" "$@" >{bin_}/asked; echo "{{}}"')
+
+    assert reached(None, "--context=a b").get("/api/v1/nodes", {"labelSelector": "a in (b)"}) == {}
+
+    assert (bin_ / "asked").read_text().splitlines() == [
+        "--context=a b",
+        "get",
+        "--raw",
+        "/api/v1/nodes?labelSelector=a+in+%28b%29",
+    ]
+
+
+def test_openshifts_client_does_as_well(
+    bin_: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(bin_))
+    play(bin_, 'echo \'{"kind": "Node"}\'', name="oc")
+
+    assert reached().get("/api/v1/nodes/n1") == {"kind": "Node"}
+
+
+def test_without_either_there_is_no_way(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(errors.UsageError, match="no kubectl"):
+        reached()
+
+
+def test_what_a_login_says_is_passed_on_at_once_and_harmlessly(bin_: pathlib.Path) -> None:
+    play(bin_, "printf 'open a browser \\033[2J\\n\\n' >&2; echo '{}'")
+    said: list[str] = []
+
+    assert reached(said).get("/version") == {}
+
+    assert said == ["open a browser  [2J"]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "reason", "status", "message"),
+    [
+        (
+            'Error from server (NotFound): nodes "n1" not found',
+            errors.Reason.API_ERROR,
+            404,
+            'nodes "n1" not found',
+        ),
+        (
+            "Error from server (Forbidden): pods is forbidden",
+            errors.Reason.FORBIDDEN,
+            403,
+            "pods is forbidden",
+        ),
+        (
+            "error: You must be logged in to the server (Unauthorized)",
+            errors.Reason.FORBIDDEN,
+            None,
+            "logged in",
+        ),
+        (
+            "Error from server (ServiceUnavailable): wait",
+            errors.Reason.API_UNAVAILABLE,
+            503,
+            "wait",
+        ),
+        ("Error from server: etcd is gone", errors.Reason.API_UNAVAILABLE, None, "etcd is gone"),
+        (
+            "Unable to connect to the server: no such host",
+            errors.Reason.API_UNAVAILABLE,
+            None,
+            "no such host",
+        ),
+        ("", errors.Reason.API_UNAVAILABLE, None, "does not say why"),
+    ],
+)
+def test_a_refusal_is_told_by_its_kind(
+    bin_: pathlib.Path, stderr: str, reason: errors.Reason, status: int | None, message: str
+) -> None:
+    play(bin_, f"echo '{stderr}' >&2; exit 1")
+
+    with pytest.raises(errors.ClusterError, match=message) as caught:
+        reached().get("/api/v1/nodes/n1")
+
+    assert (caught.value.reason, caught.value.status) == (reason, status)
+
+
+@pytest.mark.parametrize("answer", ["", "{", "[]", "[" * 3000, '{"items": 7}'])
+def test_an_answer_that_is_no_list_of_objects_is_an_error_of_ours(
+    bin_: pathlib.Path, answer: str
+) -> None:
+    play(bin_, f"echo '{answer}'")
+
+    with pytest.raises(errors.ClusterError):
+        list(reached().items("/api/v1/nodes"))
+
+
+def test_pages_are_read_to_their_end(bin_: pathlib.Path) -> None:
+    last = '{"items": [{"b": 1}], "metadata": {}}'
+    first = '{"items": [{"a": 1}], "metadata": {"continue": "more"}}'
+    play(bin_, f"case \"$3\" in *continue=more*) echo '{last}';; *) echo '{first}';; esac")
+
+    assert list(reached().items("/api/v1/nodes")) == [{"a": 1}, {"b": 1}]
+
+
+def test_a_list_without_an_end_is_given_up(bin_: pathlib.Path) -> None:
+    play(bin_, """echo '{"items": [], "metadata": {"continue": "more"}}'""")
+
+    with pytest.raises(errors.ClusterError, match="does not end"):
+        list(reached().items("/api/v1/nodes"))
+
+
+def test_a_program_that_does_not_come_back_is_given_up(bin_: pathlib.Path) -> None:
+    play(bin_, "exec sleep 600")
+
+    with pytest.raises(errors.ClusterError, match=r"has not come back for 0\.2 s"):
+        reached(timeout_s=0.2).get("/version")
+
+
+def test_a_program_that_cannot_be_run_is_an_error_of_ours(bin_: pathlib.Path) -> None:
+    (bin_ / "kubectl").write_bytes(b"\x7fELF")
+    (bin_ / "kubectl").chmod(0o755)
+
+    with pytest.raises(errors.ClusterError, match="cannot be run"):
+        reached().get("/version")

@@ -1,0 +1,269 @@
+"""A cluster to look at: nodes as agents leave them, and the plugin run as kubectl runs it."""
+
+import dataclasses
+import datetime as dt
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from mig_manager import console, errors
+from mig_manager.core import config, inventory, model, status
+from mig_manager.kubectl import app, completing
+from mig_manager.sandbox import apiserver, hardware
+from tests import fakes
+
+TIMEOUT_S = 120
+KUBECTL = shutil.which("kubectl")
+BIN = pathlib.Path(sys.executable).parent
+"""Where the console scripts are."""
+CONFIG = """\
+version: v1
+mig-configs:
+  all-disabled:
+    - {devices: all, mig-enabled: false}
+  all-1g.5gb:
+    - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  all-balanced:
+    - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
+  all-1g.10gb:
+    - {device-filter: "0x233010DE", devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}
+"""
+
+Object = dict[str, Any]
+Main = Callable[[Sequence[str], console.Console], int]
+
+
+def need_kubectl() -> str:
+    """Return kubectl's path; CI must have it."""
+    if KUBECTL is None and os.environ.get("CI"):
+        pytest.fail("kubectl must be there when CI runs these tests")
+    if KUBECTL is None:
+        pytest.skip("kubectl is not installed")
+    return KUBECTL
+
+
+def ago(**span: float) -> str:
+    """Return a time in the past as the API writes it."""
+    when = dt.datetime.now(tz=dt.UTC) - dt.timedelta(**span)
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def gpus(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
+    """Return GPUs of a simulated node, with a layout of ``CONFIG`` in force if one is named."""
+    idle = tuple(
+        hardware.template(product, index)
+        for index, product in enumerate(hardware.parse_node(spec))
+    )
+    if layout is None:
+        return idle
+    wanted = config.select(document().layout(layout), idle)
+    return tuple(
+        fakes.brought_to((gpu,), wanted[gpu.uuid])[0] if gpu.uuid in wanted else gpu
+        for gpu in idle
+    )
+
+
+def document() -> config.Document:
+    """Return the layouts."""
+    return config.parse(CONFIG, source="config.yaml")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A node as its agent leaves it."""
+
+    name: str
+    gpus: Sequence[model.Gpu] | None = None
+    """None: nothing is published."""
+    wish: str | None = None
+    told: str | None = None
+    """The layout that the status speaks of; None: as wished."""
+    state: model.State | None = model.State.SUCCESS
+    """None: there is no status."""
+    reason: errors.Reason | None = errors.Reason.APPLIED
+    message: str = "in force"
+    minutes: float = 5
+    """How long ago the run began."""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_ready: bool = True
+    config_hash: str = ""
+
+    def to_object(self) -> Object:
+        """Return the Node object."""
+        labels = {"nvidia.com/gpu.present": "true", "nvidia.com/mig.strategy": "mixed"}
+        annotations: dict[str, str] = {}
+        if self.wish is not None:
+            labels["nvidia.com/mig.config"] = self.wish
+        if self.gpus is not None:
+            annotations["mig-manager.io/gpus"] = inventory.to_json(self.gpus)
+        if self.wish is not None and self.state is not None:
+            labels["nvidia.com/mig.config.state"] = self.state.value
+            annotations["mig-manager.io/status"] = self._status(self.state).to_json()
+            if self.state is model.State.SUCCESS:
+                labels["mig-manager.io/applied"] = self.told or self.wish
+        ready = "True" if self.is_ready else "Unknown"
+        return {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {
+                "name": self.name,
+                "labels": {**labels, **self.labels},
+                "annotations": {**annotations, **self.annotations},
+            },
+            "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        }
+
+    def _status(self, state: model.State) -> status.Status:
+        is_done = state in (model.State.SUCCESS, model.State.FAILED)
+        return status.Status(
+            config=self.told or str(self.wish),
+            config_hash=self.config_hash,
+            state=state,
+            phase=model.Phase.DONE if is_done else model.Phase.DRAIN,
+            reason=self.reason,
+            message=self.message,
+            attempt=1,
+            started_at=ago(minutes=self.minutes),
+            finished_at=ago(minutes=self.minutes) if is_done else None,
+        )
+
+
+def pod(name: str, node: str, **asks: int) -> Object:
+    """Return a running pod that asks for devices, such as ``mig_1g_5gb=2`` or ``gpu=1``."""
+    limits = {f"nvidia.com/{_resource(what)}": str(count) for what, count in asks.items()}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "ml"},
+        "spec": {
+            "nodeName": node,
+            "containers": [{"name": "main", "image": "app", "resources": {"limits": limits}}],
+        },
+        "status": {"phase": "Running"},
+    }
+
+
+def _resource(word: str) -> str:
+    return word if word == "gpu" else word.replace("_", "-", 1).replace("_", ".")
+
+
+def event(node: str, reason: str, message: str, *, at: str, **members: object) -> Object:
+    """Return an Event as the agent publishes it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{node}.{reason}.{at}".lower().replace(":", "-")},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "reason": reason,
+        "message": message,
+        "type": "Normal",
+        "source": {"component": "mig-manager", "host": node},
+        "reportingComponent": "mig-manager",
+        "count": 1,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        **members,
+    }
+
+
+def config_map(namespace: str, name: str, **data: str) -> Object:
+    """Return a ConfigMap."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"namespace": namespace, "name": name},
+        "data": data,
+    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a command answered."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """The answer as JSON."""
+        return json.loads(self.out)
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], *, stdin: str = "") -> Said:
+    """Run a command in an environment of its own."""
+    done = subprocess.run(  # noqa: S603 - the arguments are the tests' own
+        command,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Said(status=done.returncode, out=done.stdout, err=done.stderr)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Viewer:
+    """A person with a kubeconfig, at a shell."""
+
+    server: apiserver.ApiServer
+    home: pathlib.Path
+    path: str
+
+    def kubectl(self, *words: str, stdin: str = "") -> Said:
+        """Run the real kubectl."""
+        environment = {
+            "HOME": str(self.home),
+            "KUBECONFIG": str(self.home / "kubeconfig"),
+            "PATH": self.path,
+            "PYTHONWARNINGS": "error",
+        }
+        return run([need_kubectl(), *words], environment, stdin=stdin)
+
+    def alone(self, *words: str, stdin: str = "") -> Said:
+        """Run the plugin within this process, which is quicker; it runs the real kubectl still."""
+        return self._within(app.main, words, stdin)
+
+    def complete(self, *words: str) -> Said:
+        """Ask within this process how a line may go on."""
+        return self._within(completing.main, words, "")
+
+    def _within(
+        self,
+        main: Callable[[Sequence[str], console.Console], int],
+        words: Sequence[str],
+        stdin: str,
+    ) -> Said:
+        out, err = io.StringIO(), io.StringIO()
+        terminal = console.Console(
+            stdin=io.StringIO(stdin), stdout=out, stderr=err, environ={}, program="kubectl-mig"
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOME", str(self.home))
+            patch.setenv("KUBECONFIG", str(self.home / "kubeconfig"))
+            status = main(words, terminal)
+        return Said(status=status, out=out.getvalue(), err=err.getvalue())
+
+    def mig(self, *words: str, stdin: str = "") -> Said:
+        """Run the plugin by kubectl."""
+        return self.kubectl("mig", *words, stdin=stdin)
+
+
+def viewer(server: apiserver.ApiServer, home: pathlib.Path, *, plugins: pathlib.Path = BIN) -> (
+    Viewer
+):  # fmt: skip
+    """Return a person whose kubeconfig leads to this server."""
+    server.kubeconfig(home / "kubeconfig")
+    path = os.pathsep.join([str(plugins), os.environ["PATH"]])
+    return Viewer(server=server, home=home, path=path)

@@ -1,0 +1,34 @@
+"""What the plugin loads, which is what its user waits for."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = (
+    "google",
+    "grpc",
+    "kubernetes",
+    "mig_manager.adapters.kube.api",
+    "mig_manager.adapters.nvml",
+    "mig_manager.sandbox",
+    "prometheus_client",
+    "pynvml",
+    "starlette",
+    "structlog",
+    "tenacity",
+    "urllib3",
+    "uvicorn",
+    "watchdog",
+)
+
+
+@pytest.mark.parametrize("module", ["__main__", "completing"])
+def test_the_plugin_loads_no_cluster_library_no_driver_and_no_server(module: str) -> None:
+    code = f"import mig_manager.kubectl.{module}, sys, json; print(json.dumps(list(sys.modules)))"
+    told = subprocess.run(  # noqa: S603 - the arguments are this file's own
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+
+    assert set(HEAVY).isdisjoint(json.loads(told.stdout))
