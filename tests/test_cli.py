@@ -547,7 +547,8 @@ def test_commands_at_a_shell_load_nothing_of_the_cluster(tmp_path: pathlib.Path)
         XDG_STATE_HOME=str(tmp_path),
     )
 
-    assert found == {"pynvml"}
+    # Its GPUs are reached in a process of their own.
+    assert found == set()
 
 
 def loaded_by(*argv: str, of: tuple[str, ...], **environ: str) -> set[str]:

@@ -24,13 +24,14 @@ _CHANGES = (
 
 
 def child_of(pid: int) -> int:
-    """Return the only child of a process."""
+    """Return the only child of a process that works at the GPUs."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         # A process may end between two looks.
         with contextlib.suppress(OSError):
             fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            if int(fields[1]) == pid:
+            is_worker = b"mig_manager.gpu_worker" in (path.parent / "cmdline").read_bytes()
+            if int(fields[1]) == pid and is_worker:
                 found.append(int(path.parent.name))
     (child,) = found
     return child
