@@ -9,7 +9,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from mig_manager.adapters import podresources, podresources_child
+from mig_manager.adapters import podresources, podresources_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         question = sys.stdin.readline()
         if not question:
             break
-        answer = podresources_child.answer(question.strip(), kubelet)
+        answer = podresources_lines.answer(question.strip(), kubelet)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
     return 0

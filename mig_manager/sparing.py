@@ -87,6 +87,10 @@ class _PutOff(types.ModuleType):
                 self._run()
         return getattr(self, name)
 
+    def __bool__(self) -> bool:
+        """Be no module to who looks whether it is loaded, as logging does for asyncio's tasks."""
+        return False
+
     def _run(self) -> None:
         spec = self.__spec__
         assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - see _placed

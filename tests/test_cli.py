@@ -513,6 +513,7 @@ def test_commands_at_a_shell_load_nothing_of_the_cluster(tmp_path: pathlib.Path)
         XDG_STATE_HOME=str(tmp_path),
     )
 
+    # Its GPUs are reached in a process of their own.
     assert found == set()
 
 

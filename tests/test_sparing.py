@@ -44,7 +44,10 @@ def test_a_module_that_is_put_off_runs_once_at_its_first_use(write: Write) -> No
     first = importlib.import_module("spared_one")
     assert importlib.import_module("spared_one") is first
     assert ran() == []
+    # As whoever has a use for it only if it is loaded looks for it.
+    assert not sys.modules.get("spared_one")
     assert (first.value, first.value) == (7, 7)
+    assert sys.modules.get("spared_one")
     assert ran() == ["spared_one"]
     assert type(first) is type(sys)
 

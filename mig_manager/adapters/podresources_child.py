@@ -16,13 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mig_manager import errors, ports
-from mig_manager.adapters import podresources
+from mig_manager.adapters import podresources, podresources_lines
 from mig_manager.core import cluster
 
 _Answer = TypeVar("_Answer")
 
-ASSIGNED, ALLOCATABLE = "assigned", "allocatable"
-"""The questions; one is a line, and so is its answer."""
 _LINGER_S = 15.0
 """Longer than the pauses between two questions of one run."""
 _START_S = 30.0
@@ -68,11 +66,11 @@ class ChildPodResources(ports.Standby):
 
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
         """Return which pod holds which devices; see ``podresources.PodResources``."""
-        return self._ask(ASSIGNED, _pods)
+        return self._ask(podresources_lines.ASSIGNED, podresources_lines.pods)
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         """Return the healthy device ids by resource; see ``podresources.PodResources``."""
-        return self._ask(ALLOCATABLE, _devices)
+        return self._ask(podresources_lines.ALLOCATABLE, podresources_lines.devices)
 
     def prepare(self) -> None:
         """Start the child; what is wrong with it shows when it is needed."""
@@ -197,36 +195,3 @@ class _Child:
         size = os.fstat(self._said).st_size
         said = os.pread(self._said, _STDERR_TOLD, max(0, size - _STDERR_TOLD))
         return said.decode(errors="replace").strip() or "without a word"
-
-
-def answer(question: str, kubelet: podresources.PodResources) -> dict[str, Any]:
-    """Answer as the child does; ``ChildPodResources`` understands it."""
-    try:
-        if question == ASSIGNED:
-            pods = kubelet.assigned()
-            return {
-                ASSIGNED: [
-                    (pod.namespace, pod.name, sorted(pod.device_ids), sorted(pod.claim_drivers))
-                    for pod in pods
-                ]
-            }
-        offered = kubelet.allocatable()
-    except errors.ClusterError as error:
-        return {"error": error.message}
-    return {ALLOCATABLE: {resource: sorted(ids) for resource, ids in offered.items()}}
-
-
-def _pods(told: Any) -> tuple[cluster.PodDevices, ...]:
-    return tuple(
-        cluster.PodDevices(
-            namespace=namespace,
-            name=name,
-            device_ids=frozenset(ids),
-            claim_drivers=frozenset(drivers),
-        )
-        for namespace, name, ids, drivers in told
-    )
-
-
-def _devices(told: Any) -> Mapping[str, frozenset[str]]:
-    return {resource: frozenset(ids) for resource, ids in told.items()}
