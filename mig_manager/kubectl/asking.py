@@ -9,7 +9,7 @@ from typing import Any
 
 from mig_manager import errors, safetext
 from mig_manager.adapters import kubectl
-from mig_manager.adapters.kube import fields, nodereading, podreading
+from mig_manager.adapters.kubejson import fields, nodereading, podreading
 from mig_manager.core import cluster, config, standing, times
 
 _NODES = "/api/v1/nodes"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api, fields, node, nodereading
+from mig_manager.adapters.kube import api, node
+from mig_manager.adapters.kubejson import fields, nodereading
 from mig_manager.core import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import access, resources

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from mig_manager.adapters.kube import api, fields
+from mig_manager.adapters.kube import api
+from mig_manager.adapters.kubejson import fields
 from mig_manager.core import rights
 
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

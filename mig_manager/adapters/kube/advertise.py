@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from mig_manager import errors, ports
-from mig_manager.adapters.kube import api, fields, node
+from mig_manager.adapters.kube import api, node
+from mig_manager.adapters.kubejson import fields
 from mig_manager.core import model, resources
 
 _log = structlog.get_logger()

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api, fields, node, nodereading, nodewatch, podreading, stream
+from mig_manager.adapters.kube import api, node, nodewatch, stream
+from mig_manager.adapters.kubejson import fields, nodereading, podreading
 from mig_manager.core import cluster, members
 
 _NODES = "/api/v1/nodes"

@@ -8,7 +8,8 @@ from typing import Any
 import structlog
 
 from mig_manager import errors, ports
-from mig_manager.adapters.kube import api, fields, nodereading
+from mig_manager.adapters.kube import api
+from mig_manager.adapters.kubejson import fields, nodereading
 from mig_manager.core import cluster
 
 _log = structlog.get_logger()

@@ -18,7 +18,8 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api, fields, nodereading, stream
+from mig_manager.adapters.kube import api, stream
+from mig_manager.adapters.kubejson import fields, nodereading
 from mig_manager.core import cluster
 
 _log = structlog.get_logger()

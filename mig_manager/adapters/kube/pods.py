@@ -5,7 +5,8 @@ import urllib.parse
 from typing import Any
 
 from mig_manager import errors, ports
-from mig_manager.adapters.kube import answers, api, fields, podreading
+from mig_manager.adapters.kube import answers, api
+from mig_manager.adapters.kubejson import fields, podreading
 from mig_manager.core import cluster
 
 _PAGE = 500

@@ -21,7 +21,8 @@ from typing import Any
 import structlog
 
 from mig_manager import errors, ports
-from mig_manager.adapters.kube import api, fields, node, nodereading
+from mig_manager.adapters.kube import api, node
+from mig_manager.adapters.kubejson import fields, nodereading
 from mig_manager.core import slots
 
 _log = structlog.get_logger()

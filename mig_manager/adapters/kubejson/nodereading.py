@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager.adapters.kube import fields
+from mig_manager.adapters.kubejson import fields
 from mig_manager.core import cluster
 
 

@@ -1,0 +1,1 @@
+"""What objects of the Kubernetes API say, free of the library that brought them."""
