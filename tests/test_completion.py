@@ -164,7 +164,9 @@ def terminal(shell: str, home: pathlib.Path) -> Iterator[Terminal]:
         os.close(keyboard)
 
 
-@pytest.mark.parametrize("shell", SET_UP)
+@pytest.mark.parametrize(
+    "shell", ["bash", "zsh", pytest.param("zsh, as a file", marks=pytest.mark.slow)]
+)
 def test_a_shell_completes_what_was_begun(shell: str, home: pathlib.Path) -> None:
     with terminal(shell, home) as user:
         completed = {line: user.typed(line).rstrip(" =") for line, _ in LINES}
@@ -172,6 +174,7 @@ def test_a_shell_completes_what_was_begun(shell: str, home: pathlib.Path) -> Non
     assert completed == dict(LINES)
 
 
+@pytest.mark.slow
 def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
     code = """
         mig-manager completion fish | source

@@ -164,11 +164,13 @@ def test_the_installed_program_is_the_one_from_the_wheel(
     assert pathlib.Path(found.strip()).is_relative_to(installed)
 
 
+@pytest.mark.slow
 def test_the_installed_program_helps_itself_and_tells_its_version(program: Program) -> None:
     assert program("--version") == f"mig-manager {mig_manager.__version__}\n"
     assert all(command in program("--help") for command in arguments.COMMANDS)
 
 
+@pytest.mark.slow
 def test_the_installed_program_partitions_a_simulated_gpu(program: Program) -> None:
     program("apply", "all-1g.6gb", "--simulate", "1xA30")
 

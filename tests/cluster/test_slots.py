@@ -44,11 +44,11 @@ def test_the_shipped_rights_are_enough_for_a_reconfiguration_with_a_budget(
 
 
 def test_after_an_agent_that_was_killed_in_a_change_the_next_one_takes_its_slot_again(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path, *BUDGET, rights=worlds.BUDGET) as world:
+    with worlds.stage(where_in_depth, tmp_path, *BUDGET, rights=worlds.BUDGET) as world:
         world.run_pods(worlds.gpu_pods(["train"]))
-        worlds.guard(where, world, {"app": "train"})
+        worlds.guard(where_in_depth, world, {"app": "train"})
         world.label(LAYOUT)
         world.wait(lambda: bool(world.node()["spec"].get("unschedulable")), "the cordon")
         world.stop_agent(signal.SIGKILL)

@@ -22,6 +22,7 @@ def kubectl_is_there() -> None:
     pytest.skip("kubectl is not installed")
 
 
+@pytest.mark.slow
 def test_the_quick_start_leads_to_a_changed_node_and_from_a_mistake_to_its_remedy(
     tmp_path: pathlib.Path,
 ) -> None:

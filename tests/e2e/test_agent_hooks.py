@@ -99,6 +99,7 @@ def test_a_failing_hook_is_undone_told_and_tried_again_until_it_passes(hooks: Ho
     assert hooks.ran.count("apply-start") == hooks.ran.count("apply-exit") > 1
 
 
+@pytest.mark.slow
 def test_a_program_that_the_image_lacks_is_told_before_anybody_is_disturbed(hooks: Hooks) -> None:
     hooks.write(last="/usr/bin/no-systemctl")
     with stage(hooks) as world:
@@ -117,6 +118,7 @@ def test_a_program_that_the_image_lacks_is_told_before_anybody_is_disturbed(hook
         assert_nothing_taken(world)
 
 
+@pytest.mark.slow
 def test_a_hooks_file_that_breaks_the_format_is_served_once_it_is_corrected(hooks: Hooks) -> None:
     good = hooks.file.read_text()
     hooks.file.write_text(good.replace("apply-exit", "apply-end"))
@@ -131,9 +133,8 @@ def test_a_hooks_file_that_breaks_the_format_is_served_once_it_is_corrected(hook
         world.wait(lambda: world.status()["state"] == "success", "success", timeout_s=120)
 
 
-@pytest.mark.parametrize(
-    "point", [*(pytest.param(p, marks=pytest.mark.slow) for p in POINTS[:2]), POINTS[2]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
 def test_sigterm_in_a_hook_ends_it_and_gives_everything_back(hooks: Hooks, point: str) -> None:
     hooks.write(at=point, script="sleep 600")
     with stage(hooks) as world:
@@ -148,6 +149,7 @@ def test_sigterm_in_a_hook_ends_it_and_gives_everything_back(hooks: Hooks, point
         assert objects.labels(world.node())[cluster.STATE_LABEL] == "failed"
 
 
+@pytest.mark.slow
 def test_what_an_agent_owes_that_was_killed_in_a_hook_the_next_one_pays(hooks: Hooks) -> None:
     hooks.write(at="pre-apply-config", script="test -e go || sleep 600")
     with stage(hooks) as world:

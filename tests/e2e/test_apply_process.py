@@ -37,6 +37,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.slow
 def test_an_impossible_layout_after_a_kill_brings_back_what_was(node: Node) -> None:
     before = node.shape
     node.kill_apply("wanted", CREATE)

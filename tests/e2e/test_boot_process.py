@@ -117,6 +117,7 @@ def test_from_power_on_the_layout_comes_back_in_its_places_and_a_second_run_does
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "first"),
     [
@@ -143,6 +144,7 @@ def test_a_boot_killed_in_the_middle_and_run_again_comes_to_the_same_end(
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_power_lost_in_an_apply_brings_back_what_was_proven_before(node: Node) -> None:
     before = node.shape
     node.kill_apply("first", CREATE)
@@ -154,6 +156,7 @@ def test_power_lost_in_an_apply_brings_back_what_was_proven_before(node: Node) -
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_set_aside_and_told_with_a_remedy(node: Node) -> None:
     node.state.reboot()
     kept = node.state.beside("proven")
@@ -173,6 +176,7 @@ def test_a_broken_file_is_set_aside_and_told_with_a_remedy(node: Node) -> None:
     assert afterwards.stdout == "No layout is kept for the boot: nothing was done.\n"
 
 
+@pytest.mark.slow
 def test_a_swapped_gpu_is_told_and_the_other_is_back(node: Node) -> None:
     before = node.shape
     node.state.reboot()
@@ -193,6 +197,7 @@ def test_a_swapped_gpu_is_told_and_the_other_is_back(node: Node) -> None:
     assert (told["layout"], told["is_changed"], len(told["problems"])) == ("mixed", True, 2)
 
 
+@pytest.mark.slow
 def test_a_node_where_nothing_is_kept_gets_the_fallback_of_the_peers_variables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +227,7 @@ def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
         assert process.wait(30) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_not_loaded_in_time_is_a_failure_that_costs_nothing(node: Node) -> None:
     before = node.shape
     node.state.reboot()
@@ -239,6 +245,7 @@ def test_a_driver_that_is_not_loaded_in_time_is_a_failure_that_costs_nothing(nod
     assert node.shape == before
 
 
+@pytest.mark.slow
 def test_what_an_agent_has_proven_comes_back_too() -> None:
     # The plugin offers whole GPU instances alone.
     text = LAYOUTS.replace("mixed:", "other:").replace("1c.2g", "2g")

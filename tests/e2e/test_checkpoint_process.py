@@ -71,6 +71,7 @@ def test_after_a_reboot_the_identical_placements_come_back(
     assert "nothing was done" in again.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_from_another_layout_the_identical_placements_come_back(
     tmp_path: pathlib.Path, spec: str
@@ -84,6 +85,7 @@ def test_from_another_layout_the_identical_placements_come_back(
     assert kept.node.shape == kept.shape
 
 
+@pytest.mark.slow
 def test_file_and_mode_can_come_from_the_peers_variables(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_checkpoint_that_the_peer_has_written_is_restored(kept: Kept) -> None:
     assert kept.node.shape[1] == neighbour
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -155,6 +158,7 @@ def test_a_bad_checkpoint_ends_with_status_2_and_its_place_and_changes_nothing(
     assert kept.node.shape == before
 
 
+@pytest.mark.slow
 def test_a_restore_that_fails_brings_back_what_was(kept: Kept) -> None:
     assert kept.node.run("apply", "now").returncode == 0
     before = kept.node.shape
@@ -170,6 +174,7 @@ def test_a_restore_that_fails_brings_back_what_was(kept: Kept) -> None:
     assert not kept.node.journal.exists()
 
 
+@pytest.mark.slow
 def test_a_restore_that_is_killed_is_made_good_by_the_next(kept: Kept) -> None:
     assert kept.node.run("apply", "now").returncode == 0
     kept.node.kill(*kept.argv, function=CREATE)
@@ -181,6 +186,7 @@ def test_a_restore_that_is_killed_is_made_good_by_the_next(kept: Kept) -> None:
     assert not kept.node.journal.exists()
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_restore_waits_until_it_is_complete(kept: Kept) -> None:
     assert kept.node.run("apply", "now").returncode == 0
     kept.node.hang_in(CREATE)

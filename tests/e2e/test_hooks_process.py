@@ -88,6 +88,7 @@ def test_where_nothing_changes_the_first_and_the_last_point_come_all_the_same(
     assert (told["MIG_PARTED_SKIP_RESET"], told["MIG_PARTED_MODE_CHANGE_ONLY"]) == ("true", "true")
 
 
+@pytest.mark.slow
 def test_a_restore_tells_its_hooks_of_the_checkpoint(hooked: Hooked) -> None:
     file = hooked.folder / "c.json"
     assert hooked.node.run("apply", "wanted").returncode == 0
@@ -104,6 +105,7 @@ def test_a_restore_tells_its_hooks_of_the_checkpoint(hooked: Hooked) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 def test_a_hook_that_fails_is_told_with_its_words_and_all_but_the_last_cost_nothing(
     hooked: Hooked, point: str
@@ -210,6 +212,7 @@ def test_output_that_would_drive_a_terminal_does_not(hooked: Hooked) -> None:
     assert not {"\033", "\007"} & set(answer.stderr)
 
 
+@pytest.mark.slow
 def test_what_hooks_say_is_shown_with_debug(hooked: Hooked) -> None:
     hooked.write(at="apply-start", script="echo hello from the hook")
 

@@ -158,11 +158,11 @@ def test_an_agent_that_is_told_to_stop_around_any_port_call_leaves_nothing_taken
 @pytest.mark.parametrize(
     ("scenario", "aftermath", "step"),
     [
-        (scenarios.ONE_SLICE, Aftermath.RESTART, 32),
+        (scenarios.ONE_SLICE, Aftermath.RESTART, 60),
         (scenarios.ONE_SLICE, Aftermath.NO_WISH, 40),
         (scenarios.FIRST_HOPPER, Aftermath.REBOOT, 30),
-        (scenarios.FAILING, Aftermath.RESTART, 50),
-        (scenarios.HOOKED, Aftermath.RESTART, 60),
+        (scenarios.FAILING, Aftermath.RESTART, 90),
+        (scenarios.HOOKED, Aftermath.RESTART, 100),
     ],
     ids=name_of,
 )
