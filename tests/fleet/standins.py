@@ -48,6 +48,7 @@ class StandIns:
         """Nodes on which nobody reacts."""
         self._work_s = work_s
         self._served: dict[str, str | None] = {}
+        self._runs: dict[str, int] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
         self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -59,6 +60,12 @@ class StandIns:
         self.failing.pop(name, None)
         self._served.pop(name, None)
         self._news.put(name)
+
+    def wake(self) -> None:
+        """Let every agent be alive from now on."""
+        self.dead.clear()
+        for name in self._names:
+            self._news.put(name)
 
     def start(self) -> None:
         for name in self._names:
@@ -92,21 +99,23 @@ class StandIns:
         if name in self.dead or wanted is None or self._served.get(name) == wanted:
             return
         self._served[name] = wanted
-        self._after(0.01, lambda: self._begin(name, wanted))
+        # A newer run takes the place of the retries of an older one.
+        self._runs[name] = run = self._runs.get(name, 0) + 1
+        self._after(0.01, lambda: self._begin(name, wanted, run))
 
-    def _begin(self, name: str, wanted: str) -> None:
-        if self._served.get(name) != wanted:
+    def _begin(self, name: str, wanted: str, run: int) -> None:
+        if self._runs[name] != run:
             return
         failure = self.failing.get(name)
         if failure and failure.reason is errors.Reason.DOES_NOT_FIT:
             # Refused before anything is touched.
-            self._end(name, wanted)
+            self._end(name, wanted, run)
             return
         self._write(name, wanted, model.State.PENDING, phase=model.Phase.CORDON, is_cordoned=True)
-        self._after(self._work_s, lambda: self._end(name, wanted))
+        self._after(self._work_s, lambda: self._end(name, wanted, run))
 
-    def _end(self, name: str, wanted: str) -> None:
-        if self._served.get(name) != wanted:
+    def _end(self, name: str, wanted: str, run: int) -> None:
+        if self._runs[name] != run:
             return
         failure = self.failing.get(name)
         self._write(
@@ -118,7 +127,7 @@ class StandIns:
             is_cordoned=False,
         )
         if failure and failure.is_retried:
-            self._after(4 * self._work_s, lambda: self._begin(name, wanted))
+            self._after(4 * self._work_s, lambda: self._begin(name, wanted, run))
 
     def _write(
         self,
