@@ -13,8 +13,7 @@ that the change is finished or rolled back first, and only its proof may be left
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import structlog
 
@@ -27,7 +26,9 @@ from mig_manager import (
     machine,
     monitors,
     outcomes,
+    planning,
     ports,
+    rebooting,
     record,
     runhooks,
     turn,
@@ -38,21 +39,12 @@ from mig_manager.core import (
     clients,
     cluster,
     config,
-    extras,
     model,
-    planner,
-    remarks,
     selection,
     status,
 )
-from mig_manager.core import policy as policies
-
-_MODE_WAITS = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
 
 _log = structlog.get_logger()
-
-_parsed = functools.lru_cache(maxsize=1)(config.parse)
-"""The file seldom changes, and to read it again would be half of the time until ``pending``."""
 
 
 class Run:
@@ -91,11 +83,10 @@ class Run:
         self._hooks = runhooks.RunHooks(world.hooks, written, name=name, telemetry=world.telemetry)
         self._has_tried_way_back = False
         self._hash = ""
-        self._warnings: tuple[remarks.Remark, ...] = ()
         self._proven: tuple[model.Gpu, ...] = ()
         self._clearing = clearing.Clearing(world, limits, written, name=name)
-        self._others: tuple[model.GpuSnapshot, ...] = ()
-        """Of GPUs that the layout is not about, and that an interrupted change has touched."""
+        self._planning = planning.Planning(world, limits, written, name=name)
+        self._reboot = rebooting.Rebooting(world, limits, written, self._clearing, name=name)
         self._seen: tuple[tuple[model.Gpu, ...], model.Plan] | None = None
         self.name = name
         self.record = written
@@ -105,8 +96,6 @@ class Run:
         """Name and hash of a layout for which the machine was rebooted already."""
         self.remembered: tuple[model.Gpu, ...] = ()
         """The GPUs as an earlier run saw them last; none: there was no such run."""
-        self.is_rebooting = False
-        """Whether the machine is about to go down: what is taken stays taken."""
 
     def spare_everybody(self) -> None:
         """Let it be rather than make a pod leave."""
@@ -139,19 +128,8 @@ class Run:
         entrance = admission.Admission(self._world.slots, self.record, self._world.clock)
         if self.record.journal.is_node_taken:
             entrance.take_again()
-        elif self._is_anything_due():
+        elif self._planning.is_anything_due():
             entrance.wait(wish)
-
-    def _is_anything_due(self) -> bool:
-        if not self.record.journal.is_empty:
-            return True
-        try:
-            gpus = self._observe()
-            plan = self._plan(gpus, config.select(self._resolve(), gpus))
-        except errors.MigManagerError:
-            # The run itself will say it, and as long as it lasts nobody is hurt.
-            return False
-        return not plan.is_empty
 
     def _guarded(self, wish: ports.Wish) -> outcomes.Outcome:
         try:
@@ -173,7 +151,14 @@ class Run:
         except errors.MigManagerError as error:
             if not self._may_reboot(error):
                 raise
-            return self._reboot(error, wish)
+            why = self._reboot.request(error, wish)
+            said = self.settle()
+            return self._failed(
+                errors.Reason.REBOOT_REQUIRED, f"{error.message}; no reboot: {why}", said
+            )
+
+    def _may_reboot(self, error: errors.MigManagerError) -> bool:
+        return self._reboot.may_help(error, is_had=self.rebooted == (self.name, self._hash))
 
     def settle(self) -> str:
         """Bring back GPUs that a change under way has left in between, and what goes with them.
@@ -181,69 +166,11 @@ class Run:
         Returns:
             How it went, as a part of a sentence; empty when there was nothing to do.
         """
-        if self.is_rebooting:
+        if self._reboot.is_under_way:
             return ""
         said = "" if self._has_tried_way_back else self._way_back.take(self.record)
         services = self._machine.start_services(self.record)
         return "; ".join(filter(None, (said, services, self._hooks.exit_leniently())))
-
-    def _may_reboot(self, error: errors.MigManagerError) -> bool:
-        """Tell whether a reboot is what is missing, allowed, and has not been had already."""
-        before = self.record.journal.rebooted_from
-        is_had = (
-            before != self._world.boot_id if before else self.rebooted == (self.name, self._hash)
-        )
-        # Who holds off a reset is gone after a reboot as well.
-        is_missing = error.reason in _MODE_WAITS or (
-            isinstance(error, errors.HostError) and error.reason is errors.Reason.IN_USE
-        )
-        return (
-            is_missing
-            and self._world.reboot is not None
-            and self._limits.policy.drain is not policies.Drain.NONE
-            and not is_had
-        )
-
-    def _reboot(self, error: errors.MigManagerError, wish: ports.Wish) -> outcomes.Outcome:
-        """Have everybody leave whom a reboot would hurt, and ask for it.
-
-        Returns:
-            The outcome of a reboot that does not come.
-
-        Raises:
-            Superseded: The signal to end, as it comes when the machine goes down.
-        """
-        try:
-            drainage, holders = self._clearing.whole_node()
-            drainage.run(holders, wish)
-            self.record.rebooted()
-            self.record.enter(
-                model.Phase.REBOOT,
-                f"rebooting: {error.message}",
-                take=dataclasses.replace(
-                    self.record.journal, rebooted_from=self._world.boot_id or "unknown"
-                ),
-                state=model.State.REBOOTING,
-            )
-            self._world.node.emit(
-                reason="Rebooting", message=f"{self.name}: {error.message}", is_warning=True
-            )
-            if self._world.reboot is not None:
-                self._world.reboot.request(f"MIG layout {self.name} needs it")
-            self.is_rebooting = True
-            wish.wait(self._limits.reboot_timeout_s)
-        except errors.MigManagerError as refused:
-            self.record.rebooted(is_so=False)
-            return self._not_rebooted(error, refused.message)
-        self.is_rebooting = False
-        limit = self._limits.reboot_timeout_s
-        return self._not_rebooted(error, f"the machine is still up {limit:g} s after it was asked")
-
-    def _not_rebooted(self, error: errors.MigManagerError, why: str) -> outcomes.Outcome:
-        said = self.settle()
-        return self._failed(
-            errors.Reason.REBOOT_REQUIRED, f"{error.message}; no reboot: {why}", said
-        )
 
     def keep_for_next_boot(self) -> None:
         """Save the layout that was proven, for whoever sets up the GPUs after a reboot."""
@@ -267,7 +194,7 @@ class Run:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
         _log.info("run_superseded", why=end.why)
-        if self.is_rebooting:
+        if self._reboot.is_under_way:
             return
         if end.is_replaced:
             self.record.abandon()
@@ -278,10 +205,9 @@ class Run:
         """Compare the GPUs with the layout, and change nothing."""
         gpus: tuple[model.Gpu, ...] = ()
         try:
-            layout = self._resolve()
-            gpus = self._observe()
-            with selection.located(layout, gpus):
-                plan = planner.plan(gpus, config.select(layout, gpus))
+            layout = self._planning.resolve()
+            gpus = self._planning.observe()
+            plan = self._planning.alone(layout, gpus)
         except errors.MigManagerError as error:
             _log.info("look_failed", reason=error.reason.value, error=error.message)
             return lookout.blind(error, gpus)
@@ -313,11 +239,12 @@ class Run:
 
     def _begin(self) -> config.Layout:
         """Resolve the wish, and say so where a change is to come."""
-        layout = self._resolve()
+        layout = self._planning.resolve()
         self._hash = layout.content_hash
         if self.fulfilled == (self.name, self._hash):
             self._clearing.spares = True
-        if self._foresees_change(layout):
+        may_foresee = not self._clearing.spares and self.record.attempt == 1
+        if may_foresee and self._planning.foresees_change(layout, self.remembered):
             self.record.enter(model.Phase.RESOLVE, "looking at the GPUs")
         self._world.standby.prepare()
         if self.rebooted == (self.name, self._hash) or self.record.journal.rebooted_from:
@@ -326,21 +253,21 @@ class Run:
 
     def _through(self, wish: ports.Wish) -> outcomes.Outcome:
         layout = self._begin()
-        table = self._extra_clients()
+        table = self._planning.extra_clients()
         services = self._world.service_names()
         self._hooks.load()
-        gpus = self._observe()
+        gpus = self._planning.observe()
         wanted = config.select(layout, gpus)
-        self._warn(layout, gpus)
-        self._others = self._left_elsewhere(gpus, wanted)
+        self._planning.warn(layout, gpus)
+        self._planning.take_along(self._left_elsewhere(gpus, wanted))
         with selection.located(layout, gpus):
-            plan = self._plan(gpus, wanted)
+            plan = self._planning.plan(gpus, wanted)
         if plan.is_empty:
             return self._keep(gpus, wish)
         # While others are made to let go.
         self._world.standby.expect_change()
         holders = self._clearing.survey()
-        plan = self._plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
+        plan = self._planning.plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
         self._hooks.start(plan, wish)
         drainage = self._clearing.close(plan, gpus, holders, table)
         drainage.run(holders, wish)
@@ -353,20 +280,6 @@ class Run:
         self._bring_back(paused, gpus, wish)
         by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
         return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
-
-    def _foresees_change(self, layout: config.Layout) -> bool:
-        """Tell whether a first try is going to change GPUs, by what is remembered of them.
-
-        To look at them takes a moment; whoever has set the label shall see that it was read.
-        Nothing is decided by this: what is planned is planned from a fresh look.
-        """
-        if not self.remembered or self._clearing.spares or self.record.attempt > 1:
-            return False
-        try:
-            wanted = config.select(layout, self.remembered)
-            return not planner.plan(self.remembered, wanted).is_empty
-        except errors.MigManagerError:
-            return False
 
     def _bring_back(
         self, paused: daemons.Paused, gpus: tuple[model.Gpu, ...], wish: ports.Wish
@@ -419,45 +332,11 @@ class Run:
             return daemons.ANY_PLUGIN
         return self._daemons.restart_stale_plugin(gpus)
 
-    def _resolve(self) -> config.Layout:
-        source = self._world.configs
-        document = _parsed(source.read(), source=source.name, is_lenient=self._limits.is_lenient)
-        layout = document.layout(self.name)
-        self.record.note(config_hash=layout.content_hash)
-        self._warnings = document.warnings
-        return layout
-
-    def _warn(self, layout: config.Layout, gpus: tuple[model.Gpu, ...]) -> None:
-        """Say what passed because the document is read leniently."""
-        for remark in (*self._warnings, *selection.overlooked(layout, gpus)):
-            _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
-
-    def _extra_clients(self) -> tuple[extras.ExtraClient, ...]:
-        source = self._world.extra_clients
-        return extras.parse(source.read(), source=source.name) if source else ()
-
-    def _observe(self) -> tuple[model.Gpu, ...]:
-        gpus = self._world.gpus.observe()
-        self.record.note(gpus=gpus)
-        return gpus
-
     def _left_elsewhere(
         self, gpus: tuple[model.Gpu, ...], wanted: Collection[str]
     ) -> tuple[model.GpuSnapshot, ...]:
         others = tuple(gpu for gpu in self.record.journal.snapshot if gpu.uuid not in wanted)
         return others if others and self._way_back.is_open(gpus, others) else ()
-
-    def _plan(
-        self,
-        gpus: tuple[model.Gpu, ...],
-        wanted: Mapping[str, model.WantedGpu],
-        *,
-        busy: frozenset[str] = frozenset(),
-    ) -> model.Plan:
-        plan = planner.plan(gpus, wanted, busy=busy)
-        back = planner.restore(gpus, self._others)
-        both = sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)
-        return model.Plan(gpus=tuple(both))
 
     def _change(
         self,
@@ -473,7 +352,7 @@ class Run:
                 plan,
                 seen=before,
                 before=way_back,
-                replan=lambda after: self._plan(after, wanted),
+                replan=lambda after: self._planning.plan(after, wanted),
                 undo=change.Undo(
                     on_begin=self._announce_undo,
                     on_end=self.record.undone,

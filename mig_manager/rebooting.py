@@ -1,0 +1,97 @@
+"""A reboot of the machine for a MIG mode that nothing else brings: once a wish, if allowed."""
+
+import dataclasses
+
+from mig_manager import clearing, errors, ports, record
+from mig_manager import world as worlds
+from mig_manager.core import model
+from mig_manager.core import policy as policies
+
+_MODE_WAITS = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
+
+
+class Rebooting:
+    """The reboot of one run.
+
+    Args:
+        world: What it reaches.
+        limits: What it may do.
+        written: What is published of the run, and its journal.
+        clears: Has everybody leave whom a reboot would hurt.
+        name: The layout.
+    """
+
+    def __init__(
+        self,
+        world: worlds.World,
+        limits: worlds.Limits,
+        written: record.Record,
+        clears: clearing.Clearing,
+        *,
+        name: str,
+    ) -> None:
+        self._world = world
+        self._limits = limits
+        self._record = written
+        self._clearing = clears
+        self._name = name
+        self.is_under_way = False
+        """Whether the machine is about to go down: what is taken stays taken."""
+
+    def may_help(self, error: errors.MigManagerError, *, is_had: bool) -> bool:
+        """Tell whether a reboot is what is missing, allowed, and has not been had already.
+
+        Args:
+            error: Why the run failed.
+            is_had: Whether the wish has had one, as far as the node tells; the journal knows
+                better.
+        """
+        before = self._record.journal.rebooted_from
+        if before:
+            is_had = before != self._world.boot_id
+        # Who holds off a reset is gone after a reboot as well.
+        is_missing = error.reason in _MODE_WAITS or (
+            isinstance(error, errors.HostError) and error.reason is errors.Reason.IN_USE
+        )
+        return (
+            is_missing
+            and self._world.reboot is not None
+            and self._limits.policy.drain is not policies.Drain.NONE
+            and not is_had
+        )
+
+    def request(self, error: errors.MigManagerError, wish: ports.Wish) -> str:
+        """Have everybody leave whom a reboot would hurt, ask for it, and wait for it to come.
+
+        Returns:
+            Why it does not come, as a part of a sentence.
+
+        Raises:
+            Superseded: The signal to end, as it comes when the machine goes down.
+        """
+        try:
+            drainage, holders = self._clearing.whole_node()
+            drainage.run(holders, wish)
+            self._announce(error.message)
+            if self._world.reboot is not None:
+                self._world.reboot.request(f"MIG layout {self._name} needs it")
+            self.is_under_way = True
+            wish.wait(self._limits.reboot_timeout_s)
+        except errors.MigManagerError as refused:
+            self._record.rebooted(is_so=False)
+            return refused.message
+        self.is_under_way = False
+        limit = self._limits.reboot_timeout_s
+        return f"the machine is still up {limit:g} s after it was asked"
+
+    def _announce(self, why: str) -> None:
+        self._record.rebooted()
+        self._record.enter(
+            model.Phase.REBOOT,
+            f"rebooting: {why}",
+            take=dataclasses.replace(
+                self._record.journal, rebooted_from=self._world.boot_id or "unknown"
+            ),
+            state=model.State.REBOOTING,
+        )
+        self._world.node.emit(reason="Rebooting", message=f"{self._name}: {why}", is_warning=True)
