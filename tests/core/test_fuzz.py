@@ -13,7 +13,7 @@ from mig_manager.core import config, document, exporting, layouts, model, rules,
 SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
 
-QUICK, THOROUGH = 150, 2500
+QUICK, THOROUGH = 150, 2200
 """Documents for each of the properties: in the default run, and in the slow one."""
 
 WELL_FORMED = """\

@@ -33,7 +33,7 @@ KILLS = [
     (CREATE, 2),
     ("nvmlGpuInstanceCreateComputeInstance*", 1),
     ("nvmlGpuInstanceCreateComputeInstance*", 2),
-    ("nvmlInit*", 3),
+    ("nvmlShutdown", 2),
 ]
 
 

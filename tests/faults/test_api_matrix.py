@@ -1,13 +1,13 @@
 """Every request that the agent makes fails once, in every way there is.
 
 Either the run goes on as if nothing had been, or it ends with the reason that the failure stands
-for and the agent's own next try succeeds. ``pytest -rP`` shows the counts.
+for and the agent's own next try succeeds. The counts are printed at the end.
 """
 
 import collections
 import dataclasses
 import http
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
@@ -17,6 +17,7 @@ from mig_manager.sandbox.cluster import nodeoptions
 from tests.faults import api_node
 
 GOOD = api_node.GOOD
+Note = Callable[[str, object], None]
 OPERATOR, PLAIN = nodeoptions.DeployStyle.GPU_OPERATOR, nodeoptions.DeployStyle.PLAIN
 
 
@@ -128,7 +129,8 @@ def strike(stage: api_node.Stage, failure: Failure, request: api_node.Request) -
     return "not asked this time" if missed else word
 
 
-def play(failure: Failure, style: nodeoptions.DeployStyle, *, every: int = 1) -> None:
+def play(note: Note, name: str, style: nodeoptions.DeployStyle, *, every: int = 1) -> None:
+    failure = FAILURES[name]
     counts: collections.Counter[str] = collections.Counter()
     with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s) as stage:
         for request in requests(stage)[::every]:
@@ -136,24 +138,30 @@ def play(failure: Failure, style: nodeoptions.DeployStyle, *, every: int = 1) ->
                 counts[strike(stage, failure, request)] += 1
             except (AssertionError, errors.NotReadyError) as error:
                 raise AssertionError(f"{request}: {error}") from error
-    print(f"{sum(counts.values())} requests: {dict(counts)}")  # noqa: T201 - it is asked for
+    note("API faults", f"{name}, {style.value}: {sum(counts.values())} requests: {dict(counts)}")
     assert counts["not asked this time"] <= sum(counts.values()) // 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
-def test_any_request_may_fail_once_in_any_way_and_the_layout_comes_into_force(name: str) -> None:
-    play(FAILURES[name], OPERATOR)
+def test_any_request_may_fail_once_in_any_way_and_the_layout_comes_into_force(
+    name: str, record_property: Note
+) -> None:
+    play(record_property, name, OPERATOR)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["403", "409", "500", "reset-when-done", "no-answer"])
-def test_any_request_may_fail_once_where_a_taint_holds_the_plugin_off(name: str) -> None:
-    play(FAILURES[name], PLAIN)
+def test_any_request_may_fail_once_where_a_taint_holds_the_plugin_off(
+    name: str, record_property: Note
+) -> None:
+    play(record_property, name, PLAIN)
 
 
-def test_some_requests_may_fail_once_and_the_layout_comes_into_force() -> None:
-    play(FAILURES["409"], OPERATOR, every=5)
+def test_some_requests_may_fail_once_and_the_layout_comes_into_force(
+    record_property: Note,
+) -> None:
+    play(record_property, "409", OPERATOR, every=5)
 
 
 def begin_anew(failure: Failure) -> None:

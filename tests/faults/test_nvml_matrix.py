@@ -1,13 +1,13 @@
 """Every NVML call of a reconfiguration fails once with every code it can return, or hangs once.
 
 Either the run recovers, or it ends with the reason that the code stands for, the function and the
-GPU in its message, the GPUs as they were and nothing taken; and the next run succeeds. ``pytest
--rP`` shows the counts.
+GPU in its message, the GPUs as they were and nothing taken; and the next run succeeds. The
+counts are printed at the end.
 """
 
 import collections
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
@@ -24,6 +24,7 @@ from tests.faults.nvml_codes import (
 )
 
 Reason = errors.Reason
+Note = Callable[[str, object], None]
 
 BELIEVED: Mapping[tuple[str, int], frozenset[Reason]] = {
     # The GPU has no MIG; another one of the node may have.
@@ -150,7 +151,9 @@ def play(node: nvml_node.Node, site: nvml_node.Site, code: int) -> str:
     return "Recovered" if ended.is_good else ended.outcome.reason.value
 
 
-def play_all(node: nvml_node.Node, cases: Iterable[tuple[nvml_node.Site, int]]) -> None:
+def play_all(
+    note: Note, node: nvml_node.Node, cases: Iterable[tuple[nvml_node.Site, int]]
+) -> None:
     counts: collections.Counter[str] = collections.Counter()
     failures = []
     for site, code in cases:
@@ -158,25 +161,31 @@ def play_all(node: nvml_node.Node, cases: Iterable[tuple[nvml_node.Site, int]]) 
             counts[play(node, site, code)] += 1
         except AssertionError as error:
             failures.append(f"{site}, {nvml_codes.name_of(code)}: {error}")
-    print(f"{node.scenario.name}: {sum(counts.values())} cases: {dict(counts)}")  # noqa: T201
+    note("NVML faults", f"{node.scenario.name}: {sum(counts.values())} cases: {dict(counts)}")
     assert failures == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", nvml_node.SCENARIOS, ids=lambda scenario: scenario.name)
 def test_any_call_may_fail_once_with_any_code_and_the_node_is_none_the_worse(
-    scenario: nvml_node.Scenario, tmp_path: pathlib.Path
+    scenario: nvml_node.Scenario, tmp_path: pathlib.Path, record_property: Note
 ) -> None:
     with nvml_node.prepared(scenario, tmp_path / "state") as node:
         sites = node.record()
-        play_all(node, ((s, code) for s in sites for code in nvml_codes.codes_of(s.function)))
+        play_all(
+            record_property,
+            node,
+            ((s, code) for s in sites for code in nvml_codes.codes_of(s.function)),
+        )
 
 
-def test_every_change_may_fail_once_and_the_node_is_none_the_worse(tmp_path: pathlib.Path) -> None:
+def test_every_change_may_fail_once_and_the_node_is_none_the_worse(
+    tmp_path: pathlib.Path, record_property: Note
+) -> None:
     scenario = next(each for each in nvml_node.SCENARIOS if each.name == "one-slice")
     with nvml_node.prepared(scenario, tmp_path / "state") as node:
         changes = [site for site in node.record() if site.function in nvml_codes.CHANGES]
-        play_all(node, ((site, nvml_codes.UNKNOWN) for site in changes))
+        play_all(record_property, node, ((site, nvml_codes.UNKNOWN) for site in changes))
 
 
 HUNG = (

@@ -18,6 +18,7 @@ from mig_manager.core import cluster
 from tests.faults import api_node
 
 GOOD = api_node.GOOD
+Note = Callable[[str, object], None]
 
 
 @contextlib.contextmanager
@@ -170,7 +171,7 @@ def least_questions(stage: api_node.Stage, flaky: Flaky) -> int:
     return min(counts)
 
 
-def play(name: str, *, every: int = 1) -> None:
+def play(note: Note, name: str, *, every: int = 1) -> None:
     flaky = Flaky()
     missed = 0
     is_silent = name in SILENT
@@ -189,16 +190,18 @@ def play(name: str, *, every: int = 1) -> None:
             # Kubelet's silence makes nobody fail: all GPU pods leave, or the question comes again.
             assert (set(ends) <= GOOD, lost, stage.taken()) == (True, [], []), f"question {nth}"
     assert missed <= questions // 4
-    print(f"{name}: {questions} questions, {missed} not asked this time")  # noqa: T201 - it is asked for
+    note("kubelet faults", f"{name}: {questions} questions, {missed} not asked this time")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_any_question_to_kubelet_may_go_wrong_once_and_the_layout_comes_into_force(
-    name: str,
+    name: str, record_property: Note
 ) -> None:
-    play(name)
+    play(record_property, name)
 
 
-def test_no_question_to_a_kubelet_that_has_gone_for_a_moment_makes_the_run_fail() -> None:
-    play("missing", every=3)
+def test_no_question_to_a_kubelet_that_has_gone_for_a_moment_makes_the_run_fail(
+    record_property: Note,
+) -> None:
+    play(record_property, "missing", every=3)

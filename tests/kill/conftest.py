@@ -1,12 +1,10 @@
-"""One fork server and one recording of each scenario for a whole session, and its counts."""
+"""One fork server and one recording of each scenario for a whole session."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.kill import forkserver, matrix, scenarios
-
-_COUNTS = "kill matrix"
 
 
 @pytest.fixture(scope="session")
@@ -27,14 +25,3 @@ def recorded(
         return known[scenario.name]
 
     return record
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was struck and what converged."""
-    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
-    lines = [value for each in reports for key, value in each.user_properties if key == _COUNTS]
-    if lines:
-        terminalreporter.section(_COUNTS)
-        for line in sorted(map(str, lines)):
-            terminalreporter.line(line)
