@@ -210,7 +210,7 @@ def _pid(stage: stages.Stage) -> int:
 
 def _tell(what: str, weights: Sequence[Weight]) -> None:
     def median(name: str) -> float:
-        return statistics.median(getattr(weight, name) for weight in weights)
+        return statistics.median(float(getattr(weight, name)) for weight in weights)
 
     print(f"{what:29} {median('resident') / _MIB:8.1f} MiB resident,", end=" ")
     print(

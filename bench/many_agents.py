@@ -106,8 +106,7 @@ def _host(kubeconfig: str, name: str, stop: threading.Event) -> Hosted:
             reconcile.Limits(),
         ),
         box,
-        retry_initial_s=1.0,
-        retry_max_s=5.0,
+        patience=agent.Patience(retry_initial_s=1.0, retry_max_s=5.0),
     )
 
     def take(view: cluster.NodeView) -> None:

@@ -5,13 +5,13 @@ must leave for certain, because every device of the resource that they have goes
 to, because some of them go: the agent itself spares those in use as far as it can.
 """
 
-import collections
 import dataclasses
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.core import (
+    askers,
     clients,
     cluster,
     config,
@@ -139,50 +139,18 @@ def _leaving(
         name != resources.GPU and resources.is_device(name) and count
         for name, count in node.allocatable.items()
     )
-    there = _devices(gpus, is_mixed=is_mixed)
-    going = _doomed(gpus, plan, is_mixed=is_mixed)
-    evicted: list[str] = []
-    maybe: list[str] = []
-    for pod in pods:
-        if clients.is_device_plugin(pod):
-            continue
-        held = [name.removesuffix(".shared") for name in pod.gpu_resources]
-        if any(going[name] and going[name] >= there[name] for name in held):
-            evicted.append(pod.key)
-        elif any(going[name] for name in held) or (pod.has_claims and going.total()):
-            maybe.append(pod.key)
-    return tuple(sorted(evicted)), tuple(sorted(maybe))
+    asking = [pod for pod in pods if not clients.is_device_plugin(pod)]
+    # With any other strategy all devices are plain GPUs to those who ask.
+    strategy = "mixed" if is_mixed else "single"
+    lost = askers.losses(plan, gpus, asking, strategy=strategy)
+    evicted = {key for loss in lost if loss.is_total for key in loss.kind.pods}
+    maybe = {key for loss in lost for key in loss.kind.pods}
+    if any(_ends_devices(gpu_plan) for gpu_plan in plan.gpus):
+        maybe |= {pod.key for pod in asking if pod.has_claims and not pod.is_finished}
+    return tuple(sorted(evicted)), tuple(sorted(maybe - evicted))
 
 
-def _devices(gpus: Iterable[model.Gpu], *, is_mixed: bool) -> collections.Counter[str]:
-    """Count devices by the resource that pods ask for."""
-    found: collections.Counter[str] = collections.Counter()
-    for gpu in gpus:
-        if gpu.current_mode is not model.MigMode.ENABLED:
-            found[resources.GPU] += 1
-            continue
-        for instance in gpu.gpu_instances:
-            for device in instance.compute_instances:
-                found[_name(device.profile, is_mixed=is_mixed)] += 1
-    return found
-
-
-def _doomed(
-    gpus: Sequence[model.Gpu], plan: model.Plan, *, is_mixed: bool
-) -> collections.Counter[str]:
-    """Count the devices that go, by the resource that pods ask for."""
-    found: collections.Counter[str] = collections.Counter()
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    for gpu_plan in plan.gpus:
-        if gpu_plan.changes_mode:
-            found += _devices([by_uuid[gpu_plan.gpu_uuid]], is_mixed=is_mixed)
-            continue
-        for step in gpu_plan.steps:
-            if isinstance(step, model.DestroyComputeInstance):
-                found[_name(step.profile, is_mixed=is_mixed)] += 1
-    return found
-
-
-def _name(profile: model.Profile, *, is_mixed: bool) -> str:
-    """Return the resource of a MIG device; with any other strategy all are plain GPUs."""
-    return (resources.of_profile(profile) or resources.GPU) if is_mixed else resources.GPU
+def _ends_devices(gpu_plan: model.GpuPlan) -> bool:
+    return gpu_plan.changes_mode or any(
+        isinstance(step, model.DestroyComputeInstance) for step in gpu_plan.steps
+    )
