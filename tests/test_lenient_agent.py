@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 import structlog.testing
 
-from mig_manager import arguments, errors, reconcile, runs, settings
+from mig_manager import arguments, errors, planning, reconcile, settings
 from mig_manager.core import model
 from tests import fakes, scenes
 
@@ -25,7 +25,7 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
         return event
 
     logger = structlog.wrap_logger(None, processors=[only_that, captured])
-    monkeypatch.setattr(runs, "_log", logger)
+    monkeypatch.setattr(planning, "_log", logger)
     return captured
 
 

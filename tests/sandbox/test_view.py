@@ -81,6 +81,21 @@ def test_our_own_writes_are_seen_at_once(cluster: view.ClusterView) -> None:
         assert not names(cluster)
 
 
+def test_an_answer_that_comes_after_the_end_of_its_object_brings_nothing_back(
+    cluster: view.ClusterView, others: api.KubeApi
+) -> None:
+    cluster.create(view.Kind.POD, _POD)
+    late = others.patch(
+        f"{_PATH}/p1", {"metadata": {"labels": {"a": "b"}}}, kind=api.PatchType.MERGE
+    )
+    others.delete(f"{_PATH}/p1")
+    wait_for(lambda: not names(cluster))
+
+    cluster._put(view.Kind.POD, late)
+
+    assert names(cluster) == set()
+
+
 def test_creating_what_is_there_and_changing_what_is_gone_does_nothing(
     cluster: view.ClusterView,
 ) -> None:

@@ -5,6 +5,7 @@ the next read, so a level-triggered loop does not do the same thing twice while 
 own write is still on the way.
 """
 
+import collections
 import contextlib
 import enum
 import logging
@@ -26,6 +27,8 @@ _TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
 _RETRY_S = 0.2
 _SYNC_TIMEOUT_S = 10.0
 _PARALLEL_WRITES = 4
+_REMEMBERED = 1_000
+"""Objects that have gone; what is still on the way of any of them comes within moments."""
 """Beside one watch per kind; the connection pool of the API client holds ten."""
 
 _NOT_FOUND = 404
@@ -73,8 +76,8 @@ class ClusterView:
         self._writing = threading.BoundedSemaphore(_PARALLEL_WRITES)
         self._lock = threading.Lock()
         self._objects: dict[Kind, dict[str, objects.JsonObject]] = {kind: {} for kind in Kind}
-        # Objects that we deleted, whose older events may still be on the way.
-        self._buried: set[str] = set()
+        # Objects that have gone, of which older events and answers may still be on the way.
+        self._gone: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self._listeners: list[Listener] = []
         self._stopping = threading.Event()
         self._streams: dict[Kind, stream.WatchStream] = {}
@@ -193,7 +196,7 @@ class ClusterView:
             if not now and _is_lingering(answer, obj):
                 self._put(kind, answer)
                 return
-        self._bury(kind, obj)
+        self._remove(kind, obj)
 
     def _merge(
         self, kind: Kind, obj: objects.JsonObject, path: str, change: Mapping[str, Any]
@@ -204,7 +207,7 @@ class ClusterView:
         except errors.ClusterError as error:
             if error.status != _NOT_FOUND:
                 raise
-            # Deleted before the answer to our create was stored: no event will tell again.
+            # It has gone without our having heard of it.
             self._remove(kind, obj)
         else:
             self._put(kind, answer)
@@ -213,21 +216,16 @@ class ClusterView:
         with self._lock:
             known = self._objects[kind].get(objects.uid(obj))
             is_old = known is not None and objects.version(known) >= objects.version(obj)
-            if is_old or objects.uid(obj) in self._buried:
+            if is_old or objects.uid(obj) in self._gone:
                 return
             self._objects[kind][objects.uid(obj)] = obj
-        self._tell(kind, obj)
-
-    def _bury(self, kind: Kind, obj: objects.JsonObject) -> None:
-        with self._lock:
-            if self._objects[kind].pop(objects.uid(obj), None) is not None:
-                self._buried.add(objects.uid(obj))
         self._tell(kind, obj)
 
     def _remove(self, kind: Kind, obj: objects.JsonObject) -> None:
         with self._lock:
             self._objects[kind].pop(objects.uid(obj), None)
-            self._buried.discard(objects.uid(obj))
+            if objects.uid(obj) not in self._gone:
+                self._gone.append(objects.uid(obj))
         self._tell(kind, obj)
 
     def _tell(self, kind: Kind, obj: objects.JsonObject) -> None:
