@@ -27,9 +27,9 @@ _TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
 _RETRY_S = 0.2
 _SYNC_TIMEOUT_S = 10.0
 _PARALLEL_WRITES = 4
+"""Beside one watch per kind; the connection pool of the API client holds ten."""
 _REMEMBERED = 1_000
 """Objects that have gone; what is still on the way of any of them comes within moments."""
-"""Beside one watch per kind; the connection pool of the API client holds ten."""
 
 _NOT_FOUND = 404
 _CONFLICT = 409
