@@ -229,8 +229,7 @@ class _Run:
         """Plan the wish, and the way back of GPUs that it is not about."""
         planned = self._wish.planned(observed, scope=self._scope)
         back = planner.restore(observed, self._others)
-        both = sorted((*planned.plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)
-        return dataclasses.replace(planned, plan=model.Plan(gpus=tuple(both)))
+        return dataclasses.replace(planned, plan=planner.together(planned.plan, back))
 
     def _rest(self, after: tuple[model.Gpu, ...]) -> model.Plan:
         """Return what is still due: not a mode that may wait."""

@@ -22,7 +22,6 @@ Observed = tuple[model.Gpu, ...]
 Snapshot = Sequence[model.GpuSnapshot]
 Pause = Callable[[float], None]
 Reset = Callable[[Observed], None]
-_WAITING = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
 _MOST_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
 
@@ -88,7 +87,7 @@ def carry_out(  # noqa: PLR0913 - each is named where it is called
     except errors.MigManagerError as error:
         _log.warning("change_failed", reason=error.reason.value, error=error.message)
         # Where only a reboot brings the mode, to call it off would make every reboot in vain.
-        keep_pending = error.reason in _WAITING
+        keep_pending = error.reason.means_mode_waits
         error.add(_take_back(gpus, before, undo, reset, keep_pending=keep_pending))
         raise
 

@@ -73,6 +73,11 @@ class Reason(enum.Enum):
         """Whether the same wish can succeed later with nothing changed by a person."""
         return self in _TRANSIENT
 
+    @property
+    def means_mode_waits(self) -> bool:
+        """Whether a MIG mode was asked for and waits for a reset or a reboot."""
+        return self in {Reason.RESET_REQUIRED, Reason.REBOOT_REQUIRED}
+
 
 _REMEDIES = {
     Reason.INVALID_CONFIG: (

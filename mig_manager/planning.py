@@ -96,9 +96,7 @@ class Planning:
             LayoutError: It cannot be had on these GPUs.
         """
         plan = planner.plan(gpus, wanted, busy=busy)
-        back = planner.restore(gpus, self._others)
-        both = sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)
-        return model.Plan(gpus=tuple(both))
+        return planner.together(plan, planner.restore(gpus, self._others))
 
     def alone(self, layout: config.Layout, gpus: Gpus) -> model.Plan:
         """Plan the layout and nothing beside it.

@@ -7,8 +7,6 @@ from mig_manager import world as worlds
 from mig_manager.core import model
 from mig_manager.core import policy as policies
 
-_MODE_WAITS = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
-
 
 class Rebooting:
     """The reboot of one run.
@@ -50,7 +48,7 @@ class Rebooting:
         if before:
             is_had = before != self._world.boot_id
         # Who holds off a reset is gone after a reboot as well.
-        is_missing = error.reason in _MODE_WAITS or (
+        is_missing = error.reason.means_mode_waits or (
             isinstance(error, errors.HostError) and error.reason is errors.Reason.IN_USE
         )
         return (

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from mig_manager import errors, ports
 from mig_manager.core import model
 
-_WAITING = (errors.Reason.RESET_REQUIRED, errors.Reason.REBOOT_REQUIRED)
-
 
 class Lenient:
     """GPUs on which it is no failure that a mode waits; implements ``ports.Gpus``."""
@@ -31,7 +29,7 @@ class Lenient:
         try:
             return self._gpus.execute(plan, seen)
         except errors.HardwareError as error:
-            if error.reason not in _WAITING:
+            if not error.reason.means_mode_waits:
                 raise
         after = {gpu.uuid: gpu for gpu in self._gpus.observe()}
         return tuple(after[each.gpu_uuid] for each in plan.gpus if each.gpu_uuid in after)

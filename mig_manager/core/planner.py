@@ -50,6 +50,11 @@ def plan(
     return found
 
 
+def together(plan: model.Plan, back: model.Plan) -> model.Plan:
+    """Return both plans as one; they are about different GPUs."""
+    return model.Plan(gpus=tuple(sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)))
+
+
 def restore(
     gpus: Sequence[model.Gpu],
     snapshot: Sequence[model.GpuSnapshot],
