@@ -12,7 +12,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from mig_manager import errors, ports
+from mig_manager import errors
 from mig_manager.adapters import (
     clock,
     gpu_process,
@@ -61,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def answer(request: gpu_protocol.Request, gpus: ports.Gpus) -> gpu_protocol.Answer:
+def answer(request: gpu_protocol.Request, gpus: nvml.NvmlGpus) -> gpu_protocol.Answer:
     """Do what is asked and turn the outcome into a message."""
     try:
         match request:
-            case gpu_protocol.Observe():
-                return gpu_protocol.Observed(gpus=gpus.observe())
+            case gpu_protocol.Observe(before=before):
+                return gpu_protocol.Observed(look=gpus.look(before))
             case gpu_protocol.Execute(plan=plan, seen=seen):
                 return gpu_protocol.Executed(gpus=gpus.execute(plan, seen))
     except errors.HardwareError as error:

@@ -17,6 +17,9 @@ from mig_manager.core import model
 class Observe:
     """Ask for all GPUs."""
 
+    before: model.Look | None = None
+    """What an earlier look found."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Execute:
@@ -46,7 +49,7 @@ class _Reply:
 class Observed(_Reply):
     """Answer to ``Observe``."""
 
-    gpus: tuple[model.Gpu, ...]
+    look: model.Look
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

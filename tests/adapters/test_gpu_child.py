@@ -43,10 +43,18 @@ PREAMBLE = """
 import os, signal, sys, time
 from mig_manager import errors, gpu_worker
 from mig_manager.adapters import gpu_process, gpu_protocol, nvml
+from mig_manager.core import model
+def seen(*gpus):
+    return gpu_protocol.Observed(look=model.Look(driver_version="580", gpus=gpus))
 def answer(message):
     sys.stdout.buffer.write(gpu_protocol.encode(message))
     sys.stdout.buffer.flush()
 """
+
+
+def _made(gpu: model.Gpu) -> str:
+    """Return the expression that makes it again."""
+    return re.sub(r"<(\w+\.\w+): '\w+'>", r"\1", repr(gpu))
 
 
 def child(script: str, *, timeout_s: float = 30.0) -> gpu_child.ChildGpus:
@@ -110,12 +118,39 @@ def _leaves_nothing_behind() -> Iterator[None]:
 
 
 def test_an_observation_comes_back_as_it_was_made() -> None:
-    made = re.sub(r"<(\w+\.\w+): '\w+'>", r"\1", repr(GPU))
     script = f"""
 from mig_manager.core.model import *
-answer(gpu_protocol.Observed(gpus=({made},)))
+answer(seen({_made(GPU)}))
 """
     assert child(script).observe() == (GPU,)
+
+
+def test_a_look_is_told_of_the_one_before_unless_something_has_failed_since(
+    tmp_path: pathlib.Path,
+) -> None:
+    asked, failing = tmp_path / "asked", tmp_path / "failing"
+    script = f"""
+from mig_manager.core.model import *
+open({str(asked)!r}, "wb").write(sys.stdin.buffer.read())
+if os.path.exists({str(failing)!r}):
+    answer(gpu_protocol.Failed.of(errors.HardwareError("no", reason=errors.Reason.IN_USE)))
+else:
+    answer(seen({_made(GPU)}))
+"""
+    gpus = child(script)
+    told: list[gpu_protocol.Request | None] = []
+    for is_failing in (False, False, True, False):
+        if is_failing:
+            failing.touch()
+            with pytest.raises(errors.HardwareError):
+                gpus.observe()
+            failing.unlink()
+        else:
+            gpus.observe()
+        told.append(gpu_protocol.decode_request(asked.read_bytes()))
+
+    look = model.Look(driver_version="580", gpus=(GPU,))
+    assert told == [gpu_protocol.Observe(before=before) for before in (None, look, look, None)]
 
 
 def test_the_worker_is_asked_for_exactly_the_plan(tmp_path: pathlib.Path) -> None:
@@ -190,7 +225,7 @@ def test_a_worker_that_ends_without_an_answer_is_our_own_fault() -> None:
 
 def test_half_an_answer_is_no_answer() -> None:
     script = """
-sys.stdout.buffer.write(gpu_protocol.encode(gpu_protocol.Observed(gpus=()))[:20])
+sys.stdout.buffer.write(gpu_protocol.encode(seen())[:20])
 sys.stdout.flush()
 os.kill(os.getpid(), signal.SIGBUS)
 """
@@ -200,7 +235,7 @@ os.kill(os.getpid(), signal.SIGBUS)
 
 def test_a_crash_after_the_answer_does_not_spoil_it() -> None:
     script = """
-answer(gpu_protocol.Observed(gpus=()))
+answer(seen())
 os.kill(os.getpid(), signal.SIGSEGV)
 """
     assert child(script).observe() == ()
@@ -211,7 +246,7 @@ def test_an_answer_to_another_question_is_our_own_fault() -> None:
         child("answer(gpu_protocol.Executed())").observe()
     assert caught.value.reason is errors.Reason.INTERNAL
     with pytest.raises(errors.HardwareError, match="Observed"):
-        child("answer(gpu_protocol.Observed(gpus=()))").execute(PLAN)
+        child("answer(seen())").execute(PLAN)
 
 
 def test_a_worker_that_cannot_be_started_is_a_typed_error() -> None:
@@ -224,8 +259,10 @@ def test_whatever_runs_out_at_the_start_is_a_typed_error_and_nothing_is_left_ope
 import os, resource, sys
 from mig_manager import errors
 from mig_manager.adapters import gpu_child
-worker = "import sys; from mig_manager.adapters import gpu_protocol as p; " \
-    "sys.stdout.buffer.write(p.encode(p.Observed(gpus=())))"
+worker = "import sys; from mig_manager.core import model; " \
+    "from mig_manager.adapters import gpu_protocol as p; " \
+    "look = model.Look(driver_version='', gpus=()); " \
+    "sys.stdout.buffer.write(p.encode(p.Observed(look=look)))"
 gpus = gpu_child.ChildGpus(command=[sys.executable, "-c", worker], timeout_s=60)
 gpus.observe()
 top = os.open("/dev/null", os.O_RDONLY)
@@ -258,7 +295,7 @@ def test_a_flood_of_stderr_is_passed_on_in_part_and_delays_nothing() -> None:
 for _ in range(2000):
     os.write(2, b"x" * 4096)
 os.write(2, b" the end")
-answer(gpu_protocol.Observed(gpus=()))
+answer(seen())
 """
     with structlog.testing.capture_logs() as logs:
         assert child(script).observe() == ()
@@ -288,7 +325,7 @@ signal.pause()
 
 
 def test_one_client_serves_call_after_call() -> None:
-    gpus = child("answer(gpu_protocol.Observed(gpus=()))")
+    gpus = child("answer(seen())")
     assert [gpus.observe(), gpus.observe()] == [(), ()]
 
 
@@ -297,7 +334,7 @@ def answering_with_pid(pid_file: pathlib.Path) -> gpu_child.ChildGpus:
     return child(f"""
 open({str(pid_file)!r}, "w").write(str(os.getpid()))
 sys.stdin.buffer.read()
-answer(gpu_protocol.Observed(gpus=()))
+answer(seen())
 """)
 
 
@@ -357,7 +394,7 @@ def test_the_agents_side_does_not_load_the_nvml_binding() -> None:
 FAKE_GPUS = """
 class FakeGpus:
     def __init__(self, **settings): pass
-    def observe(self): return observe()
+    def look(self, before): return seen(*observe()).look
 nvml.NvmlGpus = FakeGpus
 """
 
@@ -647,7 +684,7 @@ if number == 1:
 {textwrap.indent(IN_A_CALL + HELD.format(pid_file=str(pid_file)), "    ")}
 if number == 2:
     signal.pause()
-answer(gpu_protocol.Observed(gpus=()))
+answer(seen())
 """
     gpus = child(script, timeout_s=6.0)
     with structlog.testing.capture_logs() as logs:
