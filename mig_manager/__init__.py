@@ -9,5 +9,9 @@ from mig_manager import sparing
 
 # structlog imports it, for its coroutines, and with it TLS: a third of a command's start.
 sparing.put_off("asyncio")
+# dataclasses does, for the signature of those without a docstring.
+sparing.put_off("inspect")
+# pathlib does, for the URI of a path.
+sparing.put_off("urllib.parse", "quote_from_bytes")
 
 __version__ = "0.1.0"

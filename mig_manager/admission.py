@@ -9,7 +9,7 @@ import random
 
 import structlog
 
-from mig_manager import errors, ports, record
+from mig_manager import clocks, errors, ports, record
 from mig_manager.core import model
 from mig_manager.core import pace as pacing
 
@@ -28,7 +28,7 @@ class Admission:
         self,
         slots: ports.Slots,
         written: record.Record,
-        clock: ports.Clock,
+        clock: clocks.Clock,
         *,
         pace: pacing.Pace = _PACE,
     ) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import structlog
 
-from mig_manager import errors, ports, record
+from mig_manager import clocks, errors, ports, record
 from mig_manager.core import clients, cluster, extras, model, status
 from mig_manager.core import pace as pacing
 
@@ -38,7 +38,7 @@ class Daemons:
         node: ports.Node,
         workloads: ports.Workloads,
         allocations: ports.DeviceAllocations,
-        clock: ports.Clock,
+        clock: clocks.Clock,
         *,
         timeout_s: float,
         pace: pacing.Pace,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import structlog
 
-from mig_manager import errors, ports
+from mig_manager import clocks, errors, ports
 from mig_manager.core import clients, cluster, extras
 from mig_manager.core import pace as pacing
 from mig_manager.core import policy as policies
@@ -87,7 +87,7 @@ class Drain:
         self,
         workloads: ports.Workloads,
         allocations: ports.DeviceAllocations,
-        clock: ports.Clock,
+        clock: clocks.Clock,
         *,
         order: Order,
         on_force: Callable[[str], None],

@@ -19,7 +19,9 @@ that the pipeline never has to know a library to know what to do next.
 
 import dataclasses
 import enum
-from http import HTTPStatus
+
+_SERVER_ERRORS = 500
+"""From here on HTTP statuses blame the server (RFC 9110, section 15.6)."""
 
 
 class Reason(enum.Enum):
@@ -322,7 +324,7 @@ class ClusterError(MigManagerError):
         RFC 9110, section 15: 4xx is a request that was not carried out. 408 is one that the server
         did not wait for.
         """
-        return self.status is None or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        return self.status is None or self.status >= _SERVER_ERRORS
 
 
 class DrainError(MigManagerError):

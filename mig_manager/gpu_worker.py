@@ -21,8 +21,9 @@ from mig_manager.adapters import (
     nvml,
     nvml_library,
     nvml_meter,
-    procfs,
 )
+
+_PROC = pathlib.Path("/proc")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 def _proc_root(arguments: argparse.Namespace) -> pathlib.Path | None:
     """Return where to look for holders; nowhere, unless told, when the GPUs are simulated."""
     told: pathlib.Path | None = arguments.proc_root
-    return procfs.ROOT if told is None and arguments.simulate_state is None else told
+    return _PROC if told is None and arguments.simulate_state is None else told
 
 
 def _is_awaited(answers: int) -> bool:

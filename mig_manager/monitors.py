@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import structlog
 
-from mig_manager import daemons, errors, ports, record
+from mig_manager import clocks, daemons, errors, ports, record
 from mig_manager.core import clients, cluster
 from mig_manager.core import pace as pacing
 
@@ -24,7 +24,7 @@ class Monitors:
         self,
         node: ports.Node,
         workloads: ports.Workloads,
-        clock: ports.Clock,
+        clock: clocks.Clock,
         *,
         timeout_s: float,
         pace: pacing.Pace,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from mig_manager import errors, outcomes, ports
+from mig_manager import clocks, errors, outcomes, ports
 from mig_manager.core import cluster, inventory, model, status
 
 _log = structlog.get_logger()
@@ -30,7 +30,7 @@ class Record:
     def __init__(
         self,
         node: ports.Node,
-        clock: ports.Clock,
+        clock: clocks.Clock,
         *,
         journal: status.Journal,
         attempt: Try | None = None,

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from mig_manager import console, errors, ports, rolloutreport, rolloutsettings
+from mig_manager import clocks, console, errors, rolloutreport, rolloutsettings
 from mig_manager.adapters import clock, files
 from mig_manager.adapters.kube import api, fleet
 from mig_manager.core import bar, config, document, members, previews, rollouts
@@ -68,7 +68,7 @@ def roll(
     goal: members.Goal,
     limits: rollouts.Limits,
     *,
-    clock: ports.Clock,
+    clock: clocks.Clock,
     show: Show,
     note: Callable[[str], None] = lambda _text: None,
 ) -> rollouts.Turn:

@@ -11,7 +11,7 @@ from types import FrameType
 
 import structlog
 
-from mig_manager import agent, health, hostsettings, mailbox, ports, reconcile, settings
+from mig_manager import agent, clocks, health, hostsettings, mailbox, ports, reconcile, settings
 from mig_manager.adapters import (
     clock,
     devicefiles,
@@ -225,7 +225,7 @@ def _hooks(wanted: settings.AgentSettings) -> ports.Hooks | None:
 
 
 def _slots(
-    wanted: settings.AgentSettings, kube: api.KubeApi, system: ports.Clock
+    wanted: settings.AgentSettings, kube: api.KubeApi, system: clocks.Clock
 ) -> ports.Slots | None:
     if not wanted.max_concurrent_nodes:
         return None

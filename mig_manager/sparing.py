@@ -12,20 +12,32 @@ import importlib.util
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def put_off(name: str) -> None:
+def put_off(name: str, *functions: str) -> None:
     """Have a module run its code at its first use; its submodules' import is a use as well.
 
     Args:
         name: The module's; whatever is loaded already, or does not exist, is left alone.
+        functions: What may be imported from it by name without that being a use; to call it is.
     """
     module = _placed(name)
     if module is not None:
         # Missed by whoever imports a submodule, who would otherwise come before the parent.
         vars(module).pop("__path__", None)
+        for function in functions:
+            setattr(module, function, _first_call(module, function))
+
+
+def _first_call(module: types.ModuleType, name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if vars(module).get(name) is call:
+            delattr(module, name)
+        return getattr(module, name)(*args, **kwargs)
+
+    return call
 
 
 def hollow(package: str) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mig_manager import change, errors, ports, turn
+from mig_manager import change, clocks, errors, ports, turn
 from mig_manager.core import model, planner, status
 
 LATER = "the next 'apply' tries again"
@@ -34,7 +34,7 @@ class World:
     exclusion: ports.Exclusion
     journal: ports.JournalStore
     proven: KeptLayout
-    clock: ports.Clock
+    clock: clocks.Clock
     boot_id: str
     """Tells this boot from others; empty: the system does not say."""
     lock_timeout_s: float

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
-from mig_manager import errors, ports
+from mig_manager import clocks, errors, ports
 from mig_manager.core import pace as paces
 
 _PACE = paces.Pace()
@@ -14,7 +14,7 @@ def held(  # noqa: PLR0913 - each is named where it is called
     exclusion: ports.Exclusion,
     doing: str,
     *,
-    clock: ports.Clock,
+    clock: clocks.Clock,
     wait: Callable[[float], object],
     timeout_s: float,
     pace: paces.Pace = _PACE,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from mig_manager import change, daemons, drain, errors, ports, record
+from mig_manager import change, clocks, daemons, drain, errors, ports, record
 from mig_manager.core import clients, model, planner
 
 _log = structlog.get_logger()
@@ -24,7 +24,7 @@ class WayBack:
         gpus: ports.Gpus,
         workloads: ports.Workloads,
         allocations: ports.DeviceAllocations,
-        clock: ports.Clock,
+        clock: clocks.Clock,
         *,
         staff: daemons.Daemons,
         reset: ports.GpuReset | None = None,
@@ -110,7 +110,7 @@ class WayBack:
 class _Steadfast:
     """Implements ``ports.Wish`` for what must be finished whatever is wanted meanwhile."""
 
-    def __init__(self, clock: ports.Clock) -> None:
+    def __init__(self, clock: clocks.Clock) -> None:
         self._clock = clock
 
     def check(self) -> None:

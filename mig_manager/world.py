@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from mig_manager import ports
+from mig_manager import clocks, ports
 from mig_manager.core import pace as pacing
 from mig_manager.core import policy as policies
 
@@ -17,7 +17,7 @@ class World:
     workloads: ports.Workloads
     allocations: ports.DeviceAllocations
     configs: ports.ConfigSource
-    clock: ports.Clock
+    clock: clocks.Clock
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
     standby: ports.Standby = dataclasses.field(default_factory=ports.Standby)
     """Told when the GPUs are going to be asked, or changed."""

@@ -10,6 +10,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from mig_manager import sparing
+
+# pynvml imports it, with all that runs other programs, and calls nothing of it.
+sparing.put_off("ctypes.util", "find_library")
+
 _PR_SET_PDEATHSIG = 1
 """Of ``prctl(2)``."""
 

@@ -41,6 +41,8 @@ Request = Observe | Execute
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Reply:
+    """What all answers tell."""
+
     calls: tuple[nvml_meter.Calls, ...] = ()
     """What was spent on NVML."""
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from mig_manager import errors, ports
+from mig_manager import clocks, errors
 
 _MODE = 0o644
 """Everybody may read who is at work."""
@@ -44,7 +44,7 @@ class LockFile:
     """
 
     def __init__(
-        self, path: pathlib.Path, *, program: str, clock: ports.Clock, is_required: bool
+        self, path: pathlib.Path, *, program: str, clock: clocks.Clock, is_required: bool
     ) -> None:
         self._path = path
         self._program = program

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar, cast
 
 import pynvml
 
-from mig_manager import errors, ports
+from mig_manager import clocks, errors
 from mig_manager.adapters import nvml_errors, nvml_execute, nvml_observe, nvml_session
 from mig_manager.core import model
 
@@ -37,7 +37,7 @@ class NvmlGpus:
         *,
         library_path: str | None = None,
         in_use_timeout_s: float = 30.0,
-        clock: ports.Clock,
+        clock: clocks.Clock,
         proc_root: pathlib.Path | None = None,
     ) -> None:
         self._library_path = library_path
@@ -102,7 +102,7 @@ class _Patience:
     The bound is for all steps of the GPU together, so that it also bounds the whole run.
     """
 
-    def __init__(self, *, timeout_s: float, clock: ports.Clock) -> None:
+    def __init__(self, *, timeout_s: float, clock: clocks.Clock) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadline: float | None = None

@@ -13,7 +13,6 @@ from mig_manager.adapters import (
     gpu_progress,
     nvml_device,
     nvml_errors,
-    nvml_holders,
     nvml_mode,
     nvml_observe,
     nvml_profiles,
@@ -159,6 +158,8 @@ class _Executor:
                 instance_id = step.gpu_instance_id
             case _:
                 instance_id = None
+        from mig_manager.adapters import nvml_holders  # noqa: PLC0415 - seldom needed
+
         try:
             return nvml_holders.named(
                 error, self._open(), gpu_instance_id=instance_id, proc_root=self._proc_root

@@ -471,10 +471,11 @@ gpu_child.ChildGpus(command={[sys.executable, "-c", PREAMBLE + worker]!r}, timeo
 
 
 @pytest.fixture
-def state(tmp_path: pathlib.Path) -> simulated.SharedState:
+def state(tmp_path: pathlib.Path) -> Iterator[simulated.SharedState]:
     path = tmp_path / "state"
     simulated.create("2xa100-sxm4-40gb", path)
-    return simulated.SharedState(path)
+    with contextlib.closing(simulated.SharedState(path)) as state:
+        yield state
 
 
 def simulating(state: simulated.SharedState, *, timeout_s: float = 60.0) -> gpu_child.ChildGpus:

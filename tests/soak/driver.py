@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pynvml
 
-from mig_manager import errors, ports
+from mig_manager import clocks, errors
 from mig_manager.adapters import nvml as nvml_adapter
 from mig_manager.core import model
 from mig_manager.sandbox import nvml
@@ -99,7 +99,7 @@ class OneByOne:
         return tuple(changed)
 
 
-def real_adapter(clock: ports.Clock) -> OneByOne:
+def real_adapter(clock: clocks.Clock) -> OneByOne:
     """Return the adapter over whatever library is loaded."""
     return OneByOne(nvml_adapter.NvmlGpus(in_use_timeout_s=2.0, clock=clock))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from mig_manager import errors, ports
+from mig_manager import clocks, errors
 from mig_manager.adapters.kube import api
 from mig_manager.adapters.kubejson import fields, nodereading
 from mig_manager.core import cluster
@@ -31,7 +31,7 @@ class KubeNode:
         kube: api.KubeApi,
         *,
         name: str,
-        clock: ports.Clock,
+        clock: clocks.Clock,
         component: str = "mig-manager",
     ) -> None:
         """Stand for one node.

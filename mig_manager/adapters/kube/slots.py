@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from mig_manager import errors, ports
+from mig_manager import clocks, errors
 from mig_manager.adapters.kube import api, node
 from mig_manager.adapters.kubejson import fields, nodereading
 from mig_manager.core import slots
@@ -54,7 +54,7 @@ class LeaseSlots:
         namespace: str,
         node_name: str,
         limit: int,
-        clock: ports.Clock,
+        clock: clocks.Clock,
         times: Times | None = None,
         pick: Callable[[Sequence[slots.Slot]], slots.Slot] = random.choice,
     ) -> None:

@@ -36,10 +36,14 @@ class Target:
     """Of a whole GPU on a node where a handle does not outlive a reset."""
 
 
+def attachment(node: states.NodeState, gpu: int) -> int:
+    """Return what tells a GPU from itself before a reset, where handles do not outlive that."""
+    return node.gpus[gpu].attachments if node.options.reattaches else 0
+
+
 def whole(node: states.NodeState, gpu: int) -> Target:
     """Return the target of a GPU's handle, as it is attached now."""
-    attachment = node.gpus[gpu].attachments if node.options.reattaches else 0
-    return Target(kind=Kind.GPU, gpu=gpu, attachment=attachment)
+    return Target(kind=Kind.GPU, gpu=gpu, attachment=attachment(node, gpu))
 
 
 def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeInstance) -> Target:
@@ -276,7 +280,7 @@ class DeviceView(View):
         """
         match self.target.kind:
             case Kind.GPU:
-                if self.target != self.whole:
+                if self.target.attachment != attachment(self.node, self.target.gpu):
                     raise states.Refused(states.Code.INVALID_ARGUMENT)
             case Kind.GPU_INSTANCE:
                 _ = self.instance

@@ -1,14 +1,13 @@
 """The object that stands in for ``libnvidia-ml.so.1`` beneath pynvml."""
 
 import collections
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mig_manager.sandbox.driver import calls, events, instances, mig, queries, statefile, states
@@ -87,7 +86,10 @@ class SimulatedLibrary:
         attempt = _Attempt(name, function, arguments)
         try:
             attempt.aim(self._session)
-            with self._hold(attempt):
+            if attempt.gpu is not None and function.is_change:
+                with self.state.gpu_lock(attempt.gpu):
+                    self._run(attempt)
+            else:
                 self._run(attempt)
         except states.Refused as refused:
             attempt.code = int(refused.code)
@@ -101,7 +103,8 @@ class SimulatedLibrary:
 
     def _run(self, attempt: "_Attempt") -> None:
         attempt.entered_ns = time.monotonic_ns()
-        node = self.state.read()
+        # Who opens a session has waited for whatever happened to the node before.
+        node = self.state.read() if attempt.function.needs_session else self.state.read_anew()
         attempt.is_logged = node.options.logs_calls
         if node.faults:
             self._suffer(attempt)
@@ -124,14 +127,6 @@ class SimulatedLibrary:
             return (node if gpu == node.gpus[index] else node.with_gpu(index, gpu)), None
 
         self.state.update(change)
-
-    @contextlib.contextmanager
-    def _hold(self, attempt: "_Attempt") -> Iterator[None]:
-        if attempt.gpu is None or not attempt.function.is_change:
-            yield
-            return
-        with self.state.gpu_lock(attempt.gpu):
-            yield
 
     def _view(self, node: states.NodeState, target: calls.Target | None) -> calls.View:
         boards = statefile.boards_of(node)

@@ -1,8 +1,8 @@
 """The state of a simulated node: one JSON file that all its processes share.
 
-Readers take no lock: the file is replaced, never written in place. Writers exclude each other
-with ``flock``, which holds between threads too because each writer opens the lock file anew, and
-which the kernel gives back when a process is killed.
+Readers take no lock: the file is replaced, never written in place, and a counter in shared memory
+tells them when. Writers exclude each other with ``flock``, which holds between threads too because
+each writer opens the lock file anew, and which the kernel gives back when a process is killed.
 """
 
 import contextlib
@@ -10,9 +10,10 @@ import dataclasses
 import fcntl
 import functools
 import json
+import mmap
 import os
 import pathlib
-import threading
+import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,22 @@ from mig_manager.sandbox.driver import codec, identities, resets, states, transi
 T = TypeVar("T")
 _FIRST_PID = 4001
 
+_Version = tuple[int, int, int]
+_COUNTER = struct.Struct("=Q")
+_GOOD_S = 0.001
+"""How long a state that was read is good without another look at its file, if nobody has counted
+a write: a writer that is killed may have written and not counted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Cached:
+    """The state as it was last read or written."""
+
+    version: _Version
+    node: states.NodeState
+    writes: int
+    good_until_s: float
+
 
 class SharedState:
     """The state file, its locks, and what the sandbox does beside NVML: clients, faults, boots.
@@ -33,8 +50,14 @@ class SharedState:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self._cache_lock = threading.Lock()
-        self._cached: tuple[tuple[int, int, int], states.NodeState] | None = None
+        self._cached: _Cached | None = None
+        self._writes: mmap.mmap | None = None
+
+    def close(self) -> None:
+        """Give back what reading has opened; the next reading opens it again."""
+        writes, self._writes = self._writes, None
+        if writes is not None:
+            writes.close()
 
     def create(self, spec: str, options: states.Options) -> None:
         """Write the state of a freshly booted node, unless the file exists.
@@ -61,18 +84,59 @@ class SharedState:
         """Return the state now.
 
         Raises:
+            FileNotFoundError: The node was never created, or its file was removed, which may show
+                with the delay of a moment.
+        """
+        cached = self._cached
+        # System calls give the interpreter to other threads, so that most queries do without.
+        if (
+            cached is not None
+            and cached.writes == self._count_writes()
+            and time.monotonic() < cached.good_until_s
+        ):
+            return cached.node
+        return self.read_anew()
+
+    def read_anew(self) -> states.NodeState:
+        """Return the state now, whatever was read before.
+
+        Raises:
             FileNotFoundError: The node was never created, or its file was removed.
         """
+        writes = self._count_writes()
         version = self._version()
-        with self._cache_lock:
-            if self._cached is not None and self._cached[0] == version:
-                return self._cached[1]
-        with self.path.open(encoding="utf-8") as file:
-            version = _version(os.fstat(file.fileno()))
-            node = codec.decode(json.load(file))
-        with self._cache_lock:
-            self._cached = (version, node)
+        cached = self._cached
+        if cached is not None and cached.version == version:
+            node = cached.node
+        else:
+            with self.path.open(encoding="utf-8") as file:
+                version = _version(os.fstat(file.fileno()))
+                node = codec.decode(json.load(file))
+        self._keep(version, node, writes)
         return node
+
+    def _keep(self, version: _Version, node: states.NodeState, writes: int) -> None:
+        self._cached = _Cached(
+            version=version,
+            node=node,
+            writes=writes,
+            good_until_s=time.monotonic() + _GOOD_S,
+        )
+
+    def _count_writes(self) -> int:
+        """Return how often the file was written, as far as the writers lived to count it."""
+        (count,) = _COUNTER.unpack_from(self._counter())
+        return int(count)
+
+    def _counter(self) -> mmap.mmap:
+        if self._writes is None:
+            # Nothing is to be left beside a node that does not exist.
+            self.path.stat()
+            with self.beside("writes").open("a+b") as file:
+                if os.fstat(file.fileno()).st_size < _COUNTER.size:
+                    os.ftruncate(file.fileno(), _COUNTER.size)
+                self._writes = mmap.mmap(file.fileno(), _COUNTER.size)
+        return self._writes
 
     def update(self, change: Callable[[states.NodeState], tuple[states.NodeState, T]]) -> T:
         """Replace the state by what ``change`` makes of it, and return the other thing it gives.
@@ -81,7 +145,7 @@ class SharedState:
         written.
         """
         with self._exclusively("lock"):
-            before = self.read()
+            before = self.read_anew()
             after, result = change(before)
             if after is not before:
                 self._write(after)
@@ -253,7 +317,7 @@ class SharedState:
                 f"{self.path} holds the simulated node {existing!r}, not {spec!r}; remove the file"
             )
 
-    def _version(self) -> tuple[int, int, int]:
+    def _version(self) -> _Version:
         return _version(self.path.stat())
 
     def _write(self, node: states.NodeState) -> None:
@@ -265,8 +329,9 @@ class SharedState:
         os.utime(fresh, ns=(stamp, stamp))
         version = _version(fresh.stat())
         fresh.replace(self.path)
-        with self._cache_lock:
-            self._cached = (version, node)
+        writes = self._count_writes() + 1
+        _COUNTER.pack_into(self._counter(), 0, writes)
+        self._keep(version, node, writes)
 
     @contextlib.contextmanager
     def _exclusively(self, suffix: str) -> Iterator[None]:
@@ -280,7 +345,7 @@ def boards_of(node: states.NodeState) -> tuple[identities.Board, ...]:
     return _boards(node.spec, node.options.seed, node.options.swapped_gpus)
 
 
-def _version(stat: os.stat_result) -> tuple[int, int, int]:
+def _version(stat: os.stat_result) -> _Version:
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
