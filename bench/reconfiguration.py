@@ -2,10 +2,12 @@
 
 The agent is a process of its own against the embedded API server; node, kubelet and device plugin
 are played by this process. A pod holds a device that goes, so that every phase has something to
-do. What the agent adds is the whole time less what it must wait for: the driver, pods that stop,
-and the device plugin that starts.
+do. What the agent adds is the whole time less what it must wait for: the driver by its latency
+model, and what the cluster takes as it is seen here: pods from their deletion to their end, the
+device plugin from its new pod to the devices that kubelet's node status offers.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -46,15 +48,16 @@ class Course:
     """Each phase with the time spent in it, in their order."""
     hardware_s: float
     """What the driver takes, by its latency model."""
+    cluster_s: float
+    """What pods and plugin take."""
     processor_s: float
     """Processor time of the agent and its workers, with which a loaded machine has less to do; the
     simulation of the driver is in it."""
 
     @property
     def waited_s(self) -> float:
-        """What the agent must wait for: the driver, the pod, the old plugin and the new one."""
-        pods_s = 2 * _NODE.pod_stop_s + _NODE.pod_start_s + _NODE.plugin_start_s
-        return self.hardware_s + pods_s
+        """What the agent must wait for."""
+        return self.hardware_s + self.cluster_s
 
     @property
     def overhead_s(self) -> float:
@@ -89,6 +92,7 @@ def measure(*, repeats: int, scale: float) -> tuple[Course, ...]:
 
 def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course:
     seen: list[tuple[float, str, str]] = []
+    waits = _Waits(stage.cluster, _RESOURCES[layout])
 
     def note(kind: view.Kind, obj: objects.JsonObject) -> None:
         if kind is view.Kind.NODE:
@@ -102,17 +106,62 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
     gpus = stage.gpus.observe()
     hardware_s = _hardware_s(gpus, layout, latency)
     spent_s = _processor_s(stage)
-    stop = stage.cluster.listen(note)
-    try:
+    with contextlib.ExitStack() as stack:
+        for listener in (note, waits.note):
+            stack.callback(stage.cluster.listen(listener))
         since = time.monotonic()
         stage.label(layout)
         state = stage.wait_for_end(layout)
-    finally:
-        stop()
     if state is not model.State.SUCCESS:
         raise RuntimeError(f"{layout} ended with {stage.status()}")
     spent_s = _processor_s(stage) - spent_s
-    return dataclasses.replace(_course(seen, since, hardware_s), processor_s=spent_s)
+    course = _course(seen, since)
+    return dataclasses.replace(
+        course, hardware_s=hardware_s, cluster_s=waits.seconds, processor_s=spent_s
+    )
+
+
+class _Waits:
+    """What pods that stop and the plugin that starts take, as the cluster tells."""
+
+    def __init__(self, cluster_view: view.ClusterView, resource: str) -> None:
+        self._cluster = cluster_view
+        self._resource = resource
+        self._old = self._pods()
+        self._stopping: dict[str, float] = {}
+        self._stopped: dict[str, float] = {}
+        self._started: float | None = None
+        self._offered: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """All of it; these waits follow one another."""
+        if self._started is None or self._offered is None:
+            raise RuntimeError("no plugin has come")
+        stops = (self._stopped[uid] - since for uid, since in self._stopping.items())
+        return sum(stops) + self._offered - self._started
+
+    def note(self, kind: view.Kind, obj: objects.JsonObject) -> None:
+        """Take in an object that appeared, changed or went."""
+        now = time.monotonic()
+        if kind is view.Kind.POD:
+            self._note_pod(obj, now)
+        elif kind is view.Kind.NODE and self._started is not None and self._offered is None:
+            offered = (obj.get("status") or {}).get("allocatable") or {}
+            if int(offered.get(self._resource, 0)) > 0:
+                self._offered = now
+
+    def _note_pod(self, pod: objects.JsonObject, now: float) -> None:
+        uid = objects.uid(pod)
+        if uid not in self._pods():
+            self._stopped.setdefault(uid, now)
+        elif objects.is_terminating(pod):
+            self._stopping.setdefault(uid, now)
+        elif uid not in self._old and self._started is None:
+            self._started = now
+
+    def _pods(self) -> frozenset[str]:
+        return frozenset(map(objects.uid, self._cluster.list(view.Kind.POD)))
 
 
 def _processor_s(stage: stages.Stage) -> float:
@@ -126,7 +175,7 @@ def _processor_s(stage: stages.Stage) -> float:
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-def _course(seen: Sequence[tuple[float, str, str]], since: float, hardware_s: float) -> Course:
+def _course(seen: Sequence[tuple[float, str, str]], since: float) -> Course:
     begins: dict[str, float] = {}
     for now, _, phase in seen:
         begins.setdefault(phase, now)
@@ -138,7 +187,8 @@ def _course(seen: Sequence[tuple[float, str, str]], since: float, hardware_s: fl
         pending_s=first[model.State.PENDING.value] - since,
         success_s=first[model.State.SUCCESS.value] - since,
         phases=tuple(phases),
-        hardware_s=hardware_s,
+        hardware_s=0.0,
+        cluster_s=0.0,
         processor_s=0.0,
     )
 

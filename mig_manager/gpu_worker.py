@@ -5,6 +5,7 @@ stdin, a pickled answer goes out on what was stdout.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -102,7 +103,10 @@ def _is_awaited(answers: int) -> bool:
 def _simulate(state: str) -> None:
     from mig_manager.sandbox import nvml as simulated  # noqa: PLC0415 - not for real GPUs
 
-    simulated.install(pathlib.Path(state))
+    library = simulated.install(pathlib.Path(state))
+    # A driver has its state at hand.
+    with contextlib.suppress(FileNotFoundError):
+        _ = library.state.boards
 
 
 if __name__ == "__main__":

@@ -79,6 +79,30 @@ def called_later(module: str, name: str) -> Iterator[None]:
             delattr(place, name)
 
 
+@contextlib.contextmanager
+def left_out(name: str) -> Iterator[None]:
+    """Let a package import a module of its own during the body without that being loaded.
+
+    For what a package's ``__init__`` imports for other people's convenience. Afterwards the module
+    is not there, and whoever imports it gets it as ever.
+
+    Args:
+        name: The module; one that is loaded already is left alone.
+    """
+    if name in sys.modules:
+        yield
+        return
+    stand_in = sys.modules[name] = types.ModuleType(name)
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        parent, _, own = name.rpartition(".")
+        if parent in sys.modules and vars(sys.modules[parent]).get(own) is stand_in:
+            delattr(sys.modules[parent], own)
+
+
 class _PutOff(types.ModuleType):
     """A module whose code has not been run."""
 

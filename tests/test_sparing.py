@@ -165,3 +165,45 @@ def test_a_class_that_is_loaded_meanwhile_stays(write: Write) -> None:
     with sparing.called_later("spared_ten", "Heavy"):
         assert module.other == 1
     assert isinstance(module.Heavy, type)
+
+
+def test_a_module_that_is_left_out_is_there_for_whoever_imports_it_later(write: Write) -> None:
+    write(spared_whole__part="value = 7")
+    package("spared_whole", "from spared_whole import part\nname = part.__name__\n")
+    with sparing.left_out("spared_whole.part"):
+        whole = importlib.import_module("spared_whole")
+    assert whole.name == "spared_whole.part"
+    assert ran() == ["spared_whole"]
+    assert not hasattr(whole, "part")
+    assert importlib.import_module("spared_whole.part").value == 7
+    assert whole.part.value == 7
+
+
+def test_a_module_that_is_loaded_is_not_left_out(write: Write) -> None:
+    write(spared_early__part="value = 7")
+    package("spared_early", "")
+    part = importlib.import_module("spared_early.part")
+    with sparing.left_out("spared_early.part"):
+        assert importlib.import_module("spared_early.part") is part
+    assert importlib.import_module("spared_early.part") is part
+
+
+def test_a_function_may_be_imported_from_a_module_that_is_put_off(write: Write) -> None:
+    write(spared_call="def double(n): return 2 * n\nvalue = 7")
+    sparing.put_off("spared_call", "double")
+    module = importlib.import_module("spared_call")
+    early = module.double
+    assert ran() == []
+    assert early(4) == 8
+    assert ran() == ["spared_call"]
+    assert (module.double(5), early(6), module.value) == (10, 12, 7)
+
+
+def test_a_function_imported_early_works_when_another_use_came_first(write: Write) -> None:
+    write(spared_late="def double(n): return 2 * n\nvalue = 7")
+    sparing.put_off("spared_late", "double")
+    module = importlib.import_module("spared_late")
+    early = module.double
+    assert module.value == 7
+    assert early(4) == 8
+    assert ran() == ["spared_late"]

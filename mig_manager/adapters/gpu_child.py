@@ -19,6 +19,7 @@ import structlog
 
 from mig_manager import errors, ports
 from mig_manager.adapters import (
+    gpu_exchange,
     gpu_postmortem,
     gpu_process,
     gpu_progress,
@@ -158,7 +159,7 @@ class ChildGpus(ports.Standby):
                 answer in time, naming the calls that were under way and who has that GPU
                 open; with NVML_ERROR when it was killed by a signal.
         """
-        match self._timed("observe", gpu_protocol.Observe(before=self._before)):
+        match self._timed("observe", gpu_protocol.Observe.after(self._before)):
             case gpu_protocol.Observed(look=look):
                 self._before = look
                 self._telemetry.gpus_observed(look.gpus)
@@ -224,11 +225,8 @@ class ChildGpus(ports.Standby):
         worker = self._take_worker()
         process = worker.process
         with contextlib.closing(worker):
-            output = None
             try:
-                output, _ = process.communicate(request, timeout=self._timeout_s)
-            except subprocess.TimeoutExpired:
-                pass
+                output = gpu_exchange.exchange(process, request, timeout_s=self._timeout_s)
             finally:
                 # The worker reads the same clock, which no argument can replace there.
                 ended_s = time.monotonic()

@@ -18,7 +18,15 @@ class Observe:
     """Ask for all GPUs."""
 
     before: model.Look | None = None
-    """What an earlier look found."""
+    """What an earlier look found, but for the instances."""
+
+    @staticmethod
+    def after(before: model.Look | None) -> "Observe":
+        """Ask with what is known of what lasts."""
+        if before is None:
+            return Observe()
+        gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in before.gpus)
+        return Observe(before=dataclasses.replace(before, gpus=gpus))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
 """The GPUs of this node through NVIDIA's management library."""
 
+import dataclasses
 import functools
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar, cast
 
 import pynvml
@@ -72,8 +73,8 @@ class NvmlGpus:
                 nvml_observe.gpu, known=known, tells_minor=self._proc_root is not None
             )
             count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
-            gpus = tuple(_each([functools.partial(observe, i) for i in range(count)]))
-            return model.Look(driver_version=driver, gpus=gpus)
+            gpus = _each([functools.partial(observe, i) for i in range(count)])
+            return model.Look(driver_version=driver, gpus=_sharing(gpus))
 
     def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
@@ -89,11 +90,39 @@ class NvmlGpus:
             runs = [
                 functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus
             ]
-            return tuple(_each(runs))
+            return _sharing(_each(runs))
 
     def _run(self, plan: model.GpuPlan, known: model.Gpu | None) -> model.Gpu:
         patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)
         return nvml_execute.run(plan, patience.run, known=known, proc_root=self._proc_root)
+
+
+_Offer = tuple[model.GpuInstanceProfile, ...] | None
+
+
+def _sharing(gpus: Iterable[model.Gpu]) -> tuple[model.Gpu, ...]:
+    """Have GPUs that offer the same share it, which is most of what goes over a pipe.
+
+    What instances of a profile can hold is then known of all of them where one has told.
+    """
+    each = tuple(gpus)
+    offers: list[_Offer] = []
+    places: list[int] = []
+    for gpu in each:
+        place = next((i for i, one in enumerate(offers) if one == gpu.profiles), len(offers))
+        if place == len(offers):
+            offers.append(gpu.profiles)
+        offers[place] = _joined_offer(offers[place], gpu.profiles)
+        places.append(place)
+    pairs = zip(each, places, strict=True)
+    return tuple(dataclasses.replace(gpu, profiles=offers[place]) for gpu, place in pairs)
+
+
+def _joined_offer(one: _Offer, other: _Offer) -> _Offer:
+    if one is other or one is None or other is None:
+        return one
+    pairs = zip(one, other, strict=True)
+    return tuple(left if left.compute_profiles else right for left, right in pairs)
 
 
 class _Patience:

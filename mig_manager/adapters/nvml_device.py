@@ -66,7 +66,13 @@ class Device:
         self.handle = handle
         self._memory_bytes: int | None = None
         self._profiles = profiles or None
-        self._compute_profiles: dict[int, tuple[nvml_profiles.ComputeProfile, ...]] = {}
+        self._compute_profiles = {
+            offered.profile_id: offered.compute_profiles
+            for offered in profiles or ()
+            if offered.compute_profiles
+        }
+        self.learned: dict[int, tuple[model.ComputeInstanceProfile, ...]] = {}
+        """What instances of a GPU-instance profile can hold, where it was asked here."""
 
     def minor(self) -> int | None:
         """Return the N of its ``/dev/nvidiaN``; None when NVML does not tell, which is no harm."""
@@ -189,7 +195,7 @@ class Device:
 
     def compute_profiles(
         self, instance: GpuInstanceRef
-    ) -> tuple[nvml_profiles.ComputeProfile, ...]:
+    ) -> tuple[model.ComputeInstanceProfile, ...]:
         """Return what compute instances a GPU instance can hold, in enum order.
 
         Asked once for each GPU-instance profile: instances of one profile are alike.
@@ -207,6 +213,7 @@ class Device:
                     operation="nvmlGpuInstanceGetComputeInstanceProfileInfo",
                 )
             self._compute_profiles[instance.profile_id] = offered
+            self.learned[instance.profile_id] = offered
         return self._compute_profiles[instance.profile_id]
 
     def compute_instances(self, instance: GpuInstanceRef) -> tuple[ComputeInstanceRef, ...]:

@@ -15,7 +15,6 @@ from mig_manager.adapters import (
     nvml_errors,
     nvml_mode,
     nvml_observe,
-    nvml_profiles,
 )
 from mig_manager.core import model
 
@@ -321,8 +320,8 @@ def _create_placed(
 
 
 def _compute_profile(
-    offered: tuple[nvml_profiles.ComputeProfile, ...], name: model.Profile
-) -> nvml_profiles.ComputeProfile:
+    offered: tuple[model.ComputeInstanceProfile, ...], name: model.Profile
+) -> model.ComputeInstanceProfile:
     """Choose the compute-instance profile for a name among those the GPU instance offers.
 
     The profile that spans is the one with most multiprocessors: in a double-memory ``1g`` on

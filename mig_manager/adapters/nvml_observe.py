@@ -1,7 +1,7 @@
 """What one GPU has and is: an NVML session's answers turned into our vocabulary."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import pynvml
 
@@ -72,12 +72,13 @@ def again(known: model.Gpu, device: nvml_device.Device) -> model.Gpu:
     if current is not known.current_mode:
         # What was known of its profiles may differ as well.
         return anew(known.index, known.uuid, nvml_device.Device(device.handle))
-    return dataclasses.replace(
+    gpu = dataclasses.replace(
         known,
         current_mode=current,
         pending_mode=pending,
         gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
     )
+    return _with_what_was_learned(gpu, device)
 
 
 def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
@@ -90,7 +91,7 @@ def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
     modes = device.mig_mode()
     current, pending = modes or (None, None)
     architecture = _architecture(device)
-    return model.Gpu(
+    gpu = model.Gpu(
         index=index,
         uuid=uuid,
         name=nvml_errors.call(pynvml.nvmlDeviceGetName, device.handle),
@@ -106,6 +107,19 @@ def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
         gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
         virtualization=device.virtualization(),
     )
+    return _with_what_was_learned(gpu, device)
+
+
+def _with_what_was_learned(gpu: model.Gpu, device: nvml_device.Device) -> model.Gpu:
+    if gpu.profiles is None or not device.learned:
+        return gpu
+    profiles = tuple(
+        dataclasses.replace(offered, compute_profiles=device.learned[offered.profile_id])
+        if offered.profile_id in device.learned
+        else offered
+        for offered in gpu.profiles
+    )
+    return dataclasses.replace(gpu, profiles=profiles)
 
 
 def _architecture(device: nvml_device.Device) -> model.Architecture:
@@ -158,16 +172,23 @@ def _gpu_instances(device: nvml_device.Device) -> tuple[model.GpuInstance, ...]:
         raise nvml_errors.from_code(
             pynvml.NVML_ERROR_NOT_SUPPORTED, operation="nvmlDeviceGetGpuInstanceProfileInfo"
         )
-    uuids = _mig_uuids(device)
+    found = [
+        (instance, device.compute_instances(instance)) for instance in device.gpu_instances(names)
+    ]
+    ids = {
+        (instance.instance_id, compute.instance_id)
+        for instance, inside in found
+        for compute in inside
+    }
+    uuids = _mig_uuids(device, ids)
     return tuple(
-        _gpu_instance(device, instance, names=names, uuids=uuids)
-        for instance in device.gpu_instances(names)
+        _gpu_instance(instance, inside, names=names, uuids=uuids) for instance, inside in found
     )
 
 
 def _gpu_instance(
-    device: nvml_device.Device,
     instance: nvml_device.GpuInstanceRef,
+    inside: Iterable[nvml_device.ComputeInstanceRef],
     *,
     names: Mapping[int, model.Profile],
     uuids: Mapping[tuple[int, int], str],
@@ -185,34 +206,28 @@ def _gpu_instance(
         profile=name,
         profile_id=instance.profile_id,
         placement=instance.placement,
-        compute_instances=_compute_instances(device, instance, name=name, uuids=uuids),
+        compute_instances=tuple(
+            model.ComputeInstance(
+                instance_id=compute.instance_id,
+                profile=dataclasses.replace(name, compute_slices=compute.slices),
+                placement=compute.placement,
+                uuid=uuids.get((instance.instance_id, compute.instance_id)),
+            )
+            for compute in inside
+        ),
     )
 
 
-def _compute_instances(
-    device: nvml_device.Device,
-    instance: nvml_device.GpuInstanceRef,
-    *,
-    name: model.Profile,
-    uuids: Mapping[tuple[int, int], str],
-) -> tuple[model.ComputeInstance, ...]:
-    return tuple(
-        model.ComputeInstance(
-            instance_id=compute.instance_id,
-            profile=dataclasses.replace(name, compute_slices=compute.slices),
-            placement=compute.placement,
-            uuid=uuids.get((instance.instance_id, compute.instance_id)),
-        )
-        for compute in device.compute_instances(instance)
-    )
-
-
-def _mig_uuids(device: nvml_device.Device) -> dict[tuple[int, int], str]:
+def _mig_uuids(
+    device: nvml_device.Device, wanted: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], str]:
     """Return MIG device UUIDs by the ids of GPU instance and compute instance.
 
     The index is all NVML offers to find MIG devices by, and it has gaps; the ids are all that
     ties one to its instances (``device`` of an instance's info is the parent GPU).
     """
+    if not wanted:
+        return {}
     count = nvml_errors.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
     uuids: dict[tuple[int, int], str] = {}
     for index in range(count):
@@ -225,4 +240,6 @@ def _mig_uuids(device: nvml_device.Device) -> dict[tuple[int, int], str]:
                 nvml_errors.call(pynvml.nvmlDeviceGetComputeInstanceId, handle),
             )
             uuids[ids] = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+            if uuids.keys() >= set(wanted):
+                break
     return uuids

@@ -1,6 +1,5 @@
 """Which profiles the driver offers, each with the name that people know it by."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,16 +28,6 @@ _UNVERSIONED = 1
 NOT_SUPPORTED while MIG is off (nvml.h, ``nvmlDeviceGetGpuInstanceProfileInfoV``)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeProfile:
-    """A compute-instance profile as one GPU-instance profile offers it."""
-
-    profile_id: int
-    slices: int
-    multiprocessors: int
-    max_instances: int
-
-
 def gpu_instance_infos(gpu: Handle) -> Iterator[tuple[int, Any]]:
     """Yield the GPU-instance profiles that a GPU offers, by enum; none if it tells none now.
 
@@ -57,7 +46,7 @@ def gpu_instance_infos(gpu: Handle) -> Iterator[tuple[int, Any]]:
             yield enum_index, info
 
 
-def compute_instances(gpu_instance: Handle) -> Iterator[ComputeProfile]:
+def compute_instances(gpu_instance: Handle) -> Iterator[model.ComputeInstanceProfile]:
     """Yield the compute-instance profiles that a GPU instance offers, in enum order.
 
     Raises:
@@ -75,7 +64,7 @@ def compute_instances(gpu_instance: Handle) -> Iterator[ComputeProfile]:
                 return
             continue
         if info is not None:
-            yield ComputeProfile(
+            yield model.ComputeInstanceProfile(
                 profile_id=info.id,
                 slices=info.sliceCount,
                 multiprocessors=info.multiprocessorCount,

@@ -6,13 +6,12 @@ gRPC and protobuf cost 15 MB, so they are imported by the first question and not
 import pathlib
 import stat
 import threading
+import types
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import tenacity
-
-from mig_manager import errors
+from mig_manager import errors, sparing
 from mig_manager.core import cluster
 
 _LARGEST_ANSWER = 16 << 20
@@ -76,33 +75,40 @@ class PodResources:
         return found
 
     def _ask(self, method: str, request: Any, answer: Any) -> Any:
-        import grpc  # noqa: PLC0415
-
+        grpc = load()
         self.check()
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(
-                lambda err: (
-                    isinstance(err, grpc.RpcError)
-                    and err.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                )
-            ),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_after_delay(self._timeout_s)
-            ),
-            wait=tenacity.wait_fixed(_PAUSE_S),
-            sleep=self._pause,
-            reraise=True,
-        )
         try:
-            return retrying(self._call, method, request, answer)
+            return self._call_patiently(method, request, answer)
         except grpc.RpcError as err:
             detail = f"{method}: {err.code().name}: {err.details()}"
             raise self.unavailable(detail) from err
         except ValueError as err:
             raise self.unavailable(f"{method}: the answer makes no sense: {err}") from err
 
+    def _call_patiently(self, method: str, request: Any, answer: Any) -> Any:
+        grpc = load()
+        try:
+            return self._call(method, request, answer)
+        except grpc.RpcError as err:
+            if not _is_rate_limited(err):
+                raise
+        self._pause(_PAUSE_S)
+        import tenacity  # noqa: PLC0415 - a tenth of the worker's start, and seldom needed
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_rate_limited),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(_ATTEMPTS - 1),
+                tenacity.stop_after_delay(self._timeout_s),
+            ),
+            wait=tenacity.wait_fixed(_PAUSE_S),
+            sleep=self._pause,
+            reraise=True,
+        )
+        return retrying(self._call, method, request, answer)
+
     def _call(self, method: str, request: Any, answer: Any) -> Any:
-        import grpc  # noqa: PLC0415
+        grpc = load()
 
         from mig_manager.adapters import podresources_messages as messages  # noqa: PLC0415
 
@@ -144,11 +150,20 @@ class PodResources:
         self._sleep(seconds)
 
 
-def load() -> None:
-    """Import what the first question would, for who would rather wait now."""
-    import grpc  # noqa: PLC0415, F401
+def load() -> types.ModuleType:
+    """Import what the first question would, for who would rather wait now; return gRPC."""
+    # A quarter of its import, and of no use without coroutines.
+    with sparing.left_out("grpc.aio"):
+        import grpc  # noqa: PLC0415
 
     from mig_manager.adapters import podresources_messages  # noqa: PLC0415, F401
+
+    return grpc
+
+
+def _is_rate_limited(error: BaseException) -> bool:
+    grpc = load()
+    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def _pod_devices(pod: Any) -> cluster.PodDevices:

@@ -155,6 +155,16 @@ class Engines:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeInstanceProfile:
+    """One compute-instance profile as one GPU-instance profile offers it."""
+
+    profile_id: int
+    slices: int
+    multiprocessors: int
+    max_instances: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstanceProfile:
     """One GPU-instance profile as one GPU offers it (``nvmlGpuInstanceProfileInfo_t``)."""
 
@@ -170,6 +180,10 @@ class GpuInstanceProfile:
     engines: Engines
     placements: tuple[Placement, ...]
     """Possible placements in memory slices, whatever is allocated now; ascending."""
+    compute_profiles: tuple[ComputeInstanceProfile, ...] = dataclasses.field(
+        default=(), compare=False, repr=False
+    )
+    """What its instances can hold, in enum order; empty: not known, only an instance tells."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,11 @@ depends on it, because on a real node the driver tells all of this.
 """
 
 import dataclasses
-import difflib
 import enum
 import fnmatch
 import functools
-import importlib.resources
 import json
+import pkgutil
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -138,7 +137,7 @@ _DEFAULTS = {
 
 def products() -> Mapping[str, Product]:
     """Return every known product by key, in the order of the table."""
-    return _table()
+    return {key: _of_key(key) for key in _table()}
 
 
 def find(name: str) -> Product:
@@ -155,18 +154,18 @@ def find(name: str) -> Product:
     wanted = _normal(name)
     known = _names()
     if wanted in _DEFAULTS:
-        return _table()[_DEFAULTS[wanted]]
+        return _of_key(_DEFAULTS[wanted])
     if wanted in known:
-        return known[wanted]
+        return _of_key(known[wanted])
     family = wanted.partition("-")[0]
     # The family must be complete, or "L4" and "A10", which are other GPUs, would find a match.
     begun = {
-        product.key: product
-        for key, product in known.items()
-        if key.startswith(wanted) and key.partition("-")[0] == family
+        key
+        for name, key in known.items()
+        if name.startswith(wanted) and name.partition("-")[0] == family
     }
     if wanted and len(begun) == 1:
-        return next(iter(begun.values()))
+        return _of_key(*begun)
     if wanted and begun:
         raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(begun))}")
     raise errors.UsageError(f"unknown GPU {name!r}{_hint(wanted, known)}")
@@ -184,10 +183,10 @@ def match(pattern: str) -> tuple[Product, ...]:
     if not set("*?[") & set(pattern):
         return (find(pattern),)
     wanted = _normal(pattern)
-    found = {p.key: p for name, p in _names().items() if fnmatch.fnmatchcase(name, wanted)}
+    found = {key for name, key in _names().items() if fnmatch.fnmatchcase(name, wanted)}
     if not found:
         raise errors.UsageError(f"no known GPU matches {pattern!r}")
-    return tuple(product for key, product in _table().items() if key in found)
+    return tuple(_of_key(key) for key in _table() if key in found)
 
 
 def parse_node(spec: str) -> tuple[Product, ...]:
@@ -297,25 +296,39 @@ def _normal(name: str) -> str:
 
 
 def _hint(wanted: str, known: Iterable[str]) -> str:
+    import difflib  # noqa: PLC0415 - for mistakes alone
+
     close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 @functools.cache
-def _names() -> Mapping[str, Product]:
-    """Every name by which exactly one product, or the first in the table, is known."""
-    names: dict[str, Product] = dict(_table())
-    for product in _table().values():
-        for name in product.names:
-            names.setdefault(_normal(name), product)
+def _names() -> Mapping[str, str]:
+    """Return the key of the product that each name means, or of the first in the table."""
+    names = {key: key for key in _table()}
+    for key, raw in _table().items():
+        for name in raw["names"]:
+            names.setdefault(_normal(name), key)
     return names
 
 
 @functools.cache
-def _table() -> Mapping[str, Product]:
-    text = importlib.resources.files(__package__).joinpath("hardware.json").read_text("utf-8")
-    document = json.loads(text)
-    return {raw["key"]: _product(raw, document) for raw in document["products"]}
+def _of_key(key: str) -> Product:
+    return _product(_table()[key], _document())
+
+
+@functools.cache
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    return {raw["key"]: raw for raw in _document()["products"]}
+
+
+@functools.cache
+def _document() -> Mapping[str, Any]:
+    # Not importlib.resources, whose import takes as long as all the rest.
+    text = pkgutil.get_data(__package__, "hardware.json")
+    assert text is not None  # noqa: S101 - part of the package
+    document: Mapping[str, Any] = json.loads(text)
+    return document
 
 
 def _product(raw: Mapping[str, Any], document: Mapping[str, Any]) -> Product:

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_execute, nvml_profiles
+from mig_manager.adapters import nvml_execute
 from mig_manager.core import model, planner, profile
 from mig_manager.sandbox.driver import libnvml, states
 from tests.adapters import nvml_rig
@@ -112,8 +112,8 @@ def test_a_compute_instance_of_a_double_memory_slice_takes_all_its_multiprocesso
 
 
 def test_the_biggest_of_equal_compute_profiles_spans_and_the_first_is_a_part() -> None:
-    def offer(profile_id: int, multiprocessors: int) -> nvml_profiles.ComputeProfile:
-        return nvml_profiles.ComputeProfile(
+    def offer(profile_id: int, multiprocessors: int) -> model.ComputeInstanceProfile:
+        return model.ComputeInstanceProfile(
             profile_id=profile_id, slices=1, multiprocessors=multiprocessors, max_instances=1
         )
 
