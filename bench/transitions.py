@@ -3,6 +3,10 @@
 The limit of a transition follows from the latency model alone: one NVML session, and for each
 GPU its changes one after the other; the GPUs at once, or, where the driver serialises all of
 them, one after the other. No process, no query and no proof is in it.
+
+Our executor's time runs from the plan to the proof that the GPUs are as wished. The look that the
+plan is made from has a session of its own, since none is held while pods are drained; what that
+takes is told beside it, and set against the limit with that session.
 """
 
 import contextlib
@@ -16,7 +20,7 @@ from typing import Any
 
 from bench import matrix
 from mig_manager import ports
-from mig_manager.adapters import gpu_child, nvml_observe, nvml_session
+from mig_manager.adapters import clock, gpu_child, nvml, nvml_observe, nvml_session
 from mig_manager.core import model, planner
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
@@ -64,20 +68,31 @@ class Measured:
     limit_s: float
     """What a perfect executor needs."""
     overhead_s: float
-    """What we needed beyond that; median."""
+    """What our executor needed beyond that; median."""
+    look_s: float
+    """What the look took beyond its session, and what was made of it; median."""
 
     @property
     def ratio(self) -> float:
         """Our time to the perfect one's."""
-        return (self.limit_s + self.overhead_s) / self.limit_s
+        return 1 + self.overhead_s / self.limit_s
+
+    @property
+    def whole_ratio(self) -> float:
+        """The same for look and change together; the limit has two sessions then."""
+        return 1 + (self.overhead_s + self.look_s) / (self.limit_s + states.REALISTIC.init_s)
 
     def net_ratio(self, query_s: float) -> float:
-        """Return the same without what the simulation itself takes to answer queries.
+        """Return ``ratio`` without what the simulation itself takes to answer queries.
 
         The model has them for nothing; a simulation in Python does not.
         """
-        queries = self.asked.calls - self.asked.changes
-        return self.ratio - queries * query_s / self.limit_s
+        return self.ratio - self.asked.beyond * query_s / self.limit_s
+
+    def net_whole_ratio(self, query_s: float) -> float:
+        """Return ``whole_ratio`` without that."""
+        queries = self.asked.beyond + self.asked.first_look
+        return self.whole_ratio - queries * query_s / (self.limit_s + states.REALISTIC.init_s)
 
 
 class Counts(ports.Telemetry):
@@ -134,31 +149,60 @@ def measure(
     Args:
         transitions: What to measure.
         is_serial: Whether the driver changes one GPU of the node at a time.
-        scale: The driver's latencies are played that much shorter; what we need ourselves is not.
+        scale: The driver's latencies are played that much shorter where they take more than a
+            second; what we need ourselves is not.
         repeats: How often each is measured.
     """
-    options = states.Options(latency=scaled(states.REALISTIC, scale), serialise_all_gpus=is_serial)
     for transition in transitions:
         with _folder() as path:
-            start = dataclasses.replace(matrix.prepare(transition, path), options=options)
+            start = matrix.prepare(transition, path)
+            factor = _factor(transition, path, is_serial=is_serial, scale=scale)
+            latency = scaled(states.REALISTIC, factor)
+            options = states.Options(latency=latency, serialise_all_gpus=is_serial)
+            start = dataclasses.replace(start, options=options)
             ours = [_once(transition, path, start) for _ in range(repeats)]
-        plan, asked, _ = ours[0]
-        played = limit_s(plan, options.latency, is_serial=is_serial)
+        plan, asked = ours[0].plan, ours[0].asked
+        played = limit_s(plan, latency, is_serial=is_serial)
         yield Measured(
             transition=transition,
             asked=asked,
             limit_s=limit_s(plan, states.REALISTIC, is_serial=is_serial),
-            overhead_s=statistics.median(seconds for _, _, seconds in ours) - played,
+            overhead_s=statistics.median(each.change_s for each in ours) - played,
+            look_s=statistics.median(each.look_s for each in ours) - latency.init_s,
         )
 
 
-def _once(
-    transition: matrix.Transition, path: pathlib.Path, start: states.NodeState
-) -> tuple[model.Plan, Asked, float]:
-    """Play a transition as the pipeline does; return the seconds from first look to proof.
+def _factor(
+    transition: matrix.Transition, path: pathlib.Path, *, is_serial: bool, scale: float
+) -> float:
+    simulated.install(path)
+    try:
+        gpus = nvml.NvmlGpus(clock=clock.SystemClock()).observe()
+    finally:
+        simulated.uninstall()
+    plan = planner.plan(gpus, transition.wanted(gpus))
+    return 1.0 if limit_s(plan, states.REALISTIC, is_serial=is_serial) <= 1 else scale
 
-    The workers were started ahead, as the pipeline starts them: before the config is read, and
-    while the node is closed and drained. See ``start_up_s`` for what that takes.
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """One transition, played once."""
+
+    plan: model.Plan
+    asked: Asked
+    look_s: float
+    """From the first question to the plan."""
+    change_s: float
+    """From the plan to the proof."""
+
+
+def _once(transition: matrix.Transition, path: pathlib.Path, start: states.NodeState) -> _Played:
+    """Play a transition as the pipeline does.
+
+    As in the agent, the GPUs have been looked at before, when it began or by its last run, so that
+    what lasts is known. The workers were started ahead, as the pipeline starts them: before the
+    config is read, and while the node is closed and drained. See ``start_up_s`` for what that
+    takes.
     """
     simulated.SharedState(path).update(lambda _: (start, None))
     counts = Counts()
@@ -167,26 +211,28 @@ def _once(
         timeout_s=600.0,
         telemetry=counts,
     )
+    gpus.observe()
+    counts.calls.clear()
     ready(gpus)
     since = time.monotonic()
     seen = gpus.observe()
     wanted = transition.wanted(seen)
     plan = planner.plan(seen, wanted)
-    seconds, first_look = time.monotonic() - since, counts.total
+    look_s, first_look = time.monotonic() - since, counts.total
     ready(gpus)
     since = time.monotonic()
     changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, seen)}
     after = [changed.get(gpu.uuid, gpu) for gpu in seen]
     if not planner.plan(after, wanted).is_empty:
         raise RuntimeError(f"{transition.name} did not come into force")
-    seconds += time.monotonic() - since
+    change_s = time.monotonic() - since
     asked = Asked(
         changes=sum(counts.calls.get(name, 0) for name in CHANGES),
         sessions=counts.calls["nvmlInit"],
         calls=counts.total,
         first_look=first_look,
     )
-    return plan, asked, seconds
+    return _Played(plan=plan, asked=asked, look_s=look_s, change_s=change_s)
 
 
 def start_up_s(repeats: int) -> float:

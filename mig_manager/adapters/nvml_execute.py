@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import pathlib
 import typing
 from collections.abc import Callable
@@ -286,10 +287,13 @@ class _Executor:
         return self._inside[instance.instance_id]
 
     def _gpu_instance_at(self, step: model.CreateComputeInstance) -> nvml_device.GpuInstanceRef:
-        for profile_id in self._open().profile_ids(step.profile.gpu_instance):
-            for instance in self._gpu_instances(profile_id):
-                if instance.placement == step.gpu_instance_placement:
-                    return instance
+        profile_ids = self._open().profile_ids(step.profile.gpu_instance)
+        # Asked for only if it is not among those that are known.
+        listed = (instance for each in profile_ids for instance in self._gpu_instances(each))
+        for instance in itertools.chain(self._by_id.values(), listed):
+            is_there = instance.placement == step.gpu_instance_placement
+            if is_there and instance.profile_id in profile_ids:
+                return instance
         raise errors.HardwareError(
             f"there is no GPU instance {step.profile.gpu_instance} at "
             f"{step.gpu_instance_placement}",

@@ -1,7 +1,7 @@
 """What one GPU has and is: an NVML session's answers turned into our vocabulary."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import pynvml
 
@@ -175,12 +175,13 @@ def _gpu_instances(device: nvml_device.Device) -> tuple[model.GpuInstance, ...]:
     found = [
         (instance, device.compute_instances(instance)) for instance in device.gpu_instances(names)
     ]
-    ids = {
-        (instance.instance_id, compute.instance_id)
-        for instance, inside in found
-        for compute in inside
-    }
-    uuids = _mig_uuids(device, ids)
+    uuids = _mig_uuids(
+        device,
+        {
+            instance.instance_id: tuple(compute.instance_id for compute in inside)
+            for instance, inside in found
+        },
+    )
     return tuple(
         _gpu_instance(instance, inside, names=names, uuids=uuids) for instance, inside in found
     )
@@ -219,14 +220,19 @@ def _gpu_instance(
 
 
 def _mig_uuids(
-    device: nvml_device.Device, wanted: Collection[tuple[int, int]]
+    device: nvml_device.Device, ids: Mapping[int, tuple[int, ...]]
 ) -> dict[tuple[int, int], str]:
     """Return MIG device UUIDs by the ids of GPU instance and compute instance.
 
     The index is all NVML offers to find MIG devices by, and it has gaps; the ids are all that
     ties one to its instances (``device`` of an instance's info is the parent GPU).
+
+    Args:
+        device: The GPU.
+        ids: Those of its compute instances, by that of the GPU instance.
     """
-    if not wanted:
+    missing = {(instance_id, each) for instance_id, inside in ids.items() for each in inside}
+    if not missing:
         return {}
     count = nvml_errors.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
     uuids: dict[tuple[int, int], str] = {}
@@ -234,12 +240,17 @@ def _mig_uuids(
         handle = nvml_errors.call_unless(
             _EMPTY_INDEX, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index
         )
-        if handle is not None:
-            ids = (
-                nvml_errors.call(pynvml.nvmlDeviceGetGpuInstanceId, handle),
-                nvml_errors.call(pynvml.nvmlDeviceGetComputeInstanceId, handle),
-            )
-            uuids[ids] = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
-            if uuids.keys() >= set(wanted):
-                break
+        if handle is None:
+            continue
+        instance_id: int = nvml_errors.call(pynvml.nvmlDeviceGetGpuInstanceId, handle)
+        inside = ids.get(instance_id, ())
+        compute_id: int = (
+            inside[0]
+            if len(inside) == 1
+            else nvml_errors.call(pynvml.nvmlDeviceGetComputeInstanceId, handle)
+        )
+        uuids[instance_id, compute_id] = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+        missing.discard((instance_id, compute_id))
+        if not missing:
+            break
     return uuids

@@ -96,7 +96,10 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
     function: str, codes: tuple[int, ...], tmp_path: pathlib.Path
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb", "3g.20gb")
+        create = nvml_rig.gi_step(node.fill("1g.5gb"), "3g.20gb")
+        parts = (nvml_rig.ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
+        node.run(create, *parts)
+        gpu = node.observe()
         asked = node.calls(function)
         node.gpus.observe()
         assert node.calls(function) > asked, "the function is not used; take it off the list"
