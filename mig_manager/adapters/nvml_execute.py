@@ -105,8 +105,7 @@ class _Executor:
     ) -> None:
         self._gpu_index = plan.gpu_index
         self._gpu_uuid = plan.gpu_uuid
-        # What a driver tells of profiles may differ once the mode was switched.
-        self._known = None if plan.changes_mode else known
+        self._known = known
         self._proc_root = proc_root
         self._device: nvml_device.Device | None = None
         self._forget()
@@ -243,6 +242,8 @@ class _Executor:
             # A switch may detach the GPU and attach it again, which can change its handle
             # (nvml.h); one that failed may have got as far as that.
             self._device = None
+            # And what the driver tells of profiles may now differ.
+            self._known = None
             self._forget()
         nvml_mode.require(self._open(), step.mode, activation)
 

@@ -389,6 +389,18 @@ def test_the_agents_side_does_not_load_the_nvml_binding() -> None:
     )
 
 
+def test_the_worker_loads_nothing_that_it_seldom_needs() -> None:
+    modules = "ctypes.util inspect ipaddress subprocess tempfile tenacity urllib.parse"
+    script = (
+        "import sys, mig_manager.gpu_worker\n"
+        f"print(*(name for name in {modules!r}.split() if sys.modules.get(name)))"
+    )
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == []
+
+
 # The worker's own side.
 
 FAKE_GPUS = """

@@ -9,7 +9,7 @@ import pytest
 
 from bench import matrix
 from mig_manager.adapters import clock, nvml
-from mig_manager.core import model
+from mig_manager.core import model, planner
 from mig_manager.sandbox import nvml as simulated
 from tests.adapters import test_nvml_counts
 
@@ -29,10 +29,10 @@ class Node:
         self, before: model.Look | None = None
     ) -> tuple[model.Look, collections.Counter[str]]:
         """Look, and count what was asked about what lasts."""
-        self.library.counts.clear()
+        before_this = collections.Counter(self.library.counts)
         look = self.gpus.look(before)
-        asked = {name: n for name, n in self.library.counts.items() if name in LASTING}
-        return look, collections.Counter(asked)
+        asked = self.library.counts - before_this
+        return look, collections.Counter({n: count for n, count in asked.items() if n in LASTING})
 
 
 @pytest.fixture
@@ -85,6 +85,35 @@ def test_all_is_asked_again_of_a_gpu_whose_memory_is_another(node: Node) -> None
 
     assert look == before
     assert again == {name: count // matrix.GPUS for name, count in first.items()}
+
+
+def test_what_gpus_have_in_common_is_there_once(node: Node) -> None:
+    look, _ = node.look()
+
+    assert len({id(gpu.profiles) for gpu in look.gpus}) == 1
+
+
+def test_what_one_gpu_tells_of_its_instances_is_known_of_all_that_are_like_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    ask = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+    mixed = matrix.Transition(
+        product="A100-SXM4-40GB",
+        before=({"1g.5gb": 7}, {"3g.20gb": 2}, {"1g.5gb": 7}, {"7g.40gb": 1}),
+        after=({"3g.20gb": 1, "1g.5gb": 4}, {"1g.5gb": 7}, {"7g.40gb": 1}, {"3g.20gb": 2}),
+    )
+    matrix.prepare(mixed, tmp_path / "gpus.json")
+    node = Node(tmp_path / "gpus.json")
+    try:
+        before, _ = node.look()
+        asked = node.library.counts[ask]
+        look, _ = node.look(before)
+        node.gpus.execute(planner.plan(look.gpus, mixed.wanted(look.gpus)), look.gpus)
+        node.look(look)
+
+        assert node.library.counts[ask] == asked > 0
+    finally:
+        simulated.uninstall()
 
 
 def test_gpus_are_known_by_their_uuid_wherever_they_were_counted(node: Node) -> None:

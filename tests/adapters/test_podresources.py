@@ -172,6 +172,19 @@ def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:
     assert client.assigned() == ()
 
 
+def test_loads_no_coroutines_of_grpc_and_leaves_them_to_whoever_wants_them() -> None:
+    script = (
+        "import sys\n"
+        "from mig_manager.adapters import podresources\n"
+        "podresources.load()\n"
+        "assert 'grpc' in sys.modules and 'tenacity' not in sys.modules\n"
+        "assert not sys.modules.get('asyncio') and 'grpc.aio' not in sys.modules\n"
+        "import grpc.aio\n"
+        "assert grpc.aio.insecure_channel\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603 - our own script
+
+
 def test_says_nothing_on_standard_error_and_leaves_the_process_free_to_fork(
     kubelet: Kubelet,
 ) -> None:

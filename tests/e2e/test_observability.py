@@ -124,7 +124,9 @@ def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
     good = world.state_file.read_bytes()
     world.state_file.write_bytes(b"{}")
     world.label(LAYOUT)
-    world.wait(lambda: observed.series("retries_total")[""] >= 2, "two retries")
+    # Not what is tried again: the look at a node without a label may be as well.
+    failed = "Internal,failed"
+    world.wait(lambda: observed.series("runs_total").get(failed, 0) >= 2, "two failures")
     world.state_file.write_bytes(good)
     assert world.wait_for_end(LAYOUT) is not model.State.PENDING
     world.wait(lambda: world.status().get("state") == "success", "success")

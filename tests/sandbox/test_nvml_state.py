@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -300,3 +301,33 @@ def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
         stop.set()
         assert reading.result(timeout=10) <= 1
     assert state.read().gpus[0].instances == ()
+
+
+def test_what_another_process_changes_is_seen_at_once(path: pathlib.Path) -> None:
+    state = boot(path)
+    body = "print(pynvml.nvmlDeviceCreateGpuInstance(device, 19) is not None, flush=True)"
+    for count in (1, 2, 3):
+        assert state.read() is state.read()
+        subprocess.run(program(path, body), check=True)  # noqa: S603 - our own interpreter
+        assert len(state.read().gpus[0].instances) == count
+
+
+def test_a_write_that_nobody_lived_to_count_is_seen_after_a_moment(path: pathlib.Path) -> None:
+    state = boot(path)
+    counted = path.with_name(f"{path.name}.writes").read_bytes()
+    other = nvml.SharedState(path)
+    other.reboot()
+    path.with_name(f"{path.name}.writes").write_bytes(counted)
+    # Whoever changes the node looks at the file whatever was counted.
+    assert state.update(lambda node: (node, node.boots)) == 1
+    other.reboot()
+    path.with_name(f"{path.name}.writes").write_bytes(counted)
+    deadline = time.monotonic() + 10
+    while state.read().boots != 2:
+        assert time.monotonic() < deadline
+
+
+def test_nothing_is_left_beside_a_node_that_does_not_exist(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        nvml.SharedState(tmp_path / "none").read()
+    assert list(tmp_path.iterdir()) == []

@@ -31,6 +31,9 @@ class MemoryState(statefile.SharedState):
     def read(self) -> states.NodeState:
         return self._node
 
+    def read_anew(self) -> states.NodeState:
+        return self._node
+
     def _write(self, node: states.NodeState) -> None:
         self._node = node
 
