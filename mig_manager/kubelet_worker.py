@@ -20,9 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             the arguments of the process.
     """
     path, timeout_s, linger_s = sys.argv[1:] if argv is None else argv
-    # Whoever started us ahead asks only later.
-    podresources.load()
     kubelet = podresources.PodResources(path, timeout_s=float(timeout_s))
+    # Whoever started us ahead asks only later.
+    kubelet.warm_up()
     # One question at a time, so that nothing is left in a buffer when we wait for the next.
     questions = select.poll()
     questions.register(sys.stdin.fileno(), select.POLLIN)

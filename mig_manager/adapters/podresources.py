@@ -46,6 +46,12 @@ class PodResources:
         self._timeout_s = timeout_s
         self._sleep = sleep or threading.Event().wait
 
+    def warm_up(self) -> None:
+        """Set up what the first question needs, for who would rather wait now; nobody is asked."""
+        with self._channel():
+            # gRPC starts its machinery with the first one.
+            pass
+
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
         """Return which pod holds which devices; see ``ports.DeviceAllocations``.
 
@@ -108,10 +114,16 @@ class PodResources:
         return retrying(self._call, method, request, answer)
 
     def _call(self, method: str, request: Any, answer: Any) -> Any:
-        grpc = load()
-
         from mig_manager.adapters import podresources_messages as messages  # noqa: PLC0415
 
+        with self._channel() as channel:
+            # Read here and not by gRPC, which writes a traceback about bytes that are no message.
+            call: Any = channel.unary_unary(
+                method, request_serializer=type(request).SerializeToString
+            )
+            return messages.read(answer, call(request, timeout=self._timeout_s))
+
+    def _channel(self) -> Any:
         options = (
             ("grpc.max_receive_message_length", _LARGEST_ANSWER),
             ("grpc.enable_http_proxy", 0),
@@ -119,12 +131,7 @@ class PodResources:
             ("grpc.use_local_subchannel_pool", 1),
         )
         target = f"unix:{urllib.parse.quote(str(self._path.absolute()))}"
-        with grpc.insecure_channel(target, options=options) as channel:
-            # Read here and not by gRPC, which writes a traceback about bytes that are no message.
-            call: Any = channel.unary_unary(
-                method, request_serializer=type(request).SerializeToString
-            )
-            return messages.read(answer, call(request, timeout=self._timeout_s))
+        return load().insecure_channel(target, options=options)
 
     def check(self) -> None:
         """See whether there is a socket at all.
