@@ -144,11 +144,13 @@ class Session:
     def handle(self, target: Target) -> int:
         """Return the handle for a target; the same each time."""
         with self._lock:
-            if target not in self._handles:
-                handle = self._FIRST + self._STEP * len(self._handles)
-                self._handles[target] = handle
-                self._targets[handle] = target
-            return self._handles[target]
+            known = self._handles.get(target)
+            if known is not None:
+                return known
+            handle = self._FIRST + self._STEP * len(self._handles)
+            self._handles[target] = handle
+            self._targets[handle] = target
+            return handle
 
     def target(self, argument: Any) -> Target:
         """Return what a handle argument stands for.
@@ -162,9 +164,9 @@ class Session:
         return target
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class View:
-    """What a function sees when it is called."""
+    """What a function sees when it is called; made for each call, so that being frozen is dear."""
 
     session: Session
     node: states.NodeState
@@ -181,7 +183,7 @@ class View:
         memory.put_handle(reference, self.session.handle(target))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class DeviceView(View):
     """A view of the device or instance that the first argument is a handle of."""
 

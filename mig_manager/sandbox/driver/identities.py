@@ -5,6 +5,7 @@ open kernel modules do (``gpu_uuid.c``): so a slot that is created again has its
 """
 
 import dataclasses
+import functools
 import hashlib
 import uuid
 
@@ -74,7 +75,11 @@ def _board(index: int, product: hardware.Product, options: states.Options) -> Bo
 
 
 def _hashed(product: hardware.Product, serial_number: int, tail: bytes = b"") -> uuid.UUID:
-    chip = (product.pci_device_ids[0] >> 16) & 0xFFFF
+    return _uuid((product.pci_device_ids[0] >> 16) & 0xFFFF, serial_number, tail)
+
+
+@functools.lru_cache(maxsize=1024)
+def _uuid(chip: int, serial_number: int, tail: bytes) -> uuid.UUID:
     text = b"NVIDIA GPU\x02" + chip.to_bytes(2, "little")
     text += b"\x08" + serial_number.to_bytes(8, "little") + tail
     digest = hashlib.sha1(_NAMESPACE + text, usedforsecurity=False).digest()

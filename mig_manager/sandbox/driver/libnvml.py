@@ -117,7 +117,8 @@ class SimulatedLibrary:
         # The time is spent after the act, because a killed process does not stop the driver
         # either, and because refusals are quick. What we took ourselves is a part of it, lest a
         # loaded machine make the driver slower.
-        _wait(seconds - (time.monotonic_ns() - attempt.entered_ns) / 1e9)
+        if seconds:
+            _wait(seconds - (time.monotonic_ns() - attempt.entered_ns) / 1e9)
 
     def _change(self, attempt: "_Attempt") -> None:
         def change(node: states.NodeState) -> tuple[states.NodeState, None]:
