@@ -7,6 +7,7 @@ stdin, a pickled answer goes out on what was stdout.
 import argparse
 import contextlib
 import dataclasses
+import gc
 import os
 import pathlib
 import select
@@ -110,6 +111,8 @@ def _simulate(state: str) -> None:
 
 
 if __name__ == "__main__":
+    # It ends before there is anything worth collecting.
+    gc.disable()
     ended = main()
     sys.stderr.flush()
     # The answer is out and the session closed. To take the interpreter and the vendor's library
