@@ -200,10 +200,8 @@ class _Played:
 def _once(transition: matrix.Transition, path: pathlib.Path, start: states.NodeState) -> _Played:
     """Play a transition as the pipeline does.
 
-    As in the agent, the GPUs have been looked at before, when it began or by its last run, so that
-    what lasts is known. The workers were started ahead, as the pipeline starts them: before the
-    config is read, and while the node is closed and drained. See ``start_up_s`` for what that
-    takes.
+    The workers were started ahead, as the pipeline starts them: before the config is read, and
+    while the node is closed and drained. See ``start_up_s`` for what that takes.
     """
     simulated.SharedState(path).update(lambda _: (start, None))
     counts = Counts()
@@ -212,8 +210,6 @@ def _once(transition: matrix.Transition, path: pathlib.Path, start: states.NodeS
         timeout_s=600.0,
         telemetry=counts,
     )
-    gpus.observe()
-    counts.calls.clear()
     ready(gpus)
     since = time.monotonic()
     seen = gpus.observe()

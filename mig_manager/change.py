@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import structlog
-import tenacity
 
 from mig_manager import errors, hookpoints, ports
 from mig_manager.core import model, planner, steps
@@ -123,6 +122,8 @@ def go_back(
     Returns:
         Whether the GPUs are as they were, and how it went, as a part of a sentence.
     """
+    import tenacity  # noqa: PLC0415 - a quarter of the start of a command, and seldom needed
+
     way = _WayBack(gpus, before, keep_pending=keep_pending, reset=reset)
     trying = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(_WAY_BACK_TRIES),

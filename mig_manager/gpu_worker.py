@@ -68,8 +68,8 @@ def answer(request: gpu_protocol.Request, gpus: nvml.NvmlGpus) -> gpu_protocol.A
     """Do what is asked and turn the outcome into a message."""
     try:
         match request:
-            case gpu_protocol.Observe(before=before):
-                return gpu_protocol.Observed(look=gpus.look(before))
+            case gpu_protocol.Observe():
+                return gpu_protocol.Observed(gpus=gpus.observe())
             case gpu_protocol.Execute(plan=plan, seen=seen):
                 return gpu_protocol.Executed(gpus=gpus.execute(plan, seen))
     except errors.HardwareError as error:

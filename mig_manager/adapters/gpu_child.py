@@ -13,7 +13,7 @@ import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -135,8 +135,8 @@ class ChildGpus(ports.Standby):
         self._monotonic = monotonic
         self._proc_root = proc_root
         self._left_behind: list[_LeftBehind] = []
-        self._before: model.Look | None = None
-        """All GPUs as last observed; None: not yet, or not since something has failed."""
+        self._seen: dict[str, model.Gpu] = {}
+        """All GPUs as last observed, by UUID."""
         self._ready: _Worker | None = None
 
     def prepare(self) -> None:
@@ -159,11 +159,11 @@ class ChildGpus(ports.Standby):
                 answer in time, naming the calls that were under way and who has that GPU
                 open; with NVML_ERROR when it was killed by a signal.
         """
-        match self._timed("observe", gpu_protocol.Observe.after(self._before)):
-            case gpu_protocol.Observed(look=look):
-                self._before = look
-                self._telemetry.gpus_observed(look.gpus)
-                return look.gpus
+        match self._timed("observe", gpu_protocol.Observe()):
+            case gpu_protocol.Observed(gpus=gpus):
+                self._seen = {gpu.uuid: gpu for gpu in gpus}
+                self._telemetry.gpus_observed(gpus)
+                return gpus
             case answer:
                 raise _unexpected(answer)
 
@@ -179,8 +179,8 @@ class ChildGpus(ports.Standby):
         """
         match self._timed("execute", gpu_protocol.Execute.of(plan, seen)):
             case gpu_protocol.Executed(gpus=gpus):
-                self._before = _updated(self._before, gpus)
-                self._telemetry.gpus_observed(self._before.gpus)
+                self._seen |= {gpu.uuid: gpu for gpu in gpus}
+                self._telemetry.gpus_observed(tuple(self._seen.values()))
                 return gpus
             case answer:
                 raise _unexpected(answer)
@@ -192,8 +192,6 @@ class ChildGpus(ports.Standby):
             answer = self._ask(request)
             is_good = True
         finally:
-            if not is_good:
-                self._before = None
             seconds = self._monotonic() - since
             self._telemetry.gpu_operation_ended(name, seconds, is_good=is_good)
         return answer
@@ -324,12 +322,6 @@ class ChildGpus(ports.Standby):
             holders=holders,
             stuck=self._stuck(but=ended.pid),
         )
-
-
-def _updated(before: model.Look | None, changed: Iterable[model.Gpu]) -> model.Look:
-    look = before or model.Look(driver_version="", gpus=())
-    gpus = {gpu.uuid: gpu for gpu in (*look.gpus, *changed)}
-    return dataclasses.replace(look, gpus=tuple(gpus.values()))
 
 
 def _unexpected(answer: object) -> errors.HardwareError:

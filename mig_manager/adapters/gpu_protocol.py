@@ -17,17 +17,6 @@ from mig_manager.core import model
 class Observe:
     """Ask for all GPUs."""
 
-    before: model.Look | None = None
-    """What an earlier look found, but for the instances."""
-
-    @staticmethod
-    def after(before: model.Look | None) -> "Observe":
-        """Ask with what is known of what lasts."""
-        if before is None:
-            return Observe()
-        gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in before.gpus)
-        return Observe(before=dataclasses.replace(before, gpus=gpus))
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Execute:
@@ -59,7 +48,7 @@ class _Reply:
 class Observed(_Reply):
     """Answer to ``Observe``."""
 
-    look: model.Look
+    gpus: tuple[model.Gpu, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

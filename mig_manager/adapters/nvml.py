@@ -53,28 +53,10 @@ class NvmlGpus:
             HardwareError: NVML cannot be loaded, refused or failed. With NO_PERMISSION when MIG
                 is on and the caller may not list instances: they are never reported as none.
         """
-        return self.look().gpus
-
-    def look(self, before: model.Look | None = None) -> model.Look:
-        """Return every GPU, and the driver by whose word.
-
-        Args:
-            before: An earlier look. By the same driver, what lasts is taken from it: the more it
-                tells, the less is asked.
-
-        Raises:
-            HardwareError: As ``observe``.
-        """
         with nvml_session.opened(self._library_path):
-            driver = nvml_observe.driver_version()
-            is_same = before is not None and driver and before.driver_version == driver
-            known = {gpu.uuid: gpu for gpu in before.gpus} if before and is_same else {}
-            observe = functools.partial(
-                nvml_observe.gpu, known=known, tells_minor=self._proc_root is not None
-            )
             count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
-            gpus = _each([functools.partial(observe, i) for i in range(count)])
-            return model.Look(driver_version=driver, gpus=_sharing(gpus))
+            observe = functools.partial(nvml_observe.gpu, tells_minor=self._proc_root is not None)
+            return _sharing(_each([functools.partial(observe, i) for i in range(count)]))
 
     def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.

@@ -119,14 +119,6 @@ class Device:
             self._memory_bytes = 0 if memory is None else int(memory.total)
         return self._memory_bytes
 
-    def memory_mib(self) -> int:
-        """Return the same in MiB, rounded down.
-
-        Raises:
-            HardwareError: NVML refused or failed.
-        """
-        return self.memory_bytes() // 2**20
-
     def profiles(self) -> tuple[model.GpuInstanceProfile, ...]:
         """Return the GPU-instance profiles in enum order, without their placements.
 

@@ -19,24 +19,11 @@ _EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID
 """No MIG device at this index: NOT_FOUND in nvml.h, and some drivers say INVALID_ARGUMENT."""
 
 
-def driver_version() -> str:
-    """Return the driver's version within an open session; empty when it does not tell."""
-    try:
-        version: str = nvml_errors.call(pynvml.nvmlSystemGetDriverVersion)
-    except errors.HardwareError:
-        return ""
-    return version
-
-
-def gpu(
-    index: int, *, known: Mapping[str, model.Gpu] | None = None, tells_minor: bool = False
-) -> model.Gpu:
+def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu:
     """Observe one GPU within an open session.
 
     Args:
         index: NVML index, below ``nvmlDeviceGetCount``.
-        known: GPUs by UUID as they were observed before, by this very driver. What lasts is taken
-            from them; None: all is asked.
         tells_minor: Whether the agent is to know the GPU's device node, should we hang.
 
     Raises:
@@ -52,12 +39,7 @@ def gpu(
             device = nvml_device.Device(handle)
             if tells_minor:
                 gpu_progress.PROGRESS.names(index, uuid, device.minor())
-            before = (known or {}).get(uuid)
-            # ECC takes of the memory of some boards, and is switched by a reset alone.
-            if before is None or before.memory_mib != device.memory_mib():
-                return anew(index, uuid, device)
-            device = nvml_device.Device(handle, profiles=before.profiles)
-            return again(dataclasses.replace(before, index=index), device)
+            return anew(index, uuid, device)
     except errors.HardwareError as error:
         raise nvml_errors.about(name, error) from error
 
@@ -99,7 +81,7 @@ def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
         pci_address=pci.busId.lower(),
         pci_device_id=pci.pciDeviceId,
         pci_subsystem_id=pci.pciSubSystemId,
-        memory_mib=device.memory_mib(),
+        memory_mib=device.memory_bytes() // 2**20,
         current_mode=current,
         pending_mode=pending,
         mode_change_needs_reset=current is not None and _needs_reset(device, architecture),

@@ -281,16 +281,6 @@ class Gpu:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What one look at a node found."""
-
-    driver_version: str
-    """By whose word; empty: it did not tell."""
-    gpus: tuple[Gpu, ...]
-    """All of them, ascending by index."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
     """Devices wanted in the one GPU instance that starts at a given memory slice."""
 

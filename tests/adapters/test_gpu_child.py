@@ -43,9 +43,8 @@ PREAMBLE = """
 import os, signal, sys, time
 from mig_manager import errors, gpu_worker
 from mig_manager.adapters import gpu_process, gpu_protocol, nvml
-from mig_manager.core import model
 def seen(*gpus):
-    return gpu_protocol.Observed(look=model.Look(driver_version="580", gpus=gpus))
+    return gpu_protocol.Observed(gpus=gpus)
 def answer(message):
     sys.stdout.buffer.write(gpu_protocol.encode(message))
     sys.stdout.buffer.flush()
@@ -123,34 +122,6 @@ from mig_manager.core.model import *
 answer(seen({_made(GPU)}))
 """
     assert child(script).observe() == (GPU,)
-
-
-def test_a_look_is_told_of_the_one_before_unless_something_has_failed_since(
-    tmp_path: pathlib.Path,
-) -> None:
-    asked, failing = tmp_path / "asked", tmp_path / "failing"
-    script = f"""
-from mig_manager.core.model import *
-open({str(asked)!r}, "wb").write(sys.stdin.buffer.read())
-if os.path.exists({str(failing)!r}):
-    answer(gpu_protocol.Failed.of(errors.HardwareError("no", reason=errors.Reason.IN_USE)))
-else:
-    answer(seen({_made(GPU)}))
-"""
-    gpus = child(script)
-    told: list[gpu_protocol.Request | None] = []
-    for is_failing in (False, False, True, False):
-        if is_failing:
-            failing.touch()
-            with pytest.raises(errors.HardwareError):
-                gpus.observe()
-            failing.unlink()
-        else:
-            gpus.observe()
-        told.append(gpu_protocol.decode_request(asked.read_bytes()))
-
-    look = model.Look(driver_version="580", gpus=(GPU,))
-    assert told == [gpu_protocol.Observe(before=before) for before in (None, look, look, None)]
 
 
 def test_the_worker_is_asked_for_exactly_the_plan(tmp_path: pathlib.Path) -> None:
@@ -259,10 +230,8 @@ def test_whatever_runs_out_at_the_start_is_a_typed_error_and_nothing_is_left_ope
 import os, resource, sys
 from mig_manager import errors
 from mig_manager.adapters import gpu_child
-worker = "import sys; from mig_manager.core import model; " \
-    "from mig_manager.adapters import gpu_protocol as p; " \
-    "look = model.Look(driver_version='', gpus=()); " \
-    "sys.stdout.buffer.write(p.encode(p.Observed(look=look)))"
+worker = "import sys; from mig_manager.adapters import gpu_protocol as p; " \
+    "sys.stdout.buffer.write(p.encode(p.Observed(gpus=())))"
 gpus = gpu_child.ChildGpus(command=[sys.executable, "-c", worker], timeout_s=60)
 gpus.observe()
 top = os.open("/dev/null", os.O_RDONLY)
@@ -390,10 +359,13 @@ def test_the_agents_side_does_not_load_the_nvml_binding() -> None:
 
 
 def test_the_worker_loads_nothing_that_it_seldom_needs() -> None:
-    modules = "ctypes.util inspect ipaddress subprocess tempfile tenacity urllib.parse"
+    modules = ["ctypes.util", "ipaddress", "subprocess", "tempfile", "tenacity", "urllib.parse"]
+    if sys.version_info < (3, 13):
+        # From then on dataclasses asks it for annotations.
+        modules.append("inspect")
     script = (
         "import sys, mig_manager.gpu_worker\n"
-        f"print(*(name for name in {modules!r}.split() if sys.modules.get(name)))"
+        f"print(*(name for name in {modules!r} if sys.modules.get(name)))"
     )
     done = subprocess.run(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
@@ -406,7 +378,7 @@ def test_the_worker_loads_nothing_that_it_seldom_needs() -> None:
 FAKE_GPUS = """
 class FakeGpus:
     def __init__(self, **settings): pass
-    def look(self, before): return seen(*observe()).look
+    def observe(self): return observe()
 nvml.NvmlGpus = FakeGpus
 """
 

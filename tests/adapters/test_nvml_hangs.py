@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import os
 import pathlib
 import threading
@@ -39,6 +40,8 @@ def children() -> Iterator[str]:
 
 
 def resources() -> Resources:
+    # An error that was caught may keep a simulated node of ours, which has a descriptor.
+    gc.collect()
     return Resources(
         descriptors=frozenset(os.listdir("/proc/self/fd")),  # noqa: PTH208 - names, not files
         threads=frozenset(threading.enumerate()),
