@@ -122,7 +122,7 @@ def go_back(
     Returns:
         Whether the GPUs are as they were, and how it went, as a part of a sentence.
     """
-    import tenacity  # noqa: PLC0415 - a quarter of the start of a command, and seldom needed
+    import tenacity  # noqa: PLC0415 - a fifth of what a command imports, and seldom needed
 
     way = _WayBack(gpus, before, keep_pending=keep_pending, reset=reset)
     trying = tenacity.Retrying(
