@@ -24,13 +24,15 @@ class Execute:
 
     plan: model.Plan
     seen: tuple[model.Gpu, ...] = ()
-    """The GPUs of the plan as last observed."""
+    """What lasts of the GPUs of the plan as last observed; their instances are looked at again."""
 
     @staticmethod
     def of(plan: model.Plan, seen: Iterable[model.Gpu]) -> "Execute":
         """Ask with what is known of the GPUs concerned, and of no others."""
         concerned = {gpu.gpu_uuid for gpu in plan.gpus}
-        return Execute(plan=plan, seen=tuple(gpu for gpu in seen if gpu.uuid in concerned))
+        known = (gpu for gpu in seen if gpu.uuid in concerned)
+        lasting = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in known)
+        return Execute(plan=plan, seen=lasting)
 
 
 Request = Observe | Execute
