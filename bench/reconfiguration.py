@@ -15,7 +15,7 @@ import os
 import pathlib
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench import transitions
 from mig_manager.core import cluster, config, model, planner
@@ -115,9 +115,15 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
     if state is not model.State.SUCCESS:
         raise RuntimeError(f"{layout} ended with {stage.status()}")
     spent_s = _processor_s(stage) - spent_s
-    course = _course(seen, since)
-    return dataclasses.replace(
-        course, hardware_s=hardware_s, cluster_s=waits.seconds, processor_s=spent_s
+    begins = _begins(seen)
+    first = {state: now for now, state, _ in reversed(seen)}
+    return Course(
+        pending_s=first[model.State.PENDING.value] - since,
+        success_s=first[model.State.SUCCESS.value] - since,
+        phases=(("until pending", begins[0][1] - since), *_lengths(begins)),
+        hardware_s=hardware_s,
+        cluster_s=waits.seconds,
+        processor_s=spent_s,
     )
 
 
@@ -175,22 +181,17 @@ def _processor_s(stage: stages.Stage) -> float:
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-def _course(seen: Sequence[tuple[float, str, str]], since: float) -> Course:
+def _begins(seen: Sequence[tuple[float, str, str]]) -> list[tuple[str, float]]:
+    """Return each phase with when it was first seen, in their order."""
     begins: dict[str, float] = {}
     for now, _, phase in seen:
         begins.setdefault(phase, now)
-    order = sorted(begins.items(), key=lambda item: item[1])
-    phases = [("until pending", order[0][1] - since)]
-    phases += [(phase, until - at) for (phase, at), (_, until) in itertools.pairwise(order)]
-    first = {state: now for now, state, _ in reversed(seen)}
-    return Course(
-        pending_s=first[model.State.PENDING.value] - since,
-        success_s=first[model.State.SUCCESS.value] - since,
-        phases=tuple(phases),
-        hardware_s=0.0,
-        cluster_s=0.0,
-        processor_s=0.0,
-    )
+    return sorted(begins.items(), key=lambda item: item[1])
+
+
+def _lengths(begins: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+    for (phase, at), (_, until) in itertools.pairwise(begins):
+        yield phase, until - at
 
 
 def _hardware_s(gpus: Sequence[model.Gpu], layout: str, latency: states.Latency) -> float:

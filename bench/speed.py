@@ -52,7 +52,7 @@ def _transitions(scale: float, serial_scale: float, repeats: int) -> None:
     print(
         f"a worker starts in {transitions.start_up_s(repeats) * 1000:.0f} ms, ahead of its work;"
     )
-    print(f"the simulated library takes {query_s * 1e6:.0f} us of processor time for a call\n")
+    print(f"the simulated library takes {query_s * 1e6:.0f} us for a query, at the least\n")
     for title, is_serial, factor, times in (
         ("GPUs at once", False, scale, repeats),
         ("all GPUs serialised", True, serial_scale, 1),

@@ -71,8 +71,6 @@ class Device:
             for offered in profiles or ()
             if offered.compute_profiles
         }
-        self.learned: dict[int, tuple[model.ComputeInstanceProfile, ...]] = {}
-        """What instances of a GPU-instance profile can hold, where it was asked here."""
 
     def minor(self) -> int | None:
         """Return the N of its ``/dev/nvidiaN``; None when NVML does not tell, which is no harm."""
@@ -205,8 +203,19 @@ class Device:
                     operation="nvmlGpuInstanceGetComputeInstanceProfileInfo",
                 )
             self._compute_profiles[instance.profile_id] = offered
-            self.learned[instance.profile_id] = offered
         return self._compute_profiles[instance.profile_id]
+
+    def with_compute_profiles(
+        self, profiles: Iterable[model.GpuInstanceProfile]
+    ) -> tuple[model.GpuInstanceProfile, ...]:
+        """Return the profiles with what their instances can hold, as far as that was asked."""
+        known = self._compute_profiles
+        return tuple(
+            dataclasses.replace(offered, compute_profiles=known[offered.profile_id])
+            if offered.profile_id in known
+            else offered
+            for offered in profiles
+        )
 
     def compute_instances(self, instance: GpuInstanceRef) -> tuple[ComputeInstanceRef, ...]:
         """Return the live compute instances of a GPU instance, ascending by id.

@@ -60,7 +60,7 @@ def again(known: model.Gpu, device: nvml_device.Device) -> model.Gpu:
         pending_mode=pending,
         gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
     )
-    return _with_what_was_learned(gpu, device)
+    return _with_compute_profiles(gpu, device)
 
 
 def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
@@ -89,19 +89,13 @@ def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
         gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
         virtualization=device.virtualization(),
     )
-    return _with_what_was_learned(gpu, device)
+    return _with_compute_profiles(gpu, device)
 
 
-def _with_what_was_learned(gpu: model.Gpu, device: nvml_device.Device) -> model.Gpu:
-    if gpu.profiles is None or not device.learned:
+def _with_compute_profiles(gpu: model.Gpu, device: nvml_device.Device) -> model.Gpu:
+    if gpu.profiles is None:
         return gpu
-    profiles = tuple(
-        dataclasses.replace(offered, compute_profiles=device.learned[offered.profile_id])
-        if offered.profile_id in device.learned
-        else offered
-        for offered in gpu.profiles
-    )
-    return dataclasses.replace(gpu, profiles=profiles)
+    return dataclasses.replace(gpu, profiles=device.with_compute_profiles(gpu.profiles))
 
 
 def _architecture(device: nvml_device.Device) -> model.Architecture:
