@@ -8,7 +8,6 @@ are values in memory, so that what is measured is the API server's load and ours
 
 import argparse
 import collections
-import dataclasses
 import os
 import pathlib
 import re
@@ -21,27 +20,18 @@ from collections.abc import Callable
 import pytest
 import urllib3
 
-from mig_manager import agent, log, mailbox, reconcile
-from mig_manager.adapters import clock, files
-from mig_manager.adapters.kube import api, node, nodewatch, pods
+from mig_manager import log, service
+from mig_manager.adapters.kube import api
 from mig_manager.core import cluster, model
 from mig_manager.sandbox import hardware
 from tests import fakes
 from tests.cluster import envtest
+from tests.fleet import agents
 
 _LAYOUT = "all-1g.5gb"
 _CONFIG = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
 _TIMEOUT_S = 300.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-@dataclasses.dataclass
-class Hosted:
-    """One agent and what ends it."""
-
-    box: mailbox.Mailbox
-    kube: api.KubeApi
-    threads: list[threading.Thread]
 
 
 def main() -> None:
@@ -55,16 +45,15 @@ def main() -> None:
         server = envtest.Server(envtest.assets(), folder)
         with server.running():
             kubeconfig = server.kubeconfig(folder / "kubeconfig", token=envtest.ADMIN_TOKEN)
-            _run(server, str(kubeconfig), count)
+            _run(server, str(kubeconfig), count, folder)
 
 
-def _run(server: envtest.Server, kubeconfig: str, count: int) -> None:
+def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Path) -> None:
     admin = api.KubeApi.connect(kubeconfig=kubeconfig)
     names = [f"node-{number:03}" for number in range(count)]
     for name in names:
         admin.post("/api/v1/nodes", {"metadata": {"name": name}})
-    stop = threading.Event()
-    hosted = [_host(kubeconfig, name, stop) for name in names]
+    hosted = [_host(kubeconfig, name, folder) for name in names]
     _wait(lambda: _watches(server) >= count, "all watches")
     idle = _requests(server)
     threading.Event().wait(10.0)
@@ -81,42 +70,24 @@ def _run(server: envtest.Server, kubeconfig: str, count: int) -> None:
     print(f"kube-apiserver used {_cpu_s(server) - cpu:.1f} s of CPU")
     for (verb, resource), number in asked.most_common(8):
         print(f"  {number:6}  {verb} {resource}  ({number / count:.1f} a node)")
-    stop.set()
     for one in hosted:
-        one.box.stop()
-        for thread in one.threads:
-            thread.join(10.0)
-        one.kube.close()
+        one.stop()
 
 
-def _host(kubeconfig: str, name: str, stop: threading.Event) -> Hosted:
+def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> service.Service:
     kube = api.KubeApi.connect(kubeconfig=kubeconfig)
-    box = mailbox.Mailbox()
     world = fakes.World(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
-    served = agent.Agent(
-        reconcile.Reconciler(
-            reconcile.World(
-                gpus=world.hardware,
-                node=node.KubeNode(kube, name=name, clock=clock.SystemClock()),
-                workloads=pods.KubeWorkloads(kube, node_name=name),
-                allocations=world.allocations,
-                configs=files.ConfigFile(_CONFIG),
-                clock=clock.SystemClock(),
-            ),
-            reconcile.Limits(),
-        ),
-        box,
-        patience=agent.Patience(retry_initial_s=1.0, retry_max_s=5.0),
+    agent = agents.assembled(
+        kube,
+        name,
+        world,
+        folder,
+        config_file=str(_CONFIG),
+        retry_initial_s="1.0",
+        retry_max_s="5.0",
     )
-
-    def take(view: cluster.NodeView) -> None:
-        box.put_label(view.labels.get(cluster.CONFIG_LABEL))
-
-    watch = nodewatch.NodeWatch(kube, name=name, on_node=take, stop=stop)
-    threads = [threading.Thread(target=run, daemon=True) for run in (watch.run, served.serve)]
-    for thread in threads:
-        thread.start()
-    return Hosted(box=box, kube=kube, threads=threads)
+    threading.Thread(target=agent.serve, daemon=True).start()
+    return agent
 
 
 def _applied(admin: api.KubeApi) -> int:

@@ -36,6 +36,116 @@ _JOIN_TIMEOUT_S = 5.0
 _log = structlog.get_logger()
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """Parts that a test or a benchmark replaces; the agent itself replaces none."""
+
+    replace_ports: Callable[[reconcile.World], reconcile.World] = lambda own: own
+    """From the ports that the settings call for to the ports that are used."""
+    replace_limits: Callable[[reconcile.Limits], reconcile.Limits] = lambda own: own
+    """The same for the limits."""
+    telemetry: ports.Telemetry | None = None
+    pulse: health.Pulse | None = None
+    box: mailbox.Mailbox | None = None
+    watch_pace: nodewatch.Pace | None = None
+    watches_files: bool = True
+    """False where one process has many agents: the kernel allows a user few inotify instances."""
+
+
+class Service:
+    """The agent of one node, assembled and not yet started; ``assemble`` makes it.
+
+    Attributes:
+        box: Where watches put what they see, and the loop takes it from.
+        reconciler: The pipeline.
+        loop: Serves the mailbox with the pipeline.
+        watch: Follows the node and fills the mailbox.
+    """
+
+    def __init__(
+        self, wanted: settings.AgentSettings, kube: api.KubeApi, boot_id: str, own: Overrides
+    ) -> None:
+        self._wanted = wanted
+        self._watches_files = own.watches_files
+        self._stop = threading.Event()
+        self.box = own.box or mailbox.Mailbox()
+        self.watch = nodewatch.NodeWatch(
+            kube,
+            name=wanted.node_name,
+            on_node=functools.partial(_take, self.box),
+            stop=self._stop,
+            pace=own.watch_pace,
+        )
+        pulse = own.pulse or health.Pulse()
+        telemetry, self._exposition = _listener(wanted, self.watch, pulse)
+        telemetry = own.telemetry or telemetry
+        reached = own.replace_ports(world(wanted, kube, telemetry, boot_id))
+        self.reconciler = reconcile.Reconciler(
+            _with_news(reached, wanted, kube, self.box), own.replace_limits(limits(wanted))
+        )
+        self._events = _gpu_events(wanted, self.box)
+        self.loop = agent.Agent(
+            self.reconciler,
+            self.box,
+            patience=agent.Patience(
+                retry_initial_s=wanted.retry_initial_s,
+                retry_max_s=wanted.retry_max_s,
+                look_after_s=wanted.drift_check_interval_s,
+            ),
+            telemetry=telemetry,
+            pulse=pulse,
+            alone=self._events.suspended if self._events else contextlib.nullcontext,
+        )
+        self._checks = health.Health(
+            pulse,
+            stuck_after_s=wanted.gpu_timeout_s + health.STUCK_MARGIN_S,
+            contact_age_s=lambda: self.watch.last_contact_s,
+            is_recovered=lambda: self.loop.is_recovered,
+        )
+
+    def serve(self) -> None:
+        """Follow the node and the files, and serve the node until ``stop``."""
+        with contextlib.ExitStack() as stack:
+            _start_watch(self.watch, stack)
+            if self._watches_files:
+                _start_file_watches(self._wanted, stack, self.box)
+            stack.callback(self._stop.set)
+            if self._events:
+                self._events.start()
+                stack.callback(self._events.stop)
+            _log.info(
+                "agent_started",
+                node=self._wanted.node_name,
+                config_file=str(self._wanted.config_file),
+            )
+            stack.enter_context(_served(self._wanted, self._checks, self._exposition))
+            self.loop.serve()
+        _log.info("agent_stopped", node=self._wanted.node_name)
+
+    def stop(self) -> None:
+        """End ``serve`` soon, in good order; for any thread but the one that serves."""
+        self._stop.set()
+        self.box.stop()
+
+
+def assemble(
+    wanted: settings.AgentSettings,
+    kube: api.KubeApi,
+    *,
+    boot_id: str,
+    overrides: Overrides | None = None,
+) -> Service:
+    """Put mailbox, pipeline, watches and loop of one agent together; nothing is started.
+
+    Args:
+        wanted: The agent's settings.
+        kube: The API server.
+        boot_id: Tells this boot of the machine from others.
+        overrides: Replaces parts; None: nothing.
+    """
+    return Service(wanted, kube, boot_id, overrides or Overrides())
+
+
 def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     """Run the agent until SIGTERM or SIGINT.
 
@@ -49,50 +159,11 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     Raises:
         MigManagerError: It cannot start, for example without credentials for the API.
     """
-    box = mailbox.Mailbox()
-    stop = threading.Event()
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig) if wanted.kubeconfig else None)
-    watch = nodewatch.NodeWatch(
-        kube,
-        name=wanted.node_name,
-        on_node=functools.partial(_take, box),
-        stop=stop,
-    )
-    pulse = health.Pulse()
-    telemetry, exposition = _listener(wanted, watch, pulse)
-    events = _gpu_events(wanted, box)
-    served = agent.Agent(
-        reconcile.Reconciler(
-            _with_news(world(wanted, kube, telemetry, boot_id), wanted, kube, box), limits(wanted)
-        ),
-        box,
-        patience=agent.Patience(
-            retry_initial_s=wanted.retry_initial_s,
-            retry_max_s=wanted.retry_max_s,
-            look_after_s=wanted.drift_check_interval_s,
-        ),
-        telemetry=telemetry,
-        pulse=pulse,
-        alone=events.suspended if events else contextlib.nullcontext,
-    )
-    checks = health.Health(
-        pulse,
-        stuck_after_s=wanted.gpu_timeout_s + health.STUCK_MARGIN_S,
-        contact_age_s=lambda: watch.last_contact_s,
-        is_recovered=lambda: served.is_recovered,
-    )
-    end_on_signals(box, stop)
-    with contextlib.ExitStack() as stack:
-        stack.callback(kube.close)
-        _start_watches(wanted, stack, box, watch)
-        stack.callback(stop.set)
-        if events:
-            events.start()
-            stack.callback(events.stop)
-        _log.info("agent_started", node=wanted.node_name, config_file=str(wanted.config_file))
-        stack.enter_context(_served(wanted, checks, exposition))
-        served.serve()
-    _log.info("agent_stopped", node=wanted.node_name)
+    with contextlib.closing(kube):
+        service = assemble(wanted, kube, boot_id=boot_id)
+        end_on_signals(service.stop)
+        service.serve()
     return 0
 
 
@@ -114,16 +185,17 @@ def _take(box: mailbox.Mailbox, view: cluster.NodeView) -> None:
     box.put_news()
 
 
-def _start_watches(
-    wanted: settings.AgentSettings,
-    stack: contextlib.ExitStack,
-    box: mailbox.Mailbox,
-    watch: nodewatch.NodeWatch,
-) -> None:
-    """Follow the node and the files; they end with the stack, the node's once it is told to."""
+def _start_watch(watch: nodewatch.NodeWatch, stack: contextlib.ExitStack) -> None:
+    """Follow the node; the stack waits for the end, which the watch's own event brings."""
     watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
     watcher.start()
     stack.callback(watcher.join, timeout=_JOIN_TIMEOUT_S)
+
+
+def _start_file_watches(
+    wanted: settings.AgentSettings, stack: contextlib.ExitStack, box: mailbox.Mailbox
+) -> None:
+    """Watch the owner's files until the stack ends."""
     watched = (
         wanted.config_file,
         wanted.extra_clients_file,
@@ -313,14 +385,13 @@ def limits(wanted: settings.AgentSettings) -> reconcile.Limits:
     )
 
 
-def end_on_signals(box: mailbox.Mailbox, stop: threading.Event) -> None:
-    """Have SIGTERM and SIGINT end the loop, in good order."""
+def end_on_signals(stop: Callable[[], None]) -> None:
+    """Have SIGTERM and SIGINT call ``stop``, in a thread of its own."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         # A handler runs between two bytecodes of the main thread, which may hold the mailbox's
         # lock; another thread can wait for it.
-        threading.Thread(target=box.stop, name="stop").start()
-        stop.set()
+        threading.Thread(target=stop, name="stop").start()
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 
 import structlog.testing
 
-from mig_manager import agent, errors, health, mailbox, ports, reconcile
-from mig_manager.adapters import clock, files, nvml, podresources
-from mig_manager.adapters.kube import api, node, nodewatch, pods
+from mig_manager import errors, health, ports, reconcile, service, settings
+from mig_manager.adapters import clock, nvml, podresources
+from mig_manager.adapters.kube import api, nodewatch
 from mig_manager.core import cluster, model
 from mig_manager.core import pace as pacing
 from mig_manager.sandbox.cluster import nodeoptions, objects
@@ -162,51 +162,48 @@ class Stage(stages.Stage):
             sleep=lambda seconds: stopped.wait(min(seconds, _LONGEST_SLEEP_S)),
         )
         running.callback(kube.close)
-        box = mailbox.Mailbox()
-        watch = nodewatch.NodeWatch(
+        served = service.assemble(
+            settings.agent_settings(self._settings(), {}),
             kube,
-            name=stages.NODE_NAME,
-            on_node=lambda view: box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None),
-            stop=stopped,
-            pace=_WATCH,
-        )
-        served = agent.Agent(
-            self._pipeline(kube),
-            box,
-            patience=agent.Patience(retry_initial_s=0.02, retry_max_s=0.1),
-            telemetry=self.heard,
-            pulse=self._pulse,
-        )
-        for name, work in (("node-watch", watch.run), ("agent", served.serve)):
-            thread = threading.Thread(target=work, name=name)
-            thread.start()
-            running.callback(thread.join)
-        running.callback(stopped.set)
-        running.callback(box.stop)
-
-    def _pipeline(self, kube: api.KubeApi) -> reconcile.Reconciler:
-        system = clock.SystemClock()
-        return reconcile.Reconciler(
-            reconcile.World(
-                gpus=nvml.NvmlGpus(clock=system),
-                node=node.KubeNode(kube, name=stages.NODE_NAME, clock=system),
-                workloads=pods.KubeWorkloads(kube, node_name=stages.NODE_NAME),
-                allocations=self._wrap(
-                    podresources.PodResources(
-                        str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=_hurry
-                    ),
-                    self.socket,
-                ),
-                configs=files.ConfigFile(self.config_file),
-                clock=system,
+            boot_id="boot-1",
+            overrides=service.Overrides(
+                replace_ports=self._ports,
+                replace_limits=lambda own: dataclasses.replace(own, pace=_PACE),
                 telemetry=self.heard,
+                pulse=self._pulse,
+                watch_pace=_WATCH,
             ),
-            reconcile.Limits(
-                drain_timeout_s=DRAIN_TIMEOUT_S,
-                plugin_timeout_s=20,
-                monitor_timeout_s=1,
-                pace=_PACE,
-            ),
+        )
+        thread = threading.Thread(target=served.serve, name="agent")
+        thread.start()
+        running.callback(thread.join)
+        running.callback(stopped.set)
+        running.callback(served.stop)
+
+    def _settings(self) -> dict[str, str]:
+        return {
+            "node_name": stages.NODE_NAME,
+            "config_file": str(self.config_file),
+            "pod_resources_socket": str(self.socket),
+            "simulate_state": str(self.state_file),
+            "retry_initial_s": "0.02",
+            "retry_max_s": "0.1",
+            "drain_timeout_s": str(DRAIN_TIMEOUT_S),
+            "plugin_timeout_s": "20",
+            "monitor_timeout_s": "1",
+            "drift_check_interval_s": "0",
+        }
+
+    def _ports(self, own: reconcile.World) -> reconcile.World:
+        """Return the same with GPUs and kubelet reached within this process."""
+        kubelet = podresources.PodResources(
+            str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=_hurry
+        )
+        return dataclasses.replace(
+            own,
+            gpus=nvml.NvmlGpus(clock=clock.SystemClock()),
+            allocations=self._wrap(kubelet, self.socket),
+            standby=ports.Standby(),
         )
 
     # -- what people do ------------------------------------------------------------------

@@ -5,14 +5,17 @@ in memory.
 """
 
 import contextlib
+import dataclasses
+import pathlib
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mig_manager import agent, mailbox, reconcile
+from mig_manager import ports, reconcile, service, settings
 from mig_manager.adapters import clock
-from mig_manager.adapters.kube import api, node, nodewatch, pods, slots
+from mig_manager.adapters.kube import api, nodewatch
 from mig_manager.core import cluster, model
 from mig_manager.sandbox import apiserver, hardware
 from mig_manager.sandbox.api import resources, stores
@@ -68,60 +71,74 @@ class Hosted:
         self,
         server: apiserver.ApiServer,
         name: str,
+        folder: pathlib.Path,
         *,
         limit: int,
         request_timeout_s: float = 10.0,
     ) -> None:
-        self.stop = threading.Event()
-        self.box = mailbox.Mailbox()
+        self._stopped = threading.Event()
         self.kube = api.KubeApi.at(
             server.url,
             token=name,
             request_timeout_s=request_timeout_s,
-            sleep=lambda seconds: self.stop.wait(min(seconds, 0.05)),
+            sleep=lambda seconds: self._stopped.wait(min(seconds, 0.05)),
         )
-        product = hardware.find("A100-SXM4-40GB")
-        self.world = fakes.World(gpus=(hardware.template(product),))
-        system = clock.SystemClock()
-        held = slots.LeaseSlots(
-            self.kube, namespace=NAMESPACE, node_name=name, limit=limit, clock=system
-        )
-        self.pipeline = reconcile.Reconciler(
-            reconcile.World(
-                gpus=self.world.hardware,
-                node=node.KubeNode(self.kube, name=name, clock=system),
-                workloads=pods.KubeWorkloads(self.kube, node_name=name),
-                allocations=self.world.allocations,
-                configs=fakes.FakeConfig(scenes.CONFIG),
-                clock=system,
-                slots=held if limit else None,
-            ),
-            reconcile.Limits(),
-        )
-        served = agent.Agent(
-            self.pipeline,
-            self.box,
-            patience=agent.Patience(retry_initial_s=0.2, retry_max_s=1.0),
-        )
-        watch = nodewatch.NodeWatch(
+        self.world = fakes.World(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
+        self._service = assembled(
             self.kube,
-            name=name,
-            on_node=lambda view: self.box.put_label(view.labels.get(cluster.CONFIG_LABEL)),
-            stop=self.stop,
-            pace=_PACE,
+            name,
+            self.world,
+            folder,
+            retry_initial_s="0.2",
+            retry_max_s="1.0",
+            max_concurrent_nodes=str(limit),
+            slots_namespace=NAMESPACE,
         )
-        self.threads = [
-            threading.Thread(target=work, daemon=True) for work in (watch.run, served.serve)
-        ]
-        for thread in self.threads:
-            thread.start()
+        self.reconciler = self._service.reconciler
+        self._thread = threading.Thread(target=self._service.serve, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._service.stop()
 
     def end(self) -> None:
-        self.box.stop()
-        self.stop.set()
-        for thread in self.threads:
-            thread.join(30)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
         self.kube.close()
+
+
+def assembled(
+    kube: api.KubeApi, name: str, world: fakes.World, folder: pathlib.Path, **options: str
+) -> service.Service:
+    """Assemble an agent whose GPUs and kubelet are values in memory.
+
+    Args:
+        kube: The API.
+        name: The agent's node.
+        world: Has the GPUs and kubelet.
+        folder: For the agent's lock and other files.
+        options: Of the agent's command line.
+    """
+
+    def in_memory(own: reconcile.World) -> reconcile.World:
+        return dataclasses.replace(
+            own,
+            gpus=world.hardware,
+            allocations=world.allocations,
+            configs=fakes.FakeConfig(scenes.CONFIG),
+            standby=ports.Standby(),
+        )
+
+    state = folder / f"{name}.json"
+    return service.assemble(
+        settings.agent_settings({"node_name": name, "simulate_state": str(state)} | options, {}),
+        kube,
+        boot_id="boot-1",
+        overrides=service.Overrides(
+            replace_ports=in_memory, watch_pace=_PACE, watches_files=False
+        ),
+    )
 
 
 @contextlib.contextmanager
@@ -133,14 +150,21 @@ def hosted(
     request_timeout_s: float = 10.0,
 ) -> Iterator[dict[str, Hosted]]:
     """Run the agents of these nodes, with a budget if there is a limit."""
-    running = {
-        name: Hosted(server, name, limit=limit, request_timeout_s=request_timeout_s)
-        for name in names
-    }
-    try:
-        yield running
-    finally:
-        for one in running.values():
-            one.box.stop()
-        for one in running.values():
-            one.end()
+    with tempfile.TemporaryDirectory() as folder:
+        running = {
+            name: Hosted(
+                server,
+                name,
+                pathlib.Path(folder),
+                limit=limit,
+                request_timeout_s=request_timeout_s,
+            )
+            for name in names
+        }
+        try:
+            yield running
+        finally:
+            for one in running.values():
+                one.stop()
+            for one in running.values():
+                one.end()

@@ -1,8 +1,8 @@
 """An agent process whose every port call is a point at which it can be struck.
 
-It is put together as ``service.run`` does, but for three things: the ports are watched, the GPUs
-are reached within the process so that it can be struck between two calls of NVML, and pauses
-that only serve to be patient with the driver are short.
+``service.assemble`` puts it together with overrides: the ports are watched, GPUs and kubelet
+are reached within the process so that it can be struck between two calls of NVML, and pauses that
+only serve to be patient with the driver are short.
 """
 
 import dataclasses
@@ -10,14 +10,12 @@ import os
 import pathlib
 import signal
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any, cast
 
-from mig_manager import agent, log, mailbox, ports, reconcile, service, settings
+from mig_manager import log, mailbox, ports, reconcile, service, settings
 from mig_manager.adapters import clock, nvml, podresources
-from mig_manager.adapters.kube import api, nodewatch
-from mig_manager.core import cluster
+from mig_manager.adapters.kube import api
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import libnvml, statefile
 from tests.kill import points as points_
@@ -58,57 +56,49 @@ def serve(order: Order) -> int:
         strike_with=signal.Signals(order.strike_with),
     )
     wanted = settings.agent_settings(order.options, {})
-    box, stop = _Mailbox(points), threading.Event()
+    assert wanted.gpus.simulate_state is not None
+    state = statefile.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
-    watch = nodewatch.NodeWatch(
+    victim = service.assemble(
+        wanted,
         kube,
-        name=wanted.node_name,
-        on_node=lambda view: box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None),
-        stop=stop,
-    )
-    telemetry = _Telemetry(points)
-    world = _world(wanted, kube, points, has_worker=order.has_worker)
-    worker = agent.Agent(
-        reconcile.Reconciler(world, service.limits(wanted)),
-        box,
-        patience=agent.Patience(
-            retry_initial_s=wanted.retry_initial_s, retry_max_s=wanted.retry_max_s
+        boot_id=state.boot_id,
+        overrides=service.Overrides(
+            replace_ports=lambda own: _watched(
+                own if order.has_worker else _within_process(own, wanted, state, points), points
+            ),
+            telemetry=_Telemetry(points),
+            box=_Mailbox(points),
         ),
-        telemetry=telemetry,
     )
-    service.end_on_signals(box, stop)
-    watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
-    watcher.start()
-    try:
-        worker.serve()
-    finally:
-        stop.set()
-        watcher.join(timeout=5.0)
-        kube.close()
+    service.end_on_signals(victim.stop)
+    victim.serve()
+    kube.close()
     return 0
 
 
-def _world(
+def _within_process(
+    own: reconcile.World,
     wanted: settings.AgentSettings,
-    kube: api.KubeApi,
+    state: statefile.SharedState,
     points: points_.Points,
-    *,
-    has_worker: bool,
 ) -> reconcile.World:
-    path = wanted.gpus.simulate_state
-    assert path is not None
-    state = statefile.SharedState(path)
-    real = service.world(wanted, kube, ports.Telemetry(), state.boot_id)
-    if not has_worker:
-        kubelet = podresources.PodResources(str(wanted.pod_resources_socket))
-        real = dataclasses.replace(real, allocations=kubelet)
-        simulated._load(_Library(state, points))
-        gpus = nvml.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s)
-        real = dataclasses.replace(real, gpus=gpus, standby=ports.Standby())
+    """Return the same without worker processes for the GPUs and for kubelet."""
+    simulated._load(_Library(state, points))
+    return dataclasses.replace(
+        own,
+        gpus=nvml.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s),
+        allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
+        standby=ports.Standby(),
+    )
+
+
+def _watched(own: reconcile.World, points: points_.Points) -> reconcile.World:
+    """Return the same with a point before and after each call of a port."""
     watched: dict[str, Any] = {
-        name: cast("Any", points_.Port(port, name, points)) for name, port in _ports(real).items()
+        name: cast("Any", points_.Port(port, name, points)) for name, port in _ports(own).items()
     }
-    return dataclasses.replace(real, clock=_Clock(), **watched)
+    return dataclasses.replace(own, clock=_Clock(), **watched)
 
 
 def _ports(world: reconcile.World) -> dict[str, object]:
