@@ -10,7 +10,13 @@ from typing import Generic, TypeVar, cast
 import pynvml
 
 from mig_manager import clocks, errors
-from mig_manager.adapters import nvml_errors, nvml_execute, nvml_observe, nvml_session
+from mig_manager.adapters import (
+    nvml_errors,
+    nvml_execute,
+    nvml_observe,
+    nvml_session,
+    nvml_symbols,
+)
 from mig_manager.core import model
 
 _Result = TypeVar("_Result")
@@ -65,10 +71,12 @@ class NvmlGpus:
             The GPUs of the plan afterwards, observed within the same session.
 
         Raises:
-            HardwareError: A step failed; the message names every GPU that did.
+            HardwareError: A step failed; the message names every GPU that did. NOT_SUPPORTED
+                before the first step: the library lacks a function that the plan needs.
         """
         known = {gpu.uuid: gpu for gpu in seen}
         with nvml_session.opened(self._library_path):
+            nvml_symbols.require(plan)
             runs = [
                 functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus
             ]

@@ -5,7 +5,8 @@ import functools
 import itertools
 import pathlib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pynvml
 
@@ -316,12 +317,57 @@ def _create_placed(
     )
     if handle is not None:
         return device.gpu_instance(handle)
-    handle = nvml_errors.call(pynvml.nvmlDeviceCreateGpuInstance, device.handle, step.profile_id)
-    created = device.gpu_instance(handle)
-    if created.placement != step.placement:
-        nvml_errors.call(pynvml.nvmlGpuInstanceDestroy, handle)
-        raise _misplaced("nvmlDeviceCreateGpuInstance", created.placement)
-    return created
+
+    def create() -> nvml_device.GpuInstanceRef:
+        created = nvml_errors.call(
+            pynvml.nvmlDeviceCreateGpuInstance, device.handle, step.profile_id
+        )
+        return device.gpu_instance(created)
+
+    return _created_at(step.placement, create, pynvml.nvmlGpuInstanceDestroy)
+
+
+class _Created(typing.Protocol):
+    """An instance that was just created."""
+
+    @property
+    def handle(self) -> nvml_device.Handle: ...
+
+    @property
+    def placement(self) -> model.Placement: ...
+
+
+_Instance = TypeVar("_Instance", bound=_Created)
+
+
+def _created_at(
+    placement: model.Placement,
+    create: Callable[[], _Instance],
+    destroy: Callable[[nvml_device.Handle], None],
+) -> _Instance:
+    """Create an instance at a placement on a driver that chooses the placement itself.
+
+    Instances of one profile do not overlap, and the driver never chooses an occupied placement.
+    So an instance that lands elsewhere stays until one lands where it is wanted.
+
+    Raises:
+        HardwareError: The driver refused, or does not choose that placement (NOT_SUPPORTED).
+    """
+    elsewhere: list[_Instance] = []
+    try:
+        while True:
+            try:
+                created = create()
+            except errors.HardwareError as error:
+                if elsewhere and error.reason is errors.Reason.INSUFFICIENT_RESOURCES:
+                    raise _misplaced(placement, elsewhere) from error
+                raise
+            if created.placement == placement:
+                return created
+            elsewhere.append(created)
+    finally:
+        for each in reversed(elsewhere):
+            nvml_errors.call(destroy, each.handle)
 
 
 def _compute_profile(
@@ -361,18 +407,19 @@ def _create_part(
     )
     if created is not None:
         return
-    created = nvml_errors.call(
-        pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id
-    )
-    landed = device.compute_instance(instance, created).placement
-    if landed != placement:
-        nvml_errors.call(pynvml.nvmlComputeInstanceDestroy, created)
-        raise _misplaced("nvmlGpuInstanceCreateComputeInstance", landed)
+
+    def create() -> nvml_device.ComputeInstanceRef:
+        handle = nvml_errors.call(
+            pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id
+        )
+        return device.compute_instance(instance, handle)
+
+    _created_at(placement, create, pynvml.nvmlComputeInstanceDestroy)
 
 
-def _misplaced(operation: str, landed: model.Placement) -> errors.HardwareError:
+def _misplaced(placement: model.Placement, elsewhere: Sequence[_Created]) -> errors.HardwareError:
+    chosen = ", ".join(str(each.placement) for each in elsewhere)
     return errors.HardwareError(
-        f"this driver chooses placements itself, and chose {landed}; undone",
+        f"this driver chooses placements itself: {chosen} and never {placement}; undone",
         reason=errors.Reason.NOT_SUPPORTED,
-        operation=operation,
     )

@@ -1,5 +1,6 @@
 """The steps of a plan, on GPUs that are held, slow, of another mind, or fine."""
 
+import dataclasses
 import pathlib
 import threading
 import time
@@ -131,21 +132,24 @@ def test_instances_are_created_where_the_plan_wants_them(tmp_path: pathlib.Path)
         assert node.calls("nvmlDeviceCreateGpuInstance") == 0
 
 
-def test_a_driver_without_placement_is_used_where_it_places_as_wanted(
+def test_a_driver_that_chooses_placements_is_brought_to_each_of_them(
     tmp_path: pathlib.Path,
 ) -> None:
     options = states.Options(absent_functions=("nvmlDeviceCreateGpuInstanceWithPlacement",))
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         gpu = node.enable()
-        node.run(nvml_rig.gi_step(gpu, "1g.5gb", 6))
-        assert nvml_rig.names(node.observe()) == ["[1g.5gb@6:1]"]
-        with pytest.raises(errors.HardwareError, match="chose 4:1; undone") as caught:
-            node.run(nvml_rig.gi_step(gpu, "1g.5gb", 0))
+        for start in (6, 0, 3):
+            node.run(nvml_rig.gi_step(gpu, "1g.5gb", start))
+        found = ["[1g.5gb@0:1]", "[1g.5gb@3:1]", "[1g.5gb@6:1]"]
+        assert nvml_rig.names(node.observe()) == found
+        # Occupied: what was created on the way is gone again.
+        with pytest.raises(errors.HardwareError, match="4:2 and never 2:2; undone") as caught:
+            node.run(nvml_rig.gi_step(gpu, "2g.10gb", 2))
         assert caught.value.reason is errors.Reason.NOT_SUPPORTED
-        assert nvml_rig.names(node.observe()) == ["[1g.5gb@6:1]"]
+        assert nvml_rig.names(node.observe()) == found
 
 
-def test_a_driver_without_placement_is_checked_for_compute_instances_too(
+def test_a_driver_that_chooses_the_spans_of_compute_instances_is_brought_to_each_of_them(
     tmp_path: pathlib.Path,
 ) -> None:
     options = states.Options(
@@ -154,9 +158,38 @@ def test_a_driver_without_placement_is_checked_for_compute_instances_too(
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         whole = nvml_rig.gi_step(node.enable(), "3g.20gb", 0)
         node.run(whole, nvml_rig.ci_step(whole, "1c.3g.20gb", 2))
-        with pytest.raises(errors.HardwareError, match="undone"):
-            node.run(nvml_rig.ci_step(whole, "1c.3g.20gb", 1))
-        assert nvml_rig.names(node.observe()) == ["1c.3g.20gb@0:4"]
+        node.run(nvml_rig.ci_step(whole, "1c.3g.20gb", 1))
+        (instance,) = node.observe().gpu_instances
+        spans = [str(compute.placement) for compute in instance.compute_instances]
+        assert spans == ["2:1", "1:1"]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "nvmlDeviceCreateGpuInstance",
+        "nvmlGpuInstanceDestroy",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlComputeInstanceDestroy",
+        "nvmlDeviceSetMigMode",
+    ],
+)
+def test_no_step_runs_where_the_library_lacks_a_function_of_any_step(
+    missing: str, tmp_path: pathlib.Path
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        full = node.fill("1g.5gb")
+        off = nvml_rig.mode_step(full, nvml_rig.OFF)
+        node.state.update(
+            lambda now: (
+                dataclasses.replace(now, options=states.Options(absent_functions=(missing,))),
+                None,
+            )
+        )
+        with pytest.raises(errors.HardwareError, match=f"library has no {missing},") as caught:
+            node.run(*nvml_rig.end_steps(full), off)
+        assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+        assert node.observe() == full
 
 
 def test_a_compute_instance_needs_its_gpu_instance(tmp_path: pathlib.Path) -> None:

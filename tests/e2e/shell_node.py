@@ -1,6 +1,7 @@
 """A simulated node on its own, and the program as a process on it."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -38,11 +39,18 @@ FOREVER_S = 600.0
 class Node:
     """A simulated node and the program on it."""
 
-    def __init__(self, folder: pathlib.Path, spec: str, *, layouts: str = LAYOUTS) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        spec: str,
+        *,
+        layouts: str = LAYOUTS,
+        options: states.Options | None = None,
+    ) -> None:
         self.layouts = folder / "layouts.yaml"
         self.layouts.write_text(layouts, encoding="utf-8")
         self.path = folder / "node.json"
-        nvml.create(spec, self.path)
+        nvml.create(spec, self.path, options=options)
         self.state = nvml.SharedState(self.path)
         self.journal = self.state.beside("journal")
 
@@ -70,6 +78,10 @@ class Node:
                 yield process
             finally:
                 process.kill()
+
+    def set_options(self, options: states.Options) -> None:
+        """Have another driver on the node from now on; the GPUs stay as they are."""
+        self.state.update(lambda node: (dataclasses.replace(node, options=options), None))
 
     def hang_in(self, function: str, *, first: int = 1) -> None:
         self.state.add_fault(states.Fault(function=function, first=first, hang_s=FOREVER_S))
