@@ -77,7 +77,10 @@ def survey(workloads: ports.Workloads, allocations: ports.DeviceAllocations) -> 
     except errors.ClusterError as error:
         _log.info("pod_resources_unavailable", error=error.message)
         return Holders(pods=workloads.list(), assigned=None)
-    return Holders(pods=workloads.list(), assigned=assigned)
+    pods = workloads.list()
+    # Kubelet before 1.34 lists the devices of finished pods (kubernetes/kubernetes#132028).
+    finished = {pod.key for pod in pods if pod.is_finished}
+    return Holders(pods=pods, assigned=tuple(one for one in assigned if one.key not in finished))
 
 
 class Drain:

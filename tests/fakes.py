@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors, ports
@@ -585,9 +586,14 @@ def _with(
         instance_id=number,
         profile=step.profile,
         placement=step.placement,
-        uuid=f"MIG-{gpu.index}-{gi.placement}-{step.profile}-{number}",
+        uuid=mig_uuid(f"{gpu.index}-{gi.placement}-{step.profile}-{number}"),
     )
     return dataclasses.replace(gi, compute_instances=(*gi.compute_instances, created))
+
+
+def mig_uuid(name: str) -> str:
+    """Return the UUID of a MIG device, the same one for the same name."""
+    return f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, name)}"
 
 
 def brought_to(gpus: tuple[model.Gpu, ...], wanted: model.WantedGpu) -> tuple[model.Gpu, ...]:

@@ -13,7 +13,7 @@ from mig_manager.core import policy as policies
 from mig_manager.sandbox import hardware
 from tests import fakes
 
-DOOMED = "MIG-doomed"
+DOOMED = fakes.mig_uuid("doomed")
 
 
 def empty() -> fakes.World:
@@ -239,7 +239,7 @@ def test_a_pod_that_turns_up_during_the_drain_must_leave_as_well() -> None:
 def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing() -> None:
     world = empty()
     holder(world)
-    other = world.add_pod("other", devices=frozenset({"MIG-other"}))
+    other = world.add_pod("other", devices=frozenset({fakes.mig_uuid("other")}))
     world.clock.on_wait.append(lambda: setattr(world, "kubelet_is_silent", True))
 
     assert drained(world) == 1
@@ -617,7 +617,7 @@ def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_fo
 
 def test_every_gpu_pod_leaves_a_whole_node_whatever_it_holds() -> None:
     world = empty()
-    world.add_pod("a", devices=frozenset({"MIG-a"}))
+    world.add_pod("a", devices=frozenset({fakes.mig_uuid("a")}))
     claimant = world.add_pod("claimant")
     world.claims.add(claimant)
     nic = world.add_pod("nic", gpu_resources={"nvidia.com/hostdev": 1})

@@ -3,6 +3,7 @@
 Only what a plan takes away matters: whoever holds an instance that stays is left alone.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import cluster, extras, model
@@ -22,6 +23,10 @@ _VALIDATORS = frozenset(
     }
 )
 """Pods whose finding was about the former layout; the operator runs the validation anew."""
+
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGNORECASE)
+"""Device ids of NVIDIA's plugin are UUIDs; before driver 470 MIG devices had the longer form."""
 
 _DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Console GPUs of a DGX Station, which no plugin offers: go-nvlib skips them by name."""
@@ -79,7 +84,8 @@ def victims(
     A pod that asks for a GPU and has no device in ``assigned`` counts too: kubelet lists every
     pod, but not the devices of ordinary init containers (PodResources v1). So does a pod with a
     ResourceClaim on a GPU, for kubelet does not tell which, and one with a ResourceClaim of which
-    kubelet tells nothing, as old ones do.
+    kubelet tells nothing, as old ones do. Other device plugins do not use UUIDs as device ids
+    (GKE: ``nvidia0/gi7``): a pod with a GPU from one of these may use any device.
     """
     if not (affected or is_whole_node):
         return ()
@@ -101,9 +107,13 @@ def _holds(
     """Tell whether a pod has, or may have, one of the devices; ``affected`` None means any."""
     if _may_claim_gpu(pod, found):
         return True
+    has_gpu = any(map(_is_device_resource, pod.gpu_resources))
     if found is None or not found.device_ids or pod.may_run_gpu_init or affected is None:
-        return any(map(_is_device_resource, pod.gpu_resources))
-    return not found.device_ids.isdisjoint(affected)
+        return has_gpu
+    if not found.device_ids.isdisjoint(affected):
+        return True
+    # The ids of one pod can belong to several plugins, such as one for network cards.
+    return has_gpu and not any(map(_DEVICE_UUID.fullmatch, found.device_ids))
 
 
 def _may_claim_gpu(pod: cluster.Pod, found: cluster.PodDevices | None) -> bool:

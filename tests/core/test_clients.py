@@ -89,7 +89,7 @@ def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
 ) -> None:
     pod = dataclasses.replace(POD, **change)  # type: ignore[arg-type]
 
-    assert bool(clients.victims([pod], (), frozenset({"MIG-1"}))) is leaves
+    assert bool(clients.victims([pod], (), frozenset({fakes.mig_uuid("1")}))) is leaves
 
 
 def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> None:
@@ -97,16 +97,37 @@ def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> 
     listed = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset())
     without_gpu = dataclasses.replace(POD, gpu_resources={})
 
-    assert clients.victims([POD], (listed,), frozenset({"MIG-1"})) == (POD,)
-    assert clients.victims([without_gpu], (listed,), frozenset({"MIG-1"})) == ()
+    assert clients.victims([POD], (listed,), frozenset({fakes.mig_uuid("1")})) == (POD,)
+    assert clients.victims([without_gpu], (listed,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
 def test_a_pod_whose_init_container_may_hold_a_gpu_counts_whatever_else_it_holds() -> None:
-    held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset({"MIG-2"}))
+    held = cluster.PodDevices(
+        namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
+    )
     starting = dataclasses.replace(POD, phase="Pending", may_run_gpu_init=True)
 
-    assert clients.victims([starting], (held,), frozenset({"MIG-1"})) == (starting,)
-    assert clients.victims([POD], (held,), frozenset({"MIG-1"})) == ()
+    assert clients.victims([starting], (held,), frozenset({fakes.mig_uuid("1")})) == (starting,)
+    assert clients.victims([POD], (held,), frozenset({fakes.mig_uuid("1")})) == ()
+
+
+@pytest.mark.parametrize(
+    ("ids", "leaves"),
+    [
+        ({"nvidia0/gi7"}, True),
+        ({"GPU-00000000-0000-0000-0000-000000000000-3"}, True),
+        ({"0000:3b:00.1"}, True),
+        ({fakes.mig_uuid("2")}, False),
+        ({fakes.mig_uuid("2"), "mlx5_0"}, False),
+        ({"MIG-GPU-00000000-0000-0000-0000-000000000000/7/0"}, False),
+    ],
+)
+def test_a_gpu_whose_id_is_no_uuid_may_be_any_device(ids: set[str], *, leaves: bool) -> None:
+    held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset(ids))
+    without_gpu = dataclasses.replace(POD, gpu_resources={})
+
+    assert bool(clients.victims([POD], (held,), frozenset({fakes.mig_uuid("1")}))) is leaves
+    assert clients.victims([without_gpu], (held,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
 def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why() -> None:
@@ -118,7 +139,7 @@ def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why
     )
     claimant = dataclasses.replace(POD, gpu_resources={})
 
-    assert clients.victims([claimant], (held,), frozenset({"MIG-1"})) == (claimant,)
+    assert clients.victims([claimant], (held,), frozenset({fakes.mig_uuid("1")})) == (claimant,)
     assert clients.victims([claimant], (held,), frozenset()) == ()
     assert "ResourceClaim" in clients.told(claimant, (held,))
     assert clients.told(claimant, ()) == clients.told(claimant, None) == "default/p"
@@ -130,13 +151,15 @@ def test_a_claim_of_which_kubelet_tells_nothing_may_be_one_on_a_gpu() -> None:
     nic = dataclasses.replace(listed, claim_drivers=frozenset({"nic.example.com"}))
 
     for known in (None, (), (listed,)):
-        assert clients.victims([claimant], known, frozenset({"MIG-1"})) == (claimant,)
+        assert clients.victims([claimant], known, frozenset({fakes.mig_uuid("1")})) == (claimant,)
         assert "ResourceClaim" in clients.told(claimant, known)
-    assert clients.victims([claimant], (nic,), frozenset({"MIG-1"})) == ()
+    assert clients.victims([claimant], (nic,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
 def test_a_whole_node_is_left_by_all_who_have_or_want_a_gpu_and_by_nobody_else() -> None:
-    held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset({"MIG-2"}))
+    held = cluster.PodDevices(
+        namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
+    )
     idle = dataclasses.replace(POD, name="idle", gpu_resources={})
 
     left = clients.victims([POD, idle], (held,), frozenset(), is_whole_node=True)
@@ -150,7 +173,7 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     gpus = balanced()
     plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
 
-    assert clients.victims([pod], None, frozenset({"MIG-1"}), daemons=(daemon,)) == ()
+    assert clients.victims([pod], None, frozenset({fakes.mig_uuid("1")}), daemons=(daemon,)) == ()
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
     assert clients.labels_to_pause({SAMPLER: "false"}, plan, (daemon,)) == {}
 
@@ -183,10 +206,12 @@ def test_the_operators_validators_are_known_by_their_label(app: str) -> None:
 
 
 def test_a_pod_on_another_device_stays() -> None:
-    held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset({"MIG-2"}))
+    held = cluster.PodDevices(
+        namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
+    )
 
-    assert clients.victims([POD], (held,), frozenset({"MIG-1"})) == ()
-    assert clients.victims([POD], (held,), frozenset({"MIG-2"})) == (POD,)
+    assert clients.victims([POD], (held,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert clients.victims([POD], (held,), frozenset({fakes.mig_uuid("2")})) == (POD,)
 
 
 def test_a_workload_that_selects_nodes_by_a_deploy_label_is_no_daemon() -> None:
