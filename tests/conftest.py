@@ -1,6 +1,9 @@
 """What holds for every test."""
 
 import collections
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
 
 import hypothesis
 import pytest
@@ -15,16 +18,45 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add an option for the counts of the matrices."""
+    parser.addoption(
+        "--results",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="write what tests count as JSON, a file for each matrix that ran (docs/results)",
+    )
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what tests have counted: their properties, a section for each name."""
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print what tests have counted, a section for each name, and write it where that is asked."""
+    counted = _counted(terminalreporter)
+    for name, entries in sorted(counted.items()):
+        terminalreporter.section(name)
+        for line in sorted(map(json.dumps, entries)):
+            terminalreporter.line(line)
+    folder: pathlib.Path | None = config.getoption("results")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, entries in counted.items():
+            _write(folder / f"{name.replace(' ', '-')}.json", entries)
+
+
+def _counted(terminalreporter: pytest.TerminalReporter) -> Mapping[str, Sequence[object]]:
+    """Return the properties of all tests by name."""
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
-    counted: dict[str, list[str]] = collections.defaultdict(list)
+    counted: dict[str, list[object]] = collections.defaultdict(list)
     for report in reports:
         if report.when == "call":
             for name, value in report.user_properties:
-                counted[name].append(str(value))
-    for name, lines in sorted(counted.items()):
-        terminalreporter.section(name)
-        for line in sorted(lines):
-            terminalreporter.line(line)
+                counted[name].append(value)
+    return counted
+
+
+def _write(path: pathlib.Path, entries: Sequence[object]) -> None:
+    """Write the results of one matrix, an entry a line, so that two runs are easy to compare."""
+    lines = sorted(json.dumps(entry) for entry in entries)
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")

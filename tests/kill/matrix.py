@@ -9,7 +9,9 @@ from mig_manager.core import cluster, model
 from mig_manager.sandbox.cluster import objects
 from mig_manager.sandbox.driver import states
 from tests.kill import forkserver, scenarios, stage
+from tests.kill import points as points_
 
+_MOST_PLAYS = 4
 _GRACE_S = 30.0
 _SETTLE_S = 20.0
 _TERMINAL = frozenset({model.State.SUCCESS.value, model.State.FAILED.value})
@@ -42,7 +44,12 @@ class Recording:
 
     @property
     def points(self) -> tuple[str, ...]:
-        """Where its agent can be struck, in their order."""
+        """Where its agent is struck, in their order.
+
+        After each call that may change something, and after the first of the looks that follow
+        it. Nothing outside of the agent tells the moment before a call from the one after the
+        call that came before.
+        """
         return self.own.points
 
 
@@ -62,12 +69,27 @@ class Verdict:
     """What became of one case."""
 
     point: str
-    is_reached: bool
+    plays: int
+    """How often it was played until the agent came to its point."""
+    is_struck: bool
+    """Whether our signal met the agent at that point, and nothing else ended it."""
+    phase: str
+    """What the node said then."""
     problems: tuple[str, ...]
     log: str = ""
 
     def __str__(self) -> str:
         return f"{self.point}: {'; '.join(self.problems)}\n{self.log}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One play of a case up to the end of the struck agent."""
+
+    is_struck: bool
+    phase: str = ""
+    problems: tuple[str, ...] = ()
+    """What is wrong already."""
 
 
 def record(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> Recording:
@@ -113,7 +135,11 @@ def _undisturbed(
         world.wait(lambda: agent.has_served, f"the end of {scenario.name}")
         said = f"{world.status()}\n{world.last_words()}"
         assert world.status()["state"] == scenario.ends.value, said
-        points = [p for p in agent.points() if p.startswith(("before ", "after "))]
+        points = [
+            point
+            for point in agent.points()
+            if point.startswith("after ") and not points_.is_repeated(point)
+        ]
         return Undisturbed(
             points=tuple(points), gpus=world.state.read().gpus, serials=world.serials()
         )
@@ -128,17 +154,7 @@ def play(
     aftermath: Aftermath = Aftermath.RESTART,
 ) -> Verdict:
     """Kill an agent at a point, and let another one begin where it ended."""
-    with stage.Stage(scenario, recording.start, forks) as world:
-        world.label(scenario.wish)
-        struck = world.start_agent(strike_at=point)
-        world.wait(lambda: struck.process.is_gone() or struck.has_served, f"the end at {point}")
-        is_reached = struck.process.is_gone()
-        struck.process.kill()
-        _let_pass(aftermath, world)
-        successor = world.start_agent()
-        problems = _converged(world, successor, recording, aftermath)
-        log = world.last_words() if problems else ""
-        return Verdict(point=point, is_reached=is_reached, problems=problems, log=log)
+    return _play(scenario, recording, forks, point=point, strike=_kill, aftermath=aftermath)
 
 
 def play_stop(
@@ -149,20 +165,67 @@ def play_stop(
     point: str,
 ) -> Verdict:
     """Ask an agent at a point to stop, and let another one begin where it ended."""
-    with stage.Stage(scenario, recording.start, forks) as world:
-        world.label(scenario.wish)
-        struck = world.start_agent(strike_at=point, strike_with=signal.SIGTERM)
-        world.wait(lambda: point in struck.points() or struck.has_served, f"the way to {point}")
-        is_reached = point in struck.points()
-        problems: tuple[str, ...] = ()
-        if is_reached:
-            problems = _stopped_well(world, struck)
-        struck.process.kill()
-        if not problems:
-            successor = world.start_agent()
-            problems = _converged(world, successor, recording, Aftermath.RESTART)
-        log = world.last_words() if problems else ""
-        return Verdict(point=point, is_reached=is_reached, problems=problems, log=log)
+    return _play(
+        scenario, recording, forks, point=point, strike=_stop, aftermath=Aftermath.RESTART
+    )
+
+
+def _play(
+    scenario: scenarios.Scenario,
+    recording: Recording,
+    forks: forkserver.ForkServer,
+    *,
+    point: str,
+    strike: Callable[[stage.Stage, str], Strike],
+    aftermath: Aftermath,
+) -> Verdict:
+    """Play a case until its agent is struck; a wait may have been over before its first look."""
+    plays, log = 0, ""
+    struck = Strike(is_struck=False)
+    problems: tuple[str, ...] = ()
+    while not (struck.is_struck or problems) and plays < _MOST_PLAYS:
+        plays += 1
+        with stage.Stage(scenario, recording.start, forks) as world:
+            world.label(scenario.wish)
+            struck = strike(world, point)
+            problems = struck.problems
+            if struck.is_struck and not problems:
+                _let_pass(aftermath, world)
+                problems = _converged(world, world.start_agent(), recording, aftermath)
+            log = world.last_words() if problems else ""
+    return Verdict(
+        point=point,
+        plays=plays,
+        is_struck=struck.is_struck,
+        phase=struck.phase,
+        problems=problems,
+        log=log,
+    )
+
+
+def _kill(world: stage.Stage, point: str) -> Strike:
+    agent = world.start_agent(strike_at=point)
+    world.wait(lambda: agent.process.is_gone() or agent.has_served, f"the end at {point}")
+    if not agent.process.is_gone():
+        agent.process.kill()
+        return Strike(is_struck=False)
+    status, last = agent.process.status(), agent.points()[-1:]
+    if (status, last) != (-signal.SIGKILL, [point]):
+        problem = f"it ended with status {status} at {last}, not by our kill"
+        return Strike(is_struck=False, problems=(problem,))
+    return Strike(is_struck=True, phase=world.phase())
+
+
+def _stop(world: stage.Stage, point: str) -> Strike:
+    agent = world.start_agent(strike_at=point, strike_with=signal.SIGTERM)
+    world.wait(lambda: point in agent.points() or agent.has_served, f"the way to {point}")
+    if point not in agent.points():
+        agent.process.kill()
+        return Strike(is_struck=False)
+    phase = world.phase()
+    problems = _stopped_well(world, agent)
+    agent.process.kill()
+    return Strike(is_struck=True, phase=phase, problems=problems)
 
 
 def goes_on(world: stage.Stage, recording: Recording) -> tuple[str, ...]:
@@ -342,11 +405,18 @@ def _instances(gpu: states.GpuState, *, is_exact: bool) -> Iterable[tuple[object
         yield (instance.profile_id, *place, inside)
 
 
-def summary(verdicts: Sequence[Verdict]) -> collections.Counter[str]:
-    """Count what became of the cases."""
-    counts = collections.Counter[str]()
+def summary(verdicts: Sequence[Verdict]) -> dict[str, object]:
+    """Count what became of the cases, in all and by the phase of each strike."""
+    phases: dict[str, collections.Counter[str]] = {}
     for verdict in verdicts:
-        counts["runs"] += 1
-        counts["struck"] += verdict.is_reached
-        counts["converged"] += not verdict.problems
-    return counts
+        if verdict.is_struck:
+            counts = phases.setdefault(verdict.phase, collections.Counter())
+            counts["struck"] += 1
+            counts["converged"] += not verdict.problems
+    return {
+        "tried": len(verdicts),
+        "struck": sum(counts["struck"] for counts in phases.values()),
+        "converged": sum(counts["converged"] for counts in phases.values()),
+        "played again": sum(verdict.plays - 1 for verdict in verdicts),
+        "phases": {name: dict(counts) for name, counts in phases.items()},
+    }

@@ -1,7 +1,9 @@
 """Where an agent process can be struck: before and after every call of a port.
 
-A point is named by what is called, its side, and how often that has come by: ``before node.patch
-#3``. So a wait that polls once more than in another run shifts no other point.
+A point is named by its side, by what is called, and by how often that has come by: ``after
+node.patch #3``. Calls that only look are counted since the last call that may change something:
+``after workloads.list #2 since node.patch #3``. So a wait that polls once more than in another run
+shifts no other point.
 """
 
 import collections
@@ -13,12 +15,25 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+_LOOKS = frozenset(
+    {
+        "allocations.allocatable",
+        "allocations.assigned",
+        "gpus.observe",
+        "node.read",
+        "workloads.list",
+        "workloads.may_evict",
+    }
+)
+"""Calls that change nothing and that waits repeat."""
+
 
 class Points:
     """Notes every point that a process comes to, and strikes the process at one of them.
 
     Args:
         log: Where points are noted, one a line; what was noted before a kill is there after it.
+            A kill follows the note of its point before any other point can be noted.
         strike_at: The point; None: nowhere.
         strike_with: The signal.
     """
@@ -35,24 +50,48 @@ class Points:
         self._strike_with = strike_with
         self._lock = threading.Lock()
         self._seen: collections.Counter[str] = collections.Counter()
+        self._looks: collections.Counter[str] = collections.Counter()
+        """Since the last call that may have changed something."""
+        self._last = "the start"
 
     def come_to(self, what: str) -> None:
         """Note a point; the process may not live to see the end of this call."""
         with self._lock:
             self._seen[what] += 1
-            point = f"{what} #{self._seen[what]}"
-            os.write(self._log, f"{point}\n".encode())
-        if point == self._strike_at:
-            os.kill(os.getpid(), self._strike_with)
+            self._note(f"{what} #{self._seen[what]}")
 
     @contextlib.contextmanager
     def around(self, call: str) -> Iterator[None]:
         """Come to the points before and after a call, also one that fails."""
-        self.come_to(f"before {call}")
+        self._come_to("before", call)
         try:
             yield
         finally:
-            self.come_to(f"after {call}")
+            self._come_to("after", call)
+
+    def _come_to(self, side: str, call: str) -> None:
+        what = f"{side} {call}"
+        with self._lock:
+            if call in _LOOKS:
+                self._looks[what] += 1
+                self._note(f"{what} #{self._looks[what]} since {self._last}")
+                return
+            self._seen[what] += 1
+            if side == "after":
+                self._last = f"{call} #{self._seen[what]}"
+                self._looks.clear()
+            self._note(f"{what} #{self._seen[what]}")
+
+    def _note(self, point: str) -> None:
+        os.write(self._log, f"{point}\n".encode())
+        if point == self._strike_at:
+            os.kill(os.getpid(), self._strike_with)
+
+
+def is_repeated(point: str) -> bool:
+    """Tell whether a point is another look of a wait, at which nothing of ours has changed."""
+    name, _, anchor = point.partition(" since ")
+    return bool(anchor) and not name.endswith(" #1")
 
 
 class Port:

@@ -188,6 +188,10 @@ class Stage:
         found: Mapping[str, object] = json.loads(text) if text else {}
         return found
 
+    def phase(self) -> str:
+        """Return the phase that the node says it is in; before its first run it says none."""
+        return str(self.status().get("phase") or "none")
+
     def _deploy_labels(self) -> dict[str, str]:
         return {
             key: value
