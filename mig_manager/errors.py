@@ -41,6 +41,7 @@ class Reason(enum.Enum):
     IN_USE = "InUse"
     RESET_REQUIRED = "ResetRequired"
     REBOOT_REQUIRED = "RebootRequired"
+    GPU_NEEDS_RESET = "GpuNeedsReset"
     HOST_SERVICE_FAILED = "HostServiceFailed"
     DEVICE_FILES_FAILED = "DeviceFilesFailed"
     HOOK_FAILED = "HookFailed"
@@ -109,6 +110,9 @@ _REMEDIES = {
     ),
     Reason.REBOOT_REQUIRED: (
         "Reboot the node, or allow the agent to (--with-reboot); the pending MIG mode is kept."
+    ),
+    Reason.GPU_NEEDS_RESET: (
+        "Look for Xid errors in the kernel log; reset the GPU once nothing uses it, or reboot."
     ),
     Reason.HOST_SERVICE_FAILED: "Look at the service's log (journalctl -u) on the node.",
     Reason.DEVICE_FILES_FAILED: (

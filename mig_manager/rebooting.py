@@ -37,7 +37,9 @@ class Rebooting:
         """Whether the machine is about to go down: what is taken stays taken."""
 
     def may_help(self, error: errors.MigManagerError, *, is_had: bool) -> bool:
-        """Tell whether a reboot is what is missing, allowed, and has not been had already.
+        """Tell whether a reboot can help, is allowed, and was not done before for this layout.
+
+        It helps where a GPU's new MIG mode is pending, and where a process prevents a reset.
 
         Args:
             error: Why the run failed.
@@ -56,7 +58,15 @@ class Rebooting:
             and self._world.reboot is not None
             and self._limits.policy.drain is not policies.Drain.NONE
             and not is_had
+            and (isinstance(error, errors.HostError) or self._is_mode_pending())
         )
+
+    def _is_mode_pending(self) -> bool:
+        """Check whether a GPU has a pending MIG mode that differs from its current one."""
+        try:
+            return any(gpu.waits_for_mode for gpu in self._world.gpus.observe())
+        except errors.HardwareError:
+            return False
 
     def request(self, error: errors.MigManagerError, wish: ports.Wish) -> str:
         """Have everybody leave whom a reboot would hurt, ask for it, and wait for it to come.

@@ -255,6 +255,56 @@ def test_a_mode_that_clients_keep_from_changing_is_called_off_and_nothing_is_res
     assert node.run("second").state is model.State.SUCCESS
 
 
+# -- GPUs that need a reset for another reason ----------------------------------------------------
+
+
+def test_a_faulty_gpu_reboots_no_node_and_costs_no_pod(boot: Boot) -> None:
+    node = boot()
+    assert node.run("all").state is model.State.SUCCESS
+    node.may_reboot = True
+    node.state.add_fault(
+        states.Fault(
+            function="nvmlDeviceGetHandleBy*",
+            gpu=None,
+            first=2,
+            count=None,
+            code=states.Code.RESET_REQUIRED,
+        )
+    )
+    before = set(node.cluster.pods)
+
+    node.run("all")
+
+    assert node.reboots == 0
+    assert before <= set(node.cluster.pods)
+    scenes.assert_nothing_taken(node.cluster)
+
+
+def test_a_creation_that_a_faulty_gpu_refuses_is_reported_as_that_and_not_retried(
+    boot: Boot,
+) -> None:
+    node = boot()
+    node.may_reboot = True
+    node.state.add_fault(
+        states.Fault(
+            function="nvmlDeviceCreateGpuInstance*",
+            gpu=1,
+            count=None,
+            code=states.Code.RESET_REQUIRED,
+        )
+    )
+
+    outcome = node.run("second")
+
+    assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
+    assert not outcome.should_retry
+    assert "cannot create GPU instance 3g.20gb" in outcome.message
+    assert "every step succeeded" not in outcome.message
+    assert node.asked_to_reset == []
+    assert node.reboots == 0
+    scenes.assert_nothing_taken(node.cluster)
+
+
 # -- virtual machines and reboots ----------------------------------------------------------------
 
 

@@ -29,7 +29,9 @@ REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_CORRUPTED_INFOROM: errors.Reason.NVML_ERROR,
     pynvml.NVML_ERROR_GPU_IS_LOST: errors.Reason.GPU_LOST,
-    pynvml.NVML_ERROR_RESET_REQUIRED: errors.Reason.RESET_REQUIRED,
+    # A faulty GPU. As the activation status of a new MIG mode it means that the mode is pending:
+    # nvml_mode tells the two apart.
+    pynvml.NVML_ERROR_RESET_REQUIRED: errors.Reason.GPU_NEEDS_RESET,
     # nvml.h: the operating system or a cgroup blocks the control device.
     pynvml.NVML_ERROR_OPERATING_SYSTEM: errors.Reason.NO_PERMISSION,
     # The library on disk is newer than the kernel module: a driver upgrade without a reload.
