@@ -1,0 +1,231 @@
+"""A real ``libnvidia-ml.so.1`` over the simulated driver: built from ``nvml.c``, served from here.
+
+Any process may load the library by its file or through the loader; dlopen, symbol lookup and
+struct layout are real, and only what is behind each call is simulated.
+
+On the wire a process first sends 16 bytes that identify it, on each connection; connections of one
+process share one NVML session. Numbers are in native byte order. A request is its length (uint32),
+the function's name with a NUL, the number of arguments (uint8), and for each argument a kind
+(``v`` value, ``n`` NULL, ``m`` memory, ``s`` string), a uint64 (the value, or the size of what
+follows) and the bytes. The answer is the NVML code (int32) and the bytes of each memory argument.
+A connection that is closed instead makes the client abort.
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+import pathlib
+import shutil
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from mig_manager.sandbox.driver import libnvml, statefile, states
+
+NAME = "libnvidia-ml.so.1"
+SOURCE = pathlib.Path(__file__).with_name("nvml.c")
+_FLAGS = ("-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-shared", "-fPIC")
+_FUNCTION_NOT_FOUND = 13
+_GUARD = b"\xa5" * 256
+"""Behind each memory argument: who writes past a struct of nvml.c overwrites it."""
+
+
+def compiler() -> str:
+    """Return the C compiler; without one the test is skipped, and fails in CI."""
+    found = shutil.which("cc") or shutil.which("gcc")
+    if found is None:
+        message = "a C compiler is needed to build the NVML library of the tests"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    return str(found)
+
+
+def run(*line: str | pathlib.Path, folder: pathlib.Path | None = None, **environ: str) -> str:
+    """Run a program of the tests with these variables beside ours, and return its output.
+
+    Raises:
+        CalledProcessError: It failed.
+    """
+    return subprocess.run(  # noqa: S603 - our own programs and arguments
+        line,
+        cwd=folder,
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=600,
+    ).stdout
+
+
+@functools.cache
+def _compiled(absent: frozenset[str]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        built = pathlib.Path(folder) / NAME
+        hidden = pathlib.Path(folder) / "hidden.map"
+        names = "".join(f"{name}; " for name in sorted(absent))
+        hidden.write_text(f"{{ local: {names}}};" if absent else "{};", "utf-8")
+        linking = f"-Wl,-soname,{NAME},--version-script={hidden}"
+        run(compiler(), *_FLAGS, linking, f"-o{built}", SOURCE, "-lpthread", "-ldl")
+        return built.read_bytes()
+
+
+def build(folder: pathlib.Path, *, absent: Collection[str] = ()) -> pathlib.Path:
+    """Put the library into a folder.
+
+    Args:
+        folder: Where; it is made.
+        absent: Functions that this library does not export, like an older driver's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / NAME
+    library.write_bytes(_compiled(frozenset(absent)))
+    return library
+
+
+@contextlib.contextmanager
+def served(
+    folder: pathlib.Path, state: pathlib.Path, *, absent: Collection[str] = ()
+) -> Iterator[pathlib.Path]:
+    """Put the library into a folder and answer its calls for the body.
+
+    Faults of the node that crash the process are not supported: they would end this one.
+
+    Args:
+        folder: Where the library and its socket are.
+        state: The simulated node's state file; until it exists no driver is loaded.
+        absent: Functions that the library does not export.
+    """
+    library = build(folder, absent=absent)
+    server = _Server(folder, state)
+    try:
+        yield library
+    finally:
+        server.close()
+    assert not server.errors, server.errors
+
+
+class _Server:
+    """Answers all clients of one library file; one thread a connection."""
+
+    def __init__(self, folder: pathlib.Path, state: pathlib.Path) -> None:
+        self._state = state
+        self._lock = threading.Lock()
+        self._sessions: dict[bytes, libnvml.SimulatedLibrary] = {}
+        self._connections: dict[socket.socket, bytes] = {}
+        self.errors: list[str] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        # A path to a socket may have 107 bytes; one through a descriptor always fits.
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self._listener.bind(f"/proc/self/fd/{descriptor}/nvml.sock")
+        os.close(descriptor)
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, name="nvml-library", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop; calls that hang are left to the end of this process."""
+        # To close a socket does not wake the thread that accepts; to shut it down does.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(EOFError, OSError):
+            process = _received(connection, 16)
+            with self._lock:
+                session = self._sessions.setdefault(
+                    process, libnvml.SimulatedLibrary(statefile.SharedState(self._state))
+                )
+                self._connections[connection] = process
+            try:
+                while True:
+                    (length,) = struct.unpack("=I", _received(connection, 4))
+                    connection.sendall(_answer(session, _received(connection, length)))
+            except (ArithmeticError, LookupError, TypeError, ValueError, BufferError) as error:
+                self.errors.append(f"{type(error).__name__}: {error}")
+            finally:
+                with self._lock:
+                    del self._connections[connection]
+                    if process not in self._connections.values():
+                        del self._sessions[process]
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def _answer(session: libnvml.SimulatedLibrary, request: bytes) -> bytes:
+    """Make one call.
+
+    Raises:
+        BufferError: The simulated driver wrote past the memory that the C library gave it.
+        TypeError: The C library passed another number of arguments than the driver takes.
+    """
+    name, _, rest = request.partition(b"\0")
+    function = name.decode()
+    arguments, memory = _arguments(rest)
+    try:
+        entry = getattr(session, function)
+    except AttributeError:
+        code = _FUNCTION_NOT_FOUND
+    else:
+        code = _call(entry, function, arguments)
+    for block in memory:
+        if bytes(block)[-len(_GUARD) :] != _GUARD:
+            raise BufferError(f"{function} wrote past the memory it was given")
+    return struct.pack("=i", code) + b"".join(bytes(block)[: -len(_GUARD)] for block in memory)
+
+
+def _call(entry: libnvml.EntryPoint, function: str, arguments: list[object]) -> int:
+    if function != "nvmlErrorString":
+        return int(entry(*arguments))
+    code, buffer = arguments
+    text = entry(code) + b"\0"
+    assert isinstance(buffer, ctypes.Array)
+    ctypes.memmove(buffer, text, len(text))
+    return int(states.Code.SUCCESS)
+
+
+def _arguments(rest: bytes) -> tuple[list[object], list[ctypes.Array[ctypes.c_ubyte]]]:
+    arguments: list[object] = []
+    memory: list[ctypes.Array[ctypes.c_ubyte]] = []
+    at = 1
+    for _ in range(rest[0]):
+        kind, number = struct.unpack_from("=cQ", rest, at)
+        at += 9
+        match kind:
+            case b"v":
+                arguments.append(number)
+            case b"n":
+                arguments.append(None)
+            case b"s":
+                arguments.append(rest[at : at + number])
+                at += number
+            case b"m":
+                content = rest[at : at + number] + _GUARD
+                block = (ctypes.c_ubyte * len(content)).from_buffer_copy(content)
+                arguments.append(block)
+                memory.append(block)
+                at += number
+            case _:
+                raise ValueError(f"argument of unknown kind {kind!r}")
+    return arguments, memory
