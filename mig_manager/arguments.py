@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "version": "print the version",
 }
 PROGRAM = "mig-manager"
+_EMPTY = "the value is empty; leave it out for the default"
 
 _ANOTHERS_SWITCHES = frozenset({"agent"})
 """Commands whose ``-d``, ``-m`` and ``-s`` are those of another program of NVIDIA's."""
@@ -69,6 +70,17 @@ class _Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
+def _given_text(text: str) -> str:
+    """Return a value of the command line as it is, unless it is empty.
+
+    Scripts write ``--simulate "$GPUS"``: the default that an empty value would stand for, such as
+    the real GPUs, is not what their author meant.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError(_EMPTY)
+    return text
+
+
 def parse(argv: Sequence[str]) -> dict[str, object]:
     """Parse a command line.
 
@@ -96,6 +108,9 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
     told: dict[str, str] = {}
     if _ANOTHERS_SWITCHES.isdisjoint(words[:1]):
         argv, told = peersyntax.normal(argv)
+    for switch, value in told.items():
+        if not value:
+            raise errors.UsageError(f"--{switch.replace('_', '-')}: {_EMPTY}")
     return vars(build().parse_args(argv)) | told
 
 
@@ -130,5 +145,7 @@ def build() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        # The type of options and operands that name none, which is all of them.
+        command.register("type", None, _given_text)
         shellarguments.DEFINITIONS[name](command)
     return parser

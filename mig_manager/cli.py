@@ -17,6 +17,8 @@ _PEER = "nvidia-mig-parted"
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 """As a shell reports a program that SIGINT or SIGPIPE ended."""
+_WARNING_OF_VARIABLES = frozenset(arguments.COMMANDS) - {"agent", "completion", "help", "version"}
+"""The agent writes its warning into its log."""
 _INPUT_REASONS = frozenset(
     {
         errors.Reason.USAGE,
@@ -72,6 +74,8 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
     except SystemExit:
         terminal.stdout.flush()
         return _DONE
+    if options["command"] in _WARNING_OF_VARIABLES:
+        _note_unknown_variables(terminal)
     match options["command"]:
         case None:
             terminal.say(arguments.build().format_help())
@@ -83,6 +87,14 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
             return _WITH_SETTINGS_OF_THEIR_OWN[command](options, terminal)
         case command:
             return _shell(str(command), options, terminal)
+
+
+def _note_unknown_variables(terminal: console.Console) -> None:
+    from mig_manager import commandline
+
+    for name, closest in commandline.unknown_variables(terminal.environ).items():
+        hint = f"; did you mean {closest}?" if closest else ""
+        terminal.note(f"warning: {name} is ignored: no option has this variable{hint}")
 
 
 def _shell(command: str, options: Mapping[str, object], terminal: console.Console) -> int:
@@ -99,7 +111,7 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
     given = settings.agent_settings(options, terminal.environ)
     import structlog
 
-    from mig_manager import log, service
+    from mig_manager import commandline, log, service
     from mig_manager.adapters import host
 
     log.configure(
@@ -110,6 +122,8 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
     logger = structlog.get_logger()
     if given.not_needed:
         logger.info("options_not_needed", options=given.not_needed)
+    for name, closest in commandline.unknown_variables(terminal.environ).items():
+        logger.warning("variable_unknown", name=name, did_you_mean=closest or None)
     boot_id = host.boot_id()
     if given.gpus.is_simulated:
         from mig_manager import simulation

@@ -3,11 +3,19 @@
 import argparse
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from mig_manager import arguments, placeholders
 
 _PEERS_VARIABLE = re.compile(r" \[([A-Z_]+)\]$")
+_PREFIX = "MIG_MANAGER_"
+_OTHER_VARIABLES = frozenset({"MIG_MANAGER_CALLED", "MIG_MANAGER_LAYOUT", "MIG_MANAGER_POD_UID"})
+"""Variables that are read and stand for no option."""
+_OF_A_SERVICE = re.compile(
+    r"_SERVICE_(HOST|PORT\w*)=|_PORT_[0-9]+_(TCP|UDP|SCTP)\w*=|_PORT=(tcp|udp|sctp)://"
+)
+"""What kubelet sets in a container for each Service of its namespace, in the style of Docker links
+(https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables)."""
 _WITHOUT_VARIABLE = frozenset({"--gpu", "--help", "--version", "--layouts"})
 """Options that no variable of the environment can stand for."""
 
@@ -56,6 +64,34 @@ class Command:
     summary: str
     operands: tuple[Operand, ...]
     options: tuple[Option, ...]
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables with our prefix that no option of any command reads.
+
+    Args:
+        environ: The environment. Variables that Kubernetes sets for a Service whose name begins
+            like the program are not counted.
+
+    Returns:
+        For each unknown variable the most similar known one, or an empty text.
+    """
+    ours = {
+        name
+        for name, value in environ.items()
+        if name.startswith(_PREFIX) and not _OF_A_SERVICE.search(f"{name}={value}")
+    }
+    if ours <= _OTHER_VARIABLES:
+        return {}
+    known = {name for each in commands() for option in each.options for name in option.variables}
+    known |= _OTHER_VARIABLES
+    return {name: _closest(name, known) for name in sorted(ours - known)}
+
+
+def _closest(name: str, known: Collection[str]) -> str:
+    import difflib  # noqa: PLC0415 - for mistakes alone
+
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), "")
 
 
 def program() -> Command:
@@ -109,7 +145,7 @@ def _option(action: argparse.Action, group: str) -> Option:
     text = action.help or ""
     named = _PEERS_VARIABLE.search(text)
     flags = tuple(sorted(action.option_strings, key=len))
-    own = "MIG_MANAGER_" + action.dest.upper()
+    own = _PREFIX + action.dest.upper()
     variables = (named[1], own) if named else (own,)
     return Option(
         flags=flags,

@@ -46,7 +46,8 @@ ENVIRONMENT = (
     "in brackets where there is one, which is that of NVIDIA's tool, or by MIG_MANAGER_ and the "
     "option's name in capitals, such as MIG_MANAGER_LOCK_FILE for --lock-file. A switch takes 1, "
     "t, true, 0, f or false. The command line goes before the variables, the variable in "
-    "brackets before the other, and both before the default. SECONDS may have a fraction: 0.5."
+    "brackets before the other, and both before the default. An empty variable counts as none; an "
+    "empty value of an option is an error. SECONDS may have a fraction: 0.5."
 )
 
 PROGRAM = Text(

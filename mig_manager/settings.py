@@ -26,6 +26,10 @@ _LOCK_FILE = pathlib.Path("/run/mig-manager/lock")
 _PROVEN_FILE = pathlib.Path("/var/lib/mig-manager/proven.json")
 """On a disk: it is for the time after a reboot."""
 
+JOURNAL_SUFFIX = "journal"
+PROVEN_SUFFIX = "proven"
+"""Of the files that a simulated node has beside its state."""
+
 
 class Colour(enum.Enum):
     """When to use ANSI colours."""
@@ -63,7 +67,7 @@ class GpuAccess:
     simulate_state: pathlib.Path | None = None
     """File that keeps the simulated GPUs between commands; None: the GPUs are real."""
     is_fresh: bool = False
-    """Whether to forget the state file and start with MIG off."""
+    """Whether to remove the files of the simulated node and start with MIG off."""
 
     @property
     def is_simulated(self) -> bool:
@@ -187,7 +191,8 @@ def gpu_access(options: Mapping[str, object], environ: Mapping[str, str]) -> Gpu
     """Read how to reach the GPUs.
 
     Raises:
-        UsageError: They are real and simulated at once, or nothing says where to keep them.
+        UsageError: They are real and simulated at once, nothing says where to keep them, or real
+            ones are to start afresh.
     """
     given = source.Source(options, environ)
     spec = given.text("simulate") or None
@@ -196,11 +201,16 @@ def gpu_access(options: Mapping[str, object], environ: Mapping[str, str]) -> Gpu
         raise errors.UsageError("simulated GPUs need no --library-path; give one or the other")
     if spec and state is None:
         state = _default_state(spec, environ)
+    is_fresh = given.switch("fresh")
+    if is_fresh and state is None:
+        raise errors.UsageError(
+            "--fresh starts simulated GPUs afresh; name them with --simulate or --simulate-state"
+        )
     return GpuAccess(
         library_path=given.text("library-path") or None,
         simulate_spec=spec,
         simulate_state=state,
-        is_fresh=given.switch("fresh"),
+        is_fresh=is_fresh,
     )
 
 
@@ -227,7 +237,7 @@ def lock_file(given: source.Source, gpus: GpuAccess) -> pathlib.Path:
 
 def proven_file(given: source.Source, gpus: GpuAccess) -> pathlib.Path:
     """Return where the last proven layout is kept; that of simulated GPUs beside their state."""
-    return given.path("proven-file") or gpus.beside_state("proven") or _PROVEN_FILE
+    return given.path("proven-file") or gpus.beside_state(PROVEN_SUFFIX) or _PROVEN_FILE
 
 
 def colour(given: source.Source, environ: Mapping[str, str]) -> Colour:

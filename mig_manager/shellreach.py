@@ -53,9 +53,6 @@ class Reach:
         self._simulate()
         journal = journalfile.JournalFile(self._given.journal_file)
         proven = journalfile.ProvenFile(self._given.proven_file)
-        if self._given.gpus.is_fresh:
-            journal.clear()
-            proven.clear()
         state = self._given.gpus.simulate_state
         world = standalone.World(
             gpus=gpu_child.ChildGpus(

@@ -104,7 +104,7 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
         colour=settings.colour(given, environ),
         output_format=_output_format(options, given),
-        config_file=_config_file(options, given),
+        config_file=given.text("config-file", variable="MIG_PARTED_CONFIG_FILE") or None,
         layouts=_layouts(options, given),
         config_label=given.text(
             "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
@@ -155,7 +155,9 @@ def hook_variables(command: str, given: CommandSettings) -> Mapping[str, str]:
 
 def journal_file(given: source.Source, gpus: settings.GpuAccess) -> pathlib.Path:
     """Return where the journal of a command is; that of simulated GPUs beside their state."""
-    return given.path("journal-file") or gpus.beside_state("journal") or _JOURNAL_FILE
+    return (
+        given.path("journal-file") or gpus.beside_state(settings.JOURNAL_SUFFIX) or _JOURNAL_FILE
+    )
 
 
 def _timeouts(options: Mapping[str, object], given: source.Source) -> tuple[float, float]:
@@ -183,13 +185,6 @@ def _output_format(options: Mapping[str, object], given: source.Source) -> Outpu
 def _output_file(given: source.Source) -> pathlib.Path | None:
     path = given.path("output-file", variable="MIG_PARTED_OUTPUT_FILE")
     return None if path == _STANDARD_OUTPUT else path
-
-
-def _config_file(options: Mapping[str, object], given: source.Source) -> str | None:
-    # An unset shell variable must not quietly become the document that comes with the program.
-    if options.get("config_file") == "":
-        raise errors.UsageError("-f names no file; leave it out for the program's own layouts")
-    return given.text("config-file", variable="MIG_PARTED_CONFIG_FILE") or None
 
 
 def _layouts(options: Mapping[str, object], given: source.Source) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """Simulated GPUs for a command line: where their state is, and when it starts afresh."""
 
+import pathlib
+
 from mig_manager import errors, settings
 from mig_manager.sandbox.driver import statefile, states
 
@@ -15,10 +17,8 @@ def prepare(access: settings.GpuAccess) -> None:
     if path is None:
         return
     try:
-        if access.is_fresh and path.exists():
-            # A mistyped path must not cost anybody a file that is not ours.
-            statefile.SharedState(path).read()
-            path.unlink()
+        if access.is_fresh:
+            _remove(path, access)
         if access.simulate_spec:
             statefile.SharedState(path).create(access.simulate_spec, states.Options())
         elif not path.exists():
@@ -32,6 +32,16 @@ def prepare(access: settings.GpuAccess) -> None:
         raise errors.UsageError(
             f"cannot keep simulated GPUs in {path}: {error.strerror or error}"
         ) from error
+
+
+def _remove(path: pathlib.Path, access: settings.GpuAccess) -> None:
+    if path.exists():
+        # A mistyped path must not cost anybody a file that is not ours.
+        statefile.SharedState(path).read()
+        path.unlink()
+    for suffix in (settings.JOURNAL_SUFFIX, settings.PROVEN_SUFFIX):
+        if (file := access.beside_state(suffix)) is not None:
+            file.unlink(missing_ok=True)
 
 
 def install(access: settings.GpuAccess) -> None:

@@ -30,7 +30,7 @@ class Source:
         self._environ = environ
 
     def text(self, name: str, *, variable: str = "", default: str = "") -> str:
-        """Return a text; an empty variable counts as absent, an empty option does not."""
+        """Return a text; an empty variable counts as absent."""
         return self._find(name, variable)[0] or default
 
     def switch(self, name: str, *, variable: str = "", default: bool = False) -> bool:

@@ -11,10 +11,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import arguments, cli, console, interrupts, settings, shellsettings
+from mig_manager import (
+    arguments,
+    cli,
+    commandline,
+    console,
+    interrupts,
+    settings,
+    shellsettings,
+)
 from mig_manager.core import document
-from tests import commandline
-from tests.commandline import Shell
+from tests.commandline import Shell, forget
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
 LAYOUTS = """
@@ -34,7 +41,7 @@ ONLY_ONE = LAYOUTS[: LAYOUTS.index("  other")]
 @pytest.fixture
 def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
     yield Shell(tmp_path)
-    commandline.forget()
+    forget()
 
 
 @pytest.fixture
@@ -118,7 +125,7 @@ def test_the_peers_variables_are_enough(shell: Shell, layouts: str) -> None:
 
 
 def test_the_only_layout_of_a_file_need_not_be_named(shell: Shell) -> None:
-    answer = shell("apply", "-f", "-", "-c", "", *SPEC, stdin=ONLY_ONE)
+    answer = shell("apply", "-f", "-", *SPEC, stdin=ONLY_ONE)
 
     assert answer.status == 0
 
@@ -201,11 +208,104 @@ def test_a_fresh_simulation_forgets(shell: Shell, layouts: str) -> None:
     assert shell("assert", "one", "-f", layouts, "--fresh", *SPEC).status == 1
 
 
-def test_an_empty_file_name_is_not_taken_for_the_programs_own_layouts(shell: Shell) -> None:
-    answer = shell("apply", "all-1g.5gb", "-f", "", *SPEC)
+def test_a_fresh_simulation_leaves_a_journal_that_another_node_may_have(
+    shell: Shell, layouts: str, tmp_path: pathlib.Path
+) -> None:
+    journal, proven = tmp_path / "journal.json", tmp_path / "proven.json"
+    for file in (journal, proven):
+        file.write_text("precious")
+
+    files = ("--journal-file", str(journal), "--proven-file", str(proven))
+    shell("apply", "no-such-layout", "-f", layouts, "--fresh", *SPEC, *files)
+
+    # An unreadable journal is moved aside, and kept.
+    kept = [*tmp_path.glob("journal.json*"), proven]
+    assert [file.read_text() for file in kept] == ["precious", "precious"]
+
+
+@pytest.mark.parametrize("command", ["apply", "boot", "restore", "status", "doctor"])
+@pytest.mark.parametrize("flag", [("--fresh",), ()])
+def test_real_gpus_cannot_start_afresh_and_nothing_is_deleted(
+    shell: Shell, tmp_path: pathlib.Path, command: str, flag: tuple[str, ...]
+) -> None:
+    files = {"JOURNAL": tmp_path / "journal.json", "PROVEN": tmp_path / "proven.json"}
+    for file in files.values():
+        file.write_text("precious")
+    environ = {f"MIG_MANAGER_{name}_FILE": str(file) for name, file in files.items()}
+
+    answer = shell(command, *flag, **environ, **({} if flag else {"MIG_MANAGER_FRESH": "true"}))
 
     assert answer.status == 2
-    assert "-f names no file" in answer.err
+    assert "--fresh starts simulated GPUs afresh; name them with --simulate" in answer.err
+    assert [file.read_text() for file in files.values()] == ["precious", "precious"]
+
+
+@pytest.mark.parametrize("command", commandline.commands(), ids=lambda command: command.name)
+def test_an_unset_variable_of_a_script_is_not_taken_for_the_default(
+    shell: Shell, command: commandline.Command
+) -> None:
+    for option in command.options:
+        for flag in option.flags if option.placeholder else ():
+            answer = shell(command.name, flag, "")
+
+            assert answer.status == 2
+            assert flag in answer.err
+            assert "the value is empty" in answer.err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("apply", ""),
+        ("apply", "all-disabled", "--skip-reset="),
+        ("apply", "all-disabled", "--simulate="),
+        ("agent", "-n", "n1", "--with-reboot="),
+        ("rollout", "", "-l", "a=b"),
+    ],
+)
+def test_what_is_given_empty_in_another_way_is_refused_as_well(
+    shell: Shell, argv: tuple[str, ...]
+) -> None:
+    answer = shell(*argv)
+
+    assert answer.status == 2
+    assert "the value is empty" in answer.err
+
+
+def test_a_variable_of_ours_that_no_option_has_is_told(shell: Shell) -> None:
+    answer = shell("status", *SPEC, MIG_MANAGER_GPU_TIMEOUT="5", MIG_MANAGER_NODE_NAME="n1")
+
+    assert answer.status == 0
+    assert answer.err.count("warning") == 1
+    assert (
+        "warning: MIG_MANAGER_GPU_TIMEOUT is ignored: no option has this variable; "
+        "did you mean MIG_MANAGER_GPU_TIMEOUT_S?" in answer.err
+    )
+
+
+def test_the_agent_logs_a_variable_of_ours_that_no_option_has(shell: Shell) -> None:
+    answer = shell("agent", "-n", "n1", MIG_MANAGER_DRAIN_TIMEOUT="5")
+
+    logged = json.loads(answer.err.splitlines()[0])
+    assert logged["event"] == "variable_unknown"
+    assert logged["name"] == "MIG_MANAGER_DRAIN_TIMEOUT"
+    assert logged["did_you_mean"] == "MIG_MANAGER_DRAIN_TIMEOUT_S"
+
+
+def test_variables_that_kubernetes_makes_for_a_service_are_no_mistakes(shell: Shell) -> None:
+    # Of Services called mig-manager and mig-manager-metrics, in the pod's namespace.
+    answer = shell(
+        "status",
+        *SPEC,
+        MIG_MANAGER_SERVICE_HOST="10.0.0.1",
+        MIG_MANAGER_SERVICE_PORT="9400",
+        MIG_MANAGER_SERVICE_PORT_METRICS="9400",
+        MIG_MANAGER_PORT="tcp://10.0.0.1:9400",
+        MIG_MANAGER_METRICS_PORT_9400_TCP="tcp://10.0.0.1:9400",
+        MIG_MANAGER_METRICS_PORT_9400_TCP_ADDR="10.0.0.1",
+    )
+
+    assert "warning" not in answer.err
 
 
 def test_mixed_nodes_can_be_simulated(shell: Shell) -> None:
@@ -320,7 +420,7 @@ def test_hooks_that_come_from_the_environment_are_read_and_can_be_switched_off(
     argv = ("apply", "all-disabled", *SPEC)
 
     assert shell(*argv, MIG_PARTED_HOOKS_FILE="/hooks.yaml").status == 2
-    assert shell(*argv, "-k", "", MIG_PARTED_HOOKS_FILE="/hooks.yaml").status == 0
+    assert shell(*argv, MIG_PARTED_HOOKS_FILE="").status == 0
 
 
 def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:
