@@ -23,16 +23,14 @@ class Wish(Protocol):
     def content_hash(self) -> str:
         """Tells it from others of that name."""
 
-    def covered(self, observed: tuple[model.Gpu, ...]) -> Collection[str]:
+    def covered(self, observed: model.ObservedGpus) -> Collection[str]:
         """Return the UUIDs of the GPUs that it is about.
 
         Raises:
             MigManagerError: It cannot be had on these GPUs.
         """
 
-    def planned(
-        self, observed: tuple[model.Gpu, ...], *, scope: commands.Scope
-    ) -> commands.Planned:
+    def planned(self, observed: model.ObservedGpus, *, scope: commands.Scope) -> commands.Planned:
         """Return what it would change.
 
         Raises:
@@ -56,7 +54,7 @@ class LayoutWish:
         """The layout's."""
         return self.layout.content_hash
 
-    def covered(self, observed: tuple[model.Gpu, ...]) -> Collection[str]:
+    def covered(self, observed: model.ObservedGpus) -> Collection[str]:
         """Return the UUIDs of the GPUs that it is about.
 
         Raises:
@@ -64,9 +62,7 @@ class LayoutWish:
         """
         return config.select(self.layout, observed)
 
-    def planned(
-        self, observed: tuple[model.Gpu, ...], *, scope: commands.Scope
-    ) -> commands.Planned:
+    def planned(self, observed: model.ObservedGpus, *, scope: commands.Scope) -> commands.Planned:
         """Return what it would change.
 
         Raises:
@@ -225,13 +221,13 @@ class _Run:
         self._others = tuple(gpu for gpu in self._pending.snapshot if gpu.uuid not in covered)
         return self._planned(self._observed)
 
-    def _planned(self, observed: tuple[model.Gpu, ...]) -> commands.Planned:
+    def _planned(self, observed: model.ObservedGpus) -> commands.Planned:
         """Plan the wish, and the way back of GPUs that it is not about."""
         planned = self._wish.planned(observed, scope=self._scope)
         back = planner.restore(observed, self._others)
         return dataclasses.replace(planned, plan=planner.together(planned.plan, back))
 
-    def _rest(self, after: tuple[model.Gpu, ...]) -> model.Plan:
+    def _rest(self, after: model.ObservedGpus) -> model.Plan:
         """Return what is still due: not a mode that may wait."""
         planned = self._planned(after)
         if not self._may_wait:
@@ -271,12 +267,12 @@ class _Run:
         standalone.refresh(self._world)
         return plans
 
-    def _tell_what_waits(self, after: tuple[model.Gpu, ...]) -> None:
+    def _tell_what_waits(self, after: model.ObservedGpus) -> None:
         """Say which modes come later; nothing is proven, so nothing is kept for a boot."""
         for gpu in waiting.for_their_mode(after, self._planned(after).wanted):
             self._world.tell(f"the MIG mode of {gpu} waits for a reset or a reboot")
 
-    def _keep(self, gpus: tuple[model.Gpu, ...]) -> None:
+    def _keep(self, gpus: model.ObservedGpus) -> None:
         proven = status.Proven(
             config=self._wish.name,
             config_hash=self._wish.content_hash,

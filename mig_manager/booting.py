@@ -109,7 +109,7 @@ class _Awaited:
         self._tell = world.tell
         self._timeout_s = timeout_s
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         until = self._clock.monotonic() + self._timeout_s
         turn = 0
         while True:
@@ -131,7 +131,7 @@ class _Awaited:
                 self._timeout_s = 0.0
                 return gpus
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         return self._gpus.execute(plan, seen)
 
 
@@ -230,7 +230,7 @@ class _Run:
     def _carry_out(
         self,
         plan: model.Plan,
-        seen: tuple[model.Gpu, ...],
+        seen: model.ObservedGpus,
         before: list[model.GpuSnapshot],
         back: Callable[[], None],
     ) -> tuple[model.Plan, ...]:

@@ -17,10 +17,10 @@ _WAY_BACK_PAUSE_S = 1.0
 
 _log = structlog.get_logger()
 
-Observed = tuple[model.Gpu, ...]
+Observed = model.ObservedGpus
 Snapshot = Sequence[model.GpuSnapshot]
 Pause = Callable[[float], None]
-Reset = Callable[[Observed], None]
+Reset = Callable[[Sequence[model.Gpu]], None]
 _MOST_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
 
@@ -171,7 +171,7 @@ class _WayBack:
             now, was_reset = _run(self._gpus, plan, now, self._reset)
             plan = self._plan(now)
             if was_reset and not plan.is_empty:
-                plan = self._plan(_merged(now, self._gpus.execute(plan, now)))
+                plan = self._plan(now.updated(self._gpus.execute(plan, now)))
         if plan.is_empty:
             return "the instances from before are back"
         raise errors.HardwareError(
@@ -244,7 +244,7 @@ def _run(
         mode had to wait.
     """
     try:
-        return _merged(seen, gpus.execute(plan, seen)), False
+        return seen.updated(gpus.execute(plan, seen)), False
     except errors.HardwareError as error:
         if reset is None or error.reason is not errors.Reason.RESET_REQUIRED:
             raise
@@ -254,8 +254,3 @@ def _run(
         if waiting:
             reset(waiting)
         return gpus.observe(), True
-
-
-def _merged(seen: Observed, changed: Observed) -> Observed:
-    fresh = {gpu.uuid: gpu for gpu in changed}
-    return tuple(fresh.get(gpu.uuid, gpu) for gpu in seen)

@@ -25,7 +25,7 @@ class Scope(enum.Enum):
 class Status:
     """What the GPUs have."""
 
-    gpus: tuple[model.Gpu, ...]
+    gpus: model.ObservedGpus
     held: Mapping[str, tuple[holding.Holder, ...]] | None = None
     """Who holds what, by the GPU's UUID; None: not asked, or not told."""
 
@@ -44,7 +44,7 @@ class Planned:
     """What a layout would change."""
 
     layout: str
-    gpus: tuple[model.Gpu, ...]
+    gpus: model.ObservedGpus
     """All GPUs of the node, as observed."""
     wanted: Mapping[str, model.WantedGpu]
     """By UUID; GPUs that the layout is not about do not occur."""
@@ -183,7 +183,7 @@ def plan(
 
 
 def planned(
-    observed: tuple[model.Gpu, ...],
+    observed: model.ObservedGpus,
     layout: config.Layout,
     *,
     scope: Scope,

@@ -115,7 +115,7 @@ def _gpu_looks(
     }
 
 
-def _observe(given: doctorsettings.DoctorSettings) -> tuple[model.Gpu, ...]:
+def _observe(given: doctorsettings.DoctorSettings) -> model.ObservedGpus:
     state = given.gpus.simulate_state
     command = gpu_child.worker_command(
         library_path=given.gpus.library_path,

@@ -160,7 +160,7 @@ class Metrics(ports.Telemetry):
         """See ``ports.Telemetry``."""
         self._on_progress()
 
-    def gpus_observed(self, gpus: tuple[model.Gpu, ...]) -> None:
+    def gpus_observed(self, gpus: model.ObservedGpus) -> None:
         """See ``ports.Telemetry``."""
         _replace(self._instances, _counts(gpus))
 

@@ -9,7 +9,7 @@ from mig_manager import errors, record
 from mig_manager import world as worlds
 from mig_manager.core import config, extras, model, planner, remarks, selection
 
-Gpus = tuple[model.Gpu, ...]
+Gpus = model.ObservedGpus
 
 _log = structlog.get_logger()
 

@@ -17,14 +17,15 @@ from mig_manager.core import cluster, hooks, model
 class Gpus(Protocol):
     """The GPUs of this node, through NVML. Each call is one NVML session; none is held between."""
 
-    def observe(self) -> tuple[model.Gpu, ...]:
-        """Return every GPU, ascending by index.
+    def observe(self) -> model.ObservedGpus:
+        """Return every GPU, ascending by index, and those that cannot be observed.
 
         Raises:
-            HardwareError: NVML cannot be loaded, refused, failed, or did not answer in time.
+            HardwareError: NVML cannot be loaded, refused, failed, or did not answer in time; or no
+                GPU at all can be observed.
         """
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
         Steps are idempotent. ``IN_USE`` is tried again for a bounded time. A failure on one GPU
@@ -36,12 +37,13 @@ class Gpus(Protocol):
                 asked again.
 
         Returns:
-            The GPUs of the plan, and no others, as they are afterwards, in its order.
+            The GPUs of the plan, and no others, as they are afterwards, in its order. One that
+            became unreachable is no failure of the others; its message names the step.
 
         Raises:
-            HardwareError: A step failed, or the GPU could not be observed after the last one;
-                the message names every GPU concerned, with operation and code (and, for IN_USE,
-                the processes NVML knows of).
+            HardwareError: A step failed on a GPU that can be observed; the message names every GPU
+                concerned, with operation and code (and, for IN_USE, the processes NVML knows
+                of).
         """
 
 
@@ -435,7 +437,7 @@ class Telemetry:
     def pod_evicted(self) -> None:
         """A pod was asked to leave, and the API agreed."""
 
-    def gpus_observed(self, gpus: tuple[model.Gpu, ...]) -> None:
+    def gpus_observed(self, gpus: model.ObservedGpus) -> None:
         """This is what there is on the GPUs now."""
 
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:

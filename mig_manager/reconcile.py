@@ -43,7 +43,7 @@ class Reconciler:
         """The wish that had been fulfilled when this process began."""
         self._rebooted: tuple[str, str] | None = None
         """The wish for which the machine was rebooted."""
-        self._remembered: tuple[model.Gpu, ...] = ()
+        self._remembered: model.ObservedGpus = model.NO_GPUS
         """The GPUs as they were last seen."""
 
     def recover(self, name: str | None) -> None:

@@ -51,7 +51,7 @@ class Record:
         self._telemetry = telemetry or ports.Telemetry()
         self._began = self._phase_began = clock.monotonic()
         self._try = attempt or Try()
-        self._told_gpus: tuple[model.Gpu, ...] = ()
+        self._told_gpus: model.ObservedGpus = model.NO_GPUS
         self.journal = journal
         self._status = status.Status(
             config=journal.config,
@@ -71,7 +71,7 @@ class Record:
         return self._status.attempt
 
     @property
-    def gpus(self) -> tuple[model.Gpu, ...]:
+    def gpus(self) -> model.ObservedGpus:
         """The GPUs as they were last noted; none before."""
         return self._status.gpus
 
@@ -96,7 +96,9 @@ class Record:
         """Remember whether this wish has had its reboot, also once the journal is gone."""
         self._status = dataclasses.replace(self._status, is_rebooted=is_so)
 
-    def note(self, *, config_hash: str | None = None, gpus: tuple[model.Gpu, ...] = ()) -> None:
+    def note(
+        self, *, config_hash: str | None = None, gpus: model.ObservedGpus = model.NO_GPUS
+    ) -> None:
         """Remember facts for the next write."""
         self._status = dataclasses.replace(
             self._status,

@@ -33,7 +33,7 @@ class CheckpointWish:
             content=checkpoint.parse(text, source=source),
         )
 
-    def covered(self, observed: tuple[model.Gpu, ...]) -> Collection[str]:
+    def covered(self, observed: model.ObservedGpus) -> Collection[str]:
         """Return the UUIDs of the GPUs that it tells of.
 
         Raises:
@@ -41,9 +41,7 @@ class CheckpointWish:
         """
         return recall.plan(self.content, observed).covered
 
-    def planned(
-        self, observed: tuple[model.Gpu, ...], *, scope: commands.Scope
-    ) -> commands.Planned:
+    def planned(self, observed: model.ObservedGpus, *, scope: commands.Scope) -> commands.Planned:
         """Return what the way back to it would change.
 
         Raises:

@@ -83,18 +83,18 @@ class Run:
         self._hooks = runhooks.RunHooks(world.hooks, written, name=name, telemetry=world.telemetry)
         self._has_tried_way_back = False
         self._hash = ""
-        self._proven: tuple[model.Gpu, ...] = ()
+        self._proven: model.ObservedGpus = model.NO_GPUS
         self._clearing = clearing.Clearing(world, limits, written, name=name)
         self._planning = planning.Planning(world, limits, written, name=name)
         self._reboot = rebooting.Rebooting(world, limits, written, self._clearing, name=name)
-        self._seen: tuple[tuple[model.Gpu, ...], model.Plan] | None = None
+        self._seen: tuple[model.ObservedGpus, model.Plan] | None = None
         self.name = name
         self.record = written
         self.fulfilled: tuple[str, str] | None = None
         """Name and hash of a layout for which nobody need leave: its wish is an old one."""
         self.rebooted: tuple[str, str] | None = None
         """Name and hash of a layout for which the machine was rebooted already."""
-        self.remembered: tuple[model.Gpu, ...] = ()
+        self.remembered: model.ObservedGpus = model.NO_GPUS
         """The GPUs as an earlier run saw them last; none: there was no such run."""
 
     def spare_everybody(self) -> None:
@@ -203,7 +203,7 @@ class Run:
 
     def look(self) -> lookout.Sight:
         """Compare the GPUs with the layout, and change nothing."""
-        gpus: tuple[model.Gpu, ...] = ()
+        gpus: model.ObservedGpus = model.NO_GPUS
         try:
             layout = self._planning.resolve()
             gpus = self._planning.observe()
@@ -282,7 +282,7 @@ class Run:
         return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
 
     def _bring_back(
-        self, paused: daemons.Paused, gpus: tuple[model.Gpu, ...], wish: ports.Wish
+        self, paused: daemons.Paused, gpus: model.ObservedGpus, wish: ports.Wish
     ) -> None:
         """Have the daemons come back to GPUs that are as they shall be, and prove it."""
         self._machine.bring_back(self.record)
@@ -294,7 +294,7 @@ class Run:
         self._proven = gpus
         self._resume_monitors(paused, wish)
 
-    def _keep(self, gpus: tuple[model.Gpu, ...], wish: ports.Wish) -> outcomes.Outcome:
+    def _keep(self, gpus: model.ObservedGpus, wish: ports.Wish) -> outcomes.Outcome:
         """Change nothing; but an earlier run may have ended between change and proof."""
         if not self.record.journal.is_empty:
             paused = self._daemons.still_paused(self.record.journal)
@@ -326,14 +326,14 @@ class Run:
             pace=self._limits.pace,
         ).resume(paused, self.record, wish)
 
-    def _plugin_to_prove(self, gpus: tuple[model.Gpu, ...]) -> daemons.Paused:
+    def _plugin_to_prove(self, gpus: model.ObservedGpus) -> daemons.Paused:
         """Restart a plugin that offers something else, but not again at every retry."""
         if self.record.attempt > 1:
             return daemons.ANY_PLUGIN
         return self._daemons.restart_stale_plugin(gpus)
 
     def _left_elsewhere(
-        self, gpus: tuple[model.Gpu, ...], wanted: Collection[str]
+        self, gpus: model.ObservedGpus, wanted: Collection[str]
     ) -> tuple[model.GpuSnapshot, ...]:
         others = tuple(gpu for gpu in self.record.journal.snapshot if gpu.uuid not in wanted)
         return others if others and self._way_back.is_open(gpus, others) else ()
@@ -341,10 +341,10 @@ class Run:
     def _change(
         self,
         plan: model.Plan,
-        before: tuple[model.Gpu, ...],
+        before: model.ObservedGpus,
         wanted: dict[str, model.WantedGpu],
         paused: daemons.Paused,
-    ) -> tuple[model.Gpu, ...]:
+    ) -> model.ObservedGpus:
         way_back = self._leave(plan, before)
         try:
             gpus, _ = change.carry_out(
@@ -378,9 +378,7 @@ class Run:
         self.record.proven()
         return gpus
 
-    def _leave(
-        self, plan: model.Plan, gpus: tuple[model.Gpu, ...]
-    ) -> tuple[model.GpuSnapshot, ...]:
+    def _leave(self, plan: model.Plan, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
         """Write down the way back, which leads past an interrupted change to what was before.
 
         It is that of the GPUs that change and of no others: what somebody does to those is not

@@ -148,7 +148,7 @@ class Pending:
         UsageError: A journal that makes no sense cannot be moved out of the way.
     """
 
-    def __init__(self, world: World, observed: tuple[model.Gpu, ...], *, may_reset: bool) -> None:
+    def __init__(self, world: World, observed: model.ObservedGpus, *, may_reset: bool) -> None:
         self._world = world
         self._observed = observed
         self._may_reset = may_reset

@@ -16,11 +16,11 @@ class Lenient:
     def __init__(self, gpus: ports.Gpus) -> None:
         self._gpus = gpus
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         """Return every GPU; see the port."""
         return self._gpus.observe()
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps; see the port. Whether modes wait is told by the GPUs returned.
 
         Raises:
@@ -31,8 +31,7 @@ class Lenient:
         except errors.HardwareError as error:
             if not error.reason.means_mode_waits:
                 raise
-        after = {gpu.uuid: gpu for gpu in self._gpus.observe()}
-        return tuple(after[each.gpu_uuid] for each in plan.gpus if each.gpu_uuid in after)
+        return self._gpus.observe().only(each.gpu_uuid for each in plan.gpus)
 
 
 def for_their_mode(

@@ -20,6 +20,8 @@ class Gpus:
     def __init__(self, product: str = "A100-SXM4-40GB") -> None:
         board = hardware.find(product)
         self.gpus: tuple[model.Gpu, ...] = tuple(hardware.template(board, i) for i in range(2))
+        self.lost: set[str] = set()
+        """UUIDs of GPUs that have fallen off the bus."""
         self.is_driver_loaded = True
         self.steps = 0
         self.killed_at: int | None = None
@@ -27,12 +29,12 @@ class Gpus:
         self.fails: Callable[[model.Step], bool] = lambda _step: False
         self.on_step: Callable[[model.Step], object] = lambda _step: None
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         if not self.is_driver_loaded:
             raise errors.HardwareError(
                 "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
             )
-        return self.gpus
+        return fakes.seen_of(self.gpus, self.lost)
 
     def reboot(self) -> None:
         """Lose all instances, and MIG mode where that needs no reset."""
@@ -47,19 +49,21 @@ class Gpus:
             for gpu in self.gpus
         )
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         for step in plan.steps:
             self.steps += 1
             if self.steps == self.killed_at:
                 raise Killed
             self.on_step(step)
+            if step.gpu_uuid in self.lost:
+                continue
             if self.fails(step):
                 raise errors.HardwareError("held", reason=errors.Reason.IN_USE)
             self.gpus = tuple(
                 fakes.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self.gpus
             )
-        return fakes.of_plan(self.gpus, plan)
+        return fakes.of_plan(self.gpus, plan, self.lost)
 
 
 def shape(gpus: Gpus) -> list[object]:

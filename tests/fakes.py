@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors, ports
 from mig_manager.core import clients, cluster, hookfile, hooks, model, planner
@@ -68,6 +68,8 @@ class World:
     """The whole node: GPUs, pods, plugin, labels; state is public for the tests to look at."""
 
     gpus: tuple[model.Gpu, ...]
+    lost: set[str] = dataclasses.field(default_factory=set)
+    """UUIDs of GPUs that have fallen off the bus."""
     clock: FakeClock = dataclasses.field(default_factory=FakeClock)
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     annotations: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -400,11 +402,11 @@ class FakeGpus:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         self._world.called("gpus.observe")
-        return self._world.gpus
+        return seen_of(self._world.gpus, self._world.lost)
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self._world.called("gpus.execute")
         failed: list[Exception] = []
         for gpu_plan in plan.gpus:
@@ -414,13 +416,15 @@ class FakeGpus:
                 failed.append(error)
         if failed:
             raise failed[0]
-        return of_plan(self._world.gpus, plan)
+        return of_plan(self._world.gpus, plan, self._world.lost)
 
     def _execute_on_one(self, plan: model.GpuPlan) -> None:
         for step in plan.steps:
             error = self._world.step_error(step)
             if error is not None:
                 raise error
+            if step.gpu_uuid in self._world.lost:
+                return
             self._world.executed.append(step)
             if isinstance(step, model.SetMode) and self._world.mode_waits:
                 self._put_off(step)
@@ -499,10 +503,34 @@ class FakeHost:
         return self._world.saved[-1] if self._world.saved else None
 
 
-def of_plan(gpus: Iterable[model.Gpu], plan: model.Plan) -> tuple[model.Gpu, ...]:
+def of_plan(
+    gpus: Iterable[model.Gpu], plan: model.Plan, lost: Collection[str] = ()
+) -> model.ObservedGpus:
     """Return the GPUs that a plan is about, in its order."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    return tuple(by_uuid[gpu_plan.gpu_uuid] for gpu_plan in plan.gpus)
+    return seen_of((by_uuid[gpu_plan.gpu_uuid] for gpu_plan in plan.gpus), lost)
+
+
+def seen_of(gpus: Iterable[model.Gpu], lost: Collection[str]) -> model.ObservedGpus:
+    """Return GPUs as they are observed where some have fallen off the bus."""
+    each = tuple(gpus)
+    return model.ObservedGpus(
+        (gpu for gpu in each if gpu.uuid not in lost),
+        (unreachable(gpu) for gpu in each if gpu.uuid in lost),
+    )
+
+
+def unreachable(gpu: model.Gpu) -> model.UnreachableGpu:
+    """Return a GPU that has fallen off the bus, as the driver reports it."""
+    return model.UnreachableGpu(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        pci_address=gpu.pci_address,
+        pci_device_id=gpu.pci_device_id,
+        reason=errors.Reason.GPU_LOST,
+        code=15,
+        message="nvmlDeviceGetHandleByIndex answered 'GPU is lost'",
+    )
 
 
 class FakeHooks:

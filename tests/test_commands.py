@@ -56,10 +56,10 @@ class Gpus:
         self.gpus = gpus
         self.executed: list[model.Plan] = []
 
-    def observe(self) -> tuple[model.Gpu, ...]:
-        return self.gpus
+    def observe(self) -> model.ObservedGpus:
+        return model.ObservedGpus(self.gpus)
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.executed.append(plan)
         for step in plan.steps:
             self.gpus = tuple(
@@ -72,7 +72,7 @@ class Gpus:
 class Stubborn(Gpus):
     """GPUs on which everything succeeds and nothing happens."""
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.executed.append(plan)
         return fakes.of_plan(self.gpus, plan)
 
@@ -80,8 +80,8 @@ class Stubborn(Gpus):
 class Reticent(Gpus):
     """GPUs whose driver tells profiles only while MIG is on."""
 
-    def observe(self) -> tuple[model.Gpu, ...]:
-        return tuple(
+    def observe(self) -> model.ObservedGpus:
+        return model.ObservedGpus(
             gpu
             if gpu.current_mode is model.MigMode.ENABLED
             else dataclasses.replace(gpu, profiles=None)
@@ -92,7 +92,7 @@ class Reticent(Gpus):
 class Passthrough(Gpus):
     """GPUs whose new mode waits for a reset that the machine cannot do."""
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.executed.append(plan)
         for step in plan.steps:
             assert isinstance(step, model.SetMode)

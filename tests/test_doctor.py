@@ -105,8 +105,8 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-def known(*gpus: model.Gpu) -> asking.Once[tuple[model.Gpu, ...]]:
-    return asking.Once(lambda: gpus, what="what the GPUs have")
+def known(*gpus: model.Gpu) -> asking.Once[model.ObservedGpus]:
+    return asking.Once(lambda: model.ObservedGpus(gpus), what="what the GPUs have")
 
 
 def a_gpu(product: str = "A100-SXM4-40GB") -> model.Gpu:

@@ -39,10 +39,11 @@ def value(heard: metrics.Metrics, name: str, labels: str = "") -> float:
     return series(heard, name)[labels]
 
 
-def partitioned(wanted: dict[str, int]) -> tuple[model.Gpu, ...]:
+def partitioned(wanted: dict[str, int]) -> model.ObservedGpus:
     gpus = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), i) for i in range(2))
     devices = {profile.parse(name): count for name, count in wanted.items()}
-    return fakes.brought_to(gpus, model.WantedGpu.of(model.MigMode.ENABLED, devices))
+    wanted_each = model.WantedGpu.of(model.MigMode.ENABLED, devices)
+    return model.ObservedGpus(fakes.brought_to(gpus, wanted_each))
 
 
 def test_before_anything_happened_no_state_is_claimed(heard: metrics.Metrics) -> None:

@@ -435,9 +435,7 @@ def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> N
     class Liar:
         observe = hardware_port.observe
 
-        def execute(
-            self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
-        ) -> tuple[model.Gpu, ...]:
+        def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
             world.called("gpus.execute")
             return fakes.of_plan(world.gpus, plan)
 
@@ -457,17 +455,15 @@ def test_an_old_driver_that_tells_profiles_only_with_mig_on_is_planned_twice() -
     hardware_port = world.hardware
 
     class OldDriver:
-        def observe(self) -> tuple[model.Gpu, ...]:
-            return tuple(
+        def observe(self) -> model.ObservedGpus:
+            return model.ObservedGpus(
                 dataclasses.replace(gpu, profiles=full[gpu.uuid])
                 if gpu.current_mode is model.MigMode.ENABLED
                 else gpu
                 for gpu in hardware_port.observe()
             )
 
-        def execute(
-            self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
-        ) -> tuple[model.Gpu, ...]:
+        def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
             hardware_port.execute(plan, seen)
             return fakes.of_plan(self.observe(), plan)
 

@@ -135,8 +135,8 @@ class ChildGpus(ports.Standby):
         self._monotonic = monotonic
         self._proc_root = proc_root
         self._left_behind: list[_LeftBehind] = []
-        self._seen: dict[str, model.Gpu] = {}
-        """All GPUs as last observed, by UUID."""
+        self._seen = model.NO_GPUS
+        """All GPUs as last observed."""
         self._ready: _Worker | None = None
 
     def prepare(self) -> None:
@@ -151,7 +151,7 @@ class ChildGpus(ports.Standby):
         if worker is not None:
             self._discard(worker)
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index.
 
         Raises:
@@ -161,13 +161,13 @@ class ChildGpus(ports.Standby):
         """
         match self._timed("observe", gpu_protocol.Observe()):
             case gpu_protocol.Observed(gpus=gpus):
-                self._seen = {gpu.uuid: gpu for gpu in gpus}
+                self._seen = gpus
                 self._telemetry.gpus_observed(gpus)
                 return gpus
             case answer:
                 raise _unexpected(answer)
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU.
 
         Returns:
@@ -179,8 +179,8 @@ class ChildGpus(ports.Standby):
         """
         match self._timed("execute", gpu_protocol.Execute.of(plan, seen)):
             case gpu_protocol.Executed(gpus=gpus):
-                self._seen |= {gpu.uuid: gpu for gpu in gpus}
-                self._telemetry.gpus_observed(tuple(self._seen.values()))
+                self._seen = self._seen.updated(gpus)
+                self._telemetry.gpus_observed(self._seen)
                 return gpus
             case answer:
                 raise _unexpected(answer)

@@ -50,14 +50,14 @@ class _Reply:
 class Observed(_Reply):
     """Answer to ``Observe``."""
 
-    gpus: tuple[model.Gpu, ...]
+    gpus: model.ObservedGpus
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Executed(_Reply):
     """Answer to ``Execute``: every step is done."""
 
-    gpus: tuple[model.Gpu, ...] = ()
+    gpus: model.ObservedGpus = model.NO_GPUS
     """The GPUs of the plan as they are now."""
 
 

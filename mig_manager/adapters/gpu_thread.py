@@ -35,7 +35,7 @@ class ThreadGpus:
         self._gpus = gpus
         self._timeout_s = timeout_s
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index.
 
         Raises:
@@ -43,7 +43,7 @@ class ThreadGpus:
         """
         return self._call(self._gpus.observe)
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, and return those of the plan afterwards.
 
         Raises:

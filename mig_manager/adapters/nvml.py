@@ -52,7 +52,7 @@ class NvmlGpus:
         self._in_use_timeout_s = in_use_timeout_s
         self._clock = clock
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index.
 
         Raises:
@@ -62,9 +62,11 @@ class NvmlGpus:
         with nvml_session.opened(self._library_path):
             count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
             observe = functools.partial(nvml_observe.gpu, tells_minor=self._proc_root is not None)
-            return _sharing(_each([functools.partial(observe, i) for i in range(count)]))
+            return model.ObservedGpus(
+                _sharing(_each([functools.partial(observe, i) for i in range(count)]))
+            )
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
         Returns:
@@ -80,7 +82,7 @@ class NvmlGpus:
             runs = [
                 functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus
             ]
-            return _sharing(_each(runs))
+            return model.ObservedGpus(_sharing(_each(runs)))
 
     def _run(self, plan: model.GpuPlan, known: model.Gpu | None) -> model.Gpu:
         patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)

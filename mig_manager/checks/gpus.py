@@ -11,7 +11,7 @@ from mig_manager.core import model, picture
 _OLDEST_DRIVER = 450
 """The first branch with MIG (NVIDIA MIG User Guide, "Deployment Considerations")."""
 
-Gpus = asking.Once[tuple[model.Gpu, ...]]
+Gpus = asking.Once[model.ObservedGpus]
 Inspection = asking.Once[nvml_inspect.Inspection]
 
 

@@ -44,7 +44,7 @@ def to_json(gpus: Sequence[model.Gpu]) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
-def from_json(text: str) -> tuple[model.Gpu, ...]:
+def from_json(text: str) -> model.ObservedGpus:
     """Read what ``to_json`` wrote.
 
     Raises:
@@ -63,7 +63,7 @@ def from_json(text: str) -> tuple[model.Gpu, ...]:
     for identity in ("index", "uuid"):
         if len({getattr(gpu, identity) for gpu in gpus}) != len(gpus):
             raise ValueError(f"two GPUs have the same {identity}")
-    return gpus
+    return model.ObservedGpus(gpus)
 
 
 def idle(gpu: model.Gpu) -> model.Gpu:

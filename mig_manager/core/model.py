@@ -9,6 +9,9 @@ and MIG UUID may all change while we work.
 import dataclasses
 import enum
 from collections.abc import Iterable, Mapping
+from typing import Self
+
+from mig_manager import errors
 
 
 class MigMode(enum.Enum):
@@ -278,6 +281,87 @@ class Gpu:
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.name}, {self.uuid})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UnreachableGpu:
+    """A GPU that the driver counts and that cannot be observed."""
+
+    index: int
+    """NVML index."""
+    uuid: str = ""
+    """From the driver, or from the last observation; empty: not known."""
+    pci_address: str = ""
+    """As ``Gpu.pci_address``; empty: not known."""
+    pci_device_id: int | None = None
+    """As ``Gpu.pci_device_id``; None: not known."""
+    reason: errors.Reason
+    """What the driver's answer means."""
+    code: int | None
+    """The NVML return value; None: the answer was no error, but no description of a GPU."""
+    message: str
+    """The NVML function and its answer."""
+
+    def __str__(self) -> str:
+        known = ", ".join(filter(None, (self.uuid, self.pci_address)))
+        return f"GPU {self.index} ({known})" if known else f"GPU {self.index}"
+
+
+class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for named slots
+    """The GPUs that were observed, ascending by index, and those that could not be.
+
+    Iteration, length and indexing cover the reachable GPUs alone.
+
+    Attributes:
+        unreachable: GPUs that could not be observed, ascending by index.
+    """
+
+    unreachable: tuple[UnreachableGpu, ...]
+
+    def __new__(cls, gpus: Iterable[Gpu] = (), unreachable: Iterable[UnreachableGpu] = ()) -> Self:
+        """Sort nothing, check nothing: the observer has them in order."""
+        observed = super().__new__(cls, tuple(gpus))
+        observed.unreachable = tuple(unreachable)
+        return observed
+
+    def __getnewargs__(self) -> tuple[tuple[Gpu, ...], tuple[UnreachableGpu, ...]]:
+        """Return what ``copy`` and ``pickle`` pass to ``__new__``."""
+        return tuple(self), self.unreachable
+
+    def __eq__(self, other: object) -> bool:
+        unreachable = getattr(other, "unreachable", ())
+        return super().__eq__(other) and self.unreachable == unreachable
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((tuple(self), self.unreachable))
+
+    def only(self, uuids: Iterable[str]) -> "ObservedGpus":
+        """Return those with these UUIDs."""
+        chosen = frozenset(uuids)
+        return ObservedGpus(
+            (gpu for gpu in self if gpu.uuid in chosen),
+            (gpu for gpu in self.unreachable if gpu.uuid in chosen),
+        )
+
+    def updated(self, newer: "ObservedGpus") -> "ObservedGpus":
+        """Return these GPUs with those of a newer, partial observation in their place.
+
+        Args:
+            newer: Some of these GPUs, by UUID; reachable or not.
+        """
+        fresh = {gpu.uuid: gpu for gpu in newer}
+        lost = {gpu.uuid for gpu in newer.unreachable}
+        return ObservedGpus(
+            (fresh.get(gpu.uuid, gpu) for gpu in self if gpu.uuid not in lost),
+            sorted({*self.unreachable, *newer.unreachable}, key=lambda gpu: gpu.index),
+        )
+
+
+NO_GPUS = ObservedGpus()
+"""Before the first observation."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ class Report:
     node: Node
     standing: Standing
     told: Told | None
-    gpus: tuple[model.Gpu, ...] | None
+    gpus: model.ObservedGpus | None
     """As published; None where nothing is, or nothing that makes sense."""
     notes: tuple[str, ...]
     """Sentences about what is odd or not known."""
@@ -192,7 +192,7 @@ def _of(node: Node, told: Told, now: dt.datetime) -> Standing:
             return Standing.STALE if is_old and not is_waiting else Standing.CHANGING
 
 
-def _gpus(node: Node, notes: list[str]) -> tuple[model.Gpu, ...] | None:
+def _gpus(node: Node, notes: list[str]) -> model.ObservedGpus | None:
     text = node.view.annotations.get(cluster.GPUS_ANNOTATION)
     if text is None:
         if node.is_about_gpus:

@@ -38,7 +38,7 @@ class Status:
     """When the same wish is tried again by itself; None: not before something changes."""
     is_rebooted: bool = False
     """Whether the machine was rebooted for this wish, which happens once."""
-    gpus: tuple[model.Gpu, ...] = ()
+    gpus: model.ObservedGpus = model.NO_GPUS
     """What is there now; empty when it could not be observed."""
 
     def to_json(self) -> str:

@@ -45,7 +45,7 @@ def of_nodes(reports: Sequence[standing.Report]) -> Products:
     return Products(templates=tuple(templates), notes=tuple(notes))
 
 
-def presumed(report: standing.Report) -> tuple[tuple[model.Gpu, ...], str]:
+def presumed(report: standing.Report) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs that a node has by its labels, not partitioned, and a note that says so."""
     from mig_manager.sandbox import hardware  # noqa: PLC0415 - where nothing is published
 
@@ -53,16 +53,16 @@ def presumed(report: standing.Report) -> tuple[tuple[model.Gpu, ...], str]:
     product = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
     count = labels.get(_COUNT_LABEL, "1")
     if not product:
-        return (), "neither its agent nor its labels tell which GPUs it has"
+        return model.NO_GPUS, "neither its agent nor its labels tell which GPUs it has"
     is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
     number = int(count) if is_count else 1
     try:
         found = hardware.find(product)
-        gpus = tuple(
+        gpus = model.ObservedGpus(
             hardware.template(found, index) for index in range(min(number, hardware.MAX_GPUS))
         )
     except errors.UsageError as error:
-        return (), f"its agent has published nothing, and by its label: {error.message}"
+        return model.NO_GPUS, f"its agent has published nothing, and by its label: {error.message}"
     return gpus, (
         f"its agent has published nothing; by its labels it has {len(gpus)}x {found.name}, "
         "taken as not partitioned"

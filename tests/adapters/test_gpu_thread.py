@@ -17,27 +17,27 @@ class Gpus:
         self.error = error
         self.executed: list[model.Plan] = []
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         if self.error:
             raise self.error
-        return ()
+        return model.ObservedGpus()
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.executed.append(plan)
-        return ()
+        return model.ObservedGpus()
 
 
 class Hung:
     def __init__(self) -> None:
         self.let_go = threading.Event()
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         self.let_go.wait()
-        return ()
+        return model.ObservedGpus()
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.let_go.wait()
-        return ()
+        return model.ObservedGpus()
 
 
 def test_what_the_gpus_answer_comes_through() -> None:

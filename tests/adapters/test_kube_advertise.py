@@ -132,12 +132,10 @@ def test_an_api_that_refuses_does_not_disturb_the_gpus_and_is_asked_again(
 
 def test_gpus_that_cannot_be_seen_do_not_keep_the_agent_from_starting(kube: api.KubeApi) -> None:
     class Broken:
-        def observe(self) -> tuple[model.Gpu, ...]:
+        def observe(self) -> model.ObservedGpus:
             raise errors.HardwareError("no", reason=errors.Reason.DRIVER_NOT_LOADED)
 
-        def execute(
-            self, plan: model.Plan, seen: Sequence[model.Gpu] = ()
-        ) -> tuple[model.Gpu, ...]:
+        def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
             raise AssertionError(plan)
 
     with structlog.testing.capture_logs() as logs:

@@ -392,7 +392,7 @@ def test_the_status_annotation_tells_layout_reason_and_devices() -> None:
         attempt=2,
         started_at="t0",
         finished_at="t1",
-        gpus=balanced(),
+        gpus=model.ObservedGpus(balanced()),
     ).to_json()
 
     assert '"reason": "DrainTimeout"' in text

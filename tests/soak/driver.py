@@ -86,10 +86,10 @@ class OneByOne:
     def __init__(self, gpus: nvml_adapter.NvmlGpus) -> None:
         self._gpus = gpus
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         return self._gpus.observe()
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         failures: list[errors.HardwareError] = []
         changed: list[model.Gpu] = []
         for gpu in plan.gpus:
@@ -99,7 +99,7 @@ class OneByOne:
                 failures.append(error)
         if failures:
             raise nvml_adapter._joined(failures) from failures[0]
-        return tuple(changed)
+        return model.ObservedGpus(changed)
 
 
 def real_adapter(clock: clocks.Clock) -> OneByOne:

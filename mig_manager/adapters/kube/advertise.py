@@ -59,28 +59,28 @@ class AdvertisingGpus:
         self._gpus = gpus
         self._offer = offer
         self._offered: dict[str, int] | None = None
-        self._seen: dict[str, model.Gpu] = {}
-        """All GPUs as last observed, by UUID."""
+        self._seen = model.NO_GPUS
+        """All GPUs as last observed."""
 
-    def observe(self) -> tuple[model.Gpu, ...]:
+    def observe(self) -> model.ObservedGpus:
         """Return every GPU, and see to it that the node offers them.
 
         Raises:
             HardwareError: As the GPUs beneath.
         """
         gpus = self._gpus.observe()
-        self._seen = {gpu.uuid: gpu for gpu in gpus}
+        self._seen = gpus
         self._tell()
         return gpus
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> tuple[model.Gpu, ...]:
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, and see to it that the node offers what came of them.
 
         Raises:
             HardwareError: As the GPUs beneath.
         """
         changed = self._gpus.execute(plan, seen)
-        self._seen |= {gpu.uuid: gpu for gpu in changed}
+        self._seen = self._seen.updated(changed)
         self._tell()
         return changed
 
@@ -92,7 +92,7 @@ class AdvertisingGpus:
             _log.warning("gpus_not_advertised", reason=error.reason.value, error=error.message)
 
     def _tell(self) -> None:
-        counts = resources.counts(self._seen.values())
+        counts = resources.counts(self._seen)
         if counts != self._offered:
             self._advertise(counts)
 
