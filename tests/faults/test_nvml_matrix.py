@@ -1,8 +1,9 @@
-"""Every NVML call of a reconfiguration fails once with every code it can return, or hangs once.
+"""NVML calls of a reconfiguration fail once each with every code of ``nvml_codes``, or hang once.
 
-Either the run recovers, or it ends with the reason that the code stands for, the function and the
-GPU in its message, the GPUs as they were and nothing taken; and the next run succeeds. The
-counts are printed at the end.
+Struck is of each function the first call for each GPU, the first one after the first look at the
+GPUs, and the last one; and every call that changes a GPU. Either the run recovers, or it ends with
+the reason that the code stands for, the function and the GPU in its message, the GPUs as they were
+and nothing taken; and the next run succeeds. A case counts only if the driver's fault has fired.
 """
 
 import collections
@@ -152,17 +153,28 @@ def play(node: nvml_node.Node, site: nvml_node.Site, code: int) -> str:
 
 
 def play_all(
-    note: Note, node: nvml_node.Node, cases: Iterable[tuple[nvml_node.Site, int]]
+    note: Note, node: nvml_node.Node, cases: Iterable[tuple[nvml_node.Site, int]], *, section: str
 ) -> None:
     counts: collections.Counter[str] = collections.Counter()
     failures = []
+    tried = 0
     for site, code in cases:
+        tried += 1
         try:
             counts[play(node, site, code)] += 1
         except AssertionError as error:
             failures.append(f"{site}, {nvml_codes.name_of(code)}: {error}")
-    note("NVML faults", f"{node.scenario.name}: {sum(counts.values())} cases: {dict(counts)}")
+    note(
+        section,
+        {
+            "scenario": node.scenario.name,
+            "tried": tried,
+            "struck": counts.total(),
+            "ends": dict(sorted(counts.items())),
+        },
+    )
     assert failures == []
+    assert counts.total() == tried > 0
 
 
 @pytest.mark.slow
@@ -176,6 +188,7 @@ def test_any_call_may_fail_once_with_any_code_and_the_node_is_none_the_worse(
             record_property,
             node,
             ((s, code) for s in sites for code in nvml_codes.codes_of(s.function)),
+            section="NVML faults",
         )
 
 
@@ -185,7 +198,12 @@ def test_every_change_may_fail_once_and_the_node_is_none_the_worse(
     scenario = next(each for each in nvml_node.SCENARIOS if each.name == "one-slice")
     with nvml_node.prepared(scenario, tmp_path / "state") as node:
         changes = [site for site in node.record() if site.function in nvml_codes.CHANGES]
-        play_all(record_property, node, ((site, nvml_codes.UNKNOWN) for site in changes))
+        play_all(
+            record_property,
+            node,
+            ((site, nvml_codes.UNKNOWN) for site in changes),
+            section="NVML faults, a sample",
+        )
 
 
 HUNG = (
