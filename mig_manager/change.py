@@ -239,6 +239,10 @@ def _run(
 ) -> tuple[Observed, bool]:
     """Execute a plan; where a mode then waits for a reset, reset those GPUs and no other.
 
+    A mode that the driver reports as in use waits as well: ``nvidia-persistenced`` and the
+    kernel's persistence mode keep an Ampere GPU open and let go only for a reset by nvidia-smi
+    (gpu-operator#118). The reset names every other process in its way and touches none.
+
     Returns:
         The GPUs afterwards, and whether the rest of the plan is still due, which is so where a
         mode had to wait.
@@ -246,11 +250,20 @@ def _run(
     try:
         return seen.updated(gpus.execute(plan, seen)), False
     except errors.HardwareError as error:
-        if reset is None or error.reason is not errors.Reason.RESET_REQUIRED:
+        is_in_use = error.reason is errors.Reason.IN_USE
+        if reset is None or not (is_in_use or error.reason is errors.Reason.RESET_REQUIRED):
             raise
         ours = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.changes_mode}
         waiting = tuple(gpu for gpu in gpus.observe() if gpu.uuid in ours and gpu.waits_for_mode)
+        if is_in_use and not waiting:
+            raise
         _log.info("reset_due", gpus=[gpu.uuid for gpu in waiting])
-        if waiting:
-            reset(waiting)
+        try:
+            if waiting:
+                reset(waiting)
+        except errors.HostError as refused:
+            if not is_in_use:
+                raise
+            error.add(f"no reset either: {refused.message}")
+            raise error from refused
         return gpus.observe(), True

@@ -247,12 +247,53 @@ def test_a_mode_that_clients_keep_from_changing_is_called_off_and_nothing_is_res
     outcome = node.run("second")
 
     assert outcome.reason is errors.Reason.IN_USE
-    assert node.asked_to_reset == []
+    assert node.resets == [0, 0]
     assert node.modes == [(False, False)] * 2
     scenes.assert_nothing_taken(node.cluster)
 
     node.state.remove_client(dcgm)
     assert node.run("second").state is model.State.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "kind", [states.ClientKind.PERSISTENCE_DAEMON, states.ClientKind.PERSISTENCE_MODE]
+)
+def test_persistence_does_not_keep_an_ampere_gpu_from_its_mode(
+    kind: states.ClientKind, boot: Boot
+) -> None:
+    node = boot()
+    uuid = node.state.boards[1].uuid
+    before = node.state.add_client(uuid, name="nvidia-persistenced", kind=kind)
+
+    outcome = node.run("second")
+
+    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert node.asked_to_reset == [[1]]
+    assert node.resets == [0, 1]
+    (after,) = node.state.read().clients_of(uuid)
+    assert after.kind is before.kind
+
+
+def test_a_process_beside_the_persistence_daemon_prevents_the_reset_and_is_named(
+    boot: Boot,
+) -> None:
+    node = boot()
+    node.may_reboot = True
+    uuid = node.state.boards[1].uuid
+    node.state.add_client(
+        uuid, name="nvidia-persistenced", kind=states.ClientKind.PERSISTENCE_DAEMON
+    )
+    node.state.add_client(uuid, name="/bin/train", pid=4711)
+
+    outcome = node.run("second")
+
+    assert outcome.reason is errors.Reason.IN_USE
+    assert outcome.should_retry
+    assert "train (pid 4711)" in outcome.message
+    assert node.resets == [0, 0]
+    assert node.reboots == 0
+    assert node.modes == [(False, False)] * 2
+    scenes.assert_nothing_taken(node.cluster)
 
 
 # -- GPUs that need a reset for another reason ----------------------------------------------------

@@ -6,10 +6,13 @@ leave alone what nobody wants reset. Sources: ``nvidia-smi(1)``, ``--gpu-reset``
 the way is known from NVIDIA/gpu-operator#118 and #1606 and ComputeCanada/puppet-magic_castle#387.
 """
 
+import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import structlog
 
 from mig_manager import errors, hostsettings
 from mig_manager.adapters import procfs, smiquery, tools
@@ -34,6 +37,8 @@ not in the way: the first lets go when nvidia-smi asks it to, by its socket (gpu
 without the second a GPU behind an NVSwitch could not be reset alone (``nvidia-smi(1)``)."""
 
 _Address = tuple[int, ...]
+
+_log = structlog.get_logger()
 
 
 class SmiReset:
@@ -132,17 +137,17 @@ class SmiReset:
         self, program: tools.Program, chosen: Sequence[model.Gpu], due: Sequence[model.Gpu]
     ) -> Sequence[model.Gpu]:
         """Reset GPUs in one command, and those of ``due`` that are tied to them; return which."""
-        done = self._tools.run(
-            program,
-            ["--gpu-reset", "-i", ",".join(map(_bus_id, chosen))],
-            timeout_s=self._timeout_s,
-            reason=_REASON,
-        )
+        done = self._reset_once(program, chosen)
+        if done.status and _IN_USE.search(_output(done)):
+            persistent = [gpu for gpu in chosen if self._look(program, gpu).is_persistent]
+            if persistent:
+                with self._without_persistence(program, persistent):
+                    done = self._reset_once(program, chosen)
         if done.status == 0:
             for gpu in chosen:
                 self._require_in_force(program, gpu)
             return chosen
-        said = f"{done.stdout}\n{done.stderr}"
+        said = _output(done)
         tied = _addresses(said) - {_address(gpu) for gpu in chosen}
         more = [gpu for gpu in due if _address(gpu) in tied]
         if tied and len(more) == len(tied):
@@ -150,6 +155,43 @@ class SmiReset:
         if tied:
             raise _tied(chosen, tied, done)
         raise self._refused(program, chosen, done, said)
+
+    def _reset_once(self, program: tools.Program, chosen: Sequence[model.Gpu]) -> tools.Finished:
+        return self._tools.run(
+            program,
+            ["--gpu-reset", "-i", _bus_ids(chosen)],
+            timeout_s=self._timeout_s,
+            reason=_REASON,
+        )
+
+    @contextlib.contextmanager
+    def _without_persistence(
+        self, program: tools.Program, gpus: Sequence[model.Gpu]
+    ) -> Iterator[None]:
+        """Switch persistence mode off for the body, and on again afterwards.
+
+        With it the driver keeps a GPU open that no process uses (``nvidia-smi(1)``, ``-pm``).
+        """
+        self._set_persistence(program, gpus, is_on=False)
+        try:
+            yield
+        finally:
+            self._set_persistence(program, gpus, is_on=True)
+
+    def _set_persistence(
+        self, program: tools.Program, gpus: Sequence[model.Gpu], *, is_on: bool
+    ) -> None:
+        """Switch persistence mode; the reset then shows whether a failure matters."""
+        arguments = ["-pm", str(int(is_on)), "-i", _bus_ids(gpus)]
+        uuids = [gpu.uuid for gpu in gpus]
+        try:
+            done = self._tools.run(program, arguments, timeout_s=_QUERY_TIMEOUT_S, reason=_REASON)
+            if done.status:
+                raise done.refused(_REASON)
+        except errors.HostError as error:
+            _log.warning("persistence_mode_unchanged", gpus=uuids, error=error.message)
+        else:
+            _log.info("persistence_mode_set", gpus=uuids, is_on=is_on)
 
     def _require_in_force(self, program: tools.Program, gpu: model.Gpu) -> None:
         if self._look(program, gpu).is_pending:
@@ -242,6 +284,14 @@ def _tied(
         "reset one by one, or reboot",
         reason=_REASON,
     )
+
+
+def _output(done: tools.Finished) -> str:
+    return f"{done.stdout}\n{done.stderr}"
+
+
+def _bus_ids(gpus: Sequence[model.Gpu]) -> str:
+    return ",".join(map(_bus_id, gpus))
 
 
 def _bus_id(gpu: model.Gpu) -> str:

@@ -35,6 +35,8 @@ class Look:
     """The N of its ``/dev/nvidiaN``; None when it is not told."""
     is_pending: bool
     """Whether a switch of MIG mode is."""
+    is_persistent: bool
+    """Whether persistence mode is on: the driver itself then keeps the GPU open."""
     has_instances: bool
     """Whether it has MIG devices; GPU instances without a compute instance are not told of."""
     processes: tuple[Process, ...]
@@ -57,6 +59,7 @@ def parse(text: str) -> Look | None:
         uuid=_said(gpu, "uuid"),
         minor=int(minor) if minor.isdecimal() else None,
         is_pending=bool(current and pending) and current != pending,
+        is_persistent=_said(gpu, "persistence_mode") == "Enabled",
         has_instances=gpu.find("mig_devices/mig_device") is not None,
         processes=tuple(
             Process(pid=int(pid), name=_name(each))

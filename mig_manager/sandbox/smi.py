@@ -1,8 +1,9 @@
 """A stand-in for ``nvidia-smi`` on a simulated node: ``python -m mig_manager.sandbox.smi STATE``.
 
-It knows what our code asks of the real one: ``-q -x`` and ``--gpu-reset``, of GPUs named with
-``-i``. Exit statuses are those of ``nvidia-smi(1)``; texts are as seen in public logs, but for the
-one about linked GPUs, which is made up: the manual says only that it names them.
+It knows what our code asks of the real one, of GPUs named with ``-i``: ``-q -x``, ``--gpu-reset``
+and ``-pm``. Exit statuses are those of ``nvidia-smi(1)``; texts are as seen in public logs. Two
+are made up: the answer of ``-pm``, and the one about linked GPUs, of which the manual says only
+that it names them.
 """
 
 import argparse
@@ -51,11 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     act = parser.add_mutually_exclusive_group(required=True)
     act.add_argument("-q", "--query", action="store_true")
     act.add_argument("-r", "--gpu-reset", action="store_true")
+    act.add_argument("-pm", "--persistence-mode", choices=["0", "1"])
     asked = parser.parse_args(arguments)
     state = statefile.SharedState(asked.state)
     try:
         chosen = _chosen(state, asked.id)
-        told = _reset(state, chosen) if asked.gpu_reset else _query(state, chosen)
+        if asked.persistence_mode:
+            told = _set_persistence(state, chosen, is_on=asked.persistence_mode == "1")
+        else:
+            told = _reset(state, chosen) if asked.gpu_reset else _query(state, chosen)
         status = 0
     except _Refusal as refusal:
         told, status = str(refusal), refusal.status
@@ -110,6 +115,21 @@ def _reset(state: statefile.SharedState, chosen: Sequence[identities.Board]) -> 
     return "\n".join([*done, "All done."])
 
 
+def _set_persistence(
+    state: statefile.SharedState, chosen: Sequence[identities.Board], *, is_on: bool
+) -> str:
+    kind = states.ClientKind.PERSISTENCE_MODE
+    for board in chosen:
+        present = [c for c in state.read().clients_of(board.uuid) if c.kind is kind]
+        for client in () if is_on else present:
+            state.remove_client(client)
+        if is_on and not present:
+            state.add_client(board.uuid, name="", kind=kind, pid=0)
+    mode = "Enabled" if is_on else "Disabled"
+    done = [f"{mode} persistence mode for GPU {board.pci_address}." for board in chosen]
+    return "\n".join([*done, "All done."])
+
+
 def _refusal(state: statefile.SharedState, answer: resets.Answer) -> str:
     names = {board.index: board.pci_address for board in state.boards}
     refused = [names[index] for index in answer.refused]
@@ -144,6 +164,11 @@ def _add_gpu(root: ET.Element, node: states.NodeState, board: identities.Board) 
     now = node.gpus[board.index]
     gpu = ET.SubElement(root, "gpu", id=board.pci_address)
     ET.SubElement(gpu, "product_name").text = board.product.name
+    is_persistent = any(
+        client.kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.PERSISTENCE_DAEMON)
+        for client in node.clients_of(board.uuid)
+    )
+    ET.SubElement(gpu, "persistence_mode").text = _mode(is_persistent)
     mode = ET.SubElement(gpu, "mig_mode")
     is_capable = board.product.is_mig_capable
     for name, is_on in (("current_mig", now.is_enabled), ("pending_mig", now.is_pending)):

@@ -408,11 +408,28 @@ def test_nothing_to_reset_is_done_at_once(boot: Boot) -> None:
     machine.reset(())
 
 
+def test_persistence_mode_is_restored_where_the_reset_is_refused_all_the_same(boot: Boot) -> None:
+    machine = boot()
+    uuid = machine.state.boards[0].uuid
+    for kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR):
+        machine.state.add_client(uuid, name="", kind=kind)
+
+    assert machine.refusal(machine.switch(0)).reason is errors.Reason.IN_USE
+
+    kinds = {client.kind for client in machine.state.clients()}
+    assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
+
+
 def test_what_is_not_told_of_a_gpu_is_not_made_up() -> None:
     look = smiquery.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
 
     assert look == smiquery.Look(
-        uuid="GPU-1", minor=None, is_pending=False, has_instances=False, processes=()
+        uuid="GPU-1",
+        minor=None,
+        is_pending=False,
+        is_persistent=False,
+        has_instances=False,
+        processes=(),
     )
 
 

@@ -58,6 +58,9 @@ def _refusal(node: states.NodeState, board: identities.Board) -> states.Code:
         return states.Code.NO_PERMISSION
     if node.options.virtualization is not states.Virtualization.NONE:
         return states.Code.NOT_SUPPORTED
-    if node.clients_of(board.uuid):
+    if any(
+        client.kind is not states.ClientKind.PERSISTENCE_DAEMON
+        for client in node.clients_of(board.uuid)
+    ):
         return states.Code.IN_USE
     return states.Code.SUCCESS

@@ -46,6 +46,10 @@ class ClientKind(enum.Enum):
     """Holds memory and channels; NVML lists it as a running process."""
     MONITOR = "monitor"
     """Holds an open handle only, as DCGM and the device plugin do; NVML does not list it."""
+    PERSISTENCE_DAEMON = "persistence daemon"
+    """``nvidia-persistenced``: as a monitor, but lets go for ``nvidia-smi --gpu-reset``."""
+    PERSISTENCE_MODE = "persistence mode"
+    """The kernel module itself, which is no process; ``nvidia-smi -pm 0`` ends it."""
 
 
 class Virtualization(enum.Enum):
