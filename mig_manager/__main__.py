@@ -1,13 +1,22 @@
 """``python -m mig_manager`` and the console script."""
 
+import os
+import signal
 import sys
 import threading
+from types import FrameType
 
-from mig_manager import cli, console
+_FIRST_PROCESS = 1
 
 
 def main() -> None:
     """Run the command line of this process and exit with its status."""
+    if os.getpid() == _FIRST_PROCESS:
+        # The kernel drops what process 1 of a container has no handler for (pid_namespaces(7)).
+        signal.signal(signal.SIGTERM, _end)
+
+    from mig_manager import cli, console  # noqa: PLC0415 - takes long
+
     terminal = console.Console.of_process()
     # A script that starts the interpreter can say what it was called by itself.
     called = terminal.environ.get("MIG_MANAGER_CALLED") or sys.argv[0]
@@ -17,6 +26,11 @@ def main() -> None:
 
         gpu_thread.leave(status)
     sys.exit(status)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End at once, as without a handler; an exception could get lost within an import."""
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":
