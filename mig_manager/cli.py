@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 import mig_manager
-from mig_manager import arguments, console, errors, settings
+from mig_manager import arguments, console, errors, settings, sink
 
 _DONE, _FAILED, _UNUSABLE, _UNKNOWN_COMMAND = 0, 1, 2, 3
 _PEER = "nvidia-mig-parted"
@@ -51,7 +51,7 @@ def _main(argv: Sequence[str], terminal: console.Console) -> int:
     try:
         return _run(argv, terminal)
     except errors.MigManagerError as error:
-        terminal.note(error.message, remedy=error.reason.remedy)
+        terminal.note(error.message, remedy=error.reason.remedy, priority=sink.Priority.ERROR)
         return _status_of(error)
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -59,7 +59,7 @@ def _main(argv: Sequence[str], terminal: console.Console) -> int:
         terminal.forget()
         return _BROKEN_PIPE
     except console.AnswerLostError as error:
-        terminal.note(str(error))
+        terminal.note(str(error), priority=sink.Priority.ERROR)
         terminal.forget()
         return _FAILED
     except Exception as error:  # noqa: BLE001 - a bug must not end in a traceback
@@ -103,7 +103,7 @@ def _shell(command: str, options: Mapping[str, object], terminal: console.Consol
     given = shellsettings.command_settings(options, terminal.environ)
 
     level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.WARNING
-    log.configure(level=level.value, is_json=False, stream=terminal.stderr)
+    log.configure(level=level.value, is_json=False, stream=terminal.remarks)
     return shell.run(command, given, terminal)
 
 
@@ -117,7 +117,7 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
     log.configure(
         level=given.log_level.value,
         is_json=given.log_format is settings.LogFormat.JSON,
-        stream=terminal.stderr,
+        stream=terminal.remarks,
     )
     logger = structlog.get_logger()
     if given.not_needed:
@@ -139,7 +139,7 @@ def _doctor(options: Mapping[str, object], terminal: console.Console) -> int:
 
     given = doctorsettings.doctor_settings(options, terminal.environ)
     level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.ERROR
-    log.configure(level=level.value, is_json=False, stream=terminal.stderr)
+    log.configure(level=level.value, is_json=False, stream=terminal.remarks)
     if given.gpus.is_simulated:
         from mig_manager import simulation
 
@@ -163,7 +163,7 @@ def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
         known = ", ".join(scenarios.STORIES)
         raise errors.UsageError(f"there is no scenario {given.scenario!r}; there are {known}")
     level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.WARNING
-    log.configure(level=level.value, is_json=False, stream=terminal.stderr)
+    log.configure(level=level.value, is_json=False, stream=terminal.remarks)
     return demo.run(
         demo.Options(
             spec=given.spec,
@@ -184,7 +184,7 @@ def _rollout(options: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager import rollout
 
     level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.ERROR
-    log.configure(level=level.value, is_json=False, stream=terminal.stderr)
+    log.configure(level=level.value, is_json=False, stream=terminal.remarks)
     return rollout.run(given, terminal)
 
 
@@ -212,8 +212,9 @@ def _status_of(error: errors.MigManagerError) -> int:
 
 def _confess(error: Exception, argv: Sequence[str], terminal: console.Console) -> None:
     if not {"-d", "--debug"}.isdisjoint(argv):
-        traceback.print_exception(error, file=terminal.stderr)
+        traceback.print_exception(error, file=terminal.remarks)
     terminal.note(
         f"internal error: {type(error).__name__}: {error}",
         remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
+        priority=sink.Priority.ERROR,
     )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from mig_manager import settings
+from mig_manager import settings, sink
 from mig_manager.core import bar
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
@@ -30,6 +30,13 @@ class Console:
     environ: Mapping[str, str]
     program: str = "mig-manager"
     """Stands before each remark."""
+    remarks: sink.Sink = dataclasses.field(init=False)
+    """Standard error as remarks and log lines are written to it: no write raises or blocks."""
+
+    def __post_init__(self) -> None:
+        """Prepare standard error."""
+        remarks = sink.Sink(self.stderr, journal_stream=self.environ.get("JOURNAL_STREAM", ""))
+        object.__setattr__(self, "remarks", remarks)
 
     @staticmethod
     def of_process(program: str = "mig-manager") -> "Console":
@@ -72,14 +79,21 @@ class Console:
             why = error.strerror or str(error)
             raise AnswerLostError(f"cannot write the answer: {why}") from error
 
-    def note(self, text: str, *, remedy: str = "") -> None:
-        """Write a remark or an error, each of its parts on a line of its own."""
+    def note(
+        self, text: str, *, remedy: str = "", priority: sink.Priority = sink.Priority.NOTICE
+    ) -> None:
+        """Write a remark or an error, each of its parts on a line of its own; never raises.
+
+        Args:
+            text: One sentence.
+            remedy: What to do about it; empty when there is nothing to do.
+            priority: For journald.
+        """
         # Names from files and from the API end up here; they must not drive the terminal.
         lines = [f"{self.program}: {_CONTROLS.sub(' ', text)}"]
         if remedy:
             lines.append(f"  remedy: {_CONTROLS.sub(' ', remedy)}")
-        self.stderr.write(_encodable(self.stderr, "\n".join(lines) + "\n"))
-        self.stderr.flush()
+        self.remarks.put("\n".join(lines), priority)
 
     def forget(self) -> None:
         """Point standard output nowhere: the interpreter flushes it once more at the end."""

@@ -4,13 +4,14 @@ Series are few: labels take values from enumerations, from NVML's functions and 
 and the one layout that this node has.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
 import prometheus_client
 
 import mig_manager
-from mig_manager import errors, ports
+from mig_manager import errors, ports, sink
 from mig_manager.core import model
 
 _SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
@@ -43,6 +44,8 @@ class Metrics(ports.Telemetry):
         self.registry = prometheus_client.CollectorRegistry()
         self._on_progress = on_progress
         self._now = now
+        self._exposing = threading.Lock()
+        self._lines_counted = sink.Sink.dropped
         self._define_outcomes()
         self._define_retries(contact_age_s)
         self._define_gpus()
@@ -67,6 +70,9 @@ class Metrics(ports.Telemetry):
             "last_success_timestamp_seconds", "When a run last succeeded; 0: not yet."
         )
         self._evictions = self._counter("evictions", "Pods evicted.")
+        self._lines_dropped = self._counter(
+            "log_lines_dropped", "Log lines that standard error did not take."
+        )
         for state in model.State:
             self._state.labels(state=state.value)
         for reason in errors.Reason:
@@ -111,6 +117,11 @@ class Metrics(ports.Telemetry):
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format 0.0.4."""
+        with self._exposing:
+            # Whoever drops a line must not wait, so it is not reported to here, but looked up.
+            dropped = sink.Sink.dropped
+            self._lines_dropped.inc(dropped - self._lines_counted)
+            self._lines_counted = dropped
         return prometheus_client.generate_latest(self.registry)
 
     # -- ports.Telemetry -----------------------------------------------------------------

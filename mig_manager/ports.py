@@ -7,6 +7,7 @@ of ``mig_manager.errors`` and no other.
 import contextlib
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -403,12 +404,32 @@ class Wish(Protocol):
         """
 
 
+def _contained(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def contained(*arguments: object, **named: object) -> None:
+        try:
+            method(*arguments, **named)
+        except Exception:  # noqa: BLE001 - whatever it is, the run is not to blame
+            import structlog  # noqa: PLC0415 - many import this module, and few of them log
+
+            structlog.get_logger().exception("telemetry_failed", method=method.__name__)
+
+    return contained
+
+
 class Telemetry:
     """Hears what happens, for those who watch many nodes; never blocks and never raises.
 
     Its methods may be called from any thread. This one, unlike a protocol, can be made: whatever
-    is not overridden is not listened to.
+    is not overridden is not listened to. An error in a method that is overridden is logged: a
+    change does not fail because it could not be counted.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Contain the errors of the methods that a class overrides."""
+        for name in vars(Telemetry).keys() & vars(cls).keys():
+            if not name.startswith("_"):
+                setattr(cls, name, _contained(vars(cls)[name]))
 
     def attempt_began(self, number: int) -> None:
         """The worker turned to a wish for the ``number``-th time, from 1."""

@@ -20,6 +20,7 @@ from mig_manager import (
     shellreach,
     shellsettings,
     shellvalidate,
+    sink,
 )
 from mig_manager.adapters import files
 from mig_manager.core import config, document, remarks
@@ -158,7 +159,9 @@ class _Shell:
         for planned in result.rounds:
             self._terminal.note(report.summary(planned))
         for problem in result.problems:
-            self._terminal.note(problem.message, remedy=problem.remedy)
+            self._terminal.note(
+                problem.message, remedy=problem.remedy, priority=sink.Priority.ERROR
+            )
         return FAILED if result.problems else DONE
 
     def _assert(self) -> int:
@@ -241,7 +244,7 @@ class _Shell:
 
     def _warn(self, passed: Sequence[remarks.Remark]) -> None:
         for remark in passed:
-            self._terminal.note(f"warning: {remark}")
+            self._terminal.note(f"warning: {remark}", priority=sink.Priority.WARNING)
 
     def _standard_input(self) -> str:
         try:

@@ -1,12 +1,14 @@
 """What becomes a metric when something happens, read back as Prometheus would read it."""
 
+import io
 import sys
 
 import pytest
+import structlog.testing
 from prometheus_client import parser
 
 import mig_manager
-from mig_manager import errors, metrics
+from mig_manager import errors, metrics, sink
 from mig_manager.adapters import gpu_child, nvml_errors, nvml_meter
 from mig_manager.core import model, profile
 from mig_manager.sandbox import hardware
@@ -186,6 +188,27 @@ def test_two_sets_of_metrics_in_one_process_do_not_disturb_each_other(
     other.pod_evicted()
 
     assert value(heard, "evictions_total") == 0
+
+
+def test_dropped_log_lines_are_counted(heard: metrics.Metrics) -> None:
+    before = value(heard, "log_lines_dropped_total")
+    sink.Sink(io.StringIO()).drop()
+
+    assert value(heard, "log_lines_dropped_total") - before == 1
+    assert value(heard, "log_lines_dropped_total") - before == 1
+
+
+def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    heard = metrics.Metrics(contact_age_s=lambda: 0.0, on_progress=fail)
+    with structlog.testing.capture_logs() as lines:
+        heard.phase_ended(model.Phase.DRAIN, 1.0)
+
+    assert [(line["event"], line["method"]) for line in lines] == [
+        ("telemetry_failed", "phase_ended")
+    ]
 
 
 def test_no_series_tells_of_times_of_birth(heard: metrics.Metrics) -> None:

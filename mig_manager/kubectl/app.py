@@ -74,7 +74,7 @@ def main(argv: Sequence[str], terminal: console.Console) -> int:
             f"internal error: {type(error).__name__}: {error}",
             remedy="This is a bug in kubectl-mig; please report it with these lines:",
         )
-        traceback.print_exception(error, file=terminal.stderr)
+        traceback.print_exception(error, file=terminal.remarks)
         return FAILED
 
 

@@ -1,0 +1,158 @@
+"""Where log lines and remarks go: standard error, which may fail or stall at any time.
+
+A change of the GPUs must not depend on it. A write that raises would cut the change in half, and
+one that blocks (a pipe that is not read, a terminal stopped with Ctrl-S) would halt it. So a line
+that cannot be written at once is dropped and counted.
+"""
+
+import contextlib
+import enum
+import os
+import select
+import stat
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TextIO
+
+_CHUNK = select.PIPE_BUF
+"""Bytes that a pipe with room takes as a whole (pipe(7)); poll(2) reports no smaller room."""
+_REOPENED = stat.S_IFIFO, stat.S_IFCHR
+
+
+class Priority(enum.IntEnum):
+    """Priorities of syslog(3), which journald stores with each line."""
+
+    ERROR = 3
+    WARNING = 4
+    NOTICE = 5
+    INFO = 6
+    DEBUG = 7
+
+
+def _plain_notice(count: int) -> str:
+    return f"{count} lines could not be written before this one"
+
+
+class Sink:
+    """Writes lines to a stream; never raises and never blocks.
+
+    Args:
+        stream: Usually standard error.
+        journal_stream: The variable ``JOURNAL_STREAM`` of the environment. Where it names this
+            stream, journald reads it, and each line gets its priority (sd-daemon(3)).
+
+    Attributes:
+        notice: Makes the line that reports how many lines were dropped, once the stream takes
+            lines again.
+    """
+
+    dropped = 0
+    """Lines that this process dropped so far, at all its sinks."""
+
+    def __init__(self, stream: TextIO, *, journal_stream: str = "") -> None:
+        self._stream = stream
+        self._encoding = stream.encoding or "utf-8"
+        # A signal handler may write while the main thread does.
+        self._lock = threading.RLock()
+        self._unreported = 0
+        self._is_torn = False
+        self._is_journal = False
+        self._write_some = self._write_to_stream
+        self.notice: Callable[[int], str] = _plain_notice
+        with contextlib.suppress(OSError, ValueError):
+            self._use_descriptor(stream.fileno(), journal_stream)
+
+    def drop(self) -> None:
+        """Count a line that never got here."""
+        with self._lock:
+            Sink.dropped += 1
+            self._unreported += 1
+
+    def put(self, text: str, priority: Priority = Priority.INFO) -> None:
+        """Write a line, or several that belong together; dropped if that is not possible now.
+
+        Args:
+            text: Without the last line's end.
+            priority: For journald.
+        """
+        with self._lock:
+            if self._unreported and self._put(self.notice(self._unreported), Priority.WARNING):
+                self._unreported = 0
+            if self._unreported or not self._put(text, priority):
+                self.drop()
+
+    def write(self, text: str) -> int:
+        """Write text as a file does, for those who print to one."""
+        if text := text.removesuffix("\n"):
+            self.put(text, Priority.ERROR)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: no line waits here."""
+
+    def _put(self, text: str, priority: Priority) -> bool:
+        lines = text.split("\n")
+        if self._is_journal:
+            lines = [f"<{priority.value}>{line}" for line in lines]
+        # What is left of a line that was cut off must not become part of this one.
+        lead = [""] if self._is_torn else []
+        data = "\n".join([*lead, *lines, ""]).encode(self._encoding, "backslashreplace")
+        written = 0
+        try:
+            while written < len(data):
+                written += self._write_some(data[written:])
+        except (OSError, ValueError, RuntimeError):
+            # Besides the system's errors: a closed file, and one in the middle of a write that a
+            # signal handler interrupted.
+            self._is_torn = self._is_torn or written > 0
+            return False
+        self._is_torn = False
+        return True
+
+    def _use_descriptor(self, fd: int, journal_stream: str) -> None:
+        """Find a way to write to a descriptor that does not block.
+
+        Setting O_NONBLOCK on it would do that to everybody who shares it, such as the shell.
+        """
+        status = os.fstat(fd)
+        self._is_journal = journal_stream == f"{status.st_dev}:{status.st_ino}"
+        self._write_some = lambda data: os.write(fd, data)
+        if stat.S_ISSOCK(status.st_mode):
+            self._write_some = lambda data: _send(fd, data)
+        elif stat.S_IFMT(status.st_mode) in _REOPENED:
+            try:
+                # The same pipe or terminal, but a description of our own (proc_pid_fd(5)).
+                own = os.open(
+                    f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                )
+            except OSError:
+                # Another user's, or a pipe without a reader.
+                self._write_some = lambda data: _write_if_ready(fd, data)
+            else:
+                weakref.finalize(self, os.close, own).atexit = False
+                self._write_some = lambda data: os.write(own, data)
+
+    def _write_to_stream(self, data: bytes) -> int:
+        """Write to a stream in memory, as tests have it."""
+        self._stream.write(data.decode(self._encoding))
+        self._stream.flush()
+        return len(data)
+
+
+def _send(fd: int, data: bytes) -> int:
+    import socket  # noqa: PLC0415 - only journald gives us one
+
+    connection = socket.socket(fileno=fd)
+    try:
+        return connection.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    finally:
+        connection.detach()
+
+
+def _write_if_ready(fd: int, data: bytes) -> int:
+    ready = select.poll()
+    ready.register(fd, select.POLLOUT)
+    if not ready.poll(0):
+        raise BlockingIOError
+    return os.write(fd, data[:_CHUNK])

@@ -1,0 +1,103 @@
+"""A change goes to its end, or back, whatever becomes of what is said about it."""
+
+import contextlib
+import os
+import pathlib
+import pty
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.sandbox.driver import states
+from tests import lost_stderr
+from tests.e2e.shell_node import Node, wait_for
+
+CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> Node:
+    node = Node(tmp_path, "1xA100-SXM4-40GB")
+    assert node.run("apply", "before").returncode == 0
+    return node
+
+
+def run(node: Node, *argv: str, stderr: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - our own program
+        node.command(*argv),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+OFTEN = ("full-disk", "closed-pipe", "stalled-reader")
+SELDOM = [
+    pytest.param(way, marks=pytest.mark.slow) for way in lost_stderr.WAYS if way not in OFTEN
+]
+
+
+@pytest.mark.parametrize("way", [*OFTEN, *SELDOM])
+def test_a_change_that_fails_is_rolled_back_before_anything_is_said_and_tells_by_its_status(
+    node: Node, way: str
+) -> None:
+    before = node.shape
+    node.state.add_fault(states.Fault(function=CREATE, first=2, code=999))
+
+    with lost_stderr.WAYS[way]() as stderr:
+        failed = run(node, "apply", "wanted", "--debug", stderr=stderr)
+
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", lost_stderr.WAYS)
+def test_a_change_succeeds_without_anybody_who_hears_its_remarks(node: Node, way: str) -> None:
+    with lost_stderr.WAYS[way]() as stderr:
+        done = run(node, "apply", "wanted", "--debug", stderr=stderr)
+
+    assert (done.returncode, done.stdout) == (0, "MIG configuration applied successfully\n")
+    assert node.run("assert", "wanted").returncode == 0
+
+
+def test_a_usage_error_keeps_its_status_where_it_cannot_be_explained(node: Node) -> None:
+    with lost_stderr.full_disk() as stderr:
+        assert run(node, "apply", "no-such", stderr=stderr).returncode == 2
+
+
+@contextlib.contextmanager
+def at_a_terminal(node: Node, *argv: str) -> Iterator[tuple[int, int]]:
+    """Run the program in a session of its own; give its pid and the terminal's other side."""
+    command = node.command(*argv)
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execv(command[0], command)  # noqa: S606 - our own program
+    try:
+        yield pid, master
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.close(master)
+
+
+def test_an_ssh_session_that_is_lost_in_the_middle_of_a_change_does_not_cut_it_off(
+    node: Node,
+) -> None:
+    node.state.add_fault(states.Fault(function=CREATE, first=1, hang_s=1.0))
+    with at_a_terminal(node, "apply", "wanted") as (pid, master):
+        wait_for(lambda: node.is_hung)
+        os.close(master)
+        _, status = os.waitpid(pid, 0)
+
+    # As if it had been hung up on after its work.
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGHUP
+    node.state.clear_faults()
+    assert node.run("assert", "wanted").returncode == 0
+    assert not node.journal.exists()

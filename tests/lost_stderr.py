@@ -1,0 +1,82 @@
+"""Standard errors that take no line: what a log meets on a bad day."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[int]:
+    """Give a file on a disk that is full."""
+    fd = os.open("/dev/full", os.O_WRONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def closed_pipe() -> Iterator[int]:
+    """Give a pipe whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+@contextlib.contextmanager
+def stalled_reader() -> Iterator[int]:
+    """Give a pipe that is full, and whose reader reads no more."""
+    with full_pipe() as (_, writer):
+        yield writer
+
+
+@contextlib.contextmanager
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """Give both ends of a pipe that is full."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"." * 4096)
+    os.set_blocking(writer, True)
+    try:
+        yield reader, writer
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@contextlib.contextmanager
+def dead_terminal() -> Iterator[int]:
+    """Give a terminal whose other side is gone, as after a lost ssh session."""
+    master, terminal = os.openpty()
+    os.close(master)
+    try:
+        yield terminal
+    finally:
+        os.close(terminal)
+
+
+@contextlib.contextmanager
+def read_only() -> Iterator[int]:
+    """Give a file that was opened for reading alone."""
+    fd = os.open(pathlib.Path(__file__), os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+WAYS: Mapping[str, Callable[[], contextlib.AbstractContextManager[int]]] = {
+    "full-disk": full_disk,
+    "closed-pipe": closed_pipe,
+    "stalled-reader": stalled_reader,
+    "dead-terminal": dead_terminal,
+    "read-only": read_only,
+}
