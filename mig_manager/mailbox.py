@@ -38,10 +38,14 @@ class Mailbox:
                 self._changed.notify_all()
 
     def put_file_change(self) -> None:
-        """Make the wish new because the config file means something else now."""
+        """Make the request new because the config file has changed.
+
+        Before the node was read there is no request; the first one reads the file as it is then.
+        """
         with self._changed:
-            self._generation += 1
-            self._changed.notify_all()
+            if self._is_label_known:
+                self._generation += 1
+                self._changed.notify_all()
 
     def put_gpu_change(self) -> None:
         """Have the GPUs looked at soon: somebody has changed them. It is no new wish."""

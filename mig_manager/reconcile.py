@@ -40,7 +40,8 @@ class Reconciler:
         self._left: status.Journal | None = None
         """What the next run carries on with."""
         self._fulfilled: tuple[str, str] | None = None
-        """The wish that had been fulfilled when this process began."""
+        """The request that had been fulfilled when this process began, until a run for it, or for
+        another one, ends for good."""
         self._rebooted: tuple[str, str] | None = None
         """The wish for which the machine was rebooted."""
         self._remembered: model.ObservedGpus = model.NO_GPUS
@@ -58,7 +59,7 @@ class Reconciler:
         """
         view = self._world.node.read()
         told = view.annotations.get(cluster.STATUS_ANNOTATION)
-        self._fulfilled = status.fulfilled(told)
+        self._fulfilled = status.fulfilled(told) or self._fulfilled
         self._rebooted = status.rebooted(told)
         self._left = None
         found = recovery.find(view)
@@ -195,10 +196,11 @@ class Reconciler:
             self._keep_due(run)
             raise
         is_drifted = outcome.reason is errors.Reason.DRIFTED
-        if not is_drifted:
-            self._fulfilled = None
         self._world.telemetry.drift_found(is_drifted=is_drifted)
         run.record.finish(outcome)
+        # A failure that can pass decides nothing: the retry serves the request of before.
+        if not (is_drifted or outcome.should_retry):
+            self._fulfilled = None
         self._keep_due(run)
         if outcome.state is model.State.SUCCESS:
             run.keep_for_next_boot()

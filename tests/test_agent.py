@@ -100,6 +100,22 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
     assert all(0 < delay <= 0.02 for delay in pipeline.delays_s)
 
 
+def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
+    box = mailbox.Mailbox()
+    pipeline = Pipeline(box, errors.Reason.APPLIED)
+    served = agent.Agent(pipeline, box, patience=patience(look_after_s=0.01))
+    thread = threading.Thread(target=served.serve, daemon=True)
+    box.put_file_change()
+    thread.start()
+
+    assert not pipeline.has_rested.wait(0.1)
+    box.put_label("a")
+    thread.join(timeout=20)
+
+    assert pipeline.recovered == ["a"]
+    assert pipeline.runs == [("a", 1)]
+
+
 def test_a_permanent_failure_waits_for_another_wish() -> None:
     box = mailbox.Mailbox()
     box.put_label("a")

@@ -123,6 +123,38 @@ def test_an_agent_that_starts_evicts_nobody_for_a_wish_that_had_been_fulfilled()
     assert restarted.run(LAYOUT, steadfast(world)).state is model.State.SUCCESS
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ("gpus.observe", errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)),
+        ("node.patch", errors.ClusterError("503", reason=errors.Reason.API_UNAVAILABLE)),
+    ],
+    ids=["driver", "API"],
+)
+def test_a_passing_failure_at_the_start_does_not_make_the_retry_evict_for_an_old_request(
+    failure: tuple[str, Exception],
+) -> None:
+    world, _, _ = settled()
+    stranger_on_foreign_instances(world)
+    restarted = scenes.reconciler(world)
+    restarted.recover(LAYOUT)
+    driver = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
+    world.refusing["gpus.observe"] = driver
+    assert restarted.run(LAYOUT, steadfast(world)).should_retry
+    point, error = failure
+    world.refusing = {point: error}
+    with contextlib.suppress(errors.ClusterError):
+        restarted.run(LAYOUT, steadfast(world), attempt=2)
+    world.refusing = {}
+    # As the agent's loop does after an API that did not answer.
+    restarted.recover(LAYOUT)
+
+    outcome = restarted.run(LAYOUT, steadfast(world), attempt=3)
+
+    assert outcome.reason is errors.Reason.DRIFTED
+    assert "workloads.evict" not in world.log
+
+
 def test_an_agent_that_starts_brings_back_what_a_reboot_took() -> None:
     world, _, _ = settled()
     world.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in world.gpus)

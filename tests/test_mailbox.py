@@ -38,6 +38,16 @@ def test_the_first_look_counts_even_without_a_label() -> None:
     assert taken(box).name is None
 
 
+def test_a_changed_file_is_no_request_before_the_node_was_read() -> None:
+    box = mailbox.Mailbox()
+    box.put_file_change()
+
+    assert box.next(0, timeout_s=0.01) is None
+
+    box.put_label("a")
+    assert taken(box).name == "a"
+
+
 def test_a_changed_file_makes_the_same_label_a_new_wish() -> None:
     box = mailbox.Mailbox()
     box.put_label("a")
