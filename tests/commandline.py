@@ -43,6 +43,11 @@ class Shell:
 def forget() -> None:
     """Undo what a command line does to its process, which is not to last."""
     nvml.uninstall()
+    forget_log()
+
+
+def forget_log() -> None:
+    """Undo what was configured of the log."""
     structlog.reset_defaults()
     root = logging.getLogger()
     for handler in list(root.handlers):

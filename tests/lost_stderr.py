@@ -1,10 +1,16 @@
 """Standard errors that take no line: what a log meets on a bad day."""
 
+import collections
 import contextlib
 import fcntl
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
+
+import structlog
+
+from mig_manager import log, sink
+from tests import commandline
 
 
 @contextlib.contextmanager
@@ -80,3 +86,20 @@ WAYS: Mapping[str, Callable[[], contextlib.AbstractContextManager[int]]] = {
     "dead-terminal": dead_terminal,
     "read-only": read_only,
 }
+
+
+@contextlib.contextmanager
+def logging_lost(way: str, lost: "collections.Counter[str]") -> Iterator[tuple[()]]:
+    """Have every log line of this process lost, one of ``WAYS``; counts the lines by the way."""
+    before, configuration = sink.Sink.dropped, structlog.get_config()
+    with (
+        WAYS[way]() as fd,
+        open(fd, "w", encoding="utf-8", closefd=False) as stream,
+    ):
+        log.configure(level="debug", is_json=True, stream=stream)
+        try:
+            yield ()
+        finally:
+            commandline.forget_log()
+            structlog.configure(**configuration)
+            lost[way] += sink.Sink.dropped - before

@@ -6,13 +6,17 @@ import pathlib
 import pty
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from mig_manager.core import model
+from mig_manager.sandbox.cluster import nodeoptions
 from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
 from tests import lost_stderr
-from tests.e2e.shell_node import Node, wait_for
+from tests.e2e.shell_node import LAYOUTS, Node, wait_for
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
@@ -64,6 +68,40 @@ def test_a_change_succeeds_without_anybody_who_hears_its_remarks(node: Node, way
 
     assert (done.returncode, done.stdout) == (0, "MIG configuration applied successfully\n")
     assert node.run("assert", "wanted").returncode == 0
+
+
+class Stage(stages.Stage):
+    """A node with an agent whose log lines are all lost."""
+
+    def __init__(self, stderr: int) -> None:
+        super().__init__(
+            "1xA100-SXM4-40GB",
+            LAYOUTS,
+            latency=states.Latency(),
+            agent_options=("--retry-initial-s", "0.2", "--log-level", "debug"),
+            node_options=nodeoptions.NodeOptions(
+                tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
+            ),
+        )
+        self._stderr = stderr
+
+    def start_agent(self) -> None:
+        self._agent = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", "mig_manager", "agent", *self.agent_arguments()],
+            stderr=self._stderr,
+        )
+
+
+@pytest.mark.parametrize(
+    "way", ["stalled-reader", pytest.param("full-disk", marks=pytest.mark.slow)]
+)
+def test_an_agent_whose_log_lines_are_lost_serves_its_node_and_ends_in_good_order(
+    way: str,
+) -> None:
+    with lost_stderr.WAYS[way]() as stderr, Stage(stderr) as world:
+        world.label("wanted")
+        assert world.wait_for_end("wanted") is model.State.SUCCESS
+        assert world.stop_agent() == 0
 
 
 def test_a_usage_error_keeps_its_status_where_it_cannot_be_explained(node: Node) -> None:

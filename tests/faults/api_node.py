@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import pathlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog.testing
 
@@ -53,6 +53,9 @@ GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 
 Wrap = Callable[[ports.DeviceAllocations, pathlib.Path], ports.DeviceAllocations]
 """Given what asks kubelet, and kubelet's socket, return what asks in its place."""
+
+Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, object]]]]
+"""Gives what is logged meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,9 +294,10 @@ def staged(
     wrap: Wrap | None = None,
     api_timeout_s: float = REQUEST_TIMEOUT_S,
     kubelet_timeout_s: float = REQUEST_TIMEOUT_S,
+    listen: Listen = structlog.testing.capture_logs,
 ) -> Iterator[Stage]:
     """Give a stage at rest in a first layout; at its end no line of any log has a traceback."""
-    with structlog.testing.capture_logs() as log, _tracebacks() as others:
+    with listen() as log, _tracebacks() as others:
         with Stage(
             style=style,
             wrap=wrap,

@@ -7,7 +7,7 @@ of these calls struck by a fault.
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog.testing
 
@@ -104,6 +104,8 @@ class Ended:
 
 
 Shape = tuple[object, ...]
+Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, object]]]]
+"""Gives what is logged meanwhile."""
 
 
 class Cluster(fakes.World):
@@ -149,6 +151,7 @@ class Node:
         self.scenario = scenario
         simulated.create(scenario.spec, path)
         self.state = simulated.SharedState(path)
+        self.listen: Listen = structlog.testing.capture_logs
         self.gpus: ports.Gpus = nvml.NvmlGpus(in_use_timeout_s=5.0, clock=fakes.FakeClock())
         self._start = self.state.read()
         if scenario.before is not None:
@@ -175,7 +178,7 @@ class Node:
     def run(self, layout: str | None = None) -> Ended:
         """Run the pipeline once."""
         wish = fakes.FakeWish(self.cluster.clock, replaced=False)
-        with structlog.testing.capture_logs() as log:
+        with self.listen() as log:
             outcome = self._pipeline.run(layout or self.scenario.layout, wish)
         return Ended(outcome=outcome, tracebacks=[line for line in log if "exc_info" in line])
 

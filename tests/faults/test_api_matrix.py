@@ -8,14 +8,17 @@ server's fault says that it has struck, and every case must count.
 
 import collections
 import dataclasses
+import functools
 import http
 from collections.abc import Callable, Collection, Mapping
 
 import pytest
+import structlog.testing
 
 from mig_manager import errors
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.cluster import nodeoptions
+from tests import lost_stderr
 from tests.faults import api_node
 
 GOOD = api_node.GOOD
@@ -134,11 +137,18 @@ def strike(stage: api_node.Stage, failure: Failure, request: api_node.Request) -
     return word if is_struck else ""
 
 
-def play(note: Note, name: str, style: nodeoptions.DeployStyle, *, every: int = 1) -> None:
+def play(
+    note: Note,
+    name: str,
+    style: nodeoptions.DeployStyle,
+    *,
+    every: int = 1,
+    listen: api_node.Listen = structlog.testing.capture_logs,
+) -> None:
     failure = FAILURES[name]
     counts: collections.Counter[str] = collections.Counter()
     plays, missed = 0, []
-    with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s) as stage:
+    with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s, listen=listen) as stage:
         tried = requests(stage)[::every]
         for request in tried:
             word = ""
@@ -190,6 +200,20 @@ def test_some_requests_may_fail_once_and_the_layout_comes_into_force(
     record_property: Note,
 ) -> None:
     play(record_property, "409", OPERATOR, every=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("409", "full-disk"), ("reset-when-done", "closed-pipe"), ("500", "stalled-reader")],
+)
+def test_any_request_may_fail_once_while_every_log_line_is_lost(
+    name: str, way: str, record_property: Note
+) -> None:
+    lost: collections.Counter[str] = collections.Counter()
+    listen = functools.partial(lost_stderr.logging_lost, way, lost)
+    play(record_property, name, OPERATOR, listen=listen)
+    assert lost[way] > 0
 
 
 def begin_anew(failure: Failure) -> None:

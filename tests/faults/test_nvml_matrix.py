@@ -7,6 +7,8 @@ and nothing taken; and the next run succeeds. A case counts only if the driver's
 """
 
 import collections
+import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 
@@ -15,6 +17,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import nvml_errors
 from mig_manager.sandbox.driver import states
+from tests import lost_stderr
 from tests.faults import nvml_codes, nvml_node
 from tests.faults.nvml_codes import (
     IN_USE,
@@ -203,6 +206,66 @@ def test_every_change_may_fail_once_and_the_node_is_none_the_worse(
             node,
             ((site, nvml_codes.UNKNOWN) for site in changes),
             section="NVML faults, a sample",
+        )
+
+
+WAYS = ("full-disk", "closed-pipe", "stalled-reader")
+
+
+def play_with_lost_log(
+    note: Note, node: nvml_node.Node, cases: Iterable[tuple[nvml_node.Site, int]], *, section: str
+) -> None:
+    """Play cases with a good log and with one that loses every line; both must end alike."""
+    good, tried, struck = node.listen, 0, 0
+    lost: collections.Counter[str] = collections.Counter()
+    for (site, code), way in zip(cases, itertools.cycle(WAYS), strict=False):
+        fault = states.Fault(function=site.function, gpu=site.gpu, first=site.nth, code=code)
+        before, ends = lost.total(), []
+        for listen in (good, functools.partial(lost_stderr.logging_lost, way, lost)):
+            node.listen = listen
+            ended = strike(node, site, fault)
+            ends.append((ended.outcome, node.taken(), node.shape()))
+        tried += 1
+        struck += lost.total() > before
+        assert ends[0] == ends[1], f"{site}, {nvml_codes.name_of(code)}, {way}"
+    node.listen = good
+    note(
+        section,
+        {
+            "scenario": node.scenario.name,
+            "tried": tried,
+            "struck": struck,
+            "lines lost": dict(sorted(lost.items())),
+        },
+    )
+    assert struck == tried > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", nvml_node.SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_run_that_fails_anywhere_ends_as_with_a_good_log_where_every_line_is_lost(
+    scenario: nvml_node.Scenario, tmp_path: pathlib.Path, record_property: Note
+) -> None:
+    with nvml_node.prepared(scenario, tmp_path / "state") as node:
+        play_with_lost_log(
+            record_property,
+            node,
+            ((s, code) for s in node.record() for code in nvml_codes.codes_of(s.function)),
+            section="Lost logs",
+        )
+
+
+def test_a_change_that_fails_ends_as_with_a_good_log_where_every_line_is_lost(
+    tmp_path: pathlib.Path, record_property: Note
+) -> None:
+    scenario = next(each for each in nvml_node.SCENARIOS if each.name == "one-slice")
+    with nvml_node.prepared(scenario, tmp_path / "state") as node:
+        changes = [site for site in node.record() if site.function in nvml_codes.CHANGES]
+        play_with_lost_log(
+            record_property,
+            node,
+            ((site, nvml_codes.UNKNOWN) for site in changes),
+            section="Lost logs, a sample",
         )
 
 
