@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from mig_manager import errors, ports
 from mig_manager.core import clients, cluster, hookfile, hooks, model, planner
 from mig_manager.core import policy as policies
+from tests import driver_rules
 
 
 class FakeClock:
@@ -568,7 +569,12 @@ class FakeHooks:
 
 
 def apply_step(gpu: model.Gpu, step: model.Step) -> model.Gpu:
-    """Do one step to an observed GPU, as a driver would."""
+    """Do one step to an observed GPU.
+
+    Raises:
+        ImpossibleStepError: The driver would refuse it.
+    """
+    driver_rules.check(gpu, step)
     instances = gpu.gpu_instances
     kept: list[model.GpuInstance]
     match step:
