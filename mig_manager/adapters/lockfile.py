@@ -2,8 +2,10 @@
 
 The lock is ``flock(2)``'s: the kernel gives it back with the process however that ends, it keeps
 threads of one process apart as well, since each opens the file anew, and scripts can take part
-with ``flock(1)``. The text in the file only tells people who holds it; it decides nothing, for a
-manager that was killed leaves its own behind.
+with ``flock(1)``. Whoever may open the file may lock it, also to read only (flock(2)): it is its
+owner's alone. A second file beside it, which everybody may read, tells people what the holder
+does. It decides nothing, for a manager that was killed leaves its own behind, and a script writes
+none; which process holds the lock is in ``/proc/locks``.
 """
 
 import contextlib
@@ -18,16 +20,17 @@ from collections.abc import Iterator
 
 import structlog
 
-from mig_manager import clocks, errors
+from mig_manager import clocks, errors, safetext
 
-_MODE = 0o644
-"""Everybody may read who is at work."""
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_MODE = 0o600
+_HOLDER_MODE = 0o644
+_CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """No child keeps the lock; a link leads nowhere; a pipe in our place does not hold us up."""
 _MAX_BYTES = 4096
 _MOST_OPENINGS = 10
 """How often a file that is removed under our hands is opened again."""
 _FOLDER_MODE = 0o755
+_PROC = pathlib.Path("/proc")
 
 _log = structlog.get_logger()
 
@@ -68,9 +71,9 @@ class LockFile:
             yield
             return
         try:
-            _tell(file, self._holder(doing))
+            _tell(self._path, self._holder(doing))
             yield
-            _tell(file, "")
+            _tell(self._path, "")
         finally:
             # A child that is being started has a copy for a moment; closing ours is not enough.
             fcntl.flock(file, fcntl.LOCK_UN)
@@ -104,26 +107,29 @@ class LockFile:
 
 
 def holder(path: pathlib.Path) -> str:
-    """Return who holds a lock, without taking it from anybody; empty when nobody does.
+    """Return who holds a lock, without taking it from anybody; empty when nobody is seen to.
 
-    Whoever has given it back has emptied the file, so that the lock is only tried, shared and for
-    a moment, where somebody holds it or was killed.
+    Any user is told of a process that this PID namespace has. One of another namespace is seen by
+    trying the lock, shared and for a moment, which only its owner may do; it is tried only where
+    somebody holds it or was killed, since whoever has given it back has emptied the text.
 
     Raises:
-        OSError: The file is there and cannot be read.
+        OSError: The file is there and cannot be looked at.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        found = os.lstat(path)
     except FileNotFoundError:
         return ""
-    with open(file, "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
-        told = stream.read(_MAX_BYTES)
-        if not told.strip():
-            return ""
+    text = _text(path)
+    if pid := _locking_process(found):
+        return _who(pid, text)
+    if not text or not os.access(path, os.R_OK):
+        return ""
+    with _opened(path, os.O_RDONLY) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _who(told) or "a manager that does not say who it is"
+            return _who(0, text)
         return ""
 
 
@@ -136,10 +142,10 @@ def _lock(path: pathlib.Path) -> int:
     """
     path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     for _ in range(_MOST_OPENINGS):
-        file = os.open(path, _FLAGS, _MODE)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | _CAREFUL, _MODE)
         try:
-            _require_ours(file)
-            _flock(file)
+            _require_ours(file, _MODE)
+            _flock(path, file)
             if _is_at(path, file):
                 return file
         except BaseException:
@@ -150,7 +156,7 @@ def _lock(path: pathlib.Path) -> int:
     raise OSError(errno.ESTALE, "it is removed again and again")
 
 
-def _require_ours(file: int) -> None:
+def _require_ours(file: int, mode: int) -> None:
     """Refuse what somebody may have put in our place to have us write to another file."""
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
@@ -158,18 +164,17 @@ def _require_ours(file: int) -> None:
     if found.st_uid not in (0, os.geteuid()):
         raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}")
     if found.st_uid == os.geteuid():
-        # Whatever the umask was, and others must not write what people are told.
-        os.fchmod(file, _MODE)
+        # Whatever the umask was, and whatever an earlier version or a script made it.
+        os.fchmod(file, mode)
 
 
-def _flock(file: int) -> None:
+def _flock(path: pathlib.Path, file: int) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = _who(os.pread(file, _MAX_BYTES, 0))
+        holder = _who(_locking_process(os.fstat(file)), _text(path))
         raise errors.LockedError(
-            "another manager is at work on this node's GPUs" + (f": {holder}" if holder else ""),
-            holder=holder,
+            f"another manager is at work on this node's GPUs: {holder}", holder=holder
         ) from error
 
 
@@ -180,20 +185,88 @@ def _is_at(path: pathlib.Path, file: int) -> bool:
         return False
 
 
-def _tell(file: int, text: str) -> None:
+def _beside(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f"{path.name}.holder")
+
+
+def _tell(path: pathlib.Path, text: str) -> None:
     """Replace the text; a disk that is full costs people the name of the holder, no more."""
-    with contextlib.suppress(OSError):
+    with (
+        contextlib.suppress(OSError),
+        _opened(_beside(path), os.O_RDWR | os.O_CREAT) as file,
+    ):
+        _require_ours(file, _HOLDER_MODE)
         os.ftruncate(file, 0)
         os.pwrite(file, text.encode(), 0)
 
 
-def _who(content: bytes) -> str:
-    """Return who holds the lock as a part of a sentence; empty when the text does not say."""
+def _text(path: pathlib.Path) -> bytes:
+    with contextlib.suppress(OSError), _opened(_beside(path), os.O_RDONLY) as file:
+        return os.pread(file, _MAX_BYTES, 0)
+    return b""
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | _CAREFUL, _HOLDER_MODE)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _locking_process(found: os.stat_result) -> int:
+    """Return the process that holds the lock on a file; 0 if this PID namespace has none.
+
+    A line is ``1: FLOCK  ADVISORY  WRITE 16076 fe:00:10011606 0 EOF`` (proc_locks(5)), with the
+    file's device in hexadecimal. Lines with an arrow are of those who wait.
+    """
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        lines = (_PROC / "locks").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        _number, kind, *words = [*line.split(), ""]
+        if kind == "FLOCK" and words[3:4] == [device] and words[2].isdigit():
+            return int(words[2])
+    return 0
+
+
+def _who(pid: int, text: bytes) -> str:
+    """Return who holds the lock, as a part of a sentence.
+
+    Args:
+        pid: The holder's, as ``/proc/locks`` has it; 0 if it is not there.
+        text: What the last holder that is a manager of ours wrote.
+    """
+    told = _parsed(text)
+    if told and (not pid or told.get("pid") == _own_pid(pid)):
+        found = {"pid": "?"} | told | ({"pid": pid} if pid else {})
+        values = [str(found.get(key, "?")) for key in ("program", "pid", "host", "doing", "since")]
+        return "{} (pid {} on {}), {}, since {}".format(*values)
+    if not pid:
+        return "a process that does not say who it is"
+    try:
+        name = safetext.printable((_PROC / f"{pid}/comm").read_text(errors="replace").strip(), "?")
+    except OSError:
+        name = "a process"
+    return f"{name} (pid {pid})"
+
+
+def _own_pid(pid: int) -> int:
+    """Return a process's PID as itself sees it, in the innermost namespace that it is in."""
+    try:
+        status = (_PROC / f"{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return pid
+    named = [line.split() for line in status.splitlines() if line.startswith("NSpid:")]
+    return int(named[0][-1]) if named else pid
+
+
+def _parsed(content: bytes) -> dict[str, object]:
     try:
         told = json.loads(content)
     except (ValueError, RecursionError):
-        return ""
-    if not isinstance(told, dict):
-        return ""
-    found = [str(told.get(key, "?")) for key in ("program", "pid", "host", "doing", "since")]
-    return "{} (pid {} on {}), {}, since {}".format(*found)
+        return {}
+    return told if isinstance(told, dict) else {}

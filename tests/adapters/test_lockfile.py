@@ -1,11 +1,14 @@
 """The node's lock: one holder among processes and threads, and none once it is dead."""
 
 import contextlib
+import fcntl
+import json
 import os
 import pathlib
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
@@ -31,6 +34,11 @@ def lock_at(path: pathlib.Path, *, is_required: bool = True) -> lockfile.LockFil
     return lockfile.LockFile(
         path, program="test", clock=clock.SystemClock(), is_required=is_required
     )
+
+
+def told(path: pathlib.Path) -> pathlib.Path:
+    """Return the file that tells people what the holder does."""
+    return path.with_name("lock.holder")
 
 
 @contextlib.contextmanager
@@ -76,10 +84,10 @@ def test_the_lock_is_free_once_its_holder_is_killed_whatever_its_text_says(
     with other_process(path) as process:
         process.kill()
         process.wait()
-        assert "apply all-1g.5gb" in path.read_text()
+        assert "apply all-1g.5gb" in told(path).read_text()
 
         with lock_at(path).hold("x"):
-            assert '"program": "test"' in path.read_text()
+            assert '"program": "test"' in told(path).read_text()
 
 
 def test_threads_of_one_process_exclude_each_other(path: pathlib.Path) -> None:
@@ -108,7 +116,7 @@ def test_the_lock_is_free_after_the_context_also_when_the_work_fails(path: pathl
 
     with lock.hold("y"):
         pass
-    assert path.read_text() == ""
+    assert told(path).read_text() == ""
 
 
 def test_a_child_does_not_keep_the_lock(path: pathlib.Path) -> None:
@@ -122,19 +130,90 @@ def test_a_child_does_not_keep_the_lock(path: pathlib.Path) -> None:
             assert child.poll() is None
 
 
-def test_everybody_may_read_who_is_at_work_whatever_the_umask(path: pathlib.Path) -> None:
-    before = os.umask(0o077)
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_everybody_may_read_who_is_at_work_and_nobody_else_may_lock(
+    path: pathlib.Path, umask: int
+) -> None:
+    before = os.umask(umask)
     try:
         with lock_at(path).hold("x"):
-            assert stat.S_IMODE(path.stat().st_mode) == 0o644
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(told(path).stat().st_mode) == 0o644
     finally:
         os.umask(before)
+
+
+def test_a_lock_that_a_script_made_for_everybody_is_taken_back(path: pathlib.Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o666)
+    path.chmod(0o666)
+
+    with lock_at(path).hold("x"):
+        pass
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_cannot_keep_us_off_and_can_read_who_is_at_work() -> None:
+    def as_nobody(*argv: str) -> int:
+        return subprocess.run(argv, user=65534, capture_output=True, check=False).returncode  # noqa: S603 - no input of others
+
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder).chmod(0o755)
+        path = pathlib.Path(folder) / "lock"
+        with lock_at(path).hold("x"):
+            pass
+
+        assert as_nobody("cat", str(told(path))) == 0
+        assert as_nobody("flock", "--nonblock", str(path), "true") != 0
+        assert as_nobody("flock", "--nonblock", str(told(path)), "true") == 0
+
+
+def test_a_script_that_holds_the_lock_is_named_and_not_the_last_manager(
+    path: pathlib.Path,
+) -> None:
+    with other_process(path) as process:
+        process.kill()
+    assert "apply all-1g.5gb" in told(path).read_text()
+    with path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        with pytest.raises(errors.LockedError) as caught, lock_at(path).hold("x"):
+            pass
+        seen = lockfile.holder(path)
+
+    assert caught.value.holder == seen
+    assert f"(pid {os.getpid()})" in seen
+    assert "apply" not in seen
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has other PID namespaces")
+def test_a_manager_in_a_container_is_named_by_the_pid_that_it_has_here(path: pathlib.Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.touch()
+    started = subprocess.Popen(  # noqa: S603 - our own program
+        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", HOLDER, str(path)],  # noqa: S607 - of the system
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with started as outside:
+        assert outside.stdout is not None
+        if outside.stdout.readline() != "held\n":
+            assert not os.environ.get("CI"), "CI must permit a PID namespace"
+            pytest.skip("a PID namespace is not permitted here")
+        inside = pathlib.Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text()
+        assert json.loads(told(path).read_text())["pid"] == 1
+
+        assert lockfile.holder(path).startswith(f"other (pid {int(inside)} on ")
+        outside.kill()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 3000, '{"pid": {}}', "\xff\x00"])
 def test_a_text_that_makes_no_sense_does_not_open_the_lock(path: pathlib.Path, text: str) -> None:
     with lock_at(path).hold("x"):
-        path.write_text(text, encoding="latin-1")
+        told(path).write_text(text, encoding="latin-1")
 
         with (
             pytest.raises(errors.LockedError, match="another manager is at work"),
