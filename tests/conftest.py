@@ -2,11 +2,15 @@
 
 import collections
 import json
+import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import TypeVar
 
 import hypothesis
 import pytest
+
+_Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 # A slow machine is no bug.
 hypothesis.settings.register_profile(
@@ -26,6 +30,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="write what tests count as JSON, a file for each matrix that ran (docs/results)",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test in CI that skips itself, because CI installs what tests need; but no GPU."""
+    report = yield
+    return report if item.get_closest_marker("gpu") else _failed_where_skipped(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail a module in CI that skips itself as a whole."""
+    return _failed_where_skipped((yield))
+
+
+def _failed_where_skipped(report: _Report) -> _Report:
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but CI must run it: {report.longrepr}"
+    return report
 
 
 @pytest.hookimpl(trylast=True)
