@@ -26,6 +26,9 @@ class Pipeline(Protocol):
     def rest(self) -> bool:
         """See ``reconcile.Reconciler.rest``."""
 
+    def stop(self) -> None:
+        """See ``reconcile.Reconciler.stop``."""
+
     def run(
         self,
         name: str,
@@ -107,9 +110,16 @@ class Agent:
                 self._served = wish
                 self._guarded(functools.partial(self._fulfil, wish))
             elif self._box.is_stopping:
+                self._stop()
                 return
             else:
                 self._guarded(self._look)
+
+    def _stop(self) -> None:
+        try:
+            self._pipeline.stop()
+        except errors.ClusterError as error:
+            _log.warning("node_not_reopened", reason=error.reason.value, error=error.message)
 
     def _guarded(self, work: Callable[[], object]) -> None:
         try:

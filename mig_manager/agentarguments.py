@@ -119,6 +119,11 @@ _AGENT_OPTIONS = (
         "evict the affected pods, all GPU pods of the node, or none (default: affected)",
     ),
     (
+        ["--drain-strategy"],
+        placeholders.one_of("HOW", "rolling", "whole"),
+        "budgets grant a part: rolling evicts it, whole waits for all of it (default: rolling)",
+    ),
+    (
         ["--max-concurrent-nodes"],
         "NUMBER",
         "how many nodes of the cluster may be under change at once (default: any number)",

@@ -105,6 +105,7 @@ class Clearing:
             affected=clients.affected_ids(plan, gpus),
             policy=policy,
             daemons=tuple(table),
+            has_begun=self._record.journal.draining,
             timeout_s=0.0 if self.spares else self._limits.drain_timeout_s,
             pace=self._limits.pace,
         )
@@ -135,10 +136,21 @@ class Clearing:
             self._world.allocations,
             self._world.clock,
             order=order,
-            on_force=lambda names: self._announce(
-                "ForcedDrain", f"deleting by force {names}", is_warning=True
+            tell=drain.Tell(
+                on_turn=self._announce_turn,
+                on_force=lambda names: self._announce(
+                    "ForcedDrain", f"deleting by force {names}", is_warning=True
+                ),
             ),
             telemetry=self._world.telemetry,
+        )
+
+    def _announce_turn(self, message: str) -> None:
+        """Publish the next turn of a rolling drain; written before its first eviction."""
+        self._record.enter(
+            model.Phase.DRAIN,
+            message,
+            take=dataclasses.replace(self._record.journal, draining=True),
         )
 
     def _announce(self, reason: str, message: str, *, is_warning: bool) -> None:

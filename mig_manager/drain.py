@@ -1,8 +1,19 @@
-"""Have the pods leave that hold what a plan destroys, and wait until they have let go.
+"""Evict the pods that use devices a plan destroys, and wait until they are gone.
 
-Nobody is evicted before all may be: a budget that guards one pod would make the eviction of the
-others be in vain. For the same reason nobody is deleted by force while a pod stays that force
-does not move: a static pod, or one whose owner forbids its eviction.
+No pod is evicted while another affected pod cannot be: a static pod, one whose owner forbids its
+eviction, one whose PodDisruptionBudget grants no eviction, one that two budgets cover. For the
+same reason no pod is deleted by force while one stays that force does not move.
+
+Budgets are counted over all affected pods before the first eviction, because a dry run does not
+use up a budget (see ``core.disruption``). What they grant as a whole goes at once. Where they
+grant a part, the drain is a rolling one, like that of ``kubectl drain``: it evicts what they
+grant, and more when they grant more because successors are ready elsewhere. All other pods wait
+until the budgets grant the rest as a whole, and pods without a controller, which have no
+successor, go last. So a drain whose evicted pods find no room elsewhere costs what the budgets
+granted once, and no more: it ends as DRAIN_STALLED. The node stays closed until the next try,
+which evicts no pod before the budgets grant that again.
+
+Without the right to list budgets the API server decides, eviction by eviction.
 
 An API that refuses or fails while we wait ends no drain before its deadline. Where we may evict
 nobody, as with the rights that NVIDIA's GPU operator gives, a drain waits for the pods as if that
@@ -14,7 +25,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import structlog
 
-from mig_manager import clocks, errors, ports
+from mig_manager import clocks, errors, evictionbudgets, ports
 from mig_manager.core import clients, cluster, extras
 from mig_manager.core import pace as pacing
 from mig_manager.core import policy as policies
@@ -47,6 +58,8 @@ class Order:
     policy: policies.Policy
     daemons: tuple[extras.ExtraClient, ...] = ()
     """Those that are paused later, and so need not leave."""
+    has_begun: bool = False
+    """Whether an earlier try of this drain has evicted pods."""
     timeout_s: float
     pace: pacing.Pace
 
@@ -83,6 +96,16 @@ def survey(workloads: ports.Workloads, allocations: ports.DeviceAllocations) -> 
     return Holders(pods=pods, assigned=tuple(one for one in assigned if one.key not in finished))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Whom a drain tells of its steps, before it takes them."""
+
+    on_turn: Callable[[str], None]
+    """Gets a sentence on the next turn of a rolling drain."""
+    on_force: Callable[[str], None]
+    """Gets the names of the pods that are deleted by force."""
+
+
 class Drain:
     """One drain: ask, wait, ask again where a budget said no, until nobody holds on."""
 
@@ -93,7 +116,7 @@ class Drain:
         clock: clocks.Clock,
         *,
         order: Order,
-        on_force: Callable[[str], None],
+        tell: Tell,
         telemetry: ports.Telemetry | None = None,
     ) -> None:
         """Prepare a drain.
@@ -103,14 +126,14 @@ class Drain:
             allocations: Who holds what.
             clock: For the deadlines.
             order: What to do.
-            on_force: Told the names of the pods before they are deleted by force.
+            tell: Called before what is worth telling.
             telemetry: Told of each eviction.
         """
         self._workloads = workloads
         self._allocations = allocations
         self._clock = clock
         self._order = order
-        self._on_force = on_force
+        self._tell = tell
         self._telemetry = telemetry or ports.Telemetry()
         self._settled: set[str] = set()
         """UIDs of the pods whose eviction is granted, and of those that had gone."""
@@ -121,7 +144,13 @@ class Drain:
         """UID -> not to be asked again before, and why."""
         self._failed: dict[str, errors.ClusterError] = {}
         """UID -> why the API did not even say whether it may be evicted."""
-        self._has_begun = False
+        self._may_evict = False
+        """Whether the eviction of every affected pod was possible once."""
+        self._budgets = evictionbudgets.EvictionBudgets(workloads)
+        self._blocked: dict[str, str] = {}
+        """Key of a pod -> why it was not evicted when the budgets were counted last."""
+        self._ask_after = 0.0
+        """When the budgets are counted, and evictions tried, again."""
         self._is_forcing = False
         self._deadline = 0.0
         self._turn = 0
@@ -163,6 +192,7 @@ class Drain:
         self._turn = 0
         self._refused.clear()
         self._failed.clear()
+        self._ask_after = 0.0
 
     @property
     def _is_late(self) -> bool:
@@ -208,19 +238,50 @@ class Drain:
         self._begin(is_forcing=True)
         names = ", ".join(pod.key for pod in waiting if not pod.is_terminating)
         if names:
-            self._on_force(names)
+            self._tell.on_force(names)
 
     def _ask(self, waiting: Sequence[cluster.Pod]) -> dict[str, str]:
         """Ask for every eviction that is still due; return why some are not granted."""
         if self._order.is_passive:
             return {pod.key: "nobody is evicted by --drain-policy none" for pod in waiting}
         unmoved, due = _movable(waiting, done=self._settled)
-        if not self._has_begun:
-            blocked = unmoved | self._try_each(due, self._workloads.may_evict)
-            if blocked:
+        if due and self._clock.monotonic() >= self._ask_after:
+            # Pods without a controller last: nothing starts them again.
+            due.sort(key=lambda pod: pod.owner_kind is None)
+            self._blocked = self._evict_granted(due, is_possible=not unmoved)
+            pauses = [self._refused.get(pod.uid, (0.0, ""))[0] for pod in due]
+            self._ask_after = max(self._clock.monotonic() + _ASK_AGAIN_S, min(pauses))
+        asked = {pod.key for pod in due}
+        return unmoved | {key: why for key, why in self._blocked.items() if key in asked}
+
+    def _evict_granted(self, due: Sequence[cluster.Pod], *, is_possible: bool) -> dict[str, str]:
+        """Evict what the budgets grant; return why other pods are not evicted yet."""
+        counted = self._budgets.count(due)
+        if not self._may_evict:
+            is_whole = self._order.policy.strategy is policies.DrainStrategy.WHOLE
+            blocked = dict(counted.refused if is_whole else counted.exhausted)
+            if is_possible and not blocked:
+                blocked = self._try_each(due, self._workloads.may_evict)
+            if blocked or not is_possible:
                 return blocked
-            self._has_begun = True
-        return unmoved | self._try_each(due, self._evict)
+            self._may_evict = True
+        if not counted.refused:
+            return self._evict_each(due)
+        turn = [pod for pod in counted.rolling if self._may_be_asked(pod)]
+        if turn:
+            more = len(due) - len(turn)
+            self._tell.on_turn(
+                f"rolling drain: evicting {evictionbudgets.names(turn)}; {more} more must leave"
+            )
+        return dict(counted.refused) | self._evict_each(turn)
+
+    def _evict_each(self, pods: Iterable[cluster.Pod]) -> dict[str, str]:
+        """Evict pods in this order; those without a controller once all others are granted."""
+        chosen = tuple(pods)
+        blocked = self._try_each((pod for pod in chosen if pod.owner_kind), self._evict)
+        if not blocked:
+            blocked = self._try_each((pod for pod in chosen if not pod.owner_kind), self._evict)
+        return blocked
 
     def _force(self, waiting: Sequence[cluster.Pod]) -> dict[str, str]:
         """Delete whoever is still there, budgets or not; return why some stay all the same."""
@@ -230,9 +291,8 @@ class Drain:
     def _try_each(self, due: Iterable[cluster.Pod], act: _Act) -> dict[str, str]:
         blocked: dict[str, str] = {}
         for pod in due:
-            not_before, why = self._refused.get(pod.uid, (0.0, ""))
-            if self._clock.monotonic() < not_before:
-                blocked[pod.key] = why
+            if not self._may_be_asked(pod):
+                blocked[pod.key] = self._refused[pod.uid][1]
                 continue
             verdict = self._try(pod, act)
             if verdict.answer is ports.Eviction.BLOCKED:
@@ -240,6 +300,11 @@ class Drain:
                 until = self._clock.monotonic() + verdict.retry_after_s
                 self._refused[pod.uid] = (until, verdict.why)
         return blocked
+
+    def _may_be_asked(self, pod: cluster.Pod) -> bool:
+        """Tell whether the pause is over for which the server wants no question about a pod."""
+        not_before, _ = self._refused.get(pod.uid, (0.0, ""))
+        return self._clock.monotonic() >= not_before
 
     def _try(self, pod: cluster.Pod, act: _Act) -> ports.Verdict:
         """Take an API that forbids, or fails, for one that says no for now."""
@@ -272,6 +337,9 @@ class Drain:
             _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
         if verdict.answer is ports.Eviction.ACCEPTED:
             self._evicted += 1
+            if self._budgets.spent:
+                # A rolling drain takes as long as its successors do: each eviction is progress.
+                self._deadline = self._clock.monotonic() + self._order.timeout_s
             self._telemetry.pod_evicted()
         return verdict
 
@@ -299,19 +367,35 @@ class Drain:
         ]
         by_force = ", and as long again by force" if self._is_forcing else ""
         cause = self._cause(waiting)
+        reason, more = errors.Reason.DRAIN_TIMEOUT, ""
+        if cause:
+            reason, more = cause.reason, cause.message
+        elif (
+            self._has_evicted
+            and self._budgets.spent
+            and not any(pod.is_terminating for pod in waiting)
+        ):
+            reason, more = self._budgets.why_stalled(waiting)
+        elif not self._budgets.are_known:
+            more = "the agent may not list PodDisruptionBudgets, so they were not counted"
         return errors.DrainError(
             f"what must go is still held after {self._order.timeout_s:g} s{by_force} "
-            f"(pods: {len(waiting)}): "
-            + ", ".join(said)
-            + (f"; {cause.message}" if cause else ""),
+            f"(pods: {len(waiting)}): " + ", ".join(said) + (f"; {more}" if more else ""),
             pods=tuple(pod.key for pod in waiting),
-            reason=cause.reason if cause else errors.Reason.DRAIN_TIMEOUT,
+            reason=reason,
+            # A pod that cannot be evicted at all keeps the next try from evicting any.
+            keeps_closed=self._has_evicted and not any(map(_why_immovable, waiting)),
         )
+
+    @property
+    def _has_evicted(self) -> bool:
+        return self._evicted > 0 or self._order.has_begun
 
     def _cause(self, waiting: Iterable[cluster.Pod]) -> errors.ClusterError | None:
         """Return what must be mended before the pods can leave: a missing right before all."""
         staying = (pod for pod in waiting if not pod.is_terminating)
         failed = [self._failed[pod.uid] for pod in staying if pod.uid in self._failed]
+        failed += [self._budgets.failure] if self._budgets.failure else []
         forbidden = [error for error in failed if error.reason is errors.Reason.FORBIDDEN]
         return next(iter(forbidden or failed), None)
 

@@ -38,6 +38,7 @@ class Reason(enum.Enum):
     INVALID_CHECKPOINT = "InvalidCheckpoint"
     USAGE = "Usage"
     DRAIN_TIMEOUT = "DrainTimeout"
+    DRAIN_STALLED = "DrainStalled"
     IN_USE = "InUse"
     RESET_REQUIRED = "ResetRequired"
     REBOOT_REQUIRED = "RebootRequired"
@@ -104,6 +105,10 @@ _REMEDIES = {
     Reason.DRAIN_TIMEOUT: (
         "Free the pods named (see their PodDisruptionBudgets) or raise the drain timeout."
     ),
+    Reason.DRAIN_STALLED: (
+        "Make room for the pods named, or raise their replicas or their PodDisruptionBudget; the "
+        "former layout's label reopens the node."
+    ),
     Reason.IN_USE: "Stop the processes that hold the GPU; the agent tries again by itself.",
     Reason.RESET_REQUIRED: (
         "Reset the GPU or reboot the node; the pending MIG mode then takes effect."
@@ -153,6 +158,7 @@ _REMEDIES = {
 _TRANSIENT = frozenset(
     {
         Reason.DRAIN_TIMEOUT,
+        Reason.DRAIN_STALLED,
         Reason.IN_USE,
         Reason.HOST_SERVICE_FAILED,
         Reason.DEVICE_FILES_FAILED,
@@ -337,18 +343,27 @@ class DrainError(MigManagerError):
     Args:
         message: One sentence that names each pod, and why it stayed.
         pods: ``namespace/name`` of each pod that stayed.
-        reason: DRAIN_TIMEOUT, or what kept pods from being asked to leave: FORBIDDEN or
-            API_UNAVAILABLE.
+        reason: DRAIN_TIMEOUT; DRAIN_STALLED where evicted pods have no room elsewhere; or what
+            kept pods from being asked to leave: FORBIDDEN or API_UNAVAILABLE.
+        keeps_closed: As the attribute.
 
     Attributes:
         pods: ``namespace/name`` of each pod that stayed.
+        keeps_closed: Whether the node must stay closed until the next try: pods were evicted, and
+            their successors would start here and be evicted again.
     """
 
     def __init__(
-        self, message: str, *, pods: tuple[str, ...], reason: Reason = Reason.DRAIN_TIMEOUT
+        self,
+        message: str,
+        *,
+        pods: tuple[str, ...],
+        reason: Reason = Reason.DRAIN_TIMEOUT,
+        keeps_closed: bool = False,
     ) -> None:
         super().__init__(message, reason=reason)
         self.pods = pods
+        self.keeps_closed = keeps_closed
 
 
 class NotReadyError(MigManagerError):

@@ -16,6 +16,8 @@ class Outcome:
     """For people, remedy included."""
     is_unfinished: bool = False
     """Whether GPUs or services of the host are still neither as wanted nor as before."""
+    keeps_closed: bool = False
+    """Whether the node stays closed until the next try, because its drain has begun."""
 
     @property
     def should_retry(self) -> bool:
@@ -54,11 +56,21 @@ def succeeded(name: str, reason: errors.Reason, what: str, *, more: str = "") ->
     )
 
 
-def failed(reason: errors.Reason, message: str, *, is_unfinished: bool = False) -> Outcome:
+def failed(
+    reason: errors.Reason,
+    message: str,
+    *,
+    is_unfinished: bool = False,
+    keeps_closed: bool = False,
+) -> Outcome:
     """Return the outcome of a failure, with its remedy."""
     text = message.rstrip(".") + "."
     if reason.remedy:
         text = f"{text} {reason.remedy}"
     return Outcome(
-        state=model.State.FAILED, reason=reason, message=text, is_unfinished=is_unfinished
+        state=model.State.FAILED,
+        reason=reason,
+        message=text,
+        is_unfinished=is_unfinished,
+        keeps_closed=keeps_closed,
     )

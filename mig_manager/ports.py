@@ -8,11 +8,11 @@ import contextlib
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import cluster, hooks, model
+from mig_manager.core import cluster, disruption, hooks, model
 
 
 class Gpus(Protocol):
@@ -147,6 +147,20 @@ class Workloads(Protocol):
 
         Raises:
             ClusterError: The API refused (FORBIDDEN) or does not answer.
+        """
+
+    def budgets(self, namespaces: Collection[str]) -> tuple[disruption.Budget, ...]:
+        """Return the PodDisruptionBudgets of some namespaces.
+
+        Raises:
+            ClusterError: The API refused (FORBIDDEN) or does not answer.
+        """
+
+    def covered(self, budget: disruption.Budget) -> tuple[cluster.Pod, ...]:
+        """Return all pods that a budget covers, on whatever node, and unscheduled ones.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
         """
 
     def delete(self, pod: cluster.Pod) -> None:

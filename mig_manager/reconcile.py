@@ -122,11 +122,25 @@ class Reconciler:
         # Whatever is wanted next is a new wish.
         self._fulfilled = None
         view = self._world.node.read()
-        if view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
-            self._end_pending()
+        if self._is_closed or view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
+            self._end_pending("the label was removed")
         if self._world.slots is not None:
             self._world.slots.release()
         return self._tell_gpus(view)
+
+    def stop(self) -> None:
+        """Reopen a node that is closed until the next try of a drain; call when the agent ends.
+
+        Raises:
+            ClusterError: The API refused or does not answer; the journal is still there.
+        """
+        if self._is_closed:
+            self._end_pending("the agent stopped during a drain")
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether the last run left the node closed."""
+        return self._left is not None and self._left.is_node_taken
 
     def _tell_gpus(self, view: cluster.NodeView) -> bool:
         """Publish what GPUs there are: a rollout is planned before anybody has set a label.
@@ -144,14 +158,15 @@ class Reconciler:
             self._world.node.patch(cluster.NodePatch(annotations={cluster.GPUS_ANNOTATION: told}))
         return False
 
-    def _end_pending(self) -> None:
+    def _end_pending(self, why: str) -> None:
         ended = record.Record(
             self._world.node,
             self._world.clock,
             journal=dataclasses.replace(self._left or status.Journal(config=""), config=""),
             telemetry=self._world.telemetry,
         )
-        ended.finish(outcomes.failed(errors.Reason.INTERRUPTED, "the label was removed"))
+        ended.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
+        self._left = None if ended.journal.is_empty else ended.journal
 
     def run(
         self,
@@ -271,11 +286,15 @@ class Reconciler:
         attempt: record.Try | None = None,
         left: status.Journal | None = None,
     ) -> runs.Run:
+        journal = left or status.Journal(config=name)
         written = record.Record(
             self._world.node,
             self._world.clock,
             journal=dataclasses.replace(
-                left or status.Journal(config=name), config=name, boot_id=self._world.boot_id
+                journal,
+                config=name,
+                boot_id=self._world.boot_id,
+                draining=journal.draining and journal.config == name,
             ),
             attempt=attempt,
             telemetry=self._world.telemetry,

@@ -92,6 +92,10 @@ class Record:
         """Remember that no hook is due any more at the end of the change."""
         self.journal = dataclasses.replace(self.journal, exit_hook=False)
 
+    def draining(self, *, is_so: bool = True) -> None:
+        """Remember whether pods were evicted for this layout and others must still leave."""
+        self.journal = dataclasses.replace(self.journal, draining=is_so)
+
     def rebooted(self, *, is_so: bool = True) -> None:
         """Remember whether this wish has had its reboot, also once the journal is gone."""
         self._status = dataclasses.replace(self._status, is_rebooted=is_so)
@@ -225,8 +229,10 @@ class Record:
             self.journal = dataclasses.replace(self.journal, plugin_config=None)
         elif outcome.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None
-        self._node.patch(_merge(self._giving_back(), labels, self._annotations(self.journal.due)))
-        self.journal = self.journal.due
+        kept = self.journal.closed if outcome.keeps_closed else self.journal.due
+        back = self._giving_back(keeps_closed=outcome.keeps_closed)
+        self._node.patch(_merge(back, labels, self._annotations(kept)))
+        self.journal = kept
         is_failure = outcome.state is model.State.FAILED
         write = _log.warning if is_failure else _log.info
         seconds = self._clock.monotonic() - self._began
@@ -262,10 +268,13 @@ class Record:
         self._telemetry.phase_ended(self._status.phase, now - self._phase_began)
         self._phase_began = now
 
-    def _giving_back(self) -> cluster.NodePatch:
-        if not (self.journal.paused_labels or self.journal.plugin_config):
-            return giving_back(self.journal)
-        return giving_back(still_taken(self.journal, self._node.read()))
+    def _giving_back(self, *, keeps_closed: bool = False) -> cluster.NodePatch:
+        journal = self.journal
+        if keeps_closed:
+            journal = dataclasses.replace(journal, cordoned=False, hold_taint=False)
+        if not (journal.paused_labels or journal.plugin_config):
+            return giving_back(journal)
+        return giving_back(still_taken(journal, self._node.read()))
 
     def _labels(self) -> dict[str, str | None]:
         return {cluster.STATE_LABEL: self._status.state.value}

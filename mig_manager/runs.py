@@ -138,6 +138,8 @@ class Run:
             self.settle()
             raise
         except errors.MigManagerError as error:
+            if isinstance(error, errors.DrainError):
+                self.record.draining(is_so=error.keeps_closed)
             said = self.settle()
             return self._failed(error.reason, error.message, said)
         except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
@@ -271,6 +273,7 @@ class Run:
         self._hooks.start(plan, wish)
         drainage = self._clearing.close(plan, gpus, holders, table)
         drainage.run(holders, wish)
+        self.record.draining(is_so=False)
         paused = self._daemons.pause(plan, self.record, wish, table)
         # Without a plugin nobody is given a device any more: who slipped in before shows now.
         drainage.run(holders, wish)
@@ -413,4 +416,6 @@ class Run:
             reason,
             f"{message}; {said}" if said else message,
             is_unfinished=not self.record.journal.due.is_empty,
+            # Evicted pods must not start here again before the others have left.
+            keeps_closed=self.record.journal.draining and reason.is_transient,
         )

@@ -343,6 +343,9 @@ def _policy(given: source.Source) -> policies.Policy:
         )
     return policies.Policy(
         drain=drain,
+        strategy=given.choice(
+            "drain-strategy", policies.DrainStrategy, default=policies.DrainStrategy.ROLLING
+        ),
         is_forced=is_forced,
         plugin_configs=policies.parse_plugin_configs(
             given.text("plugin-configs"), origin="--plugin-configs"

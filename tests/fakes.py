@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors, ports
-from mig_manager.core import clients, cluster, hookfile, hooks, model, planner
+from mig_manager.core import clients, cluster, disruption, hookfile, hooks, model, planner
 from mig_manager.core import policy as policies
 from tests import driver_rules
 
@@ -65,6 +65,41 @@ class FakeConfig:
 
 
 @dataclasses.dataclass
+class FakeBudget:
+    """A PodDisruptionBudget of the namespace ``default`` whose controller is immediate."""
+
+    name: str
+    app: str
+    """It covers the pods with this value of the label ``app``."""
+    replicas: int
+    max_unavailable: int
+
+    def observed(self, world: "World") -> disruption.Budget:
+        """Return it with its status as it is now."""
+        ready = [
+            pod
+            for pod in (*world.pods.values(), *world.elsewhere.values())
+            if self.covers(pod) and pod.is_ready and not pod.is_terminating
+        ]
+        desired = self.replicas - self.max_unavailable
+        return disruption.Budget(
+            namespace="default",
+            name=self.name,
+            selector=(
+                disruption.Requirement(
+                    key="app", operator=disruption.Operator.IN, values=frozenset({self.app})
+                ),
+            ),
+            allowed=max(0, len(ready) - desired),
+            healthy=len(ready),
+            desired=desired,
+        )
+
+    def covers(self, pod: cluster.Pod) -> bool:
+        return pod.labels.get("app") == self.app
+
+
+@dataclasses.dataclass
 class World:
     """The whole node: GPUs, pods, plugin, labels; state is public for the tests to look at."""
 
@@ -82,6 +117,9 @@ class World:
     """UIDs of pods that hold a GPU by ResourceClaim."""
     budgets: dict[str, str] = dataclasses.field(default_factory=dict)
     """Name of a pod -> why it must not be evicted."""
+    disruption_budgets: list["FakeBudget"] = dataclasses.field(default_factory=list)
+    elsewhere: dict[str, cluster.Pod] = dataclasses.field(default_factory=dict)
+    """Pods of other nodes, and unscheduled ones."""
     retry_after_s: float = 0.0
     deploy_daemons: dict[str, bool] = dataclasses.field(default_factory=dict)
     """Deploy label -> whether the pod that it places becomes ready."""
@@ -218,6 +256,7 @@ class World:
             is_terminating=False,
             gpu_resources={"nvidia.com/gpu": len(devices)} if devices else {},
             container_names=("main",),
+            node_name="node-a",
         )
         self.pods[uid] = dataclasses.replace(pod, **fields)  # type: ignore[arg-type]
         if devices:
@@ -352,13 +391,28 @@ class FakeWorkloads:
         self._world.called("workloads.may_evict")
         return self._verdict(pod)
 
+    def budgets(self, namespaces: Collection[str]) -> tuple[disruption.Budget, ...]:
+        self._world.called("workloads.budgets")
+        known = self._world.disruption_budgets if "default" in namespaces else ()
+        return tuple(budget.observed(self._world) for budget in known)
+
+    def covered(self, budget: disruption.Budget) -> tuple[cluster.Pod, ...]:
+        self._world.called("workloads.covered")
+        (ours,) = (one for one in self._world.disruption_budgets if one.name == budget.name)
+        pods = (*self._world.pods.values(), *self._world.elsewhere.values())
+        return tuple(pod for pod in pods if ours.covers(pod))
+
     def _verdict(self, pod: cluster.Pod) -> ports.Verdict:
-        if pod.name not in self._world.budgets:
+        why = self._world.budgets.get(pod.name, "")
+        guards = [one for one in self._world.disruption_budgets if one.covers(pod)]
+        if len(guards) > 1:
+            why = "more than one budget"
+        elif guards and not guards[0].observed(self._world).allowed:
+            why = f"budget {guards[0].name} is used up"
+        if not why:
             return ports.Verdict(answer=ports.Eviction.ACCEPTED)
         return ports.Verdict(
-            answer=ports.Eviction.BLOCKED,
-            why=self._world.budgets[pod.name],
-            retry_after_s=self._world.retry_after_s,
+            answer=ports.Eviction.BLOCKED, why=why, retry_after_s=self._world.retry_after_s
         )
 
     def delete(self, pod: cluster.Pod) -> None:

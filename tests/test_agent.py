@@ -26,6 +26,7 @@ class Pipeline:
         self.looks = 0
         self.due = lookout.Next.REST
         self.recovered: list[str | None] = []
+        self.stopped = 0
         self.has_rested = threading.Event()
         self.restless = 0
         """How often it wants to come again although nobody wishes anything."""
@@ -33,6 +34,9 @@ class Pipeline:
 
     def recover(self, name: str | None) -> None:
         self.recovered.append(name)
+
+    def stop(self) -> None:
+        self.stopped += 1
 
     def rest(self) -> bool:
         self.restless -= 1

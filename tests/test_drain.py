@@ -56,7 +56,7 @@ def prepared(
             timeout_s=20,
             pace=pacing.Pace(),
         ),
-        on_force=world.told.append,
+        tell=drain.Tell(on_turn=world.told.append, on_force=world.told.append),
         telemetry=telemetry,
     )
 

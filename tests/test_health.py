@@ -140,6 +140,9 @@ class Worker:
         assert name == "a"
         self.seen.append("recovered" if self._served.is_recovered else "not recovered")
 
+    def stop(self) -> None:
+        """Have nothing to reopen."""
+
     def rest(self) -> bool:
         raise AssertionError
 

@@ -52,6 +52,8 @@ class Pod:
     gpu_resources: Mapping[str, int]
     """``nvidia.com/*`` extended resources over all containers, init containers included."""
     container_names: tuple[str, ...]
+    node_name: str = ""
+    """Empty: not scheduled yet."""
     is_kept: bool = False
     """Whether ``KEEP_ANNOTATION`` forbids its eviction."""
     grace_s: int = 30

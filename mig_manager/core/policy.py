@@ -33,11 +33,21 @@ class Drain(enum.Enum):
     """Nobody: the change waits until the affected pods have left by themselves."""
 
 
+class DrainStrategy(enum.Enum):
+    """What a drain does where PodDisruptionBudgets grant only a part of its evictions."""
+
+    ROLLING = "rolling"
+    """Evict what they grant, and go on when they grant more, as ``kubectl drain`` does."""
+    WHOLE = "whole"
+    """Evict nobody until they grant all evictions together."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The owner's decisions."""
 
     drain: Drain = Drain.AFFECTED
+    strategy: DrainStrategy = DrainStrategy.ROLLING
     is_forced: bool = False
     """Whether pods that are still there at the deadline are deleted, budgets or not."""
     plugin_configs: Mapping[str, str] = dataclasses.field(default_factory=dict)

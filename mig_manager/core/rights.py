@@ -44,6 +44,13 @@ RIGHTS = (
         purpose="evict pods that hold what a change destroys",
     ),
     Right(
+        group="policy",
+        resource="poddisruptionbudgets",
+        verb="list",
+        purpose="count what PodDisruptionBudgets grant before the first eviction",
+        is_needed=False,
+    ),
+    Right(
         group="",
         resource="events",
         verb="create",

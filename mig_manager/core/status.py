@@ -189,6 +189,8 @@ class Journal:
     """Whether the owner's hooks of the end are due, because those of the start have run."""
     rebooted_from: str = ""
     """The boot that this wish has asked to end; empty: it has not."""
+    draining: bool = False
+    """Whether pods were evicted for this layout and others must still leave."""
     has_plugin: bool = False
     """Whether a device plugin served the node before it was paused: one must come back."""
     applied: str = ""
@@ -231,6 +233,13 @@ class Journal:
             exit_hook=self.exit_hook,
         )
 
+    @property
+    def closed(self) -> "Journal":
+        """What is left of it where the node stays closed for the next try of a drain."""
+        return dataclasses.replace(
+            self.due, cordoned=self.cordoned, hold_taint=self.hold_taint, draining=True
+        )
+
     def to_json(self) -> str:
         """Return the annotation's value; versions that do not know a member ignore it."""
         data: dict[str, Any] = {
@@ -242,6 +251,7 @@ class Journal:
             "hostServices": list(self.host_services),
             "exitHook": self.exit_hook,
             "rebootedFrom": self.rebooted_from,
+            "draining": self.draining,
             "hasPlugin": self.has_plugin,
             "applied": self.applied,
             "bootId": self.boot_id,
@@ -282,6 +292,7 @@ class Journal:
             host_services=_names(data.get("hostServices", [])),
             exit_hook=data.get("exitHook") is True,
             rebooted_from=str(data.get("rebootedFrom", "")),
+            draining=data.get("draining") is True,
             has_plugin=data.get("hasPlugin") is True,
             applied=_applied(data.get("applied", "")),
             boot_id=str(data.get("bootId", "")),

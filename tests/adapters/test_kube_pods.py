@@ -99,6 +99,7 @@ class TestList:
             is_terminating=False,
             gpu_resources={},
             container_names=("x", "y"),
+            node_name="n1",
             images=("registry.example.com/x:1", ""),
             feature_gates={"DynamicMIG": True, "MPSSupport": False},
         )

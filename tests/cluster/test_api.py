@@ -114,6 +114,58 @@ def test_a_budget_that_forbids_an_eviction_is_named(
         assert "The disruption budget guard needs" in verdict.why
 
 
+def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
+    where: worlds.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
+) -> None:
+    one, other = create(kube, workloads, "one"), create(kube, workloads, "other")
+    add_budget(where, kube, "guard", 1)
+    where.count_disruptions(kube, "guard", 1)
+
+    for pod in (one, other, one):
+        assert workloads.may_evict(pod).answer is ports.Eviction.ACCEPTED
+    (before,) = workloads.budgets({"default"})
+    assert workloads.evict(one).answer is ports.Eviction.ACCEPTED
+    assert workloads.evict(other).answer is ports.Eviction.BLOCKED
+
+    (after,) = workloads.budgets({"default"})
+    assert (before.allowed, after.allowed) == (1, 0)
+    assert before.is_current
+    assert {pod.name for pod in workloads.covered(after)} == {"one", "other"}
+
+
+@pytest.mark.parametrize(
+    ("selector", "is_guarded"),
+    [
+        ({}, True),
+        (None, False),
+        ({"matchLabels": {"app": "train"}}, True),
+        ({"matchLabels": {"app": "train", "tier": "a"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
+        ({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["a"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["a", "b"]}]}, False),
+    ],
+)
+def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
+    where: worlds.Cluster,
+    kube: api.KubeApi,
+    workloads: pods.KubeWorkloads,
+    selector: worlds.Object | None,
+    *,
+    is_guarded: bool,
+) -> None:
+    pod = create(kube, workloads)
+    spec = {"maxUnavailable": 0} | ({} if selector is None else {"selector": selector})
+    kube.post(worlds.BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
+    where.count_disruptions(kube, "guard")
+
+    (budget,) = workloads.budgets({"default"})
+
+    assert budget.covers(pod) is is_guarded
+    assert (workloads.may_evict(pod).answer is ports.Eviction.BLOCKED) is is_guarded
+    assert bool(workloads.covered(budget)) is is_guarded
+
+
 def test_a_pod_with_two_budgets_cannot_be_evicted(
     where: worlds.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
 ) -> None:

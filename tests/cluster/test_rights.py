@@ -56,7 +56,7 @@ def is_served_by_lists(world: stages.Stage, right: worlds.Right) -> None:
 
 
 def is_served_by_looking(world: stages.Stage, right: worlds.Right) -> None:
-    """The layout comes into force, and the agent says why it has to look now and then."""
+    """The layout comes into force, and the agent says what it has to do without."""
     assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert complaint(right) in said_no(world)
 
@@ -83,6 +83,7 @@ WITHOUT: Mapping[worlds.Right, Callable[[stages.Stage, worlds.Right], None]] = {
     ("", "pods", "watch"): is_served_by_looking,
     ("", "pods", "delete"): fails,
     ("", "pods/eviction", "create"): fails,
+    ("policy", "poddisruptionbudgets", "list"): is_served_by_looking,
     ("", "events", "create"): is_served_in_silence,
 }
 

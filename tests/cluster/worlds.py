@@ -143,8 +143,8 @@ class Cluster(Protocol):
         """Break all watches, and let no version that a client has seen be good for another."""
         ...
 
-    def count_disruptions(self, kube: api.KubeApi, budget: str) -> None:
-        """Bring a budget's status up to date."""
+    def count_disruptions(self, kube: api.KubeApi, budget: str, allowed: int = 0) -> None:
+        """Bring a budget's status up to date, as its controller does."""
         ...
 
 
@@ -169,7 +169,7 @@ class Embedded:
         assert self._server is not None
         self._server.break_watches(apiserver.Break.EXPIRE)
 
-    def count_disruptions(self, kube: api.KubeApi, budget: str) -> None:
+    def count_disruptions(self, kube: api.KubeApi, budget: str, allowed: int = 0) -> None:
         """The server's own controller has done it already."""
 
 
@@ -215,8 +215,8 @@ class Real:
         self._server.kill()
         self._server.start()
 
-    def count_disruptions(self, kube: api.KubeApi, budget: str) -> None:
-        change = {"status": {"observedGeneration": 1}}
+    def count_disruptions(self, kube: api.KubeApi, budget: str, allowed: int = 0) -> None:
+        change = {"status": {"observedGeneration": 1, "disruptionsAllowed": allowed}}
         kube.patch(f"{BUDGETS}/{budget}/status", change, kind=api.PatchType.MERGE)
 
     def pod_of_agent(self, account: Account, node: str) -> Object:

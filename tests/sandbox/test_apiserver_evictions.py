@@ -136,6 +136,26 @@ def test_a_budget_that_cannot_be_counted_is_invalid(
     assert (answer.code, answer.body["reason"]) == (422, "Invalid")
 
 
+def test_only_a_real_eviction_uses_up_a_budget_whose_controller_lags(
+    ask: apirig.Client, server: apiserver.ApiServer
+) -> None:
+    for name in ("p1", "p2"):
+        server.store.create(apirig.a_pod(name))
+    server.store.create(apirig.a_budget("guard", {}, maxUnavailable=1))
+    server.budgets.pause()
+    path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/guard"
+
+    for name in ("p1", "p2", "p1"):
+        tried = apirig.an_eviction(name, dryRun=["All"])
+        assert ask("POST", f"{apirig.PODS}/{name}/eviction", tried).code == 201
+    assert ask("GET", path).body["status"]["disruptionsAllowed"] == 1
+    assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction("p1")).code == 201
+
+    status = ask("GET", path).body["status"]
+    assert (status["disruptionsAllowed"], set(status["disruptedPods"])) == (0, {"p1"})
+    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
+
+
 def test_each_eviction_uses_up_the_budget_until_a_replacement_is_ready(
     ask: apirig.Client, server: apiserver.ApiServer
 ) -> None:

@@ -2,12 +2,15 @@
 
 import http
 import urllib.parse
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 from mig_manager import errors, ports
 from mig_manager.adapters.kube import answers, api
-from mig_manager.adapters.kubejson import fields, podreading
-from mig_manager.core import cluster
+from mig_manager.adapters.kubejson import budgetreading, fields, podreading
+from mig_manager.core import cluster, disruption
+
+_Thing = TypeVar("_Thing")
 
 _PAGE = 500
 _MOST_PAGES = 50
@@ -23,13 +26,26 @@ class KubeWorkloads:
 
     def list(self) -> tuple[cluster.Pod, ...]:
         """Return all pods bound to our node; see ``ports.Workloads``."""
-        try:
-            return self._list()
-        except errors.ClusterError as err:
-            if err.status != http.HTTPStatus.GONE:
-                raise
-        # The continue token expired between two pages: begin anew, once.
-        return self._list()
+        return self._pods("/api/v1/pods", {"fieldSelector": f"spec.nodeName={self._node_name}"})
+
+    def budgets(self, namespaces: Collection[str]) -> tuple[disruption.Budget, ...]:
+        """Return PodDisruptionBudgets; see ``ports.Workloads``."""
+        return tuple(
+            budget
+            for namespace in sorted(namespaces)
+            for budget in self._all(
+                f"/apis/policy/v1/namespaces/{_quoted(namespace)}/poddisruptionbudgets",
+                {},
+                budgetreading.read,
+            )
+        )
+
+    def covered(self, budget: disruption.Budget) -> tuple[cluster.Pod, ...]:
+        """Return the pods that a budget covers; see ``ports.Workloads``."""
+        path = f"/api/v1/namespaces/{_quoted(budget.namespace)}/pods"
+        selector = budget.label_selector
+        found = self._pods(path, {"labelSelector": selector} if selector else {})
+        return tuple(pod for pod in found if budget.covers(pod))
 
     def evict(self, pod: cluster.Pod) -> ports.Verdict:
         """Ask for a pod's eviction with its own grace period; see ``ports.Workloads``."""
@@ -69,25 +85,45 @@ class KubeWorkloads:
             if not _is_gone(err):
                 raise
 
-    def _list(self) -> tuple[cluster.Pod, ...]:
-        found: list[cluster.Pod] = []
-        query = {"fieldSelector": f"spec.nodeName={self._node_name}", "limit": str(_PAGE)}
+    def _pods(self, path: str, query: Mapping[str, str]) -> tuple[cluster.Pod, ...]:
+        return self._all(path, query, podreading.read)
+
+    def _all(
+        self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any]], _Thing]
+    ) -> tuple[_Thing, ...]:
+        try:
+            return self._pages(path, query, read)
+        except errors.ClusterError as err:
+            if err.status != http.HTTPStatus.GONE:
+                raise
+        # The continue token expired between two pages: begin anew, once.
+        return self._pages(path, query, read)
+
+    def _pages(
+        self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any]], _Thing]
+    ) -> tuple[_Thing, ...]:
+        found: list[_Thing] = []
+        what = f"list of {path.rpartition('/')[2]}"
+        asked = {**query, "limit": str(_PAGE)}
         for _ in range(_MOST_PAGES):
-            page = self._kube.get("/api/v1/pods", query)
-            with fields.understood("the list of pods"):
-                found += [podreading.read(item) for item in page["items"] or ()]
+            page = self._kube.get(path, asked)
+            with fields.understood(f"the {what}"):
+                found += [read(item) for item in page["items"] or ()]
                 token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return tuple(found)
-            query["continue"] = str(token)
+            asked["continue"] = str(token)
         raise errors.ClusterError(
-            "the Kubernetes API's list of pods does not end", reason=errors.Reason.API_ERROR
+            f"the Kubernetes API's {what} does not end", reason=errors.Reason.API_ERROR
         )
 
 
 def _path(pod: cluster.Pod) -> str:
-    namespace = urllib.parse.quote(pod.namespace, safe="")
-    return f"/api/v1/namespaces/{namespace}/pods/{urllib.parse.quote(pod.name, safe='')}"
+    return f"/api/v1/namespaces/{_quoted(pod.namespace)}/pods/{_quoted(pod.name)}"
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
 
 
 def _guarded_by_uid(pod: cluster.Pod) -> dict[str, Any]:

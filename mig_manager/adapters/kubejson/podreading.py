@@ -35,6 +35,7 @@ def read(item: Mapping[str, Any]) -> cluster.Pod:
         is_terminating=bool(metadata.get("deletionTimestamp")),
         gpu_resources=_gpu_resources(spec),
         container_names=tuple(str(container["name"]) for container in spec["containers"]),
+        node_name=str(spec.get("nodeName") or ""),
         is_kept=annotations.get(cluster.KEEP_ANNOTATION) == "true",
         grace_s=_grace_s(spec),
         has_claims=bool(spec.get("resourceClaims")),

@@ -61,7 +61,11 @@ def compute_status(store: Store, budget: Object) -> Object:
     else:
         desired = _count(spec.get("minAvailable", 1), expected)
     healthy = sum(is_ready(pod) and not is_leaving(pod) for pod in pods)
+    # The controller's own list of evictions ends with what it has seen (``disruptedPods``).
+    running = {pod["metadata"]["name"] for pod in pods if not is_leaving(pod)}
+    disrupted = (budget.get("status") or {}).get("disruptedPods") or {}
     return {
+        "disruptedPods": {name: at for name, at in disrupted.items() if name in running},
         "currentHealthy": healthy,
         "desiredHealthy": desired,
         "expectedPods": expected,
@@ -110,8 +114,8 @@ def is_leaving(pod: Object) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def check_eviction(store: Store, pod: Object) -> None:
-    """Return if the pod may be evicted now.
+def check_eviction(store: Store, pod: Object, *, dry_run: bool = False) -> None:
+    """Take the eviction from the pod's budget, which a dry run does not use up.
 
     Raises:
         ApiError: 429 when its budget does not allow it, 500 when it has more than one.
@@ -128,6 +132,8 @@ def check_eviction(store: Store, pod: Object) -> None:
         raise statuses.ApiError(500, message, reason="")
     if budgets and not _tolerates_unready(pod, budgets[0]):
         _check_budget(budgets[0])
+        if not dry_run:
+            _use_up(store, budgets[0], pod)
 
 
 def _of(store: Store, pod: Object) -> list[Object]:
@@ -162,6 +168,20 @@ def _check_budget(budget: Object) -> None:
             f"and has {status.get('currentHealthy', 0)} currently"
         )
         raise _blocked(cause, retry_after_s=None)
+
+
+def _use_up(store: Store, budget: Object, pod: Object) -> None:
+    """Count an eviction that the controller has not seen yet, as the API server does itself."""
+    status = budget.get("status") or {}
+    disrupted = (status.get("disruptedPods") or {}) | {pod["metadata"]["name"]: stores.timestamp()}
+    counted = {
+        "disruptionsAllowed": status.get("disruptionsAllowed", 0) - 1,
+        "disruptedPods": disrupted,
+    }
+    store.write(
+        stores.key_of(resources.BUDGETS, budget),
+        budget | {"metadata": dict(budget["metadata"]), "status": status | counted},
+    )
 
 
 def _blocked(cause: str, *, retry_after_s: int | None) -> statuses.ApiError:

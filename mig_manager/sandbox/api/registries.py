@@ -199,7 +199,7 @@ class Registry:
         dry_run = dry_run or "All" in (options.get("dryRun") or ())
         with self._store.lock:
             pod = self.get(target)
-            budgets.check_eviction(self._store, pod)
+            budgets.check_eviction(self._store, pod, dry_run=dry_run)
             _check_preconditions(target, pod["metadata"], options.get("preconditions") or {})
             if not dry_run:
                 pod = self._store.write(target.key, _disrupted(pod))
