@@ -86,7 +86,7 @@ _HOST_OPTIONS = (
     (
         "--service-stop-timeout-s",
         placeholders.SECONDS,
-        "how long each service of the host may take to stop (default: 30)",
+        "how long a service may take to stop; its own TimeoutStopSec= if longer (default: 30)",
     ),
     (
         "--service-start-timeout-s",

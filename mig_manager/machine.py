@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors, record
 from mig_manager import world as worlds
-from mig_manager.core import clients, model
+from mig_manager.core import clients, hostclients, model
 
 _log = structlog.get_logger()
 
@@ -48,13 +48,13 @@ class Machine:
             _log.info("host_service_stopped", service=name)
 
     def start_services(self, journal: record.Record) -> str:
-        """Start, in reverse, what was stopped; what does not start stays in the journal.
+        """Start what was stopped; what does not start stays in the journal.
 
         Returns:
             What did not start and why, as a part of a sentence; empty when all did.
         """
         failed: list[str] = []
-        for name in reversed(journal.journal.host_services):
+        for name in hostclients.start_order(journal.journal.host_services):
             why = self._start(name)
             if why:
                 failed.append(why)
@@ -100,9 +100,10 @@ class Machine:
         if self._world.services is None:
             return f"{name}, which an earlier run stopped, is not ours to start any more"
         try:
-            self._world.services.start(name)
+            was_down = self._world.services.start(name)
         except errors.MigManagerError as error:
             _log.warning("host_service_not_started", service=name, error=error.message)
             return error.message
-        _log.info("host_service_started", service=name)
+        if was_down:
+            _log.info("host_service_started", service=name)
         return ""

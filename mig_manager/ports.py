@@ -304,10 +304,14 @@ class HostServices(Protocol):
     """The machine's own services, through its init system."""
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return those that are active or starting, in the order given; unknown ones are not.
+        """Return those that are active or starting, and what would be stopped along with them.
+
+        Returns:
+            Services in the order in which to stop them.
 
         Raises:
-            HostError: HOST_SERVICE_FAILED: the init system does not answer.
+            HostError: HOST_SERVICE_FAILED: the init system does not answer, or something would be
+                stopped along that could not be started again.
         """
 
     def stop(self, name: str) -> None:
@@ -317,8 +321,11 @@ class HostServices(Protocol):
             HostError: HOST_SERVICE_FAILED: it did not stop in time, or must not be stopped.
         """
 
-    def start(self, name: str) -> None:
+    def start(self, name: str) -> bool:
         """Start a service and wait until it has; done when it is running.
+
+        Returns:
+            Whether it was not running before.
 
         Raises:
             HostError: HOST_SERVICE_FAILED: it failed, with what the init system says.

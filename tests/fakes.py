@@ -513,8 +513,10 @@ class FakeHost:
     def stop(self, name: str) -> None:
         self._switch(name, "host.stop", is_on=False)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str) -> bool:
+        was_down = not self._world.services.get(name)
         self._switch(name, "host.start", is_on=True)
+        return was_down
 
     def _switch(self, name: str, call: str, *, is_on: bool) -> None:
         self._world.called(call)

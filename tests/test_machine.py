@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import structlog.testing
 
 from mig_manager import errors
 from mig_manager.core import cluster, model, planner, status
@@ -62,6 +63,18 @@ def test_a_service_that_does_not_stop_ends_the_run_before_the_gpus_are_touched()
     assert outcome.reason is errors.Reason.HOST_SERVICE_FAILED
     assert "nvsm.service does not answer" in outcome.message
     assert world.services["dcgm.service"]
+
+
+def test_only_a_service_that_was_down_is_logged_as_started() -> None:
+    world = scenes.hosted_node()
+    world.broken_services = {"nvsm.service"}
+    world.on_call = lambda: world.broken_services.clear() if "host.start" in world.log else None
+
+    with structlog.testing.capture_logs() as log:
+        scenes.run(world, "one-slice-changed")
+
+    started = [line["service"] for line in log if line["event"] == "host_service_started"]
+    assert started == ["dcgm.service"]
 
 
 def test_a_service_that_does_not_start_again_is_told_and_tried_again() -> None:

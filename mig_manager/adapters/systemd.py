@@ -13,6 +13,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters import systembus
+from mig_manager.core import hostclients
 from mig_manager.errors import Reason
 
 CALL_TIMEOUT_S = 10.0
@@ -35,6 +36,17 @@ _JOB_ENDS = (
 _UP = frozenset({"active", "reloading", "refreshing", "activating"})
 _DOWN = frozenset({"inactive", "failed", "maintenance"})
 _STARTING_JOBS = frozenset({"start", "restart"})
+
+_STOP_PROPERTIES = ("RequiredBy", "BoundBy", "ConsistsOf", "PropagatesStopTo")
+"""Units that stop with a unit: the reverse of Requires=, BindsTo= and PartOf=, and
+PropagatesStopTo= itself (``systemd.unit(5)``)."""
+_STOP_TIMEOUTS = {
+    "service": ("Service", "TimeoutStopUSec"),
+    "socket": ("Socket", "TimeoutUSec"),
+}
+_NO_LIMIT_US = 2**64 - 1
+_KILL_MARGIN_S = 5.0
+"""What systemd takes to kill what has not ended in time, and to say so."""
 
 _LOST = "lost"
 """How a job ended of whose end nobody told; the unit's state says the rest."""
@@ -70,7 +82,8 @@ class Systemd:
 
         Args:
             address: The host's system bus, as D-Bus writes addresses.
-            stop_timeout_s: How long a service may take to stop; seconds.
+            stop_timeout_s: How long a service may take to stop, unless systemd gives it longer;
+                seconds.
             start_timeout_s: How long a service may take to start; seconds.
             call_timeout_s: How long systemd may take for all else; seconds.
         """
@@ -80,17 +93,25 @@ class Systemd:
         self._start_timeout_s = start_timeout_s
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return those that are active or starting, in the order given.
+        """Return those that are active or starting, and what systemd would stop along with them.
 
         A masked unit is not among them even while it runs: systemd would not start it again.
 
+        Returns:
+            Units in the order in which to stop them: each after those that depend on it.
+
         Raises:
-            HostError: HOST_SERVICE_FAILED or NO_PERMISSION: systemd does not answer.
+            HostError: HOST_SERVICE_FAILED or NO_PERMISSION: systemd does not answer, or the agent
+                itself or a part of systemd would be stopped along.
         """
         if not names:
             return ()
+        found: dict[str, None] = {}
         with self._session("asking systemd what runs", self._call_timeout_s) as connection:
-            return tuple(name for name in names if _is_running(connection, name))
+            for name in names:
+                if _is_running(connection, name):
+                    found |= dict.fromkeys((*_stopped_along(connection, name), name))
+        return hostclients.stop_order(tuple(found))
 
     def stop(self, name: str) -> None:
         """Stop a service and wait until it has; done when it is not running.
@@ -99,18 +120,22 @@ class Systemd:
             HostError: HOST_SERVICE_FAILED: it did not stop in time, must not be stopped, or came
                 back by itself. NO_PERMISSION: we may not.
         """
-        with self._session(
-            f"stopping {name}", self._stop_timeout_s + self._call_timeout_s
-        ) as connection:
+        with self._session(f"stopping {name}", self._call_timeout_s) as connection:
             if _unit(connection, name) is None:
                 return
-            result = _run_job(connection, "StopUnit", name, timeout_s=self._stop_timeout_s)
+            # systemd kills it after that time, and not before: to give up earlier is in vain.
+            timeout_s = max(self._stop_timeout_s, _own_stop_timeout_s(connection, name))
+        with self._session(f"stopping {name}", timeout_s + self._call_timeout_s) as connection:
+            result = _run_job(connection, "StopUnit", name, timeout_s=timeout_s)
             state = _state(connection, name)
             if state not in _DOWN:
-                raise _failure(name, _why_not_down(result, state, self._stop_timeout_s))
+                raise _failure(name, _why_not_down(result, state, timeout_s))
 
-    def start(self, name: str) -> None:
+    def start(self, name: str) -> bool:
         """Start a service and wait until it has; done when it is running, or has run to its end.
+
+        Returns:
+            Whether it was not running before.
 
         Raises:
             HostError: HOST_SERVICE_FAILED: it failed, with what systemd says, or did not start in
@@ -119,10 +144,12 @@ class Systemd:
         with self._session(
             f"starting {name}", self._start_timeout_s + self._call_timeout_s
         ) as connection:
+            was_down = _state(connection, name) != "active"
             result = _run_job(connection, "StartUnit", name, timeout_s=self._start_timeout_s)
             why = _why_not_up(connection, name, result, self._start_timeout_s)
             if why:
                 raise _failure(name, why)
+        return was_down
 
     @contextlib.contextmanager
     def _session(self, doing: str, timeout_s: float) -> Iterator[systembus.Connection]:
@@ -195,6 +222,48 @@ def _property(connection: systembus.Connection, path: str, kind: str, name: str)
 def _state(connection: systembus.Connection, name: str) -> str:
     path = _unit(connection, name)
     return _property(connection, path, "Unit", "ActiveState") if path else "inactive"
+
+
+def _stopped_along(connection: systembus.Connection, name: str) -> tuple[str, ...]:
+    """Return the running units that systemd stops along with one, in that order.
+
+    Raises:
+        HostError: HOST_SERVICE_FAILED: one of them cannot be started again.
+    """
+    found: dict[str, None] = {}
+    due = [name]
+    while due:
+        for each in _dependents(connection, due.pop()):
+            if each not in found and each != name and _is_running(connection, each):
+                found[each] = None
+                due.append(each)
+    lost = [each for each in found if hostclients.is_protected(each)]
+    if lost:
+        raise _failure(name, f"cannot be stopped: systemd would stop {', '.join(lost)} along")
+    # Those found last depend on those found first.
+    return tuple(each for each in reversed(found) if hostclients.can_be_restarted(each))
+
+
+def _dependents(connection: systembus.Connection, name: str) -> Iterator[str]:
+    path = _unit(connection, name)
+    if path is None:
+        return
+    target = systembus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.Unit")
+    for kind in _STOP_PROPERTIES:
+        # PropagatesStopTo= came with systemd 249.
+        with contextlib.suppress(systembus.Refused):
+            yield from connection.get(target, kind)
+
+
+def _own_stop_timeout_s(connection: systembus.Connection, name: str) -> float:
+    """Return how long systemd gives a unit to stop; 0 where it does not say, or has no limit."""
+    kind, _, suffix = name.rpartition(".")
+    interface, prop = _STOP_TIMEOUTS.get(suffix, ("", ""))
+    path = _unit(connection, name) if kind and interface else None
+    if path is None:
+        return 0.0
+    told_us = int(_property(connection, path, interface, prop))
+    return 0.0 if told_us == _NO_LIMIT_US else told_us / 1e6 + _KILL_MARGIN_S
 
 
 def _is_running(connection: systembus.Connection, name: str) -> bool:

@@ -10,6 +10,7 @@ MIG mode, and where the agent is a pod, nobody is then left to start the pod aga
 """
 
 import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 from mig_manager.core import document, fields
@@ -19,7 +20,9 @@ MOST_SERVICES = 64
 """They are written down in an annotation of the node before they are stopped."""
 
 _KEYS = ("version", "systemd-services")
-_KINDS = (".service", ".socket", ".timer", ".path")
+_TRIGGERS = (".socket", ".timer", ".path")
+"""Each of these units starts a service of its own accord."""
+_KINDS = (".service", *_TRIGGERS)
 """What can be stopped and started alone; a target or a slice would take others with it."""
 _OTHER_KINDS = (".automount", ".device", ".mount", ".scope", ".slice", ".swap", ".target")
 _NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@[A-Za-z0-9:_.\\-]+)?")
@@ -70,7 +73,37 @@ def _units(services: document.Sequence) -> tuple[str, ...]:
         if name in places:
             fields.fail(node, f"'{name}' is named twice; first in line {_line(places[name])}")
         places[name] = node
-    return tuple(places)
+    return stop_order(tuple(places))
+
+
+def stop_order(names: Sequence[str]) -> tuple[str, ...]:
+    """Return units in the order in which to stop them: sockets, timers and paths come first.
+
+    A socket that still listens would start the service again that was just stopped.
+    """
+    return tuple(sorted(names, key=lambda name: not name.endswith(_TRIGGERS)))
+
+
+def start_order(stopped: Sequence[str]) -> tuple[str, ...]:
+    """Return units in the order in which to start them: services in reverse, after the others.
+
+    systemd refuses to start a socket while its service runs ("Socket service already active").
+
+    Args:
+        stopped: In the order in which they were stopped.
+    """
+    return stop_order(tuple(reversed(stopped)))
+
+
+def can_be_restarted(name: str) -> bool:
+    """Tell whether a unit is of a kind that can be stopped and started again alone."""
+    return name.endswith(_KINDS)
+
+
+def is_protected(name: str) -> bool:
+    """Tell whether the agent could not start a unit again once it is stopped."""
+    stem = name.rpartition(".")[0]
+    return stem in _OWN or _PROTECTED.fullmatch(stem) is not None
 
 
 def _unit(node: document.Node) -> str:

@@ -63,6 +63,14 @@ class Unit:
     """Of a job that somebody else has queued; empty: there is none."""
     service_result: str = "success"
     status: int = 0
+    stop_timeout_us: int = 90_000_000
+    """Its TimeoutStopSec=; systemd's own default."""
+    required_by: tuple[str, ...] = ()
+    """Units with Requires= on it."""
+    parts: tuple[str, ...] = ()
+    """Units with PartOf= it."""
+    triggers: str = ""
+    """What a socket starts; it is refused to start while that runs."""
     stops: Act = dataclasses.field(default_factory=lambda: Act("inactive"))
     starts: Act = dataclasses.field(default_factory=lambda: Act("active"))
 
@@ -184,7 +192,14 @@ class StandIn:
             "Job": ("(uo)", (1, f"{path}_job") if unit.job_type else (0, "/")),
             "Result": ("s", unit.service_result),
             "ExecMainStatus": ("i", unit.status),
+            "TimeoutStopUSec": ("t", unit.stop_timeout_us),
+            "TimeoutUSec": ("t", unit.stop_timeout_us),
+            "RequiredBy": ("as", list(unit.required_by)),
+            "BoundBy": ("as", []),
+            "ConsistsOf": ("as", list(unit.parts)),
         }
+        if name not in properties:
+            raise Refusal("org.freedesktop.DBus.Error.UnknownProperty", f"Unknown property {name}")
         return properties[name]
 
     def _begin(self, method: str, name: str) -> str:
@@ -196,10 +211,19 @@ class StandIn:
         act = unit.stops if method == "StopUnit" else unit.starts
         if act.error:
             raise Refusal(*act.error)
+        if method == "StartUnit" and self._is_up(unit.triggers):
+            act = Act("failed", result="failed")
+        if method == "StopUnit":
+            for each in (*unit.required_by, *unit.parts):
+                if self._is_up(each):
+                    self._begin(method, each)
         unit.state = "deactivating" if method == "StopUnit" else "activating"
-        job = f"{unit_path(name)}/{len(self.calls)}"
+        job = f"{unit_path(name)}/{len(self.calls)}/{len(self._jobs)}"
         self._jobs[job] = (time.monotonic() + act.takes_s, name, act)
         return job
+
+    def _is_up(self, name: str) -> bool:
+        return name in self.units and self.units[name].state == "active"
 
     def _end_jobs(self) -> None:
         now = time.monotonic()

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.adapters import systemd
+from mig_manager.core import hostclients
 from mig_manager.errors import Reason
 from tests.adapters import systemd_rig
 from tests.adapters.systemd_rig import Act, Unit
 
 DCGM, NVSM, OTHER = "nvidia-dcgm.service", "nvsm.service", "other.service"
+NO_LIMIT_US = 2**64 - 1
+EXPORTER, SOCKET = "dcgm-exporter.service", "nvsm.socket"
 
 
 @pytest.fixture
@@ -105,6 +108,91 @@ def test_exactly_those_that_ran_are_stopped_in_order_and_started_in_reverse(
     ]
 
 
+def stop_and_start(host: systemd.Systemd, *names: str) -> tuple[str, ...]:
+    """Stop what runs of these units as a change does, and start it again; return what ran."""
+    ran = host.running(names)
+    for name in ran:
+        host.stop(name)
+    for name in hostclients.start_order(ran):
+        host.start(name)
+    return ran
+
+
+def test_a_socket_listed_before_or_after_its_service_is_up_again_with_it(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    for listed in ((SOCKET, NVSM), (NVSM, SOCKET)):
+        units = {SOCKET: Unit(triggers=NVSM), NVSM: Unit()}
+        with systemd_rig.standing_in(daemon, units) as played:
+            stop_and_start(services(daemon), *listed)
+
+        assert [unit.state for unit in units.values()] == ["active", "active"]
+        assert played.calls == [
+            f"StopUnit {SOCKET} replace",
+            f"StopUnit {NVSM} replace",
+            f"StartUnit {SOCKET} replace",
+            f"StartUnit {NVSM} replace",
+        ]
+
+
+def test_what_systemd_stops_along_with_a_unit_runs_again_afterwards(
+    daemon: systemd_rig.DBusDaemon,
+) -> None:
+    units = {
+        DCGM: Unit(required_by=(EXPORTER, "idle.service", "gpu.target")),
+        EXPORTER: Unit(parts=("scrape.timer",)),
+        "scrape.timer": Unit(),
+        "idle.service": Unit(state="inactive"),
+        "gpu.target": Unit(parts=(OTHER,)),
+        OTHER: Unit(),
+        NVSM: Unit(),
+    }
+    up = {name for name, unit in units.items() if unit.state == "active"}
+
+    with systemd_rig.standing_in(daemon, units):
+        ran = stop_and_start(services(daemon), DCGM)
+
+    assert set(ran) == {DCGM, EXPORTER, "scrape.timer", OTHER}
+    assert ran.index("scrape.timer") < ran.index(EXPORTER) < ran.index(DCGM)
+    # A target of its own has nothing that could hold a GPU.
+    assert {name for name, unit in units.items() if unit.state == "active"} == up - {"gpu.target"}
+
+
+@pytest.mark.parametrize("name", ["mig-manager.service", "dbus.service"])
+def test_a_unit_that_would_take_the_agent_or_the_bus_along_is_not_stopped(
+    daemon: systemd_rig.DBusDaemon, name: str
+) -> None:
+    units = {DCGM: Unit(required_by=(name,)), name: Unit()}
+
+    with (
+        systemd_rig.standing_in(daemon, units) as played,
+        fails(Reason.HOST_SERVICE_FAILED, f"systemd would stop {name} along"),
+    ):
+        services(daemon).running([DCGM])
+
+    assert played.calls == []
+
+
+@pytest.mark.parametrize("name", [NVSM, SOCKET])
+def test_a_unit_has_the_time_to_stop_that_systemd_gives_it(
+    daemon: systemd_rig.DBusDaemon, name: str
+) -> None:
+    unit = Unit(stops=Act("inactive", takes_s=0.6), stop_timeout_us=700_000)
+
+    with systemd_rig.standing_in(daemon, {name: unit}):
+        services(daemon, stop_timeout_s=0.1).stop(name)
+
+    assert unit.state == "inactive"
+
+
+@pytest.mark.parametrize(("state", "was_down"), [("active", False), ("inactive", True)])
+def test_whether_a_unit_was_down_before_its_start_is_told(
+    daemon: systemd_rig.DBusDaemon, state: str, *, was_down: bool
+) -> None:
+    with systemd_rig.standing_in(daemon, {NVSM: Unit(state=state)}):
+        assert services(daemon).start(NVSM) is was_down
+
+
 def test_a_unit_that_takes_its_time_is_waited_for(daemon: systemd_rig.DBusDaemon) -> None:
     unit = Unit(stops=Act("inactive", takes_s=0.3), starts=Act("active", takes_s=0.3))
 
@@ -143,7 +231,7 @@ def test_the_end_of_a_job_is_seen_although_nobody_tells(daemon: systemd_rig.DBus
 def test_a_unit_that_does_not_stop_in_time_is_told_with_its_state(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
-    unit = Unit(stops=Act("inactive", takes_s=60.0))
+    unit = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=NO_LIMIT_US)
 
     with (
         systemd_rig.standing_in(daemon, {NVSM: unit}),
@@ -261,7 +349,7 @@ def test_what_the_bus_itself_forbids_is_a_lack_of_rights(tmp_path: pathlib.Path)
 
 
 def test_a_bus_that_dies_in_the_middle_is_an_error_at_once(daemon: systemd_rig.DBusDaemon) -> None:
-    unit = Unit(stops=Act("inactive", takes_s=60.0))
+    unit = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=NO_LIMIT_US)
     with systemd_rig.standing_in(daemon, {NVSM: unit}) as played:
         played.on_call = lambda method: daemon.kill() if method == "StopUnit" else None
         began = time.monotonic()
@@ -274,7 +362,7 @@ def test_a_bus_that_dies_in_the_middle_is_an_error_at_once(daemon: systemd_rig.D
 def test_a_bus_that_dies_while_a_unit_stops_is_an_error_at_once(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
-    unit = Unit(stops=Act("inactive", takes_s=60.0))
+    unit = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=NO_LIMIT_US)
     with systemd_rig.standing_in(daemon, {NVSM: unit}) as played:
         # Asked for when the job's end has not been told for a while.
         played.on_call = lambda method: (

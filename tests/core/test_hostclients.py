@@ -26,6 +26,16 @@ def test_services_are_read_in_the_order_in_which_they_are_to_be_stopped() -> Non
     assert parse(text) == ("nvsm.service", "nvidia-dcgm.service", "dcgm-exporter.service")
 
 
+def test_sockets_timers_and_paths_are_stopped_and_started_before_services() -> None:
+    names = parse(listed("nvsm.service", "nvsm.socket", "dcgm.service", "dcgm.timer"))
+
+    assert names == ("nvsm.socket", "dcgm.timer", "nvsm.service", "dcgm.service")
+    assert hostclients.start_order(names) == (
+        *("dcgm.timer", "nvsm.socket"),
+        *("dcgm.service", "nvsm.service"),
+    )
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "~", "version: v1", listed()])
 def test_an_empty_list_names_nobody(text: str) -> None:
     assert parse(text) == ()
