@@ -181,6 +181,9 @@ class Agent:
                 retry_after_s=attempt.retry_after_s,
                 spares=spares,
             )
+        except errors.LockedError as error:
+            _log.info("recovery_waits", error=error.message)
+            return True
         except errors.ClusterError as error:
             # The run could not say how it ended; its journal tells the next try.
             self._is_recovered = False

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from mig_manager import change, commands, errors, hookpoints, standalone, waiting
+from mig_manager import commands, errors, hookpoints, standalone, waiting
 from mig_manager.core import config, model, planner, status
 
 
@@ -81,7 +81,7 @@ def apply(
     """Bring a layout into force, and prove that it is.
 
     What an ``apply`` that was cut off has changed of GPUs that this layout is not about returns
-    to what it was. If nothing can be done for the layout, that goes for all GPUs.
+    to what it was. If these GPUs cannot have the layout, that goes for all GPUs.
 
     Args:
         world: What to work with.
@@ -93,6 +93,7 @@ def apply(
     Raises:
         ConfigError: There is no such wish, or the hooks file is no good.
         HostError: A reset was refused, device files are not up to date, or a hook failed.
+        GpuInUseError: Processes use what it would destroy; nothing was changed.
         HardwareError: NVML refused or failed; RESET_REQUIRED or REBOOT_REQUIRED when the new
             mode waits; VERIFY_FAILED when the layout is not in force afterwards.
         LayoutError: There is no such layout, or it cannot be had on these GPUs.
@@ -130,27 +131,13 @@ def bring(
     Raises:
         MigManagerError: As ``apply``, and what ``resolve`` and the wish raise.
     """
-    try:
-        wish = resolve()
-        points = hookpoints.HookPoints(world.hooks, variables=told(wish))
-        points.load()
-    except (errors.ConfigError, errors.CheckpointError, errors.LayoutError) as error:
-        _undo_first(world, error, may_reset=may_reset)
-        raise
+    # What is wrong with the request itself shows before the GPUs are even looked at: it is no
+    # reason to undo anything.
+    wish = resolve()
+    points = hookpoints.HookPoints(world.hooks, variables=told(wish))
+    points.load()
     with standalone.held(world, f"{doing} {wish.name}"):
         return _Run(world, wish, points, scope=scope, may_reset=may_reset).run()
-
-
-def _undo_first(
-    world: standalone.World, error: errors.MigManagerError, *, may_reset: bool
-) -> None:
-    """Undo what was cut off, if anything was, although there is nothing to apply."""
-    try:
-        said = standalone.undo_unfinished(world, may_reset=may_reset)
-    except errors.MigManagerError as other:
-        said = f"an 'apply' that was left unfinished could not be undone: {other.message}"
-    if said:
-        error.add(said)
 
 
 class _Run:
@@ -174,6 +161,7 @@ class _Run:
         self._observed = world.gpus.observe()
         self._pending = standalone.Pending(world, self._observed, may_reset=may_reset)
         self._others: tuple[model.GpuSnapshot, ...] = ()
+        self._check: Callable[[], object] = lambda: None
 
     def run(self) -> commands.Applied:
         with contextlib.ExitStack() as stack:
@@ -194,9 +182,14 @@ class _Run:
     def _start_hooks(self, stack: contextlib.ExitStack) -> None:
         """Have the hooks run around all that follows, and let a signal end those before it."""
         check = stack.enter_context(self._world.guard())
-        if check is not None:
-            self._points.check = check
+        self._let_end(check)
         stack.enter_context(self._points.around())
+
+    def _let_end(self, check: Callable[[], object] | None) -> None:
+        """Have a signal end what can be ended early: hooks, and the wait for processes."""
+        if check is not None:
+            self._check = check
+            self._points.check = check
 
     def _settled(self, first: commands.Planned) -> commands.Applied:
         if first.plan.is_empty:
@@ -205,7 +198,8 @@ class _Run:
             return self._applied(first, ())
         self._pending.remark()
         # With hooks it has begun already.
-        with self._world.guard() if self._points.is_empty else contextlib.nullcontext():
+        with self._world.guard() if self._points.is_empty else contextlib.nullcontext() as check:
+            self._let_end(check)
             plans = self._change(first.plan)
         return self._applied(first, plans)
 
@@ -235,37 +229,33 @@ class _Run:
         return waiting.without(planned.plan, waiting.for_their_mode(after, planned.wanted))
 
     def _change(self, first: model.Plan) -> tuple[model.Plan, ...]:
-        before = self._pending.snapshot or tuple(gpu.snapshot for gpu in self._observed)
-        standalone.write_down(self._world, self._wish.name, before)
-        is_back = False
-
-        def back() -> None:
-            nonlocal is_back
-            is_back = True
-            standalone.forget(self._world)
-
+        journal = standalone.Journal(self._world, self._wish.name, on_done=self._conclude)
+        transaction = standalone.transaction(
+            self._world, journal, may_reset=self._may_reset, check=self._check
+        )
+        if self._may_wait:
+            gpus = waiting.Lenient(self._world.gpus)
+            transaction = dataclasses.replace(transaction, gpus=gpus)
         try:
-            after, plans = change.carry_out(
-                waiting.Lenient(self._world.gpus) if self._may_wait else self._world.gpus,
+            _, plans = transaction.run(
                 first,
                 seen=self._observed,
-                before=before,
+                older=self._pending.snapshot,
                 replan=self._rest,
-                undo=change.Undo(on_end=back, pause=self._world.clock.wait),
-                reset=self._world.reset if self._may_reset else None,
                 points=self._points,
             )
         except errors.MigManagerError as error:
-            if not is_back:
+            if journal.is_open:
                 error.add(standalone.LATER)
             raise
-        standalone.forget(self._world)
-        if not self._planned(after).plan.is_empty:
-            self._tell_what_waits(after)
-            return plans
-        self._keep(after)
-        standalone.refresh(self._world)
         return plans
+
+    def _conclude(self, after: model.ObservedGpus) -> None:
+        """Keep a layout that is verified for the next boot; tell which modes come later."""
+        if self._planned(after).plan.is_empty:
+            self._keep(after)
+        else:
+            self._tell_what_waits(after)
 
     def _tell_what_waits(self, after: model.ObservedGpus) -> None:
         """Say which modes come later; nothing is proven, so nothing is kept for a boot."""

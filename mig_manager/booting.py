@@ -135,6 +135,42 @@ class _Awaited:
         return self._gpus.execute(plan, seen)
 
 
+class _Journal:
+    """Implements ``change.Journal`` for one change after another.
+
+    It names the GPUs of the change under way, and those that earlier ones have left in between.
+    """
+
+    def __init__(self, world: standalone.World, name: str) -> None:
+        self._file = standalone.Journal(world, name)
+        self._under_way: tuple[str, ...] = ()
+        self.between: dict[str, model.GpuSnapshot] = {}
+        """What GPUs had before, by UUID: of those that a change has left in between."""
+
+    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: model.Plan) -> None:
+        self.between |= {gpu.uuid: gpu for gpu in before}
+        self._under_way = tuple(gpu.uuid for gpu in before)
+        self._file.write(tuple(self.between.values()))
+
+    def rolling_back(self) -> None:
+        """Keep it as it is."""
+
+    def undone(self) -> None:
+        self.settle(self._under_way)
+
+    def done(self, _gpus: model.ObservedGpus) -> None:
+        self.settle(self._under_way)
+
+    def settle(self, uuids: Iterable[str]) -> None:
+        """Name these GPUs no longer, once ``close`` writes it."""
+        for uuid in uuids:
+            self.between.pop(uuid, None)
+
+    def close(self) -> None:
+        """Leave a journal of the GPUs that are left in between, or none."""
+        self._file.write(tuple(self.between.values()))
+
+
 class _Run:
     """One kept layout on its way back, under the lock."""
 
@@ -143,22 +179,28 @@ class _Run:
         self._name = proven.config
         self._observed = world.gpus.observe()
         pending = standalone.Pending(world, self._observed, may_reset=True)
-        # Where the way back leads should this fail: past a run that was cut off.
-        self._before = {gpu.uuid: gpu.snapshot for gpu in self._observed}
-        self._before |= {gpu.uuid: gpu for gpu in pending.snapshot}
+        # A rollback leads back past a run that was cut off.
+        self._older = {gpu.uuid: gpu for gpu in pending.snapshot}
         # A GPU of which nothing was proven may have been part of that run.
-        target = {gpu.uuid: gpu for gpu in pending.snapshot}
-        self._target = target | {gpu.uuid: gpu for gpu in proven.snapshot}
+        self._target = self._older | {gpu.uuid: gpu for gpu in proven.snapshot}
         self._problems: list[Problem] = list(self._strangers())
-        self._stuck: list[model.GpuSnapshot] = []
+        self._journal = _Journal(world, self._name)
+        self._check: Callable[[], object] = lambda: None
 
     def run(self) -> Restored:
         due = tuple(gpu.uuid for gpu in self._observed if self._is_due(gpu))
         rounds: tuple[commands.Planned, ...] = ()
         if due:
-            with self._world.guard():
-                rounds = self._told(self._bring_back(due))
-        self._write(self._stuck)
+            # The journal is true again before a signal takes its effect.
+            with self._world.guard() as check:
+                self._check = check or self._check
+                try:
+                    rounds = self._told(self._bring_back(due))
+                finally:
+                    self._journal.close()
+                self._refresh()
+        else:
+            self._journal.close()
         return Restored(layout=self._name, rounds=rounds, problems=tuple(self._problems))
 
     def _strangers(self) -> Iterator[Problem]:
@@ -210,53 +252,39 @@ class _Run:
         self, due: tuple[str, ...]
     ) -> tuple[tuple[model.Plan, ...], errors.MigManagerError | None]:
         """Give GPUs what is kept for them, or what they had; tell the error."""
-        before = [self._before[uuid] for uuid in due]
-        stuck = [gpu for gpu in self._stuck if gpu.uuid not in due]
-        self._write([*stuck, *before])
-        self._stuck = [*stuck, *before]
-
-        def back() -> None:
-            self._stuck = stuck
-
         try:
             seen = self._world.gpus.observe()
             plan = self._plan(seen, due)
-            plans = () if plan.is_empty else self._carry_out(plan, seen, before, back)
+            if plan.is_empty:
+                self._journal.settle(due)
+                return (), None
+            older = self._older | self._journal.between
+            _, plans = self._transaction().run(
+                plan,
+                seen=seen,
+                older=[older[uuid] for uuid in due if uuid in older],
+                replan=lambda after: self._plan(after, due),
+            )
         except errors.MigManagerError as error:
             return (), error
-        self._stuck = stuck
         return plans, None
 
-    def _carry_out(
-        self,
-        plan: model.Plan,
-        seen: model.ObservedGpus,
-        before: list[model.GpuSnapshot],
-        back: Callable[[], None],
-    ) -> tuple[model.Plan, ...]:
-        due = [gpu.uuid for gpu in before]
-        _, plans = change.carry_out(
-            self._world.gpus,
-            plan,
-            seen=seen,
-            before=before,
-            replan=lambda after: self._plan(after, due),
-            undo=change.Undo(on_end=back, pause=self._world.clock.wait),
-            reset=self._world.reset,
-        )
-        standalone.refresh(self._world)
-        return plans
+    def _transaction(self) -> change.Transaction:
+        # The device files are refreshed once, after the last GPU.
+        world = dataclasses.replace(self._world, device_files=None)
+        return standalone.transaction(world, self._journal, check=self._check)
+
+    def _refresh(self) -> None:
+        """Bring device files up to date; that they are not is a problem, and undoes nothing."""
+        if self._world.device_files is not None:
+            try:
+                self._world.device_files.refresh()
+            except errors.HostError as error:
+                self._note(error)
 
     def _note(self, error: errors.MigManagerError) -> None:
         remedy = error.reason.remedy or _APPLY_AGAIN
         self._problems.append(Problem(message=error.message, remedy=remedy))
-
-    def _write(self, before: list[model.GpuSnapshot]) -> None:
-        """Have the journal name the GPUs that are in between, and no others."""
-        if before:
-            standalone.write_down(self._world, self._name, before)
-        else:
-            standalone.forget(self._world)
 
     def _told(self, plans: Iterable[model.Plan]) -> tuple[commands.Planned, ...]:
         return tuple(

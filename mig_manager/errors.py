@@ -6,6 +6,7 @@
       CheckpointError          a checkpoint is wrong, or not one of this node's GPUs
       LayoutError              a good document asks for what these GPUs cannot give
       HardwareError            NVML refused or failed, with operation, GPU and code
+        GpuInUseError          processes use what a plan destroys; no step was run
       ClusterError             the Kubernetes API refused or failed, with its HTTP status
       DrainError               pods that hold doomed instances did not leave in time
       NotReadyError            something we waited for did not become ready in time
@@ -305,6 +306,17 @@ class HardwareError(MigManagerError):
         self.operation = operation
         self.gpu = gpu
         self.code = code
+
+
+class GpuInUseError(HardwareError):
+    """Processes use what a plan destroys, and so no step of it was run.
+
+    Args:
+        message: One sentence that names the GPUs or instances and the processes.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=Reason.IN_USE)
 
 
 class ClusterError(MigManagerError):

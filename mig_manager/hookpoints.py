@@ -168,7 +168,7 @@ class HookPoints:
             self._programs.run(point, hook, environment, check=self._look)
 
     def _look(self) -> None:
-        self._telemetry.hook_goes_on()
+        self._telemetry.still_working()
         self.check()
 
 

@@ -1,4 +1,4 @@
-"""What a change needs of the machine underneath: services out of the way, resets, device files."""
+"""The services of the host that a change stops and starts again."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -44,6 +44,7 @@ class Machine:
             take=dataclasses.replace(journal.journal, host_services=(*had, *running)),
         )
         for name in running:
+            self._world.telemetry.still_working()
             self._world.services.stop(name)
             _log.info("host_service_stopped", service=name)
 
@@ -55,6 +56,7 @@ class Machine:
         """
         failed: list[str] = []
         for name in hostclients.start_order(journal.journal.host_services):
+            self._world.telemetry.still_working()
             why = self._start(name)
             if why:
                 failed.append(why)
@@ -63,38 +65,14 @@ class Machine:
         return "; ".join(failed)
 
     def bring_back(self, journal: record.Record) -> None:
-        """Bring device files up to date and start the services, after a change that succeeded.
+        """Start the services after a change that succeeded.
 
         Raises:
-            HostError: DEVICE_FILES_FAILED or HOST_SERVICE_FAILED.
+            HostError: HOST_SERVICE_FAILED.
         """
-        self.refresh_files()
         failed = self.start_services(journal)
         if failed:
             raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
-
-    def refresh_files(self) -> None:
-        """Bring device nodes and CDI specs up to date.
-
-        Raises:
-            HostError: DEVICE_FILES_FAILED.
-        """
-        if self._world.device_files is not None:
-            self._world.device_files.refresh()
-
-    def bring_back_leniently(self, journal: record.Record) -> str:
-        """Do the same after a change that failed, whose reason must not be hidden.
-
-        Returns:
-            What failed, as a part of a sentence; empty when nothing did.
-        """
-        failed: list[str] = []
-        try:
-            self.refresh_files()
-        except errors.HostError as error:
-            failed.append(error.message)
-        failed.append(self.start_services(journal))
-        return "; ".join(filter(None, failed))
 
     def _start(self, name: str) -> str:
         if self._world.services is None:

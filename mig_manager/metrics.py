@@ -167,7 +167,7 @@ class Metrics(ports.Telemetry):
         self._evictions.inc()
         self._on_progress()
 
-    def hook_goes_on(self) -> None:
+    def still_working(self) -> None:
         """See ``ports.Telemetry``."""
         self._on_progress()
 

@@ -473,8 +473,8 @@ class Telemetry:
     def retry_scheduled(self, delay_s: float) -> None:
         """The same wish will be tried again."""
 
-    def hook_goes_on(self) -> None:
-        """A hook is being run, within its time."""
+    def still_working(self) -> None:
+        """The worker is in a wait or an operation that has a deadline of its own."""
 
     def pod_evicted(self) -> None:
         """A pod was asked to leave, and the API agreed."""

@@ -56,6 +56,7 @@ class Reconciler:
 
         Raises:
             ClusterError: The API refused or does not answer.
+            LockedError: Another manager is at work; nothing was undone.
         """
         view = self._world.node.read()
         told = view.annotations.get(cluster.STATUS_ANNOTATION)
@@ -95,38 +96,54 @@ class Reconciler:
             is_warning=True,
         )
 
-    def _undo(self, left: status.Journal) -> None:
+    def _undo(self, left: status.Journal) -> str:
+        """Roll back and restore what a journal lists; return what stays due, and why.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+            LockedError: Another manager is at work; nothing was undone.
+        """
         undoing = self._new_run(left.config, left=left)
-        said = undoing.settle()
+        with self._alone(f"undoing an interrupted change to {left.config or 'a layout'}"):
+            said = undoing.settle()
         undoing.record.abandon()
         self._keep_due(undoing)
+        if self._left == left:
+            _log.warning("still_due", config=left.config, why=said)
+            return said
         self._world.node.emit(
             reason="Recovered",
             message=f"gave back what an interrupted run for {left.config or 'a layout'} had taken"
             + (f"; {said}" if said else ""),
             is_warning=False,
         )
+        return said if self._left else ""
 
     def rest(self) -> bool:
-        """See to it that a node without a wish does not say ``pending``; call without a run.
+        """See to it that a node without a wish is at rest; call without a run.
 
         A run that was killed could not say how it ended, and one that gave way to a newer wish
-        left that to the next run, which never comes once the label is removed.
+        left that to the next run, which never comes once the label is removed. The same goes for
+        what could not be undone or restored then: it is tried again here.
 
         Returns:
-            Whether to come again, because the GPUs could not be told and may be later.
+            Whether to come again, because something is still due that may succeed later.
 
         Raises:
             ClusterError: The API refused or does not answer.
+            LockedError: Another manager is at work.
         """
         # Whatever is wanted next is a new wish.
         self._fulfilled = None
+        if self._left is not None:
+            self._undo(self._left)
         view = self._world.node.read()
         if self._is_closed or view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
             self._end_pending("the label was removed")
         if self._world.slots is not None:
             self._world.slots.release()
-        return self._tell_gpus(view)
+        is_untold = self._tell_gpus(view)
+        return is_untold or self._left is not None
 
     def stop(self) -> None:
         """Reopen a node that is closed until the next try of a drain; call when the agent ends.

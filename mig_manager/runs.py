@@ -31,13 +31,13 @@ from mig_manager import (
     rebooting,
     record,
     runhooks,
+    runjournal,
     turn,
     wayback,
 )
 from mig_manager import world as worlds
 from mig_manager.core import (
     clients,
-    cluster,
     config,
     model,
     selection,
@@ -71,17 +71,25 @@ class Run:
         self._world = world
         self._limits = limits
         self._daemons = staff
+        self._journal = runjournal.RunJournal(written)
+        self._transaction = change.Transaction(
+            gpus=world.gpus,
+            journal=self._journal,
+            clock=world.clock,
+            reset=world.reset.reset if world.reset else None,
+            device_files=world.device_files,
+        )
         self._way_back = wayback.WayBack(
-            world.gpus,
+            self._transaction,
             world.workloads,
             world.allocations,
-            world.clock,
             staff=staff,
-            reset=world.reset,
+            telemetry=world.telemetry,
         )
+        self._paused = daemons.ANY_PLUGIN
+        """What the pause before the change found."""
         self._machine = machine.Machine(world)
         self._hooks = runhooks.RunHooks(world.hooks, written, name=name, telemetry=world.telemetry)
-        self._has_tried_way_back = False
         self._hash = ""
         self._proven: model.ObservedGpus = model.NO_GPUS
         self._clearing = clearing.Clearing(world, limits, written, name=name)
@@ -154,6 +162,7 @@ class Run:
             if not self._may_reboot(error):
                 raise
             why = self._reboot.request(error, wish)
+            self._resume_leniently(error)
             said = self.settle()
             return self._failed(
                 errors.Reason.REBOOT_REQUIRED, f"{error.message}; no reboot: {why}", said
@@ -170,7 +179,7 @@ class Run:
         """
         if self._reboot.is_under_way:
             return ""
-        said = "" if self._has_tried_way_back else self._way_back.take(self.record)
+        said = "" if self._journal.has_rolled_back else self._way_back.take(self.record)
         services = self._machine.start_services(self.record)
         return "; ".join(filter(None, (said, services, self._hooks.exit_leniently())))
 
@@ -274,12 +283,12 @@ class Run:
         drainage = self._clearing.close(plan, gpus, holders, table)
         drainage.run(holders, wish)
         self.record.draining(is_so=False)
-        paused = self._daemons.pause(plan, self.record, wish, table)
+        self._paused = paused = self._daemons.pause(plan, self.record, wish, table)
         # Without a plugin nobody is given a device any more: who slipped in before shows now.
         drainage.run(holders, wish)
         wish.check()
         self._machine.stop_services(services, plan, self.record)
-        gpus = self._change(plan, gpus, wanted, paused)
+        gpus = self._change(plan, gpus, wanted, wish)
         self._bring_back(paused, gpus, wish)
         by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
         return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
@@ -302,11 +311,12 @@ class Run:
         if not self.record.journal.is_empty:
             paused = self._daemons.still_paused(self.record.journal)
             self.record.proven()
+            self._transaction.refresh()
             self._bring_back(paused, gpus, wish)
             return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force")
         if self.record.attempt > 1:
             # An earlier try may have failed at the files alone.
-            self._machine.refresh_files()
+            self._transaction.refresh()
         self._proven = gpus
         plugin_config = self._limits.policy.plugin_config(self.name)
         if not self._daemons.has_config(plugin_config):
@@ -346,70 +356,53 @@ class Run:
         plan: model.Plan,
         before: model.ObservedGpus,
         wanted: dict[str, model.WantedGpu],
-        paused: daemons.Paused,
+        wish: ports.Wish,
     ) -> model.ObservedGpus:
-        way_back = self._leave(plan, before)
+        transaction = dataclasses.replace(
+            self._transaction,
+            patience=change.Patience(
+                timeout_s=self._limits.in_use_timeout_s,
+                wait=wish.wait,
+                on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
+            ),
+        )
+        older = self._older(before)
         try:
-            gpus, _ = change.carry_out(
-                self._world.gpus,
+            gpus, _ = transaction.run(
                 plan,
                 seen=before,
-                before=way_back,
+                older=older,
                 replan=lambda after: self._planning.plan(after, wanted),
-                undo=change.Undo(
-                    on_begin=self._announce_undo,
-                    on_end=self.record.undone,
-                    pause=self._world.clock.wait,
-                ),
-                reset=self._world.reset.reset if self._world.reset else None,
                 points=self._hooks.points,
             )
         except errors.MigManagerError as error:
-            if self._may_reboot(error):
-                raise
-            for failed in (
-                self._machine.bring_back_leniently(self.record),
-                self._hooks.exit_leniently(),
-            ):
-                if failed:
-                    error.add(failed)
-            # An API that fails now must not hide the reason; the end gives everything back.
-            with contextlib.suppress(errors.ClusterError):
-                self._daemons.resume_plugin(paused, self.record)
+            if not self._may_reboot(error):
+                self._resume_leniently(error)
             raise
-        self.record.note(gpus=gpus)
-        self.record.proven()
         return gpus
 
-    def _leave(self, plan: model.Plan, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
-        """Write down the way back, which leads past an interrupted change to what was before.
-
-        It is that of the GPUs that change and of no others: what somebody does to those is not
-        ours to undo. From now on no layout is in force, and so the node names none.
-        """
-        left = self.record.journal
-        touched = {gpu.gpu_uuid for gpu in plan.gpus if gpu.steps}
-        way_back = {gpu.uuid: gpu.snapshot for gpu in gpus if gpu.uuid in touched}
-        # An older run may have undone its change and not have come to say so.
-        applied = self._clearing.applied_before or left.applied
-        if left.snapshot:
-            is_open = self._way_back.is_open(gpus, left.snapshot)
-            way_back |= {gpu.uuid: gpu for gpu in left.snapshot} if is_open else {}
-            applied = left.applied if is_open else ""
-        snapshot = tuple(way_back.values())
-        self.record.enter(
-            model.Phase.EXECUTE,
-            f"running {len(plan.steps)} steps on the GPUs",
-            take=dataclasses.replace(left, snapshot=snapshot, applied=applied),
-            change=cluster.NodePatch(labels={cluster.APPLIED_LABEL: None}),
-        )
-        return snapshot
-
-    def _announce_undo(self) -> None:
-        self._has_tried_way_back = True
-        # Nobody's silence keeps the GPUs from being brought back.
+    def _resume_leniently(self, error: errors.MigManagerError) -> None:
+        """Resume services and device plugin after a failure, whose reason must not be hidden."""
+        for failed in (
+            self._machine.start_services(self.record),
+            self._hooks.exit_leniently(),
+        ):
+            if failed:
+                error.add(failed)
+        # An API that fails now must not hide the reason; the end gives everything back.
         with contextlib.suppress(errors.ClusterError):
-            self.record.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
+            self._daemons.resume_plugin(self._paused, self.record)
+
+    def _older(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+        """Return what an interrupted change found, if the way back there is open."""
+        left = self.record.journal
+        # An older run may have undone its change and not have come to say so.
+        self._journal.applied = self._clearing.applied_before or left.applied
+        if not left.snapshot:
+            return ()
+        is_open = self._way_back.is_open(gpus, left.snapshot)
+        self._journal.applied = left.applied if is_open else ""
+        return left.snapshot if is_open else ()
 
     def _failed(self, reason: errors.Reason, message: str, said: str = "") -> outcomes.Outcome:
         return outcomes.failed(

@@ -98,7 +98,7 @@ class Service:
         )
         self._checks = health.Health(
             pulse,
-            stuck_after_s=wanted.gpu_timeout_s + health.STUCK_MARGIN_S,
+            stuck_after_s=longest_operation_s(wanted) + health.STUCK_MARGIN_S,
             contact_age_s=lambda: self.watch.last_contact_s,
             is_recovered=lambda: self.loop.is_recovered,
         )
@@ -369,6 +369,12 @@ def gpus(
     return advertising
 
 
+def longest_operation_s(wanted: settings.AgentSettings) -> float:
+    """Return how long one operation may take during which the worker gives no sign of life."""
+    host = wanted.host
+    return max(wanted.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s)
+
+
 def limits(wanted: settings.AgentSettings) -> reconcile.Limits:
     """Return what the node's owner allows."""
     return reconcile.Limits(
@@ -376,6 +382,7 @@ def limits(wanted: settings.AgentSettings) -> reconcile.Limits:
         plugin_timeout_s=wanted.plugin_timeout_s,
         monitor_timeout_s=wanted.monitor_timeout_s,
         lock_timeout_s=wanted.lock_timeout_s,
+        in_use_timeout_s=wanted.in_use_timeout_s,
         allows_foreign_managers=wanted.allows_foreign_managers,
         is_lenient=wanted.is_lenient,
         heals_drift=wanted.heals_drift,

@@ -52,16 +52,8 @@ class World:
     """The owner's programs around a change; None: there are none."""
     device_files: ports.DeviceFiles | None = None
     """Brought up to date after a change; None: the driver and others look after them."""
-
-
-def refresh(world: World) -> None:
-    """Bring device nodes and CDI specs up to date with GPUs that were changed.
-
-    Raises:
-        HostError: DEVICE_FILES_FAILED; the change itself is proven all the same.
-    """
-    if world.device_files is not None:
-        world.device_files.refresh()
+    idle_timeout_s: float = 0.0
+    """How long to wait for processes that use what a change destroys; 0: it is refused at once."""
 
 
 def held(world: World, doing: str) -> contextlib.AbstractContextManager[None]:
@@ -83,22 +75,102 @@ def held(world: World, doing: str) -> contextlib.AbstractContextManager[None]:
     )
 
 
-def write_down(world: World, name: str, before: Sequence[model.GpuSnapshot]) -> None:
-    """Write the journal of a change that is about to begin.
+class Journal:
+    """Implements ``change.Journal`` in a file.
 
     Args:
         world: What to work with.
         name: The layout.
-        before: What the GPUs have: the way back leads there.
-
-    Raises:
-        UsageError: It cannot be kept where it should be.
+        on_done: Called once the change is verified and its journal removed.
     """
-    journal = status.Journal(config=name, boot_id=world.boot_id, snapshot=tuple(before))
-    try:
-        world.journal.write(journal.to_json())
-    except errors.ConfigError as error:
-        raise _unkept(error) from error
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        *,
+        on_done: Callable[[model.ObservedGpus], object] = lambda _gpus: None,
+    ) -> None:
+        self._world = world
+        self._name = name
+        self._on_done = on_done
+        self.is_open = False
+        """Whether it names GPUs that a change may have left in between."""
+
+    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: model.Plan) -> None:
+        """Write what a rollback restores.
+
+        Raises:
+            UsageError: It cannot be kept where it should be.
+        """
+        self.write(before)
+
+    def write(self, before: Sequence[model.GpuSnapshot]) -> None:
+        """Have the journal name these GPUs and no others; none: remove it.
+
+        Raises:
+            UsageError: It cannot be kept where it should be.
+        """
+        self.is_open = bool(before)
+        if not before:
+            forget(self._world)
+            return
+        journal = status.Journal(
+            config=self._name, boot_id=self._world.boot_id, snapshot=tuple(before)
+        )
+        try:
+            self._world.journal.write(journal.to_json())
+        except errors.ConfigError as error:
+            raise _unkept(error) from error
+
+    def rolling_back(self) -> None:
+        """Keep the journal as it is."""
+
+    def undone(self) -> None:
+        """Remove the journal."""
+        self.write(())
+
+    def done(self, gpus: model.ObservedGpus) -> None:
+        """Remove the journal and go on to what follows a verified change."""
+        self.write(())
+        self._on_done(gpus)
+
+
+def transaction(
+    world: World,
+    journal: change.Journal,
+    *,
+    may_reset: bool = True,
+    check: Callable[[], object] = lambda: None,
+) -> change.Transaction:
+    """Return the transaction of a change without a cluster.
+
+    Args:
+        world: What to work with.
+        journal: Where it is written what a rollback restores.
+        may_reset: Whether it may reset a GPU.
+        check: Called while processes are waited for; what it raises ends the change.
+    """
+
+    def wait(seconds: float) -> None:
+        check()
+        world.clock.wait(seconds)
+        check()
+
+    return change.Transaction(
+        gpus=world.gpus,
+        journal=journal,
+        clock=world.clock,
+        reset=world.reset if may_reset else None,
+        device_files=world.device_files,
+        patience=change.Patience(
+            timeout_s=world.idle_timeout_s,
+            wait=wait,
+            on_wait=lambda error: world.tell(
+                f"{error.message}; waiting up to {world.idle_timeout_s:g} s"
+            ),
+        ),
+    )
 
 
 def forget(world: World) -> None:
@@ -183,18 +255,13 @@ class Pending:
         """Return the GPUs to what they had; say how that went, as a part of a sentence."""
         if not self._may_reset and any(gpu.needs_reset for gpu in self.due.gpus):
             return f"{self._name} was left unfinished and is not undone: that resets a GPU"
+        journal = Journal(self._world, self._journal.config if self._journal else "")
+        restoring = transaction(self._world, journal, may_reset=self._may_reset)
         with self._world.guard():
-            is_back, said = change.go_back(
-                self._world.gpus,
-                self.snapshot,
-                pause=self._world.clock.wait,
-                reset=self._world.reset if self._may_reset else None,
-            )
-            if is_back:
-                forget(self._world)
-        if is_back:
+            result = restoring.roll_back(self.snapshot, requires_idle=True)
+        if result.is_complete:
             return f"{self._name} was left unfinished and is undone now"
-        return f"{self._name} was left unfinished; {said}; {LATER}"
+        return f"{self._name} was left unfinished; {result.message}; {LATER}"
 
     def _find(self) -> None:
         text = self._read()
@@ -206,7 +273,7 @@ class Pending:
         except (ValueError, errors.LayoutError) as error:
             self._set_aside(str(error))
             return
-        if self.due.is_empty:
+        if self.due.is_empty and not planner.foreign(self._observed, journal.snapshot):
             forget(self._world)
         elif self._is_outdated(journal):
             self._world.tell(

@@ -17,23 +17,29 @@ _log = structlog.get_logger()
 
 
 class WayBack:
-    """The way back of one node."""
+    """The rollback of a change that an earlier run left unfinished.
+
+    Args:
+        transaction: Rolls back.
+        workloads: The pods.
+        allocations: Which pod uses which devices.
+        staff: The node's daemons.
+        telemetry: Told that a wait goes on.
+    """
 
     def __init__(
         self,
-        gpus: ports.Gpus,
+        transaction: change.Transaction,
         workloads: ports.Workloads,
         allocations: ports.DeviceAllocations,
-        clock: clocks.Clock,
         *,
         staff: daemons.Daemons,
-        reset: ports.GpuReset | None = None,
+        telemetry: ports.Telemetry,
     ) -> None:
-        self._reset = reset
-        self._gpus = gpus
+        self._telemetry = telemetry
+        self._transaction = transaction
         self._workloads = workloads
         self._allocations = allocations
-        self._clock = clock
         self._daemons = staff
 
     def is_open(self, now: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]) -> bool:
@@ -67,32 +73,26 @@ class WayBack:
 
     def _take(self, journal: record.Record) -> str:
         snapshot = journal.journal.snapshot
-        now = self._gpus.observe()
+        now = self._transaction.gpus.observe()
         journal.note(gpus=now)
         plan = planner.restore(now, snapshot)
         if plan.is_empty:
-            journal.undone()
-            return ""
+            return self._transaction.without_steps(now, snapshot).message
         self._require_unheld(plan, now)
-        journal.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
-        paused = self._daemons.pause(plan, journal, _Steadfast(self._clock))
+        self._transaction.journal.rolling_back()
+        steadfast = _Steadfast(self._transaction.clock, self._telemetry)
+        paused = self._daemons.pause(plan, journal, steadfast)
         try:
             # Only now can nobody be given a device any more.
             self._require_unheld(plan, now)
-            is_back, said = change.go_back(
-                self._gpus,
-                snapshot,
-                pause=self._clock.wait,
-                reset=self._reset.reset if self._reset else None,
-            )
-            if is_back:
-                journal.undone()
-                journal.note(gpus=self._gpus.observe())
+            result = self._transaction.roll_back(snapshot, requires_idle=True)
+            if result.is_complete:
+                journal.note(gpus=self._transaction.gpus.observe())
         finally:
             # An API that fails now must not hide the reason; the end gives everything back.
             with contextlib.suppress(errors.ClusterError):
                 self._daemons.resume_plugin(paused, journal)
-        return said
+        return result.message
 
     def _require_unheld(self, plan: model.Plan, now: Sequence[model.Gpu]) -> None:
         hurt = self._hurt(plan, now)
@@ -110,16 +110,19 @@ class WayBack:
 class _Steadfast:
     """Implements ``ports.Wish`` for what must be finished whatever is wanted meanwhile."""
 
-    def __init__(self, clock: clocks.Clock) -> None:
+    def __init__(self, clock: clocks.Clock, telemetry: ports.Telemetry) -> None:
         self._clock = clock
+        self._telemetry = telemetry
 
     def check(self) -> None:
         """Never end."""
+        self._telemetry.still_working()
 
     def wait(self, seconds: float) -> None:
         """Sleep through."""
+        self._telemetry.still_working()
         self._clock.wait(seconds)
 
     def pause(self, seconds: float) -> None:
         """Sleep through."""
-        self._clock.wait(seconds)
+        self.wait(seconds)

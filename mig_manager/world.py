@@ -59,6 +59,8 @@ class Limits:
     """How long the machine may take to go down once a reboot was asked for."""
     lock_timeout_s: float = 30.0
     """How long another manager on this node is waited for."""
+    in_use_timeout_s: float = 30.0
+    """How long to wait, after the drain, for processes that still use what a change destroys."""
     allows_foreign_managers: bool = False
     """Whether to work beside other managers that are known to change MIG instances."""
     is_lenient: bool = False

@@ -154,7 +154,7 @@ class Rig:
         self.proven = FakeProven()
         self.boot_id = "boot-1"
         self.owner = fakes.World(gpus=())
-        """Has the hooks."""
+        """Has the hooks and the device files."""
         self.guard: Callable[
             [], contextlib.AbstractContextManager[Callable[[], object] | None]
         ] = contextlib.nullcontext
@@ -208,6 +208,7 @@ class Rig:
             tell=self.told.append,
             guard=self.guard,
             hooks=self.owner.programs if self.owner.hooks else None,
+            device_files=self.owner.host,
         )
 
 

@@ -143,6 +143,24 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
     assert pipeline.recovered == ["a", "a"]
 
 
+def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
+    box = mailbox.Mailbox()
+    box.put_label("a")
+    pipeline = Pipeline(box, errors.Reason.APPLIED)
+    locked = [errors.LockedError("another manager is at work: apply")]
+
+    def recover(name: str | None) -> None:
+        pipeline.recovered.append(name)
+        if locked:
+            raise locked.pop()
+
+    pipeline.recover = recover  # type: ignore[method-assign]
+    serve(box, pipeline)
+
+    assert pipeline.recovered == ["a", "a"]
+    assert pipeline.runs == [("a", 2)]
+
+
 def test_a_newer_wish_interrupts_the_pause_before_a_retry() -> None:
     box = mailbox.Mailbox()
     box.put_label("a")

@@ -1,8 +1,8 @@
 """``apply`` that is cut off anywhere, fails anywhere, or is not alone; over GPUs in memory."""
 
 import contextlib
-import json
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,6 +21,9 @@ mig-configs:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
   other:
   - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}
+  mixed:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
+  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
   'off':
   - {devices: all, mig-enabled: false}
   first-only:
@@ -104,9 +107,8 @@ def test_after_a_kill_at_any_step_any_layout_can_be_applied(
 
 
 @pytest.mark.parametrize(("start", "name", "at"), WAYS)
-@pytest.mark.parametrize("impossible", [unknown, lambda: layout("too-much")])
 def test_after_a_kill_at_any_step_an_impossible_layout_brings_back_what_was(
-    start: str, name: str, at: int, impossible: Callable[[], config.Layout | errors.LayoutError]
+    start: str, name: str, at: int
 ) -> None:
     gpus = Gpus()
     rig = applying_rig.Rig(gpus)
@@ -116,7 +118,7 @@ def test_after_a_kill_at_any_step_an_impossible_layout_brings_back_what_was(
     is_changed = shape(gpus) != before
 
     with pytest.raises(errors.LayoutError) as caught:
-        rig.apply(impossible())
+        rig.apply(layout("too-much"))
 
     assert shape(gpus) == before
     assert rig.journal.text is None
@@ -373,17 +375,194 @@ def test_an_unknown_layout_needs_neither_lock_nor_gpus(rig: applying_rig.Rig) ->
     assert rig.clock.now_s == 0
 
 
-def test_an_unknown_layout_stays_the_error_when_nothing_can_be_undone(
+def test_after_a_kill_an_unknown_layout_undoes_nothing_and_destroys_nothing(
     rig: applying_rig.Rig, gpus: Gpus
 ) -> None:
     assert cut_off(rig, gpus, "wanted", at=3)
-    rig.exclusion.refusals = 10_000
+    left, journal = shape(gpus), rig.journal.text
+    gpus.steps = 0
 
-    with pytest.raises(errors.LayoutError) as caught:
+    with pytest.raises(errors.LayoutError, match=r"^no layout 'x'$"):
         rig.apply(unknown())
 
-    assert (
-        "no layout 'x'; an 'apply' that was left unfinished could not be undone: another"
-        in str(caught.value)
+    assert (gpus.steps, shape(gpus)) == (0, left)
+    assert rig.journal.text == journal
+
+
+def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
+    rig: applying_rig.Rig, gpus: Gpus
+) -> None:
+    """A 'boot' that was killed left a journal of the first GPU alone."""
+    second = gpus.gpus[1].uuid
+    rig.apply(layout("mixed"))
+    before = shape(gpus)
+    gpus.gpus = (dataclasses.replace(gpus.gpus[0], gpu_instances=()), gpus.gpus[1])
+    empty = shape(gpus)[0]
+    gpus.steps, gpus.killed_at = 0, 2
+    with pytest.raises(Killed):
+        rig.boot()
+    gpus.killed_at = None
+    journal = status.Journal.from_json(rig.journal.text or "")
+    assert [gpu.uuid for gpu in journal.snapshot] == [gpus.gpus[0].uuid]
+    refused: list[model.Step] = []
+
+    def fails(step: model.Step) -> bool:
+        is_last = isinstance(step, model.CreateGpuInstance) and step.gpu_uuid == second
+        if is_last and not refused:
+            refused.append(step)
+            return True
+        return False
+
+    gpus.fails = fails
+    with pytest.raises(errors.HardwareError, match="the instances from before are back"):
+        rig.apply(layout("wanted"))
+
+    assert refused
+    assert shape(gpus) == [empty, before[1]]
+    assert rig.journal.text is None
+
+
+def with_foreign(gpus: Gpus, start: int) -> model.Placement:
+    """Have somebody create an instance of one slice on the first GPU."""
+    spec = next(p for p in gpus.gpus[0].profiles or () if str(p.profile) == "1g.5gb")
+    place = next(place for place in spec.placements if place.start == start)
+    for step in (
+        model.CreateGpuInstance(
+            gpu_uuid=gpus.gpus[0].uuid,
+            profile=spec.profile,
+            profile_id=spec.profile_id,
+            placement=place,
+        ),
+        model.CreateComputeInstance(
+            gpu_uuid=gpus.gpus[0].uuid,
+            gpu_instance_placement=place,
+            profile=spec.profile,
+            placement=model.Placement(0, 1),
+        ),
+    ):
+        gpus.gpus = (fakes.apply_step(gpus.gpus[0], step), *gpus.gpus[1:])
+    return place
+
+
+class MissingOne(Gpus):
+    """The first look misses an instance, as on a driver that lists too few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.missed: model.Placement | None = None
+
+    def observe(self) -> model.ObservedGpus:
+        self.looks += 1
+        first, *others = super().observe()
+        if self.looks == 1 and self.missed:
+            seen = tuple(gi for gi in first.gpu_instances if gi.placement != self.missed)
+            first = dataclasses.replace(first, gpu_instances=seen)
+        return model.ObservedGpus((first, *others))
+
+
+@pytest.fixture
+def missing() -> MissingOne:
+    """GPUs with 2g.10gb, 3g.20gb and, on the first, an instance that the next look misses."""
+    gpus = MissingOne()
+    applying_rig.apply(gpus, layout("before"))
+    gpus.missed = with_foreign(gpus, start=2)
+    gpus.looks = gpus.steps = 0
+    gpus.fails = lambda step: (
+        isinstance(step, model.CreateGpuInstance) and step.placement == gpus.missed
     )
-    assert json.loads(rig.journal.text or "")["config"] == "wanted"
+    return gpus
+
+
+def test_a_rollback_names_and_keeps_an_instance_that_the_first_look_missed(
+    missing: MissingOne,
+) -> None:
+    before = shape(missing)
+    rig = applying_rig.Rig(missing)
+
+    with pytest.raises(errors.HardwareError) as caught:
+        rig.apply(layout("wanted"))
+
+    assert shape(missing) == before
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert "1g.5gb at 2:1 on GPU 0 was not there before, and is kept" in caught.value.message
+    assert rig.journal.text is not None
+
+
+def test_a_missed_instance_is_part_of_the_next_change(missing: MissingOne) -> None:
+    rig = applying_rig.Rig(missing)
+    with pytest.raises(errors.HardwareError):
+        rig.apply(layout("wanted"))
+    before = shape(missing)
+
+    refused: list[model.Step] = []
+
+    def fails(step: model.Step) -> bool:
+        if isinstance(step, model.CreateGpuInstance) and step.profile.gpu_slices == 7:
+            refused.append(step)
+        return len(refused) == 2 and refused[-1] is step
+
+    missing.fails = fails
+    with pytest.raises(errors.HardwareError, match="the instances from before are back"):
+        rig.apply(layout("other"))
+
+    assert shape(missing) == before
+    assert rig.journal.text is None
+    missing.fails = lambda _step: False
+    rig.apply(layout("other"))
+    assert is_in_force(missing, "other")
+
+
+def test_an_instance_that_somebody_creates_during_a_change_is_named_and_kept(
+    rig: applying_rig.Rig, gpus: Gpus
+) -> None:
+    places: list[model.Placement] = []
+
+    def create(step: model.Step) -> bool:
+        if isinstance(step, model.CreateGpuInstance) and not places:
+            places.append(with_foreign(gpus, start=3))
+            return True
+        return False
+
+    gpus.fails = create
+    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 was not") as caught:
+        rig.apply(layout("wanted"))
+
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert places[0] in {gi.placement for gi in gpus.gpus[0].gpu_instances}
+    assert rig.journal.text is not None
+
+
+def test_after_a_kill_only_what_the_change_created_is_removed(
+    rig: applying_rig.Rig, gpus: Gpus
+) -> None:
+    before = shape(gpus)
+    assert cut_off(rig, gpus, "wanted", at=4)
+    place = with_foreign(gpus, start=3)
+
+    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 was not there before"):
+        rig.apply(layout("too-much"))
+
+    first = gpus.gpus[0]
+    assert place in {gi.placement for gi in first.gpu_instances}
+    others = tuple(gi for gi in first.gpu_instances if gi.placement != place)
+    gpus.gpus = (dataclasses.replace(first, gpu_instances=others), *gpus.gpus[1:])
+    assert shape(gpus) == before
+    assert rig.journal.text is not None
+
+    # Once somebody has removed it, all is right.
+    with pytest.raises(errors.LayoutError, match=r"too-much|fit"):
+        rig.apply(layout("too-much"))
+    assert rig.journal.text is None
+
+
+def test_device_files_are_refreshed_after_a_rollback(rig: applying_rig.Rig, gpus: Gpus) -> None:
+    gpus.fails = lambda step: isinstance(step, model.CreateGpuInstance) and gpus.steps == 5
+
+    with pytest.raises(errors.HardwareError):
+        rig.apply(layout("wanted"))
+
+    assert rig.owner.refreshed == 1
+    gpus.fails = lambda _step: False
+    rig.apply(layout("wanted"))
+    assert rig.owner.refreshed == 2

@@ -1,7 +1,8 @@
 """``boot`` over GPUs in memory: what was proven comes back, and one GPU never costs another."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -381,3 +382,34 @@ def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: Node)
     assert ampere.rig.told == [
         "cannot write the journal; the next boot will not bring this layout back"
     ]
+
+
+def test_a_signal_that_ends_boot_finds_a_true_journal(node: Node) -> None:
+    """A signal that was held off takes its effect as soon as the change is complete."""
+
+    @contextlib.contextmanager
+    def guard() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    node.reboot()
+    node.rig.guard = guard
+
+    with pytest.raises(KeyboardInterrupt):
+        node.rig.boot()
+
+    assert shape(node.gpus) == node.before
+    assert node.rig.journal.text is None
+
+
+def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Node) -> None:
+    node.reboot()
+    node.rig.owner.refusing["host.refresh"] = errors.HostError(
+        "nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED
+    )
+
+    result = node.rig.boot()
+
+    assert shape(node.gpus) == node.before
+    assert result.rounds
+    assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]

@@ -5,7 +5,7 @@ import json
 import pytest
 import structlog.testing
 
-from mig_manager import errors
+from mig_manager import errors, health, ports
 from mig_manager.core import cluster, model, planner, status
 from mig_manager.core import policy as policies
 from tests import fakes, scenes
@@ -259,6 +259,89 @@ def test_a_reboot_that_is_refused_or_does_not_come_ends_the_run_with_everything_
     assert (refusal or "still up") in outcome.message
     assert {gpu.pending_mode for gpu in world.gpus} == {model.MigMode.ENABLED}
     scenes.assert_nothing_taken(world)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_new_one(
+    *, gated: bool
+) -> None:
+    world = scenes.node(layout="all-balanced", gated=gated)
+    world.mode_waits = world.may_reboot = True
+    world.reboot_refusal = "polkit says no"
+    world.refreshed = 0
+    before = world.gpus
+    old = set(world.pods)
+
+    outcome = scenes.run(world, "all-disabled")
+
+    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
+    assert planner.restore(
+        world.gpus, [gpu.snapshot for gpu in before], keep_pending=True
+    ).is_empty
+    assert world.refreshed == 1
+    world.clock.wait(1)
+    assert not old & set(world.pods)
+    scenes.assert_nothing_taken(world)
+
+
+class Alive(ports.Telemetry):
+    """Gives a sign of life wherever the worker gives one."""
+
+    def __init__(self, pulse: health.Pulse) -> None:
+        self._pulse = pulse
+
+    def still_working(self) -> None:
+        self._pulse.beat()
+
+
+def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> None:
+    world = scenes.node(layout="all-balanced")
+    world.services = {f"s{number}.service": True for number in range(5)}
+    pulse = health.Pulse(lambda: world.clock.now_s)
+    pulse.beat()
+    slow_s = 100.0
+    silences: list[float] = []
+
+    def take_long() -> None:
+        if world.log[-1] in ("host.stop", "host.start"):
+            world.clock.now_s += slow_s
+        silences.append(pulse.silence_s)
+
+    world.on_call = take_long
+    reconciler = scenes.reconciler(world, telemetry=Alive(pulse))
+    outcome = reconciler.run("all-1g.5gb", steadfast(world))
+
+    assert outcome.state is model.State.SUCCESS
+    assert world.clock.now_s > 10 * slow_s
+    assert max(silences) < 2 * slow_s
+
+
+def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> None:
+    world = scenes.node(layout="all-balanced")
+    seen: list[model.Step] = []
+
+    def kill(step: model.Step) -> None:
+        seen.append(step)
+        if len(seen) == 5:
+            raise scenes.Killed
+
+    world.step_error = kill
+    with pytest.raises(scenes.Killed):
+        scenes.run(world, "all-1g.5gb")
+    world.step_error = lambda _step: None
+    # Somebody has let the plugin come back meanwhile.
+    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    world.live()
+    world.live()
+    pulse = health.Pulse(lambda: world.clock.now_s)
+    pulse.beat()
+    silences: list[float] = []
+    world.clock.on_wait.append(lambda: silences.append(pulse.silence_s))
+
+    scenes.reconciler(world, telemetry=Alive(pulse)).recover(None)
+
+    assert silences
+    assert max(silences) < 1
 
 
 def test_a_reboot_that_was_refused_may_be_asked_for_again_by_the_next_agent() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import cluster, config, inventory, model, planner, status
-from tests import fakes, scenes
+from tests import applying_rig, fakes, scenes
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
 
@@ -486,3 +486,105 @@ def test_gpus_that_cannot_be_told_keep_no_node_from_resting() -> None:
     world.refusing.clear()
     assert not reconciler.rest()
     assert cluster.GPUS_ANNOTATION in world.annotations
+
+
+def cut_in_half(layout: str = "all-1g.5gb") -> tuple[fakes.World, tuple[model.Gpu, ...]]:
+    """Return a node whose agent was killed in the middle of its steps, and its GPUs before."""
+    world = scenes.node(layout="all-balanced")
+    before = world.gpus
+    seen: list[model.Step] = []
+
+    def kill(step: model.Step) -> None:
+        seen.append(step)
+        if len(seen) == 5:
+            raise scenes.Killed
+
+    world.step_error = kill
+    with pytest.raises(scenes.Killed):
+        scenes.run(world, layout)
+    world.step_error = lambda _step: None
+    world.log.clear()
+    world.executed.clear()
+    world.refreshed = 0
+    return world, before
+
+
+def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> None:
+    world, before = cut_in_half()
+    lock = applying_rig.FakeExclusion(refusals=1)
+    successor = scenes.reconciler(world, exclusion=lock)
+
+    with pytest.raises(errors.LockedError):
+        successor.recover("all-balanced")
+    assert world.executed == []
+    assert "gpus.observe" not in world.log
+
+    successor.recover("all-balanced")
+    assert_as_before(world, before)
+    assert lock.told == ["undoing an interrupted change to all-1g.5gb"]
+
+
+def test_device_files_are_refreshed_after_the_rollback_of_an_interrupted_change() -> None:
+    world, before = cut_in_half()
+
+    scenes.reconciler(world).recover("all-balanced")
+
+    assert_as_before(world, before)
+    assert world.refreshed == 1
+
+
+def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kept() -> None:
+    world, before = cut_in_half()
+    spec = next(p for p in world.gpus[0].profiles or () if str(p.profile) == "2g.10gb")
+    live = [gi.placement for gi in world.gpus[0].gpu_instances]
+    had = {gi.placement for gi in before[0].gpu_instances}
+    place = next(
+        place
+        for place in spec.placements
+        if place not in had
+        and not any(each.start < place.end and place.start < each.end for each in live)
+    )
+    foreign = model.CreateGpuInstance(
+        gpu_uuid=world.gpus[0].uuid,
+        profile=spec.profile,
+        profile_id=spec.profile_id,
+        placement=place,
+    )
+    world.gpus = model.ObservedGpus((fakes.apply_step(world.gpus[0], foreign), *world.gpus[1:]))
+    successor = scenes.reconciler(world)
+
+    successor.recover(None)
+
+    assert place in {gi.placement for gi in world.gpus[0].gpu_instances}
+    assert any(f"at {place} on GPU 0 was not there before" in text for text in world.messages)
+    left = status.Journal.from_json(world.annotations[cluster.JOURNAL_ANNOTATION])
+    assert left.snapshot
+    assert not left.cordoned
+    assert successor.rest()
+
+    instances = tuple(gi for gi in world.gpus[0].gpu_instances if gi.placement != place)
+    changed = dataclasses.replace(world.gpus[0], gpu_instances=instances)
+    world.gpus = model.ObservedGpus((changed, *world.gpus[1:]))
+    assert not successor.rest()
+    assert_as_before(world, before)
+    assert cluster.JOURNAL_ANNOTATION not in world.annotations
+
+
+def test_what_is_still_due_when_the_label_is_removed_is_tried_again() -> None:
+    world = scenes.hosted_node()
+    world.broken_services.clear()
+    host_start = "host.start"
+    world.refusing[host_start] = errors.HostError(
+        "the service did not start", reason=errors.Reason.HOST_SERVICE_FAILED
+    )
+    reconciler = scenes.reconciler(world)
+    assert reconciler.run("one-slice-changed", steadfast(world)).is_unfinished
+
+    assert reconciler.rest()
+    assert not world.services["dcgm.service"]
+
+    del world.refusing[host_start]
+    assert not reconciler.rest()
+
+    assert world.services["dcgm.service"]
+    assert cluster.JOURNAL_ANNOTATION not in world.annotations

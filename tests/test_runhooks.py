@@ -266,7 +266,7 @@ def test_a_hook_gives_signs_of_life() -> None:
     lives: list[int] = []
 
     class Listener(ports.Telemetry):
-        def hook_goes_on(self) -> None:
+        def still_working(self) -> None:
             lives.append(len(world.log))
 
     ours = scenes.reconciler(world, telemetry=Listener())

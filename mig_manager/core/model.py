@@ -213,9 +213,27 @@ class GpuInstance:
     """Ascending by id."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Creation:
+    """An instance that a change creates on a GPU, as the journal keeps it."""
+
+    profile: Profile
+    gpu_instance: Placement
+    """Of the GPU instance, in memory slices."""
+    span: Placement | None = None
+    """Of a compute instance, in compute slices; None: the GPU instance itself. One that spans its
+    GPU instance starts at 0 and is as large as its profile, whatever the driver reports."""
+
+    @staticmethod
+    def inside(profile: Profile, gpu_instance: Placement, span: Placement | None) -> "Creation":
+        """Return the creation of a compute instance."""
+        whole = Placement(0, profile.compute_slices)
+        return Creation(profile, gpu_instance, span if span and not profile.spans else whole)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSnapshot:
-    """What of a GPU a change can take away, and so a way back must bring back."""
+    """The mode and instances of a GPU before a change: what a rollback restores."""
 
     uuid: str
     current_mode: MigMode | None
@@ -223,6 +241,9 @@ class GpuSnapshot:
     pending_mode: MigMode | None
     gpu_instances: tuple[GpuInstance, ...]
     """All of them, ascending by placement; of ids and MIG UUIDs nothing can be brought back."""
+    created: tuple[Creation, ...] | None = None
+    """What the change creates: a rollback removes no other instance. None: there is no record of
+    it, and every instance that the snapshot lacks is removed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,6 +546,9 @@ class Plan:
     """The smallest change; GPUs that are right already do not occur in it."""
 
     gpus: tuple[GpuPlan, ...]
+    requires_idle: bool = False
+    """Whether the executor refuses it, before the first step, while a process uses an instance
+    that it destroys or a GPU whose mode it changes."""
 
     @property
     def is_empty(self) -> bool:

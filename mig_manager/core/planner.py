@@ -9,6 +9,7 @@ is never a reason to touch a GPU.
 What counts as small is defined in ``search``, the order of the steps in ``steps``.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
@@ -64,7 +65,8 @@ def restore(
     """Find the steps back to exactly what was: modes, placements and compute instances.
 
     GPU instances without compute instance come back too. A GPU that the snapshot lacks is not
-    touched; one that is gone cannot be, and must not keep the others from coming back.
+    touched; one that is gone cannot be, and must not keep the others from coming back. Nor is an
+    instance touched that is ``foreign``.
 
     Args:
         gpus: The GPUs as observed now, in any order.
@@ -85,6 +87,71 @@ def restore(
         if gpu.uuid in before
     ]
     return model.Plan(gpus=tuple(p for p in plans if p))
+
+
+def foreign(gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]) -> tuple[str, ...]:
+    """Return, in words, the instances that ``restore`` leaves alone because they are not its own.
+
+    The snapshot lacks them and the change did not create them: the first observation missed them,
+    or somebody else created them since.
+
+    Args:
+        gpus: The GPUs as observed now, in any order.
+        snapshot: The same GPUs as they were before.
+    """
+    before = {gpu.uuid: gpu for gpu in snapshot}
+    return tuple(
+        f"{gi.profile} at {gi.placement} on GPU {gpu.index}"
+        for gpu in _by_index(gpus)
+        if gpu.uuid in before
+        for gi in rewind.foreign(gpu, before[gpu.uuid])
+    )
+
+
+def baseline(
+    plan: model.Plan, gpus: Sequence[model.Gpu], older: Sequence[model.GpuSnapshot] = ()
+) -> tuple[model.GpuSnapshot, ...]:
+    """Return what a rollback of a plan restores, and what the plan creates.
+
+    GPUs that the plan does not change are not part of it: what somebody does to them meanwhile is
+    not the change's to undo.
+
+    Args:
+        plan: What is going to be executed.
+        gpus: The GPUs as the plan was made for them.
+        older: The same of a change that was not finished; it leads further back, and no GPU of it
+            is dropped.
+    """
+    known = {gpu.uuid: gpu for gpu in older}
+    live = {gpu.uuid: gpu for gpu in gpus}
+    for each in plan.gpus:
+        if not each.steps or each.gpu_uuid not in live:
+            continue
+        gpu = live[each.gpu_uuid]
+        if gpu.uuid in known:
+            before = rewind.adopted(gpu, known[gpu.uuid])
+        else:
+            before = dataclasses.replace(gpu.snapshot, created=())
+        known[gpu.uuid] = _creating(before, each)
+    return tuple(known.values())
+
+
+def _creating(before: model.GpuSnapshot, plan: model.GpuPlan) -> model.GpuSnapshot:
+    """Return the snapshot with what the plan creates added to its record."""
+    if before.created is None:
+        return before
+    created = dict.fromkeys(before.created)
+    for step in plan.steps:
+        match step:
+            case model.CreateGpuInstance():
+                created[model.Creation(step.profile, step.placement)] = None
+            case model.CreateComputeInstance():
+                place = step.gpu_instance_placement
+                inside = model.Creation.inside(step.profile, place, step.placement)
+                created[inside] = None
+            case _:
+                pass
+    return dataclasses.replace(before, created=tuple(created))
 
 
 def refuse_for_guests(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
@@ -155,14 +222,15 @@ def _restore_gpu(
         return None
     if gpu.current_mode is None:
         raise _not_capable(gpu)
-    live = steps.in_order(gpu)
-    decision = rewind.decide(gpu, live, steps.in_order(before))
+    decision = rewind.decide(gpu, before)
     # A change of mode that was pending before may stay so: it is part of what was.
     is_as_before = _modes(gpu) == _modes(before) or (
         keep_pending and gpu.current_mode is before.current_mode
     )
-    switch = None if is_as_before else _switch(gpu, before.current_mode)
-    return steps.build(gpu, live, decision, switch)
+    # To switch MIG off would destroy the instances that stay.
+    is_held = bool(decision.stays) and before.current_mode is model.MigMode.DISABLED
+    switch = None if is_as_before or is_held else _switch(gpu, before.current_mode)
+    return steps.build(gpu, steps.in_order(gpu), decision, switch)
 
 
 def _modes(

@@ -14,7 +14,11 @@ _MAX_SLICE = 1_000
 
 
 def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
-    """Return plain data, short because annotations are: ``[profile, id, start, size, inside]``."""
+    """Return plain data, short because annotations are.
+
+    An instance is ``[profile, id, start, size, inside]``, a creation ``[profile, start, size]``
+    of a GPU instance and, of a compute instance, its span after that.
+    """
     return [
         {
             "uuid": gpu.uuid,
@@ -31,6 +35,7 @@ def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
                 for gi in gpu.gpu_instances
             ],
         }
+        | ({} if gpu.created is None else {"created": [_creation(each) for each in gpu.created]})
         for gpu in gpus
     ]
 
@@ -42,6 +47,11 @@ def from_data(data: object) -> tuple[model.GpuSnapshot, ...]:
         ValueError: It is something else.
     """
     return tuple(_gpu(item) for item in _list(data))
+
+
+def _creation(each: model.Creation) -> list[Any]:
+    span = [each.span.start, each.span.size] if each.span else []
+    return [str(each.profile), each.gpu_instance.start, each.gpu_instance.size, *span]
 
 
 def _inside(ci: model.ComputeInstance) -> list[Any]:
@@ -63,6 +73,19 @@ def _gpu(data: object) -> model.GpuSnapshot:
         gpu_instances=tuple(
             _instance(number, item) for number, item in enumerate(_list(data.get("instances")))
         ),
+        created=tuple(_created(item) for item in _list(data["created"]))
+        if "created" in data
+        else None,
+    )
+
+
+def _created(data: object) -> model.Creation:
+    row = _list(data)
+    name, start, size, *span = _row(row, 5 if len(row) != 3 else 3)  # noqa: PLR2004 - see to_data
+    return model.Creation(
+        profile=profile.parse(str(name)),
+        gpu_instance=_place(start, size),
+        span=_place(*span) if span else None,
     )
 
 

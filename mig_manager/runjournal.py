@@ -1,0 +1,52 @@
+"""The journal of a change of the GPUs by the agent, kept on its node with the run's record."""
+
+import contextlib
+import dataclasses
+
+from mig_manager import errors, record
+from mig_manager.core import cluster, model
+
+
+class RunJournal:
+    """Implements ``change.Journal``.
+
+    Args:
+        written: The record of the run.
+    """
+
+    def __init__(self, written: record.Record) -> None:
+        self._record = written
+        self.applied = ""
+        """The layout that was verified before the change: its label returns with a rollback."""
+        self.has_rolled_back = False
+        """Whether a rollback was tried."""
+
+    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: model.Plan) -> None:
+        """Write what a rollback restores; from now on the node names no layout as applied.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        self._record.enter(
+            model.Phase.EXECUTE,
+            f"running {len(plan.steps)} steps on the GPUs",
+            take=dataclasses.replace(self._record.journal, snapshot=before, applied=self.applied),
+            change=cluster.NodePatch(labels={cluster.APPLIED_LABEL: None}),
+        )
+
+    def rolling_back(self) -> None:
+        """Publish the phase, once; an API that does not answer does not hold up the rollback."""
+        if self.has_rolled_back:
+            return
+        self.has_rolled_back = True
+        with contextlib.suppress(errors.ClusterError):
+            self._record.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
+
+    def undone(self) -> None:
+        """Remember that there is nothing to roll back."""
+        self._record.undone()
+
+    def done(self, gpus: model.ObservedGpus) -> None:
+        """Remember that there is nothing to roll back any more, and what there is now."""
+        self._record.note(gpus=gpus)
+        self._record.proven()
