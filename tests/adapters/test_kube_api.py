@@ -1,11 +1,14 @@
 """KubeApi against a server that follows a script, also where the script is bad HTTP."""
 
+import contextlib
+import gzip
 import http.server
 import json
 import pathlib
 import socket
 import struct
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -265,6 +268,70 @@ class TestErrors:
         server.script = [answer(body)] * 4
         with pytest.raises(errors.ClusterError, match="not a JSON object"):
             kube.get("/x")
+
+    @pytest.mark.parametrize("status", [200, 404])
+    def test_an_answer_that_is_nested_too_deeply_is_an_error(
+        self, kube: api.KubeApi, server: Server, status: int
+    ) -> None:
+        server.script = [answer(b'{"a":' * 100_000, status=status)] * 4
+        with pytest.raises(errors.ClusterError):
+            kube.get("/x")
+
+    def test_an_answer_that_is_too_large_is_given_up_and_not_asked_for_again(
+        self, kube: api.KubeApi, server: Server
+    ) -> None:
+        sent = []
+
+        def flood(handler: Handler) -> None:
+            handler.send_response(200)
+            handler.send_header("Content-Length", str(1 << 40))
+            handler.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    sent.append(handler.wfile.write(b" " * (1 << 20)))
+
+        server.script = [flood]
+        with pytest.raises(errors.ClusterError, match="more than 64 MiB") as caught:
+            kube.get("/x")
+        assert caught.value.reason is errors.Reason.API_ERROR
+        assert sum(sent) < 128 << 20
+
+    def test_an_error_page_that_does_not_end_leaves_the_status_to_tell(
+        self, kube: api.KubeApi, server: Server
+    ) -> None:
+        def flood(handler: Handler) -> None:
+            handler.send_response(403)
+            handler.send_header("Content-Length", str(1 << 40))
+            handler.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    handler.wfile.write(b"x" * (1 << 20))
+
+        server.script = [flood]
+        with pytest.raises(errors.ClusterError, match="too large") as caught:
+            kube.get("/x")
+        assert caught.value.reason is errors.Reason.FORBIDDEN
+
+    def test_a_small_answer_that_unpacks_to_a_large_one_is_not_unpacked(
+        self, kube: api.KubeApi, server: Server
+    ) -> None:
+        packed = gzip.compress(b'{"a": "' + b" " * (80 << 20) + b'"}')
+        server.script = [answer(packed, headers={"Content-Encoding": "gzip"})]
+        tracemalloc.start()
+        with pytest.raises(errors.ClusterError, match="not a JSON object"):
+            kube.post("/x", {})
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 40 << 20
+
+    @pytest.mark.parametrize("after", ["1e999", "nan", "-1", "Fri, 31 Dec 9999 23:59:59 GMT"])
+    def test_a_pause_that_makes_no_sense_is_none(
+        self, kube: api.KubeApi, server: Server, after: str
+    ) -> None:
+        server.script = [answer(status=503, headers={"Retry-After": after})]
+        with pytest.raises(errors.ClusterError) as caught:
+            kube.post("/x", {})
+        assert caught.value.retry_after_s is None
 
     @pytest.mark.parametrize("fault", [reset, silence, cut_off])
     def test_no_whole_answer_is_api_unavailable(self, server: Server, fault: Step) -> None:
@@ -539,6 +606,7 @@ class TestWatch:
             lines(b'{"type": "MODIF'),
             lines(b"<html>\n"),
             lines(b"[]\n"),
+            lines(b'{"type":' * 100_000 + b"\n"),
             lines(b'{"type": "MODIFIED"}\n'),
             lines(b"x" * 1000, then=not_a_chunk),
         ],

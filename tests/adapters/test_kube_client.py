@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from mig_manager import errors
+from mig_manager.adapters.kube import api
+
 _HEAVY = frozenset(
     {
         "aiohttp",
@@ -166,6 +169,23 @@ def test_a_plugin_that_gives_credentials_is_run(server: Server, tmp_path: pathli
     path = kubeconfig(tmp_path, {"server": server.url()}, {"exec": plugin})
     assert loaded_by(_BY_FILE, path) == set()
     assert server.seen == [("/version", "Bearer fresh")]
+
+
+@pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])
+def test_credentials_that_expire_at_the_end_of_time_do_not_end_the_process(
+    server: Server, tmp_path: pathlib.Path, when: str
+) -> None:
+    # The first is what a program in Go writes for no time at all.
+    version = "client.authentication.k8s.io/v1"
+    status = {"token": "fresh", "expirationTimestamp": when}
+    credential = {"apiVersion": version, "kind": "ExecCredential", "status": status}
+    plugin = {"command": "/bin/echo", "args": [json.dumps(credential)], "apiVersion": version}
+    path = kubeconfig(tmp_path, {"server": server.url()}, {"exec": plugin})
+    client = api.KubeApi.connect(kubeconfig=path)
+    try:
+        client.post("/version", {})
+    except errors.ClusterError as error:
+        assert "the credentials cannot be read" in error.message  # noqa: PT017 - either will do
 
 
 def identity(expires: float) -> str:

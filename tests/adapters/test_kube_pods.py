@@ -173,10 +173,17 @@ class TestList:
         server.inject(apiserver.Fault(path="continue=", status=410))
         assert len(workloads.list()) == 501
 
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            {"containers": [{"name": "x", "resources": {"limits": 3}}]},
+            {"terminationGracePeriodSeconds": float("inf")},
+        ],
+    )
     def test_a_pod_that_makes_no_sense_is_an_error(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads, spec: dict[str, Any]
     ) -> None:
-        server.store.create(make_pod(containers=[{"name": "x", "resources": {"limits": 3}}]))
+        server.store.create(make_pod(**spec))
         with pytest.raises(errors.ClusterError, match="makes no sense"):
             workloads.list()
 

@@ -6,6 +6,7 @@ which HTTP status is worth which reason.
 
 import http
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -102,12 +103,33 @@ def parse(request: str, body: bytes) -> dict[str, Any]:
     if not body:
         return {}
     try:
-        document = json.loads(body)
+        document = decode(body)
     except ValueError as err:
         raise _not_an_object(request, str(err)) from err
     if not isinstance(document, dict):
         raise _not_an_object(request, f"a JSON {type(document).__name__}")
     return document
+
+
+def decode(body: bytes) -> object:
+    """Return the JSON value in a body.
+
+    Raises:
+        ValueError: It is not JSON, or nested too deeply for the decoder.
+    """
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def too_large(request: str, status: int, limit: int) -> ApiError:
+    """Return the error for an answer whose body has more bytes than anything we ask for."""
+    return ApiError(
+        f"the Kubernetes API's answer to {request} has more than {limit >> 20} MiB",
+        reason=errors.Reason.API_ERROR,
+        status=status,
+    )
 
 
 def _not_an_object(request: str, found: str) -> ApiError:
@@ -119,7 +141,7 @@ def _not_an_object(request: str, found: str) -> ApiError:
 
 def _object_or_empty(body: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(body)
+        document = decode(body)
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
@@ -144,4 +166,4 @@ def _retry_after_s(headers: Mapping[str, str], status: Mapping[str, Any]) -> flo
         seconds = float(asked) if asked is not None else 0.0
     except (TypeError, ValueError):
         return None
-    return seconds if seconds > 0 else None
+    return seconds if 0 < seconds < math.inf else None

@@ -21,6 +21,9 @@ from mig_manager.adapters.kube import answers, client, repeat, stream, throttle
 
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
+_LARGEST_BODY = 64 << 20
+"""Bytes; a page of 500 nodes with long lists of images has some 30 MiB."""
+_LARGEST_ERROR = 1 << 20
 _SUCCESS = 2
 _REQUESTS_PER_S = 20.0
 _BURST = 60
@@ -212,7 +215,7 @@ class KubeApi:
             response = self._send(method, path, body, content_type)
         if response.status // 100 != _SUCCESS:
             request = _name(method, path)
-            text = self._read(response, request)
+            text = self._read_error(response, request)
             raise answers.refusal(request, response.status, response.headers, text)
         return response
 
@@ -266,7 +269,8 @@ class KubeApi:
         try:
             # Asking runs the client's refresh, which reads token files and may run a plugin.
             auth = self._configuration.auth_settings().get("BearerToken")
-        except (OSError, client.ConfigException) as err:
+        except Exception as err:
+            # Whatever a file provokes, such as OverflowError by a time in year 1.
             detail = f"the credentials cannot be read: {err}"
             raise answers.no_answer(request, detail, was_sent=False) from err
         if auth is not None and auth["value"]:
@@ -274,13 +278,27 @@ class KubeApi:
             headers["Authorization"] = " ".join(auth["value"].split())
         return headers
 
-    def _read(self, response: urllib3.BaseHTTPResponse, request: str) -> bytes:
+    def _read_error(self, response: urllib3.BaseHTTPResponse, request: str) -> bytes:
+        """Read the body of a refusal; one that is too large explains nothing."""
+        try:
+            return self._read(response, request, limit=_LARGEST_ERROR)
+        except answers.ApiError as error:
+            if error.status is None:
+                raise
+            return b"(a body that is too large)"
+
+    def _read(
+        self, response: urllib3.BaseHTTPResponse, request: str, *, limit: int = _LARGEST_BODY
+    ) -> bytes:
         """Read a whole body; the deadline also ends an answer that trickles in for ever."""
         deadline = time.monotonic() + 2 * self._timeout_s
         body = bytearray()
         try:
-            while chunk := response.read1(_CHUNK):
+            # As it comes: we ask for nothing packed, and what is may be small and unpack to much.
+            while chunk := response.read1(_CHUNK, decode_content=False):
                 body += chunk
+                if len(body) > limit:
+                    raise answers.too_large(request, response.status, limit)
                 if time.monotonic() > deadline:
                     raise answers.no_answer(request, "the answer does not end")
         except (urllib3.exceptions.HTTPError, OSError) as err:

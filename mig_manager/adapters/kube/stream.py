@@ -4,7 +4,6 @@ A watch must end in three ways that a plain read loop does not give: when the se
 for too long, when another thread wants it to stop, and when an event is too large to be a Node.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -81,7 +80,8 @@ class WatchStream(Iterator[dict[str, Any]]):
 
     def _read(self) -> bytes:
         try:
-            return self._response.read1(_CHUNK)
+            # As it comes: we ask for nothing packed, and what is may be small and unpack to much.
+            return self._response.read1(_CHUNK, decode_content=False)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as err:
             if self._is_interrupted:
                 return b""
@@ -94,7 +94,7 @@ class WatchStream(Iterator[dict[str, Any]]):
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
-            event = json.loads(line)
+            event = answers.decode(line)
         except ValueError as err:
             raise answers.no_answer(self._request, f"not an event: {err}") from err
         if not isinstance(event, dict) or not isinstance(event.get("object"), dict):

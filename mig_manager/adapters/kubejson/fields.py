@@ -32,7 +32,7 @@ def understood(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError) as err:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
         raise errors.ClusterError(
             f"{what} as the Kubernetes API sends it makes no sense: {err!r}",
             reason=errors.Reason.API_ERROR,
