@@ -11,12 +11,12 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, resources
+from mig_manager.core import model
 from mig_manager.sandbox.cluster import devices, nodegpus, nodeoptions, programs
 
 _log = logging.getLogger(__name__)
 
-_GPU = resources.GPU
+_GPU = "nvidia.com/gpu"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,13 @@ def resource_of(profile: model.Profile) -> str:
     Raises:
         ExitedError: The profile takes a part of its GPU instance; no pattern matches it.
     """
-    name = resources.of_profile(profile)
-    if name is None:
+    name = str(profile)
+    if "c." in name:
         raise programs.ExitedError(
-            f"MIG profile {profile} does not match any resource pattern of strategy mixed"
+            f"MIG profile {name} does not match any resource pattern of strategy mixed"
         )
-    return name
+    # As the plugin writes it (k8s-device-plugin, addMIGResources), and not as the agent does.
+    return "nvidia.com/mig-" + name.replace("+", ".")
 
 
 def _single(gpus: Sequence[nodegpus.SeenGpu]) -> Enumeration:

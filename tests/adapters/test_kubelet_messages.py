@@ -1,0 +1,72 @@
+"""Kubelet's messages as kubelet writes them: made by Kubernetes' Go types, not by our table."""
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.adapters import podresources
+from mig_manager.core import cluster
+from tests.adapters import kubelet_rig
+from tests.nvml_library import library
+
+_HERE = pathlib.Path(__file__).parent / "kubelet_messages"
+
+
+def written(name: str) -> bytes:
+    """Return a message of kubelet_messages/main.go, which says what is in it."""
+    return bytes.fromhex(json.loads((_HERE / "messages.json").read_text("utf-8"))[name])
+
+
+@pytest.fixture
+def kubelet() -> Iterator[kubelet_rig.Kubelet]:
+    with kubelet_rig.a_kubelet() as running:
+        yield running
+
+
+def served(kubelet: kubelet_rig.Kubelet, name: str) -> podresources.PodResources:
+    kubelet.writes = lambda _message: written(name)
+    kubelet.start()
+    return podresources.PodResources(str(kubelet.path), sleep=lambda _seconds: None)
+
+
+def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(
+    kubelet: kubelet_rig.Kubelet,
+) -> None:
+    pods = served(kubelet, "list").assigned()
+
+    assert pods == (
+        cluster.PodDevices(
+            namespace="team-a", name="train-0", device_ids=frozenset({"MIG-1", "MIG-2"})
+        ),
+        cluster.PodDevices(
+            namespace="team-b",
+            name="claims-0",
+            device_ids=frozenset(),
+            claim_drivers=frozenset({"gpu.nvidia.com"}),
+        ),
+        cluster.PodDevices(namespace="default", name="plain", device_ids=frozenset()),
+    )
+
+
+def test_allocatable_devices_are_read_from_what_kubelet_writes(
+    kubelet: kubelet_rig.Kubelet,
+) -> None:
+    devices = served(kubelet, "allocatable").allocatable()
+
+    assert devices == {"nvidia.com/mig-1g.5gb": {"MIG-1", "MIG-2"}, "nvidia.com/gpu": {"GPU-1"}}
+
+
+@pytest.mark.slow
+def test_the_kept_messages_are_what_kubernetes_types_write() -> None:
+    program = shutil.which("go")
+    if program is None:
+        message = "Go is needed to write messages with Kubernetes' types"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+
+    printed = library.run(str(program), "run", ".", folder=_HERE)
+
+    assert json.loads(printed) == json.loads((_HERE / "messages.json").read_text("utf-8"))
