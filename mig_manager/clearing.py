@@ -64,8 +64,7 @@ class Clearing:
         leaving = order.leaving(holders)
         if leaving and self.spares:
             raise outcomes.Drifted(self._name, tuple(pod.key for pod in leaving))
-        # A cordon does not keep DaemonSets from replacing an evicted pod at once; a taint does.
-        self._cordon(needs_hold=any(pod.owner_kind == "DaemonSet" for pod in leaving))
+        self._taint()
         if leaving:
             names = ", ".join(clients.told(pod, holders.assigned) for pod in leaving)
             what = "waiting for" if order.is_passive else "evicting"
@@ -110,24 +109,17 @@ class Clearing:
             pace=self._limits.pace,
         )
 
-    def _cordon(self, *, needs_hold: bool) -> None:
+    def _taint(self) -> None:
         if self._world.slots is not None and not self._record.journal.is_node_taken:
             self._world.slots.check()
-        view = self._world.node.read()
-        had = self._record.journal
+        self._record.take(model.Phase.CORDON, self._closing)
+
+    def _closing(self, view: cluster.NodeView) -> record.Step:
         self.applied_before = view.labels.get(cluster.APPLIED_LABEL, "")
-        is_ours = had.cordoned or not view.is_unschedulable
-        self._record.enter(
-            model.Phase.CORDON,
-            f"applying {self._name}",
-            take=dataclasses.replace(
-                had, cordoned=is_ours, hold_taint=had.hold_taint or needs_hold
-            ),
-            change=cluster.NodePatch(
-                unschedulable=True,
-                hold_taint=needs_hold or None,
-                annotations={cluster.CORDON_ANNOTATION: self._name} if is_ours else {},
-            ),
+        return record.Step(
+            message=f"applying {self._name}",
+            journal=dataclasses.replace(self._record.journal, hold_taint=True),
+            change=cluster.NodePatch(hold_taint=True),
         )
 
     def _drain(self, order: drain.Order) -> drain.Drain:

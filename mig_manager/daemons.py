@@ -57,7 +57,7 @@ class Daemons:
         wish: ports.Wish,
         table: tuple[extras.ExtraClient, ...] = (),
     ) -> Paused:
-        """Take the daemons off the GPUs: by deploy label, or by hold taint and deletion.
+        """Take the daemons off the GPUs: by deploy label, or by taint and deletion.
 
         Args:
             plan: What is going to change.
@@ -70,38 +70,36 @@ class Daemons:
             NotReadyError: Paused pods did not go before the deadline.
             Superseded: The run is no longer wanted.
         """
-        view = self._node.read()
         pods = tuple(pod for pod in self._workloads.list() if not pod.is_finished)
-        plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
-        labels = clients.labels_to_pause(view.labels, plan, table)
-        gated = clients.gated_by(pods, labels)
-        has_plugin = (
-            bool(plugins) or cluster.PLUGIN_DEPLOY_LABEL in labels or journal.journal.has_plugin
-        )
-        held = {pod.uid: pod for pod in (*plugins, *extras.members(pods, table))}
-        loose = tuple(pod for pod in held.values() if pod not in gated)
-        if labels or loose:
-            journal.enter(
-                model.Phase.PAUSE,
-                _pause_message(labels, loose),
-                take=dataclasses.replace(
-                    journal.journal,
-                    paused_labels={**labels, **journal.journal.paused_labels},
-                    hold_taint=bool(loose) or journal.journal.hold_taint,
-                    has_plugin=has_plugin,
+        had = journal.journal
+        pause = _Pause.of(self._node.read(), pods, plan, table)
+
+        def decide(view: cluster.NodeView) -> record.Step:
+            nonlocal pause
+            pause = _Pause.of(view, pods, plan, table)
+            return record.Step(
+                message=pause.message,
+                journal=dataclasses.replace(
+                    had,
+                    paused_labels={**pause.labels, **had.paused_labels},
+                    hold_taint=bool(pause.loose) or had.hold_taint,
+                    has_plugin=pause.has_plugin or had.has_plugin,
                 ),
                 change=cluster.NodePatch(
-                    labels=dict.fromkeys(labels, cluster.PAUSED_VALUE),
-                    hold_taint=True if loose else None,
+                    labels=dict.fromkeys(pause.labels, cluster.PAUSED_VALUE),
+                    hold_taint=True if pause.loose else None,
                 ),
             )
-        for pod in loose:
+
+        if pause.labels or pause.loose:
+            journal.take(model.Phase.PAUSE, decide)
+        for pod in pause.loose:
             self._workloads.delete(pod)
-        self._wait_gone(frozenset(pod.uid for pod in (*gated, *loose)), wish)
+        self._wait_gone(frozenset(pod.uid for pod in (*pause.gated, *pause.loose)), wish)
         return Paused(
-            plugin_uids=frozenset(pod.uid for pod in plugins),
-            has_plugin=has_plugin,
-            staffed=frozenset(key for key in labels if clients.gated_by(pods, (key,))),
+            plugin_uids=frozenset(pod.uid for pod in pause.plugins),
+            has_plugin=pause.has_plugin or had.has_plugin,
+            staffed=frozenset(key for key in pause.labels if clients.gated_by(pods, (key,))),
             table=table,
         )
 
@@ -144,15 +142,9 @@ class Daemons:
             *extras.members(pods, paused.table),
         )
         key = cluster.PLUGIN_DEPLOY_LABEL
-        labels = journal.journal.paused_labels
-        if key in labels or journal.journal.hold_taint or plugin_config:
-            known = self._node.read().labels
-            is_ours = key in labels and known.get(key) == cluster.PAUSED_VALUE
-            journal.give_back(
-                {key: labels[key]} if is_ours else {},
-                "restarting the device plugin",
-                plugin_config=_switch(known, plugin_config),
-            )
+        had = journal.journal
+        if key in had.paused_labels or had.hold_taint or had.cordoned or plugin_config:
+            journal.resume({key}, what="restarting the device plugin", plugin_config=plugin_config)
         for pod in early:
             if not pod.is_terminating:
                 self._workloads.delete(pod)
@@ -165,7 +157,8 @@ class Daemons:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        return plugin_config is None or _switch(self._node.read().labels, plugin_config) is None
+        named = self._node.read().labels.get(cluster.PLUGIN_CONFIG_LABEL)
+        return plugin_config in (None, named)
 
     def is_proven(self, gpus: Iterable[model.Gpu]) -> bool:
         """Tell whether the node offers what the GPUs have, now and without waiting.
@@ -258,14 +251,46 @@ class Daemons:
         return errors.Reason.NOT_ALLOCATABLE, why
 
 
-def _switch(labels: Mapping[str, str], plugin_config: str | None) -> status.PluginConfig | None:
-    before = labels.get(cluster.PLUGIN_CONFIG_LABEL)
-    if plugin_config in (None, before):
-        return None
-    return status.PluginConfig(before=before, now=str(plugin_config))
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Pause:
+    """Which GPU clients to pause on a node, and how."""
 
+    labels: Mapping[str, str]
+    """Deploy labels to pause, with the values that they have."""
+    gated: tuple[cluster.Pod, ...]
+    """Pods that go because of those labels."""
+    loose: tuple[cluster.Pod, ...]
+    """Pods to delete."""
+    plugins: tuple[cluster.Pod, ...]
+    """The pods of the device plugin, of either kind."""
 
-def _pause_message(labels: Mapping[str, str], loose: Collection[cluster.Pod]) -> str:
-    names = [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in labels]
-    names += [pod.key for pod in loose]
-    return "pausing " + ", ".join(names)
+    @staticmethod
+    def of(
+        view: cluster.NodeView,
+        pods: tuple[cluster.Pod, ...],
+        plan: model.Plan,
+        table: tuple[extras.ExtraClient, ...],
+    ) -> "_Pause":
+        """Choose them for the node as it is."""
+        labels = clients.labels_to_pause(view.labels, plan, table)
+        gated = clients.gated_by(pods, labels)
+        plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
+        every = {pod.uid: pod for pod in (*plugins, *extras.members(pods, table))}
+        return _Pause(
+            labels=labels,
+            gated=gated,
+            loose=tuple(pod for pod in every.values() if pod not in gated),
+            plugins=plugins,
+        )
+
+    @property
+    def has_plugin(self) -> bool:
+        """Whether a device plugin serves the node, or would if it were not paused."""
+        return bool(self.plugins) or cluster.PLUGIN_DEPLOY_LABEL in self.labels
+
+    @property
+    def message(self) -> str:
+        """What is paused, for people."""
+        names = [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in self.labels]
+        names += [pod.key for pod in self.loose]
+        return "pausing " + ", ".join(names or ["nothing"])

@@ -6,12 +6,12 @@ of the run gives back whatever is left.
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 
 import structlog
 
 from mig_manager import clocks, daemons, errors, ports, record
-from mig_manager.core import clients, cluster
+from mig_manager.core import clients
 from mig_manager.core import pace as pacing
 
 _log = structlog.get_logger()
@@ -36,7 +36,7 @@ class Monitors:
         self._pace = pace
 
     def resume(self, paused: daemons.Paused, journal: record.Record, wish: ports.Wish) -> None:
-        """Uncordon, give back the deploy labels one by one, and have the operator validate anew.
+        """Give back the deploy labels one by one, and have the operator validate anew.
 
         Args:
             paused: What the pause found.
@@ -57,21 +57,13 @@ class Monitors:
         waited_for = [key for key in journal.journal.paused_labels if key in paused.staffed]
         for number, key in enumerate(waited_for):
             also = () if number else journal.journal.paused_labels.keys() - waited_for
-            is_ours = key in self._give_back(journal, {key, *also})
+            is_ours = key in journal.resume({key, *also})
             if is_ours and not self._is_back(key, wish):
                 self._node.emit(
                     reason="MonitorNotReady",
                     message=f"{key}: no pod is ready after {self._timeout_s:g} s",
                     is_warning=True,
                 )
-
-    def _give_back(self, journal: record.Record, keys: Collection[str]) -> Mapping[str, str]:
-        # What somebody else has written since the pause is theirs.
-        ours = record.still_taken(journal.journal, self._node.read()).paused_labels
-        mine = {key: value for key, value in ours.items() if key in keys}
-        names = ", ".join(key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in mine)
-        journal.give_back(mine, f"resuming {names or 'nothing'}", is_uncordoned=True)
-        return mine
 
     def _is_back(self, key: str, wish: ports.Wish) -> bool:
         deadline = self._clock.monotonic() + self._timeout_s

@@ -95,10 +95,24 @@ class Node(Protocol):
         """
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
-        """Write labels, annotations, cordon and taint in one patch; return the node after it.
+        """Write labels and annotations that only this agent writes; return the node after it.
 
         Raises:
             ClusterError: The API refused or does not answer.
+        """
+
+    def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
+        """Write labels, annotations, taint and cordon in one patch that depends on the node.
+
+        Args:
+            decide: Returns the patch for the node as it is; called again with the newer node
+                where somebody else has written since.
+
+        Returns:
+            The node after the patch.
+
+        Raises:
+            ClusterError: The API refused or does not answer, or others write faster than we do.
         """
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:

@@ -1,11 +1,13 @@
 """What one run writes to its node: state, phase, reason, journal, and what goes with them.
 
-Labels, annotations, cordon and taint travel in one patch, so that the journal and the thing it
-speaks of can never disagree: the API server takes both or neither.
+Labels, annotations and taint travel in one patch, so that the journal and the thing it speaks of
+can never disagree: the API server takes both or neither. What a phase takes or restores is decided
+for the node as it is when the API server accepts it: a label that its owner wrote a moment before
+stays theirs.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
@@ -22,6 +24,18 @@ class Try:
     number: int = 1
     retry_after_s: float = 0.0
     """When the next one is made, should this one fail for a reason that can pass."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a phase takes from the node, or restores."""
+
+    message: str
+    """What happens, for people."""
+    journal: status.Journal
+    """How the journal must read once ``change`` is made."""
+    change: cluster.NodePatch = dataclasses.field(default_factory=cluster.NodePatch)
+    """Taint and labels to write in the same patch."""
 
 
 class Record:
@@ -51,7 +65,7 @@ class Record:
         self._telemetry = telemetry or ports.Telemetry()
         self._began = self._phase_began = clock.monotonic()
         self._try = attempt or Try()
-        self._told_gpus: model.ObservedGpus = model.NO_GPUS
+        self._published_gpus: model.ObservedGpus = model.NO_GPUS
         self.journal = journal
         self._status = status.Status(
             config=journal.config,
@@ -126,7 +140,7 @@ class Record:
             phase: The phase that begins.
             message: What happens in it, for people.
             take: The journal as it must read once ``change`` is made; None: unchanged.
-            change: Cordon, taint and labels to write in the same patch.
+            change: Taint and labels to write in the same patch.
             state: ``pending``, or ``rebooting``.
             reason: What the run waits for, where that has a name.
 
@@ -134,75 +148,109 @@ class Record:
             ClusterError: The API refused or does not answer; the journal lists what may have been
                 taken nevertheless.
         """
-        _log.info("phase_entered", phase=phase.value, message=message)
-        self._end_phase()
-        self._status = dataclasses.replace(
-            self._status, state=state, phase=phase, message=message, reason=reason
-        )
-        journal = self.journal if take is None else take
-        try:
-            view = self._node.patch(
-                _merge(
-                    change, self._labels(), self._annotations(None if take is None else journal)
-                )
+        if take is not None or change is not None:
+            step = Step(
+                message=message,
+                journal=self.journal if take is None else take,
+                change=change or cluster.NodePatch(),
             )
+            return self.take(phase, lambda _view: step, state=state)
+        self._end_phase()
+        self._say(phase, message, state=state, reason=reason)
+        view = self._node.patch(_merge(None, self._labels(), self._annotations(None)))
+        self._published(state)
+        return view
+
+    def take(
+        self,
+        phase: model.Phase,
+        decide: Callable[[cluster.NodeView], Step],
+        *,
+        state: model.State = model.State.PENDING,
+    ) -> cluster.NodeView:
+        """Publish a new phase that takes something which depends on the node, or restores it.
+
+        Args:
+            phase: The phase that begins.
+            decide: Returns what to take from the node as it is; called again where somebody else
+                has written meanwhile.
+            state: ``pending``, or ``rebooting``.
+
+        Raises:
+            ClusterError: The API refused or does not answer; the journal lists what may have been
+                taken nevertheless.
+        """
+        self._end_phase()
+        journal = self.journal
+
+        def patch(view: cluster.NodeView) -> cluster.NodePatch:
+            nonlocal journal
+            step = decide(view)
+            journal = step.journal
+            self._say(phase, step.message, state=state)
+            return _merge(step.change, self._labels(), self._annotations(journal))
+
+        try:
+            view = self._node.update(patch)
         except errors.ClusterError as error:
             # Whatever may have been taken must be given back.
             if error.may_be_done:
                 self.journal = journal
             raise
         self.journal = journal
-        self._telemetry.state_published(state)
+        self._published(state)
         return view
 
-    def give_back(
-        self,
-        keys: Mapping[str, str],
-        message: str,
-        *,
-        is_uncordoned: bool = False,
-        plugin_config: status.PluginConfig | None = None,
-    ) -> cluster.NodeView:
-        """Give some paused labels (and the hold taint) back before the run ends.
+    def resume(
+        self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None
+    ) -> frozenset[str]:
+        """Restore some paused labels before the run ends, and let pods on the node again.
 
         Args:
-            keys: Labels with the values that they get back.
-            message: What happens, for people.
-            is_uncordoned: Whether to give the cordon back as well.
-            plugin_config: Switch the device plugin's config in the same patch.
+            keys: The labels; one that somebody has written since the pause is theirs.
+            what: What happens, for people; empty: it names the labels.
+            plugin_config: The device plugin's config to switch to in the same patch; None: leave
+                it as it is.
+
+        Returns:
+            The labels that have their value from before the pause.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal still lists it all.
         """
         had = self.journal
-        uncordons = is_uncordoned and had.cordoned
-        labels: dict[str, str | None] = dict(keys)
-        if plugin_config:
-            labels[cluster.PLUGIN_CONFIG_LABEL] = plugin_config.now
-        try:
-            return self.enter(
-                model.Phase.RESUME,
-                message,
-                take=dataclasses.replace(
+        restored: dict[str, str] = {}
+
+        def decide(view: cluster.NodeView) -> Step:
+            ours = still_taken(had, view)
+            restored.clear()
+            restored.update({k: v for k, v in ours.paused_labels.items() if k in keys})
+            switch = _switch(view, plugin_config)
+            labels: dict[str, str | None] = dict(restored)
+            if switch:
+                labels[cluster.PLUGIN_CONFIG_LABEL] = switch.now
+            names = ", ".join(key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in restored)
+            return Step(
+                message=what or f"resuming {names or 'nothing'}",
+                journal=dataclasses.replace(
                     had,
                     paused_labels={k: v for k, v in had.paused_labels.items() if k not in keys},
                     hold_taint=False,
-                    cordoned=had.cordoned and not uncordons,
-                    plugin_config=plugin_config or had.plugin_config,
+                    cordoned=False,
+                    plugin_config=switch or had.plugin_config,
                 ),
-                change=cluster.NodePatch(
-                    labels=labels,
-                    hold_taint=False if had.hold_taint else None,
-                    unschedulable=False if uncordons else None,
-                    annotations={cluster.CORDON_ANNOTATION: None} if uncordons else {},
-                ),
+                change=dataclasses.replace(opening(ours), labels=labels),
             )
+
+        try:
+            self.take(model.Phase.RESUME, decide)
         except errors.ClusterError:
             # What may not have been given back is given back again at the end.
             self.journal = dataclasses.replace(
-                had, plugin_config=plugin_config or had.plugin_config
+                had, plugin_config=self.journal.plugin_config or had.plugin_config
             )
             raise
+        return frozenset(restored)
 
     def finish(self, outcome: outcomes.Outcome) -> None:
         """Publish the end of the run and give back all that the journal still lists.
@@ -229,10 +277,7 @@ class Record:
             self.journal = dataclasses.replace(self.journal, plugin_config=None)
         elif outcome.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None
-        kept = self.journal.closed if outcome.keeps_closed else self.journal.due
-        back = self._giving_back(keeps_closed=outcome.keeps_closed)
-        self._node.patch(_merge(back, labels, self._annotations(kept)))
-        self.journal = kept
+        self._settle(labels, keeps_closed=outcome.keeps_closed)
         is_failure = outcome.state is model.State.FAILED
         write = _log.warning if is_failure else _log.info
         seconds = self._clock.monotonic() - self._began
@@ -259,7 +304,13 @@ class Record:
         self._end_phase()
         due = self.journal.due
         text = None if due.is_empty else due.to_json()
-        self._node.patch(_merge(self._giving_back(), {}, {cluster.JOURNAL_ANNOTATION: text}))
+        self._node.update(
+            lambda view: _merge(
+                giving_back(still_taken(self.journal, view)),
+                {},
+                {cluster.JOURNAL_ANNOTATION: text},
+            )
+        )
         self.journal = due
         self._telemetry.run_superseded()
 
@@ -268,22 +319,43 @@ class Record:
         self._telemetry.phase_ended(self._status.phase, now - self._phase_began)
         self._phase_began = now
 
-    def _giving_back(self, *, keeps_closed: bool = False) -> cluster.NodePatch:
-        journal = self.journal
-        if keeps_closed:
-            journal = dataclasses.replace(journal, cordoned=False, hold_taint=False)
-        if not (journal.paused_labels or journal.plugin_config):
-            return giving_back(journal)
-        return giving_back(still_taken(journal, self._node.read()))
+    def _say(
+        self,
+        phase: model.Phase,
+        message: str,
+        *,
+        state: model.State,
+        reason: errors.Reason | None = None,
+    ) -> None:
+        _log.info("phase_entered", phase=phase.value, message=message)
+        self._status = dataclasses.replace(
+            self._status, state=state, phase=phase, message=message, reason=reason
+        )
+
+    def _published(self, state: model.State) -> None:
+        self._published_gpus = self._status.gpus
+        self._telemetry.state_published(state)
+
+    def _settle(self, labels: Mapping[str, str | None], *, keeps_closed: bool) -> None:
+        """Restore what was taken, in one patch with how the run ended."""
+        had = self.journal
+        kept = had.closed if keeps_closed else had.due
+        taken = dataclasses.replace(had, cordoned=False, hold_taint=False) if keeps_closed else had
+        self._node.update(
+            lambda view: _merge(
+                giving_back(still_taken(taken, view)), labels, self._annotations(kept)
+            )
+        )
+        self.journal = kept
+        self._published_gpus = self._status.gpus
 
     def _labels(self) -> dict[str, str | None]:
         return {cluster.STATE_LABEL: self._status.state.value}
 
     def _annotations(self, journal: status.Journal | None) -> dict[str, str | None]:
         annotations: dict[str, str | None] = {cluster.STATUS_ANNOTATION: self._status.to_json()}
-        if self._status.gpus is not self._told_gpus:
-            self._told_gpus = self._status.gpus
-            annotations[cluster.GPUS_ANNOTATION] = inventory.to_json(self._told_gpus)
+        if self._status.gpus is not self._published_gpus:
+            annotations[cluster.GPUS_ANNOTATION] = inventory.to_json(self._status.gpus)
         if journal is not None:
             text = None if journal.is_empty else journal.to_json()
             annotations[cluster.JOURNAL_ANNOTATION] = text
@@ -297,8 +369,15 @@ def giving_back(journal: status.Journal) -> cluster.NodePatch:
         labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
     if journal.applied and not journal.snapshot:
         labels[cluster.APPLIED_LABEL] = journal.applied
+    return dataclasses.replace(opening(journal), labels=labels)
+
+
+def opening(journal: status.Journal) -> cluster.NodePatch:
+    """Return the patch that lets new pods on the node again, as far as a journal closed it.
+
+    ``cordoned`` is what an agent of an older version did; people's cordons are never ours.
+    """
     return cluster.NodePatch(
-        labels=labels,
         annotations={cluster.CORDON_ANNOTATION: None} if journal.cordoned else {},
         unschedulable=False if journal.cordoned else None,
         hold_taint=False if journal.hold_taint else None,
@@ -317,6 +396,14 @@ def still_taken(journal: status.Journal, view: cluster.NodeView) -> status.Journ
     return dataclasses.replace(
         journal, paused_labels=paused, plugin_config=switch if is_ours else None
     )
+
+
+def _switch(view: cluster.NodeView, plugin_config: str | None) -> status.PluginConfig | None:
+    """Return the change of the label for a config of the device plugin; None: there is none."""
+    before = view.labels.get(cluster.PLUGIN_CONFIG_LABEL)
+    if plugin_config in (None, before):
+        return None
+    return status.PluginConfig(before=before, now=str(plugin_config))
 
 
 def _merge(

@@ -203,6 +203,9 @@ class World:
 
     def _start_daemons(self) -> None:
         names = {pod.name for pod in self.pods.values()}
+        # The DaemonSet controller starts no pod on a node with a taint that it does not tolerate.
+        if self.has_hold_taint:
+            return
         for key, is_ready in self.deploy_daemons.items():
             name = key.rpartition(".")[2]
             if self.labels.get(key) == "true" and name not in names:
@@ -213,16 +216,15 @@ class World:
                     owner_kind="DaemonSet",
                     is_ready=is_ready,
                 )
-        for name in self.loose_daemons - names if not self.has_hold_taint else ():
+        for name in self.loose_daemons - names:
             self.add_pod(name, labels={"app": name}, owner_kind="DaemonSet")
 
     def _plugins(self) -> list[cluster.Pod]:
         return [pod for pod in self.pods.values() if clients.is_device_plugin(pod)]
 
     def _plugin_is_wanted(self) -> bool:
-        if self.plugin_is_gated:
-            return self.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == "true"
-        return not self.has_hold_taint
+        is_selected = self.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == "true"
+        return not self.has_hold_taint and (is_selected or not self.plugin_is_gated)
 
     def start_plugin(self) -> None:
         """Start a device plugin: it sees the GPUs as they are now, and never again."""
@@ -331,8 +333,24 @@ class FakeNode:
         )
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
+        # As over HTTP: what depends on the node is written only for the node that was decided for.
+        assert change.hold_taint is None
+        assert change.unschedulable is None
+        self._world.called("node.patch")
+        return self._write(change)
+
+    def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
+        view = self._view()
+        while True:
+            change = decide(view)
+            self._world.called("node.patch")
+            if self._view() == view:
+                return self._write(change)
+            self._world.called("node.read")
+            view = self._view()
+
+    def _write(self, change: cluster.NodePatch) -> cluster.NodeView:
         world = self._world
-        world.called("node.patch")
         _merge(world.labels, change.labels)
         _merge(world.annotations, change.annotations)
         if change.unschedulable is not None:

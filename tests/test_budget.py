@@ -1,4 +1,4 @@
-"""A budget for the cluster in one run: a slot before the cordon, given back at every exit."""
+"""A budget for the cluster in one run: a slot before the taint, given back at every exit."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ class FakeSlots:
             raise self.failing.pop(0)
         if self.denials:
             return self.denials.pop(0)
-        self.taken_while_disrupted.append(self.world.is_unschedulable)
+        self.taken_while_disrupted.append(self.world.has_hold_taint)
         self.is_held = True
         return ""
 
@@ -37,7 +37,7 @@ class FakeSlots:
             raise errors.NotReadyError("stale", reason=errors.Reason.SLOTS_TAKEN)
 
     def release(self) -> None:
-        assert not self.world.is_unschedulable, "a slot may go when its node is whole again"
+        assert not self.world.has_hold_taint, "a slot may go when its node is whole again"
         self.world.log.append("slots.release")
         self.is_held = False
 
@@ -55,7 +55,7 @@ def run(
     return pipeline(world, slots).run(layout, wish)
 
 
-def test_the_slot_is_had_before_the_node_is_cordoned_and_goes_when_it_is_whole_again() -> None:
+def test_the_slot_is_had_before_the_node_is_closed_and_goes_when_it_is_whole_again() -> None:
     world = scenes.busy_node()
     slots = FakeSlots(world)
 
@@ -149,7 +149,7 @@ def test_without_the_right_to_slots_the_node_is_not_touched_and_says_so() -> Non
     assert "gpus.execute" not in world.log
 
 
-def test_a_slot_that_may_be_lost_is_no_leave_to_cordon() -> None:
+def test_a_slot_that_may_be_lost_is_no_leave_to_begin() -> None:
     world = scenes.busy_node()
     slots = FakeSlots(world, is_stale=True)
 

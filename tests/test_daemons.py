@@ -186,7 +186,7 @@ def test_a_newer_wish_does_not_wait_for_monitors() -> None:
 def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
     world, taken, found = monitored_node()
     refusal = errors.ClusterError("no", reason=errors.Reason.API_UNAVAILABLE)
-    patch_at = len(world.log) + 1
+    patch_at = len(world.log)
     world.failing = {patch_at: refusal}
 
     crew(world).resume(found, taken, wish(world))

@@ -171,7 +171,7 @@ def test_where_only_a_reboot_helps_there_is_one_and_the_layout_is_in_force_after
 
     assert world.reboots == 1
     assert world.labels[cluster.STATE_LABEL] == "rebooting"
-    assert world.is_unschedulable
+    assert world.has_hold_taint
     assert "Rebooting" in world.events
     world.mode_waits = False
     world.restart_machine()

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -308,6 +309,80 @@ def test_a_node_that_was_cordoned_before_stays_cordoned() -> None:
     assert world.is_unschedulable
 
 
+def patches(make: Callable[[], fakes.World], layout: str) -> int:
+    """Return how often a run patches its node."""
+    world = make()
+    run(world, layout)
+    return world.log.count("node.patch")
+
+
+def just_before_patch(world: fakes.World, number: int, write: Callable[[], object]) -> None:
+    """Have somebody write to the node after it was read and before a patch arrives."""
+
+    def strike() -> None:
+        if world.log[-1] == "node.patch" and world.log.count("node.patch") == number + 1:
+            world.on_call = lambda: None
+            write()
+
+    world.on_call = strike
+
+
+def test_a_cordon_stays_whenever_it_is_set() -> None:
+    for number in range(patches(busy_node, "one-slice-changed")):
+        world = busy_node()
+        just_before_patch(world, number, functools.partial(set_cordon, world))
+
+        assert run(world, "one-slice-changed").state is model.State.SUCCESS, number
+
+        assert world.is_unschedulable, number
+
+
+def set_cordon(world: fakes.World) -> None:
+    world.is_unschedulable = True
+
+
+@pytest.mark.parametrize("value", ["false", None])
+def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: str | None) -> None:
+    for number in range(patches(monitored_node, "one-slice-changed")):
+        world = monitored_node()
+
+        def write(world: fakes.World = world) -> None:
+            fakes._merge(world.labels, {DCGM: value})
+
+        just_before_patch(world, number, write)
+
+        assert run(world, "one-slice-changed").state is model.State.SUCCESS, number
+
+        assert world.labels.get(DCGM) == value, number
+
+
+def test_a_drain_by_a_person_during_a_change_is_not_undone() -> None:
+    """As kubectl drain does it: what is cordoned already is not written."""
+    world = busy_node()
+    closed: list[bool] = []
+
+    def drain() -> None:
+        if world.log[-1] == "gpus.execute":
+            closed.append(world.has_hold_taint)
+            if not world.is_unschedulable:
+                world.is_unschedulable = True
+
+    world.on_call = drain
+    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+
+    assert closed == [True]
+    assert world.is_unschedulable
+    assert not world.has_hold_taint
+
+
+def test_an_agent_never_cordons() -> None:
+    world = busy_node()
+    seen: set[bool] = set()
+    world.clock.on_wait.append(lambda: seen.add(world.is_unschedulable))
+    run(world, "one-slice-changed")
+    assert seen == {False}
+
+
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
 def test_deploy_labels_of_others_are_left_as_they_are(value: str) -> None:
     world = node()
@@ -522,7 +597,7 @@ def test_a_pod_that_slips_in_and_may_not_be_evicted_ends_the_run_before_the_chan
 def test_the_node_is_closed_to_newcomers_before_anybody_is_asked_to_leave() -> None:
     world = busy_node()
     closed: list[bool] = []
-    world.clock.on_wait.append(lambda: closed.append(world.is_unschedulable))
+    world.clock.on_wait.append(lambda: closed.append(world.has_hold_taint))
 
     run(world, "one-slice-changed")
 
@@ -618,12 +693,12 @@ def test_a_monitor_that_does_not_come_back_is_a_warning_and_no_failure() -> None
 def test_workloads_may_come_back_while_monitors_are_still_waited_for() -> None:
     world = monitored_node()
     world.deploy_daemons[EXPORTER] = False
-    cordons: list[bool] = []
-    world.clock.on_wait.append(lambda: cordons.append(world.is_unschedulable))
+    closed: list[bool] = []
+    world.clock.on_wait.append(lambda: closed.append(world.has_hold_taint))
 
     run(world, "one-slice-changed")
 
-    assert cordons[-1] is False
+    assert closed[-1] is False
 
 
 def test_the_operators_validator_looks_again_at_a_changed_node() -> None:

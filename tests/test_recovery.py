@@ -73,13 +73,13 @@ def test_while_a_killed_run_is_carried_on_nothing_is_given_back_in_between() -> 
     carried_on = 0
     for index in indices:
         world, _ = killed(make, layout, index)
-        was_cordoned = world.is_unschedulable
+        was_closed = world.has_hold_taint
         successor = scenes.reconciler(world)
 
         successor.recover(layout)
 
-        assert world.is_unschedulable is was_cordoned
-        carried_on += was_cordoned
+        assert world.has_hold_taint is was_closed
+        carried_on += was_closed
     assert carried_on > 5
 
 

@@ -26,20 +26,20 @@ def is_as_before(world: fakes.World, before: tuple[model.Gpu, ...]) -> bool:
     return planner.restore(world.gpus, [gpu.snapshot for gpu in before]).is_empty
 
 
-def test_hooks_run_before_the_cordon_before_the_steps_and_before_the_plugin_returns() -> None:
+def test_hooks_run_before_the_taint_before_the_steps_and_before_the_plugin_returns() -> None:
     world = hooked_node()
     seen: list[tuple[str, str]] = []
 
     def note() -> None:
         if world.log[-1] == "hooks.run":
-            seen.append((world.told[-1], "cordoned" if world.is_unschedulable else "open"))
+            seen.append((world.told[-1], "closed" if world.has_hold_taint else "open"))
 
     world.on_call = note
     outcome = scenes.run(world, LAYOUT)
 
     assert outcome.state is model.State.SUCCESS
     assert world.hooked == [START, CONFIG, EXIT]
-    assert [where for _, where in seen] == ["open", "cordoned", "cordoned"]
+    assert [where for _, where in seen] == ["open", "closed", "closed"]
     assert seen[0][0] == "running the apply-start hooks"
     assert seen[1][0].startswith("running 5 steps") or "steps on the GPUs" in seen[1][0]
     calls = world.log

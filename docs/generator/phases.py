@@ -27,9 +27,9 @@ class Marks:
     """What a node shows of a run, beside the phase."""
 
     state: str
-    is_cordoned: bool
+    is_tainted: bool
     is_paused: bool
-    """Whether daemons are kept away, by label or by taint."""
+    """Whether GPU clients are paused by label."""
     has_way_back: bool
     """Whether the journal has the instances from before."""
     names_layout: bool
@@ -79,8 +79,8 @@ class _Recorder:
         world = self._world
         return Marks(
             state=state,
-            is_cordoned=world.is_unschedulable,
-            is_paused=world.has_hold_taint or cluster.PAUSED_VALUE in world.labels.values(),
+            is_tainted=world.has_hold_taint,
+            is_paused=cluster.PAUSED_VALUE in world.labels.values(),
             has_way_back="snapshot" in world.annotations.get(cluster.JOURNAL_ANNOTATION, ""),
             names_layout=cluster.APPLIED_LABEL in world.labels,
         )

@@ -129,7 +129,7 @@ def phases_table(body: str) -> str:
             (
                 f"`{phase.value}`",
                 _code(sorted({marks.state for marks in seen})) or "as before",
-                _some(seen, lambda marks: marks.is_cordoned),
+                _some(seen, lambda marks: marks.is_tainted),
                 _some(seen, lambda marks: marks.is_paused),
                 _some(seen, lambda marks: marks.has_way_back),
                 _some(seen, lambda marks: marks.names_layout),
@@ -139,8 +139,8 @@ def phases_table(body: str) -> str:
     head = (
         "Phase",
         "State label",
-        "Cordoned",
-        "Daemons kept away",
+        "Tainted",
+        "Clients paused",
         "Way back in the journal",
         "Layout named as in force",
         "What happens",

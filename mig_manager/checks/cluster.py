@@ -85,7 +85,7 @@ def interrupted_run(node: Node) -> Sequence[asking.Found]:
     if cluster.JOURNAL_ANNOTATION in view.annotations:
         taken.append("there is a journal")
     if cluster.CORDON_ANNOTATION in view.annotations:
-        taken.append("the node is cordoned by us")
+        taken.append("an older version of the agent cordoned the node")
     if cluster.HOLD_TAINT in view.taint_keys:
         taken.append(f"the node has the taint {cluster.HOLD_TAINT}")
     found = []

@@ -18,12 +18,17 @@ JOURNAL_ANNOTATION = "mig-manager.io/journal"
 UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
 """Where a journal that makes no sense is kept for whoever looks into it."""
 CORDON_ANNOTATION = "mig-manager.io/cordoned-for"
-"""On a node whose cordon is ours: the layout it was cordoned for."""
+"""On a node that an agent of an older version cordoned: the layout it was cordoned for."""
 DEPLOY_LABEL_PREFIX = "nvidia.com/gpu.deploy."
 PLUGIN_DEPLOY_LABEL = "nvidia.com/gpu.deploy.device-plugin"
 PAUSED_VALUE = "paused-for-mig-change"
 HOLD_TAINT = "mig-manager.io/reconfiguring"
-"""NoSchedule; keeps a device plugin that no deploy label gates from coming back too early."""
+"""NoSchedule: keeps new pods off the node during a change, also those of DaemonSets.
+
+The scheduler and the DaemonSet controller honour it, and it evicts no pod. A cordon would be
+somebody's: ``kubectl drain`` writes nothing on a node that is cordoned already, and so a manager
+that uncordons afterwards undoes that drain.
+"""
 RESOURCE_PREFIX = "nvidia.com/"
 PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
 """Names the entry of the device plugin's ConfigMap that this node's plugin reads."""
@@ -99,9 +104,18 @@ class NodePatch:
     labels: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     annotations: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     unschedulable: bool | None = None
-    """None: leave as it is."""
+    """False undoes the cordon of an older version's agent; None leaves ``spec`` as it is."""
     hold_taint: bool | None = None
     """True adds, False removes ``HOLD_TAINT``; None leaves it as it is."""
+
+    def is_in(self, view: NodeView) -> bool:
+        """Tell whether the node has everything that the patch writes."""
+        return (
+            all(view.labels.get(key) == value for key, value in self.labels.items())
+            and all(view.annotations.get(key) == value for key, value in self.annotations.items())
+            and self.unschedulable in (None, view.is_unschedulable)
+            and self.hold_taint in (None, HOLD_TAINT in view.taint_keys)
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

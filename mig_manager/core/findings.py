@@ -109,7 +109,7 @@ _TOLD: Mapping[Check, tuple[str, str]] = {
         "Deploy the device plugin, or look at its pod on this node.",
     ),
     Check.INTERRUPTED_RUN: (
-        "No change was left half done: nothing is paused, cordoned or in the journal.",
+        "No change was left half done: nothing is paused, tainted or in the journal.",
         "Start the agent on this node: it gives back what an interrupted run has taken.",
     ),
     Check.FOREIGN_MANAGERS: (

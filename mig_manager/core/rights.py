@@ -26,7 +26,7 @@ RIGHTS = (
     Right(group="", resource="nodes", verb="get", purpose="read its node"),
     Right(group="", resource="nodes", verb="list", purpose="follow its node"),
     Right(group="", resource="nodes", verb="watch", purpose="follow its node"),
-    Right(group="", resource="nodes", verb="patch", purpose="write state, journal and cordon"),
+    Right(group="", resource="nodes", verb="patch", purpose="write state, journal and taint"),
     Right(group="", resource="pods", verb="list", purpose="find the pods of its node"),
     Right(
         group="",

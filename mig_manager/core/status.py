@@ -177,8 +177,9 @@ class Journal:
 
     config: str
     cordoned: bool = False
-    """Whether the cordon is ours; a node that was cordoned before stays cordoned."""
+    """Whether an agent of an older version cordoned the node; ours sets the taint instead."""
     hold_taint: bool = False
+    """Whether the node has ``cluster.HOLD_TAINT``."""
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Deploy label -> its value before we paused it, in the order of the resume."""
     plugin_config: PluginConfig | None = None
@@ -192,7 +193,8 @@ class Journal:
     draining: bool = False
     """Whether pods were evicted for this layout and others must still leave."""
     has_plugin: bool = False
-    """Whether a device plugin served the node before it was paused: one must come back."""
+    """Whether a device plugin served the node before it was paused: one must come back, and the
+    journal stays until its devices are verified."""
     applied: str = ""
     """The layout that was proven in force before the change: its label is given back if the
     change is undone."""
@@ -210,6 +212,7 @@ class Journal:
             or self.hold_taint
             or self.paused_labels
             or self.plugin_config
+            or self.has_plugin
             or self.snapshot
             or self.host_services
             or self.exit_hook
@@ -218,8 +221,14 @@ class Journal:
 
     @property
     def is_node_taken(self) -> bool:
-        """Whether the node is kept from its workloads, now or until the machine is back."""
-        return bool(self.cordoned or self.hold_taint or self.paused_labels or self.rebooted_from)
+        """Whether workloads cannot use the node, or cannot be sure of its devices yet."""
+        return bool(
+            self.cordoned
+            or self.hold_taint
+            or self.paused_labels
+            or self.has_plugin
+            or self.rebooted_from
+        )
 
     @property
     def due(self) -> "Journal":

@@ -1,6 +1,6 @@
 """KubeNode against the embedded API server."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -104,6 +104,10 @@ def test_a_malformed_node_is_an_error_of_ours(thing: dict[str, Any]) -> None:
         nodereading.view(thing)
 
 
+def holding(*, is_held: bool) -> Callable[[cluster.NodeView], cluster.NodePatch]:
+    return lambda _view: cluster.NodePatch(hold_taint=is_held)
+
+
 class TestPatch:
     def test_writes_everything_in_one_request(
         self, own: node.KubeNode, server: apiserver.ApiServer
@@ -112,12 +116,10 @@ class TestPatch:
             cluster.NodePatch(
                 labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: None, "none": None},
                 annotations={cluster.STATUS_ANNOTATION: "{}", "a": None},
-                unschedulable=True,
             )
         )
         assert seen.labels == {cluster.STATE_LABEL: "pending"}
         assert seen.annotations == {cluster.STATUS_ANNOTATION: "{}"}
-        assert seen.is_unschedulable
         assert len(server.log.requests()) == 1
 
     def test_leaves_what_it_does_not_name(
@@ -126,57 +128,6 @@ class TestPatch:
         own.patch(cluster.NodePatch(annotations={"c": "d"}))
         assert stored(server)["metadata"]["annotations"] == {"a": "b", "c": "d"}
         assert stored(server)["spec"] == {"taints": [_OTHER]}
-
-    def test_uncordons(self, own: node.KubeNode) -> None:
-        own.patch(cluster.NodePatch(unschedulable=True))
-        assert not own.patch(cluster.NodePatch(unschedulable=False)).is_unschedulable
-
-    def test_adds_and_removes_our_taint_and_no_other(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        seen = own.patch(cluster.NodePatch(hold_taint=True, labels={"x": "y"}))
-        assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT}
-        assert taints(server) == [_OTHER, _HOLD]
-        seen = own.patch(cluster.NodePatch(hold_taint=False))
-        assert seen.taint_keys == {"dedicated"}
-        assert taints(server) == [_OTHER]
-        assert seen.labels["x"] == "y"
-
-    @pytest.mark.parametrize("is_held", [True, False])
-    def test_a_taint_that_is_right_is_not_written(
-        self, own: node.KubeNode, server: apiserver.ApiServer, *, is_held: bool
-    ) -> None:
-        own.patch(cluster.NodePatch(hold_taint=is_held))
-        version = stored(server)["metadata"]["resourceVersion"]
-        own.patch(cluster.NodePatch(hold_taint=is_held))
-        assert stored(server)["metadata"]["resourceVersion"] == version
-
-    def test_a_taint_that_another_writes_meanwhile_is_kept(
-        self, server: apiserver.ApiServer
-    ) -> None:
-        cordon = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
-        interfering = Interfering(server, cordon)
-        own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
-        seen = own_with_rival.patch(cluster.NodePatch(hold_taint=True))
-        assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT, str(cordon["key"])}
-        assert interfering.conflicts == 1
-
-    def test_a_node_that_never_rests_is_an_error_in_the_end(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
-        with pytest.raises(errors.ClusterError, match="changes faster") as caught:
-            own.patch(cluster.NodePatch(hold_taint=True))
-        assert caught.value.reason is errors.Reason.API_UNAVAILABLE
-        assert server.log.count("patch", "nodes") < 20
-
-    def test_a_patch_whose_answer_was_lost_is_repeated(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        server.inject(apiserver.Fault(method="PATCH", reset=True, is_carried_out=True))
-        seen = own.patch(cluster.NodePatch(labels={"x": "y"}, hold_taint=True))
-        assert seen.labels["x"] == "y"
-        assert taints(server) == [_OTHER, _HOLD]
 
     def test_without_permission_it_is_forbidden(self) -> None:
         def reads_only(asked: access.Access) -> bool:
@@ -190,22 +141,131 @@ class TestPatch:
         assert caught.value.reason is errors.Reason.FORBIDDEN
 
 
-class Interfering(api.KubeApi):
-    """Another writer adds a taint between our first read and our first patch."""
+class TestUpdate:
+    def test_writes_everything_in_one_request_for_a_node_that_was_seen(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        own.read()
+        seen = own.update(
+            lambda view: cluster.NodePatch(
+                labels={cluster.STATE_LABEL: view.labels[cluster.CONFIG_LABEL]},
+                annotations={"a": None},
+                hold_taint=True,
+            )
+        )
+        assert seen.labels[cluster.STATE_LABEL] == "all-1g.10gb"
+        assert seen.annotations == {}
+        assert cluster.HOLD_TAINT in seen.taint_keys
+        assert (server.log.count("get", "nodes"), server.log.count("patch", "nodes")) == (1, 1)
 
-    def __init__(self, server: apiserver.ApiServer, taint: dict[str, str]) -> None:
+    def test_lifts_a_cordon(self, own: node.KubeNode, server: apiserver.ApiServer) -> None:
+        server.store.modify(resources.NODES, "n1", cordon)
+        assert own.read().is_unschedulable
+        seen = own.update(lambda _view: cluster.NodePatch(unschedulable=False))
+        assert not seen.is_unschedulable
+
+    def test_adds_and_removes_our_taint_and_no_other(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        seen = own.update(lambda _view: cluster.NodePatch(hold_taint=True, labels={"x": "y"}))
+        assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT}
+        assert taints(server) == [_OTHER, _HOLD]
+        seen = own.update(holding(is_held=False))
+        assert seen.taint_keys == {"dedicated"}
+        assert taints(server) == [_OTHER]
+        assert seen.labels["x"] == "y"
+
+    @pytest.mark.parametrize("is_held", [True, False])
+    def test_a_taint_that_is_right_is_not_written(
+        self, own: node.KubeNode, server: apiserver.ApiServer, *, is_held: bool
+    ) -> None:
+        own.update(holding(is_held=is_held))
+        version = stored(server)["metadata"]["resourceVersion"]
+        own.update(holding(is_held=is_held))
+        assert stored(server)["metadata"]["resourceVersion"] == version
+
+    def test_a_taint_that_another_writes_meanwhile_is_kept(
+        self, server: apiserver.ApiServer
+    ) -> None:
+        rival = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+        interfering = Interfering(server, lambda thing: thing["spec"]["taints"].append(rival))
+        own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
+        seen = own_with_rival.update(holding(is_held=True))
+        assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT, str(rival["key"])}
+        assert interfering.conflicts == 1
+
+    def test_what_another_writes_meanwhile_is_decided_upon_again(
+        self, server: apiserver.ApiServer
+    ) -> None:
+        server.store.modify(
+            resources.NODES, "n1", lambda thing: thing["metadata"]["labels"].update(x="true")
+        )
+        interfering = Interfering(
+            server, lambda thing: thing["metadata"]["labels"].update(x="false")
+        )
+        own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
+        own_with_rival.read()
+        decided: list[str] = []
+
+        def pause(view: cluster.NodeView) -> cluster.NodePatch:
+            decided.append(view.labels["x"])
+            return cluster.NodePatch(
+                labels={"x": "paused"} if view.labels["x"] == "true" else {},
+                annotations={"was": view.labels["x"]},
+            )
+
+        seen = own_with_rival.update(pause)
+
+        assert decided == ["true", "false"]
+        assert (seen.labels["x"], seen.annotations["was"]) == ("false", "false")
+
+    def test_a_node_that_never_rests_is_an_error_in_the_end(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
+        with pytest.raises(errors.ClusterError, match="changes faster") as caught:
+            own.update(holding(is_held=True))
+        assert caught.value.reason is errors.Reason.API_UNAVAILABLE
+        assert caught.value.may_be_done
+        assert server.log.count("patch", "nodes") < 20
+
+    def test_a_patch_whose_answer_was_lost_is_done_once(
+        self, own: node.KubeNode, server: apiserver.ApiServer
+    ) -> None:
+        server.inject(apiserver.Fault(method="PATCH", reset=True, is_carried_out=True))
+        decided: list[str | None] = []
+
+        def switch(view: cluster.NodeView) -> cluster.NodePatch:
+            decided.append(view.labels.get("x"))
+            return cluster.NodePatch(labels={"x": "y"}, hold_taint=True)
+
+        seen = own.update(switch)
+
+        assert decided == [None]
+        assert seen.labels["x"] == "y"
+        assert taints(server) == [_OTHER, _HOLD]
+
+
+def cordon(thing: dict[str, Any]) -> None:
+    thing["spec"]["unschedulable"] = True
+
+
+class Interfering(api.KubeApi):
+    """Another writer changes the node between our first read and our first patch."""
+
+    def __init__(
+        self, server: apiserver.ApiServer, write: Callable[[dict[str, Any]], None]
+    ) -> None:
         plain = api.KubeApi.at(server.url)
         super().__init__(plain._configuration)
         self._server = server
-        self._rival: dict[str, str] | None = taint
+        self._write: Callable[[dict[str, Any]], None] | None = write
         self.conflicts = 0
 
     def patch(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        if self._rival is not None:
-            rival, self._rival = self._rival, None
-            self._server.store.modify(
-                resources.NODES, "n1", lambda thing: thing["spec"]["taints"].append(rival)
-            )
+        if self._write is not None:
+            write, self._write = self._write, None
+            self._server.store.modify(resources.NODES, "n1", write)
         try:
             return super().patch(*args, **kwargs)
         except errors.ClusterError as err:

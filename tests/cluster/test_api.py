@@ -305,9 +305,9 @@ def test_two_writers_of_taints_both_get_their_way(kube: api.KubeApi) -> None:
     foreign = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}
     kube.patch(f"{NODES}/{NAME}", {"spec": {"taints": [foreign]}}, kind=api.PatchType.MERGE)
 
-    ours.patch(cluster.NodePatch(hold_taint=True))
+    ours.update(lambda _view: cluster.NodePatch(hold_taint=True))
     held = kube.get(f"{NODES}/{NAME}")["spec"]["taints"]
-    ours.patch(cluster.NodePatch(hold_taint=False))
+    ours.update(lambda _view: cluster.NodePatch(hold_taint=False))
 
     assert held == [foreign, {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]
     assert kube.get(f"{NODES}/{NAME}")["spec"]["taints"] == [foreign]

@@ -151,19 +151,17 @@ def test_the_agent_may_write_all_that_its_work_needs_to_its_own_node(scene: Scen
         **{
             cluster.STATUS_ANNOTATION: "{}",
             cluster.JOURNAL_ANNOTATION: "{}",
-            cluster.CORDON_ANNOTATION: "all-disabled",
         }
     )
-    scene.patch({"spec": {"unschedulable": True, "taints": [TAINT, HOLD]}})
+    scene.patch({"spec": {"taints": [TAINT, HOLD]}})
     scene.annotations(
         **{
             cluster.JOURNAL_ANNOTATION: None,
             cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense",
-            cluster.CORDON_ANNOTATION: None,
         }
     )
     scene.labels(**{cluster.PLUGIN_CONFIG_LABEL: None, cluster.PLUGIN_DEPLOY_LABEL: "true"})
-    after = scene.patch({"spec": {"unschedulable": None, "taints": [TAINT]}})
+    after = scene.patch({"spec": {"taints": [TAINT]}})
 
     assert after["spec"]["taints"] == [TAINT]
     assert after["metadata"]["labels"] == {
@@ -257,6 +255,29 @@ def test_the_agent_may_change_nothing_else_of_its_own_node(
     scene: Scene, change: worlds.Object
 ) -> None:
     assert "and nothing else" in refusal(lambda: scene.patch(change))
+
+
+def test_the_agent_may_not_cordon_nor_lift_a_cordon_of_others(scene: Scene) -> None:
+    path = f"/api/v1/nodes/{OWN}"
+    assert "may not cordon" in refusal(lambda: scene.patch({"spec": {"unschedulable": True}}))
+
+    scene.people.patch(path, {"spec": {"unschedulable": True}}, kind=api.PatchType.MERGE)
+    try:
+        said = refusal(lambda: scene.patch({"spec": {"unschedulable": None}}))
+    finally:
+        scene.people.patch(path, {"spec": {"unschedulable": None}}, kind=api.PatchType.MERGE)
+    assert "may not cordon" in said
+
+
+def test_the_agent_may_lift_the_cordon_of_an_older_version(scene: Scene) -> None:
+    scene.annotations(**{cluster.CORDON_ANNOTATION: "all-disabled"})
+    change = {"spec": {"unschedulable": True}}
+    scene.people.patch(f"/api/v1/nodes/{OWN}", change, kind=api.PatchType.MERGE)
+
+    mark = {"annotations": {cluster.CORDON_ANNOTATION: None}}
+    after = scene.patch({"metadata": mark, "spec": {"unschedulable": False}})
+
+    assert not after["spec"].get("unschedulable")
 
 
 def test_the_agent_may_create_and_delete_no_node_whatever_its_role_says(scene: Scene) -> None:

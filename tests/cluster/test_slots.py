@@ -50,7 +50,7 @@ def test_after_an_agent_that_was_killed_in_a_change_the_next_one_takes_its_slot_
         world.run_pods(worlds.gpu_pods(["train"]))
         worlds.guard(where_in_depth, world, {"app": "train"})
         world.label(LAYOUT)
-        world.wait(lambda: bool(world.node()["spec"].get("unschedulable")), "the cordon")
+        world.wait(lambda: bool(world.node()["spec"].get("taints")), "the taint")
         world.stop_agent(signal.SIGKILL)
         assert holders(world.api) == [worlds.NODE]
         world.api.delete(f"{worlds.BUDGETS}/guard")

@@ -126,18 +126,13 @@ class Cluster(fakes.World):
             self.state.remove_client(self.owner_of.pop(uid))
         return True
 
-    def cordon(self) -> bool:
-        """Cordon, which says nothing where the node is cordoned already.
-
-        Nor where our cordon was lifted and is still in the journal: the API has but one flag.
-        """
-        if self.is_unschedulable or cluster.CORDON_ANNOTATION in self.annotations:
-            return False
+    def cordon(self, _pick: int = 0) -> bool:
+        """Cordon, whatever is under way."""
         self.is_unschedulable = self.wants_cordon = True
         return True
 
     def uncordon(self, _pick: int = 0) -> bool:
-        """Uncordon, whoever cordoned."""
+        """Uncordon, whatever is under way."""
         self.is_unschedulable = self.wants_cordon = False
         return True
 

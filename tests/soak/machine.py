@@ -66,11 +66,6 @@ _happenings = st.builds(
 )
 events = st.lists(
     st.one_of(_happenings, _kills), min_size=1, max_size=4, unique_by=lambda event: event.at
-).filter(
-    # Who uncordons and also brings the plugin back lets kubelet admit pods during the change.
-    lambda found: (
-        not {script.Kind.UNCORDON, script.Kind.DECIDE_PLUGIN} <= {event.kind for event in found}
-    )
 )
 endings = st.none() | st.builds(
     process.Interruption,
@@ -120,6 +115,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.world.script.acts = {
             script.Kind.POD_STARTS: self.world.start_pod,
             script.Kind.POD_ENDS: self.world.end_pod,
+            script.Kind.CORDON: self.world.cordon,
             script.Kind.UNCORDON: self.world.uncordon,
             script.Kind.DECIDE_MONITOR: lambda pick: self.world.decide(
                 soak_cluster.MONITOR_LABEL, pick

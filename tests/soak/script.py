@@ -23,6 +23,7 @@ class Kind(enum.Enum):
     FAIL_AFTER = "the call works and its answer is lost"
     POD_STARTS = "a pod starts"
     POD_ENDS = "a pod ends"
+    CORDON = "somebody cordons"
     UNCORDON = "somebody uncordons"
     DECIDE_MONITOR = "somebody decides about a monitor"
     DECIDE_PLUGIN = "somebody decides about the device plugin"
@@ -33,9 +34,6 @@ DEADLY = frozenset(
 )
 _IN_DRIVER = {Kind.KILL_IN_DRIVER: False, Kind.KILL_AFTER_CHANGE: True}
 _AFTER = frozenset({Kind.KILL_AFTER, Kind.FAIL_AFTER})
-_DECISIONS = frozenset({Kind.UNCORDON, Kind.DECIDE_MONITOR, Kind.DECIDE_PLUGIN})
-"""Come before the node is next read: between a look at it and the write that follows there is a
-moment in which nobody's decision is seen, for no write says which version it was made for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,6 @@ class Script:
         self.happened: list[Kind] = []
         self.failed_ports: set[str] = set()
         self._events: Sequence[Event] = ()
-        self._done: list[Event] = []
         self._calls = 0
         self._changes = 0
         self._is_dead = False
@@ -65,7 +62,6 @@ class Script:
     def begin(self, events: Sequence[Event]) -> None:
         """Start to count anew."""
         self._events = events
-        self._done = []
         self._calls = self._changes = 0
         self._is_dead = False
         self.happened = []
@@ -80,12 +76,12 @@ class Script:
         """Count a call of a port; it may never be made."""
         self._live()
         self._calls += 1
-        for event in self._due(self._calls, port, is_after=False):
+        for event in self._due(self._calls, is_after=False):
             self._happen(event, port)
 
     def after(self, port: str) -> None:
         """Let happen what comes after the same call."""
-        for event in self._due(self._calls, port, is_after=True):
+        for event in self._due(self._calls, is_after=True):
             self._happen(event, port)
 
     def before_change(self) -> None:
@@ -103,19 +99,14 @@ class Script:
             if event.kind is kind and event.at == self._changes:
                 self._happen(event, "gpus")
 
-    def _due(self, number: int, port: str, *, is_after: bool) -> list[Event]:
-        due = []
-        for event in self._events:
-            if event.kind in _IN_DRIVER or (event.kind in _AFTER) is not is_after:
-                continue
-            if event.kind in _DECISIONS:
-                is_due = event.at <= number and port == "node.read" and event not in self._done
-            else:
-                is_due = event.at == number
-            if is_due:
-                due.append(event)
-        self._done += due
-        return due
+    def _due(self, number: int, *, is_after: bool) -> list[Event]:
+        return [
+            event
+            for event in self._events
+            if event.at == number
+            and event.kind not in _IN_DRIVER
+            and (event.kind in _AFTER) is is_after
+        ]
 
     def _happen(self, event: Event, port: str) -> None:
         if event.kind in DEADLY:
@@ -174,9 +165,22 @@ class Port:
 
         def call(*arguments: Any, **options: Any) -> Any:
             port = f"{self._name}.{name}"
-            self._script.before(port)
+            if name == "update":
+                arguments = (self._after_decision(port, *arguments),)
+            else:
+                self._script.before(port)
             answer = target(*arguments, **options)
             self._script.after(port)
             return answer
 
         return call
+
+    def _after_decision(self, port: str, decide: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Let happen what comes before the write after it was decided, when it is too late."""
+
+        def decided(view: Any) -> Any:
+            change = decide(view)
+            self._script.before(port)
+            return change
+
+        return decided

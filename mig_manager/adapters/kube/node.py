@@ -1,8 +1,10 @@
 """Our own Node object: read it, change it in one patch, publish Events on it."""
 
+import dataclasses
 import http
 import urllib.parse
 import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -48,30 +50,43 @@ class KubeNode:
         self._component = component
         self._path = path(name)
         self._may_emit = True
+        self._seen: _Seen | None = None
 
     def read(self) -> cluster.NodeView:
         """Return the node as the API has it now; see ``ports.Node``."""
-        return nodereading.view(self._kube.get(self._path))
+        return self._remember(self._kube.get(self._path)).view
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
-        """Write a change in one request; see ``ports.Node``.
+        """Write what only we write, in one request; see ``ports.Node``."""
+        metadata: dict[str, Any] = {}
+        if change.labels:
+            metadata["labels"] = dict(change.labels)
+        if change.annotations:
+            metadata["annotations"] = dict(change.annotations)
+        return self._send({"metadata": metadata})
 
-        ``spec.taints`` has no merge key (unlike a container's ports, its declaration in
-        k8s.io/api/core/v1 names no patchStrategy), so a patch replaces the whole list. We write
-        it only when it has to change, computed from a fresh read and guarded by its
-        ``resourceVersion``: the node lifecycle controller writes taints too, and a cordon makes
-        it do so just then.
+    def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
+        """Write what depends on the node, in one request; see ``ports.Node``.
+
+        The request carries the ``resourceVersion`` of the node that it was decided for, so the
+        API server answers 409 where anybody has written since. It begins with the node as we
+        saw it last: an old picture costs a request, and no other harm.
         """
+        seen = self._seen or self._remember(self._kube.get(self._path))
         for _ in range(_CONFLICT_ATTEMPTS):
+            change = decide(seen.view)
             try:
-                return nodereading.view(self._patch_once(change))
+                return self._send(_body(change, seen))
             except errors.ClusterError as err:
-                if err.status != http.HTTPStatus.CONFLICT or change.hold_taint is None:
+                if err.status != http.HTTPStatus.CONFLICT:
                     raise
+            seen = self._remember(self._kube.get(self._path))
+            # Our own write may be the other one: its answer was lost, and it was sent again.
+            if change.is_in(seen.view):
+                return seen.view
         raise errors.ClusterError(
-            f"node {self._name} changes faster than its taints can be written",
+            f"node {self._name} changes faster than it can be written",
             reason=errors.Reason.API_UNAVAILABLE,
-            status=http.HTTPStatus.CONFLICT,
         )
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
@@ -91,38 +106,19 @@ class KubeNode:
             else:
                 _log.warning("event_not_published", event_reason=reason, detail=err.message)
 
-    def _patch_once(self, change: cluster.NodePatch) -> dict[str, Any]:
-        body: dict[str, Any] = {}
-        metadata: dict[str, Any] = {}
-        spec: dict[str, Any] = {}
-        if change.labels:
-            metadata["labels"] = dict(change.labels)
-        if change.annotations:
-            metadata["annotations"] = dict(change.annotations)
-        if change.unschedulable is not None:
-            spec["unschedulable"] = change.unschedulable
-        if change.hold_taint is not None:
-            self._add_taints(metadata, spec, is_held=change.hold_taint)
-        if metadata:
-            body["metadata"] = metadata
-        if spec:
-            body["spec"] = spec
+    def _send(self, body: dict[str, Any]) -> cluster.NodeView:
         # A merge patch (RFC 7386) says all of this without depending on merge keys.
-        return self._kube.patch(self._path, body, kind=api.PatchType.MERGE)
+        return self._remember(self._kube.patch(self._path, body, kind=api.PatchType.MERGE)).view
 
-    def _add_taints(
-        self, metadata: dict[str, Any], spec: dict[str, Any], *, is_held: bool
-    ) -> None:
-        node = self._kube.get(self._path)
+    def _remember(self, node: Mapping[str, Any]) -> "_Seen":
+        view = nodereading.view(node)
         with fields.understood(f"node {self._name}"):
-            taints = list((node.get("spec") or {}).get("taints") or ())
-            others = [taint for taint in taints if taint["key"] != cluster.HOLD_TAINT]
-            version = node["metadata"]["resourceVersion"]
-        if is_held is (len(others) < len(taints)):
-            return
-        hold = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] if is_held else []
-        spec["taints"] = [*others, *hold]
-        metadata["resourceVersion"] = version
+            self._seen = _Seen(
+                view=view,
+                version=str(node["metadata"].get("resourceVersion") or ""),
+                taints=tuple((node.get("spec") or {}).get("taints") or ()),
+            )
+        return self._seen
 
     def _event(self, *, reason: str, message: str, is_warning: bool) -> dict[str, Any]:
         now = self._clock.now_iso()
@@ -152,6 +148,37 @@ class KubeNode:
             "lastTimestamp": now,
             "count": 1,
         }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A node as an answer of the API showed it."""
+
+    view: cluster.NodeView
+    version: str
+    taints: tuple[Mapping[str, Any], ...]
+
+
+def _body(change: cluster.NodePatch, seen: _Seen) -> dict[str, Any]:
+    """Return the merge patch, valid only for the version that was seen.
+
+    ``spec.taints`` has no merge key (unlike a container's ports, its declaration in
+    k8s.io/api/core/v1 names no patchStrategy), so a patch replaces the whole list. It is written
+    only where it has to change.
+    """
+    metadata: dict[str, Any] = {"resourceVersion": seen.version}
+    spec: dict[str, Any] = {}
+    if change.labels:
+        metadata["labels"] = dict(change.labels)
+    if change.annotations:
+        metadata["annotations"] = dict(change.annotations)
+    if change.unschedulable is not None:
+        spec["unschedulable"] = change.unschedulable
+    if change.hold_taint not in (None, cluster.HOLD_TAINT in seen.view.taint_keys):
+        others = [taint for taint in seen.taints if taint["key"] != cluster.HOLD_TAINT]
+        hold = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] if change.hold_taint else []
+        spec["taints"] = [*others, *hold]
+    return {"metadata": metadata, "spec": spec} if spec else {"metadata": metadata}
 
 
 def path(name: str) -> str:

@@ -258,7 +258,9 @@ def _in_force(stage: stages.Stage, layout: str) -> list[Check]:
         ),
         Check(
             text="the node is schedulable and nothing is left paused",
-            holds=not (stage.node().get("spec") or {}).get("unschedulable")
+            holds={cluster.HOLD_TAINT, objects.UNSCHEDULABLE_TAINT}.isdisjoint(
+                taint["key"] for taint in objects.taints(stage.node())
+            )
             and cluster.PAUSED_VALUE not in labels.values(),
         ),
     ]

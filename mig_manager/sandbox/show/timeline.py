@@ -67,9 +67,10 @@ class Timeline:
 
     def _hear_node(self, node: objects.JsonObject) -> None:
         text = objects.annotations(node).get(cluster.STATUS_ANNOTATION)
-        cordoned = bool((node.get("spec") or {}).get("unschedulable"))
-        if self._is_news("cordon", str(cordoned), unless="False"):
-            self._write("agent", "cordons the node" if cordoned else "uncordons the node")
+        is_closed = any(taint["key"] == cluster.HOLD_TAINT for taint in objects.taints(node))
+        if self._is_news("taint", str(is_closed), unless="False"):
+            verb = "taints the node: no new pods" if is_closed else "takes the taint away"
+            self._write("agent", verb)
         if text:
             status = json.loads(text)
             state = str(status["state"])
