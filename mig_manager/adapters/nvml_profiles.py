@@ -92,8 +92,10 @@ def named(enum_index: int, info: Any, *, total_bytes: int) -> model.GpuInstanceP
     Args:
         enum_index: ``NVML_GPU_INSTANCE_PROFILE_*``.
         info: ``nvmlGpuInstanceProfileInfo_t``.
-        total_bytes: Memory of the whole GPU; 0 for a GPU that uses the memory of its host, whose
-            profiles are ``1g.0gb`` (Jetson Thor).
+        total_bytes: Memory of the whole GPU; 0 when it is not known.
+
+    Raises:
+        HardwareError: NOT_SUPPORTED, the memory is not known, so there is no name.
     """
     return model.GpuInstanceProfile(
         profile=_name(enum_index, info, total_bytes=total_bytes),
@@ -113,11 +115,16 @@ def named(enum_index: int, info: Any, *, total_bytes: int) -> model.GpuInstanceP
 
 
 def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
-    memory_gb = (
-        profile.memory_gb(instance_mib=info.memorySizeMB, total_bytes=total_bytes)
-        if total_bytes
-        else 0
-    )
+    memory_gb = 0
+    # A GPU that uses the memory of its host has profiles of size 0: 1g.0gb on Jetson Thor.
+    if info.memorySizeMB:
+        if not total_bytes:
+            raise errors.HardwareError(
+                "the driver offers MIG profiles but tells no memory size to name them by",
+                reason=errors.Reason.NOT_SUPPORTED,
+                operation="nvmlDeviceGetMemoryInfo",
+            )
+        memory_gb = profile.memory_gb(instance_mib=info.memorySizeMB, total_bytes=total_bytes)
     if enum_index in profile.GPU_INSTANCE_PROFILES:
         return profile.from_nvml(
             enum_index=enum_index, slice_count=info.sliceCount, memory_gb=memory_gb

@@ -265,17 +265,39 @@ def test_a_gpu_that_shares_the_memory_of_its_host_is_observed(tmp_path: pathlib.
         assert node.observe().memory_mib == 0
 
 
-def test_profiles_of_a_gpu_without_memory_of_its_own_have_a_size_of_zero(
-    tmp_path: pathlib.Path,
+def test_profiles_that_cannot_be_named_are_an_error(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        node.state.add_fault(
+            states.Fault(function="nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
+        )
+        with pytest.raises(errors.HardwareError, match="no memory size") as caught:
+            node.observe()
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+
+
+def test_a_gpu_without_memory_of_its_own_gets_its_layout(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+
+    def nvmlDeviceGetGpuInstanceProfileInfo(*arguments: object) -> object:  # noqa: N802 - as NVML has it
+        info = real(*arguments)
+        info.memorySizeMB = 0
+        return info
+
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetGpuInstanceProfileInfo", nvmlDeviceGetGpuInstanceProfileInfo
+    )
     with nvml_rig.rig(tmp_path / "state", "a30") as node:
         node.state.add_fault(
             states.Fault(
                 function="nvmlDeviceGetMemoryInfo", count=None, code=states.Code.NOT_SUPPORTED
             )
         )
-        names = [str(row.profile) for row in node.observe().profiles or ()]
-    assert sorted(names) == ["1g.0gb", "1g.0gb+me", "2g.0gb", "2g.0gb+me", "4g.0gb"]
+        offered = sorted(str(row.profile) for row in node.observe().profiles or ())
+        assert offered == ["1g.0gb", "1g.0gb+me", "2g.0gb", "2g.0gb+me", "4g.0gb"]
+        gpu = node.fill("2g.0gb", "1g.0gb")
+        assert nvml_rig.names(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
 
 
 def test_a_driver_that_tells_no_placements_while_mig_is_off_tells_no_profiles(

@@ -1,4 +1,4 @@
-"""``apply`` on drivers that lack functions or facts."""
+"""``apply`` on drivers whose NVML library lacks functions."""
 
 import pathlib
 
@@ -61,19 +61,3 @@ def test_nothing_is_destroyed_where_the_driver_lacks_what_the_change_needs(
     assert "nothing was changed" in answer.stderr
     assert node.state.read().gpus == before
     assert not node.journal.exists()
-
-
-def test_a_gpu_without_memory_of_its_own_gets_its_layout(tmp_path: pathlib.Path) -> None:
-    layout = "- {devices: all, mig-enabled: true, mig-devices: {1g.0gb: 2, 2g.0gb: 1}}"
-    node = Node(tmp_path, "1xA30", layouts=f"version: v1\nmig-configs:\n  mixed:\n  {layout}\n")
-    node.state.add_fault(
-        states.Fault(
-            function="nvmlDeviceGetMemoryInfo", count=None, code=states.Code.NOT_SUPPORTED
-        )
-    )
-
-    answer = node.run("apply", "mixed")
-
-    assert answer.returncode == 0, answer.stderr
-    assert node.run("assert", "mixed").returncode == 0
-    assert "2g.0gb" in node.run("export").stdout
