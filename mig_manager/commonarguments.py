@@ -104,7 +104,9 @@ def add_output(
     add_debug(group)
 
 
-def add_gpu_access(parser: argparse.ArgumentParser, *, has_timeout: bool = True) -> None:
+def add_gpu_access(
+    parser: argparse.ArgumentParser, *, has_timeout: bool = True, has_driver_root: bool = True
+) -> None:
     """Add which GPUs, real or simulated."""
     group = parser.add_argument_group("GPUs")
     group.add_argument(
@@ -129,6 +131,13 @@ def add_gpu_access(parser: argparse.ArgumentParser, *, has_timeout: bool = True)
         metavar=placeholders.FILE,
         help="NVML's library (default: libnvidia-ml.so.1)",
     )
+    if has_driver_root:
+        group.add_argument(
+            "--driver-root",
+            metavar=placeholders.FOLDER,
+            help="file system with the driver, where the loader does not find the library "
+            "[DRIVER_ROOT]",
+        )
     if has_timeout:
         group.add_argument(
             "--gpu-timeout-s",

@@ -98,12 +98,17 @@ def _gpu_looks(
     state = given.gpus.simulate_state
     line = gpu_inspection.command(
         library_path=given.gpus.library_path,
-        driver_roots=given.driver_roots,
+        driver_roots=given.gpus.driver_roots,
         simulate_state=str(state.absolute()) if state else None,
         proc_root=given.proc,
     )
     inspection = asking.Once(
-        functools.partial(gpu_inspection.inspect, line, timeout_s=given.timeout_s),
+        functools.partial(
+            gpu_inspection.inspect,
+            line,
+            timeout_s=given.timeout_s,
+            variables=given.gpus.loader_variables,
+        ),
         what="who holds the GPUs",
     )
     return {
@@ -119,7 +124,7 @@ def _observe(given: doctorsettings.DoctorSettings) -> model.ObservedGpus:
     state = given.gpus.simulate_state
     command = gpu_child.worker_command(
         library_path=given.gpus.library_path,
-        driver_roots=given.driver_roots,
+        driver_roots=given.gpus.driver_roots,
         simulate_state=str(state) if state else None,
     )
     return gpu_child.ChildGpus(command=command, timeout_s=given.timeout_s).observe()

@@ -35,6 +35,5 @@ _OPTIONS = (
         placeholders.FILE,
         "what is kept for the next boot (default: /var/lib/mig-manager/proven.json)",
     ),
-    (["--driver-root"], placeholders.FOLDER, "file system with the driver [DRIVER_ROOT]"),
     (["--timeout-s"], placeholders.SECONDS, "how long each check may take (default: 10)"),
 )

@@ -15,8 +15,6 @@ class DoctorSettings:
     """Where to look."""
 
     gpus: settings.GpuAccess
-    driver_roots: tuple[str, ...]
-    """File systems with a driver, to look for NVML's library where the loader finds none."""
     proc: pathlib.Path | None
     """None: of simulated GPUs the kernel knows nothing."""
     dev: pathlib.Path
@@ -53,7 +51,6 @@ def doctor_settings(options: Mapping[str, object], environ: Mapping[str, str]) -
     has_cluster = bool(options.get("node_name") or options.get("kubeconfig"))
     return DoctorSettings(
         gpus=gpus,
-        driver_roots=() if gpus.is_simulated else hostsettings.library_roots(given),
         proc=None if gpus.is_simulated else _PROC,
         dev=hostsettings.host_roots(given).dev_here / "dev",
         config_file=given.path("config-file", variable="CONFIG_FILE")

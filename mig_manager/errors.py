@@ -54,6 +54,7 @@ class Reason(enum.Enum):
     NO_PERMISSION = "NoPermission"
     NOT_SUPPORTED = "NotSupported"
     DRIVER_NOT_LOADED = "DriverNotLoaded"
+    DRIVER_LIBRARY_MISMATCH = "DriverLibraryMismatch"
     GPU_LOST = "GpuLost"
     NVML_TIMEOUT = "NvmlTimeout"
     NVML_ERROR = "NvmlError"
@@ -136,6 +137,9 @@ _REMEDIES = {
     Reason.NO_PERMISSION: "Run as root, or with NVIDIA_MIG_CONFIG_DEVICES=all.",
     Reason.NOT_SUPPORTED: "Check that driver, GPU and virtualization support MIG.",
     Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver; the agent tries again by itself.",
+    Reason.DRIVER_LIBRARY_MISMATCH: (
+        "Restart the pod, which then gets the library of the loaded driver; on a host, reboot."
+    ),
     Reason.GPU_LOST: "The GPU fell off the bus; reboot the node.",
     Reason.NVML_TIMEOUT: "The driver does not answer; look at the kernel log.",
     Reason.NVML_ERROR: "Look at the driver's kernel log.",

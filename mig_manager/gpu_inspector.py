@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.adapters import gpu_process, nvml_inspect, nvml_library
+from mig_manager.adapters import gpu_process, nvml_inspect
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,15 +32,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         from mig_manager.sandbox import nvml  # noqa: PLC0415 - not for real GPUs
 
         nvml.install(pathlib.Path(given.simulate_state))
-    library = given.library_path or nvml_library.find(given.driver_root)
     with os.fdopen(answers, "w", encoding="utf-8") as stream:
-        json.dump(_told(library, given.proc_root), stream)
+        json.dump(_told(given), stream)
     return 0
 
 
-def _told(library: str | None, proc_root: pathlib.Path | None) -> dict[str, object]:
+def _told(given: argparse.Namespace) -> dict[str, object]:
     try:
-        found = nvml_inspect.inspect(library, proc_root=proc_root, but=(os.getpid(), os.getppid()))
+        found = nvml_inspect.inspect(
+            given.library_path,
+            driver_roots=given.driver_root,
+            proc_root=given.proc_root,
+            but=(os.getpid(), os.getppid()),
+        )
     except errors.HardwareError as error:
         return {"error": error.message, "reason": error.reason.value}
     return dataclasses.asdict(found)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mig_manager import errors
-from mig_manager.adapters import gpu_news, gpu_process, nvml_events, nvml_library
+from mig_manager.adapters import gpu_news, gpu_process, nvml_events
 
 _STDIN = 0
 _WAIT_S = 60.0
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.simulate_state is not None:
         _simulate(arguments.simulate_state)
     try:
-        _listen(arguments.library_path or nvml_library.find(arguments.driver_root), news)
+        _listen(arguments.library_path, arguments.driver_root, news)
     except errors.HardwareError as error:
         _tell(news, gpu_news.Failed(reason=error.reason, message=error.message))
         return 1
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _listen(library_path: str | None, news: int) -> NoReturn:
-    with nvml_events.listening(library_path) as changes:
+def _listen(library_path: str | None, driver_roots: Sequence[str], news: int) -> NoReturn:
+    with nvml_events.listening(library_path, driver_roots) as changes:
         _tell(news, gpu_news.Watching(gpus=len(changes.gpus), of=changes.of))
         while True:
             changed = _burst(changes)

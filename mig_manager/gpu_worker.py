@@ -21,7 +21,6 @@ from mig_manager.adapters import (
     gpu_progress,
     gpu_protocol,
     nvml,
-    nvml_library,
     nvml_meter,
 )
 
@@ -52,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if request is None:
         return 1
     gpus = nvml.NvmlGpus(
-        library_path=arguments.library_path or nvml_library.find(arguments.driver_root),
+        library_path=arguments.library_path,
+        driver_roots=arguments.driver_root,
         in_use_timeout_s=arguments.in_use_timeout_s,
         clock=clock.SystemClock(),
         proc_root=_proc_root(arguments),

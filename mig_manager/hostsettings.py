@@ -89,8 +89,7 @@ def host_settings(given: source.Source) -> HostSettings:
 
 def host_roots(given: source.Source) -> HostRoots:
     """Read where driver and devices are; the devices are with the driver unless told."""
-    mount = given.path("host-root-mount", variable="HOST_ROOT_MOUNT")
-    host = mount or (_HOST_MOUNT if _is_there(_HOST_MOUNT) else _ROOT)
+    host = _host_mount(given)
     driver, driver_here = _pair(
         _driver_root(given),
         given.path("driver-root-ctr-path", variable="DRIVER_ROOT_CTR_PATH"),
@@ -114,12 +113,17 @@ def host_roots(given: source.Source) -> HostRoots:
 
 
 def library_roots(given: source.Source) -> tuple[str, ...]:
-    """Return where a driver was said to be: as seen in a container before as seen on the host."""
+    """Return where to look for the driver's library where the loader finds none.
+
+    Those are the roots that are named: as seen in a container before as seen on the host. Where
+    none is named they are the host's root, if it is mounted, and our own.
+    """
     named = (
         given.path("driver-root-ctr-path", variable="DRIVER_ROOT_CTR_PATH"),
         _driver_root(given),
     )
-    return tuple(dict.fromkeys(str(root) for root in named if root))
+    roots = [root for root in named if root] or [_host_mount(given), _ROOT]
+    return tuple(dict.fromkeys(map(str, roots)))
 
 
 def pod_resources_socket(given: source.Source) -> pathlib.Path:
@@ -132,6 +136,12 @@ def pod_resources_socket(given: source.Source) -> pathlib.Path:
     host = given.path("host-root-mount", variable="HOST_ROOT_MOUNT") or _HOST_MOUNT
     below = host / usual.relative_to("/")
     return below if _is_there(below.parent) and not _is_there(usual.parent) else usual
+
+
+def _host_mount(given: source.Source) -> pathlib.Path:
+    """Return where the host's root is mounted; our own root where it is not."""
+    mount = given.path("host-root-mount", variable="HOST_ROOT_MOUNT")
+    return mount or (_HOST_MOUNT if _is_there(_HOST_MOUNT) else _ROOT)
 
 
 def _driver_root(given: source.Source) -> pathlib.Path | None:

@@ -11,7 +11,7 @@ from types import FrameType
 
 import structlog
 
-from mig_manager import agent, clocks, health, hostsettings, mailbox, ports, reconcile, settings
+from mig_manager import agent, clocks, health, mailbox, ports, reconcile, settings
 from mig_manager.adapters import (
     clock,
     devicefiles,
@@ -217,7 +217,7 @@ def _gpu_events(
     state = wanted.gpus.simulate_state
     command = gpu_events.listener_command(
         library_path=wanted.gpus.library_path,
-        driver_roots=() if state else wanted.driver_roots,
+        driver_roots=wanted.gpus.driver_roots,
         simulate_state=str(state) if state else None,
     )
     return gpu_events.GpuEvents(command=command, on_change=box.put_gpu_change)
@@ -278,7 +278,7 @@ def world(
         slots=_slots(wanted, kube, system),
     )
     # Simulated GPUs are no reason to do anything to the real machine.
-    return reached if wanted.gpus.is_simulated else _with_machine(reached, wanted.host)
+    return reached if wanted.gpus.is_simulated else _with_machine(reached, wanted)
 
 
 def _hooks(wanted: settings.AgentSettings) -> ports.Hooks | None:
@@ -312,8 +312,9 @@ def _slots(
     )
 
 
-def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> reconcile.World:
+def _with_machine(reached: reconcile.World, wanted: settings.AgentSettings) -> reconcile.World:
     """Return the same with what the owner allows of the machine underneath."""
+    host = wanted.host
     reached = dataclasses.replace(
         reached,
         device_files=devicefiles.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
@@ -321,7 +322,11 @@ def _with_machine(reached: reconcile.World, host: hostsettings.HostSettings) -> 
     if host.gpu_reset:
         from mig_manager.adapters import gpureset  # noqa: PLC0415 - reads XML
 
-        found = tools.Tools(gpureset.roots(host.roots))
+        found = tools.Tools(
+            gpureset.roots(host.roots),
+            search_path=wanted.search_path,
+            loader_variables=wanted.gpus.loader_variables,
+        )
         reached = dataclasses.replace(reached, reset=gpureset.SmiReset(found))
     if not (host.with_reboot or host.shuts_host_clients):
         return reached
@@ -348,7 +353,7 @@ def gpu_workers(wanted: settings.AgentSettings, telemetry: ports.Telemetry) -> g
     state = wanted.gpus.simulate_state
     command = gpu_child.worker_command(
         library_path=wanted.gpus.library_path,
-        driver_roots=() if state else wanted.driver_roots,
+        driver_roots=wanted.gpus.driver_roots,
         simulate_state=str(state) if state else None,
         in_use_timeout_s=wanted.in_use_timeout_s,
     )

@@ -31,6 +31,10 @@ PROVEN_SUFFIX = "proven"
 """Of the files that a simulated node has beside its state."""
 
 
+_LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
+"""Where the loader finds libraries (``ld.so(8)``)."""
+
+
 class Colour(enum.Enum):
     """When to use ANSI colours."""
 
@@ -61,6 +65,10 @@ class GpuAccess:
 
     library_path: str | None = None
     """NVML's shared library; None: the dynamic loader finds ``libnvidia-ml.so.1``."""
+    driver_roots: tuple[str, ...] = ()
+    """Where to look for the library when the loader does not find the right one."""
+    loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Those by which our loader finds libraries; a child or program of the driver needs them."""
     simulate_spec: str | None = None
     """Node to simulate, such as ``8xA100-SXM4-40GB`` or ``4xA100-SXM4-80GB+2xA30``.
     None with a state file: carry on with what that file has."""
@@ -97,8 +105,6 @@ class AgentSettings:
     """What may be done to the machine, and where its files are."""
     proven_file: pathlib.Path
     """Where the layout last proven in force is kept, for after a reboot."""
-    driver_roots: tuple[str, ...]
-    """File systems with a driver, to look for NVML's library where the loader finds none."""
     advertises_simulated: bool
     """Whether to tell the scheduler of simulated GPUs, as a device plugin would of real ones."""
     pod_resources_socket: pathlib.Path
@@ -208,6 +214,8 @@ def gpu_access(options: Mapping[str, object], environ: Mapping[str, str]) -> Gpu
         )
     return GpuAccess(
         library_path=given.text("library-path") or None,
+        driver_roots=() if state else hostsettings.library_roots(given),
+        loader_variables={name: environ[name] for name in _LOADER_VARIABLES if environ.get(name)},
         simulate_spec=spec,
         simulate_state=state,
         is_fresh=is_fresh,
@@ -275,7 +283,6 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         gpus=gpus,
         host=hostsettings.host_settings(given),
         proven_file=proven_file(given, gpus),
-        driver_roots=hostsettings.library_roots(given),
         advertises_simulated=advertises_simulated,
         pod_resources_socket=given.path("pod-resources-socket")
         or hostsettings.pod_resources_socket(given),

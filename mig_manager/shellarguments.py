@@ -150,7 +150,7 @@ def _define_doctor(parser: argparse.ArgumentParser) -> None:
 def _define_agent(parser: argparse.ArgumentParser) -> None:
     agentarguments.add_own(parser)
     commonarguments.add_lenient(parser)
-    commonarguments.add_gpu_access(parser)
+    commonarguments.add_gpu_access(parser, has_driver_root=False)
     agentarguments.add_host(parser)
 
 

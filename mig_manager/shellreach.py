@@ -40,6 +40,7 @@ class Reach:
         return gpu_thread.ThreadGpus(
             nvml.NvmlGpus(
                 library_path=self._given.gpus.library_path,
+                driver_roots=self._given.gpus.driver_roots,
                 in_use_timeout_s=self._given.in_use_timeout_s,
                 clock=clock.SystemClock(),
             ),
@@ -58,6 +59,7 @@ class Reach:
             gpus=gpu_child.ChildGpus(
                 command=gpu_child.worker_command(
                     library_path=self._given.gpus.library_path,
+                    driver_roots=self._given.gpus.driver_roots,
                     simulate_state=str(state) if state else None,
                     in_use_timeout_s=self._given.in_use_timeout_s,
                 ),
@@ -96,9 +98,14 @@ class Reach:
         from mig_manager.adapters import devicefiles, gpureset, tools  # noqa: PLC0415 - as above
 
         roots = self._given.roots
+        found = tools.Tools(
+            gpureset.roots(roots),
+            search_path=self._given.search_path,
+            loader_variables=self._given.gpus.loader_variables,
+        )
         return dataclasses.replace(
             world,
-            reset=gpureset.SmiReset(tools.Tools(gpureset.roots(roots))).reset,
+            reset=gpureset.SmiReset(found).reset,
             device_files=devicefiles.DeviceFiles(roots),
         )
 
@@ -155,6 +162,7 @@ class Reach:
         look = functools.partial(
             nvml_inspect.inspect,
             self._given.gpus.library_path,
+            driver_roots=self._given.gpus.driver_roots,
             # The kernel knows nothing of simulated GPUs.
             proc_root=None if self._given.gpus.is_simulated else procfs.ROOT,
             but=(os.getpid(),),

@@ -454,7 +454,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
 
     assert given.node_name == "n1"
     assert len(given.not_needed) == 5
-    assert given.driver_roots == ("/a", "/t")
+    assert given.gpus.driver_roots == ("/a", "/t")
     assert given.host.with_reboot
     assert given.host.shuts_host_clients
     assert given.host.cdi_enabled

@@ -345,9 +345,9 @@ def test_only_real_gpus_are_served_unless_simulated_ones_are_asked_for(
         return agent_settings(container["args"], container_environ(container))
 
     assert not served("unprivileged").gpus.is_simulated
-    assert served("unprivileged").driver_roots == ()
+    assert served("unprivileged").gpus.driver_roots == ("/",)
     assert not served("privileged").gpus.is_simulated
-    assert served("privileged").driver_roots == ("/host",)
+    assert served("privileged").gpus.driver_roots == ("/host",)
     assert served("simulated").gpus.is_simulated
     assert served("simulated").advertises_simulated
 
@@ -510,7 +510,7 @@ def test_the_operators_environment_makes_settings_that_work_in_its_container(
     assert given.node_name == "plain"
     assert given.config_file == pathlib.Path("/mig-parted-config/config.yaml")
     assert given.pod_resources_socket == kubelet / "kubelet.sock"
-    assert given.driver_roots[0] == ready["DRIVER_ROOT_CTR_PATH"]
+    assert given.gpus.driver_roots[0] == ready["DRIVER_ROOT_CTR_PATH"]
     assert not given.gpus.is_simulated
 
 

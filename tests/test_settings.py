@@ -36,7 +36,7 @@ def test_the_defaults_of_the_agent_are_as_documented() -> None:
     assert (given.drain_timeout_s, given.plugin_timeout_s) == (300, 300)
     assert (given.in_use_timeout_s, given.gpu_timeout_s) == (30, 120)
     assert given.poll_interval_s == 1
-    assert given.gpus == settings.GpuAccess()
+    assert given.gpus == settings.GpuAccess(driver_roots=("/",))
     assert not given.gpus.is_simulated
 
 
@@ -324,9 +324,11 @@ def test_kubelets_socket_is_found_below_a_mount_of_the_hosts_root(tmp_path: path
 def test_the_driver_is_looked_for_where_the_container_sees_it_before_where_the_host_does() -> None:
     both = {"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver", "DRIVER_ROOT_CTR_PATH": "/driver-root"}
 
-    assert agent(both).driver_roots == ("/driver-root", "/run/nvidia/driver")
-    assert agent({"NVIDIA_DRIVER_ROOT": "/"}, driver_root_ctr_path="/").driver_roots == ("/",)
-    assert agent().driver_roots == ()
+    assert agent(both).gpus.driver_roots == ("/driver-root", "/run/nvidia/driver")
+    assert agent({"NVIDIA_DRIVER_ROOT": "/"}, driver_root_ctr_path="/").gpus.driver_roots == ("/",)
+    assert agent().gpus.driver_roots == ("/",)
+    assert agent({"HOST_ROOT_MOUNT": "/mnt"}).gpus.driver_roots == ("/mnt", "/")
+    assert agent({"LD_LIBRARY_PATH": "/nv"}).gpus.loader_variables == {"LD_LIBRARY_PATH": "/nv"}
     assert agent(both).not_needed == ()
 
 

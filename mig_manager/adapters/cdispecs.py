@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import structlog
 
 from mig_manager import errors, hostsettings
-from mig_manager.adapters import tools
+from mig_manager.adapters import driverfiles, tools
 from mig_manager.core import document
 
 _REASON = errors.Reason.DEVICE_FILES_FAILED
@@ -98,7 +98,7 @@ class CdiSpecs:
         served = variables.pop(_OUTPUT_VARIABLE, SPEC)
         empty: Mapping[str, str] = {}
         for place, given in {STATIC_SPEC: empty, served: variables}.items():
-            path = tools.inside(self._roots.host_here, place)
+            path = driverfiles.inside(self._roots.host_here, place)
             if path is not None and path.is_file():
                 self._refresh_workloads(path, given)
         if self._makes_management:
@@ -148,7 +148,7 @@ class CdiSpecs:
 
     def _management_path(self) -> pathlib.Path | None:
         for root in (self._here, self._roots.host_here):
-            folder = tools.inside(root, _FOLDER)
+            folder = driverfiles.inside(root, _FOLDER)
             if folder is not None and folder.is_dir():
                 return folder / _MANAGEMENT_SPEC
         return None
@@ -161,7 +161,7 @@ class CdiSpecs:
             # Whoever uses it will miss the new devices.
             _log.warning("cdi_spec_kept", path=str(path), why="its folder cannot be written to")
             return
-        if program.root != pathlib.Path("/") and tools.inside(program.root, _SCRATCH):
+        if program.root != pathlib.Path("/") and driverfiles.inside(program.root, _SCRATCH):
             # The tool writes to a temporary file first, and the host may be mounted read-only.
             scratch = {"TMPDIR": _SCRATCH, **program.variables}
             program = dataclasses.replace(program, variables=scratch)
@@ -191,7 +191,7 @@ class CdiSpecs:
 
 def _variables(host: pathlib.Path) -> dict[str, str]:
     """Return what the administrator has the host's own refresh service use."""
-    path = tools.inside(host, _VARIABLES_FILE)
+    path = driverfiles.inside(host, _VARIABLES_FILE)
     text = "" if path is None else _read(path)
     return {name: value.strip("\"'") for name, value in _VARIABLE.findall(text)}
 

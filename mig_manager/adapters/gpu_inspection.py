@@ -38,12 +38,15 @@ def command(
     return (*line, "--proc-root", str(proc_root)) if proc_root else tuple(line)
 
 
-def inspect(line: Sequence[str], *, timeout_s: float) -> nvml_inspect.Inspection:
+def inspect(
+    line: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
+) -> nvml_inspect.Inspection:
     """Run the inspector to its end, or end it.
 
     Args:
         line: What ``command`` returned.
         timeout_s: How long it may take.
+        variables: Those by which our own loader finds libraries.
 
     Raises:
         HardwareError: What NVML told; NVML_TIMEOUT when it told nothing in time; NVML_ERROR when
@@ -51,7 +54,7 @@ def inspect(line: Sequence[str], *, timeout_s: float) -> nvml_inspect.Inspection
     """
     root = pathlib.Path("/")
     try:
-        process = toolprocess.start(line, root=root, variables={}, given="")
+        process = toolprocess.start(line, root=root, variables=variables, given="")
     except OSError as error:
         raise errors.HardwareError(
             f"the GPU inspector cannot be started: {error}", reason=errors.Reason.INTERNAL

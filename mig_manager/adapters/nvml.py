@@ -33,6 +33,7 @@ class NvmlGpus:
 
     Args:
         library_path: File of the NVML library; None leaves the search to the loader.
+        driver_roots: Where to look for the library when the loader does not find the right one.
         in_use_timeout_s: How long, for each GPU and from the first IN_USE on, a step is tried
             again while somebody holds the GPU or the instance.
         clock: For that wait.
@@ -43,11 +44,12 @@ class NvmlGpus:
         self,
         *,
         library_path: str | None = None,
+        driver_roots: Sequence[str] = (),
         in_use_timeout_s: float = 30.0,
         clock: clocks.Clock,
         proc_root: pathlib.Path | None = None,
     ) -> None:
-        self._library_path = library_path
+        self._session = functools.partial(nvml_session.opened, library_path, driver_roots)
         self._proc_root = proc_root
         self._in_use_timeout_s = in_use_timeout_s
         self._clock = clock
@@ -59,7 +61,7 @@ class NvmlGpus:
             HardwareError: NVML cannot be loaded, refused or failed. With NO_PERMISSION when MIG
                 is on and the caller may not list instances: they are never reported as none.
         """
-        with nvml_session.opened(self._library_path):
+        with self._session():
             count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
             observe = functools.partial(nvml_observe.gpu, tells_minor=self._proc_root is not None)
             return model.ObservedGpus(
@@ -77,7 +79,7 @@ class NvmlGpus:
                 before the first step: the library lacks a function that the plan needs.
         """
         known = {gpu.uuid: gpu for gpu in seen}
-        with nvml_session.opened(self._library_path):
+        with self._session():
             nvml_symbols.require(plan)
             runs = [
                 functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus

@@ -34,8 +34,9 @@ REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_RESET_REQUIRED: errors.Reason.GPU_NEEDS_RESET,
     # nvml.h: the operating system or a cgroup blocks the control device.
     pynvml.NVML_ERROR_OPERATING_SYSTEM: errors.Reason.NO_PERMISSION,
-    # The library on disk is newer than the kernel module: a driver upgrade without a reload.
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: errors.Reason.DRIVER_NOT_LOADED,
+    # Library and kernel module are of two versions: a container that started before an upgrade of
+    # the driver, or a host whose kernel module was not loaded anew.
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: errors.Reason.DRIVER_LIBRARY_MISMATCH,
     pynvml.NVML_ERROR_IN_USE: errors.Reason.IN_USE,
     pynvml.NVML_ERROR_MEMORY: errors.Reason.NVML_ERROR,
     pynvml.NVML_ERROR_NO_DATA: errors.Reason.NVML_ERROR,

@@ -8,7 +8,7 @@ set stays usable; a wait may end before its time. Old drivers refuse GPUs whose 
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pynvml
@@ -53,16 +53,17 @@ class MigChanges:
 
 
 @contextlib.contextmanager
-def listening(library_path: str | None) -> Iterator[MigChanges]:
+def listening(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterator[MigChanges]:
     """Hold an NVML session for the body, in which every GPU that can tell of changes does.
 
     Args:
         library_path: File of the NVML library; None leaves the search to the loader.
+        driver_roots: Where to look for the library when the loader does not find the right one.
 
     Raises:
         HardwareError: As ``nvml_session.opened``; with NOT_SUPPORTED when no GPU can.
     """
-    with nvml_session.opened(library_path):
+    with nvml_session.opened(library_path, driver_roots):
         event_set = nvml_errors.call(pynvml.nvmlEventSetCreate)
         try:
             yield _registered(event_set)

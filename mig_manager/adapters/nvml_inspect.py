@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 import pynvml
 
@@ -24,12 +25,17 @@ class Inspection:
 
 
 def inspect(
-    library_path: str | None, *, proc_root: pathlib.Path | None, but: tuple[int, ...] = ()
+    library_path: str | None,
+    *,
+    driver_roots: Sequence[str] = (),
+    proc_root: pathlib.Path | None,
+    but: tuple[int, ...] = (),
 ) -> Inspection:
     """Ask in an NVML session of its own. What one GPU does not tell is left out.
 
     Args:
         library_path: File of the NVML library; None leaves the search to the loader.
+        driver_roots: Where to look for the library when the loader does not find the right one.
         proc_root: Where to look for processes that NVML does not list; None: nowhere.
         but: Processes of our own, which do not count.
 
@@ -38,7 +44,7 @@ def inspect(
     """
     # Before the session, which would have us and our parent among those who hold the GPUs.
     seen = procfs.holders(proc_root, but=but) if proc_root else ()
-    with nvml_session.opened(library_path):
+    with nvml_session.opened(library_path, driver_roots):
         count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
         return Inspection(
             driver_version=nvml_errors.call(pynvml.nvmlSystemGetDriverVersion),

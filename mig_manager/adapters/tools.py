@@ -6,47 +6,20 @@ need the libraries that lie there with them; they are run with that root as thei
 
 import contextlib
 import dataclasses
-import os
 import pathlib
+import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors, hostsettings, safetext
-from mig_manager.adapters import toolprocess
-
-_GKE = "home/kubernetes/bin/nvidia"
-"""Where GKE's driver installer puts programs and libraries on the host."""
+from mig_manager.adapters import driverfiles, toolprocess
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """How much of what a program says is kept where the caller does not need all of it."""
 
-FOLDERS = (
-    "usr/bin",
-    "usr/sbin",
-    "bin",
-    "sbin",
-    "usr/local/bin",
-    # Where the GPU operator's toolkit container puts its own on the host.
-    "usr/local/nvidia/toolkit",
-    f"{_GKE}/bin",
-)
-_LIBRARY = "libnvidia-ml.so.1"
-_LIBRARY_FOLDERS = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    f"{_GKE}/lib64",
-)
-
 _TOP = pathlib.Path("/")
 _MAX_SAID = 300
-_MAX_LINKS = 40
-"""As many as the kernel follows in one path (``path_resolution(7)``)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +31,16 @@ class Root:
     driver: str = "/"
     """Where in it the driver lies, if not at the top: ``/run/nvidia/driver`` on a host with a
     driver container. Its programs then run with the host's libraries but for NVML's."""
+
+    @property
+    def driver_here(self) -> pathlib.Path:
+        """Where we see the driver's root, within which its links lead."""
+        return self.path / self.driver.lstrip("/")
+
+    @property
+    def is_at_top(self) -> bool:
+        """Whether the driver lies at the top of the root."""
+        return self.driver_here == self.path
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +88,8 @@ class Tools:
     Args:
         roots: Where to look, best first.
         folders: Where in a root programs are, best first.
+        search_path: Folders of this machine to look in last, as in ``PATH``; empty: none.
+        loader_variables: What a program that is found there has in its environment.
         monotonic: Seconds from some fixed point.
     """
 
@@ -112,11 +97,15 @@ class Tools:
         self,
         roots: Sequence[Root] = (Root(),),
         *,
-        folders: Sequence[str] = FOLDERS,
+        folders: Sequence[str] = driverfiles.PROGRAM_FOLDERS,
+        search_path: str = "",
+        loader_variables: Mapping[str, str] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._roots = tuple(roots)
         self._folders = tuple(folders)
+        self._search_path = search_path
+        self._loader_variables = loader_variables or {}
         self._monotonic = monotonic
 
     def find(self, name: str) -> Program | None:
@@ -125,7 +114,8 @@ class Tools:
         Args:
             name: A file name, not a path.
         """
-        return next((program for root in self._roots if (program := self._in(root, name))), None)
+        found = (program for root in self._roots if (program := self._in(root, name)))
+        return next(found, None) or self._on_path(name)
 
     def run(
         self,
@@ -186,10 +176,21 @@ class Tools:
 
     def _in(self, root: Root, name: str) -> Program | None:
         for folder in self._folders:
-            path = pathlib.PurePosixPath(root.driver, folder, name)
-            if _is_program(inside(root.path, path)):
+            path = pathlib.PurePosixPath("/", folder, name)
+            place = driverfiles.inside(root.driver_here, path)
+            if place is not None and _is_program(place):
+                if not root.is_at_top:
+                    path = _as_seen(root, place)
                 return Program(path=str(path), root=root.path, variables=_variables(root, folder))
         return None
+
+    def _on_path(self, name: str) -> Program | None:
+        # A relative folder would be another one wherever we are started.
+        folders = [each for each in self._search_path.split(":") if each.startswith("/")]
+        path = shutil.which(name, path=":".join(folders)) if folders else None
+        if path is None:
+            return None
+        return Program(path=path, root=_TOP, variables=self._loader_variables)
 
 
 def roots(host: hostsettings.HostRoots, *, here: pathlib.Path = _TOP) -> tuple[Root, ...]:
@@ -208,35 +209,6 @@ def roots(host: hostsettings.HostRoots, *, here: pathlib.Path = _TOP) -> tuple[R
     return tuple(dict.fromkeys((Root(path=here), *order, Root(path=host.host_here))))
 
 
-def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | None:
-    """Return where a path leads for whoever has this root, or None when it leads nowhere.
-
-    Links, absolute ones too, lead to places below the root, as after ``chroot(2)``.
-
-    Args:
-        root: Where we see that root.
-        path: As seen from the root.
-    """
-    left = list(reversed(pathlib.PurePosixPath(path).parts))
-    place: list[str] = []
-    links = 0
-    while left:
-        part = left.pop()
-        if part in ("/", "//", ".", ".."):
-            place = place[:-1] if part == ".." else place if part == "." else []
-            continue
-        target = _link(root.joinpath(*place, part))
-        if target is None:
-            place.append(part)
-            continue
-        links += 1
-        if links > _MAX_LINKS:
-            return None
-        left += reversed(pathlib.PurePosixPath(target).parts)
-    found = root.joinpath(*place)
-    return found if os.path.lexists(found) else None
-
-
 def last_line(text: str) -> str:
     """Return the last line that says something, without what a terminal would act on."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -244,16 +216,7 @@ def last_line(text: str) -> str:
     return safetext.printable(said)
 
 
-def _link(path: pathlib.Path) -> str | None:
-    try:
-        return os.readlink(path)  # noqa: PTH115 - the text as it is
-    except OSError:
-        return None
-
-
-def _is_program(path: pathlib.Path | None) -> bool:
-    if path is None:
-        return False
+def _is_program(path: pathlib.Path) -> bool:
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -262,16 +225,17 @@ def _is_program(path: pathlib.Path | None) -> bool:
 
 
 def _variables(root: Root, folder: str) -> Mapping[str, str]:
-    """Have a driver's program find NVML's library where the loader of its root would not look.
+    """Return the variables with which a driver's program finds the NVML library.
 
     That library alone, as NVIDIA's own manager does it: beside it there may be the C library of
     another distribution, with which no program of this root would start.
     """
-    is_at_top = pathlib.PurePosixPath(root.driver) == pathlib.PurePosixPath("/")
-    if is_at_top and not folder.startswith(_GKE):
+    if root.is_at_top and not folder.startswith(driverfiles.GKE):
         return {}
-    places = (
-        str(pathlib.PurePosixPath(root.driver, folder, _LIBRARY)) for folder in _LIBRARY_FOLDERS
-    )
-    library = next((place for place in places if inside(root.path, place) is not None), None)
-    return {"LD_PRELOAD": library} if library else {}
+    library = next(driverfiles.libraries(root.driver_here), None)
+    return {"LD_PRELOAD": str(_as_seen(root, library))} if library else {}
+
+
+def _as_seen(root: Root, place: pathlib.Path) -> pathlib.PurePosixPath:
+    """Return a path of ours as a process with that root sees it."""
+    return pathlib.PurePosixPath("/", place.relative_to(root.path))
