@@ -1,5 +1,7 @@
 """The units, and their installer: what systemd would run, and what is left on the disk."""
 
+import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -75,6 +77,50 @@ def test_the_unit_gives_up_most_of_what_a_service_could_do(unit: str) -> None:
     )
 
     assert judged.returncode == 0, judged.stdout
+
+
+LOOK = """
+import json
+from mig_manager.adapters import procfs
+print(json.dumps([[each.pid for each in procfs.holders(procfs.ROOT)], procfs.hidden(procfs.ROOT)]))
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("setpriv") is None or os.geteuid() != 0, reason="only root can drop capabilities"
+)
+@pytest.mark.parametrize("unit", UNITS)
+def test_with_the_units_capabilities_every_process_that_has_a_gpu_open_is_seen(
+    unit: str, tmp_path: pathlib.Path
+) -> None:
+    device = tmp_path / "dev" / "nvidia0"
+    device.parent.mkdir()
+    device.touch()
+    tmp_path.chmod(0o755)
+    (capabilities,) = directives(unit)["CapabilityBoundingSet"]
+    added = [f"+{each.removeprefix('CAP_').lower()}" for each in capabilities.split()]
+    with device.open() as opened, contextlib.ExitStack() as stack:
+        ours, theirs = (
+            stack.enter_context(
+                subprocess.Popen(
+                    ["sleep", "60"],  # noqa: S607 - the machine's own
+                    stdin=opened,
+                    user=user,
+                )
+            )
+            for user in (None, 65534)
+        )
+        looked = run(
+            *("setpriv", "--bounding-set", ",".join(["-all", *added]), sys.executable, "-c", LOOK),
+            PYTHONPATH=str(ROOT),
+        )
+        for process in (ours, theirs):
+            process.kill()
+
+    seen, hidden = json.loads(looked.stdout)
+    # Other tests may have the like open.
+    assert {os.getpid(), ours.pid, theirs.pid} <= set(seen)
+    assert hidden == ""
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -122,6 +122,10 @@ class SmiReset:
                 f"{gpu} is not reset while it is held by {procfs.listed(holders)}",
                 reason=errors.Reason.IN_USE,
             )
+        hidden = procfs.hidden(self._proc)
+        if hidden:
+            # The tool refuses a GPU that is in use, and says less about it than we could.
+            _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
     def _holders(self, look: smiquery.Look, *, but: Sequence[str] = ()) -> list[str]:
         """Return who holds a GPU, as far as can be seen from here."""
@@ -224,8 +228,10 @@ class SmiReset:
         holders = [holder for gpu in chosen for holder in self._holders(self._look(program, gpu))]
         who = procfs.listed(list(dict.fromkeys(holders)))
         held = f"it is open in {who}, and maybe in others" if who else "somebody has it open"
+        hidden = procfs.hidden(self._proc)
+        why = f"; {hidden}" if hidden else ""
         return errors.HostError(
-            f"{done.line}: in use; {held} that cannot be seen from here",
+            f"{done.line}: in use; {held} that cannot be seen from here{why}",
             reason=errors.Reason.IN_USE,
         )
 

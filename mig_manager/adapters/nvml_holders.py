@@ -39,6 +39,8 @@ def named(
     else:
         # NVML lists processes with a context; a monitor such as DCGM holds on without one.
         told = "NVML names no process that holds it; a monitor may"
+        hidden = procfs.hidden(proc_root) if proc_root else ""
+        told += f"; {hidden}" if hidden else ""
     if others:
         told += (
             f"; open in {procfs.named(others)}, and maybe in others that cannot be seen from here"

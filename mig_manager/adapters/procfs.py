@@ -7,8 +7,8 @@ open kernel modules). The links in ``/proc/PID/fd`` are the kernel's own and nev
 driver; the files behind them are not touched, and ``comm`` is read instead of ``cmdline``, which
 waits for the memory map of a process that may itself be stuck.
 
-Processes of other PID namespaces, and those that we may not look into, are not seen: what is found
-is never all there is for certain.
+Processes of other PID namespaces are not seen, nor those that we may not look into (``hidden``
+counts them): what is found is never all there is for certain.
 """
 
 import contextlib
@@ -23,6 +23,11 @@ from mig_manager import safetext
 ROOT = pathlib.Path("/proc")
 
 _MAX_NAMED = 8
+_PF_KTHREAD = 0x0020_0000
+"""Marks the kernel's own threads, in the field ``flags`` of ``/proc/PID/stat`` (proc_pid_stat(5);
+``linux/sched.h``)."""
+_FLAGS_FIELD = 6
+"""Its place after the name."""
 
 _DEVICE = re.compile(
     r"/dev/(?:nvidia(?P<gpu>\d+)|(?P<control>nvidiactl)|nvidia-caps/nvidia-cap(?P<cap>\d+))"
@@ -76,6 +81,19 @@ def holders(root: pathlib.Path, *, but: Collection[int] = ()) -> tuple[Holder, .
         and (holder := _holder(root / str(pid), pid)) is not None
         and _parent(root / str(pid)) not in but
     )
+
+
+def hidden(root: pathlib.Path) -> str:
+    """Say how many processes we are not allowed to look into; empty when we may look into all.
+
+    The kernel asks for CAP_SYS_PTRACE where a process has another user or more capabilities than
+    we have (``ptrace(2)``, "Ptrace access mode checking").
+
+    Args:
+        root: The ``/proc`` to look into.
+    """
+    count = sum(_is_hidden(root / str(pid)) for pid in _pids(root))
+    return f"not allowed to look into {count} processes (CAP_SYS_PTRACE)" if count else ""
 
 
 def of_gpu(
@@ -174,6 +192,17 @@ def _links(folder: pathlib.Path) -> Iterator[str]:
                 yield os.readlink(entry)  # noqa: PTH115 - there may be very many
 
 
+def _is_hidden(process: pathlib.Path) -> bool:
+    try:
+        with os.scandir(process / "fd"):
+            return False
+    except PermissionError:
+        # A thread of the kernel opens no device.
+        return not _is_kernel_thread(process)
+    except OSError:
+        return False
+
+
 def _name(process: pathlib.Path) -> str:
     return safetext.printable(text(process / "comm").strip()) or "process"
 
@@ -186,6 +215,11 @@ def _home(process: pathlib.Path) -> str:
         # The innermost: user@1000.service is around the units of that user.
         return f"unit {safetext.printable(units[-1])}"
     return ""
+
+
+def _is_kernel_thread(process: pathlib.Path) -> bool:
+    fields = text(process / "stat").rpartition(")")[2].split()
+    return len(fields) > _FLAGS_FIELD and bool(int(fields[_FLAGS_FIELD]) & _PF_KTHREAD)
 
 
 def _parent(process: pathlib.Path) -> int | None:

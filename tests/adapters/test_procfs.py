@@ -213,3 +213,21 @@ def test_a_real_process_is_seen_with_what_it_has_open(tmp_path: pathlib.Path) ->
         process.communicate()
     assert process.pid in [holder.pid for holder in found]
     assert process.pid not in [holder.pid for holder in ours]
+
+
+def test_what_we_may_not_look_into_is_told_with_the_capability_that_is_missing(
+    proc: proc_tree.ProcTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid in (41, 42, 43):
+        proc.add(pid, "/dev/nvidia0")
+    proc.add(44, "/dev/nvidia0").joinpath("stat").write_text("44 (kworker) S 2 0 0 0 -1 2129984 0")
+    scandir = os.scandir
+
+    def refusing(path: pathlib.Path) -> object:
+        if str(path).endswith(("42/fd", "43/fd", "44/fd")):
+            raise PermissionError
+        return scandir(path)
+
+    assert procfs.hidden(proc.root) == ""
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert procfs.hidden(proc.root) == "not allowed to look into 2 processes (CAP_SYS_PTRACE)"
