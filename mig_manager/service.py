@@ -26,6 +26,7 @@ from mig_manager.adapters import (
     tools,
 )
 from mig_manager.adapters.kube import advertise, api, node, nodewatch, podnews, pods
+from mig_manager.adapters.kube import watch as watching
 from mig_manager.core import cluster, hostclients
 from mig_manager.core import pace as pacing
 
@@ -47,7 +48,7 @@ class Overrides:
     telemetry: ports.Telemetry | None = None
     pulse: health.Pulse | None = None
     box: mailbox.Mailbox | None = None
-    watch_pace: nodewatch.Pace | None = None
+    watch_pace: watching.Pace | None = None
     watches_files: bool = True
     """False where one process has many agents: the kernel allows a user few inotify instances."""
 

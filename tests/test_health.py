@@ -90,7 +90,8 @@ def test_a_stuck_worker_that_goes_on_is_alive_again(life: Life) -> None:
     ("age_s", "why"),
     [
         (0.0, ""),
-        (390.0, ""),
+        (150.0, ""),
+        (200.0, "the Kubernetes API has not been heard of for 200 s"),
         (1000.0, "the Kubernetes API has not been heard of for 1000 s"),
         (float("inf"), "the Kubernetes API has not been reached yet"),
     ],

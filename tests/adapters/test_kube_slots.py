@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.kube import api, slots
@@ -208,6 +209,31 @@ def test_a_slot_that_is_renewed_never_expires(rig: Rig) -> None:
         before = rig.server.log.count("update", "leases")
         rig.wait(functools.partial(has_renewed, rig, before + 1))
         assert "under change now: a" in other.take()
+
+
+class BrokenClock(fakes.FakeClock):
+    """Raises, as often as told, what nobody has foreseen."""
+
+    faults = 0
+
+    def monotonic(self) -> float:
+        if self.faults:
+            self.faults -= 1
+            raise LookupError("a bug")
+        return super().monotonic()
+
+
+def test_a_bug_does_not_end_the_renewal_without_a_word(rig: Rig) -> None:
+    rig.clock = clock = BrokenClock()
+    held = rig.of("a", times=slots.Times(renew_s=0.01))
+    held.take()
+    with structlog.testing.capture_logs() as logs:
+        clock.faults = 1
+        rig.wait(lambda: not clock.faults)
+        seen = rig.server.log.count("update", "leases")
+        rig.wait(lambda: rig.server.log.count("update", "leases") > seen + 1)
+
+    assert [entry["event"] for entry in logs] == ["slot_renewal_error"]
 
 
 def test_a_slot_that_could_not_be_renewed_for_long_is_no_leave_to_cordon(rig: Rig) -> None:

@@ -15,7 +15,7 @@ import structlog.testing
 
 from mig_manager import errors, health, ports, reconcile, service, settings
 from mig_manager.adapters import clock, nvml, podresources
-from mig_manager.adapters.kube import api, nodewatch
+from mig_manager.adapters.kube import api, watch
 from mig_manager.core import cluster, model
 from mig_manager.core import pace as pacing
 from mig_manager.sandbox.cluster import nodeoptions, objects
@@ -44,9 +44,7 @@ REQUEST_TIMEOUT_S = 15.0
 SILENCE_TIMEOUT_S = 0.7
 """In its place where the silence itself is what is tried."""
 _LONGEST_SLEEP_S = 0.02
-_WATCH = nodewatch.Pace(
-    watch_s=1.0, steady_s=0.0, first_wait_s=0.02, longest_wait_s=0.05, idle_margin_s=0.5
-)
+_WATCH = watch.Pace(watch_s=1.0, stall_s=1.7, steady_s=0.0, first_wait_s=0.02, longest_wait_s=0.05)
 _PACE = pacing.Pace(first_s=0.01, max_s=0.05)
 
 GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})

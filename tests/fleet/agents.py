@@ -15,7 +15,7 @@ import pytest
 
 from mig_manager import ports, reconcile, service, settings
 from mig_manager.adapters import clock
-from mig_manager.adapters.kube import api, nodewatch
+from mig_manager.adapters.kube import api, watch
 from mig_manager.core import cluster, model
 from mig_manager.sandbox import apiserver, hardware
 from mig_manager.sandbox.api import resources, stores
@@ -24,7 +24,7 @@ from tests.sandbox import apirig
 
 NAMESPACE = "mig-manager"
 DEADLINE_S = 120.0
-_PACE = nodewatch.Pace(first_wait_s=0.05, longest_wait_s=0.2)
+_PACE = watch.Pace(first_wait_s=0.05, longest_wait_s=0.2)
 
 
 def names(count: int) -> list[str]:

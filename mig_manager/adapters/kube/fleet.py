@@ -4,29 +4,31 @@ Level-triggered, like the agent's own watch: whatever goes wrong, all nodes are 
 """
 
 import http
-import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import structlog
+
 from mig_manager import errors
-from mig_manager.adapters.kube import api, node, nodewatch, stream
+from mig_manager.adapters.kube import api, node, watch
 from mig_manager.adapters.kubejson import fields, nodereading, podreading
 from mig_manager.core import cluster, members
 
 _NODES = "/api/v1/nodes"
 _PAGE = 500
-_JOIN_S = 1.0
-_PACE = nodewatch.Pace(
-    watch_s=30.0, steady_s=5.0, first_wait_s=0.2, longest_wait_s=10.0, idle_margin_s=10.0
-)
+_MOST_PAGES = 1000
+"""More pages than this are a server that repeats itself."""
+_PACE = watch.Pace(watch_s=30.0, stall_s=40.0, steady_s=5.0, first_wait_s=0.2, longest_wait_s=10.0)
 """Short, for a connection that died in silence shows an old picture until the watch is over."""
+
+_log = structlog.get_logger()
 
 
 class Fleet:
     """The nodes that a selector names, as they are now; for one reader and one writer."""
 
-    def __init__(self, kube: api.KubeApi, *, selector: str, pace: nodewatch.Pace = _PACE) -> None:
+    def __init__(self, kube: api.KubeApi, *, selector: str, pace: watch.Pace = _PACE) -> None:
         """Prepare to follow; nothing is sent yet.
 
         Args:
@@ -35,16 +37,12 @@ class Fleet:
             pace: How long a watch lasts and how it waits.
         """
         self._kube = kube
-        self._selector = {"labelSelector": selector}
-        self._pace = pace
         self._changed = threading.Condition()
         self._nodes: dict[str, members.Node] = {}
         self._has_news = False
         self._trouble = ""
-        self._version = ""
-        self._stop = threading.Event()
-        self._stream: stream.WatchStream | None = None
-        self._reader = threading.Thread(target=self._follow, name="fleet", daemon=True)
+        followed = watch.Collection(path=_NODES, selector={"labelSelector": selector}, what="node")
+        self._watch = watch.Watch(kube, followed, self, name="fleet", pace=pace)
 
     def start(self) -> None:
         """List the nodes, and follow them from now on.
@@ -52,17 +50,12 @@ class Fleet:
         Raises:
             ClusterError: The API refused, does not answer, or cannot read the selector.
         """
-        self._list()
-        self._reader.start()
+        self._watch.list()
+        self._watch.start()
 
     def close(self) -> None:
         """Follow no longer."""
-        self._stop.set()
-        opened = self._stream
-        if opened is not None:
-            opened.interrupt()
-        if self._reader.is_alive():
-            self._reader.join(_JOIN_S)
+        self._watch.end()
 
     @property
     def trouble(self) -> str:
@@ -110,71 +103,35 @@ class Fleet:
             raise
         return True
 
-    def _follow(self) -> None:
-        failures = 0
-        while not self._stop.is_set():
-            try:
-                self._watch()
-                failures = 0
-                # A server that ends every watch at once must not be hurried.
-                self._stop.wait(self._pace.first_wait_s)
-            except errors.ClusterError as error:
-                failures += 1
-                self._trouble = error.message
-                # 410, or an answer we do not understand: what we hold may be the cause.
-                self._version = "" if error.status or failures > 1 else self._version
-                self._stop.wait(self._pace.wait_s(failures, random.random()))  # noqa: S311 - a spread
-
-    def _watch(self) -> None:
-        if not self._version:
-            self._list()
-        opened = self._kube.watch(
-            _NODES,
-            query={**self._selector, "resourceVersion": self._version},
-            timeout_s=self._pace.watch_s,
-            idle_timeout_s=self._pace.watch_s + self._pace.idle_margin_s,
-        )
-        with opened:
-            self._stream = opened
-            self._trouble = ""
-            for event in opened:
-                if self._stop.is_set():
-                    return
-                self._take(event)
-
-    def _list(self) -> None:
-        found: dict[str, members.Node] = {}
-        query = {**self._selector, "limit": str(_PAGE)}
-        while True:
-            page = self._kube.get(_NODES, query)
-            with fields.understood("the list of nodes"):
-                for item in page["items"] or ():
-                    seen = read(item)
-                    found[seen.name] = seen
-                version = str(page["metadata"]["resourceVersion"])
-                token = page["metadata"].get("continue")
-            if not token:
-                break
-            query["continue"] = str(token)
+    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+        """Take all nodes; see ``watch.Listener``."""
+        found = {seen.name: seen for seen in map(read, items)}
         with self._changed:
             self._nodes = found
             self._note()
-        self._version = version
         self._trouble = ""
 
-    def _take(self, event: Mapping[str, Any]) -> None:
-        kind, item = event.get("type"), event["object"]
-        with fields.understood("an event of a node"):
-            self._version = str(item["metadata"]["resourceVersion"])
-            if kind not in ("ADDED", "MODIFIED", "DELETED"):
-                return
-            seen = read(item)
+    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+        """Take one node; see ``watch.Listener``."""
+        seen = read(item)
         with self._changed:
             if kind == "DELETED":
                 self._nodes.pop(seen.name, None)
             else:
                 self._nodes[seen.name] = seen
             self._note()
+
+    def opened(self) -> None:
+        """Trust what we hold again; see ``watch.Listener``."""
+        self._trouble = ""
+
+    def lost(self, error: Exception) -> None:
+        """Say that what we hold may be old; see ``watch.Listener``."""
+        if isinstance(error, errors.ClusterError):
+            self._trouble = error.message
+        else:
+            _log.exception("fleet_watch_error")
+            self._trouble = f"internal error: {type(error).__name__}: {error}"
 
     def _note(self) -> None:
         self._has_news = True
@@ -215,7 +172,7 @@ def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
     """
     found: dict[str, list[cluster.Pod]] = {}
     query = {"limit": str(_PAGE)}
-    while True:
+    for _ in range(_MOST_PAGES):
         page = kube.get("/api/v1/pods", query)
         with fields.understood("the list of pods"):
             for item in page["items"] or ():
@@ -227,6 +184,7 @@ def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
         if not token:
             return found
         query["continue"] = str(token)
+    raise errors.ClusterError("the list of pods does not end", reason=errors.Reason.API_ERROR)
 
 
 def config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:

@@ -241,6 +241,8 @@ class LeaseSlots:
                     _log.warning(
                         "slot_not_renewed", reason=error.reason.value, error=error.message
                     )
+                except Exception:  # noqa: BLE001 - a bug must not end it without a word
+                    _log.exception("slot_renewal_error")
 
     def _renew(self) -> None:
         if self._held is not None and self._write(self._held):

@@ -1,0 +1,164 @@
+"""What everybody has who follows a collection: the watches of node, pods and fleet."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from mig_manager.adapters.kube import api, fleet, nodewatch, podnews, stream, watch
+from mig_manager.core import cluster, members
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources
+from tests.sandbox import apirig
+
+_SOON_S = 20.0
+
+
+class FaultyApi(api.KubeApi):
+    """Has a bug: some watches end in what nobody has foreseen. Keeps the time-outs asked for."""
+
+    faults: int
+    timeouts_s: list[float]
+
+    def watch(self, *args: Any, **options: Any) -> stream.WatchStream:
+        self.timeouts_s.append(options["idle_timeout_s"])
+        if self.faults:
+            self.faults -= 1
+            raise LookupError("a bug")
+        return super().watch(*args, **options)
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as running:
+        running.store.create(apirig.a_node("n1"))
+        yield running
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[FaultyApi]:
+    client = FaultyApi.at(server.url, sleep=lambda _seconds: None)
+    client.faults, client.timeouts_s = 0, []
+    yield client
+    client.close()
+
+
+@contextlib.contextmanager
+def node_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
+    stop = threading.Event()
+    follower = nodewatch.NodeWatch(kube, name="n1", on_node=lambda _: heard(), stop=stop)
+    thread = threading.Thread(target=follower.run)
+    thread.start()
+    yield
+    stop.set()
+    thread.join(_SOON_S)
+
+
+@contextlib.contextmanager
+def pods_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
+    news = podnews.PodNews(kube, node_name="n1", on_news=heard)
+    news.expect_change()
+    yield
+    news.dismiss()
+
+
+@contextlib.contextmanager
+def fleet_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
+    class Heard(fleet.Fleet):
+        def changed(self, kind: str, item: Any) -> None:
+            super().changed(kind, item)
+            heard()
+
+    nodes = Heard(kube, selector="")
+    nodes.start()
+    yield
+    nodes.close()
+
+
+FOLLOWERS = [node_followed, pods_followed, fleet_followed]
+Follower = Callable[[api.KubeApi, Callable[[], None]], contextlib.AbstractContextManager[None]]
+
+
+def touch(server: apiserver.ApiServer, value: str) -> None:
+    """Change the node, and a pod on it."""
+
+    def label(thing: dict[str, Any]) -> None:
+        thing["metadata"]["labels"] = {"touched": value}
+
+    server.store.modify(resources.NODES, "n1", label)
+    metadata = {"name": value, "namespace": "default"}
+    spec = {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}]}
+    server.store.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    pause = threading.Event()
+    deadline = time.monotonic() + _SOON_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(0.01)
+    return True
+
+
+@pytest.mark.parametrize("follow", FOLLOWERS)
+def test_a_bug_makes_no_follower_deaf(
+    server: apiserver.ApiServer, kube: FaultyApi, follow: Follower
+) -> None:
+    heard: queue.Queue[None] = queue.Queue()
+    kube.faults = 2
+
+    with (
+        structlog.testing.capture_logs() as logs,
+        follow(kube, lambda: heard.put(None)),
+    ):
+        assert eventually(lambda: server.watch_count == 1)
+        while not heard.empty():
+            heard.get()
+        touch(server, "once")
+        heard.get(timeout=_SOON_S)
+
+    assert kube.faults == 0
+    told = [entry["event"] for entry in logs if entry["log_level"] == "error"]
+    assert len(told) == 2
+    assert told[0].endswith(("_watch_error", "_news_error"))
+
+
+@pytest.mark.parametrize("follow", FOLLOWERS)
+def test_a_connection_that_died_in_silence_is_noticed_before_the_second_bookmark_is_due(
+    server: apiserver.ApiServer, kube: FaultyApi, follow: Follower
+) -> None:
+    with follow(kube, lambda: None):
+        assert eventually(lambda: server.watch_count == 1)
+
+    # The API server sends one each minute.
+    assert set(kube.timeouts_s) != set()
+    assert all(0 < timeout_s < 120 for timeout_s in kube.timeouts_s)
+
+
+def test_a_rollout_knows_that_what_it_holds_is_old_after_a_bug(
+    server: apiserver.ApiServer, kube: FaultyApi
+) -> None:
+    pace = watch.Pace(first_wait_s=0.01, longest_wait_s=0.02)
+    nodes = fleet.Fleet(kube, selector="", pace=pace)
+    kube.faults = 1000
+    nodes.start()
+    with contextlib.closing(nodes), structlog.testing.capture_logs():
+        assert eventually(lambda: nodes.trouble == "internal error: LookupError: a bug")
+        server.store.modify(
+            resources.NODES,
+            "n1",
+            lambda thing: thing["metadata"].update(labels={cluster.CONFIG_LABEL: "new"}),
+        )
+        kube.faults = 0
+
+        def wishes() -> list[str | None]:
+            return [node.wanted for node in nodes.nodes()]
+
+        assert eventually(lambda: wishes() == ["new"] and not nodes.trouble)
+        assert isinstance(nodes.nodes()[0], members.Node)
