@@ -20,7 +20,7 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -69,8 +69,9 @@ class CapabilityNodes:
     """Makes the nodes that are missing.
 
     Args:
-        proc: The ``/proc`` with what the driver tells. These files of it take no lock but that of
-            a machine going to sleep (``nv-caps.c``), so that they answer when a GPU does not.
+        proc: Our ``/proc``. The driver's files in it take no lock but that of a machine going to
+            sleep (``nv-caps.c``), so that they answer when a GPU does not.
+        roots: File systems whose ``proc`` has the driver's files where ours lacks them.
         dev: The ``/dev`` that containers get their devices from.
         make: Makes a node.
     """
@@ -80,10 +81,12 @@ class CapabilityNodes:
         *,
         proc: pathlib.Path,
         dev: pathlib.Path,
+        roots: Sequence[pathlib.Path] = (),
         make: Callable[[pathlib.Path, int, int], None] = make_node,
     ) -> None:
         self._proc = proc
         self._dev = dev
+        self._roots = tuple(roots)
         self._make = make
 
     def refresh(self) -> None:
@@ -100,8 +103,11 @@ class CapabilityNodes:
         if not self._dev.is_dir():
             self._skip(f"there is no folder {self._dev}")
             return
+        wanted = tuple(_wanted(procfs.of_driver(self._proc, self._roots)))
+        if not wanted:
+            _log.warning("capability_files_not_seen", proc=str(self._proc))
         try:
-            made = [each.name for each in _wanted(self._proc) if self._ensure(each, major)]
+            made = [each.name for each in wanted if self._ensure(each, major)]
             removed = [path.name for path in self._dead(major) if _removed(path)]
         except OSError as error:
             place = error.filename2 or error.filename or self._dev

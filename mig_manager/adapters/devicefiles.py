@@ -28,7 +28,11 @@ class DeviceFiles:
         timeout_s: float = _TIMEOUT_S,
         proc: pathlib.Path = procfs.ROOT,
     ) -> None:
-        self._nodes = capnodes.CapabilityNodes(proc=proc, dev=roots.dev_here / "dev")
+        self._nodes = capnodes.CapabilityNodes(
+            proc=proc,
+            dev=roots.dev_here / "dev",
+            roots=(roots.host_here, roots.driver_here),
+        )
         self._specs = cdispecs.CdiSpecs(
             roots, makes_management=is_cdi_enabled, timeout_s=timeout_s
         )

@@ -51,6 +51,7 @@ class NvmlGpus:
     ) -> None:
         self._session = functools.partial(nvml_session.opened, library_path, driver_roots)
         self._proc_root = proc_root
+        self._driver_roots = tuple(driver_roots)
         self._in_use_timeout_s = in_use_timeout_s
         self._clock = clock
 
@@ -88,7 +89,13 @@ class NvmlGpus:
 
     def _run(self, plan: model.GpuPlan, known: model.Gpu | None) -> model.Gpu:
         patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)
-        return nvml_execute.run(plan, patience.run, known=known, proc_root=self._proc_root)
+        return nvml_execute.run(
+            plan,
+            patience.run,
+            known=known,
+            proc_root=self._proc_root,
+            driver_roots=self._driver_roots,
+        )
 
 
 _Offer = tuple[model.GpuInstanceProfile, ...] | None

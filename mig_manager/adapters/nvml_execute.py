@@ -38,6 +38,7 @@ def run(
     *,
     known: model.Gpu | None = None,
     proc_root: pathlib.Path | None = None,
+    driver_roots: Sequence[str] = (),
 ) -> model.Gpu:
     """Run the steps of one GPU within an open session; stop at the first that fails.
 
@@ -46,6 +47,7 @@ def run(
         patience: How IN_USE is tried again.
         known: The GPU as it was observed before; None: it was not.
         proc_root: Where to look for processes that hold the GPU; None: NVML's lists have to do.
+        driver_roots: File systems in whose ``proc`` the driver's files may be.
 
     Returns:
         The GPU as it is afterwards.
@@ -55,7 +57,7 @@ def run(
             and for IN_USE the processes that are known to hold the GPU or the instance.
     """
     name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
-    executor = _Executor(plan, known, proc_root)
+    executor = _Executor(plan, known, proc_root, driver_roots)
     with gpu_progress.PROGRESS.about(plan.gpu_index):
         for step in plan.steps:
             try:
@@ -102,12 +104,17 @@ class _Executor:
     """
 
     def __init__(
-        self, plan: model.GpuPlan, known: model.Gpu | None, proc_root: pathlib.Path | None
+        self,
+        plan: model.GpuPlan,
+        known: model.Gpu | None,
+        proc_root: pathlib.Path | None,
+        driver_roots: Sequence[str],
     ) -> None:
         self._gpu_index = plan.gpu_index
         self._gpu_uuid = plan.gpu_uuid
         self._known = known
         self._proc_root = proc_root
+        self._driver_roots = driver_roots
         self._device: nvml_device.Device | None = None
         self._forget()
 
@@ -162,7 +169,11 @@ class _Executor:
 
         try:
             return nvml_holders.named(
-                error, self._open(), gpu_instance_id=instance_id, proc_root=self._proc_root
+                error,
+                self._open(),
+                gpu_instance_id=instance_id,
+                proc_root=self._proc_root,
+                driver_roots=self._driver_roots,
             )
         except errors.HardwareError:
             return error

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from collections.abc import Sequence
 
 import pynvml
 
@@ -18,6 +19,7 @@ def named(
     *,
     gpu_instance_id: int | None,
     proc_root: pathlib.Path | None = None,
+    driver_roots: Sequence[str] = (),
 ) -> errors.HardwareError:
     """Return the error with the holders in its message; what cannot be told is left out.
 
@@ -26,9 +28,10 @@ def named(
         gpu: The whole GPU.
         gpu_instance_id: Only holders of this GPU instance, or of the GPU itself; None for all.
         proc_root: Where to look for holders that NVML does not list; None: nowhere.
+        driver_roots: File systems in whose ``proc`` the driver's files may be.
     """
     listed = _listed(gpu.handle, gpu_instance_id)
-    seen = _seen(gpu, gpu_instance_id, proc_root)
+    seen = _seen(gpu, gpu_instance_id, proc_root, driver_roots)
     homes = {holder.pid: holder.home for holder in seen}
     others = [holder for holder in seen if holder.pid not in listed]
     if listed:
@@ -72,7 +75,10 @@ def _listed(gpu: nvml_device.Handle, gpu_instance_id: int | None) -> dict[int, i
 
 
 def _seen(
-    gpu: nvml_device.Device, gpu_instance_id: int | None, proc_root: pathlib.Path | None
+    gpu: nvml_device.Device,
+    gpu_instance_id: int | None,
+    proc_root: pathlib.Path | None,
+    driver_roots: Sequence[str],
 ) -> tuple[procfs.Holder, ...]:
     """Return who has the device nodes open, our agent and its children apart."""
     minor = None if proc_root is None else gpu.minor()
@@ -80,7 +86,8 @@ def _seen(
         return ()
     # Of our family: the agent, which started us, and all that it has started.
     found = procfs.holders(proc_root, but=(os.getpid(), os.getppid()))
-    caps = procfs.capabilities(proc_root, minor)
+    driver_proc = procfs.of_driver(proc_root, map(pathlib.Path, driver_roots))
+    caps = procfs.capabilities(driver_proc, minor)
     if gpu_instance_id is None:
         return procfs.of_gpu(found, minor, caps=caps)
     return procfs.of_gpu_instance(found, minor, caps=caps, gpu_instance_id=gpu_instance_id)

@@ -44,19 +44,21 @@ def inspect(
     """
     # Before the session, which would have us and our parent among those who hold the GPUs.
     seen = procfs.holders(proc_root, but=but) if proc_root else ()
+    roots = map(pathlib.Path, driver_roots)
+    driver_proc = procfs.of_driver(proc_root, roots) if proc_root else None
     with nvml_session.opened(library_path, driver_roots):
         count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
         return Inspection(
             driver_version=nvml_errors.call(pynvml.nvmlSystemGetDriverVersion),
             nvml_version=nvml_errors.call(pynvml.nvmlSystemGetNVMLVersion),
             holders=tuple(
-                found for i in range(count) if (found := _of_gpu(i, seen, proc_root)) is not None
+                found for i in range(count) if (found := _of_gpu(i, seen, driver_proc)) is not None
             ),
         )
 
 
 def _of_gpu(
-    index: int, seen: tuple[procfs.Holder, ...], proc_root: pathlib.Path | None
+    index: int, seen: tuple[procfs.Holder, ...], driver_proc: pathlib.Path | None
 ) -> tuple[str, tuple[holders.Holder, ...]] | None:
     try:
         handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
@@ -64,7 +66,7 @@ def _of_gpu(
     except errors.HardwareError:
         return None
     minor = nvml_device.Device(handle).minor()
-    caps = procfs.capabilities(proc_root, minor) if proc_root and minor is not None else {}
+    caps = procfs.capabilities(driver_proc, minor) if driver_proc and minor is not None else {}
     listed = _listed(handle)
     homes = {holder.pid: holder.home for holder in seen}
     found = {

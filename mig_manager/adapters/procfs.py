@@ -16,11 +16,13 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import safetext
 
 ROOT = pathlib.Path("/proc")
+
+_CAPABILITIES = "driver/nvidia/capabilities"
 
 _MAX_NAMED = 8
 _PF_KTHREAD = 0x0020_0000
@@ -132,6 +134,20 @@ def of_gpu_instance(
     )
 
 
+def of_driver(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.Path:
+    """Return the ``/proc`` in which the driver shows the capabilities of MIG.
+
+    NVIDIA's legacy container runtime hook mounts a tmpfs over ``/proc/driver/nvidia`` of a
+    container (``libnvidia-container``); the host's has them.
+
+    Args:
+        root: The ``/proc`` of this process; the answer where none has them.
+        others: Roots of file systems whose ``proc`` is looked into next.
+    """
+    places = (root, *(other / "proc" for other in others))
+    return next((place for place in places if (place / _CAPABILITIES).is_dir()), root)
+
+
 def capabilities(root: pathlib.Path, minor: int) -> dict[int, int]:
     """Return the GPU instances of one GPU by ``nvidia-cap`` number, compute instances' included.
 
@@ -142,7 +158,7 @@ def capabilities(root: pathlib.Path, minor: int) -> dict[int, int]:
         root: The ``/proc`` to look into.
         minor: Minor number of the GPU.
     """
-    mig = root / "driver/nvidia/capabilities" / f"gpu{minor}" / "mig"
+    mig = root / _CAPABILITIES / f"gpu{minor}" / "mig"
     found: dict[int, int] = {}
     for pattern in ("gi*/access", "gi*/ci*/access"):
         for access in mig.glob(pattern):

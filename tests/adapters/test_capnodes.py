@@ -90,6 +90,32 @@ def test_each_instance_and_what_configures_them_gets_its_node(
     assert logs[0]["made"] == ["nvidia-cap1", "nvidia-cap165", "nvidia-cap166"]
 
 
+def test_a_container_whose_driver_files_are_hidden_makes_nodes_by_the_hosts(
+    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    host = tmp_path / "host"
+    (host / "proc").mkdir(parents=True)
+    (proc.root / "driver").rename(host / "proc/driver")
+    # The tmpfs of the legacy runtime hook.
+    (proc.root / "driver/nvidia").mkdir(parents=True)
+
+    capnodes.CapabilityNodes(proc=proc.root, dev=nodes_folder, roots=[host]).refresh()
+
+    assert names(nodes_folder / "nvidia-caps") == ["nvidia-cap165", "nvidia-cap166"]
+
+
+def test_a_driver_whose_capability_files_are_hidden_is_warned_about(
+    proc: proc_tree.ProcTree, tmp_path: pathlib.Path, logs: list[structlog.typing.EventDict]
+) -> None:
+    (proc.root / "driver").rename(tmp_path / "hidden")
+
+    nodes(proc, dev_tree(tmp_path)).refresh()
+
+    assert [(each["event"], each["log_level"]) for each in logs] == [
+        ("capability_files_not_seen", "warning")
+    ]
+
+
 def test_what_is_right_is_not_touched_a_second_time(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
 ) -> None:

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import nvml
+from mig_manager.adapters import nvml, nvml_library
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from tests import fakes
@@ -21,9 +21,14 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-def refusal(proc: proc_tree.ProcTree, plan: model.Plan) -> str:
+def refusal(proc: proc_tree.ProcTree, plan: model.Plan, *, driver_root: str = "") -> str:
     """Return what is said when a plan meets a GPU in use."""
-    gpus = nvml.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
+    gpus = nvml.NvmlGpus(
+        in_use_timeout_s=0.0,
+        clock=fakes.FakeClock(),
+        proc_root=proc.root,
+        driver_roots=[driver_root] if driver_root else [],
+    )
     with pytest.raises(errors.HardwareError) as caught:
         gpus.execute(plan)
     assert caught.value.reason is errors.Reason.IN_USE
@@ -96,6 +101,31 @@ def test_who_holds_another_instance_of_the_gpu_is_not_named(
         "open in sidecar (pid 50), nv-hostengine (pid 52), "
         "and maybe in others that cannot be seen from here"
     )
+
+
+def test_a_process_that_uses_an_instance_is_named_by_the_hosts_capability_files(
+    tmp_path: pathlib.Path, proc: proc_tree.ProcTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The simulated library is loaded.
+    monkeypatch.setattr(nvml_library, "find", lambda _roots: None)
+    with nvml_rig.rig(tmp_path / "state") as node:
+        gpu = node.fill("1g.5gb")
+        (instance,) = gpu.gpu_instances
+        node.state.add_client(
+            gpu.mig_uuids[0], name="dcgm", kind=states.ClientKind.MONITOR, pid=88
+        )
+        proc.add(88, f"{CAP}165", name="nv-hostengine")
+        # The tmpfs of the legacy runtime hook.
+        (proc.root / "driver/nvidia").mkdir(parents=True)
+        (tmp_path / "host").mkdir()
+        host = proc_tree.ProcTree(tmp_path / "host/proc")
+        host.add_capabilities(0, {f"gi{instance.instance_id}": 165})
+        told = refusal(
+            proc,
+            nvml_rig.plan_of([gpu], *nvml_rig.end_steps(gpu)),
+            driver_root=str(tmp_path / "host"),
+        )
+    assert "open in nv-hostengine (pid 88)" in told
 
 
 def test_the_agent_and_its_children_are_not_named(
