@@ -9,7 +9,16 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from mig_manager import plain, ports
-from mig_manager.core import clients, config, generator, model, planner, remarks, selection
+from mig_manager.core import (
+    clients,
+    config,
+    generator,
+    mig_strategy,
+    model,
+    planner,
+    remarks,
+    selection,
+)
 from mig_manager.core import holders as holding
 
 
@@ -75,6 +84,11 @@ class Planned:
         return tuple(s for s in self.plan.steps if isinstance(s, model.SetMode))
 
     @property
+    def unserved(self) -> Mapping[mig_strategy.Strategy, str]:
+        """MIG strategies with which a device plugin exits over the layout, and why."""
+        return mig_strategy.refusals(mig_strategy.of_node(self.gpus, self.wanted))
+
+    @property
     def evicted(self) -> tuple[str, ...]:
         """Pods that hold what ends, as far as known."""
         affected = clients.affected_ids(self.plan, self.gpus)
@@ -93,6 +107,7 @@ class Planned:
             },
             "doomed_uuids": sorted(self.plan.doomed_uuids),
             "evicted_pods": list(self.evicted),
+            "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
             "warnings": [str(remark) for remark in self.overlooked],
             "gpus": [plain.gpu_plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
         }

@@ -1,12 +1,12 @@
 """Pause the daemons that must not see the change, restart them, and prove what they offer."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import structlog
 
 from mig_manager import clocks, errors, ports, record
-from mig_manager.core import clients, cluster, extras, model, status
+from mig_manager.core import clients, cluster, extras, mig_strategy, model, status
 from mig_manager.core import pace as pacing
 
 _log = structlog.get_logger()
@@ -199,6 +199,39 @@ class Daemons:
         has_plugin = bool(plugins) or deploy == "true"
         return Paused(plugin_uids=frozenset(p.uid for p in plugins), has_plugin=has_plugin)
 
+    def require_served(
+        self,
+        layouts: Sequence[mig_strategy.GpuLayout],
+        pods: Iterable[cluster.Pod],
+        *,
+        plugin_config: str | None = None,
+    ) -> None:
+        """Return if the device plugin serves a layout, as far as that is known before.
+
+        Args:
+            layouts: What the GPUs will have.
+            pods: The node's.
+            plugin_config: The plugin config that goes with the layout; None: the present one.
+
+        Raises:
+            LayoutError: STRATEGY_MISMATCH: the plugin would exit.
+            ClusterError: The API refused or does not answer.
+        """
+        refusals = mig_strategy.refusals(layouts)
+        if not refusals:
+            return
+        labels = self._node.read().labels
+        if plugin_config not in (None, labels.get(cluster.PLUGIN_CONFIG_LABEL)):
+            # The config that the plugin gets may have another strategy.
+            return
+        strategy = mig_strategy.of_plugin(pods, labels)
+        if strategy and strategy in refusals:
+            raise errors.LayoutError(
+                f"the device plugin has MIG strategy {strategy.value} and would not start: "
+                f"{refusals[strategy]}",
+                reason=errors.Reason.STRATEGY_MISMATCH,
+            )
+
     def still_paused(self, left: status.Journal) -> Paused:
         """Return what an interrupted run paused, as far as its journal tells.
 
@@ -227,6 +260,8 @@ class Daemons:
             if not missing:
                 return
             if self._clock.monotonic() >= deadline:
+                if reason is errors.Reason.PLUGIN_NOT_READY:
+                    missing += _suspicion(known)
                 raise errors.NotReadyError(
                     f"{missing} (waited {self._timeout_s:g} s)", reason=reason
                 )
@@ -249,6 +284,19 @@ class Daemons:
             offered = None
         why = clients.why_not_offered(gpus, offered, self._node.read().allocatable)
         return errors.Reason.NOT_ALLOCATABLE, why
+
+
+def _suspicion(gpus: Iterable[model.Gpu]) -> str:
+    """Say what of the layout may keep a device plugin from starting."""
+    layouts = mig_strategy.of_node(gpus, {})
+    causes = [
+        f"with MIG strategy {strategy.value} it does not start: {why}"
+        for strategy, why in mig_strategy.refusals(layouts).items()
+    ]
+    empty = mig_strategy.empty(layouts)
+    if empty:
+        causes.append(f"with mixed older ones do not start: no MIG device on {empty}")
+    return "".join(f"; {cause}" for cause in causes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

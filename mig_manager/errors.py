@@ -49,6 +49,7 @@ class Reason(enum.Enum):
     HOOK_FAILED = "HookFailed"
     PLUGIN_NOT_READY = "PluginNotReady"
     NOT_ALLOCATABLE = "NotAllocatable"
+    STRATEGY_MISMATCH = "StrategyMismatch"
     VERIFY_FAILED = "VerifyFailed"
     INSUFFICIENT_RESOURCES = "InsufficientResources"
     NO_PERMISSION = "NoPermission"
@@ -132,6 +133,9 @@ _REMEDIES = {
     Reason.NOT_ALLOCATABLE: (
         "Look at the device plugin's log; kubelet does not offer the new devices."
     ),
+    Reason.STRATEGY_MISMATCH: (
+        "Ask for a layout that suits the device plugin's MIG strategy, or change the strategy."
+    ),
     Reason.VERIFY_FAILED: "Another program may be changing MIG instances; stop it.",
     Reason.INSUFFICIENT_RESOURCES: "Another program may be creating MIG instances; stop it.",
     Reason.NO_PERMISSION: "Run as root, or with NVIDIA_MIG_CONFIG_DEVICES=all.",
@@ -170,6 +174,7 @@ _TRANSIENT = frozenset(
         Reason.HOOK_FAILED,
         Reason.PLUGIN_NOT_READY,
         Reason.NOT_ALLOCATABLE,
+        Reason.STRATEGY_MISMATCH,
         Reason.VERIFY_FAILED,
         Reason.INSUFFICIENT_RESOURCES,
         Reason.DRIVER_NOT_LOADED,

@@ -37,7 +37,8 @@ def plan(result: commands.Planned, *, is_wide: bool, style: bar.Style) -> str:
     ]
     if is_wide and not result.plan.is_empty:
         blocks.append("\n".join(_steps(result)))
-    blocks.append("\n".join(filter(None, [_victims(result), _verdict(result, style)])))
+    told = [_victims(result), *_unserved(result), _verdict(result, style)]
+    blocks.append("\n".join(filter(None, told)))
     return "\n\n".join(blocks)
 
 
@@ -83,6 +84,10 @@ def validated(result: validation.Validated, *, style: bar.Style) -> str:
     legend = [text for fit, text in _LEGEND if fit in fits]
     lines += [style.plain("   ".join(legend))] if legend else []
     lines += _explained(result)
+    lines += [
+        _listing(f"Not for MIG strategy {strategy.value}", names)
+        for strategy, names in result.unserved.items()
+    ]
     lines.append(_summed_up(result, style))
     return "\n".join(lines)
 
@@ -233,6 +238,11 @@ def _wrapped(text: str) -> str:
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def _unserved(result: commands.Planned) -> Iterable[str]:
+    for strategy, why in () if result.plan.is_empty else result.unserved.items():
+        yield _wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
 
 
 def _verdict(result: commands.Planned, style: bar.Style) -> str:

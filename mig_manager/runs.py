@@ -39,6 +39,7 @@ from mig_manager import world as worlds
 from mig_manager.core import (
     clients,
     config,
+    mig_strategy,
     model,
     selection,
     status,
@@ -278,6 +279,11 @@ class Run:
         # While others are made to let go.
         self._world.standby.expect_change()
         holders = self._clearing.survey()
+        self._daemons.require_served(
+            mig_strategy.of_node(gpus, wanted),
+            holders.pods,
+            plugin_config=self._limits.policy.plugin_config(self.name),
+        )
         plan = self._planning.plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
         self._hooks.start(plan, wish)
         drainage = self._clearing.close(plan, gpus, holders, table)

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import config, model, planner
+from mig_manager.core import config, mig_strategy, model, planner
 
 
 class Fit(enum.Enum):
@@ -38,6 +38,8 @@ class Verdict:
     """Empty when it fits."""
     location: errors.Location | None = None
     """Of the rule that does not fit; None when there is none."""
+    unserved: Mapping[mig_strategy.Strategy, str] = dataclasses.field(default_factory=dict)
+    """MIG strategies with which a device plugin exits over it where it fits, and why."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,16 @@ class Validated:
         """Verdicts that somebody must act on."""
         return tuple(v for v in self.verdicts.values() if v.fit is Fit.DOES_NOT_FIT)
 
+    @property
+    def unserved(self) -> Mapping[mig_strategy.Strategy, Sequence[str]]:
+        """The layouts that fit and with which a device plugin exits, by its MIG strategy."""
+        found: dict[mig_strategy.Strategy, list[str]] = {}
+        for strategy in mig_strategy.Strategy:
+            names = [v.layout for v in self.verdicts.values() if strategy in v.unserved]
+            if names:
+                found[strategy] = list(dict.fromkeys(names))
+        return found
+
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
         return {
@@ -67,6 +79,9 @@ class Validated:
                     "fit": v.fit.value,
                     "why": v.why,
                     "place": str(v.location) if v.location else None,
+                    "unserved_mig_strategies": {
+                        strategy.value: why for strategy, why in v.unserved.items()
+                    },
                 }
                 for v in self.verdicts.values()
             ],
@@ -201,6 +216,17 @@ class _Case:
             for gpu in self.members
         )
 
+    @property
+    def results(self) -> Sequence[mig_strategy.GpuLayout]:
+        """What GPUs have once the layout is applied: the node's, or one template for each rule."""
+        if self.node is not None:
+            return mig_strategy.of_node(self.node, config.select(self.layout, self.node))
+        return [
+            mig_strategy.of_wanted(f"some {self.product}", rule.wanted)
+            for wish in self.wishes
+            for rule in wish.rules
+        ]
+
     def failing(self) -> Sequence[config.Rule]:
         """Return the rules that do not fit; all there are where none can be told from another."""
         rules = [rule for wish in self.wishes for rule in wish.rules]
@@ -231,7 +257,12 @@ class _Judge:
         """Plan each wish for the members, as parts of their node."""
         fit, why, location = self._find(case)
         return Verdict(
-            layout=case.layout.name, product=case.product, fit=fit, why=why, location=location
+            layout=case.layout.name,
+            product=case.product,
+            fit=fit,
+            why=why,
+            location=location,
+            unserved=mig_strategy.refusals(case.results) if fit is Fit.FITS else {},
         )
 
     def _find(self, case: _Case) -> tuple[Fit, str, errors.Location | None]:

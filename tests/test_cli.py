@@ -349,6 +349,19 @@ def test_a_state_file_of_something_else_is_refused_and_kept(
     assert path.read_bytes() == content
 
 
+def test_plan_and_validate_name_the_mig_strategies_that_do_not_serve_a_layout(
+    shell: Shell, layouts: str
+) -> None:
+    plan = shell("plan", "one", "-f", layouts, *SPEC)
+    data = json.loads(shell("plan", "one", "-f", layouts, "-o", "json", *SPEC).out)
+    validated = shell("validate", "-f", layouts, "one", "--gpu", "A100-SXM4-40GB")
+
+    sentence = "Not for a device plugin with MIG strategy single: MIG devices differ: 1g.5gb"
+    assert sentence in plan.out
+    assert data["unserved_mig_strategies"].keys() == {"single"}
+    assert "Not for MIG strategy single: one" in validated.out
+
+
 def test_validate_needs_no_gpu(shell: Shell, layouts: str) -> None:
     good = shell("validate", "-f", layouts, "one", "--gpu", "A100-SXM4-40GB")
     bad = shell("validate", "-f", layouts, "one", "--gpu", "*A100*40*", "--gpu", "NVIDIA A30")

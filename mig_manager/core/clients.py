@@ -28,7 +28,7 @@ _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGNORECASE)
 """Device ids of NVIDIA's plugin are UUIDs; before driver 470 MIG devices had the longer form."""
 
-_DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
+DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Console GPUs of a DGX Station, which no plugin offers: go-nvlib skips them by name."""
 
 _ENUMERATE_AT_START = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter")
@@ -195,7 +195,7 @@ def gated_by(pods: Iterable[cluster.Pod], keys: Collection[str]) -> tuple[cluste
 
 def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
     """Return what a device plugin should offer: by instances, and with ``mig.strategy=none``."""
-    known = tuple(gpu for gpu in gpus if gpu.name not in _DISPLAYS)
+    known = tuple(gpu for gpu in gpus if gpu.name not in DISPLAYS)
     whole = frozenset(gpu.uuid for gpu in known)
     enabled = (gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED)
     sliced = whole - {gpu.uuid for gpu in known if gpu.current_mode is model.MigMode.ENABLED}

@@ -69,6 +69,8 @@ class Pod:
     """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
     images: tuple[str, ...] = ()
     """As its author wrote them, in the order of ``container_names``."""
+    mig_strategy: str = ""
+    """What a container's variable ``MIG_STRATEGY`` or option ``--mig-strategy`` says."""
     feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """What its containers' variable ``FEATURE_GATES`` switches on and off."""
 

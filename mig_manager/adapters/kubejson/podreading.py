@@ -41,6 +41,7 @@ def read(item: Mapping[str, Any]) -> cluster.Pod:
         has_claims=bool(spec.get("resourceClaims")),
         may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
         images=tuple(str(container.get("image") or "") for container in spec["containers"]),
+        mig_strategy=_mig_strategy(spec),
         feature_gates=_feature_gates(spec),
     )
 
@@ -54,6 +55,26 @@ def _has_gpu_init(spec: Mapping[str, Any]) -> bool:
     return any(
         container.get("restartPolicy") != "Always" and _container_resources(container)
         for container in spec.get("initContainers") or ()
+    )
+
+
+def _mig_strategy(spec: Mapping[str, Any]) -> str:
+    """Return what NVIDIA's device plugin was told: its options go before its variables."""
+    for container in spec["containers"]:
+        words = [str(each) for each in (container.get("command") or ())]
+        words += [str(each) for each in (container.get("args") or ())]
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            flag, equals, value = word.partition("=")
+            if flag == "--mig-strategy":
+                return value if equals else following
+    return next(
+        (
+            str(variable.get("value") or "")
+            for container in spec["containers"]
+            for variable in container.get("env") or ()
+            if variable.get("name") == "MIG_STRATEGY"
+        ),
+        "",
     )
 
 

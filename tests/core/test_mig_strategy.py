@@ -1,0 +1,83 @@
+"""Which layouts a device plugin serves; compared with the sandbox's plugin, written apart."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from mig_manager.core import mig_strategy, model, profile
+from mig_manager.sandbox import hardware
+from mig_manager.sandbox.cluster import deviceplugin, nodegpus, nodeoptions, programs
+
+OFF = ("off", ())
+LAYOUTS = (
+    OFF,
+    ("on", ()),
+    ("on", ("1g.5gb",)),
+    ("on", ("2g.10gb", "2g.10gb")),
+    ("on", ("1g.5gb", "2g.10gb")),
+    ("on", ("1c.2g.10gb", "1c.2g.10gb")),
+)
+
+
+def layout(index: int, mode: str, names: tuple[str, ...]) -> mig_strategy.GpuLayout:
+    return mig_strategy.GpuLayout(
+        name=f"GPU {index}",
+        is_enabled=mode == "on",
+        profiles=[profile.parse(name) for name in names],
+    )
+
+
+def seen(index: int, mode: str, names: tuple[str, ...]) -> nodegpus.SeenGpu:
+    return nodegpus.SeenGpu(
+        index=index,
+        uuid=f"GPU-{index}",
+        name="A100",
+        memory_mib=40960,
+        is_mig_capable=True,
+        is_mig_enabled=mode == "on",
+        mig_devices=tuple(
+            nodegpus.MigDevice(uuid=f"MIG-{index}-{number}", profile=profile.parse(name))
+            for number, name in enumerate(names)
+        ),
+    )
+
+
+@pytest.mark.parametrize("strategy", mig_strategy.Strategy)
+@pytest.mark.parametrize("layouts", [*itertools.product(LAYOUTS, repeat=2)])
+def test_a_layout_is_refused_where_the_plugin_exits(
+    layouts: tuple[tuple[str, tuple[str, ...]], ...], strategy: mig_strategy.Strategy
+) -> None:
+    gpus = [seen(index, *each) for index, each in enumerate(layouts)]
+    try:
+        deviceplugin.enumerate_devices(gpus, nodeoptions.Strategy(strategy.value))
+    except programs.ExitedError:
+        exits = True
+    else:
+        exits = False
+
+    found = mig_strategy.refusals([layout(index, *each) for index, each in enumerate(layouts)])
+
+    assert (strategy in found) is exits
+
+
+@pytest.mark.parametrize(
+    ("layouts", "why"),
+    [
+        ([("on", ("1g.5gb",)), OFF], "MIG is enabled on GPU 0 and not on GPU 1"),
+        ([("on", ("1g.5gb",)), ("on", ())], "MIG is enabled without a MIG device on GPU 1"),
+        ([("on", ("1g.5gb", "2g.10gb"))], "MIG devices differ: 1g.5gb, 2g.10gb"),
+    ],
+)
+def test_the_cause_is_named(layouts: list[tuple[str, tuple[str, ...]]], why: str) -> None:
+    found = mig_strategy.refusals([layout(index, *each) for index, each in enumerate(layouts)])
+
+    assert found[mig_strategy.Strategy.SINGLE] == why
+
+
+def test_console_gpus_do_not_count() -> None:
+    gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
+    display = dataclasses.replace(gpu, index=1, uuid="GPU-display", name="DGX Display")
+    wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, {profile.parse("1g.5gb"): 7})}
+
+    assert not mig_strategy.refusals(mig_strategy.of_node((gpu, display), wanted))
