@@ -70,4 +70,9 @@ _OPTIONS = (
         placeholders.FILE,
         "credentials for the cluster (default: ~/.kube/config) [KUBECONFIG]",
     ),
+    (
+        ["--context"],
+        placeholders.NAME,
+        "context of the kubeconfig (default: its current one)",
+    ),
 )
