@@ -356,6 +356,10 @@ class DeviceFiles(Protocol):
             HostError: DEVICE_FILES_FAILED: a tool failed, with what it said.
         """
 
+    @property
+    def outdated(self) -> tuple[str, ...]:
+        """What the last refresh may not write and left as it was; each with the reason."""
+
 
 class Hooks(Protocol):
     """The owner's programs around a change."""

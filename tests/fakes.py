@@ -169,6 +169,8 @@ class World:
     slots: ports.Slots | None = None
     """The owner's budget for nodes under change; tests hand it to the pipeline."""
     refreshed: int = 0
+    outdated_files: tuple[str, ...] = ()
+    """Device files that nobody may write."""
     """How often the device files were brought up to date."""
     saved: list[str] = dataclasses.field(default_factory=list)
     """What was kept for the next boot."""
@@ -569,6 +571,10 @@ class FakeHost:
     def refresh(self) -> None:
         self._world.called("host.refresh")
         self._world.refreshed += 1
+
+    @property
+    def outdated(self) -> tuple[str, ...]:
+        return self._world.outdated_files
 
     def save(self, text: str) -> None:
         self._world.called("host.save")

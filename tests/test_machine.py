@@ -261,6 +261,16 @@ def test_a_reboot_that_is_refused_or_does_not_come_ends_the_run_with_everything_
     scenes.assert_nothing_taken(world)
 
 
+def test_a_device_file_that_may_not_be_written_is_told_in_the_outcome() -> None:
+    world = scenes.hosted_node()
+    world.outdated_files = ("CDI spec nvidia.yaml still lists the devices of before",)
+
+    outcome = scenes.run(world, "one-slice-changed")
+
+    assert outcome.state is model.State.SUCCESS
+    assert outcome.message.endswith(" CDI spec nvidia.yaml still lists the devices of before.")
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_new_one(
     *, gated: bool
