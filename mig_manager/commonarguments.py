@@ -155,6 +155,11 @@ def add_change(parser: argparse.ArgumentParser) -> None:
         help="how long what is in use is tried again (default: 30)",
     )
     group.add_argument(
+        "--gpus-at-once",
+        metavar="NUMBER",
+        help="how many GPUs are changed at the same time; 0: all (default: 0)",
+    )
+    group.add_argument(
         "--lock-timeout-s",
         metavar=placeholders.SECONDS,
         help="how long to wait while another manager is at work; 0: not at all (default: 30)",

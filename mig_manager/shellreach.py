@@ -62,6 +62,7 @@ class Reach:
                     driver_roots=self._given.gpus.driver_roots,
                     simulate_state=str(state) if state else None,
                     in_use_timeout_s=self._given.in_use_timeout_s,
+                    gpus_at_once=self._given.gpus_at_once,
                 ),
                 timeout_s=self._given.gpu_timeout_s,
             ),

@@ -70,6 +70,8 @@ class CommandSettings:
     """Whether a change that resets a GPU is refused."""
     is_valid_config_only: bool
     """Whether ``assert`` only checks that the document is good and has the layout."""
+    gpus_at_once: int
+    """How many GPUs are changed at the same time; 0: all."""
     in_use_timeout_s: float
     """How long a GPU or instance that is in use is tried again; seconds."""
     gpu_timeout_s: float
@@ -128,6 +130,7 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
         is_valid_config_only=given.switch("valid-config", variable="MIG_PARTED_VALID_CONFIG"),
         in_use_timeout_s=in_use_timeout_s,
+        gpus_at_once=given.count("gpus-at-once"),
         gpu_timeout_s=gpu_timeout_s,
         lock_file=settings.lock_file(given, gpus),
         lock_timeout_s=given.seconds("lock-timeout-s", default=30.0),
