@@ -174,11 +174,6 @@ _AGENT_OPTIONS = (
         "how long what is in use is tried again (default: 30)",
     ),
     (
-        ["--gpus-at-once"],
-        "NUMBER",
-        "how many GPUs are changed at the same time; 0: all (default: 0)",
-    ),
-    (
         ["--lock-file"],
         placeholders.FILE,
         "keeps two managers from changing one node's GPUs (default: /run/mig-manager/lock)",

@@ -248,7 +248,6 @@ class _Run:
             if journal.is_open:
                 error.add(standalone.LATER)
             raise
-        standalone.tell_of_files(self._world)
         return plans
 
     def _conclude(self, after: model.ObservedGpus) -> None:

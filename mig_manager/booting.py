@@ -279,7 +279,6 @@ class _Run:
         if self._world.device_files is not None:
             try:
                 self._world.device_files.refresh()
-                standalone.tell_of_files(self._world)
             except errors.HostError as error:
                 self._note(error)
 

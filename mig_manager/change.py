@@ -297,12 +297,15 @@ class _Rounds:
         """
         patience, clock = self._transaction.patience, self._transaction.clock
         guarded = dataclasses.replace(plan, requires_idle=True)
-        until = clock.monotonic() + patience.timeout_s
+        until: float | None = None
         turn = 0
         while True:
             try:
                 return self._transaction.execute(guarded, seen)
             except errors.GpuInUseError as error:
+                # A worker may take long to come to its answer: that is no wait.
+                if until is None:
+                    until = clock.monotonic() + patience.timeout_s
                 left_s = until - clock.monotonic()
                 self.is_refused = not self.executed
                 if left_s <= 0:

@@ -146,19 +146,26 @@ def add_gpu_access(
         )
 
 
-def add_change(parser: argparse.ArgumentParser) -> None:
-    """Add what every change of the GPUs at a shell needs."""
+def add_change(parser: argparse.ArgumentParser, *, has_idle_wait: bool = True) -> None:
+    """Add what every change of the GPUs at a shell needs.
+
+    Args:
+        parser: Of the command.
+        has_idle_wait: Whether people say how long processes are waited for.
+    """
     group = parser.add_argument_group("the change")
     group.add_argument(
         "--in-use-timeout-s",
         metavar=placeholders.SECONDS,
         help="how long what is in use is tried again (default: 30)",
     )
-    group.add_argument(
-        "--gpus-at-once",
-        metavar="NUMBER",
-        help="how many GPUs are changed at the same time; 0: all (default: 0)",
-    )
+    if has_idle_wait:
+        group.add_argument(
+            "--wait-for-idle",
+            metavar=placeholders.SECONDS,
+            help="how long to wait for processes that use what the change destroys, before "
+            "anything is destroyed (default: 0)",
+        )
     group.add_argument(
         "--lock-timeout-s",
         metavar=placeholders.SECONDS,

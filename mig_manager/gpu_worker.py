@@ -56,7 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         in_use_timeout_s=arguments.in_use_timeout_s,
         clock=clock.SystemClock(),
         proc_root=_proc_root(arguments),
-        gpus_at_once=arguments.gpus_at_once,
     )
     told = answer(request, gpus)
     told = dataclasses.replace(told, calls=nvml_meter.METER.take())
@@ -81,7 +80,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mig_manager.gpu_worker", description=__doc__)
     gpu_process.add_arguments(parser)
     parser.add_argument("--in-use-timeout-s", type=float, default=30.0)
-    parser.add_argument("--gpus-at-once", type=int, default=0)
     parser.add_argument("--proc-root", type=pathlib.Path, help="where processes are looked for")
     parser.add_argument("--progress-fd", type=int, help="inherited; tells what is being done")
     return parser

@@ -121,9 +121,9 @@ COMMANDS: Mapping[str, Text] = {
                 "and taken back when it fails. A layout that is in force already is left alone."
             ),
             (
-                "What 'apply' must destroy may have no user: it waits for --in-use-timeout-s, "
-                "then gives up and names who holds what. On a node of a cluster the agent does "
-                "this better: it drains first."
+                "Instances that 'apply' must destroy must not be in use. If a process uses one, "
+                "'apply' names the process, touches nothing and fails; --wait-for-idle waits for "
+                "it first. On a node of a cluster the agent does this better: it drains first."
             ),
         ),
         examples=(

@@ -42,6 +42,8 @@ class Gpus(Protocol):
             became unreachable is no failure of the others; its message names the step.
 
         Raises:
+            GpuInUseError: Before the first step: processes use what the plan destroys, and the
+                plan requires that none does.
             HardwareError: A step failed on a GPU that can be observed; the message names every GPU
                 concerned, with operation and code (and, for IN_USE, the processes NVML knows
                 of).
@@ -355,10 +357,6 @@ class DeviceFiles(Protocol):
         Raises:
             HostError: DEVICE_FILES_FAILED: a tool failed, with what it said.
         """
-
-    @property
-    def outdated(self) -> tuple[str, ...]:
-        """What the last refresh may not write and left as it was; each with the reason."""
 
 
 class Hooks(Protocol):

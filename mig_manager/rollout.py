@@ -51,8 +51,7 @@ def run(given: rolloutsettings.RolloutSettings, terminal: console.Console) -> in
     Raises:
         MigManagerError: It cannot be begun or gone on with.
     """
-    connected = api.KubeApi.connect(kubeconfig=str(given.kubeconfig), context=given.context)
-    with contextlib.closing(connected) as kube:
+    with contextlib.closing(api.KubeApi.connect(kubeconfig=str(given.kubeconfig))) as kube:
         selected = fleet.Fleet(kube, selector=given.selector)
         selected.start()
         with contextlib.closing(selected):

@@ -70,9 +70,4 @@ _OPTIONS = (
         placeholders.FILE,
         "credentials for the cluster (default: ~/.kube/config) [KUBECONFIG]",
     ),
-    (
-        ["--context"],
-        placeholders.NAME,
-        "context of the kubeconfig (default: its current one)",
-    ),
 )

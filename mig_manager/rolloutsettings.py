@@ -39,8 +39,6 @@ class RolloutSettings:
     config_map: tuple[str, str]
     """Namespace and name of the ConfigMap that the agents serve."""
     kubeconfig: pathlib.Path
-    context: str | None
-    """Of the kubeconfig; None: its current one."""
     output_format: OutputFormat
     colour: settings.Colour
     is_debug: bool
@@ -69,7 +67,6 @@ def rollout_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         is_lenient=given.switch("lenient"),
         config_map=_config_map(given),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG") or _home_kubeconfig(environ),
-        context=given.text("context") or None,
         output_format=given.choice("output-format", OutputFormat, default=OutputFormat.TEXT),
         colour=settings.colour(given, environ),
         is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),

@@ -297,12 +297,7 @@ class Run:
         gpus = self._change(plan, gpus, wanted, wish)
         self._bring_back(paused, gpus, wish)
         by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
-        more = f"{by_force}{self._outdated_files()}"
-        return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=more)
-
-    def _outdated_files(self) -> str:
-        files = self._world.device_files
-        return "".join(f" {each}." for each in files.outdated) if files else ""
+        return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
 
     def _bring_back(
         self, paused: daemons.Paused, gpus: model.ObservedGpus, wish: ports.Wish
@@ -324,8 +319,7 @@ class Run:
             self.record.proven()
             self._transaction.refresh()
             self._bring_back(paused, gpus, wish)
-            more = self._outdated_files()
-            return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=more)
+            return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force")
         if self.record.attempt > 1:
             # An earlier try may have failed at the files alone.
             self._transaction.refresh()

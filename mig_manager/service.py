@@ -357,7 +357,6 @@ def gpu_workers(wanted: settings.AgentSettings, telemetry: ports.Telemetry) -> g
         driver_roots=wanted.gpus.driver_roots,
         simulate_state=str(state) if state else None,
         in_use_timeout_s=wanted.in_use_timeout_s,
-        gpus_at_once=wanted.gpus_at_once,
     )
     return gpu_child.ChildGpus(
         command=command, timeout_s=wanted.gpu_timeout_s, telemetry=telemetry

@@ -129,8 +129,6 @@ class AgentSettings:
     """How long each monitor may take to be ready again before the next one is resumed."""
     plugin_timeout_s: float
     """How long the device plugin may take to stop, and to offer the new devices."""
-    gpus_at_once: int
-    """How many GPUs are changed at the same time; 0: all."""
     in_use_timeout_s: float
     """How long a GPU or instance that is in use is tried again."""
     gpu_timeout_s: float
@@ -301,7 +299,6 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         monitor_timeout_s=given.seconds("monitor-timeout-s", default=60.0),
         plugin_timeout_s=given.seconds("plugin-timeout-s", default=300.0),
         in_use_timeout_s=in_use_timeout_s,
-        gpus_at_once=given.count("gpus-at-once"),
         gpu_timeout_s=gpu_timeout_s,
         lock_file=lock_file(given, gpus),
         lock_timeout_s=given.seconds("lock-timeout-s", default=30.0),

@@ -63,7 +63,7 @@ def _define_boot(parser: argparse.ArgumentParser) -> None:
         metavar=placeholders.SECONDS,
         help="how long to wait for the driver to be loaded (default: 120)",
     )
-    commonarguments.add_change(parser)
+    commonarguments.add_change(parser, has_idle_wait=False)
     commonarguments.add_gpu_access(parser)
     commonarguments.add_output(parser, "text|json|yaml", "text")
 

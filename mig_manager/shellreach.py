@@ -62,7 +62,6 @@ class Reach:
                     driver_roots=self._given.gpus.driver_roots,
                     simulate_state=str(state) if state else None,
                     in_use_timeout_s=self._given.in_use_timeout_s,
-                    gpus_at_once=self._given.gpus_at_once,
                 ),
                 timeout_s=self._given.gpu_timeout_s,
             ),
@@ -78,6 +77,7 @@ class Reach:
             boot_id=self._boot_id(),
             lock_timeout_s=self._given.lock_timeout_s,
             tell=self._terminal.note,
+            idle_timeout_s=self._given.idle_timeout_s,
             guard=lambda: interrupts.completed(self._terminal.note),
         )
         if self._given.hooks_file and self._command != "boot":

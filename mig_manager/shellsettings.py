@@ -70,10 +70,10 @@ class CommandSettings:
     """Whether a change that resets a GPU is refused."""
     is_valid_config_only: bool
     """Whether ``assert`` only checks that the document is good and has the layout."""
-    gpus_at_once: int
-    """How many GPUs are changed at the same time; 0: all."""
     in_use_timeout_s: float
     """How long a GPU or instance that is in use is tried again; seconds."""
+    idle_timeout_s: float
+    """How long to wait, before anything is destroyed, for processes that use it; seconds."""
     gpu_timeout_s: float
     """How long one operation on the GPUs may take before it is given up; seconds."""
     lock_file: pathlib.Path
@@ -130,7 +130,10 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
         is_valid_config_only=given.switch("valid-config", variable="MIG_PARTED_VALID_CONFIG"),
         in_use_timeout_s=in_use_timeout_s,
-        gpus_at_once=given.count("gpus-at-once"),
+        # Nobody is there at boot to start it again.
+        idle_timeout_s=in_use_timeout_s
+        if options.get("command") == "boot"
+        else given.seconds("wait-for-idle", default=0.0),
         gpu_timeout_s=gpu_timeout_s,
         lock_file=settings.lock_file(given, gpus),
         lock_timeout_s=given.seconds("lock-timeout-s", default=30.0),

@@ -136,12 +136,6 @@ class Journal:
         self._on_done(gpus)
 
 
-def tell_of_files(world: World) -> None:
-    """Tell people which device files could not be brought up to date with the GPUs."""
-    for each in world.device_files.outdated if world.device_files else ():
-        world.tell(f"warning: {each}")
-
-
 def transaction(
     world: World,
     journal: change.Journal,

@@ -153,6 +153,8 @@ class World:
     """Name of a service of the host -> whether it runs."""
     broken_services: set[str] = dataclasses.field(default_factory=set)
     """Those that neither start nor stop."""
+    gpu_users: str = ""
+    """Who uses what a plan destroys; empty: no process does."""
     mode_waits: bool = False
     """Whether a switch of MIG mode waits for a reset or a reboot."""
     has_reset: bool = False
@@ -169,8 +171,6 @@ class World:
     slots: ports.Slots | None = None
     """The owner's budget for nodes under change; tests hand it to the pipeline."""
     refreshed: int = 0
-    outdated_files: tuple[str, ...] = ()
-    """Device files that nobody may write."""
     """How often the device files were brought up to date."""
     saved: list[str] = dataclasses.field(default_factory=list)
     """What was kept for the next boot."""
@@ -483,6 +483,8 @@ class FakeGpus:
 
     def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self._world.called("gpus.execute")
+        if plan.requires_idle and self._world.gpu_users:
+            raise errors.GpuInUseError(f"GPU 0 is in use by {self._world.gpu_users}")
         failed: list[Exception] = []
         for gpu_plan in plan.gpus:
             try:
@@ -571,10 +573,6 @@ class FakeHost:
     def refresh(self) -> None:
         self._world.called("host.refresh")
         self._world.refreshed += 1
-
-    @property
-    def outdated(self) -> tuple[str, ...]:
-        return self._world.outdated_files
 
     def save(self, text: str) -> None:
         self._world.called("host.save")

@@ -556,14 +556,6 @@ def test_after_a_kill_only_what_the_change_created_is_removed(
     assert rig.journal.text is None
 
 
-def test_a_device_file_that_may_not_be_written_is_told(rig: applying_rig.Rig) -> None:
-    rig.owner.outdated_files = ("CDI spec nvidia.yaml still lists the devices of before",)
-
-    rig.apply(layout("wanted"))
-
-    assert f"warning: {rig.owner.outdated_files[0]}" in rig.told
-
-
 def test_device_files_are_refreshed_after_a_rollback(rig: applying_rig.Rig, gpus: Gpus) -> None:
     gpus.fails = lambda step: isinstance(step, model.CreateGpuInstance) and gpus.steps == 5
 

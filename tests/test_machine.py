@@ -261,16 +261,6 @@ def test_a_reboot_that_is_refused_or_does_not_come_ends_the_run_with_everything_
     scenes.assert_nothing_taken(world)
 
 
-def test_a_device_file_that_may_not_be_written_is_told_in_the_outcome() -> None:
-    world = scenes.hosted_node()
-    world.outdated_files = ("CDI spec nvidia.yaml still lists the devices of before",)
-
-    outcome = scenes.run(world, "one-slice-changed")
-
-    assert outcome.state is model.State.SUCCESS
-    assert outcome.message.endswith(" CDI spec nvidia.yaml still lists the devices of before.")
-
-
 @pytest.mark.parametrize("gated", [True, False])
 def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_new_one(
     *, gated: bool
@@ -341,8 +331,7 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     world.step_error = lambda _step: None
     # Somebody has let the plugin come back meanwhile.
     world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
-    world.live()
-    world.live()
+    world.start_plugin()
     pulse = health.Pulse(lambda: world.clock.now_s)
     pulse.beat()
     silences: list[float] = []
@@ -439,3 +428,79 @@ def test_the_status_remembers_the_reboot() -> None:
     go_down(world)
 
     assert json.loads(world.annotations[cluster.STATUS_ANNOTATION])["rebooted"] is True
+
+
+# -- processes that use what is going to be destroyed ---------------------------------------------
+
+
+def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> None:
+    world = scenes.busy_node()
+    world.gpu_users = "python (pid 4242, unit train.service)"
+    world.refreshed = 0
+    before = world.gpus
+
+    outcome = scenes.run(world, "one-slice-changed")
+
+    assert outcome.reason is errors.Reason.IN_USE
+    assert outcome.should_retry
+    assert "in use by python (pid 4242, unit train.service); waited 30 s" in outcome.message
+    assert world.clock.now_s >= 30
+    assert (world.executed, world.gpus, world.refreshed) == ([], before, 0)
+    assert world.labels[cluster.APPLIED_LABEL] == "all-balanced"
+    scenes.assert_nothing_taken(world)
+
+
+def test_a_process_that_ends_is_waited_for() -> None:
+    world = scenes.busy_node()
+    world.gpu_users = "python (pid 4242)"
+
+    def end() -> None:
+        if world.clock.now_s > 10:
+            world.gpu_users = ""
+
+    world.clock.on_wait.append(end)
+
+    assert scenes.run(world, "one-slice-changed").state is model.State.SUCCESS
+    assert world.clock.now_s > 10
+
+
+def test_a_newer_wish_ends_the_wait_for_a_process() -> None:
+    world = scenes.busy_node()
+    world.gpu_users = "python (pid 4242)"
+    before = world.gpus
+    wish = fakes.FakeWish(world.clock, replaced=True)
+    wish.ends_when = lambda: "gpus.execute" in world.log
+
+    with pytest.raises(errors.Superseded):
+        scenes.reconciler(world).run("one-slice-changed", wish)
+
+    assert (world.executed, world.gpus) == ([], before)
+    scenes.assert_nothing_taken(world)
+
+
+def test_an_interrupted_change_is_not_rolled_back_beside_a_process_that_uses_what_it_made() -> (
+    None
+):
+    world = scenes.node(layout="all-balanced")
+    seen: list[model.Step] = []
+
+    def kill(step: model.Step) -> None:
+        seen.append(step)
+        if len(seen) == 9:
+            raise scenes.Killed
+
+    world.step_error = kill
+    with pytest.raises(scenes.Killed):
+        scenes.run(world, "all-1g.5gb")
+    world.step_error = lambda _step: None
+    world.executed.clear()
+    world.gpu_users = "python (pid 4242)"
+    successor = scenes.reconciler(world)
+
+    successor.recover(None)
+    assert world.executed == []
+    assert successor.rest()
+
+    world.gpu_users = ""
+    assert not successor.rest()
+    assert world.executed

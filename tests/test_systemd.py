@@ -14,7 +14,6 @@ import pytest
 
 import mig_manager
 from mig_manager import arguments, shellsettings
-from mig_manager.adapters import cdispecs
 from tests.unit_files import (
     ROOT,
     Asked,
@@ -29,8 +28,6 @@ from tests.unit_files import (
 SYSTEMD = ROOT / "systemd"
 UNITS = ["mig-manager.service", "mig-manager-boot.service"]
 BOOT = "mig-manager-boot.service"
-USAGE = 2
-"""The exit status where settings or files cannot be used."""
 EXPOSURE = 40
 """From 0, nothing to fear, to 100."""
 SETTINGS = {"mig-manager.env", "config.yaml"}
@@ -131,28 +128,15 @@ def test_systemd_makes_the_folders_of_lock_and_journal_and_lets_the_lock_outlive
     unit: str,
 ) -> None:
     said = directives(unit)
-    (running, *others), (state,) = said["RuntimeDirectory"][0].split(), said["StateDirectory"]
+    (running,), (state,) = said["RuntimeDirectory"], said["StateDirectory"]
     at_a_shell = shellsettings.command_settings({}, {})
 
     # Everything else is read-only to the unit, and what goes with it would be another's lock.
     assert said["ProtectSystem"] == ["strict"]
     assert said["RuntimeDirectoryPreserve"] == ["yes"]
-    assert others == [pathlib.PurePath(cdispecs.SPEC).parent.name]
     assert pathlib.Path("/run", running) == at_a_shell.lock_file.parent
     assert pathlib.Path("/var/lib", state) == at_a_shell.journal_file.parent
     assert pathlib.Path("/var/lib", state) == at_a_shell.proven_file.parent
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_failure_is_tried_again_unless_somebody_has_to_correct_something_first(
-    unit: str,
-) -> None:
-    said = directives(unit)
-
-    assert said["Restart"] == ["on-failure"]
-    assert said["RestartPreventExitStatus"] == [str(USAGE)]
-    limited = {"StartLimitIntervalSec": ["3h"], "StartLimitBurst": ["6"]}
-    assert unit != BOOT or limited.items() <= said.items()
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -85,8 +85,6 @@ class CdiSpecs:
         self._timeout_s = timeout_s
         self._here = here
         self._host = tools.Tools((tools.Root(path=roots.host_here),))
-        self.outdated: tuple[str, ...] = ()
-        """Specs that the last refresh may not write, each with the reason."""
         self._any = tools.Tools((tools.Root(path=here), tools.Root(path=roots.host_here)))
 
     def refresh(self) -> None:
@@ -96,7 +94,6 @@ class CdiSpecs:
             HostError: DEVICE_FILES_FAILED: the tool failed, or a spec cannot be written. The
                 specs are then as they were.
         """
-        self.outdated = ()
         variables = _variables(self._roots.host_here)
         served = variables.pop(_OUTPUT_VARIABLE, SPEC)
         empty: Mapping[str, str] = {}
@@ -161,9 +158,8 @@ class CdiSpecs:
     ) -> None:
         """Have the tool make a spec, each step from what the former one wrote, and keep it."""
         if not os.access(path.parent, os.W_OK):
-            why = "its folder cannot be written to"
-            _log.warning("cdi_spec_kept", path=str(path), why=why)
-            self.outdated += (f"CDI spec {path} still lists the devices of before: {why}",)
+            # Whoever uses it will miss the new devices.
+            _log.warning("cdi_spec_kept", path=str(path), why="its folder cannot be written to")
             return
         if program.root != pathlib.Path("/") and driverfiles.inside(program.root, _SCRATCH):
             # The tool writes to a temporary file first, and the host may be mounted read-only.

@@ -46,8 +46,3 @@ class DeviceFiles:
         """
         self._nodes.refresh()
         self._specs.refresh()
-
-    @property
-    def outdated(self) -> tuple[str, ...]:
-        """See ``ports.DeviceFiles``."""
-        return self._specs.outdated

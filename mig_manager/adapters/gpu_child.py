@@ -41,7 +41,6 @@ def worker_command(
     simulate_state: str | None = None,
     in_use_timeout_s: float = 30.0,
     proc_root: str | None = None,
-    gpus_at_once: int = 0,
 ) -> tuple[str, ...]:
     """Return the command line of ``mig_manager.gpu_worker``.
 
@@ -52,7 +51,6 @@ def worker_command(
         in_use_timeout_s: How long a step is tried again while a GPU is in use.
         proc_root: Where to look for processes that hold a GPU; None: ``/proc``, and nowhere on a
             simulated node.
-        gpus_at_once: How many GPUs are changed at the same time; 0: all.
     """
     command = gpu_process.command(
         "mig_manager.gpu_worker",
@@ -60,10 +58,7 @@ def worker_command(
         driver_roots=driver_roots,
         simulate_state=simulate_state,
     )
-    line = (
-        *command,
-        *("--in-use-timeout-s", str(in_use_timeout_s), "--gpus-at-once", str(gpus_at_once)),
-    )
+    line = (*command, "--in-use-timeout-s", str(in_use_timeout_s))
     return line if proc_root is None else (*line, "--proc-root", proc_root)
 
 

@@ -101,4 +101,5 @@ def _process(data: Mapping[str, Any]) -> holders.Holder:
         name=data["name"],
         home=data["home"],
         gpu_instances=tuple(data["gpu_instances"]),
+        compute_instances=tuple((one, two) for one, two in data["compute_instances"]),
     )

@@ -70,6 +70,8 @@ class Failed(_Reply):
     operation: str
     gpu: str
     code: int | None
+    is_refused: bool = False
+    """Whether no step was run, because processes use what would be destroyed."""
 
     @staticmethod
     def of(error: errors.HardwareError) -> "Failed":
@@ -80,10 +82,13 @@ class Failed(_Reply):
             operation=error.operation,
             gpu=error.gpu,
             code=error.code,
+            is_refused=isinstance(error, errors.GpuInUseError),
         )
 
     def to_error(self) -> errors.HardwareError:
         """Put the error together again."""
+        if self.is_refused:
+            return errors.GpuInUseError(self.message)
         return errors.HardwareError(
             self.message,
             reason=self.reason,

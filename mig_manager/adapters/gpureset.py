@@ -16,6 +16,7 @@ import structlog
 
 from mig_manager import errors, hostsettings
 from mig_manager.adapters import procfs, smiquery, tools
+from mig_manager.core import holders as processes
 from mig_manager.core import model
 
 _TOOL = "nvidia-smi"
@@ -30,11 +31,6 @@ _NO_PERMISSION = 4
 _IN_USE = re.compile(r"in use by another|being used by", re.IGNORECASE)
 _UNSUPPORTED = re.compile(r"not supported", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\b", re.IGNORECASE)
-
-_LETTING_GO = ("nvidia-persiste", "nv-fabricmanage")
-"""Daemons, by the 15 letters that the kernel keeps of a name, which have every GPU open and are
-not in the way: the first lets go when nvidia-smi asks it to, by its socket (gpu-operator#118), and
-without the second a GPU behind an NVSwitch could not be reset alone (``nvidia-smi(1)``)."""
 
 _Address = tuple[int, ...]
 
@@ -116,7 +112,7 @@ class SmiReset:
     def _require_free(self, gpu: model.Gpu, look: smiquery.Look) -> None:
         if look.has_instances:
             raise _with_instances(gpu)
-        holders = self._holders(look, but=_LETTING_GO)
+        holders = self._holders(look, but=processes.LETTING_GO)
         if holders:
             raise errors.HostError(
                 f"{gpu} is not reset while it is held by {procfs.listed(holders)}",

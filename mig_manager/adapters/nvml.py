@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import pathlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,6 @@ from mig_manager import clocks, errors
 from mig_manager.adapters import (
     nvml_errors,
     nvml_execute,
-    nvml_mode,
     nvml_observe,
     nvml_session,
     nvml_symbols,
@@ -39,7 +39,6 @@ class NvmlGpus:
             again while somebody holds the GPU or the instance.
         clock: For that wait.
         proc_root: Where to look for processes that hold a GPU; None: NVML's lists have to do.
-        gpus_at_once: How many GPUs are changed at the same time; 0: all.
     """
 
     def __init__(
@@ -50,14 +49,12 @@ class NvmlGpus:
         in_use_timeout_s: float = 30.0,
         clock: clocks.Clock,
         proc_root: pathlib.Path | None = None,
-        gpus_at_once: int = 0,
     ) -> None:
         self._session = functools.partial(nvml_session.opened, library_path, driver_roots)
         self._proc_root = proc_root
         self._driver_roots = tuple(driver_roots)
         self._in_use_timeout_s = in_use_timeout_s
         self._clock = clock
-        self._gpus_at_once = gpus_at_once
 
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index.
@@ -76,40 +73,39 @@ class NvmlGpus:
     def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
-        A switch of MIG mode that fails beside others is tried once more when these have ended.
-
         Returns:
             The GPUs of the plan afterwards, observed within the same session.
 
         Raises:
+            GpuInUseError: Before the first step: processes use what the plan destroys, which the
+                plan forbids.
             HardwareError: A step failed; the message names every GPU that did. NOT_SUPPORTED
                 before the first step: the library lacks a function that the plan needs.
         """
         known = {gpu.uuid: gpu for gpu in seen}
+        require_idle = self._idle_check(plan) if plan.requires_idle else None
         with self._session():
             nvml_symbols.require(plan)
+            if require_idle is not None:
+                require_idle()
             runs = [
                 functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus
             ]
+            return model.ObservedGpus(_sharing(_each(runs)))
 
-            def alone(index: int, error: BaseException) -> Callable[[], model.Gpu] | None:
-                # The patience is over: one try shows whether the others were in the way.
-                run = functools.partial(self._run, plan.gpus[index], in_use_timeout_s=0.0)
-                return run if self._may_pass_alone(error) else None
+    def _idle_check(self, plan: model.Plan) -> Callable[[], None]:
+        """Return what raises ``GpuInUseError``, within a session, while the plan is in the way."""
+        # Only for plans that destroy something. The device nodes are looked at before the session
+        # is opened, which would have us among those who have the GPUs open.
+        from mig_manager.adapters import nvml_inspect  # noqa: PLC0415
 
-            return model.ObservedGpus(
-                _sharing(_each(runs, at_once=self._gpus_at_once, alone=alone))
-            )
+        files = nvml_inspect.OpenFiles.seen(
+            self._proc_root, self._driver_roots, but=(os.getpid(), os.getppid())
+        )
+        return functools.partial(nvml_inspect.require_idle, plan, files)
 
-    def _run(
-        self,
-        plan: model.GpuPlan,
-        known: model.Gpu | None = None,
-        *,
-        in_use_timeout_s: float | None = None,
-    ) -> model.Gpu:
-        timeout_s = self._in_use_timeout_s if in_use_timeout_s is None else in_use_timeout_s
-        patience = _Patience(timeout_s=timeout_s, clock=self._clock)
+    def _run(self, plan: model.GpuPlan, known: model.Gpu | None) -> model.Gpu:
+        patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)
         return nvml_execute.run(
             plan,
             patience.run,
@@ -117,30 +113,6 @@ class NvmlGpus:
             proc_root=self._proc_root,
             driver_roots=self._driver_roots,
         )
-
-    def _may_pass_alone(self, error: BaseException) -> bool:
-        """Check whether a step failed that several GPUs in one session may prevent.
-
-        NVIDIA's tools switch MIG mode of one GPU after the other.
-        """
-        return (
-            self._gpus_at_once != 1
-            and isinstance(error, errors.HardwareError)
-            and error.operation == nvml_mode.OPERATION
-            and error.reason not in _FINAL
-        )
-
-
-_FINAL = frozenset(
-    {
-        errors.Reason.RESET_REQUIRED,
-        errors.Reason.REBOOT_REQUIRED,
-        errors.Reason.NOT_SUPPORTED,
-        errors.Reason.NO_PERMISSION,
-        errors.Reason.GPU_LOST,
-    }
-)
-"""Why a switch of MIG mode fails that other GPUs have nothing to do with."""
 
 
 _Offer = tuple[model.GpuInstanceProfile, ...] | None
@@ -219,54 +191,22 @@ def _is_in_use(error: BaseException) -> bool:
 class _Doing(threading.Thread, Generic[_Result]):
     """An action under way in a thread of its own, and what came of it."""
 
-    def __init__(self, action: Callable[[], _Result], slots: threading.Semaphore) -> None:
+    def __init__(self, action: Callable[[], _Result]) -> None:
         super().__init__()
         self._action = action
-        self._slots = slots
         self.error: BaseException | None = None
         self.result: _Result | None = None
 
     def run(self) -> None:
         try:
-            with self._slots:
-                self.result = self._action()
+            self.result = self._action()
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
             self.error = error
 
 
-def _each(
-    actions: Sequence[Callable[[], _Result]],
-    *,
-    at_once: int = 0,
-    alone: Callable[[int, BaseException], Callable[[], _Result] | None] | None = None,
-) -> Iterator[_Result]:
-    """Run the actions at once; when all have ended, raise what went wrong in one error.
-
-    Args:
-        actions: What to run.
-        at_once: How many run at the same time; 0: all.
-        alone: Given the position and the error of an action, returns what to run in its place
-            once the others have ended; None: nothing.
-    """
-    doings = _ended(actions, at_once or len(actions))
-    if len(doings) > 1:
-        for index, doing in enumerate(doings):
-            action = alone(index, doing.error) if alone and doing.error else None
-            if action:
-                (doings[index],) = _ended([action], 1)
-    failed = [doing.error for doing in doings if doing.error is not None]
-    known = [error for error in failed if isinstance(error, errors.HardwareError)]
-    if known:
-        raise _joined(known) from known[0]
-    for error in failed:
-        raise error
-    return (cast("_Result", doing.result) for doing in doings)
-
-
-def _ended(actions: Sequence[Callable[[], _Result]], at_once: int) -> list[_Doing[_Result]]:
-    """Run actions, so many at a time, and return when all have ended."""
-    slots = threading.BoundedSemaphore(max(at_once, 1))
-    doings = [_Doing(action, slots) for action in actions]
+def _each(actions: Sequence[Callable[[], _Result]]) -> Iterator[_Result]:
+    """Run the actions at once; when all have ended, raise what went wrong in one error."""
+    doings = [_Doing(action) for action in actions]
     try:
         for doing in doings:
             doing.start()
@@ -275,7 +215,13 @@ def _ended(actions: Sequence[Callable[[], _Result]], at_once: int) -> list[_Doin
         for doing in doings:
             if doing.ident is not None:
                 doing.join()
-    return doings
+    failed = [doing.error for doing in doings if doing.error is not None]
+    known = [error for error in failed if isinstance(error, errors.HardwareError)]
+    if known:
+        raise _joined(known) from known[0]
+    for error in failed:
+        raise error
+    return (cast("_Result", doing.result) for doing in doings)
 
 
 def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:

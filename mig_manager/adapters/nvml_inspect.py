@@ -8,7 +8,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters import nvml_device, nvml_errors, nvml_session, procfs
-from mig_manager.core import holders
+from mig_manager.core import holders, model
 
 _NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that holds the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
@@ -22,6 +22,33 @@ class Inspection:
     nvml_version: str
     holders: tuple[tuple[str, tuple[holders.Holder, ...]], ...]
     """For each GPU its UUID, and who holds it, ascending by pid."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFiles:
+    """Which processes have device nodes of GPUs open."""
+
+    processes: tuple[procfs.Holder, ...] = ()
+    driver_proc: pathlib.Path | None = None
+    """Where the driver's capability files are; None: processes were not looked for."""
+
+    @staticmethod
+    def seen(
+        proc_root: pathlib.Path | None, driver_roots: Sequence[str], *, but: tuple[int, ...]
+    ) -> "OpenFiles":
+        """Look for them; call before a session, which would have us and our parent among them.
+
+        Args:
+            proc_root: Where to look; None: nowhere.
+            driver_roots: Where the driver's capability files may be.
+            but: Processes of our own, which do not count.
+        """
+        if proc_root is None:
+            return OpenFiles()
+        return OpenFiles(
+            processes=procfs.holders(proc_root, but=but),
+            driver_proc=procfs.of_driver(proc_root, map(pathlib.Path, driver_roots)),
+        )
 
 
 def inspect(
@@ -42,56 +69,84 @@ def inspect(
     Raises:
         HardwareError: The library cannot be loaded, or NVML cannot be initialised.
     """
-    # Before the session, which would have us and our parent among those who hold the GPUs.
-    seen = procfs.holders(proc_root, but=but) if proc_root else ()
-    roots = map(pathlib.Path, driver_roots)
-    driver_proc = procfs.of_driver(proc_root, roots) if proc_root else None
+    files = OpenFiles.seen(proc_root, driver_roots, but=but)
     with nvml_session.opened(library_path, driver_roots):
         count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
         return Inspection(
             driver_version=nvml_errors.call(pynvml.nvmlSystemGetDriverVersion),
             nvml_version=nvml_errors.call(pynvml.nvmlSystemGetNVMLVersion),
-            holders=tuple(
-                found for i in range(count) if (found := _of_gpu(i, seen, driver_proc)) is not None
-            ),
+            holders=tuple(found for i in range(count) if (found := _of_gpu(i, files)) is not None),
         )
 
 
-def _of_gpu(
-    index: int, seen: tuple[procfs.Holder, ...], driver_proc: pathlib.Path | None
-) -> tuple[str, tuple[holders.Holder, ...]] | None:
+def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[holders.Holder, ...]] | None:
     try:
         handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
         uuid: str = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
     except errors.HardwareError:
         return None
     minor = nvml_device.Device(handle).minor()
-    caps = procfs.capabilities(driver_proc, minor) if driver_proc and minor is not None else {}
-    listed = _listed(handle)
-    homes = {holder.pid: holder.home for holder in seen}
+    driver_proc = files.driver_proc if minor is not None else None
+    known = procfs.capabilities(driver_proc, minor or 0) if driver_proc else {}
+    inside = procfs.compute_capabilities(driver_proc, minor or 0) if driver_proc else {}
+    homes = {holder.pid: holder.home for holder in files.processes}
     found = {
         pid: holders.Holder(
             pid=pid,
             name=_name(pid),
             home=homes.get(pid, ""),
-            gpu_instances=() if instance is None else (instance,),
+            gpu_instances=tuple(sorted({ids[0] for ids in used})),
+            compute_instances=tuple(sorted((one, two) for one, two in used if two is not None)),
         )
-        for pid, instance in listed.items()
+        for pid, used in _listed(handle).items()
     }
-    for holder in procfs.of_gpu(seen, minor, caps=caps) if minor is not None else ():
-        instances = tuple(sorted({caps[cap] for cap in holder.caps if cap in caps}))
+    for holder in procfs.of_gpu(files.processes, minor, caps=known) if minor is not None else ():
         found.setdefault(
             holder.pid,
             holders.Holder(
-                pid=holder.pid, name=holder.name, home=holder.home, gpu_instances=instances
+                pid=holder.pid,
+                name=holder.name,
+                home=holder.home,
+                gpu_instances=tuple(sorted({known[cap] for cap in holder.caps if cap in known})),
+                compute_instances=tuple(
+                    sorted({inside[cap] for cap in holder.caps if cap in inside})
+                ),
             ),
         )
     return uuid, tuple(found[pid] for pid in sorted(found))
 
 
-def _listed(handle: nvml_device.Handle) -> dict[int, int | None]:
-    """Return the GPU instance, if any, of each process that NVML lists, by pid."""
-    found: dict[int, int | None] = {}
+def require_idle(plan: model.Plan, files: OpenFiles) -> None:
+    """Refuse a plan while a process uses what it destroys; call within a session.
+
+    Processes that cannot be seen from here, and GPUs that do not answer, are left to the driver.
+
+    Args:
+        plan: The steps that are going to be executed.
+        files: Who had device nodes open before the session.
+
+    Raises:
+        GpuInUseError: Names the GPUs and their processes.
+    """
+    busy: list[str] = []
+    for gpu in plan.gpus:
+        found = _of_gpu(gpu.gpu_index, files)
+        if found is None or found[0] != gpu.gpu_uuid:
+            continue
+        users = holders.in_the_way(gpu, found[1])
+        if users:
+            names = procfs.listed([str(user) for user in users])
+            busy.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {names}")
+    if busy:
+        raise errors.GpuInUseError("; ".join(busy))
+
+
+def _listed(handle: nvml_device.Handle) -> dict[int, set[tuple[int, int | None]]]:
+    """Return what each process that NVML lists uses, by pid: GPU and compute instances.
+
+    None of the former: the GPU itself.
+    """
+    found: dict[int, set[tuple[int, int | None]]] = {}
     for function in (
         pynvml.nvmlDeviceGetComputeRunningProcesses,
         pynvml.nvmlDeviceGetGraphicsRunningProcesses,
@@ -101,8 +156,10 @@ def _listed(handle: nvml_device.Handle) -> dict[int, int | None]:
         except errors.HardwareError:
             continue
         for process in running:
-            instance = process.gpuInstanceId
-            found[process.pid] = None if instance in (None, _NO_INSTANCE) else instance
+            used = found.setdefault(process.pid, set())
+            if process.gpuInstanceId not in (None, _NO_INSTANCE):
+                inside = process.computeInstanceId
+                used.add((process.gpuInstanceId, None if inside == _NO_INSTANCE else inside))
     return found
 
 

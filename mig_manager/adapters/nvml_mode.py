@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters import nvml_device, nvml_errors
 from mig_manager.core import model
 
-OPERATION = "nvmlDeviceSetMigMode"
+_OPERATION = "nvmlDeviceSetMigMode"
 
 _MODES = {
     model.MigMode.DISABLED: pynvml.NVML_DEVICE_MIG_DISABLE,
@@ -65,15 +65,15 @@ def require(device: nvml_device.Device, mode: model.MigMode, activation: int) ->
     if modes == (mode, mode):
         return
     if activation == pynvml.NVML_ERROR_IN_USE:
-        raise nvml_errors.from_code(activation, operation=OPERATION)
+        raise nvml_errors.from_code(activation, operation=_OPERATION)
     if modes is not None and modes[1] is mode:
         raise _pending(device, activation)
     if activation != pynvml.NVML_SUCCESS:
-        raise nvml_errors.from_code(activation, operation=OPERATION)
+        raise nvml_errors.from_code(activation, operation=_OPERATION)
     raise errors.HardwareError(
-        f"{OPERATION} reported success, yet the mode is neither in force nor pending",
+        f"{_OPERATION} reported success, yet the mode is neither in force nor pending",
         reason=errors.Reason.VERIFY_FAILED,
-        operation=OPERATION,
+        operation=_OPERATION,
     )
 
 
@@ -83,9 +83,9 @@ def _pending(device: nvml_device.Device, activation: int) -> errors.HardwareErro
     That is what virtual machines are told (NVIDIA MIG User Guide, "Enable MIG Mode").
     """
     said = (
-        f"{OPERATION} reported success"
+        f"{_OPERATION} reported success"
         if activation == pynvml.NVML_SUCCESS
-        else nvml_errors.from_code(activation, operation=OPERATION).message
+        else nvml_errors.from_code(activation, operation=_OPERATION).message
     )
     reason, what = errors.Reason.RESET_REQUIRED, "yet the mode waits for a reset"
     if device.virtualization() is model.Virtualization.PASSTHROUGH:
@@ -95,5 +95,5 @@ def _pending(device: nvml_device.Device, activation: int) -> errors.HardwareErro
             "which no reset can help, only a reboot of it"
         )
     return errors.HardwareError(
-        f"{said}, {what}", reason=reason, operation=OPERATION, code=activation
+        f"{said}, {what}", reason=reason, operation=_OPERATION, code=activation
     )

@@ -158,14 +158,33 @@ def capabilities(root: pathlib.Path, minor: int) -> dict[int, int]:
         root: The ``/proc`` to look into.
         minor: Minor number of the GPU.
     """
+    return {cap: ids[0] for cap, ids in _capabilities(root, minor).items()}
+
+
+def compute_capabilities(root: pathlib.Path, minor: int) -> dict[int, tuple[int, int]]:
+    """Return GPU instance and compute instance by the ``nvidia-cap`` number of the latter.
+
+    Args:
+        root: The ``/proc`` to look into.
+        minor: Minor number of the GPU.
+    """
+    return {
+        cap: (gpu_instance, inside[0])
+        for cap, (gpu_instance, *inside) in _capabilities(root, minor).items()
+        if inside
+    }
+
+
+def _capabilities(root: pathlib.Path, minor: int) -> dict[int, tuple[int, ...]]:
+    """Return the ids of a GPU instance, and of a compute instance in it, by capability."""
     mig = root / _CAPABILITIES / f"gpu{minor}" / "mig"
-    found: dict[int, int] = {}
+    found: dict[int, tuple[int, ...]] = {}
     for pattern in ("gi*/access", "gi*/ci*/access"):
         for access in mig.glob(pattern):
-            instance = access.relative_to(mig).parts[0].removeprefix("gi")
+            ids = [part[2:] for part in access.relative_to(mig).parts[:-1]]
             told = _MINOR.search(text(access))
-            if told and instance.isdecimal():
-                found[int(told[1])] = int(instance)
+            if told and all(each.isdecimal() for each in ids):
+                found[int(told[1])] = tuple(map(int, ids))
     return found
 
 

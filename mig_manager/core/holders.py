@@ -1,6 +1,16 @@
-"""Who holds a GPU, in words and as data."""
+"""Which processes use a GPU, in words and as data, and which of them a plan must not cut off."""
 
 import dataclasses
+from collections.abc import Iterable
+
+from mig_manager.core import model
+
+LETTING_GO = ("nvidia-persiste", "nv-fabricmanage")
+"""Daemons, by the 15 letters that the kernel keeps of a name, which have every GPU open and are
+not in the way: the first lets go when nvidia-smi asks it to, by its socket (gpu-operator#118), and
+without the second a GPU behind an NVSwitch could not be reset alone (``nvidia-smi(1)``)."""
+
+_COMM = 15
 
 
 def program(command: str) -> str:
@@ -18,6 +28,8 @@ class Holder:
     """``pod UID`` or ``unit NAME.service``; empty when it cannot be told."""
     gpu_instances: tuple[int, ...]
     """Ids of the GPU instances that it holds; empty when it holds the GPU itself."""
+    compute_instances: tuple[tuple[int, int], ...] = ()
+    """Ids of GPU instance and compute instance, as far as they are known."""
 
     def __str__(self) -> str:
         where = ", ".join(f"GPU instance {each}" for each in self.gpu_instances)
@@ -34,3 +46,31 @@ class Holder:
             "pod_uid": name if kind == "pod" else None,
             "unit": name if kind == "unit" else None,
         }
+
+
+def in_the_way(plan: model.GpuPlan, users: Iterable[Holder]) -> tuple[Holder, ...]:
+    """Return the processes that use what the steps of one GPU destroy.
+
+    A switch of MIG mode takes the GPU from everyone who has it open, except from daemons that let
+    go by themselves.
+
+    Args:
+        plan: The steps of one GPU.
+        users: The processes that use this GPU.
+    """
+    if plan.changes_mode:
+        return tuple(user for user in users if user.name[:_COMM] not in LETTING_GO)
+    gpu_instances = {
+        step.gpu_instance_id for step in plan.steps if isinstance(step, model.DestroyGpuInstance)
+    }
+    compute_instances = {
+        (step.gpu_instance_id, step.compute_instance_id)
+        for step in plan.steps
+        if isinstance(step, model.DestroyComputeInstance)
+    }
+    return tuple(
+        user
+        for user in users
+        if gpu_instances.intersection(user.gpu_instances)
+        or compute_instances.intersection(user.compute_instances)
+    )

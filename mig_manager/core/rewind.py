@@ -40,7 +40,7 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> steps.Decision:
     for old in steps.in_order(before):
         position = places.get(_place(old))
         if position is None:
-            if not any(_overlaps(old.placement, place) for place in taken):
+            if not any(map(old.placement.overlaps, taken)):
                 created.append(_again(gpu, old))
         else:
             strangers = [gi for gi in kept if _place(gi) == _place(old)]
@@ -103,7 +103,7 @@ def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     left = [
         _joined(gi, inside[place]) if place in inside else gi
         for place, gi in past.items()
-        if not any(_overlaps(gi.placement, new.placement) for new in news)
+        if not any(gi.placement.overlaps(new.placement) for new in news)
     ]
     return dataclasses.replace(
         before,
@@ -128,10 +128,6 @@ def _place(gi: model.GpuInstance) -> tuple[model.Profile, model.Placement]:
 
 def _places(before: model.GpuSnapshot) -> set[tuple[model.Profile, model.Placement]]:
     return {_place(gi) for gi in steps.in_order(before)}
-
-
-def _overlaps(one: model.Placement, other: model.Placement) -> bool:
-    return one.start < other.end and other.start < one.end
 
 
 def _again(gpu: model.Gpu, old: model.GpuInstance) -> model.TargetInstance:

@@ -17,19 +17,11 @@ OFF = model.MigMode.DISABLED
 class Rig:
     """A simulated node and the adapter on top of it, with time that passes only by waiting."""
 
-    def __init__(
-        self,
-        library: simulated.SimulatedLibrary,
-        *,
-        in_use_timeout_s: float,
-        gpus_at_once: int = 0,
-    ) -> None:
+    def __init__(self, library: simulated.SimulatedLibrary, *, in_use_timeout_s: float) -> None:
         self.library = library
         self.state = library.state
         self.clock = fakes.FakeClock()
-        self.gpus = nvml.NvmlGpus(
-            in_use_timeout_s=in_use_timeout_s, clock=self.clock, gpus_at_once=gpus_at_once
-        )
+        self.gpus = nvml.NvmlGpus(in_use_timeout_s=in_use_timeout_s, clock=self.clock)
 
     def observe(self, index: int = 0) -> model.Gpu:
         return self.gpus.observe()[index]
@@ -62,13 +54,12 @@ def rig(
     *,
     in_use_timeout_s: float = 10.0,
     options: states.Options | None = None,
-    gpus_at_once: int = 0,
 ) -> Iterator[Rig]:
     """Play a node for the body."""
     simulated.create(spec, path, options=options)
     library = simulated.install(path)
     try:
-        yield Rig(library, in_use_timeout_s=in_use_timeout_s, gpus_at_once=gpus_at_once)
+        yield Rig(library, in_use_timeout_s=in_use_timeout_s)
     finally:
         simulated.uninstall()
 

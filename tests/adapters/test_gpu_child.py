@@ -424,13 +424,12 @@ def test_the_worker_does_nothing_when_nothing_is_asked() -> None:
 
 def test_the_worker_takes_the_command_line_that_is_built_for_it() -> None:
     command = gpu_child.worker_command(
-        library_path="/lib/x.so", simulate_state="/x/state", in_use_timeout_s=1.5, gpus_at_once=3
+        library_path="/lib/x.so", simulate_state="/x/state", in_use_timeout_s=1.5
     )
     arguments = gpu_worker._parser().parse_args(command[4:])
     assert arguments.library_path == "/lib/x.so"
     assert arguments.simulate_state == "/x/state"
     assert arguments.in_use_timeout_s == 1.5
-    assert arguments.gpus_at_once == 3
 
 
 def test_the_worker_dies_with_the_agent(tmp_path: pathlib.Path) -> None:

@@ -86,10 +86,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(
-    context: ssl.SSLContext | None = None, kind: type[Server] = Server
-) -> Iterator[Server]:
-    with kind() as server:
+def serving(context: ssl.SSLContext | None = None) -> Iterator[Server]:
+    with Server() as server:
         if context is not None:
             server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -253,75 +251,6 @@ def test_in_a_pod_the_service_account_reaches_the_server_that_its_authority_vouc
         )
     assert loaded == set()
     assert server.seen == [("/version", "bearer mounted")]
-
-
-class TlsServer(Server):
-    """Takes each connection with the context that it has then."""
-
-    context: ssl.SSLContext
-
-    def get_request(self) -> tuple[ssl.SSLSocket, Any]:
-        connection, address = super().get_request()
-        return self.context.wrap_socket(connection, server_side=True), address
-
-    def trust(self, certificate: pathlib.Path, key: pathlib.Path, client: pathlib.Path) -> None:
-        """Have this certificate from now on, and ask clients for that one."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
-        context.load_verify_locations(client)
-        context.verify_mode = ssl.CERT_REQUIRED
-        self.context = context
-
-
-@needs_openssl
-@pytest.mark.parametrize("inline", [True, False], ids=["in the kubeconfig", "in files"])
-@pytest.mark.parametrize("rotated", ["server", "client", "both"])
-@pytest.mark.parametrize("method", ["get", "post"])
-def test_rotated_certificates_need_no_restart(
-    tmp_path: pathlib.Path, rotated: str, method: str, *, inline: bool
-) -> None:
-    made = {}
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        made[name] = certificates(tmp_path / name)
-
-    def write(server: Server, *, server_has: str, client_has: str) -> str:
-        files = {
-            "certificate-authority": made[server_has][0],
-            "client-certificate": made[client_has][0],
-            "client-key": made[client_has][1],
-        }
-        entries = {}
-        for key, made_file in files.items():
-            file = tmp_path / key
-            file.write_bytes(made_file.read_bytes())
-            entries[f"{key}-data" if inline else key] = (
-                base64.b64encode(file.read_bytes()).decode() if inline else str(file)
-            )
-        authority = {key: entries.pop(key) for key in list(entries) if "authority" in key}
-        return kubeconfig(tmp_path, {"server": server.url("https"), **authority}, entries)
-
-    with serving(kind=TlsServer) as server:
-        assert isinstance(server, TlsServer)
-        server.trust(*made["old"], made["old"][0])
-        path = write(server, server_has="old", client_has="old")
-        client = api.KubeApi.connect(kubeconfig=path)
-        assert client.get("/version") == {"major": "1"}
-
-        server_has = "old" if rotated == "client" else "new"
-        client_has = "old" if rotated == "server" else "new"
-        server.trust(*made[server_has], made[client_has][0])
-        write(server, server_has=server_has, client_has=client_has)
-
-        def ask() -> dict[str, Any]:
-            return client.get("/version") if method == "get" else client.post("/version", {})
-
-        if method == "post":
-            # Not repeated where the refusal of a certificate looks like a lost answer.
-            with contextlib.suppress(errors.ClusterError):
-                ask()
-        assert ask() == {"major": "1"}
-        client.close()
 
 
 @needs_openssl

@@ -1,7 +1,6 @@
 """The steps of a plan, on GPUs that are held, slow, of another mind, or fine."""
 
 import dataclasses
-import itertools
 import pathlib
 import threading
 import time
@@ -497,56 +496,6 @@ def test_gpus_are_worked_on_at_the_same_time(tmp_path: pathlib.Path) -> None:
         ]
     assert len(created) == 4
     assert max(call.started_ns for call in created) < min(call.ended_ns for call in created)
-
-
-@pytest.mark.parametrize("code", [states.Code.UNKNOWN, states.Code.IN_USE])
-def test_a_mode_switch_that_fails_beside_others_is_tried_once_more_alone(
-    code: states.Code, tmp_path: pathlib.Path
-) -> None:
-    options = states.Options(latency=states.Latency(mode_with_reset_s=0.2), logs_calls=True)
-    spec = "3xa100-sxm4-40gb"
-    with nvml_rig.rig(tmp_path / "state", spec, options=options, in_use_timeout_s=0.0) as node:
-        gpus = node.gpus.observe()
-        node.state.add_fault(states.Fault(function="nvmlDeviceSetMigMode", gpu=1, code=code))
-        node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in gpus])
-        assert [gpu.current_mode for gpu in node.gpus.observe()] == [nvml_rig.ON] * 3
-        switches = [
-            call
-            for call in libnvml.read_calls(tmp_path / "state")
-            if call.function == "nvmlDeviceSetMigMode"
-        ]
-    *beside, alone = sorted(switches, key=lambda call: call.started_ns)
-    assert alone.gpu == 1
-    assert max(call.ended_ns for call in beside) <= alone.started_ns
-
-
-def test_a_mode_switch_that_fails_alone_as_well_is_an_error(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "3xa100-sxm4-40gb") as node:
-        gpus = node.gpus.observe()
-        node.state.add_fault(
-            states.Fault(
-                function="nvmlDeviceSetMigMode", gpu=1, count=None, code=states.Code.UNKNOWN
-            )
-        )
-        with pytest.raises(errors.HardwareError, match=r"GPU 1 .*'Unknown Error'"):
-            node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in gpus])
-        assert [fault.fired for fault in node.state.faults()] == [2]
-
-
-def test_gpus_are_changed_one_after_the_other_where_that_is_asked_for(
-    tmp_path: pathlib.Path,
-) -> None:
-    options = states.Options(latency=states.Latency(mode_with_reset_s=0.05), logs_calls=True)
-    spec = "4xa100-sxm4-40gb"
-    with nvml_rig.rig(tmp_path / "state", spec, options=options, gpus_at_once=1) as node:
-        node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in node.gpus.observe()])
-        switches = sorted(
-            (call.started_ns, call.ended_ns)
-            for call in libnvml.read_calls(tmp_path / "state")
-            if call.function == "nvmlDeviceSetMigMode"
-        )
-    assert len(switches) == 4
-    assert all(ended <= started for (_, ended), (started, _) in itertools.pairwise(switches))
 
 
 def test_no_session_outlives_an_execution_that_fails(tmp_path: pathlib.Path) -> None:

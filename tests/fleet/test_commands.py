@@ -128,25 +128,6 @@ def test_undo_brings_each_node_back_to_what_it_was_asked_for_before(rig: Rig) ->
     assert {name: rig.label(name) for name in rig.names} == before
 
 
-def test_the_cluster_can_be_named_by_its_context(rig: Rig) -> None:
-    document = yaml.safe_load(rig.kubeconfig.read_text())
-    (right,) = document["contexts"]
-    wrong = {"name": "nowhere", "context": {"cluster": "none", "user": right["context"]["user"]}}
-    nowhere = {"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}
-    document["contexts"].append(wrong)
-    document["clusters"].append(nowhere)
-    document["current-context"] = "nowhere"
-    rig.kubeconfig.write_text(yaml.safe_dump(document))
-
-    answer = rig.roll(LAYOUT, "--context", right["name"])
-    unknown = rig.roll(LAYOUT, "--context", "no-such")
-
-    assert answer.status == 0
-    assert {rig.label(name) for name in rig.names} == {LAYOUT}
-    assert unknown.status == 2
-    assert "no-such" in unknown.err
-
-
 def test_undo_takes_the_label_away_where_there_was_none(rig: Rig) -> None:
     assert rig.roll(LAYOUT).status == 0
 

@@ -60,8 +60,7 @@ class KubeApi:
         Args:
             configuration: Of the official client; changed to suit us.
             request_timeout_s: How long to wait for an answer, per attempt.
-            reload: Reads address and credentials anew, after server or client has refused the
-                other's.
+            reload: Reads the credentials anew, after the server has refused them.
             sleep: Waits between attempts; None waits until then or until ``close``.
             limit: How fast requests may follow each other; None: as they come.
         """
@@ -78,25 +77,18 @@ class KubeApi:
         self._limit = limit
 
     @classmethod
-    def connect(
-        cls,
-        *,
-        kubeconfig: str | None,
-        context: str | None = None,
-        request_timeout_s: float = 10.0,
-    ) -> Self:
+    def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
         """Find the cluster; nothing is sent yet.
 
         Args:
             kubeconfig: Path of a kubeconfig file; None for the service account of our pod.
-            context: Of the kubeconfig; None for its current one.
             request_timeout_s: How long to wait for an answer, per attempt.
 
         Raises:
             UsageError: There is no usable configuration; the message says why.
         """
         configuration = client.Configuration()
-        load = functools.partial(_load, configuration, kubeconfig, context)
+        load = functools.partial(_load, configuration, kubeconfig)
         load()
         limit = throttle.Throttle(per_s=_REQUESTS_PER_S, burst=_BURST)
         return cls(configuration, request_timeout_s=request_timeout_s, reload=load, limit=limit)
@@ -217,40 +209,15 @@ class KubeApi:
         content_type: str | None,
     ) -> urllib3.BaseHTTPResponse:
         """Send a request and return the answer, unread, if its status is good."""
-        response = self._answered(method, path, body, content_type)
+        response = self._send(method, path, body, content_type)
+        if response.status == http.HTTPStatus.UNAUTHORIZED and self._has_reloaded():
+            response.close()
+            response = self._send(method, path, body, content_type)
         if response.status // 100 != _SUCCESS:
             request = _name(method, path)
             text = self._read_error(response, request)
             raise answers.refusal(request, response.status, response.headers, text)
         return response
-
-    def _answered(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | list[Any] | None,
-        content_type: str | None,
-    ) -> urllib3.BaseHTTPResponse:
-        """Send a request, and once more with the credentials of now where those are refused."""
-        try:
-            response = self._send(method, path, body, content_type)
-        except answers.ApiError as error:
-            if not (self._may_be_certificates(error) and self._has_reloaded()) or error.was_sent:
-                raise
-            return self._send(method, path, body, content_type)
-        if response.status == http.HTTPStatus.UNAUTHORIZED and self._has_reloaded():
-            response.close()
-            return self._send(method, path, body, content_type)
-        return response
-
-    def _may_be_certificates(self, error: answers.ApiError) -> bool:
-        """Tell whether a certificate of ours may be the cause, which may have been replaced."""
-        if isinstance(error.__cause__, client.ApiException):
-            return True
-        # With TLS 1.3 a server refuses a client's certificate after the request was sent, and may
-        # close the connection before its alert is read (RFC 8446, 4.6.2 and 6).
-        is_reset = isinstance(error.__cause__, urllib3.exceptions.ProtocolError)
-        return is_reset and self._configuration.cert_file is not None
 
     def _send(
         self,
@@ -285,7 +252,7 @@ class KubeApi:
         return response
 
     def _has_reloaded(self) -> bool:
-        """Read the credentials anew: the client itself does so for tokens, and once a minute."""
+        """Read the credentials anew: the client itself does so only once a minute."""
         if self._reload is None:
             return False
         try:
@@ -293,9 +260,6 @@ class KubeApi:
         except errors.UsageError:
             # The server's 401 tells more than a file that is missing while it is replaced.
             return False
-        # Connections keep the certificates that they were made with.
-        outdated, self._client = self._client, client.RESTClientObject(self._configuration)
-        outdated.close()
         return True
 
     def _headers(self, request: str, content_type: str | None) -> dict[str, str]:
@@ -347,14 +311,12 @@ class KubeApi:
                 response.close()
 
 
-def _load(
-    configuration: client.Configuration, kubeconfig: str | None, context: str | None
-) -> None:
+def _load(configuration: client.Configuration, kubeconfig: str | None) -> None:
     try:
         if kubeconfig is None:
             client.load_incluster_config(configuration)
         else:
-            client.load_kube_config(kubeconfig, configuration, context=context)
+            client.load_kube_config(kubeconfig, configuration)
     except Exception as err:  # noqa: BLE001 - the loader lets out whatever a bad file provokes
         where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
         raise errors.UsageError(f"no way to a Kubernetes API: {where}: {err}") from None

@@ -30,20 +30,13 @@ def load_incluster_config(configuration: Configuration) -> None:
     kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
 
 
-def load_kube_config(path: str, configuration: Configuration, *, context: str | None) -> None:
+def load_kube_config(path: str, configuration: Configuration) -> None:
     """Take address and credentials of a kubeconfig file; see the client for what it may hold.
 
-    Args:
-        path: The file.
-        configuration: Receives them.
-        context: Which of the file's contexts; None: its current one.
-
     Raises:
-        Exception: Whatever a missing or bad file provokes, or a context that it does not have.
+        Exception: Whatever a missing or bad file provokes.
     """
-    _kube_config().load_kube_config(
-        path, context=context, client_configuration=configuration, persist_config=False
-    )
+    _kube_config().load_kube_config(path, client_configuration=configuration, persist_config=False)
 
 
 def _kube_config() -> Any:
