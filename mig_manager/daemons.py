@@ -24,6 +24,8 @@ class Paused:
     """Deploy labels that placed a pod here: its successor is worth waiting for."""
     table: tuple[extras.ExtraClient, ...] = ()
     """The owner's daemons that were sent away."""
+    changed: frozenset[str] = frozenset()
+    """UUIDs of the GPUs that the change is about: all of their devices must be offered."""
 
 
 ANY_PLUGIN = Paused(plugin_uids=frozenset(), has_plugin=True)
@@ -101,6 +103,7 @@ class Daemons:
             has_plugin=pause.has_plugin or had.has_plugin,
             staffed=frozenset(key for key in pause.labels if clients.gated_by(pods, (key,))),
             table=table,
+            changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         )
 
     def _wait_gone(self, uids: Collection[str], wish: ports.Wish) -> None:
@@ -170,7 +173,9 @@ class Daemons:
         return not found.has_plugin or not self._missing(ANY_PLUGIN, tuple(gpus))[1]
 
     def restart_stale_plugin(self, gpus: Iterable[model.Gpu]) -> Paused:
-        """Delete the plugin's pods if they are up and offer something else than there is.
+        """Delete the plugin's pods if they are up and do not know the devices that there are.
+
+        A device that is merely unhealthy is no reason: a new plugin would offer it again.
 
         Returns:
             What ``prove`` needs to wait for the plugin: a new one, or the one that is starting.
@@ -179,8 +184,12 @@ class Daemons:
             ClusterError: The API refused or does not answer.
         """
         found = self.find_plugins()
-        reason, _ = self._missing(ANY_PLUGIN, tuple(gpus))
-        if reason is errors.Reason.PLUGIN_NOT_READY:
+        known = tuple(gpus)
+        reason, _ = self._missing(ANY_PLUGIN, known)
+        node = clients.NodeDevices.of(self._node.read())
+        if reason is errors.Reason.PLUGIN_NOT_READY or not clients.is_plugin_stale(
+            known, self._offered(), node
+        ):
             return dataclasses.replace(found, plugin_uids=frozenset())
         for pod in self._workloads.list():
             if pod.uid in found.plugin_uids and not pod.is_terminating:
@@ -239,7 +248,11 @@ class Daemons:
             ClusterError: The API refused or does not answer.
         """
         found = self.find_plugins()
-        return dataclasses.replace(found, has_plugin=found.has_plugin or left.has_plugin)
+        return dataclasses.replace(
+            found,
+            has_plugin=found.has_plugin or left.has_plugin,
+            changed=frozenset(gpu.uuid for gpu in left.snapshot),
+        )
 
     def prove(self, paused: Paused, gpus: Iterable[model.Gpu], wish: ports.Wish) -> None:
         """Wait until a new device plugin is ready and the node offers what the GPUs have.
@@ -277,13 +290,17 @@ class Daemons:
         if not any(pod.is_ready and not pod.is_terminating for pod in plugins):
             names = ", ".join(pod.key for pod in plugins) or "none has started"
             return errors.Reason.PLUGIN_NOT_READY, f"no new device plugin pod is ready: {names}"
+        offered, node = self._offered(), clients.NodeDevices.of(self._node.read())
+        why = clients.why_not_offered(gpus, offered, node, changed=paused.changed)
+        return errors.Reason.NOT_ALLOCATABLE, why
+
+    def _offered(self) -> Mapping[str, frozenset[str]] | None:
+        """Return the healthy devices; None where kubelet cannot be asked."""
         try:
-            offered: Mapping[str, frozenset[str]] | None = self._allocations.allocatable()
+            return self._allocations.allocatable()
         except errors.ClusterError as error:
             _log.info("pod_resources_unavailable", error=error.message)
-            offered = None
-        why = clients.why_not_offered(gpus, offered, self._node.read().allocatable)
-        return errors.Reason.NOT_ALLOCATABLE, why
+            return None
 
 
 def _suspicion(gpus: Iterable[model.Gpu]) -> str:

@@ -134,6 +134,8 @@ class World:
     told: list[str] = dataclasses.field(default_factory=list)
     """Messages of the status annotation, in order."""
     offered: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    unhealthy: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """Devices that the plugin has registered and calls unhealthy."""
     kubelet_is_silent: bool = False
     plugin_is_broken: bool = False
     plugin_is_gated: bool = True
@@ -332,6 +334,10 @@ class FakeNode:
             is_unschedulable=world.is_unschedulable,
             taint_keys=frozenset({cluster.HOLD_TAINT} if world.has_hold_taint else ()),
             allocatable={name: len(ids) for name, ids in world.offered.items()},
+            capacity={
+                name: len(ids | world.unhealthy.get(name, frozenset()))
+                for name, ids in world.offered.items()
+            },
         )
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:

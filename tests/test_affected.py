@@ -60,3 +60,24 @@ def test_a_pod_that_uses_a_device_of_another_gpu_stays() -> None:
     assert scenes.run(world, "six", SIX).state is model.State.SUCCESS
 
     assert pod in world.pods
+
+
+def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> None:
+    world = scenes.node(layout="all-1g.5gb")
+    faulty = scenes.device(world, 1, "1g.5gb")
+
+    def fail() -> None:
+        ids = world.offered.get("nvidia.com/gpu", frozenset())
+        world.offered = {"nvidia.com/gpu": ids - {faulty}}
+        world.unhealthy = {"nvidia.com/gpu": frozenset({faulty})}
+
+    world.clock.on_wait.append(fail)
+    fail()
+
+    again = scenes.run(world, "all-1g.5gb")
+    restarts = world.log.count("workloads.delete")
+    changed = scenes.run(world, "six", SIX)
+
+    assert again.state is model.State.SUCCESS
+    assert restarts == 0
+    assert changed.state is model.State.SUCCESS

@@ -27,10 +27,9 @@ def offered_devices(offers: Offers, gpus: gpu_checks.Gpus, node: Node) -> Sequen
     seen = gpus.needed()
     view = node.if_told()
     # Without the node, kubelet's word stands for its counts as well.
-    counts = (
-        view.allocatable if view else {n: len(ids) for n, ids in offered.items() if _is_ours(n)}
-    )
-    why_not = clients.why_not_offered(seen, offered, counts)
+    counts = {name: len(ids) for name, ids in offered.items() if _is_ours(name)}
+    told = clients.NodeDevices.of(view) if view else clients.NodeDevices(allocatable=counts)
+    why_not = clients.why_not_offered(seen, offered, told)
     return (asking.fail(why_not) if why_not else asking.ok("all devices and no others"),)
 
 

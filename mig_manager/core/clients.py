@@ -3,10 +3,11 @@
 Only what a plan takes away matters: whoever holds an instance that stays is left alone.
 """
 
+import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager.core import cluster, extras, model
+from mig_manager.core import cluster, extras, model, resources
 
 DISCOVERY_DEPLOY_LABEL = cluster.DEPLOY_LABEL_PREFIX + "gpu-feature-discovery"
 
@@ -28,6 +29,10 @@ _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGNORECASE)
 """Device ids of NVIDIA's plugin are UUIDs; before driver 470 MIG devices had the longer form."""
 
+_SHARED = ".shared"
+"""What the plugin appends to the name of a resource with replicas, where it is told to."""
+_REPLICAS = ".replicas"
+
 DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Console GPUs of a DGX Station, which no plugin offers: go-nvlib skips them by name."""
 
@@ -36,6 +41,44 @@ _ENUMERATE_AT_START = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-e
 
 _HOLD_DEVICES = ("nvsm", "client")
 """Operands that must be away only when something is taken from them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDevices:
+    """What a Node object says of its devices."""
+
+    allocatable: Mapping[str, int]
+    """Healthy devices by resource name, a shared one once per replica."""
+    capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The same with unhealthy ones; empty: not known."""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def of(view: cluster.NodeView) -> "NodeDevices":
+        """Return those of a node."""
+        return NodeDevices(
+            allocatable=view.allocatable, capacity=view.capacity, labels=view.labels
+        )
+
+    def matches(self, counts: Mapping[str, int], expected: Mapping[str, int]) -> bool:
+        """Tell whether counts are those expected, replicas of shared devices apart."""
+        bare = {name.removesuffix(_SHARED): (name, n) for name, n in counts.items()}
+        return bare.keys() == expected.keys() and all(
+            n == expected[key] or (n % expected[key] == 0 and self._is_shared(name))
+            for key, (name, n) in bare.items()
+        )
+
+    def _is_shared(self, name: str) -> bool:
+        """Tell whether a resource has replicas: by its name, or by GPU feature discovery's label.
+
+        Replicas of the former layout are those of the next, unless the plugin's config changes.
+        """
+        replicas = [
+            value
+            for key, value in self.labels.items()
+            if _is_device_resource(key.removesuffix(_REPLICAS)) and key.endswith(_REPLICAS)
+        ]
+        return name.endswith(_SHARED) or any(value not in ("0", "1") for value in replicas)
 
 
 def affected_ids(plan: model.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
@@ -205,31 +248,101 @@ def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozens
 def why_not_offered(
     gpus: Iterable[model.Gpu],
     offered: Mapping[str, frozenset[str]] | None,
-    allocatable: Mapping[str, int],
+    node: NodeDevices,
+    *,
+    changed: Collection[str] | None = None,
 ) -> str:
     """Say why the devices are not schedulable yet; empty when they are.
+
+    The plugin may offer a device of an unchanged GPU as unhealthy: that is no matter of a change.
 
     Args:
         gpus: The GPUs as they are now.
         offered: Healthy device ids by resource name from kubelet, or None when it cannot be
-            asked; then only the sum of the node's allocatable counts can be compared.
-        allocatable: The node's ``nvidia.com/*`` allocatable.
+            asked; then only the node's counts can be compared.
+        node: What the node counts.
+        changed: UUIDs of the GPUs whose devices must all be healthy; None: of all GPUs.
     """
-    sliced, whole = expected_devices(gpus)
-    counts = {name: n for name, n in allocatable.items() if _is_device_resource(name)}
+    known = tuple(gpus)
     if offered is None:
-        total = sum(counts.values())
-        if total in (len(sliced), len(whole)):
-            return ""
-        return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
+        return _why_not_counted(known, node, changed)
     devices = {name: ids for name, ids in offered.items() if _is_device_resource(name) and ids}
     ids: frozenset[str] = frozenset().union(*devices.values())
-    if ids not in (sliced, whole):
-        return (
-            f"kubelet offers {len(ids)} devices of which {len(ids & sliced)} exist; "
-            f"{len(sliced)} are expected"
-        )
-    return _compare_counts(devices, counts)
+    for expected, needed in zip(
+        expected_devices(known), expected_devices(_among(known, changed)), strict=True
+    ):
+        is_registered = sum(_devices_of(node.capacity).values()) >= len(expected)
+        if ids == expected or (ids and is_registered and needed <= ids <= expected):
+            return _compare_counts(devices, _devices_of(node.allocatable))
+    sliced, _ = expected_devices(known)
+    return (
+        f"kubelet offers {len(ids)} devices of which {len(ids & sliced)} exist; "
+        f"{len(sliced)} are expected"
+    )
+
+
+def is_plugin_stale(
+    gpus: Iterable[model.Gpu], offered: Mapping[str, frozenset[str]] | None, node: NodeDevices
+) -> bool:
+    """Tell whether the device plugin does not know the devices that there are.
+
+    Args:
+        gpus: The GPUs as they are now.
+        offered: As of ``why_not_offered``.
+        node: What the node counts.
+    """
+    gpus = tuple(gpus)
+    sliced, whole = expected_devices(gpus)
+    ids = frozenset().union(
+        *(ids for name, ids in (offered or {}).items() if _is_device_resource(name))
+    )
+    if not (ids <= sliced or ids <= whole):
+        return True
+    if offered is None:
+        return bool(why_not_offered(gpus, None, node, changed=()))
+    registered = sum(_devices_of(node.capacity or node.allocatable).values())
+    # Only devices that are in one of the two tell the plugin's strategy.
+    likely = [expected for expected in (sliced, whole) if ids & (expected - (sliced & whole))]
+    return registered < min(map(len, likely or (sliced, whole)))
+
+
+def _why_not_counted(
+    gpus: Sequence[model.Gpu], node: NodeDevices, changed: Collection[str] | None
+) -> str:
+    """Compare the node's counts with what the plugin should register by one of its strategies."""
+    sliced, whole = expected_devices(gpus)
+    seen = [gpu for gpu in gpus if gpu.name not in DISPLAYS]
+    allocatable = {name: n for name, n in _devices_of(node.allocatable).items() if n}
+    total = sum(allocatable.values())
+    if total in (len(sliced), len(whole)):
+        return ""
+    needed = len(expected_devices(_among(gpus, changed))[0])
+    for expected in (
+        resources.counts(seen),
+        {resources.GPU: len(sliced)},
+        {resources.GPU: len(whole)},
+    ):
+        if node.matches(allocatable, expected):
+            return ""
+        # Kubelet counts an unhealthy device in the capacity alone.
+        if (
+            total >= needed
+            and all(allocatable.values())
+            and node.matches(
+                {name: n for name, n in _devices_of(node.capacity).items() if name in allocatable},
+                expected,
+            )
+        ):
+            return ""
+    return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
+
+
+def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[model.Gpu, ...]:
+    return tuple(gpu for gpu in gpus if uuids is None or gpu.uuid in uuids)
+
+
+def _devices_of(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: n for name, n in counts.items() if _is_device_resource(name)}
 
 
 def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> str:
@@ -242,7 +355,7 @@ def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, 
 
 
 def _is_device_resource(name: str) -> bool:
-    bare = name.removesuffix(".shared")
+    bare = name.removesuffix(_SHARED)
     return bare == cluster.RESOURCE_PREFIX + "gpu" or bare.startswith(
         cluster.RESOURCE_PREFIX + "mig-"
     )

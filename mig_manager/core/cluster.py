@@ -97,6 +97,8 @@ class NodeView:
     taint_keys: frozenset[str]
     allocatable: Mapping[str, int]
     """``nvidia.com/*`` extended resources only."""
+    capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The same with unhealthy devices, which are not allocatable."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,32 @@ class TestList:
         server.store.create(make_pod(phase=phase, initContainers=[init]))
         assert only(workloads).may_run_gpu_init is expected
 
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [
+            ({}, ""),
+            ({"command": ["nvidia-device-plugin"]}, ""),
+            ({"args": ["--mig-strategy=single", "--pass-device-specs"]}, "single"),
+            ({"args": ["--mig-strategy", "mixed"]}, "mixed"),
+            ({"args": ["--mig-strategy"]}, ""),
+            ({"env": [{"name": "MIG_STRATEGY", "value": "single"}]}, "single"),
+            (
+                {"args": ["--mig-strategy=mixed"]}
+                | {"env": [{"name": "MIG_STRATEGY", "value": "single"}]},
+                "mixed",
+            ),
+        ],
+    )
+    def test_the_device_plugins_strategy_is_that_of_its_options_or_its_variable(
+        self,
+        server: apiserver.ApiServer,
+        workloads: pods.KubeWorkloads,
+        fields: dict[str, Any],
+        expected: str,
+    ) -> None:
+        server.store.create(make_pod(containers=[container(**fields)]))
+        assert only(workloads).mig_strategy == expected
+
     @pytest.mark.parametrize("claims", [[], [{"name": "c", "resourceClaimName": "c"}]])
     def test_a_pods_claims_are_noticed(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads, claims: list[Any]

@@ -269,21 +269,33 @@ def test_the_device_plugin_is_found_however_it_was_deployed(
     assert found is is_plugin
 
 
+def counted(
+    allocatable: dict[str, int],
+    capacity: dict[str, int] | None = None,
+    labels: dict[str, str] | None = None,
+) -> clients.NodeDevices:
+    return clients.NodeDevices(
+        allocatable=allocatable, capacity=capacity or allocatable, labels=labels or {}
+    )
+
+
 def test_offered_devices_must_be_the_very_ones_that_exist() -> None:
     gpus = balanced()
     ids = frozenset(gpus[0].mig_uuids)
     stale = frozenset({"MIG-gone", *sorted(ids)[1:]})
     count = {"nvidia.com/gpu": len(ids)}
 
-    assert clients.why_not_offered(gpus, {"nvidia.com/gpu": ids}, count) == ""
-    assert "3 exist" in clients.why_not_offered(gpus, {"nvidia.com/gpu": stale}, count)
+    assert clients.why_not_offered(gpus, {"nvidia.com/gpu": ids}, counted(count)) == ""
+    assert "3 exist" in clients.why_not_offered(gpus, {"nvidia.com/gpu": stale}, counted(count))
 
 
 def test_a_resource_of_the_former_layout_must_have_gone_to_zero() -> None:
     gpus = balanced()
     ids = {"nvidia.com/gpu": frozenset(gpus[0].mig_uuids)}
 
-    why = clients.why_not_offered(gpus, ids, {"nvidia.com/gpu": 4, "nvidia.com/mig-7g.40gb": 1})
+    why = clients.why_not_offered(
+        gpus, ids, counted({"nvidia.com/gpu": 4, "nvidia.com/mig-7g.40gb": 1})
+    )
 
     assert "nvidia.com/mig-7g.40gb is 1, 0 expected" in why
 
@@ -292,16 +304,16 @@ def test_shared_devices_count_once_per_replica() -> None:
     gpus = balanced()
     ids = {"nvidia.com/gpu.shared": frozenset(gpus[0].mig_uuids)}
 
-    assert clients.why_not_offered(gpus, ids, {"nvidia.com/gpu.shared": 8}) == ""
-    assert clients.why_not_offered(gpus, ids, {"nvidia.com/gpu.shared": 7}) != ""
+    assert clients.why_not_offered(gpus, ids, counted({"nvidia.com/gpu.shared": 8})) == ""
+    assert clients.why_not_offered(gpus, ids, counted({"nvidia.com/gpu.shared": 7})) != ""
 
 
 def test_without_kubelet_the_sum_of_the_nodes_counts_decides() -> None:
     gpus = balanced()
 
-    assert clients.why_not_offered(gpus, None, {"nvidia.com/mig-1g.5gb": 4}) == ""
+    assert clients.why_not_offered(gpus, None, counted({"nvidia.com/mig-1g.5gb": 4})) == ""
     assert "counts 7 devices, 4 are expected" in clients.why_not_offered(
-        gpus, None, {"nvidia.com/gpu": 7}
+        gpus, None, counted({"nvidia.com/gpu": 7})
     )
 
 
@@ -310,10 +322,60 @@ def test_whole_gpus_are_right_where_the_strategy_is_none() -> None:
 
     assert (
         clients.why_not_offered(
-            gpus, {"nvidia.com/gpu": frozenset({gpus[0].uuid})}, {"nvidia.com/gpu": 1}
+            gpus, {"nvidia.com/gpu": frozenset({gpus[0].uuid})}, counted({"nvidia.com/gpu": 1})
         )
         == ""
     )
+
+
+@pytest.mark.parametrize("changed", [frozenset(), frozenset({"GPU-another"})])
+def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
+    changed: frozenset[str],
+) -> None:
+    gpus = balanced()
+    healthy = {"nvidia.com/gpu": frozenset([*gpus[0].mig_uuids][1:])}
+    node = counted({"nvidia.com/gpu": 3}, {"nvidia.com/gpu": 4})
+    unregistered = counted({"nvidia.com/gpu": 3})
+
+    assert clients.why_not_offered(gpus, healthy, node, changed=changed) == ""
+    assert clients.why_not_offered(gpus, healthy, node, changed={gpus[0].uuid}) != ""
+    assert clients.why_not_offered(gpus, healthy, node) != ""
+    assert clients.why_not_offered(gpus, healthy, unregistered, changed=changed) != ""
+    assert not clients.is_plugin_stale(gpus, healthy, node)
+    assert clients.is_plugin_stale(gpus, healthy, unregistered)
+
+
+def test_a_plugin_that_offers_a_device_that_is_gone_is_stale() -> None:
+    gpus = balanced()
+    stale = {"nvidia.com/gpu": frozenset({"MIG-gone", *[*gpus[0].mig_uuids][1:]})}
+
+    assert clients.is_plugin_stale(gpus, stale, counted({"nvidia.com/gpu": 4}))
+
+
+MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
+REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "labels", "is_good"),
+    [
+        (MIXED, {}, True),
+        ({name: 4 * n for name, n in MIXED.items()}, REPLICAS, True),
+        ({f"{name}.shared": 4 * n for name, n in MIXED.items()}, {}, True),
+        (MIXED | {"nvidia.com/mig-1g.5gb": 8}, REPLICAS, True),
+        ({name: 4 * n for name, n in MIXED.items()}, {}, False),
+        (MIXED | {"nvidia.com/mig-1g.5gb": 7}, REPLICAS, False),
+        ({"nvidia.com/gpu": 16}, {"nvidia.com/gpu.replicas": "4"}, True),
+        ({"nvidia.com/gpu": 16}, {"nvidia.com/gpu.replicas": "1"}, False),
+        ({"nvidia.com/mig-7g.40gb.shared": 3}, {}, False),
+    ],
+)
+def test_without_kubelet_replicas_of_shared_devices_are_known(
+    allocatable: dict[str, int], labels: dict[str, str], *, is_good: bool
+) -> None:
+    why = clients.why_not_offered(balanced(), None, counted(allocatable, labels=labels))
+
+    assert (why == "") is is_good
 
 
 @pytest.mark.parametrize(

@@ -25,4 +25,5 @@ def view(node: Mapping[str, Any]) -> cluster.NodeView:
             is_unschedulable=bool(spec.get("unschedulable")),
             taint_keys=frozenset(str(taint["key"]) for taint in spec.get("taints") or ()),
             allocatable=fields.gpu_resources(status.get("allocatable")),
+            capacity=fields.gpu_resources(status.get("capacity")),
         )

@@ -63,7 +63,7 @@ def _mig_strategy(spec: Mapping[str, Any]) -> str:
     for container in spec["containers"]:
         words = [str(each) for each in (container.get("command") or ())]
         words += [str(each) for each in (container.get("args") or ())]
-        for word, following in zip(words, [*words[1:], ""], strict=True):
+        for word, following in zip(words, [*words[1:], ""], strict=False):
             flag, equals, value = word.partition("=")
             if flag == "--mig-strategy":
                 return value if equals else following
