@@ -419,9 +419,11 @@ class Superseded(Exception):  # noqa: N818 - control flow, not a failure
 
     Attributes:
         is_replaced: Whether another run follows at once and will publish its own state.
+        is_stopping: Whether this process is about to end.
     """
 
-    def __init__(self, why: str, *, is_replaced: bool) -> None:
+    def __init__(self, why: str, *, is_replaced: bool, is_stopping: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.is_replaced = is_replaced
+        self.is_stopping = is_stopping

@@ -50,7 +50,7 @@ class _Signals:
         """Raise ``Superseded`` when a signal was heard."""
         if self._held:
             name = signal.Signals(self._held[0]).name
-            raise errors.Superseded(f"ended by {name}", is_replaced=False)
+            raise errors.Superseded(f"ended by {name}", is_replaced=False, is_stopping=True)
 
     def resume(self) -> None:
         """Have signals do again what they did before."""

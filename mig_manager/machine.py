@@ -51,15 +51,21 @@ class Machine:
     def start_services(self, journal: record.Record) -> str:
         """Start what was stopped; what does not start stays in the journal.
 
+        A journal is an annotation, and others may write annotations too. So only what the list of
+        services names now is started, and what systemd stops along with it; anything else leaves
+        the journal with a warning.
+
         Returns:
             What did not start and why, as a part of a sentence; empty when all did.
         """
         failed: list[str] = []
         for name in hostclients.start_order(journal.journal.host_services):
             self._world.telemetry.still_working()
-            why = self._start(name)
-            if why:
-                failed.append(why)
+            try:
+                self._start(name)
+            except errors.MigManagerError as error:
+                _log.warning("host_service_not_started", service=name, error=error.message)
+                failed.append(error.message)
             else:
                 journal.started(name)
         return "; ".join(failed)
@@ -74,14 +80,17 @@ class Machine:
         if failed:
             raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
 
-    def _start(self, name: str) -> str:
-        if self._world.services is None:
-            return f"{name}, which an earlier run stopped, is not ours to start any more"
-        try:
-            was_down = self._world.services.start(name)
-        except errors.MigManagerError as error:
-            _log.warning("host_service_not_started", service=name, error=error.message)
-            return error.message
-        if was_down:
+    def _start(self, name: str) -> None:
+        services = self._world.services
+        if services is None or not services.may_have_stopped(name, self._world.service_names()):
+            _log.warning("host_service_refused", service=name)
+            self._world.node.emit(
+                reason="HostServiceRefused",
+                message=f"{name} is in the journal of an interrupted run, and not among the host "
+                "services that this agent may stop and start now: it was not started. If it is "
+                "yours, start it on the node (systemctl start).",
+                is_warning=True,
+            )
+            return
+        if services.start(name):
             _log.info("host_service_started", service=name)
-        return ""

@@ -94,7 +94,9 @@ class Mailbox:
         """Return why a wish has ended, or None while it stands."""
         with self._changed:
             if self._is_stopping:
-                return errors.Superseded("the agent is shutting down", is_replaced=False)
+                return errors.Superseded(
+                    "the agent is shutting down", is_replaced=False, is_stopping=True
+                )
             if self._generation == generation:
                 return None
             if self._name is None:

@@ -337,6 +337,13 @@ class HostServices(Protocol):
             HostError: HOST_SERVICE_FAILED: it did not stop in time, or must not be stopped.
         """
 
+    def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
+        """Tell whether a service is one of those listed, or is stopped along with one.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED: the init system does not answer.
+        """
+
     def start(self, name: str) -> bool:
         """Start a service and wait until it has; done when it is running.
 

@@ -7,6 +7,9 @@ from mig_manager import world as worlds
 from mig_manager.core import model
 from mig_manager.core import policy as policies
 
+_LOOK_S = 1.0
+"""Pause between two looks for the signal to end."""
+
 
 class Rebooting:
     """The reboot of one run.
@@ -84,13 +87,31 @@ class Rebooting:
             if self._world.reboot is not None:
                 self._world.reboot.request(f"MIG layout {self._name} needs it")
             self.is_under_way = True
-            wish.wait(self._limits.reboot_timeout_s)
+            self._wait_for_end(wish)
         except errors.MigManagerError as refused:
             self._record.rebooted(is_so=False)
             return refused.message
         self.is_under_way = False
         limit = self._limits.reboot_timeout_s
         return f"the machine is still up {limit:g} s after it was asked"
+
+    def _wait_for_end(self, wish: ports.Wish) -> None:
+        """Wait for the signal to end; another layout does not cut it short.
+
+        A run for that layout would work on a machine that is going down.
+
+        Raises:
+            Superseded: The signal to end.
+        """
+        clock = self._world.clock
+        deadline = clock.monotonic() + self._limits.reboot_timeout_s
+        while (left_s := deadline - clock.monotonic()) > 0:
+            try:
+                wish.wait(min(left_s, _LOOK_S))
+            except errors.Superseded as end:
+                if end.is_stopping:
+                    raise
+                clock.wait(min(left_s, _LOOK_S))
 
     def _announce(self, why: str) -> None:
         self._record.rebooted()

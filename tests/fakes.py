@@ -44,7 +44,9 @@ class FakeWish:
         self.asked += 1
         is_over = self._ends_at is not None and self.asked >= self._ends_at
         if is_over or self.ends_when():
-            raise errors.Superseded("test", is_replaced=self._replaced)
+            raise errors.Superseded(
+                "test", is_replaced=self._replaced, is_stopping=not self._replaced
+            )
 
     def wait(self, seconds: float) -> None:
         self._clock.wait(seconds)
@@ -540,6 +542,9 @@ class FakeHost:
 
     def stop(self, name: str) -> None:
         self._switch(name, "host.stop", is_on=False)
+
+    def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
+        return name in listed
 
     def start(self, name: str) -> bool:
         was_down = not self._world.services.get(name)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager import daemons, errors, monitors, record
+from mig_manager import daemons, errors, monitors, outcomes, record
 from mig_manager.core import clients, cluster, extras, model, planner, status
 from mig_manager.core import pace as pacing
 from mig_manager.sandbox import hardware
@@ -204,3 +204,17 @@ def test_validators_on_their_way_out_are_not_deleted_again() -> None:
     crew(world).resume(found, taken, wish(world))
 
     assert "workloads.delete" not in world.log
+
+
+def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
+    world = sliced_node()
+    written = journal(world)
+    written.note(gpus=world.hardware.observe())
+    world.log.clear()
+    world.failing = {0: errors.ClusterError("503", reason=errors.Reason.API_UNAVAILABLE)}
+    with pytest.raises(errors.ClusterError):
+        written.enter(model.Phase.DRAIN, "x")
+
+    written.finish(outcomes.failed(errors.Reason.API_UNAVAILABLE, "503"))
+
+    assert cluster.GPUS_ANNOTATION in world.annotations

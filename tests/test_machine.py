@@ -1,5 +1,6 @@
 """The machine underneath: services, resets, reboots, device files, and the next boot."""
 
+import dataclasses
 import json
 
 import pytest
@@ -97,6 +98,31 @@ def test_a_service_that_does_not_start_again_is_told_and_tried_again() -> None:
     again = ours.run("one-slice-changed", steadfast(world), attempt=2)
     assert again.state is model.State.SUCCESS
     scenes.assert_nothing_taken(world)
+
+
+@pytest.mark.parametrize("wanted", ["one-slice-changed", "all-balanced", None])
+def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: str | None) -> None:
+    world = scenes.hosted_node()
+    world.services["nvsm.service"] = False
+    world.services["debug-shell.service"] = False
+    forged = status.Journal(
+        config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
+    )
+    world.annotations[cluster.JOURNAL_ANNOTATION] = forged.to_json()
+    ours = scenes.reconciler(world)
+    ours._world = dataclasses.replace(
+        ours._world, service_names=lambda: ("dcgm.service", "nvsm.service")
+    )
+
+    ours.recover(wanted)
+    if wanted:
+        assert ours.run(wanted, steadfast(world)).state is model.State.SUCCESS
+
+    assert not world.services["debug-shell.service"]
+    assert world.services["nvsm.service"]
+    assert "HostServiceRefused" in world.events
+    assert any("debug-shell.service" in message for message in world.messages)
+    assert cluster.JOURNAL_ANNOTATION not in world.annotations
 
 
 def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
@@ -199,6 +225,20 @@ def test_a_reboot_that_did_not_help_is_not_followed_by_another_not_even_after_a_
         assert outcome.reason is errors.Reason.RESET_REQUIRED
         assert world.reboots == 1
         scenes.assert_nothing_taken(world)
+
+
+def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
+    world = rebooting_node()
+    impatient = fakes.FakeWish(world.clock, replaced=True)
+    impatient.ends_when = lambda: world.reboots > 0
+
+    outcome = scenes.reconciler(world).run(LAYOUT, impatient)
+
+    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
+    assert "the machine is still up 600 s after it was asked" in outcome.message
+    assert world.clock.now_s >= 600
+    assert world.reboots == 1
+    scenes.assert_nothing_taken(world)
 
 
 def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_again() -> None:
@@ -329,7 +369,8 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     with pytest.raises(scenes.Killed):
         scenes.run(world, "all-1g.5gb")
     world.step_error = lambda _step: None
-    # Somebody has let the plugin come back meanwhile.
+    # Somebody has let the plugin come back meanwhile, and taken the taint away.
+    world.has_hold_taint = False
     world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     world.start_plugin()
     pulse = health.Pulse(lambda: world.clock.now_s)

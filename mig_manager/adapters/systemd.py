@@ -7,7 +7,7 @@ rest, and nothing waits without end. Sources: ``org.freedesktop.systemd1(5)``,
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import structlog
 
@@ -40,6 +40,9 @@ _STARTING_JOBS = frozenset({"start", "restart"})
 _STOP_PROPERTIES = ("RequiredBy", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 """Units that stop with a unit: the reverse of Requires=, BindsTo= and PartOf=, and
 PropagatesStopTo= itself (``systemd.unit(5)``)."""
+_STOPPED_WITH_PROPERTIES = ("Requires", "BindsTo", "PartOf", "StopPropagatedFrom")
+"""The other direction."""
+_MOST_DEPENDENCIES = 512
 _STOP_TIMEOUTS = {
     "service": ("Service", "TimeoutStopUSec"),
     "socket": ("Socket", "TimeoutUSec"),
@@ -130,6 +133,23 @@ class Systemd:
             state = _state(connection, name)
             if state not in _DOWN:
                 raise _failure(name, _why_not_down(result, state, timeout_s))
+
+    def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
+        """Tell whether stopping the units listed stops a unit, now that it may be gone.
+
+        Asked before a unit is started that only a journal names: whoever may write the journal
+        must not choose what is started as root. The unit itself says what it depends on, for
+        systemd forgets the reverse of units that do not run.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED or NO_PERMISSION: systemd does not answer.
+        """
+        if name in listed:
+            return True
+        if not hostclients.is_stoppable(name):
+            return False
+        with self._session(f"asking what {name} depends on", self._call_timeout_s) as connection:
+            return not _stopped_with(connection, name).isdisjoint(listed)
 
     def start(self, name: str) -> bool:
         """Start a service and wait until it has; done when it is running, or has run to its end.
@@ -253,6 +273,26 @@ def _dependents(connection: systembus.Connection, name: str) -> Iterator[str]:
         # PropagatesStopTo= came with systemd 249.
         with contextlib.suppress(systembus.Refused):
             yield from connection.get(target, kind)
+
+
+def _stopped_with(connection: systembus.Connection, name: str) -> set[str]:
+    """Return the units with which systemd stops a unit, loaded or not."""
+    found: set[str] = set()
+    due = [name]
+    while due and len(found) < _MOST_DEPENDENCIES:
+        (path,) = connection.call(_MANAGER, "LoadUnit", "s", due.pop())
+        target = systembus.Target(owner=_SYSTEMD, path=str(path), interface=f"{_SYSTEMD}.Unit")
+        for kind in _STOPPED_WITH_PROPERTIES:
+            # StopPropagatedFrom= came with systemd 249.
+            with contextlib.suppress(systembus.Refused):
+                new = set(connection.get(target, kind)) - found
+                found |= new
+                due += [
+                    each
+                    for each in new
+                    if hostclients.can_be_restarted(each) or each.endswith(".target")
+                ]
+    return found
 
 
 def _own_stop_timeout_s(connection: systembus.Connection, name: str) -> float:

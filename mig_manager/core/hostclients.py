@@ -100,6 +100,17 @@ def can_be_restarted(name: str) -> bool:
     return name.endswith(_KINDS)
 
 
+def is_stoppable(name: str) -> bool:
+    """Tell whether a list of services could name a unit, or one that is stopped along with it."""
+    stem = name.rpartition(".")[0]
+    return (
+        can_be_restarted(name)
+        and len(name) <= _LONGEST_NAME
+        and _NAME.fullmatch(stem) is not None
+        and not is_protected(name)
+    )
+
+
 def is_protected(name: str) -> bool:
     """Tell whether the agent could not start a unit again once it is stopped."""
     stem = name.rpartition(".")[0]

@@ -16,6 +16,9 @@ _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
 """One version back and one ahead, for upgrade and downgrade: a version may add members and may
 not change what those of the version before it mean."""
 
+_MOST_SERVICES = 256
+"""Of the host: what a list can name, and what systemd may stop along with it."""
+
 _LABEL_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 """What the API takes as a label's value, and as its key after the slash."""
 
@@ -312,6 +315,8 @@ class Journal:
 def _names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("hostServices is not a list of names")
+    if len(value) > _MOST_SERVICES:
+        raise ValueError(f"hostServices has {len(value)} names")
     return tuple(value)
 
 

@@ -148,7 +148,7 @@ class StandIn:
 
     def _answer(self, message: jeepney.Message) -> None:
         method = message.header.fields[jeepney.HeaderFields.member]
-        if method not in {"Get", "GetUnit", "Subscribe"}:
+        if method not in {"Get", "GetUnit", "LoadUnit", "Subscribe"}:
             self.calls.append(" ".join([method, *(str(each) for each in message.body)]))
         self.on_call(method)
         path = message.header.fields[jeepney.HeaderFields.path]
@@ -169,6 +169,10 @@ class StandIn:
             case "GetUnit", (name,):
                 if name not in self.units:
                     raise Refusal(UNKNOWN_UNIT, f"Unit {name} not loaded.")
+                return "o", (unit_path(name),)
+            case "LoadUnit", (name,):
+                # systemd makes an object even of a unit that has no file.
+                self.units.setdefault(name, Unit(state="inactive", load="not-found"))
                 return "o", (unit_path(name),)
             case "Get", (interface, name):
                 return "v", (self._property(path, interface, name),)
@@ -197,10 +201,17 @@ class StandIn:
             "RequiredBy": ("as", list(unit.required_by)),
             "BoundBy": ("as", []),
             "ConsistsOf": ("as", list(unit.parts)),
+            "Requires": ("as", self._named_in(path, lambda other: other.required_by)),
+            "BindsTo": ("as", []),
+            "PartOf": ("as", self._named_in(path, lambda other: other.parts)),
         }
         if name not in properties:
             raise Refusal("org.freedesktop.DBus.Error.UnknownProperty", f"Unknown property {name}")
         return properties[name]
+
+    def _named_in(self, path: str, names: Callable[[Unit], tuple[str, ...]]) -> list[str]:
+        ours = unit_name(path)
+        return [name for name, unit in self.units.items() if ours in names(unit)]
 
     def _begin(self, method: str, name: str) -> str:
         if name == "reboot.target":

@@ -158,6 +158,38 @@ def test_what_systemd_stops_along_with_a_unit_runs_again_afterwards(
     assert {name for name, unit in units.items() if unit.state == "active"} == up - {"gpu.target"}
 
 
+@pytest.mark.parametrize(
+    ("name", "may"),
+    [
+        (DCGM, True),
+        (EXPORTER, True),
+        ("scrape.timer", True),
+        (OTHER, True),
+        (NVSM, False),
+        ("debug-shell.service", False),
+        ("gpu.target", False),
+        ("dbus.service", False),
+        ("../x.service", False),
+        ("", False),
+    ],
+)
+def test_only_what_is_listed_or_stops_along_with_it_may_have_been_stopped(
+    daemon: systemd_rig.DBusDaemon, name: str, *, may: bool
+) -> None:
+    units = {
+        DCGM: Unit(state="inactive", required_by=(EXPORTER, "gpu.target", "dbus.service")),
+        EXPORTER: Unit(state="inactive", parts=("scrape.timer",)),
+        "scrape.timer": Unit(state="inactive"),
+        "gpu.target": Unit(parts=(OTHER,)),
+        OTHER: Unit(),
+        NVSM: Unit(),
+        "dbus.service": Unit(),
+        "debug-shell.service": Unit(),
+    }
+    with systemd_rig.standing_in(daemon, units):
+        assert services(daemon).may_have_stopped(name, [DCGM]) is may
+
+
 @pytest.mark.parametrize("name", ["mig-manager.service", "dbus.service"])
 def test_a_unit_that_would_take_the_agent_or_the_bus_along_is_not_stopped(
     daemon: systemd_rig.DBusDaemon, name: str
