@@ -101,10 +101,10 @@ def foreign(gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]) ->
     """
     before = {gpu.uuid: gpu for gpu in snapshot}
     return tuple(
-        f"{gi.profile} at {gi.placement} on GPU {gpu.index}"
+        f"{name} on GPU {gpu.index}"
         for gpu in _by_index(gpus)
         if gpu.uuid in before
-        for gi in rewind.foreign(gpu, before[gpu.uuid])
+        for name in rewind.foreign_names(gpu, before[gpu.uuid])
     )
 
 

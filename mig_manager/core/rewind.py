@@ -64,6 +64,20 @@ def foreign(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[model.GpuInstanc
     return tuple(_foreign(gpu, before, set(before.created)))
 
 
+def foreign_names(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[str, ...]:
+    """Return the same in words."""
+    had = _places(before)
+    return tuple(
+        name
+        for gi in foreign(gpu, before)
+        for name in (
+            [f"{ci.profile} in {gi.profile} at {gi.placement}" for ci in gi.compute_instances]
+            if _place(gi) in had
+            else [f"{gi.profile} at {gi.placement}"]
+        )
+    )
+
+
 def _foreign(
     gpu: model.Gpu, before: model.GpuSnapshot, ours: set[model.Creation]
 ) -> Iterator[model.GpuInstance]:

@@ -270,3 +270,21 @@ def test_what_an_agent_has_proven_comes_back_too() -> None:
 
         assert (back.returncode, back.stdout) == (0, "Layout other is back.\n"), back.stderr
         assert [gpu.snapshot for gpu in world.gpus.observe()] == [gpu.snapshot for gpu in before]
+
+
+def test_a_boot_that_is_stopped_in_mid_change_completes_it_and_leaves_nothing_to_undo(
+    node: Node,
+) -> None:
+    before = node.shape
+    node.state.reboot()
+    assert node.shape != before
+    node.state.add_fault(states.Fault(function=CREATE, first=2, hang_s=1.5))
+    with node.started("boot") as process:
+        wait_for(lambda: node.is_hung)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGTERM
+
+    assert node.shape == before
+    assert not node.journal.exists()
+    assert node.run("apply", "no-such-layout").returncode == 2
+    assert node.shape == before

@@ -1,0 +1,202 @@
+"""What a rollback restores, what it removes, and which instances it leaves alone."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager.core import config, model, planner, profile, snapshot
+from mig_manager.sandbox import hardware
+from tests import fakes
+
+ON = model.MigMode.ENABLED
+
+
+def gpu_with(**counts: int) -> model.Gpu:
+    """Return an A100 with so many instances of each profile, such as ``g1=2``."""
+    names = {"g1": "1g.5gb", "g2": "2g.10gb", "g3": "3g.20gb", "c1": "1c.3g.20gb"}
+    wanted = {profile.parse(names[key]): count for key, count in counts.items()}
+    empty = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
+    return fakes.brought_to((empty,), model.WantedGpu.of(ON, wanted))[0]
+
+
+def replan(gpu: model.Gpu, **counts: int) -> tuple[model.Plan, model.Gpu]:
+    """Return the plan to other instances, and the GPU after it."""
+    after = gpu_with(**counts)
+    document = config.parse(
+        "version: v1\nmig-configs:\n  wanted:\n  - devices: all\n    mig-enabled: true\n"
+        "    mig-devices:\n"
+        + "".join(
+            f"      {ci.profile}: {len(same)}\n"
+            for ci, same in {
+                ci.profile: (ci, [c for c in all_inside(after) if c.profile == ci.profile])
+                for ci in all_inside(after)
+            }.values()
+        ),
+        source="test",
+    )
+    plan = planner.plan((gpu,), config.select(document.layout("wanted"), (gpu,)))
+    for step in plan.steps:
+        gpu = fakes.apply_step(gpu, step)
+    return plan, gpu
+
+
+def all_inside(gpu: model.Gpu) -> list[model.ComputeInstance]:
+    return [ci for gi in gpu.gpu_instances for ci in gi.compute_instances]
+
+
+def restored(gpu: model.Gpu, before: tuple[model.GpuSnapshot, ...]) -> model.Gpu:
+    for step in planner.restore((gpu,), before).steps:
+        gpu = fakes.apply_step(gpu, step)
+    return gpu
+
+
+def places(gpu: model.Gpu | model.GpuSnapshot) -> set[tuple[str, model.Placement]]:
+    return {(str(gi.profile), gi.placement) for gi in gpu.gpu_instances}
+
+
+def test_what_a_plan_creates_goes_and_what_it_destroys_comes_back() -> None:
+    gpu = gpu_with(g2=1, g3=1)
+    plan, after = replan(gpu, g1=4)
+    before = planner.baseline(plan, (gpu,))
+
+    assert planner.foreign((after,), before) == ()
+    assert places(restored(after, before)) == places(gpu)
+
+
+def test_what_is_in_neither_list_stays_and_is_named() -> None:
+    gpu = gpu_with(g2=1)
+    plan, after = replan(gpu, g2=2)
+    before = planner.baseline(plan, (gpu,))
+    _, crowded = replan(after, g2=2, g1=1)
+    (foreign,) = places(crowded) - places(after)
+
+    assert planner.foreign((crowded,), before) == (f"1g.5gb at {foreign[1]} on GPU 0",)
+    assert places(restored(crowded, before)) == places(gpu) | {foreign}
+
+
+def test_an_instance_whose_place_a_foreign_one_has_taken_is_left_out() -> None:
+    gpu = gpu_with(g2=1, g3=1)
+    (lost,) = (gi.placement for gi in gpu.gpu_instances if str(gi.profile) == "3g.20gb")
+    plan, _ = replan(gpu, g1=4)
+    before = planner.baseline(plan, (gpu,))
+    offered = next(each for each in gpu.profiles or () if str(each.profile) == "2g.10gb")
+    place = next(place for place in offered.placements if place.overlaps(lost))
+    foreign = model.CreateGpuInstance(
+        gpu_uuid=gpu.uuid,
+        profile=offered.profile,
+        profile_id=offered.profile_id,
+        placement=place,
+    )
+    now = fakes.apply_step(dataclasses.replace(gpu, gpu_instances=()), foreign)
+
+    back = restored(now, before)
+
+    assert places(back) == (places(gpu) - {("3g.20gb", lost)}) | {("2g.10gb", place)}
+    assert planner.restore((back,), before).is_empty
+
+
+def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_named() -> None:
+    gpu = gpu_with(c1=1)
+    (gi,) = gpu.gpu_instances
+    (had,) = (ci.placement for ci in gi.compute_instances)
+    assert had
+    added, other = (model.Placement(start, 1) for start in range(3) if start != had.start)
+    plan = model.Plan(
+        gpus=(
+            model.GpuPlan(
+                gpu_uuid=gpu.uuid,
+                gpu_index=0,
+                steps=(
+                    model.CreateComputeInstance(
+                        gpu_uuid=gpu.uuid,
+                        gpu_instance_placement=gi.placement,
+                        profile=gi.compute_instances[0].profile,
+                        placement=added,
+                    ),
+                ),
+                target=(),
+            ),
+        )
+    )
+    before = planner.baseline(plan, (gpu,))
+    ours = fakes.apply_step(gpu, plan.steps[0])
+    assert isinstance(plan.steps[0], model.CreateComputeInstance)
+    stranger = dataclasses.replace(plan.steps[0], placement=other)
+    both = fakes.apply_step(ours, stranger)
+
+    back = restored(both, before)
+
+    assert {ci.placement for ci in back.gpu_instances[0].compute_instances} == {had, other}
+    assert planner.foreign((both,), before) == (
+        f"1c.3g.20gb in 3g.20gb at {gi.placement} on GPU 0",
+    )
+
+
+def test_mig_mode_is_not_switched_off_under_a_foreign_instance() -> None:
+    off = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
+    before = (dataclasses.replace(off.snapshot, created=()),)
+    now = gpu_with(g1=1)
+
+    assert planner.restore((now,), before).is_empty
+    assert planner.foreign((now,), before)
+
+
+def test_without_a_record_of_what_was_created_everything_that_was_not_there_goes() -> None:
+    gpu = gpu_with(g2=1)
+    _, after = replan(gpu, g2=1, g1=2)
+
+    assert planner.foreign((after,), (gpu.snapshot,)) == ()
+    assert places(restored(after, (gpu.snapshot,))) == places(gpu)
+
+
+def test_an_older_snapshot_leads_further_back_and_loses_no_gpu() -> None:
+    first = gpu_with(g2=1, g3=1)
+    second = dataclasses.replace(first, index=1, uuid="GPU-second")
+    plan, between = replan(first, g1=3)
+    older = planner.baseline(plan, (first,))
+    both = planner.plan(
+        (between, second),
+        {gpu.uuid: model.WantedGpu(mode=ON) for gpu in (between, second)},
+    )
+
+    before = {gpu.uuid: gpu for gpu in planner.baseline(both, (between, second), older)}
+
+    assert places(before[first.uuid]) == places(first)
+    assert places(before[second.uuid]) == places(second)
+    only_second = planner.plan((second,), {second.uuid: model.WantedGpu(mode=ON)})
+    kept = planner.baseline(only_second, (between, second), older)
+    assert {gpu.uuid for gpu in kept} == {first.uuid, second.uuid}
+
+
+def test_a_foreign_instance_is_part_of_what_the_next_change_restores() -> None:
+    gpu = gpu_with(g2=1)
+    plan, after = replan(gpu, g2=2)
+    older = planner.baseline(plan, (gpu,))
+    _, crowded = replan(after, g2=2, g1=1)
+    (foreign,) = places(crowded) - places(after)
+    again, _ = replan(crowded, g3=1)
+
+    (before,) = planner.baseline(again, (crowded,), older)
+
+    assert places(before) == places(gpu) | {foreign}
+
+
+def test_the_journal_keeps_what_a_change_creates() -> None:
+    gpu = gpu_with(g2=1)
+    plan, _ = replan(gpu, c1=2)
+    (before,) = planner.baseline(plan, (gpu,))
+
+    (read,) = snapshot.from_data(snapshot.to_data([before]))
+
+    assert before.created
+    assert read.created == before.created
+
+
+@pytest.mark.parametrize("row", [[], ["1g.5gb"], ["1g.5gb", 0, 1, 0], ["x", 0, 1], 3])
+def test_a_creation_that_makes_no_sense_is_refused(row: object) -> None:
+    gpu = gpu_with(g2=1)
+    data = snapshot.to_data([gpu.snapshot])
+    data[0]["created"] = [row]
+
+    with pytest.raises(ValueError, match=r"."):
+        snapshot.from_data(data)
