@@ -283,7 +283,7 @@ class _Run:
                 self._note(error)
 
     def _note(self, error: errors.MigManagerError) -> None:
-        remedy = error.reason.remedy or _APPLY_AGAIN
+        remedy = error.reason.remedy_at_shell or _APPLY_AGAIN
         self._problems.append(Problem(message=error.message, remedy=remedy))
 
     def _told(self, plans: Iterable[model.Plan]) -> tuple[commands.Planned, ...]:

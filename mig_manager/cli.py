@@ -51,7 +51,9 @@ def _main(argv: Sequence[str], terminal: console.Console) -> int:
     try:
         return _run(argv, terminal)
     except errors.MigManagerError as error:
-        terminal.note(error.message, remedy=error.reason.remedy, priority=sink.Priority.ERROR)
+        terminal.note(
+            error.message, remedy=error.reason.remedy_at_shell, priority=sink.Priority.ERROR
+        )
         return _status_of(error)
     except KeyboardInterrupt:
         return _INTERRUPTED

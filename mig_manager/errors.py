@@ -72,8 +72,13 @@ class Reason(enum.Enum):
 
     @property
     def remedy(self) -> str:
-        """One line that tells a person what to do; empty when there is nothing to do."""
+        """One line that tells a person what to do on a node with an agent; empty: nothing."""
         return _REMEDIES.get(self, "")
+
+    @property
+    def remedy_at_shell(self) -> str:
+        """The same for the user of a command, which no agent repeats."""
+        return _REMEDIES_AT_SHELL.get(self, self.remedy)
 
     @property
     def is_transient(self) -> bool:
@@ -163,6 +168,15 @@ _REMEDIES = {
     ),
     Reason.INTERNAL: "This is a bug in mig-manager; please report it with the log.",
 }
+
+_REMEDIES_AT_SHELL = {
+    Reason.INVALID_CONFIG: "Correct the config file at the place named.",
+    Reason.IN_USE: "Stop the processes that use the GPU, then run the command again.",
+    Reason.REBOOT_REQUIRED: "Reboot the node; the pending MIG mode is kept.",
+    Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver, then run the command again.",
+    Reason.API_UNAVAILABLE: ("Check the way to the Kubernetes API, then run the command again."),
+}
+"""Where the remedy on a node with an agent speaks of what the agent does."""
 
 _TRANSIENT = frozenset(
     {

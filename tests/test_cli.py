@@ -16,6 +16,7 @@ from mig_manager import (
     cli,
     commandline,
     console,
+    errors,
     interrupts,
     settings,
     shellsettings,
@@ -376,6 +377,12 @@ def test_a_layout_for_other_gpus_is_no_misfit(shell: Shell) -> None:
     answer = shell("validate", "-f", "-", "--gpu", "A30", stdin=text)
 
     assert answer.status == 0
+
+
+def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
+    said = [reason.remedy_at_shell for reason in errors.Reason]
+
+    assert not [each for each in said if "the agent tries" in each or "agent re-reads" in each]
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,50 @@ def test_an_installation_is_the_same_the_second_time_and_gone_after_the_uninstal
     assert not library.exists()
 
 
+class FakeSystemctl:
+    """A ``systemctl`` on PATH that writes down what it is asked."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        folder.mkdir()
+        self.path = f"{folder}:{os.environ['PATH']}"
+        self._log = folder / "log"
+        self._log.touch()
+        program = folder / "systemctl"
+        program.write_text(f'#!/bin/sh\necho "$@" >>{self._log}\n', encoding="utf-8")
+        program.chmod(0o755)
+
+    @property
+    def calls(self) -> list[str]:
+        return self._log.read_text(encoding="utf-8").splitlines()
+
+
+def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
+    machine: Machine, tmp_path: pathlib.Path
+) -> None:
+    systemctl = FakeSystemctl(tmp_path / "bin")
+    bin_folder = machine.path("usr/local/bin")
+    bin_folder.mkdir(parents=True)
+    ours, other = bin_folder / "nvidia-mig-parted", machine.path("usr/bin/nvidia-mig-parted")
+    other.parent.mkdir(parents=True)
+    ours.symlink_to("/usr/local/bin/mig-manager")
+    other.symlink_to("/opt/nvidia/nvidia-mig-parted")
+    # As on a machine with systemd, but below the root of the test.
+    paths = machine.systemd / "paths.sh"
+    text = paths.read_text(encoding="utf-8")
+    start = text.index("is_here() {")
+    paths.write_text(f"{text[:start]}is_here() {{ :; }}\n", encoding="utf-8")
+
+    gone = run(machine.systemd / "uninstall", DESTDIR=str(machine.root), PATH=systemctl.path)
+
+    assert gone.returncode == 0, gone.stderr
+    assert not ours.is_symlink()
+    assert other.is_symlink()
+    for unit in UNITS:
+        assert systemctl.calls.index(f"disable --now --quiet {unit}") < systemctl.calls.index(
+            f"reset-failed {unit}"
+        )
+
+
 @pytest.mark.slow
 def test_what_an_administrator_has_made_outlives_upgrade_and_uninstallation(
     machine: Machine,

@@ -226,8 +226,14 @@ def _each(actions: Sequence[Callable[[], _Result]]) -> Iterator[_Result]:
 
 def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:
     first = failures[0]
+    heads: dict[str, list[str]] = {}
+    for failure in failures:
+        head, _, explanation = failure.message.partition("; ")
+        heads.setdefault(explanation, []).append(head)
+    # An explanation that several GPUs share is given once.
+    parts = [part for explanation, own in heads.items() for part in (*own, explanation) if part]
     return errors.HardwareError(
-        "; ".join(failure.message for failure in failures),
+        "; ".join(parts),
         reason=first.reason,
         operation=first.operation,
         gpu=first.gpu,

@@ -58,7 +58,7 @@ def main(argv: Sequence[str], terminal: console.Console) -> int:
         return _run(argv, terminal)
     except errors.MigManagerError as error:
         said = safetext.printable(error.message, " ")
-        terminal.note(said, remedy=_REMEDIES.get(error.reason, error.reason.remedy))
+        terminal.note(said, remedy=_REMEDIES.get(error.reason, error.reason.remedy_at_shell))
         return _status_of(error)
     except KeyboardInterrupt:
         return _INTERRUPTED

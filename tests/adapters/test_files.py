@@ -70,6 +70,26 @@ def nothing_more(changes: queue.Queue[str]) -> bool:
     return False
 
 
+def test_a_file_that_protect_home_hides_is_explained(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # systemd mounts an empty folder over it (systemd.exec(5)).
+    monkeypatch.setattr(configfile, "_HOMES", (str(tmp_path),))
+
+    with pytest.raises(errors.ConfigError, match=f"ProtectHome= of the unit hides {tmp_path}"):
+        files.ConfigFile(tmp_path / "config.yaml").read()
+
+
+def test_a_missing_file_in_a_home_that_can_be_seen_is_just_missing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configfile, "_HOMES", (str(tmp_path),))
+    (tmp_path / ".profile").touch()
+
+    with pytest.raises(errors.ConfigError, match=r"No such file or directory$"):
+        files.ConfigFile(tmp_path / "config.yaml").read()
+
+
 class TestConfigFile:
     def test_gives_the_text_as_it_is_now(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "config.yaml"

@@ -294,6 +294,20 @@ def test_a_holder_that_nvml_does_not_list_is_guessed_to_be_a_monitor(
             node.enable()
 
 
+def test_an_explanation_that_several_gpus_share_is_given_once(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xA100-SXM4-40GB", in_use_timeout_s=0.0) as node:
+        gpus = node.gpus.observe()
+        for gpu in gpus:
+            node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+        wanted = {gpu.uuid: model.WantedGpu(mode=model.MigMode.ENABLED) for gpu in gpus}
+        plan = planner.plan(gpus, wanted)
+        with pytest.raises(errors.HardwareError) as caught:
+            node.gpus.execute(plan, gpus)
+
+    assert all(gpu.uuid in caught.value.message for gpu in gpus)
+    assert caught.value.message.count("NVML names no process") == 1
+
+
 def test_many_holders_are_counted_rather_than_listed(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
         gpu = node.observe()
