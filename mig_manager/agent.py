@@ -83,6 +83,7 @@ class Agent:
         self._telemetry = telemetry or ports.Telemetry()
         self._pulse = pulse or health.Pulse()
         self._look_after_s = patience.look_after_s or None
+        self._retry_max_s = patience.retry_max_s
         self._backoff = tenacity.wait_exponential_jitter(
             multiplier=patience.retry_initial_s,
             max=patience.retry_max_s,
@@ -98,12 +99,20 @@ class Agent:
         """Whether what an interrupted run left taken has been taken over."""
         return self._is_recovered
 
+    @property
+    def _next_look_s(self) -> float | None:
+        """How long to rest before the next look at the GPUs; None: until somebody asks."""
+        if self._ended is None or not self._ended.unreachable:
+            return self._look_after_s
+        # As with other failures that pass: an unreachable GPU may be back.
+        return min(self._look_after_s or self._retry_max_s, self._retry_max_s)
+
     def serve(self) -> None:
         """Serve wishes until the mailbox stops."""
         seen = 0
         while True:
             wish = self._resting(
-                functools.partial(self._box.next, seen, timeout_s=self._look_after_s)
+                functools.partial(self._box.next, seen, timeout_s=self._next_look_s)
             )
             if wish is not None:
                 seen = wish.generation

@@ -206,6 +206,7 @@ class _Run:
     def _applied(self, first: commands.Planned, plans: tuple[model.Plan, ...]) -> commands.Applied:
         return commands.Applied(
             layout=self._wish.name,
+            gpus=self._observed,
             rounds=tuple(dataclasses.replace(first, plan=run) for run in plans),
             overlooked=first.overlooked,
         )
@@ -237,7 +238,7 @@ class _Run:
             gpus = waiting.Lenient(self._world.gpus)
             transaction = dataclasses.replace(transaction, gpus=gpus)
         try:
-            _, plans = transaction.run(
+            after, plans = transaction.run(
                 first,
                 seen=self._observed,
                 older=self._pending.snapshot,
@@ -248,6 +249,7 @@ class _Run:
             if journal.is_open:
                 error.add(standalone.LATER)
             raise
+        self._observed = after
         return plans
 
     def _conclude(self, after: model.ObservedGpus) -> None:

@@ -83,6 +83,13 @@ def boot(
     return Restored(layout="", rounds=(), problems=problems)
 
 
+def _lost(gpu: model.UnreachableGpu) -> Problem:
+    return Problem(
+        message=f"{gpu.sentence}; the layout kept for it is restored at a boot with it",
+        remedy=errors.Reason.GPU_UNREACHABLE.remedy,
+    )
+
+
 def _read(world: standalone.World) -> tuple[status.Proven | None, tuple[Problem, ...]]:
     """Return what is kept, or what is wrong with it."""
     try:
@@ -155,8 +162,8 @@ class _Journal:
     def rolling_back(self) -> None:
         """Keep it as it is."""
 
-    def undone(self) -> None:
-        self.settle(self._under_way)
+    def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
+        self.settle(set(self._under_way) - {gpu.uuid for gpu in due})
 
     def done(self, _gpus: model.ObservedGpus) -> None:
         self.settle(self._under_way)
@@ -205,7 +212,9 @@ class _Run:
 
     def _strangers(self) -> Iterator[Problem]:
         """Yield the GPUs that are gone or new, as far as they can do MIG."""
+        yield from map(_lost, self._observed.unreachable)
         here = {gpu.uuid for gpu in self._observed}
+        here |= {gpu.uuid for gpu in self._observed.missing(self._target.values())}
         for gone in self._target.values():
             if gone.uuid not in here and gone.current_mode is not None:
                 yield Problem(
@@ -259,7 +268,7 @@ class _Run:
                 self._journal.settle(due)
                 return (), None
             older = self._older | self._journal.between
-            _, plans = self._transaction().run(
+            after, plans = self._transaction().run(
                 plan,
                 seen=seen,
                 older=[older[uuid] for uuid in due if uuid in older],
@@ -267,6 +276,8 @@ class _Run:
             )
         except errors.MigManagerError as error:
             return (), error
+        lost = set(after.unreachable) - set(self._observed.unreachable)
+        self._problems += [_lost(gpu) for gpu in after.unreachable if gpu in lost]
         return plans, None
 
     def _transaction(self) -> change.Transaction:

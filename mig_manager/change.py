@@ -46,8 +46,12 @@ class Journal(typing.Protocol):
     def rolling_back(self) -> object:
         """Learn that a rollback begins; must not raise ``MigManagerError``."""
 
-    def undone(self) -> object:
-        """Learn that the GPUs are again as they were: there is nothing to roll back."""
+    def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> object:
+        """Learn that the reachable GPUs are again as they were.
+
+        Args:
+            due: What GPUs had that are unreachable now: it is restored once they are back.
+        """
 
     def done(self, gpus: Observed) -> object:
         """Learn that the change is verified: there is nothing to roll back any more."""
@@ -70,11 +74,13 @@ class Rollback:
     """How a rollback went."""
 
     is_complete: bool
-    """Whether the GPUs are as they were, with nothing beside."""
+    """Whether the reachable GPUs are as they were, with nothing beside."""
     message: str
     """As a part of a sentence."""
     foreign: tuple[str, ...] = ()
     """Instances that were kept because the change did not create them, in words."""
+    due: tuple[model.GpuSnapshot, ...] = ()
+    """What GPUs had that are unreachable now, and so do not have it again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +179,7 @@ class Transaction:
         restore = _Restore(self, before, keep_pending=keep_pending, requires_idle=requires_idle)
         result = restore.run()
         if result.is_complete:
-            self.journal.undone()
+            self.journal.undone(result.due)
         if restore.is_begun:
             try:
                 self.refresh()
@@ -191,8 +197,9 @@ class Transaction:
         """
         foreign = planner.foreign(now, before)
         if not foreign:
-            self.journal.undone()
-            return Rollback(is_complete=True, message="")
+            due = now.missing(before)
+            self.journal.undone(due)
+            return Rollback(is_complete=True, message="", due=due)
         return _with_foreign("the instances from before are back", foreign)
 
     def refresh(self) -> None:
@@ -336,6 +343,7 @@ class _Restore:
         self._keep_pending = keep_pending
         self._requires_idle = requires_idle
         self._foreign: tuple[str, ...] = ()
+        self._now = model.NO_GPUS
         self.is_begun = False
         """Whether any step may have been run."""
 
@@ -359,7 +367,11 @@ class _Restore:
             return Rollback(is_complete=False, message=f"{failed}{left}", foreign=self._foreign)
         if self._foreign:
             return _with_foreign(message, self._foreign)
-        return Rollback(is_complete=True, message=message)
+        due = self._now.missing(self._before)
+        if due:
+            lost = "; ".join(gpu.sentence for gpu in self._now.unreachable)
+            message += f"; {lost}; due once it is back: {'; '.join(map(_described, due))}"
+        return Rollback(is_complete=True, message=message, due=due)
 
     def _restore(self) -> str:
         """Restore, verify, and say how it went.
@@ -412,8 +424,15 @@ class _Restore:
         return f"; still due: {'; '.join(due)}" if due else ""
 
     def _plan(self, now: Observed) -> model.Plan:
+        self._now = now
         self._foreign = planner.foreign(now, self._before)
         return planner.restore(now, self._before, keep_pending=self._keep_pending)
+
+
+def _described(gpu: model.GpuSnapshot) -> str:
+    mode = gpu.current_mode.value if gpu.current_mode else "unsupported"
+    instances = ", ".join(f"{each.profile} at {each.placement}" for each in gpu.gpu_instances)
+    return f"{gpu.uuid}: MIG {mode}, {instances or 'no instance'}"
 
 
 def _with_foreign(message: str, foreign: tuple[str, ...]) -> Rollback:

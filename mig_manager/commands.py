@@ -40,7 +40,10 @@ class Status:
 
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
-        return {"gpus": [plain.gpu(gpu) | {"holders": self._holders(gpu)} for gpu in self.gpus]}
+        return {
+            "gpus": [plain.gpu(gpu) | {"holders": self._holders(gpu)} for gpu in self.gpus],
+            "unreachable_gpus": [plain.unreachable(gpu) for gpu in self.gpus.unreachable],
+        }
 
     def _holders(self, gpu: model.Gpu) -> list[dict[str, object]] | None:
         if self.held is None or gpu.uuid not in self.held:
@@ -110,6 +113,7 @@ class Planned:
             "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
             "warnings": [str(remark) for remark in self.overlooked],
             "gpus": [plain.gpu_plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
+            "unreachable_gpus": [plain.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
 
@@ -120,6 +124,8 @@ class Applied:
     rounds: tuple[Planned, ...]
     """The plans that were run; empty when the layout was in force already."""
     layout: str
+    gpus: model.ObservedGpus
+    """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
     overlooked: tuple[remarks.Remark, ...] = ()
     """What passed because the layout was read leniently."""
 
@@ -135,6 +141,7 @@ class Applied:
             "is_changed": self.is_changed,
             "warnings": [str(remark) for remark in self.overlooked],
             "plans": [planned.to_data() for planned in self.rounds],
+            "unreachable_gpus": [plain.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
 
@@ -159,6 +166,8 @@ class Exported:
     """A config document of what the GPUs have, or can have."""
 
     document: Mapping[str, object]
+    unreachable: tuple[model.UnreachableGpu, ...] = ()
+    """GPUs that could not be observed, and so are not in the document."""
 
     def to_data(self) -> Mapping[str, object]:
         """Return the document as plain data."""
@@ -252,8 +261,10 @@ def export(gpus: ports.Gpus, *, label: str, has_placements: bool = False) -> Exp
         HardwareError: NVML refused or failed.
         LayoutError: There is no GPU.
     """
+    observed = gpus.observe()
     return Exported(
-        document=config.export(gpus.observe(), label=label, has_placements=has_placements)
+        document=config.export(observed, label=label, has_placements=has_placements),
+        unreachable=observed.unreachable,
     )
 
 

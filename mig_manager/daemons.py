@@ -163,16 +163,16 @@ class Daemons:
         named = self._node.read().labels.get(cluster.PLUGIN_CONFIG_LABEL)
         return plugin_config in (None, named)
 
-    def is_proven(self, gpus: Iterable[model.Gpu]) -> bool:
+    def is_proven(self, gpus: Sequence[model.Gpu]) -> bool:
         """Tell whether the node offers what the GPUs have, now and without waiting.
 
         Raises:
             ClusterError: The API refused or does not answer.
         """
         found = self.find_plugins()
-        return not found.has_plugin or not self._missing(ANY_PLUGIN, tuple(gpus))[1]
+        return not found.has_plugin or not self._missing(ANY_PLUGIN, gpus)[1]
 
-    def restart_stale_plugin(self, gpus: Iterable[model.Gpu]) -> Paused:
+    def restart_stale_plugin(self, gpus: Sequence[model.Gpu]) -> Paused:
         """Delete the plugin's pods if they are up and do not know the devices that there are.
 
         A device that is merely unhealthy is no reason: a new plugin would offer it again.
@@ -184,11 +184,10 @@ class Daemons:
             ClusterError: The API refused or does not answer.
         """
         found = self.find_plugins()
-        known = tuple(gpus)
-        reason, _ = self._missing(ANY_PLUGIN, known)
+        reason, _ = self._missing(ANY_PLUGIN, gpus)
         node = clients.NodeDevices.of(self._node.read())
         if reason is errors.Reason.PLUGIN_NOT_READY or not clients.is_plugin_stale(
-            known, self._offered(), node
+            gpus, self._offered(), node
         ):
             return dataclasses.replace(found, plugin_uids=frozenset())
         for pod in self._workloads.list():
@@ -254,7 +253,7 @@ class Daemons:
             changed=frozenset(gpu.uuid for gpu in left.snapshot),
         )
 
-    def prove(self, paused: Paused, gpus: Iterable[model.Gpu], wish: ports.Wish) -> None:
+    def prove(self, paused: Paused, gpus: Sequence[model.Gpu], wish: ports.Wish) -> None:
         """Wait until a new device plugin is ready and the node offers what the GPUs have.
 
         Raises:
@@ -265,23 +264,22 @@ class Daemons:
         if not paused.has_plugin:
             _log.info("no_device_plugin_found")
             return
-        known = tuple(gpus)
         deadline = self._clock.monotonic() + self._timeout_s
         turn = 0
         while True:
-            reason, missing = self._missing(paused, known)
+            reason, missing = self._missing(paused, gpus)
             if not missing:
                 return
             if self._clock.monotonic() >= deadline:
                 if reason is errors.Reason.PLUGIN_NOT_READY:
-                    missing += _suspicion(known)
+                    missing += _suspicion(gpus)
                 raise errors.NotReadyError(
                     f"{missing} (waited {self._timeout_s:g} s)", reason=reason
                 )
             wish.pause(self._pace.delay_s(turn))
             turn += 1
 
-    def _missing(self, paused: Paused, gpus: tuple[model.Gpu, ...]) -> tuple[errors.Reason, str]:
+    def _missing(self, paused: Paused, gpus: Sequence[model.Gpu]) -> tuple[errors.Reason, str]:
         plugins = [
             pod
             for pod in self._workloads.list()

@@ -57,6 +57,7 @@ class Reason(enum.Enum):
     DRIVER_NOT_LOADED = "DriverNotLoaded"
     DRIVER_LIBRARY_MISMATCH = "DriverLibraryMismatch"
     GPU_LOST = "GpuLost"
+    GPU_UNREACHABLE = "GpuUnreachable"
     NVML_TIMEOUT = "NvmlTimeout"
     NVML_ERROR = "NvmlError"
     FORBIDDEN = "Forbidden"
@@ -150,6 +151,9 @@ _REMEDIES = {
         "Restart the pod, which then gets the library of the loaded driver; on a host, reboot."
     ),
     Reason.GPU_LOST: "The GPU fell off the bus; reboot the node.",
+    Reason.GPU_UNREACHABLE: (
+        "Look at the kernel log for the GPU named (NVRM: Xid), then reset it or reboot the node."
+    ),
     Reason.NVML_TIMEOUT: "The driver does not answer; look at the kernel log.",
     Reason.NVML_ERROR: "Look at the driver's kernel log.",
     Reason.FORBIDDEN: "Grant the agent's ServiceAccount the rules in deploy/.",
@@ -194,6 +198,8 @@ _TRANSIENT = frozenset(
         Reason.DRIVER_NOT_LOADED,
         Reason.NVML_TIMEOUT,
         Reason.NVML_ERROR,
+        Reason.GPU_LOST,
+        Reason.GPU_UNREACHABLE,
         Reason.API_UNAVAILABLE,
         Reason.API_ERROR,
         Reason.POD_RESOURCES_UNAVAILABLE,
@@ -278,8 +284,8 @@ class LayoutError(MigManagerError):
 
     Args:
         message: One sentence that names layout, GPU and profile.
-        reason: UNKNOWN_CONFIG, UNKNOWN_PROFILE, NO_GPU_MATCHES, NOT_MIG_CAPABLE, NOT_SUPPORTED or
-            DOES_NOT_FIT.
+        reason: UNKNOWN_CONFIG, UNKNOWN_PROFILE, NO_GPU_MATCHES, NOT_MIG_CAPABLE, NOT_SUPPORTED,
+            GPU_UNREACHABLE or DOES_NOT_FIT.
         location: Where the config document asks for it, when known.
         gpu_uuid: The GPU that cannot give it; empty when it is not about one.
         profile: What it lacks, such as ``1g.5gb``; empty when it is not about one profile.

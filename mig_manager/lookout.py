@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from mig_manager import errors, outcomes
 from mig_manager.core import model
@@ -17,7 +17,7 @@ class Finding(enum.Enum):
     BACK = "back"
     """The layout is in force again although nobody here did it."""
     CHANGED = "changed"
-    """A run that had failed for good may now end otherwise."""
+    """A run that had failed for good may now end otherwise, or a GPU was lost or is back."""
 
 
 class Next(enum.Enum):
@@ -38,17 +38,31 @@ class Sight:
     """Whether the layout is in force; None: it could not be told."""
     hardware: Hashable
     """Equal as long as the GPUs are, or fail to be observed, as they did."""
+    unreachable: frozenset[int] | None = None
+    """Indices of the unreachable GPUs; None: no GPU could be observed."""
 
 
 def sight(gpus: Sequence[model.Gpu], plan: model.Plan) -> Sight:
     """Return what there is to compare of an observation."""
-    return Sight(is_applied=plan.is_empty, hardware=tuple(_fingerprint(gpu) for gpu in gpus))
+    return Sight(
+        is_applied=plan.is_empty,
+        hardware=tuple(_fingerprint(gpu) for gpu in gpus),
+        unreachable=_indices(model.unreachable(gpus)),
+    )
 
 
 def blind(error: errors.MigManagerError, gpus: Sequence[model.Gpu] = ()) -> Sight:
     """Return what there is to compare where the GPUs or the plan could not be had."""
     seen = tuple(_fingerprint(gpu) for gpu in gpus)
-    return Sight(is_applied=None, hardware=(error.reason, seen))
+    return Sight(
+        is_applied=None,
+        hardware=(error.reason, seen),
+        unreachable=_indices(model.unreachable(gpus)) if gpus else None,
+    )
+
+
+def _indices(gpus: Iterable[model.UnreachableGpu]) -> frozenset[int]:
+    return frozenset(gpu.index for gpu in gpus)
 
 
 class Lookout:
@@ -70,6 +84,10 @@ class Lookout:
             self._ended = ended
             self._baseline = seen.hardware
             self._is_drifted = ended.reason is errors.Reason.DRIFTED
+        is_other_node = seen.unreachable not in (None, _indices(ended.unreachable))
+        if ended.state is model.State.SUCCESS and is_other_node:
+            # A GPU was lost, or is back: the layout is due on it, or its loss is to be published.
+            return Finding.CHANGED
         if ended.state is model.State.SUCCESS or ended.reason is errors.Reason.DRIFTED:
             return self._drift(seen.is_applied)
         # The first look after a failure is what the next ones are compared with.

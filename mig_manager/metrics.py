@@ -106,6 +106,13 @@ class Metrics(ports.Telemetry):
         self._instances = self._gauge(
             "instances", "Compute instances when the GPUs were last observed.", "profile"
         )
+        self._unreachable = self._gauge(
+            "unreachable_gpu",
+            "1 for each GPU that the driver counts and that could not be observed.",
+            "index",
+            "uuid",
+            "reason",
+        )
         self._drifted = self._gauge(
             "drifted", "1 while the GPUs do not have the layout last proven in force, else 0."
         )
@@ -174,6 +181,10 @@ class Metrics(ports.Telemetry):
     def gpus_observed(self, gpus: model.ObservedGpus) -> None:
         """See ``ports.Telemetry``."""
         _replace(self._instances, _counts(gpus))
+        lost: dict[tuple[str, ...], int] = {
+            (str(gpu.index), gpu.uuid, gpu.reason.value): 1 for gpu in gpus.unreachable
+        }
+        _replace(self._unreachable, lost)
 
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
         """See ``ports.Telemetry``."""

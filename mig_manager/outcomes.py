@@ -18,6 +18,8 @@ class Outcome:
     """Whether GPUs or services of the host are still neither as wanted nor as before."""
     keeps_closed: bool = False
     """Whether the node stays closed until the next try, because its drain has begun."""
+    unreachable: tuple[model.UnreachableGpu, ...] = ()
+    """GPUs that the layout could not be applied to; it is, once they are back."""
 
     @property
     def should_retry(self) -> bool:
@@ -49,10 +51,19 @@ def _drift_told(name: str, pods: tuple[str, ...]) -> str:
     return f"the GPUs no longer have layout {name}, and nobody here changed them{held}"
 
 
-def succeeded(name: str, reason: errors.Reason, what: str, *, more: str = "") -> Outcome:
-    """Return the outcome of a layout in force."""
+def succeeded(
+    name: str, reason: errors.Reason, what: str, *, gpus: model.ObservedGpus, more: str = ""
+) -> Outcome:
+    """Return the outcome of a layout in force on all GPUs that can be reached."""
+    missing = "".join(
+        f" {gpu.sentence}; the layout is applied to it once it is back."
+        for gpu in gpus.unreachable
+    )
     return Outcome(
-        state=model.State.SUCCESS, reason=reason, message=f"Layout {name} {what}.{more}"
+        state=model.State.SUCCESS,
+        reason=reason,
+        message=f"Layout {name} {what}.{more}{missing}",
+        unreachable=gpus.unreachable,
     )
 
 

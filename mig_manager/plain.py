@@ -28,6 +28,18 @@ def gpu(observed: model.Gpu) -> dict[str, object]:
     }
 
 
+def unreachable(gpu: model.UnreachableGpu) -> dict[str, object]:
+    """Return a GPU that could not be observed; what is not known of it is null."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid or None,
+        "pci_address": gpu.pci_address or None,
+        "reason": gpu.reason.value,
+        "code": gpu.code,
+        "message": gpu.message,
+    }
+
+
 def _instance_data(gi: model.GpuInstance) -> dict[str, object]:
     return {
         "id": gi.instance_id,

@@ -265,11 +265,18 @@ class Reconciler:
                 return lookout.Next.REST
             case lookout.Finding.CHANGED:
                 _log.info("hardware_changed", config=name)
-                return lookout.Next.RUN
+                # For a GPU that is back, no pod of another must go.
+                is_active = ended.state is model.State.SUCCESS
+                return lookout.Next.HEAL if is_active else lookout.Next.RUN
             case lookout.Finding.BACK:
                 self._world.telemetry.drift_found(is_drifted=False)
                 run.record.finish(
-                    outcomes.succeeded(name, errors.Reason.ALREADY_APPLIED, "is back in force")
+                    outcomes.succeeded(
+                        name,
+                        errors.Reason.ALREADY_APPLIED,
+                        "is back in force",
+                        gpus=run.record.gpus,
+                    )
                 )
                 return lookout.Next.REST
             case lookout.Finding.DRIFTED | lookout.Finding.STILL_DRIFTED:

@@ -93,9 +93,13 @@ class Record:
         """Remember that the change is in force on the GPUs: no way leads back from here."""
         self.journal = dataclasses.replace(self.journal, snapshot=(), applied="")
 
-    def undone(self) -> None:
-        """Remember that the GPUs have again what they had before the change."""
-        self.journal = dataclasses.replace(self.journal, snapshot=())
+    def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
+        """Remember that the GPUs have again what they had before the change.
+
+        Args:
+            due: What GPUs had that became unreachable: they are restored once they are back.
+        """
+        self.journal = dataclasses.replace(self.journal, snapshot=due)
 
     def started(self, service: str) -> None:
         """Remember that a service of the host runs again."""
@@ -294,6 +298,17 @@ class Record:
         self._node.emit(
             reason=outcome.reason.value, message=outcome.message, is_warning=is_failure
         )
+        if outcome.unreachable:
+            self._node.emit(
+                reason=errors.Reason.GPU_UNREACHABLE.value,
+                message=". ".join(
+                    (
+                        *(gpu.sentence for gpu in outcome.unreachable),
+                        errors.Reason.GPU_UNREACHABLE.remedy,
+                    )
+                ),
+                is_warning=True,
+            )
 
     def abandon(self) -> None:
         """Give everything back and leave the state to the run that follows at once.

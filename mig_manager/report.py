@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from mig_manager import commands, validation
+from mig_manager import commands, safetext, validation
 from mig_manager.core import bar, config, model, picture, steps
 from mig_manager.core import holders as holding
 
@@ -16,8 +16,9 @@ def status(result: commands.Status, *, is_wide: bool, style: bar.Style) -> str:
     """Draw every GPU; wide: also instances with ids and UUIDs, and holders."""
     if not result.gpus:
         return "This node has no NVIDIA GPU."
+    missing = _unreachable(result.gpus, style)
     if not is_wide:
-        return picture.draw_gpus(result.gpus, style=style)
+        return "\n\n".join([picture.draw_gpus(result.gpus, style=style), *missing])
     blocks = [
         "\n".join(
             [
@@ -27,7 +28,16 @@ def status(result: commands.Status, *, is_wide: bool, style: bar.Style) -> str:
         )
         for gpu in result.gpus
     ]
-    return "\n\n".join(blocks)
+    return "\n\n".join([*blocks, *missing])
+
+
+def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
+    """Return a block about the GPUs that could not be observed; none where all could."""
+    lines = [
+        style.paint(_wrapped(safetext.printable(gpu.sentence, " ")), bar.Tone.BAD)
+        for gpu in gpus.unreachable
+    ]
+    return ["\n".join(lines)] if lines else []
 
 
 def plan(result: commands.Planned, *, is_wide: bool, style: bar.Style) -> str:
@@ -35,6 +45,7 @@ def plan(result: commands.Planned, *, is_wide: bool, style: bar.Style) -> str:
     blocks = [
         picture.draw_change(result.gpus, result.plan, selected=result.wanted.keys(), style=style)
     ]
+    blocks += _unreachable(result.gpus, style)
     if is_wide and not result.plan.is_empty:
         blocks.append("\n".join(_steps(result)))
     told = [_victims(result), *_unserved(result), _verdict(result, style)]

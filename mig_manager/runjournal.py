@@ -42,9 +42,9 @@ class RunJournal:
         with contextlib.suppress(errors.ClusterError):
             self._record.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
 
-    def undone(self) -> None:
-        """Remember that there is nothing to roll back."""
-        self._record.undone()
+    def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
+        """Remember that there is nothing to roll back but what is due on unreachable GPUs."""
+        self._record.undone(due)
 
     def done(self, gpus: model.ObservedGpus) -> None:
         """Remember that there is nothing to roll back any more, and what there is now."""

@@ -294,10 +294,12 @@ class Run:
         drainage.run(holders, wish)
         wish.check()
         self._machine.stop_services(services, plan, self.record)
-        gpus = self._change(plan, gpus, wanted, wish)
+        gpus = self._change(plan, gpus, layout, wish)
         self._bring_back(paused, gpus, wish)
         by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
-        return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", more=by_force)
+        return outcomes.succeeded(
+            self.name, errors.Reason.APPLIED, "is in force", gpus=gpus, more=by_force
+        )
 
     def _bring_back(
         self, paused: daemons.Paused, gpus: model.ObservedGpus, wish: ports.Wish
@@ -319,7 +321,7 @@ class Run:
             self.record.proven()
             self._transaction.refresh()
             self._bring_back(paused, gpus, wish)
-            return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force")
+            return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", gpus=gpus)
         if self.record.attempt > 1:
             # An earlier try may have failed at the files alone.
             self._transaction.refresh()
@@ -334,7 +336,9 @@ class Run:
         elif not self._daemons.is_proven(gpus):
             self.record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
             self._daemons.prove(self._plugin_to_prove(gpus), gpus, wish)
-        return outcomes.succeeded(self.name, errors.Reason.ALREADY_APPLIED, "is already in force")
+        return outcomes.succeeded(
+            self.name, errors.Reason.ALREADY_APPLIED, "is already in force", gpus=gpus
+        )
 
     def _resume_monitors(self, paused: daemons.Paused, wish: ports.Wish) -> None:
         monitors.Monitors(
@@ -361,7 +365,7 @@ class Run:
         self,
         plan: model.Plan,
         before: model.ObservedGpus,
-        wanted: dict[str, model.WantedGpu],
+        layout: config.Layout,
         wish: ports.Wish,
     ) -> model.ObservedGpus:
         transaction = dataclasses.replace(
@@ -378,7 +382,8 @@ class Run:
                 plan,
                 seen=before,
                 older=older,
-                replan=lambda after: self._planning.plan(after, wanted),
+                # A GPU that was lost meanwhile is due no more, unless the layout names it.
+                replan=lambda after: self._planning.plan(after, config.select(layout, after)),
                 points=self._hooks.points,
             )
         except errors.MigManagerError as error:
@@ -411,9 +416,11 @@ class Run:
         return left.snapshot if is_open else ()
 
     def _failed(self, reason: errors.Reason, message: str, said: str = "") -> outcomes.Outcome:
+        lost = () if reason is errors.Reason.GPU_UNREACHABLE else self.record.gpus.unreachable
+        parts = (message, said, *(gpu.sentence for gpu in lost if gpu.message not in message))
         return outcomes.failed(
             reason,
-            f"{message}; {said}" if said else message,
+            "; ".join(filter(None, parts)),
             is_unfinished=not self.record.journal.due.is_empty,
             # Evicted pods must not start here again before the others have left.
             keeps_closed=self.record.journal.draining and reason.is_transient,

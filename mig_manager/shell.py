@@ -23,7 +23,7 @@ from mig_manager import (
     sink,
 )
 from mig_manager.adapters import files
-from mig_manager.core import config, document, remarks
+from mig_manager.core import config, document, model, remarks
 
 DONE, FAILED = 0, 1
 _MOST_NAMED = 6
@@ -108,6 +108,7 @@ class _Shell:
         )
         self._answer(result.to_data, lambda: "MIG configuration applied successfully")
         self._warn(result.overlooked)
+        self._warn_of(result.gpus.unreachable, "the layout is not active on it")
         for planned in result.rounds:
             self._terminal.note(report.summary(planned))
         if not result.is_changed:
@@ -121,6 +122,7 @@ class _Shell:
         from mig_manager.core import checkpoint  # noqa: PLC0415 - the same
 
         outputfile.write(pathlib.Path(file), checkpoint.render(gpus))
+        self._warn_of(gpus.unreachable, "it is not in the checkpoint")
         self._terminal.say("MIG configuration checkpointed successfully")
         return DONE
 
@@ -134,6 +136,7 @@ class _Shell:
             scope=self._scope,
         )
         self._answer(result.to_data, lambda: "MIG configuration restored successfully")
+        self._warn_of(result.gpus.unreachable, "nothing was restored on it")
         for planned in result.rounds:
             self._terminal.note(report.summary(planned))
         if not result.is_changed:
@@ -171,6 +174,7 @@ class _Shell:
             return DONE
         result = commands.check(self._reach.gpus(), layout, scope=self._scope)
         self._warn(result.planned.overlooked)
+        self._warn_of(result.planned.gpus.unreachable, "what it has was not compared")
         if result.is_applied:
             kind = (
                 "mode settings from configuration"
@@ -193,6 +197,7 @@ class _Shell:
             label=self._given.config_label,
             has_placements=self._given.has_placements,
         )
+        self._warn_of(result.unreachable, "it is not in the document")
         self._answer(result.to_data, lambda: document.dump(result.to_data()))
         return DONE
 
@@ -245,6 +250,13 @@ class _Shell:
     def _warn(self, passed: Sequence[remarks.Remark]) -> None:
         for remark in passed:
             self._terminal.note(f"warning: {remark}", priority=sink.Priority.WARNING)
+
+    def _warn_of(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:
+        for gpu in unreachable:
+            self._terminal.note(
+                f"warning: {gpu.sentence}; {effect}",
+                remedy=errors.Reason.GPU_UNREACHABLE.remedy,
+            )
 
     def _standard_input(self) -> str:
         try:

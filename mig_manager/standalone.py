@@ -126,9 +126,9 @@ class Journal:
     def rolling_back(self) -> None:
         """Keep the journal as it is."""
 
-    def undone(self) -> None:
-        """Remove the journal."""
-        self.write(())
+    def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
+        """Leave a journal of what is due on unreachable GPUs, or none."""
+        self.write(due)
 
     def done(self, gpus: model.ObservedGpus) -> None:
         """Remove the journal and go on to what follows a verified change."""
@@ -259,7 +259,7 @@ class Pending:
         restoring = transaction(self._world, journal, may_reset=self._may_reset)
         with self._world.guard():
             result = restoring.roll_back(self.snapshot, requires_idle=True)
-        if result.is_complete:
+        if result.is_complete and not result.due:
             return f"{self._name} was left unfinished and is undone now"
         return f"{self._name} was left unfinished; {result.message}; {LATER}"
 
@@ -273,7 +273,8 @@ class Pending:
         except (ValueError, errors.LayoutError) as error:
             self._set_aside(str(error))
             return
-        if self.due.is_empty and not planner.foreign(self._observed, journal.snapshot):
+        is_complete = not planner.foreign(self._observed, journal.snapshot)
+        if self.due.is_empty and is_complete and not self._observed.missing(journal.snapshot):
             forget(self._world)
         elif self._is_outdated(journal):
             self._world.tell(

@@ -137,6 +137,8 @@ class ChildGpus(ports.Standby):
         self._left_behind: list[_LeftBehind] = []
         self._seen = model.NO_GPUS
         """All GPUs as last observed."""
+        self._last: dict[int, model.Gpu] = {}
+        """Each GPU by index, as it was when it was last reachable."""
         self._ready: _Worker | None = None
 
     def prepare(self) -> None:
@@ -160,7 +162,8 @@ class ChildGpus(ports.Standby):
                 open; with NVML_ERROR when it was killed by a signal.
         """
         match self._timed("observe", gpu_protocol.Observe()):
-            case gpu_protocol.Observed(gpus=gpus):
+            case gpu_protocol.Observed(gpus=observed):
+                gpus = self._identified(observed)
                 self._seen = gpus
                 self._telemetry.gpus_observed(gpus)
                 return gpus
@@ -184,6 +187,22 @@ class ChildGpus(ports.Standby):
                 return gpus
             case answer:
                 raise _unexpected(answer)
+
+    def _identified(self, observed: model.ObservedGpus) -> model.ObservedGpus:
+        """Complete what is known of unreachable GPUs by the last observation of each."""
+        here = {gpu.uuid for gpu in observed}
+        self._last |= {gpu.index: gpu for gpu in observed}
+        return model.ObservedGpus(
+            observed,
+            (
+                lost.identified(last)
+                if (last := self._last.get(lost.index)) is not None
+                and last.uuid not in here
+                and lost.uuid in ("", last.uuid)
+                else lost
+                for lost in observed.unreachable
+            ),
+        )
 
     def _timed(self, name: str, request: gpu_protocol.Request) -> gpu_protocol.Answer:
         since = self._monotonic()

@@ -57,18 +57,20 @@ class NvmlGpus:
         self._clock = clock
 
     def observe(self) -> model.ObservedGpus:
-        """Return every GPU, ascending by index.
+        """Return every GPU, ascending by index, and those that cannot be observed.
 
         Raises:
-            HardwareError: NVML cannot be loaded, refused or failed. With NO_PERMISSION when MIG
-                is on and the caller may not list instances: they are never reported as none.
+            HardwareError: NVML cannot be loaded, refused or failed; or no GPU at all can be
+                observed. With NO_PERMISSION when MIG is on and the caller may not list instances:
+                they are never reported as none.
         """
         with self._session():
             count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
             observe = functools.partial(nvml_observe.gpu, tells_minor=self._proc_root is not None)
-            return model.ObservedGpus(
-                _sharing(_each([functools.partial(observe, i) for i in range(count)]))
-            )
+            observed = _observed(_each([functools.partial(observe, i) for i in range(count)]))
+        if observed.unreachable and not observed:
+            raise _joined([_failure(gpu) for gpu in observed.unreachable])
+        return observed
 
     def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
@@ -91,7 +93,7 @@ class NvmlGpus:
             runs = [
                 functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus
             ]
-            return model.ObservedGpus(_sharing(_each(runs)))
+            return _observed(_each(runs))
 
     def _idle_check(self, plan: model.Plan) -> Callable[[], None]:
         """Return what raises ``GpuInUseError``, within a session, while the plan is in the way."""
@@ -104,15 +106,65 @@ class NvmlGpus:
         )
         return functools.partial(nvml_inspect.require_idle, plan, files)
 
-    def _run(self, plan: model.GpuPlan, known: model.Gpu | None) -> model.Gpu:
+    def _run(
+        self, plan: model.GpuPlan, known: model.Gpu | None
+    ) -> model.Gpu | model.UnreachableGpu:
         patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)
-        return nvml_execute.run(
-            plan,
-            patience.run,
-            known=known,
-            proc_root=self._proc_root,
-            driver_roots=self._driver_roots,
-        )
+        try:
+            return nvml_execute.run(
+                plan,
+                patience.run,
+                known=known,
+                proc_root=self._proc_root,
+                driver_roots=self._driver_roots,
+            )
+        except errors.HardwareError as error:
+            # Only a GPU that cannot be observed either is unreachable; else the step has failed.
+            if error.reason not in _MAY_BE_UNREACHABLE or _can_be_observed(plan):
+                raise
+            lost = model.UnreachableGpu(
+                index=plan.gpu_index,
+                uuid=plan.gpu_uuid,
+                reason=error.reason,
+                code=error.code,
+                message=error.message.removeprefix(f"{error.gpu}: "),
+            )
+            return lost.identified(known) if known else lost
+
+
+_MAY_BE_UNREACHABLE = frozenset(
+    {
+        errors.Reason.GPU_LOST,
+        errors.Reason.GPU_NEEDS_RESET,
+        errors.Reason.NVML_ERROR,
+    }
+)
+"""Why a step fails on a GPU that may be unreachable now."""
+
+
+def _can_be_observed(plan: model.GpuPlan) -> bool:
+    try:
+        now = nvml_observe.gpu(plan.gpu_index)
+    except errors.HardwareError:
+        # The driver as a whole fails: that is no matter of this GPU.
+        return True
+    return isinstance(now, model.Gpu) and now.uuid == plan.gpu_uuid
+
+
+def _observed(
+    each: Iterable[model.Gpu | model.UnreachableGpu],
+) -> model.ObservedGpus:
+    gpus = tuple(each)
+    return model.ObservedGpus(
+        _sharing(gpu for gpu in gpus if isinstance(gpu, model.Gpu)),
+        (gpu for gpu in gpus if isinstance(gpu, model.UnreachableGpu)),
+    )
+
+
+def _failure(gpu: model.UnreachableGpu) -> errors.HardwareError:
+    return errors.HardwareError(
+        f"{gpu}: {gpu.message}", reason=gpu.reason, gpu=str(gpu), code=gpu.code
+    )
 
 
 _Offer = tuple[model.GpuInstanceProfile, ...] | None

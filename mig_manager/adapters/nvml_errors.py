@@ -60,6 +60,21 @@ UNTOLD = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_
 """Answers of a GPU or a library that does not have the fact or the function at all."""
 
 
+WHOLE_DRIVER = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_TIMEOUT,
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_MEMORY,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    }
+)
+"""Answers about library, driver or caller, whichever GPU was asked about (nvml.h)."""
+
+
 def from_code(code: int, *, operation: str) -> errors.HardwareError:
     """Build the error for an NVML return value.
 

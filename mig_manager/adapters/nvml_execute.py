@@ -182,7 +182,7 @@ class _Executor:
         if self._device is None:
             gpu_progress.PROGRESS.names(self._gpu_index, self._gpu_uuid)
             self._device = nvml_device.Device(
-                nvml_errors.call(pynvml.nvmlDeviceGetHandleByUUID, self._gpu_uuid),
+                _handle(self._gpu_index, self._gpu_uuid, self._known),
                 profiles=self._known.profiles if self._known else None,
             )
             if self._proc_root is not None:
@@ -312,6 +312,30 @@ class _Executor:
             f"{step.gpu_instance_placement}",
             reason=errors.Reason.VERIFY_FAILED,
         )
+
+
+def _handle(index: int, uuid: str, known: model.Gpu | None) -> nvml_device.Handle:
+    """Return the handle of one GPU, and have NVML attach no other.
+
+    ``nvmlDeviceGetHandleByUUID`` attaches every GPU to find the one, and answers GPU_IS_LOST where
+    any of them is lost (nvml.h). The PCI address and the index attach one.
+
+    Raises:
+        HardwareError: NVML refused or failed; GPU_LOST: another GPU is in its place.
+    """
+    if known is not None and known.pci_address:
+        by_address = pynvml.nvmlDeviceGetHandleByPciBusId
+        handle = nvml_errors.call(by_address, known.pci_address.upper().encode())
+    else:
+        handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+    there: str = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+    if there != uuid:
+        raise errors.HardwareError(
+            f"its place has another GPU, {there}",
+            reason=errors.Reason.GPU_LOST,
+            operation="nvmlDeviceGetUUID",
+        )
+    return handle
 
 
 def _create_placed(

@@ -19,29 +19,39 @@ _EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID
 """No MIG device at this index: NOT_FOUND in nvml.h, and some drivers say INVALID_ARGUMENT."""
 
 
-def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu:
-    """Observe one GPU within an open session.
+def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu | model.UnreachableGpu:
+    """Observe one GPU within an open session, or say why it cannot be observed.
 
     Args:
         index: NVML index, below ``nvmlDeviceGetCount``.
         tells_minor: Whether the agent is to know the GPU's device node, should we hang.
 
     Raises:
-        HardwareError: NVML refused or failed.
+        HardwareError: The driver as a whole failed, or the caller may not list the instances of a
+            GPU (NO_PERMISSION).
     """
-    name = f"GPU {index}"
+    uuid = ""
+    has_handle = False
     try:
         with gpu_progress.PROGRESS.about(index):
             handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
-            uuid: str = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
-            name = f"GPU {index} ({uuid})"
+            has_handle = True
+            uuid = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
             gpu_progress.PROGRESS.names(index, uuid)
             device = nvml_device.Device(handle)
             if tells_minor:
                 gpu_progress.PROGRESS.names(index, uuid, device.minor())
             return anew(index, uuid, device)
     except errors.HardwareError as error:
-        raise nvml_errors.about(name, error) from error
+        # A container without the device node of a GPU gets no handle of it. Without the privilege
+        # to list instances, a handle is to be had: reporting others would hide the cause.
+        is_unprivileged = has_handle and error.reason is errors.Reason.NO_PERMISSION
+        if error.code in nvml_errors.WHOLE_DRIVER or is_unprivileged:
+            name = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
+            raise nvml_errors.about(name, error) from error
+        return model.UnreachableGpu(
+            index=index, uuid=uuid, reason=error.reason, code=error.code, message=error.message
+        )
 
 
 def again(known: model.Gpu, device: nvml_device.Device) -> model.Gpu:
@@ -69,7 +79,8 @@ def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
     Raises:
         HardwareError: NVML refused or failed.
     """
-    pci = nvml_errors.call(pynvml.nvmlDeviceGetPciInfo, device.handle)
+    # The GPU of a system on a chip is no PCI device (Jetson Thor).
+    pci = nvml_errors.call_unless(nvml_errors.UNTOLD, pynvml.nvmlDeviceGetPciInfo, device.handle)
     modes = device.mig_mode()
     current, pending = modes or (None, None)
     architecture = _architecture(device)
@@ -78,9 +89,9 @@ def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
         uuid=uuid,
         name=nvml_errors.call(pynvml.nvmlDeviceGetName, device.handle),
         architecture=architecture,
-        pci_address=pci.busId.lower(),
-        pci_device_id=pci.pciDeviceId,
-        pci_subsystem_id=pci.pciSubSystemId,
+        pci_address=pci.busId.lower() if pci else "",
+        pci_device_id=pci.pciDeviceId if pci else 0,
+        pci_subsystem_id=pci.pciSubSystemId if pci else 0,
         memory_mib=device.memory_bytes() // 2**20,
         current_mode=current,
         pending_mode=pending,

@@ -32,12 +32,16 @@ def driver(inspection: Inspection) -> Sequence[asking.Found]:
 def modes(gpus: Gpus) -> Sequence[asking.Found]:
     """Tell which GPUs have MIG, and in which mode they are."""
     seen = gpus.get()
+    lost = [
+        asking.fail(f"{gpu}: unreachable: {gpu.message}", errors.Reason.GPU_UNREACHABLE.remedy)
+        for gpu in seen.unreachable
+    ]
     if not any(gpu.is_mig_capable for gpu in seen):
         what = "no GPU of this node has MIG" if seen else "this node has no NVIDIA GPU"
         return (asking.fail(what, "Take the node's label nvidia.com/mig.config away."),)
     waiting = [_waiting(gpu) for gpu in seen if gpu.waits_for_mode]
     steady = [gpu for gpu in seen if not gpu.waits_for_mode]
-    return (*waiting, *(asking.ok(text) for text in _grouped(steady, _mode)))
+    return (*lost, *waiting, *(asking.ok(text) for text in _grouped(steady, _mode)))
 
 
 def virtualization(gpus: Gpus) -> Sequence[asking.Found]:

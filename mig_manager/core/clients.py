@@ -263,16 +263,22 @@ def why_not_offered(
         node: What the node counts.
         changed: UUIDs of the GPUs whose devices must all be healthy; None: of all GPUs.
     """
+    # What a GPU has that cannot be observed is not known, and may be offered beside the rest.
+    is_partial = bool(model.unreachable(gpus))
     known = tuple(gpus)
     if offered is None:
-        return _why_not_counted(known, node, changed)
+        why = _why_not_counted(known, node, changed)
+        total = sum(_devices_of(node.allocatable).values())
+        is_enough = is_partial and total >= len(expected_devices(_among(known, changed))[0])
+        return "" if is_enough else why
     devices = {name: ids for name, ids in offered.items() if _is_device_resource(name) and ids}
     ids: frozenset[str] = frozenset().union(*devices.values())
     for expected, needed in zip(
         expected_devices(known), expected_devices(_among(known, changed)), strict=True
     ):
         is_registered = sum(_devices_of(node.capacity).values()) >= len(expected)
-        if ids == expected or (ids and is_registered and needed <= ids <= expected):
+        is_known = is_partial or ids <= expected
+        if ids == expected or (ids and is_registered and is_known and needed <= ids):
             return _compare_counts(devices, _devices_of(node.allocatable))
     sliced, _ = expected_devices(known)
     return (
@@ -282,7 +288,7 @@ def why_not_offered(
 
 
 def is_plugin_stale(
-    gpus: Iterable[model.Gpu], offered: Mapping[str, frozenset[str]] | None, node: NodeDevices
+    gpus: Sequence[model.Gpu], offered: Mapping[str, frozenset[str]] | None, node: NodeDevices
 ) -> bool:
     """Tell whether the device plugin does not know the devices that there are.
 
@@ -291,12 +297,12 @@ def is_plugin_stale(
         offered: As of ``why_not_offered``.
         node: What the node counts.
     """
-    gpus = tuple(gpus)
+    is_partial = bool(model.unreachable(gpus))
     sliced, whole = expected_devices(gpus)
     ids = frozenset().union(
         *(ids for name, ids in (offered or {}).items() if _is_device_resource(name))
     )
-    if not (ids <= sliced or ids <= whole):
+    if not (is_partial or ids <= sliced or ids <= whole):
         return True
     if offered is None:
         return bool(why_not_offered(gpus, None, node, changed=()))

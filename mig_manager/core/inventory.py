@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mig_manager import safetext
+from mig_manager import errors, safetext
 from mig_manager.core import model, profile
 from mig_manager.core import snapshot as snapshots
 
@@ -25,6 +25,8 @@ _MOST_SLICES = 16
 """The largest board has twelve memory slices."""
 _MOST_MEMORY_GB = 10_000
 _MOST_LETTERS = 80
+_MOST_LETTERS_TOLD = 400
+"""Of the driver's answer about an unreachable GPU."""
 _MOST_NUMBER = 2**32 - 1
 _PROFILE_ROW = 8
 _ENGINE_ROW = 4
@@ -40,7 +42,10 @@ def to_json(gpus: Sequence[model.Gpu]) -> str:
             models.append(kind)
         place = {"index": gpu.index, "pci": gpu.pci_address, "model": models.index(kind)}
         rows.append(place | had)
-    data = {"version": VERSION, "models": models, "gpus": rows}
+    data: dict[str, Any] = {"version": VERSION, "models": models, "gpus": rows}
+    lost = [_unreachable_row(gpu) for gpu in model.unreachable(gpus)]
+    if lost:
+        data["unreachable"] = lost
     return json.dumps(data, separators=(",", ":"))
 
 
@@ -58,18 +63,46 @@ def from_json(text: str) -> model.ObservedGpus:
         rows = _list(data["gpus"])
         had = snapshots.from_data(rows)
         gpus = tuple(_gpu(row, before, kinds) for row, before in zip(rows, had, strict=True))
+        lost = [_unreachable(row) for row in _list(data.get("unreachable", []))]
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
         raise ValueError(f"not a list of GPUs: {error!r}") from error
     for identity in ("index", "uuid"):
         if len({getattr(gpu, identity) for gpu in gpus}) != len(gpus):
             raise ValueError(f"two GPUs have the same {identity}")
-    return model.ObservedGpus(gpus)
+    return model.ObservedGpus(gpus, lost)
 
 
 def idle(gpu: model.Gpu) -> model.Gpu:
     """Return the same GPU as if nobody had partitioned it."""
     mode = None if gpu.current_mode is None else model.MigMode.DISABLED
     return dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
+
+
+def _unreachable_row(gpu: model.UnreachableGpu) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "pci": gpu.pci_address,
+        "device": gpu.pci_device_id,
+        "name": gpu.name,
+        "reason": gpu.reason.value,
+        "code": gpu.code,
+        "message": gpu.message[:_MOST_LETTERS_TOLD],
+    }
+
+
+def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
+    device, code = row["device"], row["code"]
+    return model.UnreachableGpu(
+        index=_number(row["index"]),
+        uuid=_text(row["uuid"]),
+        pci_address=_text(row["pci"]),
+        pci_device_id=None if device is None else _number(device),
+        name=_text(row["name"]),
+        reason=errors.Reason(row["reason"]),
+        code=None if code is None else _number(code),
+        message=_text(row["message"], most=_MOST_LETTERS_TOLD),
+    )
 
 
 def _model(gpu: model.Gpu) -> dict[str, Any]:
@@ -184,8 +217,8 @@ def _sound(named: model.Profile) -> model.Profile:
     return named
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _MOST_LETTERS:
+def _text(value: object, *, most: int = _MOST_LETTERS) -> str:
+    if not isinstance(value, str) or len(value) > most:
         raise ValueError("a text is missing or too long")
     return safetext.printable(value)
 

@@ -316,12 +316,29 @@ class UnreachableGpu:
     """As ``Gpu.pci_address``; empty: not known."""
     pci_device_id: int | None = None
     """As ``Gpu.pci_device_id``; None: not known."""
+    name: str = ""
+    """Of the product; empty: not known."""
     reason: errors.Reason
     """What the driver's answer means."""
     code: int | None
     """The NVML return value; None: the answer was no error, but no description of a GPU."""
     message: str
     """The NVML function and its answer."""
+
+    def identified(self, last: Gpu) -> "UnreachableGpu":
+        """Return it with what an earlier observation of the same GPU had."""
+        return dataclasses.replace(
+            self,
+            uuid=last.uuid,
+            pci_address=last.pci_address,
+            pci_device_id=last.pci_device_id,
+            name=last.name,
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What people are told of it, without a full stop."""
+        return f"{self} is unreachable: {self.message}"
 
     def __str__(self) -> str:
         known = ", ".join(filter(None, (self.uuid, self.pci_address)))
@@ -359,6 +376,14 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
     def __hash__(self) -> int:
         return hash((tuple(self), self.unreachable))
 
+    def missing(self, snapshot: Iterable[GpuSnapshot]) -> tuple[GpuSnapshot, ...]:
+        """Return the snapshots of GPUs that are, or may be, among the unreachable."""
+        here = {gpu.uuid for gpu in self}
+        lost = {gpu.uuid for gpu in self.unreachable}
+        return tuple(
+            gpu for gpu in snapshot if gpu.uuid in lost or ("" in lost and gpu.uuid not in here)
+        )
+
     def only(self, uuids: Iterable[str]) -> "ObservedGpus":
         """Return those with these UUIDs."""
         chosen = frozenset(uuids)
@@ -383,6 +408,11 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
 
 NO_GPUS = ObservedGpus()
 """Before the first observation."""
+
+
+def unreachable(gpus: Iterable[Gpu]) -> tuple[UnreachableGpu, ...]:
+    """Return the unreachable GPUs of an observation; none for any other collection of GPUs."""
+    return gpus.unreachable if isinstance(gpus, ObservedGpus) else ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

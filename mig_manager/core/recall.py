@@ -34,13 +34,22 @@ def plan(
 
     Raises:
         CheckpointError: A GPU is not here, has no MIG, or cannot have what it had; with place.
-        LayoutError: NOT_SUPPORTED: a GPU is a vGPU, which only its host can divide.
+        LayoutError: NOT_SUPPORTED: a GPU is a vGPU, which only its host can divide;
+            GPU_UNREACHABLE: a GPU cannot be observed.
     """
     here = {gpu.uuid: gpu for gpu in gpus}
+    lost = model.unreachable(gpus)
     snapshot: list[model.GpuSnapshot] = []
     blind: set[str] = set()
     for device in wish.devices:
         gpu = here.get(device.uuid)
+        if gpu is None and any(each.uuid in ("", device.uuid) for each in lost):
+            raise errors.LayoutError(
+                f"the checkpoint has GPU {device.uuid}, which is not among the reachable GPUs: "
+                + "; ".join(each.sentence for each in lost),
+                reason=errors.Reason.GPU_UNREACHABLE,
+                location=device.location,
+            )
         if gpu is None:
             _refuse(device, f"GPU {device.uuid} is not on this node")
         if gpu.current_mode is None:

@@ -30,12 +30,16 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
         layout: The wish; one that was read leniently raises nothing, as with the peer.
         gpus: All GPUs of the node.
 
+    A GPU that cannot be observed is left out as well, unless the layout names it.
+
     Raises:
         LayoutError: No rule is about any GPU here, or a rule names an index or a PCI address that
             the node lacks (NO_GPU_MATCHES). A GPU asked for by itself has no MIG to enable, or
-            none has (NOT_MIG_CAPABLE).
+            none has (NOT_MIG_CAPABLE), or it cannot be observed (GPU_UNREACHABLE).
     """
     deciding = _deciding(layout, gpus)
+    for problem in _unreachable(layout, gpus):
+        raise errors.LayoutError(problem.message, reason=problem.reason, location=problem.location)
     if not layout.is_lenient:
         for problem in _problems(layout, gpus, deciding):
             raise errors.LayoutError(
@@ -95,18 +99,64 @@ def _problems(
     yield from _hopeless(layout, list(deciding.values()))
 
 
+def _unreachable(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> Iterator[_Problem]:
+    """Yield the unreachable GPUs that the layout is about by name, or by nothing else."""
+    for gpu in model.unreachable(gpus):
+        rule = next((each for each in reversed(layout.rules) if _may_match(each, gpu)), None)
+        if rule is None:
+            continue
+        if rule.indices is not None:
+            how = "names"
+        elif not any(each.matches(seen) for each in layout.rules for seen in gpus):
+            how = "can only be about"
+        elif rule.filters and not any(rule.filters_match(seen) for seen in gpus):
+            how = "has a device-filter that can only mean"
+            if gpu.pci_device_id is None:
+                # Its model is not known: the rule may be about another node's GPUs.
+                continue
+        else:
+            continue
+        yield _Problem(
+            message=f"layout '{layout.name}' {how} {gpu}, which is unreachable: {gpu.message}",
+            reason=errors.Reason.GPU_UNREACHABLE,
+            location=rule.location,
+            passes="it is left as it is",
+        )
+
+
+def _may_match(rule: layouts.Rule, gpu: model.UnreachableGpu) -> bool:
+    """Tell whether a rule is about an unreachable GPU, as far as is known of it."""
+    is_chosen = (
+        rule.indices is None
+        or gpu.index in rule.indices
+        or bool({gpu.uuid, gpu.pci_address} & set(rule.identities))
+    )
+    return is_chosen and (
+        not rule.filters or any(_filter_may_match(each, gpu) for each in rule.filters)
+    )
+
+
+def _filter_may_match(each: selectors.Filter, gpu: model.UnreachableGpu) -> bool:
+    match each:
+        case selectors.DeviceFilter():
+            return gpu.pci_device_id in (None, each.device_id)
+        case selectors.NameFilter():
+            return not gpu.name or each.matches_name(gpu.name)
+
+
 def _missing(
     layout: layouts.Layout, rule: layouts.Rule, gpus: Sequence[model.Gpu]
 ) -> Iterator[_Problem]:
     # A rule for another model of GPU may well count further than this node does.
     if rule.indices is None or not any(rule.filters_match(gpu) for gpu in gpus):
         return
-    indices = sorted(set(rule.indices) - {gpu.index for gpu in gpus})
-    here = {gpu.pci_address for gpu in gpus}
+    every: list[model.Gpu | model.UnreachableGpu] = [*gpus, *model.unreachable(gpus)]
+    indices = sorted(set(rule.indices) - {gpu.index for gpu in every})
+    here = {gpu.pci_address for gpu in every}
     addresses = [
         each for each in rule.identities if not selectors.is_uuid(each) and each not in here
     ]
-    has = f"this node has {len(gpus)}, counted from 0"
+    has = f"this node has {len(every)}, counted from 0"
     for what in [f"{each}, and {has}" for each in indices] + [
         f"{each}, and this node has none there" for each in addresses
     ]:

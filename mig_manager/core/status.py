@@ -59,6 +59,7 @@ class Status:
             "retryAt": self.retry_at,
             "rebooted": self.is_rebooted or None,
             "gpus": [gpu_summary(gpu) for gpu in self.gpus] or None,
+            "unreachableGpus": [unreachable_summary(gpu) for gpu in self.gpus.unreachable] or None,
         }
         return json.dumps({key: value for key, value in data.items() if value not in (None, "")})
 
@@ -102,6 +103,17 @@ def gpu_summary(gpu: model.Gpu) -> dict[str, Any]:
         "uuid": gpu.uuid,
         "mig": gpu.current_mode.value if gpu.current_mode else "unsupported",
         "devices": device_counts(gpu),
+    }
+
+
+def unreachable_summary(gpu: model.UnreachableGpu) -> dict[str, Any]:
+    """Return an unreachable GPU in the form of the status annotation."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "pci": gpu.pci_address,
+        "reason": gpu.reason.value,
+        "message": gpu.message,
     }
 
 

@@ -44,7 +44,7 @@ import os, signal, sys, time
 from mig_manager import errors, gpu_worker
 from mig_manager.adapters import gpu_process, gpu_protocol, nvml
 def seen(*gpus):
-    return gpu_protocol.Observed(gpus=gpus)
+    return gpu_protocol.Observed(gpus=gpu_protocol.model.ObservedGpus(gpus))
 def answer(message):
     sys.stdout.buffer.write(gpu_protocol.encode(message))
     sys.stdout.buffer.flush()
@@ -231,7 +231,7 @@ import os, resource, sys
 from mig_manager import errors
 from mig_manager.adapters import gpu_child
 worker = "import sys; from mig_manager.adapters import gpu_protocol as p; " \
-    "sys.stdout.buffer.write(p.encode(p.Observed(gpus=())))"
+    "sys.stdout.buffer.write(p.encode(p.Observed(gpus=p.model.NO_GPUS)))"
 gpus = gpu_child.ChildGpus(command=[sys.executable, "-c", worker], timeout_s=60)
 gpus.observe()
 top = os.open("/dev/null", os.O_RDONLY)
@@ -390,7 +390,7 @@ def test_a_library_that_prints_does_not_corrupt_the_answer() -> None:
 def observe():
     os.write(1, b"NVRM: hello")
     print("hello")
-    return ()
+    return gpu_protocol.model.NO_GPUS
 sys.exit(gpu_worker.main([]))
 """
     )

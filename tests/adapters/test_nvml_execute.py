@@ -521,14 +521,51 @@ def test_no_session_outlives_an_execution_that_fails(tmp_path: pathlib.Path) -> 
         assert node.calls("nvmlInitWithFlags") == node.calls("nvmlShutdown")
 
 
-def test_a_gpu_that_left_the_node_is_a_typed_error(tmp_path: pathlib.Path) -> None:
+def test_a_gpu_that_left_the_node_is_unreachable(tmp_path: pathlib.Path) -> None:
     step = model.SetMode(gpu_uuid="GPU-gone", mode=nvml_rig.ON, needs_reset=False)
     plan = model.GpuPlan(gpu_uuid="GPU-gone", gpu_index=7, steps=(step,), target=())
-    with (
-        nvml_rig.rig(tmp_path / "state") as node,
-        pytest.raises(errors.HardwareError, match=r"GPU 7 \(GPU-gone\).*Not Found"),
-    ):
-        node.gpus.execute(model.Plan(gpus=(plan,)))
+    with nvml_rig.rig(tmp_path / "state") as node:
+        after = node.gpus.execute(model.Plan(gpus=(plan,)))
+    (gone,) = after.unreachable
+    assert not after
+    assert (gone.index, gone.uuid) == (7, "GPU-gone")
+    assert "nvmlDeviceGetHandleByIndex" in gone.message
+
+
+def test_another_gpu_in_the_place_of_the_one_planned_for_is_not_touched(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        before = node.observe()
+        step = model.SetMode(gpu_uuid="GPU-gone", mode=nvml_rig.ON, needs_reset=False)
+        plan = model.GpuPlan(gpu_uuid="GPU-gone", gpu_index=0, steps=(step,), target=())
+        after = node.gpus.execute(model.Plan(gpus=(plan,)))
+        assert [gpu.uuid for gpu in after.unreachable] == ["GPU-gone"]
+        assert before.uuid in after.unreachable[0].message
+        assert node.observe() == before
+
+
+def test_a_lost_gpu_does_not_stop_the_steps_of_another(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        node.fill("1g.5gb", index=1)
+        before = node.gpus.observe()
+        node.state.lose_gpu(0)
+        after = node.gpus.execute(nvml_rig.plan_of(before, *nvml_rig.end_steps(before[1])), before)
+        assert [nvml_rig.names(gpu) for gpu in after] == [[]]
+
+
+def test_a_gpu_lost_in_mid_change_is_named_with_the_step_and_the_others_go_on(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        before = node.gpus.observe()
+        node.state.add_fault(states.Fault(function="nvmlDeviceSetMigMode", gpu=0, loses_gpu=True))
+        steps = [nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in before]
+        after = node.gpus.execute(nvml_rig.plan_of(before, *steps), before)
+        (lost,) = after.unreachable
+        assert [(gpu.index, gpu.current_mode) for gpu in after] == [(1, nvml_rig.ON)]
+        assert (lost.uuid, lost.pci_address) == (before[0].uuid, before[0].pci_address)
+        assert "cannot switch MIG mode to enabled" in lost.message
 
 
 def test_no_thread_outlives_an_execution(tmp_path: pathlib.Path) -> None:

@@ -223,7 +223,7 @@ def test_lasting_facts_are_asked_once_however_many_instances_there_are(
 
 
 def test_no_session_outlives_an_observation(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+    with nvml_rig.rig(tmp_path / "state") as node:
         node.gpus.observe()
         node.state.add_fault(
             states.Fault(function="nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
@@ -234,17 +234,65 @@ def test_no_session_outlives_an_observation(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_error_names_the_gpu_the_function_and_the_answer(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        uuid = node.observe(1).uuid
+    with nvml_rig.rig(tmp_path / "state") as node:
+        uuid = node.observe().uuid
         node.state.add_fault(
-            states.Fault(function="nvmlDeviceGetMigMode", gpu=1, code=states.Code.GPU_IS_LOST)
+            states.Fault(function="nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
         )
         with pytest.raises(errors.HardwareError) as caught:
             node.gpus.observe()
-    assert caught.value.message == (f"GPU 1 ({uuid}): nvmlDeviceGetMigMode answered 'GPU is lost'")
+    assert caught.value.message == (f"GPU 0 ({uuid}): nvmlDeviceGetMigMode answered 'GPU is lost'")
     assert caught.value.reason is errors.Reason.GPU_LOST
-    assert caught.value.gpu == f"GPU 1 ({uuid})"
+    assert caught.value.gpu == f"GPU 0 ({uuid})"
     assert caught.value.code == states.Code.GPU_IS_LOST
+
+
+@pytest.mark.parametrize(
+    "code",
+    [states.Code.GPU_IS_LOST, states.Code.UNKNOWN, states.Code.RESET_REQUIRED],
+)
+def test_one_gpu_that_answers_an_error_does_not_hide_the_others(
+    code: states.Code, tmp_path: pathlib.Path
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", "3xa100-sxm4-40gb") as node:
+        uuid = node.observe(1).uuid
+        node.state.add_fault(
+            states.Fault(function="nvmlDeviceGetMigMode", gpu=1, code=code, count=None)
+        )
+        seen = node.gpus.observe()
+    assert [gpu.index for gpu in seen] == [0, 2]
+    (unreachable,) = seen.unreachable
+    assert (unreachable.index, unreachable.uuid, unreachable.code) == (1, uuid, code)
+    assert "nvmlDeviceGetMigMode" in unreachable.message
+
+
+def test_a_gpu_off_the_bus_is_counted_and_unreachable(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        node.state.lose_gpu(0)
+        seen = node.gpus.observe()
+    assert [gpu.index for gpu in seen] == [1]
+    assert [(gpu.index, gpu.reason) for gpu in seen.unreachable] == [(0, errors.Reason.GPU_LOST)]
+
+
+def test_instances_that_the_caller_may_not_list_are_an_error_beside_a_gpu_that_has_none(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        node.fill("1g.5gb", index=1)
+        node.state.set_options(dataclasses.replace(node.state.read().options, permitted=False))
+        with pytest.raises(errors.HardwareError) as caught:
+            node.gpus.observe()
+    assert caught.value.reason is errors.Reason.NO_PERMISSION
+
+
+def test_every_gpu_unreachable_is_an_error_that_names_each(tmp_path: pathlib.Path) -> None:
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        node.state.lose_gpu(0)
+        node.state.lose_gpu(1)
+        with pytest.raises(errors.HardwareError, match=r"GPU 0.*GPU 1") as caught:
+            node.gpus.observe()
+    assert caught.value.reason is errors.Reason.GPU_LOST
+    assert caught.value.reason.is_transient
 
 
 def test_a_driver_that_is_not_loaded_is_told_as_such(tmp_path: pathlib.Path) -> None:

@@ -42,8 +42,8 @@ DOCUMENTED: Mapping[str, tuple[int, ...]] = {
         *(UNINITIALIZED, INVALID_ARGUMENT, INSUFFICIENT_POWER, NO_PERMISSION),
         *(IRQ_ISSUE, GPU_IS_LOST, UNKNOWN),
     ),
-    "nvmlDeviceGetHandleByUUID": (
-        *(UNINITIALIZED, INVALID_ARGUMENT, NOT_FOUND, INSUFFICIENT_POWER),
+    "nvmlDeviceGetHandleByPciBusId_v2": (
+        *(UNINITIALIZED, INVALID_ARGUMENT, NOT_FOUND, INSUFFICIENT_POWER, NO_PERMISSION),
         *(IRQ_ISSUE, GPU_IS_LOST, UNKNOWN),
     ),
     "nvmlDeviceGetUUID": (

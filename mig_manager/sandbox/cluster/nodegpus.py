@@ -78,9 +78,13 @@ class SimulatedGpus:
         self._state = statefile.SharedState(state_file)
 
     def observe(self) -> tuple[SeenGpu, ...]:
-        """Return every GPU, ascending by index."""
+        """Return every GPU that is not lost, ascending by index."""
         node = self._state.read()
-        return tuple(map(_seen, self._state.boards, node.gpus))
+        return tuple(
+            _seen(board, gpu)
+            for board, gpu in zip(self._state.boards, node.gpus, strict=True)
+            if not gpu.is_lost
+        )
 
     def hold(self, uuid: str, *, process: str, computes: bool) -> Callable[[], None]:
         """Become a client of a GPU or MIG device; see ``NodeGpus``.

@@ -64,9 +64,15 @@ class EventSet:
             self._told.setdefault(gpu, changes)
 
     def take(self, node: states.NodeState) -> int | None:
-        """Return the index of a GPU with a change that was not told yet, and count it as told."""
+        """Return the index of a GPU with a change that was not told yet, and count it as told.
+
+        Raises:
+            Refused: GPU_IS_LOST: a watched GPU has fallen off the bus (``nvml.h``).
+        """
         with self._lock:
             for gpu, told in self._told.items():
+                if node.gpus[gpu].is_lost:
+                    raise states.Refused(states.Code.GPU_IS_LOST)
                 if told < node.gpus[gpu].changes:
                     self._told[gpu] = told + 1
                     return gpu
@@ -278,8 +284,10 @@ class DeviceView(View):
         """Refuse handles of what is gone.
 
         Raises:
-            Refused: INVALID_ARGUMENT.
+            Refused: INVALID_ARGUMENT; GPU_IS_LOST.
         """
+        if self.gpu.is_lost:
+            raise states.Refused(states.Code.GPU_IS_LOST)
         match self.target.kind:
             case Kind.GPU:
                 if self.target.attachment != attachment(self.node, self.target.gpu):

@@ -147,6 +147,9 @@ class SimulatedLibrary:
             _wait(fault.hang_s)
             if fault.crashes:
                 os.abort()
+            if fault.loses_gpu and attempt.gpu is not None:
+                self.state.lose_gpu(attempt.gpu)
+                raise states.Refused(states.Code.GPU_IS_LOST)
             if fault.code is not None:
                 raise states.Refused(fault.code)
 

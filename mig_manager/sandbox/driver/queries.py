@@ -98,7 +98,7 @@ def _by_index(view: calls.View, index: Any, device: Any) -> None:
     wanted = memory.number(index)
     if not 0 <= wanted < len(view.boards):
         raise states.Refused(states.Code.INVALID_ARGUMENT)
-    view.put_handle(device, calls.whole(view.node, wanted))
+    _put_whole(view, device, wanted)
 
 
 @_registry.system("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
@@ -107,13 +107,16 @@ def _by_pci_bus_id(view: calls.View, bus_id: Any, device: Any) -> None:
     wanted = memory.text(bus_id).upper().lstrip("0")
     for board in view.boards:
         if board.pci_address.lstrip("0") == wanted:
-            view.put_handle(device, calls.whole(view.node, board.index))
+            _put_whole(view, device, board.index)
             return
     raise states.Refused(states.Code.NOT_FOUND)
 
 
 @_registry.system("nvmlDeviceGetHandleByUUID")
 def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
+    # nvml.h: this initialises every GPU to find the one, and fails where any is lost.
+    if any(gpu.is_lost for gpu in view.node.gpus):
+        raise states.Refused(states.Code.GPU_IS_LOST)
     wanted = memory.text(uuid)
     for board, gpu in zip(view.boards, view.node.gpus, strict=True):
         if board.uuid == wanted:
@@ -242,6 +245,12 @@ def _graphics_processes(_: calls.DeviceView, count: Any, __: Any) -> None:
 def error_text(code: Any) -> bytes:
     """Return what ``nvmlErrorString`` says of a code; it needs no session."""
     return _ERROR_TEXTS.get(memory.number(code), "Unknown Error").encode()
+
+
+def _put_whole(view: calls.View, device: Any, index: int) -> None:
+    if view.node.gpus[index].is_lost:
+        raise states.Refused(states.Code.GPU_IS_LOST)
+    view.put_handle(device, calls.whole(view.node, index))
 
 
 def _whole_only(view: calls.DeviceView) -> None:

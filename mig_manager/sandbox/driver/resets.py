@@ -54,6 +54,8 @@ def attempt(
 
 
 def _refusal(node: states.NodeState, board: identities.Board) -> states.Code:
+    if node.gpus[board.index].is_lost:
+        return states.Code.GPU_IS_LOST
     if not node.options.permitted:
         return states.Code.NO_PERMISSION
     if node.options.virtualization is not states.Virtualization.NONE:

@@ -296,11 +296,39 @@ class SharedState:
                 stack.enter_context(self.gpu_lock(index))
             return self.update(lambda node: resets.attempt(node, self.boards, indices))
 
+    def lose_gpu(self, index: int) -> None:
+        """Let a GPU fall off the bus, with all that is on it."""
+
+        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
+            lost = dataclasses.replace(node.gpus[index], is_lost=True)
+            return node.with_gpu(index, lost), None
+
+        self.update(change)
+
+    def return_gpu(self, index: int, *, keeps_mode: bool = True) -> None:
+        """Let a lost GPU come back, reset: without instances.
+
+        Args:
+            index: NVML index.
+            keeps_mode: Whether an Ampere GPU still has its MIG mode; newer ones never do.
+        """
+
+        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
+            back = transitions.reboot(self.boards[index], node.gpus[index])
+            if not keeps_mode:
+                back = dataclasses.replace(back, is_enabled=False, is_pending=False)
+            return node.with_gpu(index, dataclasses.replace(back, is_lost=False)), None
+
+        self.update(change)
+
     def reboot(self) -> None:
         """Reboot the node: no clients, no instances, and MIG mode where it persists."""
 
         def change(node: states.NodeState) -> tuple[states.NodeState, None]:
-            gpus = tuple(map(transitions.reboot, self.boards, node.gpus))
+            gpus = tuple(
+                dataclasses.replace(transitions.reboot(board, gpu), is_lost=False)
+                for board, gpu in zip(self.boards, node.gpus, strict=True)
+            )
             after = dataclasses.replace(node, gpus=gpus, clients=(), boots=node.boots + 1)
             return after, None
 

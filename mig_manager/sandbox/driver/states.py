@@ -108,6 +108,8 @@ class Fault:
     """Seconds that the call blocks first, holding what the driver would hold."""
     crashes: bool = False
     """Whether the process dies in the call, as in a bug of the vendor library."""
+    loses_gpu: bool = False
+    """Whether the GPU of the call falls off the bus in it."""
 
     def strikes(self, nth: int) -> bool:
         """Tell whether the nth matching call, from 1, is struck."""
@@ -205,6 +207,10 @@ class GpuInstance:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
     """What can change of one GPU."""
+
+    is_lost: bool = False
+    """Whether it has fallen off the bus: ``nvmlDeviceGetCount`` still counts it, and every call
+    about it answers GPU_IS_LOST (``nvml.h``)."""
 
     is_enabled: bool = False
     is_pending: bool = False
