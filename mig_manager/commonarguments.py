@@ -43,14 +43,21 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     add_config_file(parser)
 
 
-def add_config_file(parser: argparse.ArgumentParser) -> None:
-    """Add the document."""
+def add_config_file(
+    parser: argparse.ArgumentParser, *, default: str = "the agent's, by CONFIG_FILE, or "
+) -> None:
+    """Add the document.
+
+    Args:
+        parser: The command's.
+        default: What is taken before the one that comes with the program.
+    """
     parser.add_argument(
         "-f",
         "--config-file",
         metavar=placeholders.FILE,
-        help="config document, '-' for standard input (default: the one that comes with the "
-        "program) [MIG_PARTED_CONFIG_FILE]",
+        help=f"config document, '-' for standard input (default: {default}the one that comes with "
+        "the program) [MIG_PARTED_CONFIG_FILE]",
     )
     add_lenient(parser)
 

@@ -149,7 +149,7 @@ def _machine_looks(
             **files,
         }
     return {
-        findings.Check.PRIVILEGES: functools.partial(machine.privileges, given.proc),
+        findings.Check.PRIVILEGES: functools.partial(machine.privileges, given.proc, given.dev),
         findings.Check.MIG_CONFIG_RIGHT: functools.partial(
             machine.mig_config_right, given.proc, given.dev
         ),

@@ -53,8 +53,7 @@ def doctor_settings(options: Mapping[str, object], environ: Mapping[str, str]) -
         gpus=gpus,
         proc=None if gpus.is_simulated else _PROC,
         dev=hostsettings.host_roots(given).dev_here / "dev",
-        config_file=given.path("config-file", variable="CONFIG_FILE")
-        or settings.packaged_config(),
+        config_file=settings.agent_config_file(given, environ),
         is_lenient=given.switch("lenient"),
         lock_file=settings.lock_file(given, gpus),
         journal_file=shellsettings.journal_file(given, gpus),

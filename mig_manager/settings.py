@@ -277,7 +277,7 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         )
     return AgentSettings(
         node_name=name,
-        config_file=_agent_config_file(given, environ),
+        config_file=agent_config_file(given, environ),
         is_lenient=given.switch("lenient"),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
         gpus=gpus,
@@ -320,6 +320,22 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
     )
 
 
+def agent_config_file(given: source.Source, environ: Mapping[str, str]) -> pathlib.Path:
+    """Return the document that the agent serves."""
+    named = agent_config_variable(environ)
+    return given.path("config-file", variable="CONFIG_FILE") or (
+        pathlib.Path(named) if named else packaged_config()
+    )
+
+
+def agent_config_variable(environ: Mapping[str, str]) -> str:
+    """Return the document that the manifest names for the agent of this pod, if there is one.
+
+    NVIDIA's operator names a fallback in a variable of its own.
+    """
+    return environ.get("CONFIG_FILE") or environ.get("DEFAULT_CONFIG_FILE") or ""
+
+
 def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> DemoSettings:
     """Read the settings of the demonstration."""
     given = source.Source(options, environ)
@@ -330,14 +346,6 @@ def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> 
         is_kept=given.switch("keep"),
         colour=colour(given, environ),
         is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
-    )
-
-
-def _agent_config_file(given: source.Source, environ: Mapping[str, str]) -> pathlib.Path:
-    """Return the document to serve; the operator names a fallback in a variable of its own."""
-    fallback = environ.get("DEFAULT_CONFIG_FILE")
-    return given.path("config-file", variable="CONFIG_FILE") or (
-        pathlib.Path(fallback) if fallback else packaged_config()
     )
 
 

@@ -57,7 +57,7 @@ def _define_boot(parser: argparse.ArgumentParser) -> None:
         metavar=placeholders.LAYOUT,
         help="layout to apply where none is kept (default: none) [MIG_PARTED_SELECTED_CONFIG]",
     )
-    commonarguments.add_config_file(parser)
+    commonarguments.add_config_file(parser, default="")
     parser.add_argument(
         "--driver-timeout-s",
         metavar=placeholders.SECONDS,

@@ -106,7 +106,7 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
         colour=settings.colour(given, environ),
         output_format=_output_format(options, given),
-        config_file=given.text("config-file", variable="MIG_PARTED_CONFIG_FILE") or None,
+        config_file=_config_file(options, given, environ),
         layouts=_layouts(options, given),
         config_label=given.text(
             "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
@@ -191,6 +191,19 @@ def _output_format(options: Mapping[str, object], given: source.Source) -> Outpu
 def _output_file(given: source.Source) -> pathlib.Path | None:
     path = given.path("output-file", variable="MIG_PARTED_OUTPUT_FILE")
     return None if path == _STANDARD_OUTPUT else path
+
+
+def _config_file(
+    options: Mapping[str, object], given: source.Source, environ: Mapping[str, str]
+) -> str | None:
+    """Return the document named, or in the agent's pod the agent's.
+
+    Not for a boot: what that brings back must not depend on a variable that other programs have.
+    """
+    named = given.text("config-file", variable="MIG_PARTED_CONFIG_FILE")
+    if not named and options.get("command") != "boot":
+        named = settings.agent_config_variable(environ)
+    return named or None
 
 
 def _layouts(options: Mapping[str, object], given: source.Source) -> tuple[str, ...]:

@@ -309,6 +309,29 @@ def test_variables_that_kubernetes_makes_for_a_service_are_no_mistakes(shell: Sh
     assert "warning" not in answer.err
 
 
+@pytest.mark.parametrize("variable", ["CONFIG_FILE", "DEFAULT_CONFIG_FILE"])
+@pytest.mark.parametrize("command", ["plan", "apply", "assert", "validate"])
+def test_in_the_agents_pod_the_commands_read_the_agents_document(
+    shell: Shell, layouts: str, command: str, variable: str
+) -> None:
+    answer = shell(command, "no-such", *SPEC, **{variable: layouts})
+
+    assert f"{layouts} has no layout 'no-such'" in answer.err
+
+
+def test_at_a_shell_our_own_variables_go_before_the_agents(
+    shell: Shell, layouts: str, tmp_path: pathlib.Path
+) -> None:
+    agents = {"CONFIG_FILE": "/nonexistent"}
+
+    assert shell("apply", "one", *SPEC, "-f", layouts, **agents).status == 0
+    assert shell("apply", "one", *SPEC, MIG_PARTED_CONFIG_FILE=layouts, **agents).status == 0
+    assert shell("apply", "one", *SPEC, MIG_MANAGER_CONFIG_FILE=layouts, **agents).status == 0
+    # What a boot brings back must not depend on a variable that other programs use as well.
+    journal = ("--journal-file", str(tmp_path / "j"), "--proven-file", str(tmp_path / "p"))
+    assert shell("boot", *SPEC, *journal, **agents).status == 0
+
+
 def test_mixed_nodes_can_be_simulated(shell: Shell) -> None:
     answer = shell("status", "--simulate", "1xA100-SXM4-80GB+1xA30")
 

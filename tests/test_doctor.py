@@ -309,10 +309,32 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
 def test_root_with_all_rights_may_change_what_there_is(proc: proc_tree.ProcTree) -> None:
     status_file(proc, user=0, rights_hex="000001ffffffffff")
 
-    (found,) = machine.privileges(proc.root)
+    (found,) = machine.privileges(proc.root, proc.root / "dev")
     (right,) = machine.mig_config_right(proc.root, proc.root / "dev")
 
     assert (found.verdict, right.verdict) == (OK, OK)
+
+
+@pytest.mark.parametrize(
+    ("mounted", "verdict"),
+    [
+        # A container's own /dev, and the host's as seen from a container.
+        ("24 27 0:6 / {dev} rw,nosuid - tmpfs tmpfs rw,mode=755", OK),
+        ("24 27 0:6 / {dev} rw,nosuid master:3 - devtmpfs udev rw,mode=755", WARN),
+        ("24 27 0:6 / /elsewhere rw - tmpfs tmpfs rw", WARN),
+    ],
+)
+def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
+    proc: proc_tree.ProcTree, mounted: str, verdict: findings.Verdict
+) -> None:
+    # As the unprivileged pod has them: SYS_ADMIN alone.
+    status_file(proc, user=0, rights_hex="0000000000200000")
+    (proc.root / "self/mountinfo").write_text(mounted.format(dev="/a/dev") + "\n")
+
+    (found,) = machine.privileges(proc.root, pathlib.Path("/a/dev"))
+
+    assert found.verdict is verdict
+    assert "without MKNOD" in found.text
 
 
 def test_a_user_without_rights_needs_the_node_of_the_right(proc: proc_tree.ProcTree) -> None:
@@ -320,7 +342,7 @@ def test_a_user_without_rights_needs_the_node_of_the_right(proc: proc_tree.ProcT
     proc.add_right("config", 1, mode=0o400)
     dev = proc.root / "dev"
 
-    (privileges,) = machine.privileges(proc.root)
+    (privileges,) = machine.privileges(proc.root, proc.root / "dev")
     (without,) = machine.mig_config_right(proc.root, dev)
     (dev / "nvidia-caps").mkdir(parents=True)
     (dev / "nvidia-caps/nvidia-cap1").touch()

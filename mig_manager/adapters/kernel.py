@@ -49,6 +49,19 @@ def privileges(proc: pathlib.Path) -> Privileges | None:
     )
 
 
+def is_own_dev(proc: pathlib.Path, dev: pathlib.Path) -> bool:
+    """Tell whether a ``/dev`` is a container's own and not the host's.
+
+    Container runtimes mount a tmpfs there; the host's is a devtmpfs also where it is mounted into
+    a container (``proc_pid_mountinfo(5)``, OCI runtime specification, "Default Filesystems").
+    """
+    for line in reversed(procfs.text(proc / "self/mountinfo").splitlines()):
+        mount, _, source = line.partition(" - ")
+        if mount.split()[4:5] == [str(dev)]:
+            return source.split()[:1] == ["tmpfs"]
+    return False
+
+
 def config_right(proc: pathlib.Path, dev: pathlib.Path) -> ConfigRight:
     """Try the node of ``mig/config`` (MIG User Guide, "Device Nodes and Capabilities").
 

@@ -15,8 +15,14 @@ _DAEMON = "nvidia-persiste"
 """The persistence daemon's name as the kernel cuts it."""
 
 
-def privileges(proc: pathlib.Path) -> Sequence[asking.Found]:
-    """Tell what this process may do."""
+def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.Found]:
+    """Tell what this process may do.
+
+    Args:
+        proc: The kernel's ``/proc``.
+        dev: Where device nodes would be made. In a container's own ``/dev`` none are: they are for
+            NVIDIA's container toolkit to make on the host.
+    """
     told = kernel.privileges(proc)
     if told is None:
         raise asking.NotAskedError(f"{proc}/self/status does not tell")
@@ -26,6 +32,9 @@ def privileges(proc: pathlib.Path) -> Sequence[asking.Found]:
         if not is_there
     ]
     who = f"user id {told.user_id}"
+    if told.user_id == 0 and lacking == ["MKNOD"] and kernel.is_own_dev(proc, dev):
+        what = "the container toolkit makes the device nodes of instances"
+        return (asking.ok(f"{who}, with SYS_ADMIN; without MKNOD: {what}"),)
     if told.user_id != 0 or lacking:
         without = f" without {' and '.join(lacking)}" if lacking else ""
         return (asking.warn(f"{who}{without}: may look, but may not change everything"),)
