@@ -66,6 +66,7 @@ class Device:
         self.handle = handle
         self._memory_bytes: int | None = None
         self._profiles = profiles or None
+        self._compute_placements: dict[tuple[int, int], tuple[model.Placement, ...] | None] = {}
         self._compute_profiles = {
             offered.profile_id: offered.compute_profiles
             for offered in profiles or ()
@@ -143,6 +144,37 @@ class Device:
         nvml_errors.call(ask, self.handle, profile_id, None, ctypes.byref(count))
         spans = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _MIN_LISTED))()
         nvml_errors.call(ask, self.handle, profile_id, spans, ctypes.byref(count))
+        return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
+
+    def compute_placements(
+        self, instance: GpuInstanceRef, profile_id: int
+    ) -> tuple[model.Placement, ...] | None:
+        """Return where a compute-instance profile can be placed in a GPU instance; ascending.
+
+        None where the driver does not tell, as R515 and older; asked once for each profile.
+
+        Raises:
+            HardwareError: NVML refused or failed.
+        """
+        key = instance.profile_id, profile_id
+        if key not in self._compute_placements:
+            self._compute_placements[key] = self._ask_compute_placements(
+                instance.handle, profile_id
+            )
+        return self._compute_placements[key]
+
+    def _ask_compute_placements(
+        self, gpu_instance: Handle, profile_id: int
+    ) -> tuple[model.Placement, ...] | None:
+        ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
+        untold = nvml_errors.UNTOLD | nvml_errors.UNOFFERED
+        count = ctypes.c_uint(0)
+        asked = (gpu_instance, profile_id)
+        answer = nvml_errors.call_unless(untold, ask, *asked, None, ctypes.byref(count))
+        if answer is None or not count.value:
+            return None
+        spans = (pynvml.c_nvmlComputeInstancePlacement_t * max(count.value, _MIN_LISTED))()
+        nvml_errors.call(ask, *asked, spans, ctypes.byref(count))
         return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
 
     def profile_ids(self, name: model.Profile) -> tuple[int, ...]:

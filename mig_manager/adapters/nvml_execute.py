@@ -432,6 +432,12 @@ def _create_part(
     profile_id: int,
     placement: model.Placement,
 ) -> None:
+    possible = device.compute_placements(instance, profile_id)
+    if possible is not None and placement not in possible:
+        # The plan places by the rules of the open kernel modules, the layout names no place, and
+        # this driver has other rules: it chooses.
+        nvml_errors.call(pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id)
+        return
     span = pynvml.c_nvmlComputeInstancePlacement_t(placement.start, placement.size)
     created = nvml_errors.call_unless(
         _CANNOT_PLACE,

@@ -7,7 +7,8 @@ instance: how they are grouped is ours to choose, and is chosen so that the leas
 Spans of compute slices lie on a grid of eight slots, of which a GPU instance has as many as it
 has slices: one slice may lie anywhere, two on every second slot, three and four on every fourth
 (open-gpu-kernel-modules, ``kernel_mig_manager.c``). Hence one slice beside two in a ``3g`` must
-lie at 2, and first-fit would be wrong.
+lie at 2, and first-fit would be wrong. Where a driver tells other
+placements of a live GPU instance, it chooses among them itself (``adapters.nvml_execute``).
 """
 
 import dataclasses

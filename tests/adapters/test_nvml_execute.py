@@ -1,9 +1,11 @@
 """The steps of a plan, on GPUs that are held, slow, of another mind, or fine."""
 
+import contextlib
 import dataclasses
 import pathlib
 import threading
 import time
+from collections.abc import Iterator, Sequence
 
 import pynvml
 import pytest
@@ -162,6 +164,38 @@ def test_a_driver_that_chooses_the_spans_of_compute_instances_is_brought_to_each
         (instance,) = node.observe().gpu_instances
         spans = [str(compute.placement) for compute in instance.compute_instances]
         assert spans == ["2:1", "1:1"]
+
+
+def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        whole = nvml_rig.gi_step(node.enable(), "3g.20gb", 0)
+        with of_other_spans(node, whole.profile_id, slices=1, starts=(0, 2)):
+            node.run(whole, nvml_rig.ci_step(whole, "1c.3g.20gb", 1))
+            (instance,) = node.observe().gpu_instances
+        assert len(instance.compute_instances) == 1
+        assert node.calls("nvmlGpuInstanceCreateComputeInstanceWithPlacement") == 0
+
+
+@contextlib.contextmanager
+def of_other_spans(
+    node: nvml_rig.Rig, profile_id: int, *, slices: int, starts: Sequence[int]
+) -> Iterator[None]:
+    """Have the driver place compute instances of a size at these spans alone."""
+    (row,) = (
+        compute
+        for compute in node.state.boards[0].row(profile_id).compute
+        if compute.slices == slices
+    )
+    before = row.placements
+    spans = tuple(model.Placement(start, slices) for start in starts)
+    # The product is shared by all simulated nodes of this process.
+    object.__setattr__(row, "placements", spans)
+    try:
+        yield
+    finally:
+        object.__setattr__(row, "placements", before)
 
 
 @pytest.mark.parametrize(

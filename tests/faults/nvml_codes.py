@@ -71,6 +71,7 @@ DOCUMENTED: Mapping[str, tuple[int, ...]] = {
     "nvmlDeviceGetGpuInstanceById": _BY_ID,
     "nvmlGpuInstanceGetInfo": _INFO,
     "nvmlGpuInstanceGetComputeInstanceProfileInfo": _MIG_QUERY,
+    "nvmlGpuInstanceGetComputeInstancePossiblePlacements": _MIG_QUERY,
     "nvmlGpuInstanceGetComputeInstances": _MIG_QUERY,
     "nvmlGpuInstanceGetComputeInstanceById": _BY_ID,
     "nvmlComputeInstanceGetInfo_v2": _INFO,
