@@ -292,7 +292,7 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None
 
     (problem,) = result.problems
     assert "held; the instances from before are back" in problem.message
-    assert problem.remedy == errors.Reason.IN_USE.remedy
+    assert problem.remedy == errors.Reason.IN_USE.remedy_at_shell
     assert shape(node.gpus) == [node.before[0], empty[1]]
     assert node.rig.journal.text is None
     assert node.rig.told[-1].endswith("trying one GPU after the other")
