@@ -64,7 +64,9 @@ class Pod:
     grace_s: int = 30
     """How long it may take to end once it is asked to."""
     has_claims: bool = False
-    """Whether it has ResourceClaims, for GPUs or for anything else."""
+    """Whether it has ResourceClaims for GPUs, or for what is not known."""
+    claims: tuple[str, ...] = ()
+    """Names of its ResourceClaims in its namespace, as far as they exist."""
     may_run_gpu_init: bool = False
     """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
     images: tuple[str, ...] = ()

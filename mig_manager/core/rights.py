@@ -51,6 +51,13 @@ RIGHTS = (
         is_needed=False,
     ),
     Right(
+        group="resource.k8s.io",
+        resource="resourceclaims",
+        verb="get",
+        purpose="tell pods with a ResourceClaim for a GPU from others",
+        is_needed=False,
+    ),
+    Right(
         group="",
         resource="events",
         verb="create",

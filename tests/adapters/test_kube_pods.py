@@ -158,6 +158,53 @@ class TestList:
         server.store.create(make_pod(resourceClaims=claims))
         assert only(workloads).has_claims is bool(claims)
 
+    @pytest.mark.parametrize(
+        ("driver", "version", "expected"),
+        [
+            ("nic.example.com", "v1", False),
+            ("gpu.nvidia.com", "v1", True),
+            (None, "v1", True),
+            ("nic.example.com", "v1beta1", True),
+        ],
+    )
+    def test_the_driver_of_a_claim_tells_what_it_is_for(
+        self,
+        server: apiserver.ApiServer,
+        workloads: pods.KubeWorkloads,
+        driver: str | None,
+        version: str,
+        *,
+        expected: bool,
+    ) -> None:
+        thing = make_pod(resourceClaims=[{"name": "a", "resourceClaimTemplateName": "t"}])
+        thing["status"]["resourceClaimStatuses"] = [{"name": "a", "resourceClaimName": "p1-a"}]
+        server.store.create(thing)
+        results = [{"driver": driver}]
+        server.store.create(
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"name": "p1-a" if version == "v1" else "another", "namespace": "ns"},
+                "status": {"allocation": {"devices": {"results": results}}} if driver else {},
+            }
+        )
+        assert only(workloads).has_claims is expected
+
+    def test_a_claim_is_read_once(
+        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    ) -> None:
+        server.store.create(make_pod(resourceClaims=[{"name": "a", "resourceClaimName": "nic"}]))
+        claim = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "nic", "namespace": "ns"},
+            "status": {"allocation": {"devices": {"results": [{"driver": "nic.example.com"}]}}},
+        }
+        server.store.create(claim)
+        assert not only(workloads).has_claims
+        server.store.delete(resources.CLAIMS, "nic", "ns")
+        assert not only(workloads).has_claims
+
     @pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
     def test_an_owner_can_forbid_a_pods_eviction(
         self,

@@ -166,6 +166,33 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
     assert bool(workloads.covered(budget)) is is_guarded
 
 
+@pytest.mark.parametrize(
+    ("driver", "may_be_gpu"), [("nic.example.com", False), (cluster.GPU_CLAIM_DRIVER, True)]
+)
+def test_the_driver_of_a_pods_claim_is_read(
+    kube: api.KubeApi, workloads: pods.KubeWorkloads, driver: str, *, may_be_gpu: bool
+) -> None:
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    request = {"name": "r", "exactly": {"deviceClassName": "some"}}
+    kube.post(path, {"metadata": {"name": "claim"}, "spec": {"devices": {"requests": [request]}}})
+    result = {"request": "r", "driver": driver, "pool": "p", "device": "d"}
+    status = {"status": {"allocation": {"devices": {"results": [result]}}}}
+    kube.patch(f"{path}/claim/status", status, kind=api.PatchType.MERGE)
+    spec = {
+        "nodeName": NAME,
+        "containers": [{"name": "main", "image": "app:1"}],
+        "resourceClaims": [{"name": "c", "resourceClaimName": "claim"}],
+    }
+    try:
+        kube.post(PODS, {"metadata": {"name": "train"}, "spec": spec})
+
+        (pod,) = workloads.list()
+
+        assert pod.has_claims is may_be_gpu
+    finally:
+        kube.delete(f"{path}/claim")
+
+
 def test_a_pod_with_two_budgets_cannot_be_evicted(
     where: worlds.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
 ) -> None:

@@ -61,6 +61,12 @@ def is_served_by_looking(world: stages.Stage, right: worlds.Right) -> None:
     assert complaint(right) in said_no(world)
 
 
+def is_not_asked_without_claims(world: stages.Stage, right: worlds.Right) -> None:
+    """No pod of this node has a ResourceClaim; ``test_api`` has one that does."""
+    assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert complaint(right) not in said_no(world)
+
+
 def is_served_in_silence(world: stages.Stage, right: worlds.Right) -> None:
     """The layout comes into force, nobody sees Events, and the agent says why."""
     assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
@@ -84,6 +90,7 @@ WITHOUT: Mapping[worlds.Right, Callable[[stages.Stage, worlds.Right], None]] = {
     ("", "pods", "delete"): fails,
     ("", "pods/eviction", "create"): fails,
     ("policy", "poddisruptionbudgets", "list"): is_served_by_looking,
+    ("resource.k8s.io", "resourceclaims", "get"): is_not_asked_without_claims,
     ("", "events", "create"): is_served_in_silence,
 }
 

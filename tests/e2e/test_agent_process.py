@@ -89,12 +89,13 @@ def test_other_strategies_of_the_plugin_are_proven_as_well(strategy: nodeoptions
         assert world.allocatable() == {"nvidia.com/gpu": expected}
 
 
-def test_a_plugin_that_crashes_on_the_layout_fails_the_run_by_name() -> None:
+def test_a_layout_over_which_the_plugin_would_exit_fails_before_anything_is_touched() -> None:
     # With mig.strategy=single the plugin refuses GPUs that differ, and exits.
     quick = dataclasses.replace(QUICK, strategy=nodeoptions.Strategy.SINGLE)
     with new_stage("2xA100-SXM4-40GB", "--plugin-timeout-s", "2", node_options=quick) as world:
         world.label("all-balanced")
 
         assert world.wait_for_end("all-balanced") is model.State.FAILED
-        assert world.status()["reason"] == "PluginNotReady"
+        assert world.status()["reason"] == "StrategyMismatch"
+        assert "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb" in world.status()["message"]
         assert cluster.APPLIED_LABEL not in objects.labels(world.node())

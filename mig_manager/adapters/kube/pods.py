@@ -1,12 +1,13 @@
 """The pods on our node: list them, evict them, delete daemons' pods."""
 
+import dataclasses
 import http
 import urllib.parse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from mig_manager import errors, ports
-from mig_manager.adapters.kube import answers, api
+from mig_manager.adapters.kube import answers, api, claims
 from mig_manager.adapters.kubejson import budgetreading, fields, podreading
 from mig_manager.core import cluster, disruption
 
@@ -23,10 +24,19 @@ class KubeWorkloads:
     def __init__(self, kube: api.KubeApi, *, node_name: str) -> None:
         self._kube = kube
         self._node_name = node_name
+        self._claims = claims.ClaimDrivers(kube)
 
     def list(self) -> tuple[cluster.Pod, ...]:
         """Return all pods bound to our node; see ``ports.Workloads``."""
-        return self._pods("/api/v1/pods", {"fieldSelector": f"spec.nodeName={self._node_name}"})
+        query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
+        found = self._pods("/api/v1/pods", query)
+        self._claims.forget_all_but(found)
+        return tuple(
+            dataclasses.replace(pod, has_claims=self._claims.may_claim_gpu(pod))
+            if pod.has_claims and not pod.is_finished
+            else pod
+            for pod in found
+        )
 
     def budgets(self, namespaces: Collection[str]) -> tuple[disruption.Budget, ...]:
         """Return PodDisruptionBudgets; see ``ports.Workloads``."""

@@ -39,6 +39,7 @@ def read(item: Mapping[str, Any]) -> cluster.Pod:
         is_kept=annotations.get(cluster.KEEP_ANNOTATION) == "true",
         grace_s=_grace_s(spec),
         has_claims=bool(spec.get("resourceClaims")),
+        claims=_claims(spec, status),
         may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
         images=tuple(str(container.get("image") or "") for container in spec["containers"]),
         mig_strategy=_mig_strategy(spec),
@@ -56,6 +57,20 @@ def _has_gpu_init(spec: Mapping[str, Any]) -> bool:
         container.get("restartPolicy") != "Always" and _container_resources(container)
         for container in spec.get("initContainers") or ()
     )
+
+
+def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a pod's claims; those made from a template are in its status."""
+    made = {
+        str(each["name"]): str(each.get("resourceClaimName") or "")
+        for each in status.get("resourceClaimStatuses") or ()
+    }
+    names = [
+        str(each.get("resourceClaimName") or made.get(str(each["name"]), ""))
+        for each in spec.get("resourceClaims") or ()
+    ]
+    # One that is not known by name may be for a GPU, whatever the others are for.
+    return tuple(names) if all(names) else ()
 
 
 def _mig_strategy(spec: Mapping[str, Any]) -> str:

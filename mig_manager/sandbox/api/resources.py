@@ -123,6 +123,13 @@ BUDGETS = Resource(
     subresources=("status",),
     has_generation=True,
 )
+CLAIMS = Resource(
+    group="resource.k8s.io",
+    plural="resourceclaims",
+    singular="resourceclaim",
+    kind="ResourceClaim",
+    subresources=("status",),
+)
 
 RESOURCES = (
     NAMESPACES,
@@ -135,6 +142,7 @@ RESOURCES = (
     REPLICA_SETS,
     LEASES,
     BUDGETS,
+    CLAIMS,
     NEW_EVENTS,
 )
 
