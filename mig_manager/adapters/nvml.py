@@ -279,8 +279,11 @@ def _each(actions: Sequence[Callable[[], _Result]]) -> Iterator[_Result]:
 def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:
     first = failures[0]
     heads: dict[str, list[str]] = {}
+    are_alike = len({failure.reason for failure in failures}) == 1
     for failure in failures:
         head, _, explanation = failure.message.partition("; ")
+        # The error has the reason of the first GPU; the others' would be lost.
+        head = head if are_alike else f"{head} ({failure.reason.value})"
         heads.setdefault(explanation, []).append(head)
     # An explanation that several GPUs share is given once.
     parts = [part for explanation, own in heads.items() for part in (*own, explanation) if part]

@@ -16,9 +16,6 @@ import pynvml
 from mig_manager import errors
 from mig_manager.adapters import nvml_errors, nvml_session
 
-_PASSED_OVER = frozenset({errors.Reason.NOT_SUPPORTED, errors.Reason.GPU_LOST})
-"""Why one GPU may be left out while others are watched."""
-
 
 class MigChanges:
     """The MIG changes of the registered GPUs, while a session is open; for one thread.
@@ -80,10 +77,11 @@ def _registered(event_set: Any) -> MigChanges:
         try:
             names |= _register(index, event_set)
         except errors.HardwareError as error:
-            told = nvml_errors.about(f"GPU {index}", error)
-            if error.reason not in _PASSED_OVER:
-                raise told from error
-            left_out.append(told)
+            about = nvml_errors.about(f"GPU {index}", error)
+            # One GPU that cannot be watched is left out; the driver as a whole is another matter.
+            if error.code in nvml_errors.WHOLE_DRIVER - nvml_errors.UNTOLD:
+                raise about from error
+            left_out.append(about)
     if names:
         return MigChanges(event_set, names, of=count)
     if left_out:

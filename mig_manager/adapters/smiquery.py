@@ -13,6 +13,7 @@ MAX_BYTES = 4 * 2**20
 """A GPU cut in seven with hundreds of processes needs a tenth of it."""
 
 _NO_NAME = "process"
+_END = "</nvidia_smi_log>"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +45,11 @@ class Look:
 
 def parse(text: str) -> Look | None:
     """Return what is said of the one GPU; None when it is not one, or not to be made sense of."""
+    # Warnings, such as that of a corrupt infoROM, follow the document.
+    document, end, _ = text.partition(_END)
     try:
         # Of the driver's own tool, whose output is bounded; expat bounds what entities make of it.
-        root = ET.fromstring(text)  # noqa: S314
+        root = ET.fromstring(document + end)  # noqa: S314
     except ET.ParseError:
         return None
     gpus = root.findall("gpu")

@@ -420,6 +420,14 @@ def test_persistence_mode_is_restored_where_the_reset_is_refused_all_the_same(bo
     assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
 
 
+def test_a_warning_below_the_document_does_not_hide_it() -> None:
+    text = "<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>\nWARNING: infoROM\n"
+    look = smiquery.parse(text)
+
+    assert look is not None
+    assert look.uuid == "GPU-1"
+
+
 def test_what_is_not_told_of_a_gpu_is_not_made_up() -> None:
     look = smiquery.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
 

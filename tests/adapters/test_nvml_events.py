@@ -84,11 +84,25 @@ def test_where_no_gpu_can_be_heard_it_is_not_supported(
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 
 
-def test_any_other_refusal_is_passed_on_with_its_gpu(path: pathlib.Path) -> None:
-    broken = states.Fault(function="nvmlDeviceRegisterEvents", gpu=1, code=999)
+@pytest.mark.parametrize(
+    "code", [states.Code.UNKNOWN, states.Code.NO_PERMISSION, states.Code.RESET_REQUIRED]
+)
+def test_a_gpu_that_cannot_be_watched_does_not_deafen_the_others(
+    path: pathlib.Path, code: states.Code
+) -> None:
+    broken = states.Fault(function="nvmlDeviceRegisterEvents", gpu=1, code=code, count=None)
     with (
         nvml_rig.rig(path, "2xA30", options=states.Options(faults=(broken,))),
-        pytest.raises(errors.HardwareError, match="GPU 1") as caught,
+        nvml_events.listening(None) as changes,
+    ):
+        assert (len(changes.gpus), changes.of) == (1, 2)
+
+
+def test_a_refusal_for_every_gpu_is_passed_on_with_its_gpu(path: pathlib.Path) -> None:
+    broken = states.Fault(function="nvmlDeviceRegisterEvents", code=999, count=None)
+    with (
+        nvml_rig.rig(path, "2xA30", options=states.Options(faults=(broken,))),
+        pytest.raises(errors.HardwareError, match="GPU 0") as caught,
         nvml_events.listening(None),
     ):
         pass

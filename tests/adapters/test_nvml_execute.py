@@ -607,3 +607,19 @@ def test_no_thread_outlives_an_execution(tmp_path: pathlib.Path) -> None:
         before = threading.active_count()
         node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in node.gpus.observe()])
         assert threading.active_count() == before
+
+
+def test_failures_of_several_gpus_keep_the_reason_of_each(tmp_path: pathlib.Path) -> None:
+    codes = {0: states.Code.INSUFFICIENT_RESOURCES, 1: states.Code.NO_PERMISSION}
+    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
+        for index, code in codes.items():
+            node.enable(index)
+            fault = states.Fault(
+                function="nvmlDeviceCreateGpuInstance*", gpu=index, code=code, count=None
+            )
+            node.state.add_fault(fault)
+        steps = [nvml_rig.gi_step(gpu, "3g.20gb") for gpu in node.gpus.observe()]
+        with pytest.raises(errors.HardwareError) as caught:
+            node.run(*steps)
+    assert "(InsufficientResources)" in caught.value.message
+    assert "(NoPermission)" in caught.value.message
