@@ -1,0 +1,94 @@
+"""A drain against the embedded API server and its budget controller."""
+
+from typing import Any
+
+import pytest
+
+from mig_manager import drain, errors
+from mig_manager.adapters.kube import api, pods
+from mig_manager.core import pace as pacing
+from mig_manager.core import policy as policies
+from mig_manager.sandbox import apiserver
+from mig_manager.sandbox.api import resources
+from tests import fakes
+from tests.adapters.test_kube_pods import container
+
+DEVICE = fakes.mig_uuid("destroyed")
+
+
+def replica(name: str, *, node: str) -> dict[str, Any]:
+    is_running = bool(node)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "labels": {"app": "serving"},
+            "ownerReferences": [
+                {"kind": "StatefulSet", "name": "s", "uid": "1", "controller": True}
+            ],
+        },
+        "spec": {"containers": [container(gpus=1)]} | ({"nodeName": node} if node else {}),
+        "status": {
+            "phase": "Running" if is_running else "Pending",
+            "conditions": [{"type": "Ready", "status": str(is_running)}],
+        },
+    }
+
+
+@pytest.mark.parametrize("room", ["", "n2"])
+def test_a_rolling_drain_evicts_what_the_budget_grants_and_goes_on_with_room_elsewhere(
+    room: str,
+) -> None:
+    gone: list[str] = []
+    with apiserver.serve() as server:
+        for name in ("a", "b"):
+            server.store.create(replica(name, node="n1"))
+        server.store.create(
+            {
+                "apiVersion": "policy/v1",
+                "kind": "PodDisruptionBudget",
+                "metadata": {"name": "guard", "namespace": "ns", "generation": 1},
+                "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "serving"}}},
+            }
+        )
+        clock = fakes.FakeClock()
+
+        def replace() -> None:
+            for thing in server.store.objects(resources.PODS, "ns"):
+                name = thing["metadata"]["name"]
+                if "deletionTimestamp" in thing["metadata"]:
+                    server.store.delete(resources.PODS, name, "ns")
+                    server.store.create(replica(f"{name}-next", node=room))
+                    gone.append(name)
+
+        clock.on_wait.append(replace)
+        client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+        workloads = pods.KubeWorkloads(client, node_name="n1")
+        silent = fakes.World(gpus=(), kubelet_is_silent=True).allocations
+        ours = drain.Drain(
+            workloads,
+            silent,
+            clock,
+            order=drain.Order(
+                affected=frozenset({DEVICE}),
+                policy=policies.Policy(),
+                timeout_s=20,
+                pace=pacing.Pace(),
+            ),
+            tell=drain.Tell(on_turn=lambda _message: None, on_force=lambda _names: None),
+        )
+        wish = fakes.FakeWish(clock, replaced=False)
+        found = drain.survey(workloads, silent)
+        if room:
+            assert ours.run(found, wish) == 2
+        else:
+            with pytest.raises(errors.DrainError, match="no node has room for ns/a-next") as told:
+                ours.run(found, wish)
+            assert told.value.reason is errors.Reason.DRAIN_STALLED
+            assert told.value.pods == ("ns/b",)
+            assert told.value.keeps_closed
+        client.close()
+
+    assert gone == (["a", "b"] if room else ["a"])
