@@ -51,6 +51,8 @@ class Daemons:
         self._clock = clock
         self._timeout_s = timeout_s
         self._pace = pace
+        self._stuck: set[str] = set()
+        """UIDs of pods that a pause waited for in vain."""
 
     def pause(
         self,
@@ -106,6 +108,19 @@ class Daemons:
             changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         )
 
+    def require_no_stuck(self, pods: Iterable[cluster.Pod]) -> None:
+        """Refuse a change while a pod is there that an earlier pause waited for in vain.
+
+        Raises:
+            NotReadyError: IN_USE: it still has not stopped; nothing was touched.
+        """
+        names = [pod.key for pod in pods if pod.uid in self._stuck and not pod.is_finished]
+        if names:
+            raise errors.NotReadyError(
+                f"paused daemons have not stopped since the last try: {', '.join(names)}",
+                reason=errors.Reason.IN_USE,
+            )
+
     def _wait_gone(self, uids: Collection[str], wish: ports.Wish) -> None:
         deadline = self._clock.monotonic() + self._timeout_s
         turn = 0
@@ -114,6 +129,7 @@ class Daemons:
             if not left:
                 return
             if self._clock.monotonic() >= deadline:
+                self._stuck |= {pod.uid for pod in left}
                 raise errors.NotReadyError(
                     f"paused daemons did not stop within {self._timeout_s:g} s: "
                     + ", ".join(pod.key for pod in left),

@@ -279,6 +279,7 @@ class Run:
         # While others are made to let go.
         self._world.standby.expect_change()
         holders = self._clearing.survey()
+        self._daemons.require_no_stuck(holders.pods)
         self._daemons.require_served(
             mig_strategy.of_node(gpus, wanted),
             holders.pods,

@@ -240,6 +240,7 @@ class World:
             labels={"app": "nvidia-device-plugin-daemonset"},
             node_selector=gated,
             owner_kind="DaemonSet",
+            mounts_plugin_sockets=True,
             is_ready=not self.plugin_is_broken,
         )
         if not self.plugin_is_broken:

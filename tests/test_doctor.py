@@ -586,6 +586,7 @@ def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
         is_terminating=False,
         gpu_resources={},
         container_names=(container,),
+        mounts_plugin_sockets=True,
     )
 
 

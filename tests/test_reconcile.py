@@ -337,6 +337,47 @@ def test_a_cordon_stays_whenever_it_is_set() -> None:
         assert world.is_unschedulable, number
 
 
+def test_a_pod_that_is_only_called_like_the_device_plugin_is_left_alone() -> None:
+    world = busy_node()
+    impostor = world.add_pod(
+        "impostor", labels={"app": "nvidia-device-plugin-daemonset"}, grace_s=3600
+    )
+
+    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+
+    assert not world.pods[impostor].is_terminating
+
+
+def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
+    world = busy_node()
+    ours = reconciler(world)
+    wish = fakes.FakeWish(world.clock, replaced=False)
+    # Nobody ends its pods.
+    world.clock.on_wait.clear()
+    world.clock.on_wait.append(lambda: leave_all_but(world, "nvidia-device-plugin"))
+    first = ours.run("one-slice-changed", wish)
+    world.log.clear()
+
+    second = ours.run("one-slice-changed", wish, attempt=2)
+
+    assert (first.reason, second.reason) == (errors.Reason.IN_USE, errors.Reason.IN_USE)
+    assert "default/nvidia-device-plugin" in second.message
+    assert second.should_retry
+    assert "workloads.delete" not in world.log
+    # How it ended, and nothing before.
+    assert world.log.count("node.patch") <= 2
+    world.clock.on_wait.append(world.live)
+    world.live()
+    assert ours.run("one-slice-changed", wish, attempt=3).state is model.State.SUCCESS
+
+
+def leave_all_but(world: fakes.World, name: str) -> None:
+    for uid, pod in list(world.pods.items()):
+        if pod.is_terminating and pod.name != name:
+            del world.pods[uid]
+            world.held.pop(uid, None)
+
+
 def set_cordon(world: fakes.World) -> None:
     world.is_unschedulable = True
 

@@ -178,12 +178,17 @@ def is_device_plugin(pod: cluster.Pod) -> bool:
     Facts: GPU operator (label ``app``), static manifest (label ``name``), Helm chart: its label
     ``app.kubernetes.io/name`` stands on its GFD and MPS daemons as well, so that only the name of
     the container tells them apart.
+
+    Anybody may call a pod so, and the plugin's pods are deleted and waited for. So it must also be
+    a DaemonSet's and mount the directory where plugins register with kubelet: the plugin cannot do
+    without, and only namespaces that are trusted with the host's files can have it.
     """
-    return (
+    is_called_so = (
         pod.labels.get("app") in _PLUGIN_APPS
         or pod.labels.get("name") in _PLUGIN_NAMES
         or not _PLUGIN_CONTAINERS.isdisjoint(pod.container_names)
     )
+    return is_called_so and pod.owner_kind == "DaemonSet" and pod.mounts_plugin_sockets
 
 
 def is_feature_discovery(pod: cluster.Pod) -> bool:

@@ -69,6 +69,8 @@ class Pod:
     """Names of its ResourceClaims in its namespace, as far as they exist."""
     may_run_gpu_init: bool = False
     """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
+    mounts_plugin_sockets: bool = False
+    """Whether it mounts the directory of the host where device plugins register with kubelet."""
     images: tuple[str, ...] = ()
     """As its author wrote them, in the order of ``container_names``."""
     mig_strategy: str = ""

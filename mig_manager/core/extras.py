@@ -3,7 +3,7 @@
     version: v1
     clients:
     - labels: {app: gpu-watcher}                        # pods with all of these labels
-      namespace: monitoring                             # optional; any namespace without it
+      namespace: monitoring                             # optional; DaemonSets anywhere without it
       deploy-label: nvidia.com/gpu.deploy.gpu-watcher   # optional
 
 With ``deploy-label`` the daemon's DaemonSet selects nodes by that label's value ``true``, and the
@@ -35,15 +35,18 @@ class ExtraClient:
 
     labels: Mapping[str, str]
     namespace: str | None = None
-    """None: any."""
+    """None: any, but then only pods of DaemonSets: others may have the same labels."""
     deploy_label: str | None = None
     """The node label that places it; None: its pods are deleted."""
 
     def matches(self, pod: cluster.Pod) -> bool:
         """Tell whether a pod is this daemon's."""
-        return self.namespace in (None, pod.namespace) and (
-            self.labels.items() <= pod.labels.items()
+        is_in_place = (
+            pod.owner_kind == "DaemonSet"
+            if self.namespace is None
+            else pod.namespace == self.namespace
         )
+        return is_in_place and self.labels.items() <= pod.labels.items()
 
 
 def members(pods: Iterable[cluster.Pod], table: Sequence[ExtraClient]) -> tuple[cluster.Pod, ...]:

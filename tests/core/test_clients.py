@@ -27,6 +27,9 @@ POD = cluster.Pod(
     container_names=("main",),
 )
 
+OF_PLUGIN = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
+"""What a pod of the device plugin is beside its name."""
+
 
 def balanced() -> tuple[model.Gpu, ...]:
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
@@ -81,7 +84,8 @@ def test_a_mode_change_takes_every_device_of_the_gpu() -> None:
         ({"gpu_resources": {"nvidia.com/mig-1g.5gb.shared": 1}}, True),
         ({"gpu_resources": {"nvidia.com/hostdev": 1}}, False),
         ({"owner_kind": "DaemonSet"}, True),
-        ({"labels": {"app": "nvidia-device-plugin-daemonset"}}, False),
+        ({"labels": {"app": "nvidia-device-plugin-daemonset"}}, True),
+        ({"labels": {"app": "nvidia-device-plugin-daemonset"}, **OF_PLUGIN}, False),
     ],
 )
 def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
@@ -258,13 +262,21 @@ def test_a_display_gpu_is_not_expected_of_the_device_plugin() -> None:
             False,
         ),
         ({"labels": {"app": "nvidia-device-plugin-mps-control-daemon"}}, False),
+        # Called so by somebody.
+        ({"labels": {"name": "nvidia-device-plugin-ds"}, "owner_kind": None}, False),
+        ({"labels": {"name": "nvidia-device-plugin-ds"}, "owner_kind": "ReplicaSet"}, False),
+        (
+            {"labels": {"name": "nvidia-device-plugin-ds"}, "mounts_plugin_sockets": False},
+            False,
+        ),
         ({"labels": {"app": "gpu-feature-discovery"}}, False),
     ],
 )
 def test_the_device_plugin_is_found_however_it_was_deployed(
     pod: dict[str, object], *, is_plugin: bool
 ) -> None:
-    found = clients.is_device_plugin(dataclasses.replace(POD, **pod))  # type: ignore[arg-type]
+    ours = dataclasses.replace(POD, **{**OF_PLUGIN, **pod})  # type: ignore[arg-type]
+    found = clients.is_device_plugin(ours)
 
     assert found is is_plugin
 

@@ -113,7 +113,13 @@ def test_a_pod_with_a_claim_may_have_to_leave_and_the_device_plugin_need_not() -
         node(gpus(scenes.BALANCED), **MIXED),
         "one-slice-changed",
         pod("claims", "other", has_claims=True),
-        pod("plugin", "nvidia.com/mig-2g.10gb", labels=plugin),
+        pod(
+            "plugin",
+            "nvidia.com/mig-2g.10gb",
+            labels=plugin,
+            owner_kind="DaemonSet",
+            mounts_plugin_sockets=True,
+        ),
     )
 
     assert (found.evicted, found.maybe_evicted) == ((), ("default/claims",))

@@ -41,10 +41,24 @@ def read(item: Mapping[str, Any]) -> cluster.Pod:
         has_claims=bool(spec.get("resourceClaims")),
         claims=_claims(spec, status),
         may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
+        mounts_plugin_sockets=_mounts_plugin_sockets(spec),
         images=tuple(str(container.get("image") or "") for container in spec["containers"]),
         mig_strategy=_mig_strategy(spec),
         feature_gates=_feature_gates(spec),
     )
+
+
+def _mounts_plugin_sockets(spec: Mapping[str, Any]) -> bool:
+    """Tell whether a pod mounts kubelet's ``device-plugins``, wherever kubelet's root is.
+
+    ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 ends so; k0s, MicroK8s and
+    ``--root-dir`` change what stands before it.
+    """
+    paths = (
+        str((volume.get("hostPath") or {}).get("path") or "")
+        for volume in spec.get("volumes") or ()
+    )
+    return any(path.rstrip("/").endswith("/device-plugins") for path in paths)
 
 
 def _grace_s(spec: Mapping[str, Any]) -> int:

@@ -91,6 +91,9 @@ def plugin_daemon_set(style: nodeoptions.DeployStyle) -> objects.JsonObject:
         ],
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "priorityClassName": "system-node-critical",
+        "volumes": [
+            {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
+        ],
     }
     if is_gated:
         spec["nodeSelector"] = {cluster.PLUGIN_DEPLOY_LABEL: "true"}
