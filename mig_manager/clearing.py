@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mig_manager import drain, outcomes, record
 from mig_manager import world as worlds
-from mig_manager.core import clients, cluster, extras, foreign, model
+from mig_manager.core import clients, cluster, extras, foreign, messages, model
 from mig_manager.core import policy as policies
 
 Gpus = tuple[model.Gpu, ...]
@@ -66,9 +66,9 @@ class Clearing:
             raise outcomes.Drifted(self._name, tuple(pod.key for pod in leaving))
         self._taint()
         if leaving:
-            names = ", ".join(clients.told(pod, holders.assigned) for pod in leaving)
-            what = "waiting for" if order.is_passive else "evicting"
-            self._announce("Draining", f"{what} {names}", is_warning=False)
+            names = messages.listed([clients.told(pod, holders.assigned) for pod in leaving])
+            pods = "1 pod" if len(leaving) == 1 else f"{len(leaving)} pods"
+            self._announce("Draining", f"{pods} must leave: {names}", is_warning=False)
         return self._drain(order)
 
     def in_the_way(self, plan: model.Plan, gpus: Gpus) -> tuple[str, ...]:

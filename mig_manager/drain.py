@@ -26,7 +26,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import clocks, errors, evictionbudgets, ports
-from mig_manager.core import clients, cluster, extras
+from mig_manager.core import clients, cluster, extras, messages
 from mig_manager.core import pace as pacing
 from mig_manager.core import policy as policies
 
@@ -361,10 +361,10 @@ class Drain:
     def _timeout(
         self, waiting: Sequence[cluster.Pod], blocked: Mapping[str, str], now: Holders
     ) -> errors.DrainError:
-        said = [
-            f"{clients.told(pod, now.assigned)} ({blocked.get(pod.key) or _still(pod)})"
+        said = messages.by_cause(
+            (clients.told(pod, now.assigned), blocked.get(pod.key) or _still(pod))
             for pod in waiting
-        ]
+        )
         by_force = ", and as long again by force" if self._is_forcing else ""
         cause = self._cause(waiting)
         reason, more = errors.Reason.DRAIN_TIMEOUT, ""
@@ -380,7 +380,7 @@ class Drain:
             more = "the agent may not list PodDisruptionBudgets, so they were not counted"
         return errors.DrainError(
             f"what must go is still held after {self._order.timeout_s:g} s{by_force} "
-            f"(pods: {len(waiting)}): " + ", ".join(said) + (f"; {more}" if more else ""),
+            f"(pods: {len(waiting)}): {said}" + (f"; {more}" if more else ""),
             pods=tuple(pod.key for pod in waiting),
             reason=reason,
             # A pod that cannot be evicted at all keeps the next try from evicting any.

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import messages, model
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,11 @@ def drifted(name: str, pods: tuple[str, ...]) -> Outcome:
 
 
 def _drift_told(name: str, pods: tuple[str, ...]) -> str:
-    held = f"; it cannot come back while pods hold what must go: {', '.join(pods)}" if pods else ""
+    held = (
+        f"; it cannot come back while pods hold what must go: {messages.listed(pods)}"
+        if pods
+        else ""
+    )
     return f"the GPUs no longer have layout {name}, and nobody here changed them{held}"
 
 
@@ -81,7 +85,7 @@ def failed(
     return Outcome(
         state=model.State.FAILED,
         reason=reason,
-        message=text,
+        message=messages.fit(text, messages.LONGEST_BYTES),
         is_unfinished=is_unfinished,
         keeps_closed=keeps_closed,
     )

@@ -216,9 +216,16 @@ def test_a_pod_is_evicted_whoever_made_it(owner: str | None) -> None:
 def test_pods_that_have_ended_and_the_owners_daemons_are_not_asked() -> None:
     world = empty()
     holder(world, "done", phase="Succeeded")
-    holder(world, "watcher", labels={"app": "watcher"})
+    holder(world, "watcher", labels={"app": "watcher"}, owner_kind="DaemonSet")
 
     assert drained(world) == 0
+
+
+def test_a_pod_that_only_has_the_labels_of_an_owners_daemon_must_leave() -> None:
+    world = empty()
+    holder(world, "someone", labels={"app": "watcher"})
+
+    assert drained(world) == 1
 
 
 def test_a_pod_that_turns_up_during_the_drain_must_leave_as_well() -> None:
@@ -326,7 +333,7 @@ def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missi
     why = "(the agent may not evict it (Forbidden))"
     assert caught.value.reason is errors.Reason.FORBIDDEN
     assert caught.value.pods == ("default/train", "default/second")
-    assert f"default/train {why}, default/second {why}; the API said 403" in caught.value.message
+    assert f"default/train, default/second {why}; the API said 403" in caught.value.message
     assert caught.value.message.count("the API said 403") == 1
     assert 20 <= world.clock.now_s < 25
 

@@ -378,6 +378,21 @@ def leave_all_but(world: fakes.World, name: str) -> None:
             world.held.pop(uid, None)
 
 
+def test_a_drain_that_many_pods_hold_up_is_told_in_short() -> None:
+    world = busy_node()
+    taken = frozenset({device(world, 0, "2g.10gb")})
+    for number in range(224):
+        world.add_pod(f"a-rather-long-name-of-a-pod-{number}", devices=taken, is_kept=True)
+
+    outcome = run(world, "one-slice-changed")
+
+    assert "225 pods must leave: default/victim" in next(m for m in world.messages if "leave" in m)
+    assert "(pods: 225)" in outcome.message
+    assert outcome.message.count("do-not-evict") == 1
+    assert outcome.message.endswith(outcome.reason.remedy)
+    assert max(len(text) for text in (*world.messages, *world.told, outcome.message)) < 1024
+
+
 def set_cordon(world: fakes.World) -> None:
     world.is_unschedulable = True
 

@@ -297,7 +297,7 @@ class TestEmit:
         own.emit(reason="Failed", message="x" * 5000, is_warning=True)
         (event,) = kube.get("/api/v1/events")["items"]
         assert event["type"] == "Warning"
-        assert len(event["message"]) == 1024
+        assert len(event["message"].encode()) == 1024
 
     def test_two_events_with_the_same_words_are_two_events(
         self, own: node.KubeNode, kube: api.KubeApi

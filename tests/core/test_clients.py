@@ -173,7 +173,7 @@ def test_a_whole_node_is_left_by_all_who_have_or_want_a_gpu_and_by_nobody_else()
 
 def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     daemon = extras.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
-    pod = dataclasses.replace(POD, labels={"app": "watcher"})
+    pod = dataclasses.replace(POD, labels={"app": "watcher"}, owner_kind="DaemonSet")
     gpus = balanced()
     plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
 

@@ -162,7 +162,7 @@ def test_a_description_of_the_node_tells_the_story_in_events(described: str) -> 
     ours = [line for line in section(described, "Events") if " mig-manager " in line]
 
     assert [line.split()[:2] for line in ours] == [["Normal", "Draining"], ["Normal", "Applied"]]
-    assert "evicting default/train" in ours[0]
+    assert "1 pod must leave: default/train" in ours[0]
     assert f"Layout {LAYOUT} is in force." in ours[1]
 
 

@@ -12,13 +12,11 @@ import structlog
 from mig_manager import clocks, errors
 from mig_manager.adapters.kube import api
 from mig_manager.adapters.kubejson import fields, nodereading
-from mig_manager.core import cluster
+from mig_manager.core import cluster, messages
 
 _log = structlog.get_logger()
 
 _CONFLICT_ATTEMPTS = 8
-_LONGEST_MESSAGE = 1024
-"""Characters; what the newer events API accepts (``note`` of events.k8s.io/v1)."""
 _LONGEST_NODE_NAME = 220
 """Characters; with a dot and 32 hex digits an Event's name stays below the 253 of RFC 1123."""
 _EVENTS = "/api/v1/namespaces/default/events"
@@ -139,7 +137,7 @@ class KubeNode:
                 "uid": self._name,
             },
             "reason": reason,
-            "message": message[:_LONGEST_MESSAGE],
+            "message": messages.fit(message, messages.LONGEST_EVENT_BYTES),
             "type": "Warning" if is_warning else "Normal",
             "source": {"component": self._component, "host": self._name},
             "reportingComponent": self._component,
