@@ -142,6 +142,7 @@ def judge(node: Node, now: dt.datetime) -> Report:
         standing = _of(node, told, now)
     gpus = _gpus(node, notes)
     notes += _oddities(node, told, standing, now)
+    notes += [gpu.sentence for gpu in gpus.unreachable] if gpus is not None else []
     return Report(node=node, standing=standing, told=told, gpus=gpus, notes=tuple(notes))
 
 

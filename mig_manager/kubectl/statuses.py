@@ -73,6 +73,9 @@ class Status:
             "gpus": None
             if report.gpus is None
             else [layout.without_ids(plain.gpu(gpu)) for gpu in report.gpus],
+            "unreachable_gpus": None
+            if report.gpus is None
+            else [plain.unreachable(gpu) for gpu in report.gpus.unreachable],
             "asked_for": None
             if kinds is None
             else [

@@ -115,3 +115,21 @@ GOOD = json.loads(inventory.to_json(eight(hardware.find("A30"))[:1]))
 def test_nonsense_is_refused_with_one_kind_of_error(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any text of it
         inventory.from_json(text)
+
+
+def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> None:
+    gpus = eight(hardware.find("A100-SXM4-40GB"))
+    seen = fakes.seen_of(gpus, {gpus[3].uuid})
+
+    back = inventory.from_json(inventory.to_json(seen))
+
+    assert [gpu.index for gpu in back] == [0, 1, 2, 4, 5, 6, 7]
+    assert back.unreachable == seen.unreachable
+
+
+@pytest.mark.parametrize("row", [3, {}, {"index": -1}, {"index": 3, "uuid": "x" * 999}])
+def test_an_unreachable_gpu_that_makes_no_sense_is_refused(row: object) -> None:
+    data = json.loads(inventory.to_json(eight(hardware.find("A100-SXM4-40GB"))))
+
+    with pytest.raises(ValueError, match=r"."):
+        inventory.from_json(json.dumps(data | {"unreachable": [row]}))

@@ -8,12 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mig_manager import errors
 from mig_manager.core import cluster, inventory, model, standing
 from tests.core import boards
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 GPUS = inventory.to_json([boards.gpu(boards.A100, "1g.5gb@0")])
 Standing = standing.Standing
+
+WITHOUT_ONE = inventory.to_json(
+    model.ObservedGpus(
+        inventory.from_json(GPUS),
+        [
+            model.UnreachableGpu(
+                index=7,
+                uuid="GPU-7",
+                pci_address="00000000:0f:00.0",
+                reason=errors.Reason.GPU_LOST,
+                code=15,
+                message="lost",
+            )
+        ],
+    )
+)
 
 
 def at(**ago: float) -> str:
@@ -94,6 +111,10 @@ def test_a_status_that_cannot_be_read_is_told_even_where_nothing_is_wished() -> 
         (judge(status(), applied="other"), "says other"),
         (judge(status(), gpus=None), "no agent has published"),
         (judge(status(), gpus="{"), "cannot be read"),
+        (
+            judge(status(), gpus=WITHOUT_ONE),
+            "GPU 7 (GPU-7, 00000000:0f:00.0) is unreachable",
+        ),
         (judge(status(config="other")), "last told of layout other"),
         (judge(status(state="pending", startedAt=at(hours=2))), "nothing more was told since"),
         (judge(status(state="failed", retryAt=at(hours=1))), "next try was due"),
