@@ -2,12 +2,15 @@
 
 import threading
 
+from mig_manager.core import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 
 
 def is_unavailable(node: stores.Object) -> bool:
-    return bool((node.get("spec") or {}).get("unschedulable"))
+    spec = node.get("spec") or {}
+    taints = {taint["key"] for taint in spec.get("taints") or ()}
+    return bool(spec.get("unschedulable")) or cluster.HOLD_TAINT in taints
 
 
 class Census:
