@@ -20,8 +20,9 @@ import tracemalloc
 from collections.abc import Sequence
 from typing import Self
 
-from mig_manager import agent, errors, log, mailbox, ports, reconcile
+from mig_manager import errors, log, mailbox, ports, reconcile, service, settings
 from mig_manager.adapters import nvml
+from mig_manager.adapters.kube import api
 from mig_manager.core import model
 from mig_manager.sandbox.cluster import nodeoptions
 from mig_manager.sandbox.driver import states
@@ -179,26 +180,43 @@ class _Loop:
         self._heard = _Heard()
         self._box = mailbox.Mailbox()
         self._served = 0
-        world = self._world
-        pipeline = reconcile.Reconciler(
-            reconcile.World(
-                gpus=nvml.NvmlGpus(clock=world.clock),
-                node=world.node,
-                workloads=world.workloads,
-                allocations=world.allocations,
-                configs=fakes.FakeConfig(_SHORT),
-                clock=world.clock,
-                telemetry=self._heard,
+        agent = service.assemble(
+            settings.agent_settings(
+                {
+                    "node_name": "node-a",
+                    "simulate_state": str(pathlib.Path("/nonexistent/gpus.json")),
+                    "retry_initial_s": "1.0",
+                    "retry_max_s": "1.0",
+                },
+                {},
             ),
-            reconcile.Limits(),
+            api.KubeApi.at("http://127.0.0.1:9"),
+            boot_id="boot-1",
+            overrides=service.Overrides(
+                replace_ports=self._in_memory,
+                telemetry=self._heard,
+                box=self._box,
+                watches_files=False,
+                has_pod_news=False,
+            ),
         )
-        loop = agent.Agent(
-            pipeline,
-            self._box,
-            patience=agent.Patience(retry_initial_s=1.0, retry_max_s=1.0),
-            telemetry=self._heard,
+        self._thread = threading.Thread(target=agent.loop.serve, daemon=True)
+
+    def _in_memory(self, own: reconcile.World) -> reconcile.World:
+        """Return the same with a cluster in memory, and GPUs within this process."""
+        world = self._world
+        return dataclasses.replace(
+            own,
+            gpus=nvml.NvmlGpus(clock=world.clock),
+            node=world.node,
+            workloads=world.workloads,
+            allocations=world.allocations,
+            configs=fakes.FakeConfig(_SHORT),
+            clock=world.clock,
+            standby=ports.Standby(),
+            exclusion=None,
+            proven=None,
         )
-        self._thread = threading.Thread(target=loop.serve, daemon=True)
 
     def __enter__(self) -> Self:
         nothing = lambda *_: None  # noqa: E731 - shorter than three functions

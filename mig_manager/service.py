@@ -51,6 +51,8 @@ class Overrides:
     watch_pace: watching.Pace | None = None
     watches_files: bool = True
     """False where one process has many agents: the kernel allows a user few inotify instances."""
+    has_pod_news: bool = True
+    """False where no API has any pods to watch."""
 
 
 class Service:
@@ -81,9 +83,9 @@ class Service:
         telemetry, self._exposition = _listener(wanted, self.watch, pulse)
         telemetry = own.telemetry or telemetry
         reached = own.replace_ports(world(wanted, kube, telemetry, boot_id))
-        self.reconciler = reconcile.Reconciler(
-            _with_news(reached, wanted, kube, self.box), own.replace_limits(limits(wanted))
-        )
+        if own.has_pod_news:
+            reached = _with_news(reached, wanted, kube, self.box)
+        self.reconciler = reconcile.Reconciler(reached, own.replace_limits(limits(wanted)))
         self._events = _gpu_events(wanted, self.box)
         self.loop = agent.Agent(
             self.reconciler,

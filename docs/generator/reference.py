@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from docs.generator import blocks, facts, phases
+from docs.generator import blocks, facts, phases, results
 from mig_manager import errors
 from mig_manager.core import model
 
@@ -164,5 +164,6 @@ RENDERERS: Mapping[str, blocks.Renderer] = {
     "reasons": reasons_table,
     "reasons-in-full": reasons_in_full,
     "settings": settings_tables,
+    **results.RENDERERS,
 }
 """By the name that a block has in its page."""

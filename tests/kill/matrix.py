@@ -96,7 +96,10 @@ def record(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> Record
     """Play a scenario, and what leads to it, without a disturbance."""
     start = _start_of(scenario, forks)
     own = _undisturbed(scenario, start, forks)
-    well = dataclasses.replace(scenario, faults=(), guarded="", ends=model.State.SUCCESS)
+    # Its short waits are there to be over in vain.
+    well = dataclasses.replace(
+        scenario, faults=(), guarded="", options=(), ends=model.State.SUCCESS
+    )
     instead = dataclasses.replace(well, wish=scenario.other)
     return Recording(
         start=start,

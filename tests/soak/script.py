@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mig_manager import errors
@@ -27,12 +27,16 @@ class Kind(enum.Enum):
     UNCORDON = "somebody uncordons"
     DECIDE_MONITOR = "somebody decides about a monitor"
     DECIDE_PLUGIN = "somebody decides about the device plugin"
+    LABEL = "another layout is requested"
+    UNLABEL = "the label is removed"
+    STOP = "the agent is told to stop"
 
 
 DEADLY = frozenset(
     {Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.KILL_IN_DRIVER, Kind.KILL_AFTER_CHANGE}
 )
-_IN_DRIVER = {Kind.KILL_IN_DRIVER: False, Kind.KILL_AFTER_CHANGE: True}
+IN_DRIVER = frozenset({Kind.KILL_IN_DRIVER, Kind.KILL_AFTER_CHANGE})
+"""Their number is that of a change of a GPU, and not of a call."""
 _AFTER = frozenset({Kind.KILL_AFTER, Kind.FAIL_AFTER})
 
 
@@ -50,7 +54,7 @@ class Script:
     """Counts the calls of one run and lets happen what is due."""
 
     def __init__(self) -> None:
-        self.acts: Mapping[Kind, Callable[[int], object]] = {}
+        self.acts: dict[Kind, Callable[[int], object]] = {}
         """What other people do."""
         self.happened: list[Kind] = []
         self.failed_ports: set[str] = set()
@@ -104,7 +108,7 @@ class Script:
             event
             for event in self._events
             if event.at == number
-            and event.kind not in _IN_DRIVER
+            and event.kind not in IN_DRIVER
             and (event.kind in _AFTER) is is_after
         ]
 

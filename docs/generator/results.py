@@ -1,0 +1,87 @@
+"""Tables of what the matrices counted: the JSON that ``pytest --results docs/results`` writes."""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from docs.generator import blocks
+
+FOLDER = pathlib.Path(__file__).parents[1] / "results"
+
+Entry = Mapping[str, Any]
+_NOTHING = "No run is kept in `docs/results`."
+
+
+def entries(matrix: str) -> Sequence[Entry]:
+    """Return the entries of a matrix; none where no run of it is kept."""
+    path = FOLDER / f"{matrix.replace(' ', '-')}.json"
+    found: Sequence[Entry] = json.loads(path.read_text("utf-8")) if path.exists() else ()
+    return found
+
+
+def kill_table(_body: str) -> str:
+    """Return the strikes of the kill matrix: a row for each scenario, a column for each kind."""
+    found = entries("kill matrix")
+    if not found:
+        return _NOTHING
+    kinds = list(dict.fromkeys(entry["what"] for entry in found))
+    scenarios = list(dict.fromkeys(entry["scenario"] for entry in found))
+    cells = {(entry["scenario"], entry["what"]): entry for entry in found}
+    rows = ((name, *(_struck(cells.get((name, kind))) for kind in kinds)) for name in scenarios)
+    table = blocks.table(("Scenario", *kinds), rows)
+    return f"{table}\n\n{_kill_phases(found)}"
+
+
+def _struck(entry: Entry | None) -> str:
+    if entry is None:
+        return ""
+    return f"{entry['tried']}, {entry['struck']}, {entry['converged']}"
+
+
+def _kill_phases(found: Iterable[Entry]) -> str:
+    phases: dict[str, list[int]] = {}
+    for entry in found:
+        for name, counts in entry["phases"].items():
+            total = phases.setdefault(name, [0, 0])
+            total[0] += counts["struck"]
+            total[1] += counts["converged"]
+    rows = ((f"`{name}`", str(a), str(b)) for name, (a, b) in sorted(phases.items()))
+    return blocks.table(("Phase that the node was in", "Struck", "Converged"), rows)
+
+
+_FAULTS = {
+    "NVML faults": "an NVML call answers with an error",
+    "API faults": "a request to the API server fails",
+    "kubelet faults": "a question to kubelet fails",
+}
+
+
+def fault_table(_body: str) -> str:
+    """Return the strikes of the fault matrices, a row for each."""
+    rows: list[Sequence[str]] = []
+    for matrix, what in _FAULTS.items():
+        found = entries(matrix)
+        if not found:
+            rows.append((what, "", "", ""))
+            continue
+        sums = [str(sum(entry[key] for entry in found)) for key in ("tried", "struck")]
+        rows.append((what, str(len(found)), *sums))
+    return blocks.table(("Fault", "Variants", "Tried", "Struck"), rows)
+
+
+def soak_table(_body: str) -> str:
+    """Return what one pass of the soak came to, and the seed that plays it again."""
+    found = entries("soak")
+    if not found:
+        return _NOTHING
+    rows = ((key, str(value)) for entry in found for key, value in entry.items())
+    return blocks.table(("Count", "Number"), rows)
+
+
+RENDERERS: Mapping[str, blocks.Renderer] = {
+    "fault-matrices": fault_table,
+    "kill-matrix": kill_table,
+    "soak": soak_table,
+}
+"""By the name that a block has in its page."""
