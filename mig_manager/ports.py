@@ -118,7 +118,13 @@ class Node(Protocol):
         """
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
-        """Publish an Event on the node; a refusal is logged, never raised."""
+        """Hand over an Event on the node: published soon, in order, and never waited for.
+
+        A refusal is logged, never raised.
+        """
+
+    def flush_events(self, timeout_s: float) -> bool:
+        """Wait until Events are published or refused; return False at the time-out."""
 
 
 class Eviction(enum.Enum):

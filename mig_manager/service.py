@@ -33,6 +33,8 @@ from mig_manager.core import pace as pacing
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 
 _JOIN_TIMEOUT_S = 5.0
+_LAST_EVENTS_S = 5.0
+"""How long an agent that ends waits for its last Events to be published."""
 
 _log = structlog.get_logger()
 
@@ -86,6 +88,7 @@ class Service:
         if own.has_pod_news:
             reached = _with_news(reached, wanted, kube, self.box)
         self.reconciler = reconcile.Reconciler(reached, own.replace_limits(limits(wanted)))
+        self._node = reached.node
         self._events = _gpu_events(wanted, self.box)
         self.loop = agent.Agent(
             self.reconciler,
@@ -123,6 +126,7 @@ class Service:
             )
             stack.enter_context(_served(self._wanted, self._checks, self._exposition))
             self.loop.serve()
+            self._node.flush_events(_LAST_EVENTS_S)
         _log.info("agent_stopped", node=self._wanted.node_name)
 
     def stop(self) -> None:

@@ -384,6 +384,9 @@ class FakeNode:
         self._world.events.append(reason)
         self._world.messages.append(message)
 
+    def flush_events(self, timeout_s: float) -> bool:
+        return True
+
 
 def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:
     for key, value in change.items():

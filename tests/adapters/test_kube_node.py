@@ -278,6 +278,7 @@ class TestEmit:
         self, own: node.KubeNode, kube: api.KubeApi
     ) -> None:
         own.emit(reason="Draining", message="evicting ns/a", is_warning=False)
+        assert own.flush_events(10)
         # The query of kubectl's describe: by name, kind and the node's NAME in place of its uid.
         selector = (
             "involvedObject.name=n1,involvedObject.kind=Node,involvedObject.uid=n1,"
@@ -295,6 +296,7 @@ class TestEmit:
         self, own: node.KubeNode, kube: api.KubeApi
     ) -> None:
         own.emit(reason="Failed", message="x" * 5000, is_warning=True)
+        assert own.flush_events(10)
         (event,) = kube.get("/api/v1/events")["items"]
         assert event["type"] == "Warning"
         assert len(event["message"].encode()) == 1024
@@ -304,6 +306,7 @@ class TestEmit:
     ) -> None:
         own.emit(reason="Failed", message="x", is_warning=True)
         own.emit(reason="Failed", message="x", is_warning=True)
+        assert own.flush_events(10)
         assert len(kube.get("/api/v1/events")["items"]) == 2
 
     def test_without_permission_it_is_quiet_and_does_not_ask_again(
@@ -312,7 +315,25 @@ class TestEmit:
         server.inject(apiserver.Fault(path="/events", status=403, times=None))
         own.emit(reason="Failed", message="x", is_warning=True)
         own.emit(reason="Failed", message="x", is_warning=True)
+        assert own.flush_events(10)
         assert server.log.count("create", "events") == 1
+
+    def test_an_api_that_does_not_answer_costs_who_hands_over_an_event_no_time(
+        self, own: node.KubeNode, kube: api.KubeApi, server: apiserver.ApiServer
+    ) -> None:
+        server.inject(apiserver.Fault(path="/events", hang_s=3.0, times=1))
+
+        for number in range(200):
+            own.emit(reason="Draining", message=str(number), is_warning=False)
+
+        assert not own.flush_events(0)
+        assert own.flush_events(30)
+        found = kube.get("/api/v1/events")["items"]
+        found.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
+        # One may be on its way before the others wait.
+        published = [int(each["message"]) for each in found]
+        assert published == list(range(len(published)))
+        assert len(published) in (64, 65)
 
     @pytest.mark.parametrize("fault", [apiserver.Fault(reset=True), apiserver.Fault(status=503)])
     def test_a_failure_is_not_raised_and_the_next_event_is_published(
@@ -325,6 +346,7 @@ class TestEmit:
         server.inject(fault)
         own.emit(reason="Failed", message="lost", is_warning=True)
         own.emit(reason="Failed", message="found", is_warning=True)
+        assert own.flush_events(10)
         (event,) = kube.get("/api/v1/events")["items"]
         assert event["message"] == "found"
 

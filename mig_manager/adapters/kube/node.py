@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from mig_manager import clocks, errors
-from mig_manager.adapters.kube import api
+from mig_manager.adapters.kube import api, eventsender
 from mig_manager.adapters.kubejson import fields, nodereading
 from mig_manager.core import cluster, messages
 
@@ -19,8 +19,6 @@ _log = structlog.get_logger()
 _CONFLICT_ATTEMPTS = 8
 _LONGEST_NODE_NAME = 220
 """Characters; with a dot and 32 hex digits an Event's name stays below the 253 of RFC 1123."""
-_EVENTS = "/api/v1/namespaces/default/events"
-"""Events about objects without a namespace live here, by validation of the API server."""
 
 
 class KubeNode:
@@ -47,7 +45,7 @@ class KubeNode:
         self._clock = clock
         self._component = component
         self._path = path(name)
-        self._may_emit = True
+        self._events = eventsender.EventSender(kube)
         self._seen: _Seen | None = None
 
     def read(self) -> cluster.NodeView:
@@ -88,21 +86,12 @@ class KubeNode:
         )
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
-        """Publish an Event; see ``ports.Node``.
+        """Hand over an Event; see ``ports.Node``."""
+        self._events.put(self._event(reason=reason, message=message, is_warning=is_warning))
 
-        Without the permission, which the stock GPU operator does not give, it says so once.
-        """
-        if not self._may_emit:
-            return
-        event = self._event(reason=reason, message=message, is_warning=is_warning)
-        try:
-            self._kube.post(_EVENTS, event)
-        except errors.ClusterError as err:
-            if err.reason is errors.Reason.FORBIDDEN:
-                self._may_emit = False
-                _log.info("events_forbidden", detail=err.message)
-            else:
-                _log.warning("event_not_published", event_reason=reason, detail=err.message)
+    def flush_events(self, timeout_s: float) -> bool:
+        """Wait for Events to be published; see ``ports.Node``."""
+        return self._events.flush(timeout_s)
 
     def _send(self, body: dict[str, Any]) -> cluster.NodeView:
         # A merge patch (RFC 7386) says all of this without depending on merge keys.
