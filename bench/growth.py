@@ -20,7 +20,7 @@ import tracemalloc
 from collections.abc import Sequence
 from typing import Self
 
-from mig_manager import errors, log, mailbox, ports, reconcile, service, settings
+from mig_manager import errors, instrumentation, log, mailbox, ports, reconcile, service, settings
 from mig_manager.adapters import nvml
 from mig_manager.adapters.kube import api
 from mig_manager.core import model
@@ -152,7 +152,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
     )
 
 
-class _Heard(ports.Telemetry):
+class _Heard(instrumentation.Telemetry):
     """Passes on how each run ended."""
 
     def __init__(self) -> None:

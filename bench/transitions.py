@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bench import matrix
-from mig_manager import ports
+from mig_manager import instrumentation
 from mig_manager.adapters import clock, gpu_child, nvml, nvml_observe, nvml_session
 from mig_manager.core import model, planner
 from mig_manager.sandbox import nvml as simulated
@@ -96,7 +96,7 @@ class Measured:
         return self.whole_ratio - queries * query_s / (self.limit_s + states.REALISTIC.init_s)
 
 
-class Counts(ports.Telemetry):
+class Counts(instrumentation.Telemetry):
     """Counts NVML calls, one look or change after the other."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import structlog
 import tenacity
 
-from mig_manager import errors, health, lookout, mailbox, outcomes, ports, record
+from mig_manager import errors, health, instrumentation, lookout, mailbox, outcomes, ports, record
 
 _Result = TypeVar("_Result")
 
@@ -63,7 +63,7 @@ class Agent:
         box: mailbox.Mailbox,
         *,
         patience: Patience,
-        telemetry: ports.Telemetry | None = None,
+        telemetry: instrumentation.Telemetry | None = None,
         pulse: health.Pulse | None = None,
         alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
@@ -80,7 +80,7 @@ class Agent:
         self._alone = alone
         self._pipeline = pipeline
         self._box = box
-        self._telemetry = telemetry or ports.Telemetry()
+        self._telemetry = telemetry or instrumentation.Telemetry()
         self._pulse = pulse or health.Pulse()
         self._look_after_s = patience.look_after_s or None
         self._retry_max_s = patience.retry_max_s

@@ -25,7 +25,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import structlog
 
-from mig_manager import clocks, errors, evictionbudgets, ports
+from mig_manager import clocks, errors, evictionbudgets, instrumentation, ports
 from mig_manager.core import clients, cluster, extras, messages
 from mig_manager.core import pace as pacing
 from mig_manager.core import policy as policies
@@ -117,7 +117,7 @@ class Drain:
         *,
         order: Order,
         tell: Tell,
-        telemetry: ports.Telemetry | None = None,
+        telemetry: instrumentation.Telemetry | None = None,
     ) -> None:
         """Prepare a drain.
 
@@ -134,7 +134,7 @@ class Drain:
         self._clock = clock
         self._order = order
         self._tell = tell
-        self._telemetry = telemetry or ports.Telemetry()
+        self._telemetry = telemetry or instrumentation.Telemetry()
         self._settled: set[str] = set()
         """UIDs of the pods whose eviction is granted, and of those that had gone."""
         self._deleted: set[str] = set()

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
-from mig_manager import errors, ports
+from mig_manager import errors, instrumentation, ports
 from mig_manager.core import hooks, model
 
 Check = Callable[[], object]
@@ -34,11 +34,11 @@ class HookPoints:
         programs: ports.Hooks | None = None,
         *,
         variables: Mapping[str, str] | None = None,
-        telemetry: ports.Telemetry | None = None,
+        telemetry: instrumentation.Telemetry | None = None,
     ) -> None:
         self._programs = programs
         self._variables = variables or {}
-        self._telemetry = telemetry or ports.Telemetry()
+        self._telemetry = telemetry or instrumentation.Telemetry()
         self._table = hooks.Table()
         self._passed: set[hooks.Point] = set()
         self.has_run = False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import prometheus_client
 
 import mig_manager
-from mig_manager import errors, ports, sink
+from mig_manager import errors, instrumentation, sink
 from mig_manager.core import model
 
 _SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
@@ -23,7 +23,7 @@ def _nothing() -> None:
     """Ignore that there is progress."""
 
 
-class Metrics(ports.Telemetry):
+class Metrics(instrumentation.Telemetry):
     """Counts what it hears, in a registry of its own.
 
     Args:
@@ -131,25 +131,25 @@ class Metrics(ports.Telemetry):
             self._lines_counted = dropped
         return prometheus_client.generate_latest(self.registry)
 
-    # -- ports.Telemetry -----------------------------------------------------------------
+    # -- instrumentation.Telemetry ---------------------------------------------------------------
 
     def attempt_began(self, number: int) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._attempt.set(number)
         self._retry_time.set(0)
 
     def state_published(self, state: model.State) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         for each in model.State:
             self._state.labels(state=each.value).set(each is state)
 
     def phase_ended(self, phase: model.Phase, seconds: float) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._phase_s.labels(phase=phase.value).observe(seconds)
         self._on_progress()
 
     def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._runs.labels(state=state.value, reason=reason.value).inc()
         self._run_s.labels(state=state.value).observe(seconds)
         _replace(self._last_outcome, {(state.value, reason.value): 1})
@@ -157,29 +157,29 @@ class Metrics(ports.Telemetry):
             self._success_time.set(self._now())
 
     def run_superseded(self) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._superseded.inc()
 
     def outcome_lost(self, reason: errors.Reason) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._lost.labels(reason=reason.value).inc()
 
     def retry_scheduled(self, delay_s: float) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._retries.inc()
         self._retry_time.set(self._now() + delay_s)
 
     def pod_evicted(self) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._evictions.inc()
         self._on_progress()
 
     def still_working(self) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._on_progress()
 
     def gpus_observed(self, gpus: model.ObservedGpus) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         _replace(self._instances, _counts(gpus))
         lost: dict[tuple[str, ...], int] = {
             (str(gpu.index), gpu.uuid, gpu.reason.value): 1 for gpu in gpus.unreachable
@@ -187,22 +187,22 @@ class Metrics(ports.Telemetry):
         _replace(self._unreachable, lost)
 
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         result = "ok" if is_good else "error"
         self._operation_s.labels(operation=name, result=result).observe(seconds)
         self._on_progress()
 
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._nvml_calls.labels(function=function).inc(calls)
         self._nvml_s.labels(function=function).inc(seconds)
 
     def layout_applied(self, name: str, content_hash: str) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         _replace(self._layout, {(name, content_hash): 1})
 
     def drift_found(self, *, is_drifted: bool) -> None:
-        """See ``ports.Telemetry``."""
+        """See ``instrumentation.Telemetry``."""
         self._drifted.set(is_drifted)
 
     # -- the library ---------------------------------------------------------------------

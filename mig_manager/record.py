@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
-from mig_manager import clocks, errors, outcomes, ports
+from mig_manager import clocks, errors, instrumentation, outcomes, ports
 from mig_manager.core import cluster, inventory, model, status
 
 _log = structlog.get_logger()
@@ -48,7 +48,7 @@ class Record:
         *,
         journal: status.Journal,
         attempt: Try | None = None,
-        telemetry: ports.Telemetry | None = None,
+        telemetry: instrumentation.Telemetry | None = None,
     ) -> None:
         """Begin a record.
 
@@ -62,7 +62,7 @@ class Record:
         """
         self._node = node
         self._clock = clock
-        self._telemetry = telemetry or ports.Telemetry()
+        self._telemetry = telemetry or instrumentation.Telemetry()
         self._began = self._phase_began = clock.monotonic()
         self._try = attempt or Try()
         self._published_gpus: model.ObservedGpus = model.NO_GPUS

@@ -8,7 +8,7 @@ import dataclasses
 
 import structlog
 
-from mig_manager import errors, hookpoints, ports, record
+from mig_manager import errors, hookpoints, instrumentation, ports, record
 from mig_manager.core import model
 
 _log = structlog.get_logger()
@@ -30,7 +30,7 @@ class RunHooks:
         written: record.Record,
         *,
         name: str,
-        telemetry: ports.Telemetry,
+        telemetry: instrumentation.Telemetry,
     ) -> None:
         self._has_programs = programs is not None
         self._record = written

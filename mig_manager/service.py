@@ -11,7 +11,7 @@ from types import FrameType
 
 import structlog
 
-from mig_manager import agent, clocks, health, mailbox, ports, reconcile, settings
+from mig_manager import agent, clocks, health, instrumentation, mailbox, ports, reconcile, settings
 from mig_manager.adapters import (
     clock,
     devicefiles,
@@ -47,7 +47,7 @@ class Overrides:
     """From the ports that the settings call for to the ports that are used."""
     replace_limits: Callable[[reconcile.Limits], reconcile.Limits] = lambda own: own
     """The same for the limits."""
-    telemetry: ports.Telemetry | None = None
+    telemetry: instrumentation.Telemetry | None = None
     pulse: health.Pulse | None = None
     box: mailbox.Mailbox | None = None
     watch_pace: watching.Pace | None = None
@@ -232,10 +232,10 @@ def _gpu_events(
 
 def _listener(
     wanted: settings.AgentSettings, watch: nodewatch.NodeWatch, pulse: health.Pulse
-) -> tuple[ports.Telemetry, Callable[[], bytes]]:
+) -> tuple[instrumentation.Telemetry, Callable[[], bytes]]:
     """Return who hears what happens, and what it has to tell; nobody where nobody asks."""
     if not wanted.health_port:
-        return ports.Telemetry(), bytes
+        return instrumentation.Telemetry(), bytes
     from mig_manager import metrics  # noqa: PLC0415 - its library costs memory on every node
 
     heard = metrics.Metrics(contact_age_s=lambda: watch.last_contact_s, on_progress=pulse.beat)
@@ -253,7 +253,10 @@ def _served(
 
 
 def world(
-    wanted: settings.AgentSettings, kube: api.KubeApi, telemetry: ports.Telemetry, boot_id: str
+    wanted: settings.AgentSettings,
+    kube: api.KubeApi,
+    telemetry: instrumentation.Telemetry,
+    boot_id: str,
 ) -> reconcile.World:
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
@@ -355,7 +358,9 @@ def _with_machine(reached: reconcile.World, wanted: settings.AgentSettings) -> r
     return reached
 
 
-def gpu_workers(wanted: settings.AgentSettings, telemetry: ports.Telemetry) -> gpu_child.ChildGpus:
+def gpu_workers(
+    wanted: settings.AgentSettings, telemetry: instrumentation.Telemetry
+) -> gpu_child.ChildGpus:
     """Return the GPUs, each operation in a process of its own."""
     state = wanted.gpus.simulate_state
     command = gpu_child.worker_command(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from mig_manager import change, clocks, daemons, drain, errors, ports, record
+from mig_manager import change, clocks, daemons, drain, errors, instrumentation, ports, record
 from mig_manager.core import clients, model, planner
 
 _log = structlog.get_logger()
@@ -34,7 +34,7 @@ class WayBack:
         allocations: ports.DeviceAllocations,
         *,
         staff: daemons.Daemons,
-        telemetry: ports.Telemetry,
+        telemetry: instrumentation.Telemetry,
     ) -> None:
         self._telemetry = telemetry
         self._transaction = transaction
@@ -110,7 +110,7 @@ class WayBack:
 class _Steadfast:
     """Implements ``ports.Wish`` for what must be finished whatever is wanted meanwhile."""
 
-    def __init__(self, clock: clocks.Clock, telemetry: ports.Telemetry) -> None:
+    def __init__(self, clock: clocks.Clock, telemetry: instrumentation.Telemetry) -> None:
         self._clock = clock
         self._telemetry = telemetry
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from mig_manager import clocks, ports
+from mig_manager import clocks, instrumentation, ports
 from mig_manager.core import pace as pacing
 from mig_manager.core import policy as policies
 
@@ -18,7 +18,9 @@ class World:
     allocations: ports.DeviceAllocations
     configs: ports.ConfigSource
     clock: clocks.Clock
-    telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
+    telemetry: instrumentation.Telemetry = dataclasses.field(
+        default_factory=instrumentation.Telemetry
+    )
     standby: ports.Standby = dataclasses.field(default_factory=ports.Standby)
     """Told when the GPUs are going to be asked, or changed."""
     exclusion: ports.Exclusion | None = None

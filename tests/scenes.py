@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors, ports, reconcile
+from mig_manager import errors, instrumentation, ports, reconcile
 from mig_manager.core import cluster, model, status
 from mig_manager.core import policy as policies
 from mig_manager.sandbox import hardware
@@ -64,7 +64,7 @@ def reconciler(
     exclusion: ports.Exclusion | None = None,
     heals_drift: bool = False,
     is_lenient: bool = False,
-    telemetry: ports.Telemetry | None = None,
+    telemetry: instrumentation.Telemetry | None = None,
 ) -> reconcile.Reconciler:
     return reconcile.Reconciler(
         reconcile.World(
@@ -75,7 +75,7 @@ def reconciler(
             configs=fakes.FakeConfig(text),
             clock=world.clock,
             extra_clients=fakes.FakeConfig(world.extra_clients) if world.extra_clients else None,
-            telemetry=telemetry or ports.Telemetry(),
+            telemetry=telemetry or instrumentation.Telemetry(),
             exclusion=exclusion,
             slots=world.slots,
             boot_id=world.boot_id,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import drain, errors, ports
+from mig_manager import drain, errors, instrumentation, ports
 from mig_manager.core import cluster, extras
 from mig_manager.core import pace as pacing
 from mig_manager.core import policy as policies
@@ -29,7 +29,7 @@ def drained(
     *,
     policy: policies.Policy | None = None,
     affected: frozenset[str] = frozenset({DOOMED}),
-    telemetry: ports.Telemetry | None = None,
+    telemetry: instrumentation.Telemetry | None = None,
 ) -> int:
     return prepared(world, policy=policy, affected=affected, telemetry=telemetry).run(
         drain.survey(world.workloads, world.allocations),
@@ -42,7 +42,7 @@ def prepared(
     *,
     policy: policies.Policy | None = None,
     affected: frozenset[str] = frozenset({DOOMED}),
-    telemetry: ports.Telemetry | None = None,
+    telemetry: instrumentation.Telemetry | None = None,
     workloads: ports.Workloads | None = None,
 ) -> drain.Drain:
     return drain.Drain(
@@ -253,7 +253,7 @@ def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing() -> None:
     assert other in world.pods
 
 
-class Ear(ports.Telemetry):
+class Ear(instrumentation.Telemetry):
     heard = 0
 
     def pod_evicted(self) -> None:

@@ -6,7 +6,7 @@ import json
 import pytest
 import structlog.testing
 
-from mig_manager import errors, health, ports
+from mig_manager import errors, health, instrumentation
 from mig_manager.core import cluster, model, planner, status
 from mig_manager.core import policy as policies
 from tests import fakes, scenes
@@ -324,7 +324,7 @@ def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_n
     scenes.assert_nothing_taken(world)
 
 
-class Alive(ports.Telemetry):
+class Alive(instrumentation.Telemetry):
     """Gives a sign of life wherever the worker gives one."""
 
     def __init__(self, pulse: health.Pulse) -> None:

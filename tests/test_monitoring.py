@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client import parser
 
-from mig_manager import errors, health, metrics, ports, reconcile
+from mig_manager import errors, health, instrumentation, metrics, reconcile
 from mig_manager.adapters import gpu_child
 from mig_manager.core import cluster, model, planner, profile
 from mig_manager.sandbox import hardware
@@ -56,7 +56,7 @@ def busy_node() -> fakes.World:
     return node
 
 
-def reconciler(node: fakes.World, telemetry: ports.Telemetry) -> reconcile.Reconciler:
+def reconciler(node: fakes.World, telemetry: instrumentation.Telemetry) -> reconcile.Reconciler:
     return reconcile.Reconciler(
         reconcile.World(
             gpus=node.hardware,
@@ -136,7 +136,7 @@ def test_there_are_few_series() -> None:
     assert len(heard.exposition().splitlines()) < 150
 
 
-class Ear(ports.Telemetry):
+class Ear(instrumentation.Telemetry):
     """Remembers what it hears of runs."""
 
     def __init__(self) -> None:

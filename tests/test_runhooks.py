@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager import errors, outcomes, ports
+from mig_manager import errors, instrumentation, outcomes
 from mig_manager.core import cluster, model, planner, status
 from tests import fakes, scenes
 
@@ -265,7 +265,7 @@ def test_a_hook_gives_signs_of_life() -> None:
     world = hooked_node()
     lives: list[int] = []
 
-    class Listener(ports.Telemetry):
+    class Listener(instrumentation.Telemetry):
         def still_working(self) -> None:
             lives.append(len(world.log))
 

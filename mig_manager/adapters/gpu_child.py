@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from mig_manager import errors, ports
+from mig_manager import errors, instrumentation, ports
 from mig_manager.adapters import (
     gpu_exchange,
     gpu_postmortem,
@@ -125,13 +125,13 @@ class ChildGpus(ports.Standby):
         *,
         command: Sequence[str],
         timeout_s: float,
-        telemetry: ports.Telemetry | None = None,
+        telemetry: instrumentation.Telemetry | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         proc_root: pathlib.Path = procfs.ROOT,
     ) -> None:
         self._command = tuple(command)
         self._timeout_s = timeout_s
-        self._telemetry = telemetry or ports.Telemetry()
+        self._telemetry = telemetry or instrumentation.Telemetry()
         self._monotonic = monotonic
         self._proc_root = proc_root
         self._left_behind: list[_LeftBehind] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog.testing
 
-from mig_manager import errors, health, ports, reconcile, service, settings
+from mig_manager import errors, health, instrumentation, ports, reconcile, service, settings
 from mig_manager.adapters import clock, nvml, podresources
 from mig_manager.adapters.kube import api, watch
 from mig_manager.core import cluster, model
@@ -69,7 +69,7 @@ class Request:
         return f"{self.verb} {self.resource} {self.nth}"
 
 
-class Heard(ports.Telemetry):
+class Heard(instrumentation.Telemetry):
     """Remembers how runs ended; asked from another thread than it is told."""
 
     def __init__(self) -> None:

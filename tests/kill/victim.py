@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
-from mig_manager import log, mailbox, ports, reconcile, service, settings
+from mig_manager import instrumentation, log, mailbox, ports, reconcile, service, settings
 from mig_manager.adapters import clock, nvml, podresources
 from mig_manager.adapters.kube import api
 from mig_manager.sandbox import nvml as simulated
@@ -124,7 +124,7 @@ class _Mailbox(mailbox.Mailbox):
         return super().next(seen, timeout_s=timeout_s)
 
 
-class _Telemetry(ports.Telemetry):
+class _Telemetry(instrumentation.Telemetry):
     """Notes when a wish is to be tried again."""
 
     def __init__(self, points: points_.Points) -> None:

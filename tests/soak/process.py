@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
-from mig_manager import errors, mailbox, ports, reconcile, service, settings
+from mig_manager import errors, instrumentation, mailbox, ports, reconcile, service, settings
 from mig_manager.adapters.kube import api
 from mig_manager.core import cluster, model
 from tests import fakes
@@ -162,7 +162,7 @@ class Process:
         )
 
 
-class _Telemetry(ports.Telemetry):
+class _Telemetry(instrumentation.Telemetry):
     """Remembers how the runs of a turn ended."""
 
     box: "_Mailbox"
