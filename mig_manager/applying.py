@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from mig_manager import commands, errors, hookpoints, standalone, waiting
-from mig_manager.core import config, model, planner, status
+from mig_manager.core import config, model, planner
 
 
 class Wish(Protocol):
@@ -265,10 +265,6 @@ class _Run:
             self._world.tell(f"the MIG mode of {gpu} waits for a reset or a reboot")
 
     def _keep(self, gpus: model.ObservedGpus) -> None:
-        proven = status.Proven(
-            config=self._wish.name,
-            config_hash=self._wish.content_hash,
-            boot_id=self._world.boot_id,
-            snapshot=tuple(gpu.snapshot for gpu in gpus),
+        standalone.keep(
+            self._world, gpus, config=self._wish.name, config_hash=self._wish.content_hash
         )
-        standalone.keep(self._world, proven)

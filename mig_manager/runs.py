@@ -18,6 +18,7 @@ from collections.abc import Collection
 import structlog
 
 from mig_manager import (
+    bootlayout,
     change,
     clearing,
     daemons,
@@ -42,7 +43,6 @@ from mig_manager.core import (
     mig_strategy,
     model,
     selection,
-    status,
 )
 
 _log = structlog.get_logger()
@@ -188,14 +188,14 @@ class Run:
         """Save the layout that was proven, for whoever sets up the GPUs after a reboot."""
         if self._world.proven is None or not self._proven:
             return
-        proven = status.Proven(
-            config=self.name,
-            config_hash=self._hash,
-            boot_id=self._world.boot_id,
-            snapshot=tuple(gpu.snapshot for gpu in self._proven),
-        )
         try:
-            self._world.proven.save(proven.to_json())
+            bootlayout.save(
+                self._world.proven,
+                self._proven,
+                config=self.name,
+                config_hash=self._hash,
+                boot_id=self._world.boot_id,
+            )
         except errors.ConfigError as error:
             _log.warning("proven_layout_not_saved", error=error.message)
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mig_manager import change, clocks, errors, ports, turn
+from mig_manager import bootlayout, change, clocks, errors, ports, turn
 from mig_manager.core import model, planner, status
 
 LATER = "the next 'apply' tries again"
@@ -181,10 +181,12 @@ def forget(world: World) -> None:
         world.tell(f"{error.message}; remove it, for what it says is no longer true")
 
 
-def keep(world: World, proven: status.Proven) -> None:
+def keep(world: World, gpus: model.ObservedGpus, *, config: str, config_hash: str) -> None:
     """Keep a layout for the next boot; one that is in force stays so where that fails."""
     try:
-        world.proven.save(proven.to_json())
+        bootlayout.save(
+            world.proven, gpus, config=config, config_hash=config_hash, boot_id=world.boot_id
+        )
     except errors.ConfigError as error:
         world.tell(f"{error.message}; the next boot will not bring this layout back")
 

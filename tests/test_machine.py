@@ -447,6 +447,20 @@ def test_each_proven_layout_is_kept_for_the_next_boot_with_its_places() -> None:
     assert planner.restore(world.gpus, proven.snapshot).is_empty
 
 
+def test_what_is_kept_of_an_unreachable_gpu_outlives_the_next_layout() -> None:
+    world = scenes.node()
+    scenes.run(world, LAYOUT)
+    world.lost.add(world.gpus[0].uuid)
+
+    outcome = scenes.run(world, "all-balanced")
+
+    assert outcome.state is model.State.SUCCESS
+    proven = status.Proven.from_json(world.saved[-1])
+    assert proven.config == "all-balanced"
+    assert {gpu.uuid for gpu in proven.snapshot} == {gpu.uuid for gpu in world.gpus}
+    assert planner.restore(world.gpus, proven.snapshot).is_empty
+
+
 def test_a_layout_that_fails_is_not_kept() -> None:
     world = scenes.node()
     world.plugin_is_broken = True

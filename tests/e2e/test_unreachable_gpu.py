@@ -166,6 +166,20 @@ def test_after_a_gpu_is_lost_in_the_rollback_the_others_are_restored_and_its_own
     assert not node.journal.exists()
 
 
+def test_after_a_reboot_the_gpu_that_was_lost_has_its_former_instances_again(
+    node: shell_node.Node,
+) -> None:
+    node.state.lose_gpu(LOST)
+    assert node.run("apply", "sevenths").returncode == 0
+
+    node.state.reboot()
+    answer = node.run("boot")
+
+    assert answer.returncode == 0, answer.stderr
+    assert shapes(node.state)[LOST] == (True, 2)
+    assert of_others(node.state) == {(True, 7)}
+
+
 # -- through the agent, against the sandbox's API server ------------------------------------------
 
 
