@@ -5,11 +5,11 @@ What is proven is kept for the next boot. ``restore`` goes the same way with ano
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import commands, errors, hookpoints, standalone, waiting
-from mig_manager.core import config, model, planner
+from mig_manager.core import config, model, planner, selection
 
 
 class Wish(Protocol):
@@ -29,6 +29,11 @@ class Wish(Protocol):
         Raises:
             MigManagerError: It cannot be had on these GPUs.
         """
+
+    def due_elsewhere(
+        self, observed: model.ObservedGpus, due: Sequence[model.GpuSnapshot]
+    ) -> tuple[model.GpuSnapshot, ...]:
+        """Return what stays due on unreachable GPUs that it is not about."""
 
     def planned(self, observed: model.ObservedGpus, *, scope: commands.Scope) -> commands.Planned:
         """Return what it would change.
@@ -61,6 +66,12 @@ class LayoutWish:
             LayoutError: It cannot be had on these GPUs.
         """
         return config.select(self.layout, observed)
+
+    def due_elsewhere(
+        self, observed: model.ObservedGpus, due: Sequence[model.GpuSnapshot]
+    ) -> tuple[model.GpuSnapshot, ...]:
+        """Return what stays due on unreachable GPUs that it is not about."""
+        return selection.due_elsewhere(self.layout, observed, due)
 
     def planned(self, observed: model.ObservedGpus, *, scope: commands.Scope) -> commands.Planned:
         """Return what it would change.
@@ -193,7 +204,7 @@ class _Run:
 
     def _settled(self, first: commands.Planned) -> commands.Applied:
         if first.plan.is_empty:
-            standalone.forget(self._world)
+            self._pending.keep(self._due_elsewhere(self._observed))
             self._keep(self._observed)
             return self._applied(first, ())
         self._pending.remark()
@@ -252,8 +263,12 @@ class _Run:
         self._observed = after
         return plans
 
+    def _due_elsewhere(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+        return self._wish.due_elsewhere(gpus, self._pending.snapshot)
+
     def _conclude(self, after: model.ObservedGpus) -> None:
         """Keep a layout that is verified for the next boot; tell which modes come later."""
+        self._pending.keep(self._due_elsewhere(after))
         if self._planned(after).plan.is_empty:
             self._keep(after)
         else:

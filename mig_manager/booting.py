@@ -192,6 +192,9 @@ class _Run:
         self._target = self._older | {gpu.uuid: gpu for gpu in proven.snapshot}
         self._problems: list[Problem] = list(self._strangers())
         self._journal = _Journal(world, self._name)
+        self._journal.between |= {
+            gpu.uuid: gpu for gpu in self._observed.missing(pending.snapshot)
+        }
         self._check: Callable[[], object] = lambda: None
 
     def run(self) -> Restored:

@@ -69,6 +69,10 @@ class Reconciler:
         left = found.journal
         if left is None:
             return
+        if status.fulfilled(told) and dataclasses.replace(left, snapshot=()).is_empty:
+            # That run has ended: what is due waits for an unreachable GPU to be back.
+            self._left = left
+            return
         self._fulfilled = None
         _log.warning(
             "interrupted_run_found",
@@ -251,7 +255,7 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        run = self._new_run(name)
+        run = self._new_run(name, left=self._left)
         try:
             with self._alone(f"looking whether {name} is in force"):
                 seen = run.look()

@@ -89,9 +89,13 @@ class Record:
         """The GPUs as they were last noted; none before."""
         return self._status.gpus
 
-    def proven(self) -> None:
-        """Remember that the change is in force on the GPUs: no way leads back from here."""
-        self.journal = dataclasses.replace(self.journal, snapshot=(), applied="")
+    def proven(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
+        """Remember that the change is in force on the GPUs: no way leads back from here.
+
+        Args:
+            due: What an earlier change has to restore on unreachable GPUs, once they are back.
+        """
+        self.journal = dataclasses.replace(self.journal, snapshot=due, applied="")
 
     def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
         """Remember that the GPUs have again what they had before the change.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from mig_manager import applying, commands, standalone
 from mig_manager.core import checkpoint, model, recall
@@ -40,6 +40,12 @@ class CheckpointWish:
             CheckpointError: They cannot have what they had.
         """
         return recall.plan(self.content, observed).covered
+
+    def due_elsewhere(
+        self, observed: model.ObservedGpus, due: Sequence[model.GpuSnapshot]
+    ) -> tuple[model.GpuSnapshot, ...]:
+        """Return what stays due on unreachable GPUs: it cannot tell of any of them."""
+        return observed.missing(due)
 
     def planned(self, observed: model.ObservedGpus, *, scope: commands.Scope) -> commands.Planned:
         """Return what the way back to it would change.

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 
 from mig_manager import errors, record
-from mig_manager.core import cluster, model
+from mig_manager.core import cluster, config, model, selection
 
 
 class RunJournal:
@@ -20,6 +20,8 @@ class RunJournal:
         """The layout that was verified before the change: its label returns with a rollback."""
         self.has_rolled_back = False
         """Whether a rollback was tried."""
+        self.layout: config.Layout | None = None
+        """The layout of the run; None: it is not resolved."""
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: model.Plan) -> None:
         """Write what a rollback restores; from now on the node names no layout as applied.
@@ -49,4 +51,9 @@ class RunJournal:
     def done(self, gpus: model.ObservedGpus) -> None:
         """Remember that there is nothing to roll back any more, and what there is now."""
         self._record.note(gpus=gpus)
-        self._record.proven()
+        self._record.proven(self.due_elsewhere(gpus))
+
+    def due_elsewhere(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+        """Return what is due on unreachable GPUs that the layout is not about."""
+        due = self._record.journal.snapshot
+        return selection.due_elsewhere(self.layout, gpus, due) if self.layout and due else ()

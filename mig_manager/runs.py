@@ -253,6 +253,7 @@ class Run:
         """Resolve the wish, and say so where a change is to come."""
         layout = self._planning.resolve()
         self._hash = layout.content_hash
+        self._journal.layout = layout
         if self.fulfilled == (self.name, self._hash):
             self._clearing.spares = True
         may_foresee = not self._clearing.spares and self.record.attempt == 1
@@ -317,9 +318,11 @@ class Run:
 
     def _keep(self, gpus: model.ObservedGpus, wish: ports.Wish) -> outcomes.Outcome:
         """Change nothing; but an earlier run may have ended between change and proof."""
-        if not self.record.journal.is_empty:
-            paused = self._daemons.still_paused(self.record.journal)
-            self.record.proven()
+        left, due = self.record.journal, self._journal.due_elsewhere(gpus)
+        self.record.proven(due)
+        unverified = tuple(gpu for gpu in left.snapshot if gpu not in due)
+        if not dataclasses.replace(left, snapshot=unverified).is_empty:
+            paused = self._daemons.still_paused(left)
             self._transaction.refresh()
             self._bring_back(paused, gpus, wish)
             return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", gpus=gpus)
@@ -414,7 +417,7 @@ class Run:
             return ()
         is_open = self._way_back.is_open(gpus, left.snapshot)
         self._journal.applied = left.applied if is_open else ""
-        return left.snapshot if is_open else ()
+        return left.snapshot if is_open else gpus.missing(left.snapshot)
 
     def _failed(self, reason: errors.Reason, message: str, said: str = "") -> outcomes.Outcome:
         lost = () if reason is errors.Reason.GPU_UNREACHABLE else self.record.gpus.unreachable

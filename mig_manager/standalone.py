@@ -81,7 +81,8 @@ class Journal:
     Args:
         world: What to work with.
         name: The layout.
-        on_done: Called once the change is verified and its journal removed.
+        on_done: Called once the change is verified; removes the journal, or leaves in it what is
+            due on unreachable GPUs (``Pending.keep``).
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class Journal:
         self.write(due)
 
     def done(self, gpus: model.ObservedGpus) -> None:
-        """Remove the journal and go on to what follows a verified change."""
-        self.write(())
+        """Go on to what follows a verified change."""
+        self.is_open = False
         self._on_done(gpus)
 
 
@@ -252,6 +253,14 @@ class Pending:
                 f"{self._name} was left unfinished; should this one fail, the GPUs return to "
                 "what they had before that one"
             )
+
+    def keep(self, due: Sequence[model.GpuSnapshot]) -> None:
+        """Leave a journal of what is still to undo, under the name that it has, or none.
+
+        Raises:
+            UsageError: It cannot be kept where it should be.
+        """
+        Journal(self._world, self._journal.config if self._journal else "").write(due)
 
     def give_back(self) -> str:
         """Return the GPUs to what they had; say how that went, as a part of a sentence."""

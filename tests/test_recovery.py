@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors
+from mig_manager import errors, lookout
 from mig_manager.core import cluster, config, inventory, model, planner, status
 from tests import applying_rig, fakes, scenes
 
@@ -588,3 +588,68 @@ def test_what_is_still_due_when_the_label_is_removed_is_tried_again() -> None:
 
     assert world.services["dcgm.service"]
     assert cluster.JOURNAL_ANNOTATION not in world.annotations
+
+
+# -- what is due on an unreachable GPU ------------------------------------------------------------
+
+
+def due_on_lost_gpu() -> tuple[fakes.World, model.GpuSnapshot]:
+    """Return a node whose journal has what an unreachable GPU had before a failed change."""
+    world = scenes.node(layout="all-balanced")
+    lost = world.gpus[0]
+    world.lost.add(lost.uuid)
+    # As a reset leaves it.
+    world.gpus = (dataclasses.replace(lost, gpu_instances=()), *world.gpus[1:])
+    journal = status.Journal(config="all-1g.5gb", snapshot=(lost.snapshot,))
+    world.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    return world, lost.snapshot
+
+
+ONE_OF_THEM = """
+version: v1
+mig-configs:
+  second-alone:
+  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+"""
+
+
+def due(world: fakes.World) -> tuple[str, ...]:
+    text = world.annotations.get(cluster.JOURNAL_ANNOTATION)
+    return tuple(gpu.uuid for gpu in status.Journal.from_json(text).snapshot) if text else ()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_is_due_on_an_unreachable_gpu_is_restored_after_a_layout_that_is_not_about_it(
+    *, is_restarted: bool
+) -> None:
+    world, before = due_on_lost_gpu()
+    agent = scenes.reconciler(world, ONE_OF_THEM)
+    agent.recover("second-alone")
+
+    outcome = agent.run("second-alone", steadfast(world))
+
+    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert due(world) == (before.uuid,)
+    plugin = dict(world.pods)
+    assert agent.run("second-alone", steadfast(world)).state is model.State.SUCCESS
+    assert agent.look("second-alone", outcome) is lookout.Next.REST
+    assert due(world) == (before.uuid,)
+    assert dict(world.pods) == plugin
+
+    world.lost.clear()
+    if is_restarted:
+        agent = scenes.reconciler(world, ONE_OF_THEM)
+        agent.recover("second-alone")
+    assert agent.run("second-alone", steadfast(world)).state is model.State.SUCCESS
+    assert planner.restore(world.gpus, [before]).is_empty
+    assert due(world) == ()
+
+
+def test_a_layout_for_all_gpus_ends_what_was_due_on_an_unreachable_one() -> None:
+    world, _ = due_on_lost_gpu()
+    agent = scenes.reconciler(world)
+    agent.recover("all-1g.5gb")
+
+    assert agent.run("all-1g.5gb", steadfast(world)).state is model.State.SUCCESS
+
+    assert due(world) == ()

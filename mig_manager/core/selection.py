@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.core import layouts, model, remarks, selectors
@@ -46,6 +46,22 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
                 problem.message, reason=problem.reason, location=problem.location
             )
     return {uuid: rule.wanted for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
+
+
+def due_elsewhere(
+    layout: layouts.Layout, gpus: model.ObservedGpus, due: Iterable[model.GpuSnapshot]
+) -> tuple[model.GpuSnapshot, ...]:
+    """Return what stays due on unreachable GPUs once a layout that is not about them is applied.
+
+    Args:
+        layout: The applied layout.
+        gpus: All GPUs of the node.
+        due: What an earlier, failed change has to restore.
+    """
+    others = (
+        gpu for gpu in gpus.unreachable if not any(_may_match(rule, gpu) for rule in layout.rules)
+    )
+    return model.ObservedGpus(gpus, others).missing(due)
 
 
 @contextlib.contextmanager

@@ -166,6 +166,38 @@ def test_after_a_gpu_is_lost_in_the_rollback_the_others_are_restored_and_its_own
     assert not node.journal.exists()
 
 
+def test_what_is_due_on_the_lost_gpu_outlives_layouts_that_are_not_about_it(
+    node: shell_node.Node,
+) -> None:
+    node.state.add_fault(REFUSE_ELSEWHERE)
+    node.state.add_fault(LOSE_AT_ROLLBACK)
+    assert node.run("apply", "sevenths").returncode == 1
+    node.state.clear_faults()
+
+    for _applied_and_already_applied in range(2):
+        answer = node.run("apply", "names-others")
+        assert answer.returncode == 0, answer.stderr
+        journal = json.loads(node.journal.read_text())
+        assert [gpu["uuid"] for gpu in journal["snapshot"]] == [node.state.boards[LOST].uuid]
+        assert journal["config"] == "sevenths"
+
+    node.state.return_gpu(LOST)
+    assert node.run("apply", "names-others").returncode == 0
+    assert shapes(node.state)[LOST] == (True, 2)
+    assert not node.journal.exists()
+
+
+def test_a_layout_for_all_gpus_ends_what_was_due_on_the_lost_one(node: shell_node.Node) -> None:
+    node.state.add_fault(REFUSE_ELSEWHERE)
+    node.state.add_fault(LOSE_AT_ROLLBACK)
+    assert node.run("apply", "sevenths").returncode == 1
+    node.state.clear_faults()
+
+    assert node.run("apply", "sevenths").returncode == 0
+
+    assert not node.journal.exists()
+
+
 def test_after_a_reboot_the_gpu_that_was_lost_has_its_former_instances_again(
     node: shell_node.Node,
 ) -> None:
