@@ -69,6 +69,7 @@ def table(turn: rollouts.Turn, title: str, *, style: bar.Style, size: tuple[int,
     columns, rows = size
     room = max(1, min(_MOST_ROWS, rows - 4))
     listed = sorted(turn.of(*_SHOWN), key=lambda node: _SHOWN.index(node.standing))
+    listed += turn.incomplete
     lines = [counts(turn, title)]
     lines += [_row(node, style=style, columns=columns) for node in listed[:room]]
     if len(listed) > room:
@@ -82,6 +83,8 @@ def counts(turn: rollouts.Turn, title: str) -> str:
     parts = [
         f"{count} {standing.replace('-', ' ')}" for standing, count in turn.counts.items() if count
     ]
+    if turn.incomplete:
+        parts.append(f"{len(turn.incomplete)} with unreachable GPUs")
     away = f"{len(turn.unavailable)} of at most {turn.most} unavailable"
     return f"{title}: {', '.join(parts)}; {away}"
 
@@ -90,14 +93,19 @@ def event(node: rollouts.Progress) -> str:
     """Return one node in one line."""
     why = ": ".join(filter(None, (node.phase, node.reason, safetext.printable(node.message, " "))))
     retried = ", tried again by itself" if node.is_retried else ""
-    return f"{node.name}: {node.standing.value}{retried}" + (f": {why}" if why else "")
+    standing = f"{node.standing.value}{_without(node)}{retried}"
+    return f"{node.name}: {standing}" + (f": {why}" if why else "")
 
 
 def ended(turn: rollouts.Turn, title: str) -> str:
-    """Return how it ended: every node that has not what it shall, and why."""
+    """Return how it ended: every node on which the layout is not active on all GPUs, and why."""
     lines = [
         textwrap.fill(event(node), _WIDTH, initial_indent="  ", subsequent_indent="    ")
-        for node in (*turn.failures, *turn.of(rollouts.Standing.LEFT_OUT))
+        for node in (
+            *turn.failures,
+            *turn.of(rollouts.Standing.LEFT_OUT),
+            *turn.incomplete,
+        )
     ]
     if turn.phase is rollouts.Phase.STALLED:
         lines.append(f"  unavailable: {_named(turn.unavailable)}")
@@ -128,6 +136,7 @@ def data(turn: rollouts.Turn, wanted: members.Goal) -> dict[str, object]:
                 "is_retried": node.is_retried,
                 "is_unavailable": node.is_unavailable,
                 "before": node.before,
+                "unreachable_gpus": list(node.unreachable),
             }
             for node in turn.nodes
         ],
@@ -159,11 +168,27 @@ def previewed(found: Sequence[previews.Preview], title: str, *, style: bar.Style
 def _row(node: rollouts.Progress, *, style: bar.Style, columns: int) -> str:
     standing = f"{node.standing.value:<10}"
     name = f"{node.name[:40]:<20}"
-    why = " ".join(filter(None, (node.phase, node.reason, safetext.printable(node.message, " "))))
+    why = " ".join(
+        filter(
+            None,
+            (
+                _without(node).strip(),
+                node.phase,
+                node.reason,
+                safetext.printable(node.message, " "),
+            ),
+        )
+    )
     rest = f"{_time(node.seconds):>6}  {why}"
     # Cut before it is painted: a line that the terminal wraps would spoil the drawing.
     room = max(0, columns - 1 - len(f"  {name}  {standing}  "))
     return f"  {name}  {style.paint(standing, _TONES[node.standing])}  {rest[:room]}"
+
+
+def _without(node: rollouts.Progress) -> str:
+    """Say which GPUs a node has the layout without; empty where it has it on all."""
+    names = safetext.printable(_named(node.unreachable), " ")
+    return f" without unreachable {names}" if names else ""
 
 
 def _time(seconds: float) -> str:

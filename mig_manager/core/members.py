@@ -11,6 +11,10 @@ from typing import Any
 
 from mig_manager.core import model
 
+_MAX_GPUS = 64
+"""Of a node that a status annotation is read for; anybody with access to the node may write it."""
+_MAX_WORD = 80
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
@@ -23,6 +27,8 @@ class Told:
     message: str = ""
     is_retried: bool = False
     """Whether the agent tries again by itself."""
+    unreachable: tuple[str, ...] = ()
+    """GPUs that it cannot reach, as ``GPU 3 (UUID)``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +156,19 @@ def told(text: str | None) -> Told | None:
             reason=str(data.get("reason", "")),
             message=str(data.get("message", "")),
             is_retried="retryAt" in data,
+            unreachable=_gpus(data.get("unreachableGpus")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _gpus(rows: object) -> tuple[str, ...]:
+    """Return unreachable GPUs in words; what makes no sense says nothing."""
+    return tuple(
+        f"GPU {index}" + (f" ({uuid})" if (uuid := str(row.get("uuid", ""))[:_MAX_WORD]) else "")
+        for row in (rows[:_MAX_GPUS] if isinstance(rows, list) else ())
+        if isinstance(row, dict) and isinstance(index := row.get("index"), int)
+    )
 
 
 def mark(text: str | None) -> Mark | None:

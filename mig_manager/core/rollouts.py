@@ -75,6 +75,8 @@ class Progress:
     before: str | None = None
     """What a way back leads to."""
     is_unavailable: bool = False
+    unreachable: tuple[str, ...] = ()
+    """Its unreachable GPUs, if it is ``IN_FORCE``: the layout is not active on them."""
 
 
 class Phase(enum.Enum):
@@ -120,6 +122,11 @@ class Turn:
     def of(self, *standings: Standing) -> tuple[Progress, ...]:
         """Return the nodes that stand so."""
         return tuple(node for node in self.nodes if node.standing in standings)
+
+    @property
+    def incomplete(self) -> tuple[Progress, ...]:
+        """Nodes whose layout is not active on GPUs that cannot be reached."""
+        return tuple(node for node in self.nodes if node.unreachable)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -243,6 +250,7 @@ class Rollout:
             is_retried=standing is Standing.FAILED and told.is_retried,
             seconds=now_s - self._since_s.get(node.name, now_s),
             before=node.mark.before if node.mark else None,
+            unreachable=told.unreachable if standing is Standing.IN_FORCE else (),
             is_unavailable=node.is_away
             or is_moving
             or not (is_lost or self._is_settled(node, now_s))

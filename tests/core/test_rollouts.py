@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_manager.core import members, model, rollouts
+from mig_manager import rolloutreport
+from mig_manager.core import bar, members, model, rollouts
 
 LAYOUT, FORMER = "new", "old"
 Standing = rollouts.Standing
@@ -148,6 +149,18 @@ def test_a_node_in_force_makes_room_for_the_next() -> None:
 
 def test_all_in_force_is_the_end() -> None:
     assert judged(done("a"), done("b")).phase is Phase.DONE
+
+
+def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
+    told = members.Told(
+        config=LAYOUT, state=SUCCESS, phase="Done", reason="Applied", unreachable=("GPU 3",)
+    )
+    turn = judged(done("a"), dataclasses.replace(done("b"), told=told))
+
+    shown = rolloutreport.table(turn, "t", style=bar.Style(), size=(100, 24))
+
+    assert [line.split()[0] for line in shown.splitlines()] == ["t:", "b"]
+    assert "without unreachable GPU 3" in shown
 
 
 def test_an_old_success_is_no_success() -> None:

@@ -46,6 +46,8 @@ class StandIns:
         self.failing = dict(failing or {})
         self.dead = set(dead)
         """Nodes on which nobody reacts."""
+        self.unreachable: dict[str, list[dict[str, object]]] = {}
+        """``unreachableGpus`` of the status of a node."""
         self._work_s = work_s
         self._served: dict[str, str | None] = {}
         self._runs: dict[str, int] = {}
@@ -139,7 +141,9 @@ class StandIns:
         is_cordoned: bool,
         failure: Failure | None = None,
     ) -> None:
-        status = {"config": wanted, "state": state.value, "phase": phase.value}
+        status: dict[str, object] = {"config": wanted, "state": state.value, "phase": phase.value}
+        if name in self.unreachable:
+            status["unreachableGpus"] = self.unreachable[name]
         if failure:
             status |= {"reason": failure.reason.value, "message": failure.message}
             status |= {"retryAt": "soon"} if failure.is_retried else {}

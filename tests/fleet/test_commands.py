@@ -218,6 +218,30 @@ def test_each_node_that_changes_is_told_in_a_line_where_there_is_no_terminal(rig
     )
 
 
+def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: Rig) -> None:
+    row = {"index": 3, "uuid": "GPU-3", "reason": "GpuLost", "message": "GPU is lost"}
+    rig.played.unreachable["node-003"] = [row]
+
+    answer = rig(LAYOUT, "-l", "gpu=yes")
+    assert answer.status == 0
+    marked = "node-003: in-force without unreachable GPU 3 (GPU-3)"
+    assert answer.out.count(marked) == 2
+    assert "5 in force, 1 with unreachable GPUs;" in answer.out
+
+    nodes = {node["name"]: node["unreachable_gpus"] for node in rig.roll(LAYOUT).data["nodes"]}
+    assert nodes == {name: [] for name in rig.names} | {"node-003": ["GPU 3 (GPU-3)"]}
+
+
+@pytest.mark.parametrize("rows", [None, {}, "GPU 3", [3], [{}], [{"index": "3"}], [[[]]]])
+def test_unreachable_gpus_that_make_no_sense_mark_no_node(rig: Rig, rows: Any) -> None:
+    rig.played.unreachable["node-003"] = rows
+
+    answer = rig.roll(LAYOUT)
+
+    assert (answer.status, answer.data["state"]) == (0, "done")
+    assert not any(node["unreachable_gpus"] for node in answer.data["nodes"])
+
+
 def test_on_a_terminal_one_table_lives_and_the_end_stays(rig: Rig) -> None:
     answer = rig(LAYOUT, "-l", "gpu=yes", is_terminal=True)
 
