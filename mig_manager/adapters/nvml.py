@@ -270,7 +270,13 @@ def _each(actions: Sequence[Callable[[], _Result]]) -> Iterator[_Result]:
     failed = [doing.error for doing in doings if doing.error is not None]
     known = [error for error in failed if isinstance(error, errors.HardwareError)]
     if known:
-        raise _joined(known) from known[0]
+        # The caller gets no result that could name the GPUs that were lost meanwhile.
+        lost = [
+            _failure(doing.result)
+            for doing in doings
+            if isinstance(doing.result, model.UnreachableGpu)
+        ]
+        raise _joined([*known, *lost]) from known[0]
     for error in failed:
         raise error
     return (cast("_Result", doing.result) for doing in doings)

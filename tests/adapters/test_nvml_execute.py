@@ -602,6 +602,25 @@ def test_a_gpu_lost_in_mid_change_is_named_with_the_step_and_the_others_go_on(
         assert "cannot switch MIG mode to enabled" in lost.message
 
 
+def test_where_one_gpu_is_lost_and_another_fails_the_error_names_both(
+    tmp_path: pathlib.Path,
+) -> None:
+    with nvml_rig.rig(tmp_path / "state", "3xa100-sxm4-40gb") as node:
+        before = node.gpus.observe()
+        switch = "nvmlDeviceSetMigMode"
+        node.state.add_fault(states.Fault(function=switch, gpu=0, loses_gpu=True))
+        node.state.add_fault(
+            states.Fault(function=switch, gpu=2, code=states.Code.NO_PERMISSION, count=None)
+        )
+        with pytest.raises(errors.HardwareError) as caught:
+            node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in before])
+    assert caught.value.reason is errors.Reason.NO_PERMISSION
+    assert f"GPU 0 ({before[0].uuid}" in caught.value.message
+    assert "(GpuLost)" in caught.value.message
+    assert f"GPU 2 ({before[2].uuid}" in caught.value.message
+    assert before[1].uuid not in caught.value.message
+
+
 def test_no_thread_outlives_an_execution(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state", "4xa100-sxm4-40gb") as node:
         before = threading.active_count()
