@@ -125,10 +125,12 @@ class Daemons:
         deadline = self._clock.monotonic() + self._timeout_s
         turn = 0
         while uids:
-            left = [p for p in self._workloads.list() if p.uid in uids and not p.is_finished]
+            is_late = self._clock.monotonic() >= deadline
+            left = () if is_late else _running(self._workloads.watched() or (), uids)
+            left = left or _running(self._workloads.list(), uids)
             if not left:
                 return
-            if self._clock.monotonic() >= deadline:
+            if is_late:
                 self._stuck |= {pod.uid for pod in left}
                 raise errors.NotReadyError(
                     f"paused daemons did not stop within {self._timeout_s:g} s: "
@@ -186,7 +188,8 @@ class Daemons:
             ClusterError: The API refused or does not answer.
         """
         found = self.find_plugins()
-        return not found.has_plugin or not self._missing(ANY_PLUGIN, gpus)[1]
+        pods = self._workloads.list()
+        return not found.has_plugin or not self._missing(ANY_PLUGIN, gpus, pods)[1]
 
     def restart_stale_plugin(self, gpus: Sequence[model.Gpu]) -> Paused:
         """Delete the plugin's pods if they are up and do not know the devices that there are.
@@ -200,7 +203,7 @@ class Daemons:
             ClusterError: The API refused or does not answer.
         """
         found = self.find_plugins()
-        reason, _ = self._missing(ANY_PLUGIN, gpus)
+        reason, _ = self._missing(ANY_PLUGIN, gpus, self._workloads.list())
         node = clients.NodeDevices.of(self._node.read())
         if reason is errors.Reason.PLUGIN_NOT_READY or not clients.is_plugin_stale(
             gpus, self._offered(), node
@@ -283,10 +286,15 @@ class Daemons:
         deadline = self._clock.monotonic() + self._timeout_s
         turn = 0
         while True:
-            reason, missing = self._missing(paused, gpus)
+            is_late = self._clock.monotonic() >= deadline
+            seen = None if is_late else self._workloads.watched()
+            pods = self._workloads.list() if seen is None else seen
+            reason, missing = self._missing(paused, gpus, pods)
+            if not missing and seen is not None:
+                reason, missing = self._missing(paused, gpus, self._workloads.list())
             if not missing:
                 return
-            if self._clock.monotonic() >= deadline:
+            if is_late:
                 if reason is errors.Reason.PLUGIN_NOT_READY:
                     missing += _suspicion(gpus)
                 raise errors.NotReadyError(
@@ -295,10 +303,12 @@ class Daemons:
             wish.pause(self._pace.delay_s(turn))
             turn += 1
 
-    def _missing(self, paused: Paused, gpus: Sequence[model.Gpu]) -> tuple[errors.Reason, str]:
+    def _missing(
+        self, paused: Paused, gpus: Sequence[model.Gpu], pods: Iterable[cluster.Pod]
+    ) -> tuple[errors.Reason, str]:
         plugins = [
             pod
-            for pod in self._workloads.list()
+            for pod in pods
             if clients.is_device_plugin(pod) and pod.uid not in paused.plugin_uids
         ]
         if not any(pod.is_ready and not pod.is_terminating for pod in plugins):
@@ -315,6 +325,10 @@ class Daemons:
         except errors.ClusterError as error:
             _log.info("pod_resources_unavailable", error=error.message)
             return None
+
+
+def _running(pods: Iterable[cluster.Pod], uids: Collection[str]) -> tuple[cluster.Pod, ...]:
+    return tuple(pod for pod in pods if pod.uid in uids and not pod.is_finished)
 
 
 def _suspicion(gpus: Iterable[model.Gpu]) -> str:

@@ -176,7 +176,7 @@ class Drain:
         """
         self._begin(is_forcing=False)
         while True:
-            now = self._look(holders)
+            now = None if self._may_wait(holders) else self._look(holders)
             waiting = self._order.leaving(now) if now else ()
             if now and not waiting:
                 return self._evicted
@@ -198,13 +198,28 @@ class Drain:
     def _is_late(self) -> bool:
         return self._clock.monotonic() >= self._deadline
 
+    def _may_wait(self, before: Holders) -> bool:
+        """Tell whether there is nothing to do but to wait, going by what a watch tells.
+
+        Evictions, and the end of the drain, rest on a list.
+        """
+        pods = None if self._is_late else self._workloads.watched()
+        if pods is None:
+            return False
+        waiting = self._order.leaving(self._holders(pods, before))
+        if not waiting or self._order.is_passive:
+            return bool(waiting)
+        _, due = _movable(waiting, done=self._deleted if self._is_forcing else self._settled)
+        return not due or (not self._is_forcing and self._clock.monotonic() < self._ask_after)
+
     def _look(self, before: Holders) -> Holders | None:
         """Return who holds what now; None when the API does not say and there is time left."""
         if not (self._order.affected or self._order.policy.drain is policies.Drain.NODE):
             return Holders(pods=(), assigned=())
         pods = self._pods()
-        if pods is None:
-            return None
+        return None if pods is None else self._holders(pods, before)
+
+    def _holders(self, pods: tuple[cluster.Pod, ...], before: Holders) -> Holders:
         if before.assigned is None:
             return Holders(pods=pods, assigned=None)
         # Kubelet answered before: if it is silent now, waiting is right, widening is not.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import structlog
 
 from mig_manager import clocks, daemons, errors, ports, record
-from mig_manager.core import clients
+from mig_manager.core import clients, cluster
 from mig_manager.core import pace as pacing
 
 _log = structlog.get_logger()
@@ -69,10 +69,12 @@ class Monitors:
         deadline = self._clock.monotonic() + self._timeout_s
         turn = 0
         while True:
-            pods = clients.gated_by(self._workloads.list(), (key,))
-            if pods and all(pod.is_ready and not pod.is_terminating for pod in pods):
+            is_late = self._clock.monotonic() >= deadline
+            seen = None if is_late else self._workloads.watched()
+            may_be_ready = seen is None or _are_ready(seen, key)
+            if may_be_ready and _are_ready(self._workloads.list(), key):
                 return True
-            if self._clock.monotonic() >= deadline:
+            if is_late:
                 return False
             wish.pause(self._pace.delay_s(turn))
             turn += 1
@@ -89,6 +91,11 @@ class Monitors:
                 if is_meant and not pod.is_terminating:
                     with _leniently():
                         self._workloads.delete(pod)
+
+
+def _are_ready(pods: tuple[cluster.Pod, ...], key: str) -> bool:
+    placed = clients.gated_by(pods, (key,))
+    return bool(placed) and all(pod.is_ready and not pod.is_terminating for pod in placed)
 
 
 @contextlib.contextmanager

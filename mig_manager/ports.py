@@ -155,6 +155,15 @@ class Workloads(Protocol):
             ClusterError: The API refused or does not answer.
         """
 
+    def watched(self) -> tuple[cluster.Pod, ...] | None:
+        """Return the same as a watch told of them, without a request; it may lag behind.
+
+        Enough to wait on. What ends a wait, and whatever costs somebody something, needs ``list``.
+
+        Returns:
+            None where no watch tells of them now, and from time to time in any case.
+        """
+
     def evict(self, pod: cluster.Pod) -> Verdict:
         """Ask for the eviction of a pod with its own grace period, guarded by its UID.
 

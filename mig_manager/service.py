@@ -84,9 +84,11 @@ class Service:
         pulse = own.pulse or health.Pulse()
         telemetry, self._exposition = _listener(wanted, self.watch, pulse)
         telemetry = own.telemetry or telemetry
-        reached = own.replace_ports(world(wanted, kube, telemetry, boot_id))
+        news = podnews.PodNews(kube, node_name=wanted.node_name, on_news=self.box.put_news)
+        reached = own.replace_ports(world(wanted, kube, telemetry, boot_id, news))
         if own.has_pod_news:
-            reached = _with_news(reached, wanted, kube, self.box)
+            standby = ports.Standbys(reached.standby, news)
+            reached = dataclasses.replace(reached, standby=standby)
         self.reconciler = reconcile.Reconciler(reached, own.replace_limits(limits(wanted)))
         self._node = reached.node
         self._events = _gpu_events(wanted, self.box)
@@ -174,18 +176,6 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     return 0
 
 
-def _with_news(
-    reached: reconcile.World,
-    wanted: settings.AgentSettings,
-    kube: api.KubeApi,
-    box: mailbox.Mailbox,
-) -> reconcile.World:
-    """Return the same with waits that end as soon as there is something to see."""
-    news = podnews.PodNews(kube, node_name=wanted.node_name, on_news=box.put_news)
-    standby = ports.Standbys(reached.standby, news)
-    return dataclasses.replace(reached, standby=standby)
-
-
 def _take(box: mailbox.Mailbox, view: cluster.NodeView) -> None:
     box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
     # What a run waits for may be among what kubelet has just told.
@@ -257,6 +247,7 @@ def world(
     kube: api.KubeApi,
     telemetry: instrumentation.Telemetry,
     boot_id: str,
+    news: podnews.PodNews,
 ) -> reconcile.World:
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
@@ -266,7 +257,7 @@ def world(
         gpus=gpus(wanted, kube, workers),
         standby=ports.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
-        workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name),
+        workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name, news=news),
         allocations=kubelet,
         configs=files.ConfigFile(wanted.config_file),
         extra_clients=files.ConfigFile(wanted.extra_clients_file)

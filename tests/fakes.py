@@ -114,6 +114,8 @@ class World:
     is_unschedulable: bool = False
     has_hold_taint: bool = False
     pods: dict[str, cluster.Pod] = dataclasses.field(default_factory=dict)
+    watched: Callable[[], tuple[cluster.Pod, ...] | None] = lambda: None
+    """What a watch tells of the pods."""
     held: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     claims: set[str] = dataclasses.field(default_factory=set)
     """UIDs of pods that hold a GPU by ResourceClaim."""
@@ -409,6 +411,9 @@ class FakeWorkloads:
     def list(self) -> tuple[cluster.Pod, ...]:
         self._world.called("workloads.list")
         return tuple(self._world.pods.values())
+
+    def watched(self) -> tuple[cluster.Pod, ...] | None:
+        return self._world.watched()
 
     def evict(self, pod: cluster.Pod) -> ports.Verdict:
         self._world.called("workloads.evict")

@@ -218,3 +218,25 @@ def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
     written.finish(outcomes.failed(errors.Reason.API_UNAVAILABLE, "503"))
 
     assert cluster.GPUS_ANNOTATION in world.annotations
+
+
+def test_a_watch_that_misses_a_plugin_s_pod_ends_no_pause() -> None:
+    world = sliced_node()
+    world.watched = lambda: ()
+
+    paused(world, journal(world))
+
+    assert not any(clients.is_device_plugin(pod) for pod in world.pods.values())
+
+
+def test_a_watch_that_shows_a_plugin_that_has_gone_proves_nothing() -> None:
+    world = sliced_node()
+    shown = tuple(world.pods.values())
+    world.watched = lambda: shown
+    world.pods.clear()
+    world.plugin_is_broken = True
+
+    with pytest.raises(errors.NotReadyError) as caught:
+        staff(world).prove(daemons.ANY_PLUGIN, world.gpus, wish(world))
+
+    assert caught.value.reason is errors.Reason.PLUGIN_NOT_READY

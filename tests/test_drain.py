@@ -634,3 +634,50 @@ def test_every_gpu_pod_leaves_a_whole_node_whatever_it_holds() -> None:
 
     assert list(world.pods) == [nic]
     assert cluster.RESOURCE_PREFIX + "hostdev" in world.pods[nic].gpu_resources
+
+
+PASSIVE = policies.Policy(drain=policies.Drain.NONE)
+
+
+def test_a_drain_that_only_waits_asks_the_api_for_no_pods() -> None:
+    world = empty()
+    world.watched = lambda: tuple(world.pods.values())
+    staying = holder(world)
+    at(world, 15, lambda: goes(world, staying))
+
+    assert drained(world, policy=PASSIVE) == 0
+
+    # The survey, and the look that ends it.
+    assert world.log.count("workloads.list") == 2
+
+
+def test_an_eviction_and_the_end_of_a_drain_rest_on_a_list() -> None:
+    world = empty()
+    world.watched = lambda: tuple(world.pods.values())
+    holder(world)
+
+    assert drained(world) == 1
+
+    # The survey, the choice, and the look that ends it.
+    assert world.log.count("workloads.list") == 3
+
+
+def test_a_watch_that_misses_a_pod_ends_no_drain() -> None:
+    world = empty()
+    world.watched = lambda: ()
+    staying = holder(world)
+    at(world, 15, lambda: goes(world, staying))
+
+    assert drained(world, policy=PASSIVE) == 0
+
+    assert world.clock.now_s >= 15
+
+
+def test_a_watch_that_shows_a_pod_that_has_gone_fails_no_drain() -> None:
+    world = empty()
+    gone = holder(world)
+    shown = tuple(world.pods.values())
+    world.watched = lambda: shown
+    at(world, 5, lambda: goes(world, gone))
+
+    assert drained(world, policy=PASSIVE) == 0

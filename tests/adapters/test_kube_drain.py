@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from mig_manager import drain, errors
-from mig_manager.adapters.kube import api, pods
+from mig_manager.adapters.kube import api, podnews, pods
 from mig_manager.core import pace as pacing
 from mig_manager.core import policy as policies
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources
 from tests import fakes
+from tests.adapters.test_kube_podnews import eventually, followers
 from tests.adapters.test_kube_pods import container
 
 DEVICE = fakes.mig_uuid("destroyed")
@@ -92,3 +93,54 @@ def test_a_rolling_drain_evicts_what_the_budget_grants_and_goes_on_with_room_els
         client.close()
 
     assert gone == (["a", "b"] if room else ["a"])
+
+
+@pytest.mark.parametrize("how", [None, *apiserver.Break])
+def test_a_drain_ends_whatever_becomes_of_the_watch_and_not_before_the_pod_has_gone(
+    how: apiserver.Break | None,
+) -> None:
+    with apiserver.serve() as server:
+        server.store.create(replica("a", node="n1"))
+        client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+        news = podnews.PodNews(client, node_name="n1", on_news=lambda: None)
+        clock = fakes.FakeClock()
+        workloads = pods.KubeWorkloads(
+            client, node_name="n1", news=news, monotonic=clock.monotonic
+        )
+        gone_at: list[float] = []
+
+        def act() -> None:
+            if how and clock.now_s >= 3 and not server.faults_waiting():
+                server.inject(apiserver.Fault(verb="watch", status=500, times=None))
+                server.break_watches(how)
+            if clock.now_s >= 6 and not gone_at:
+                server.store.delete(resources.PODS, "a", "ns")
+                gone_at.append(clock.now_s)
+
+        clock.on_wait.append(act)
+        silent = fakes.World(gpus=(), kubelet_is_silent=True).allocations
+        ours = drain.Drain(
+            workloads,
+            silent,
+            clock,
+            order=drain.Order(
+                affected=frozenset({DEVICE}),
+                policy=policies.Policy(),
+                timeout_s=30,
+                pace=pacing.Pace(),
+            ),
+            tell=drain.Tell(on_turn=lambda _message: None, on_force=lambda _names: None),
+        )
+        news.expect_change()
+        found = drain.survey(workloads, silent)
+        assert eventually(lambda: workloads.watched() is not None)
+
+        assert ours.run(found, fakes.FakeWish(clock, replaced=False)) == 1
+        # At the latest when the last list is too old to go by what a silent watch told.
+        assert gone_at[0] <= clock.now_s < gone_at[0] + 12
+        assert server.log.count("list", "pods") < (8 if how is None else 40)
+
+        news.dismiss()
+        server.clear_faults()
+        assert eventually(lambda: not followers())
+        client.close()

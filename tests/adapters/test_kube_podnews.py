@@ -109,3 +109,36 @@ def test_a_watch_that_breaks_is_opened_again(rig: Rig) -> None:
     rig.news.expect_change()
     rig.start_pod("here", "n1")
     assert rig.hears()
+
+
+def shown(rig: Rig) -> set[str] | None:
+    pods = rig.news.pods()
+    return None if pods is None else {pod.name for pod in pods}
+
+
+def test_the_pods_are_known_as_the_watch_tells_of_them_and_only_while_it_does(rig: Rig) -> None:
+    rig.start_pod("old", "n1")
+    rig.start_pod("elsewhere", "n2")
+    assert shown(rig) is None
+    rig.news.expect_change()
+    assert eventually(lambda: shown(rig) == {"old"})
+    rig.start_pod("new", "n1")
+    rig.kube.delete(f"{_PODS}/old", {"gracePeriodSeconds": 0})
+    assert eventually(lambda: shown(rig) == {"new"})
+    rig.news.dismiss()
+    assert shown(rig) is None
+
+
+@pytest.mark.parametrize("how", [apiserver.Break.EXPIRE, apiserver.Break.RESET])
+def test_no_pods_are_known_while_the_watch_is_broken_and_the_right_ones_after_it(
+    rig: Rig, how: apiserver.Break
+) -> None:
+    rig.start_pod("old", "n1")
+    rig.news.expect_change()
+    assert eventually(lambda: shown(rig) == {"old"})
+    rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=500, times=None))
+    rig.server.break_watches(how)
+    assert eventually(lambda: shown(rig) is None)
+    rig.kube.delete(f"{_PODS}/old", {"gracePeriodSeconds": 0})
+    rig.server.clear_faults()
+    assert eventually(lambda: shown(rig) == set())

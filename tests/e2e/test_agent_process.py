@@ -99,3 +99,18 @@ def test_a_layout_over_which_the_plugin_would_exit_fails_before_anything_is_touc
         assert world.status()["reason"] == "StrategyMismatch"
         assert "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb" in world.status()["message"]
         assert cluster.APPLIED_LABEL not in objects.labels(world.node())
+
+
+def test_a_change_that_waits_for_pods_watches_them_and_lists_them_a_few_times() -> None:
+    # As on a real node: what the agent waits for takes some seconds, of pods and of the plugin.
+    slow = dataclasses.replace(QUICK, pod_stop_s=3.0, plugin_start_s=3.0)
+    told = scenarios.STORIES["first-layout"]
+    gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node("2xA100-SXM4-40GB"))]
+    with new_stage("2xA100-SXM4-40GB", *told.agent_options, node_options=slow) as world:
+        told.prepare(world)
+        world.server.log.clear()
+
+        checks = told.play(world, told.layout(gpus), lambda _text: None)
+
+        assert all(check.holds for check in checks)
+        assert world.server.log.count("list", "pods") <= 14

@@ -23,6 +23,7 @@ _LOOKS = frozenset(
         "node.read",
         "workloads.list",
         "workloads.may_evict",
+        "workloads.watched",
     }
 )
 """Calls that change nothing and that waits repeat."""

@@ -2,12 +2,14 @@
 
 import dataclasses
 import http
+import math
+import time
 import urllib.parse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from mig_manager import errors, ports
-from mig_manager.adapters.kube import answers, api, claims
+from mig_manager.adapters.kube import answers, api, claims, podnews
 from mig_manager.adapters.kubejson import budgetreading, fields, podreading
 from mig_manager.core import cluster, disruption
 
@@ -16,21 +18,51 @@ _Thing = TypeVar("_Thing")
 _PAGE = 500
 _MOST_PAGES = 50
 """A node runs some hundred pods; more pages than this are a server that repeats itself."""
+_TRUSTED_S = 10.0
+"""After the last list. A connection that died unnoticed is as silent as a watch with no news."""
 
 
 class KubeWorkloads:
-    """Implements ``ports.Workloads`` on the Kubernetes API."""
+    """Implements ``ports.Workloads`` on the Kubernetes API.
 
-    def __init__(self, kube: api.KubeApi, *, node_name: str) -> None:
+    Args:
+        kube: The API.
+        node_name: Our node.
+        news: Watches its pods during a run; None: nobody does.
+        monotonic: Seconds from some fixed point.
+    """
+
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        *,
+        node_name: str,
+        news: podnews.PodNews | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._kube = kube
         self._node_name = node_name
         self._claims = claims.ClaimDrivers(kube)
+        self._news = news
+        self._monotonic = monotonic
+        self._listed_s = -math.inf
 
     def list(self) -> tuple[cluster.Pod, ...]:
         """Return all pods bound to our node; see ``ports.Workloads``."""
         query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
         found = self._pods("/api/v1/pods", query)
+        self._listed_s = self._monotonic()
         self._claims.forget_all_but(found)
+        return self._with_claims(found)
+
+    def watched(self) -> tuple[cluster.Pod, ...] | None:
+        """Return them as the watch told of them; see ``ports.Workloads``."""
+        if self._news is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
+            return None
+        found = self._news.pods()
+        return None if found is None else self._with_claims(found)
+
+    def _with_claims(self, found: tuple[cluster.Pod, ...]) -> tuple[cluster.Pod, ...]:
         return tuple(
             dataclasses.replace(pod, has_claims=self._claims.may_claim_gpu(pod))
             if pod.has_claims and not pod.is_finished

@@ -57,9 +57,6 @@ class Collection:
     """``fieldSelector`` or ``labelSelector``, as the API takes them."""
     what: str
     """Names one of its objects in errors, such as ``node``."""
-    is_listed: bool = True
-    """Whether to list before the watch. Without, the server begins each watch that has no version
-    with an ADDED event for every object."""
 
 
 class Listener(Protocol):
@@ -186,7 +183,7 @@ class Watch:
                 self._listener.lost(error)
 
     def _list_and_watch(self) -> None:
-        if self._collection.is_listed and not self._version:
+        if not self._version:
             self.list()
         watch_s = self._pace.watch_s * (1 + _SPREAD * self._chance())
         version = {"resourceVersion": self._version} if self._version else {}
