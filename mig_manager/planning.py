@@ -69,9 +69,14 @@ class Planning:
         """Look at the GPUs.
 
         Raises:
-            HardwareError: They cannot be observed.
+            HardwareError: They cannot be observed; says at which attempt, from the second on.
         """
-        gpus = self._world.gpus.observe()
+        try:
+            gpus = self._world.gpus.observe()
+        except errors.HardwareError as error:
+            if self._record.attempt > 1:
+                error.add(f"no GPU can be observed at attempt {self._record.attempt} either")
+            raise
         self._record.note(gpus=gpus)
         return gpus
 

@@ -653,3 +653,20 @@ def test_a_layout_for_all_gpus_ends_what_was_due_on_an_unreachable_one() -> None
     assert agent.run("all-1g.5gb", steadfast(world)).state is model.State.SUCCESS
 
     assert due(world) == ()
+
+
+def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:
+    messages = []
+    for attempt in (1, 7):
+        world = scenes.node()
+        world.refusing["gpus.observe"] = errors.HardwareError(
+            "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
+            reason=errors.Reason.NVML_ERROR,
+        )
+        outcome = scenes.reconciler(world).run("all-balanced", steadfast(world), attempt=attempt)
+        assert outcome.should_retry
+        messages.append(outcome.message)
+
+    first, seventh = messages
+    assert "attempt" not in first
+    assert "'Unknown Error'; no GPU can be observed at attempt 7 either" in seventh
