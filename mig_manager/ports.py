@@ -101,6 +101,12 @@ class Node(Protocol):
             ClusterError: The API refused or does not answer.
         """
 
+    def announce(self, change: cluster.NodePatch) -> None:
+        """Write as ``patch`` does, without waiting for the API and without an error.
+
+        Whatever is read or written next waits for it, so that the order stays.
+        """
+
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
         """Write labels, annotations, taint and cordon in one patch that depends on the node.
 

@@ -169,6 +169,14 @@ class Record:
         self._published(state)
         return view
 
+    def announce(self, phase: model.Phase, message: str) -> None:
+        """Publish a new phase without waiting for the API: what follows is more urgent."""
+        self._end_phase()
+        self._say(phase, message, state=model.State.PENDING)
+        annotations = {cluster.STATUS_ANNOTATION: self._status.to_json()}
+        self._node.announce(_merge(None, self._labels(), annotations))
+        self._telemetry.state_published(model.State.PENDING)
+
     def take(
         self,
         phase: model.Phase,

@@ -1,9 +1,8 @@
 """The journal of a change of the GPUs by the agent, kept on its node with the run's record."""
 
-import contextlib
 import dataclasses
 
-from mig_manager import errors, record
+from mig_manager import record
 from mig_manager.core import cluster, config, model, selection
 
 
@@ -41,8 +40,7 @@ class RunJournal:
         if self.has_rolled_back:
             return
         self.has_rolled_back = True
-        with contextlib.suppress(errors.ClusterError):
-            self._record.enter(model.Phase.ROLL_BACK, "returning to the instances from before")
+        self._record.announce(model.Phase.ROLL_BACK, "restoring the instances from before")
 
     def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
         """Remember that there is nothing to roll back but what is due on unreachable GPUs."""

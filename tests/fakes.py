@@ -1,5 +1,6 @@
 """Fakes at the ports: one small node in memory, whose every port call can be made to fail."""
 
+import contextlib
 import dataclasses
 import json
 import uuid
@@ -351,6 +352,10 @@ class FakeNode:
         assert change.unschedulable is None
         self._world.called("node.patch")
         return self._write(change)
+
+    def announce(self, change: cluster.NodePatch) -> None:
+        with contextlib.suppress(errors.ClusterError):
+            self.patch(change)
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
         view = self._view()

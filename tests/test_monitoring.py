@@ -87,13 +87,14 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
 
 
 def partition(heard: metrics.Metrics, state: pathlib.Path) -> None:
-    simulated.create("1xA100-SXM4-40GB", state)
+    simulated.create("2xA100-SXM4-40GB", state)
     command = gpu_child.worker_command(simulate_state=str(state))
     gpus = gpu_child.ChildGpus(command=command, timeout_s=60.0, telemetry=heard)
     before = gpus.observe()
     devices = {profile.parse("1g.5gb"): 7}
     wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
     gpus.execute(planner.plan(before, wanted))
+    simulated.SharedState(state).lose_gpu(1)
     gpus.observe()
 
 

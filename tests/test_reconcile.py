@@ -961,7 +961,7 @@ def test_whenever_a_wish_ends_all_is_given_back(scenario: str, *, replaced: bool
             assert world.deploy_daemons
 
         # Between the mode and the instances there are hooks, and they may be ended early.
-        is_undone = "returning to the instances from before" in world.told
+        is_undone = "restoring the instances from before" in world.told
         is_executed = "gpus.execute" in world.log and not is_undone
         assert world.gpus == (after if is_executed else before)
         assert_nothing_taken(world)

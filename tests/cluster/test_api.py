@@ -344,6 +344,7 @@ def test_an_event_is_found_by_its_node(kube: api.KubeApi) -> None:
     ours = node.KubeNode(kube, name=NAME, clock=clock.SystemClock())
 
     ours.emit(reason="Applied", message="all is well", is_warning=False)
+    assert ours.flush_events(30)
 
     query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.uid={NAME}"}
     (found,) = kube.get(worlds.EVENTS, query)["items"]

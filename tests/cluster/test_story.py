@@ -144,7 +144,7 @@ def test_a_drain_that_a_budget_blocks_ends_with_the_budgets_name(
 
         assert world.wait_for_end("all-1g.5gb") is model.State.FAILED
         assert world.status()["reason"] == "DrainTimeout"
-        assert "The disruption budget guard needs" in world.status()["message"]
+        assert "PodDisruptionBudget guard needs" in world.status()["message"]
         assert "train" in world.workloads()
         worlds.assert_nothing_taken(world)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import http
+import threading
 import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping
@@ -46,20 +47,38 @@ class KubeNode:
         self._component = component
         self._path = path(name)
         self._events = eventsender.EventSender(kube)
+        self._announcing: threading.Thread | None = None
         self._seen: _Seen | None = None
 
     def read(self) -> cluster.NodeView:
         """Return the node as the API has it now; see ``ports.Node``."""
+        self._settle()
         return self._remember(self._kube.get(self._path)).view
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
         """Write what only we write, in one request; see ``ports.Node``."""
-        metadata: dict[str, Any] = {}
-        if change.labels:
-            metadata["labels"] = dict(change.labels)
-        if change.annotations:
-            metadata["annotations"] = dict(change.annotations)
-        return self._send({"metadata": metadata})
+        self._settle()
+        return self._send(_metadata(change))
+
+    def announce(self, change: cluster.NodePatch) -> None:
+        """Write what only we write, beside whatever goes on; see ``ports.Node``."""
+        self._settle()
+        self._announcing = threading.Thread(
+            target=self._announce, args=(change,), name="announcement", daemon=True
+        )
+        self._announcing.start()
+
+    def _announce(self, change: cluster.NodePatch) -> None:
+        try:
+            self._send(_metadata(change))
+        except errors.ClusterError as error:
+            _log.warning("announcement_not_published", detail=error.message)
+
+    def _settle(self) -> None:
+        """Wait for an announcement; the time-outs of its request bound the wait."""
+        if self._announcing is not None:
+            self._announcing.join()
+            self._announcing = None
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
         """Write what depends on the node, in one request; see ``ports.Node``.
@@ -68,6 +87,7 @@ class KubeNode:
         API server answers 409 where anybody has written since. It begins with the node as we
         saw it last: an old picture costs a request, and no other harm.
         """
+        self._settle()
         seen = self._seen or self._remember(self._kube.get(self._path))
         for _ in range(_CONFLICT_ATTEMPTS):
             change = decide(seen.view)
@@ -144,6 +164,15 @@ class _Seen:
     view: cluster.NodeView
     version: str
     taints: tuple[Mapping[str, Any], ...]
+
+
+def _metadata(change: cluster.NodePatch) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    if change.labels:
+        metadata["labels"] = dict(change.labels)
+    if change.annotations:
+        metadata["annotations"] = dict(change.annotations)
+    return {"metadata": metadata}
 
 
 def _body(change: cluster.NodePatch, seen: _Seen) -> dict[str, Any]:
