@@ -5,10 +5,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from mig_manager import errors, ports
-from mig_manager.core import cluster, disruption
-
-_MOST_NAMES = 5
-"""Names in one clause of a message."""
+from mig_manager.core import cluster, disruption, messages
 
 _log = structlog.get_logger()
 
@@ -81,7 +78,5 @@ class EvictionBudgets:
 
 
 def names(pods: Sequence[cluster.Pod]) -> str:
-    """Return the names of the first pods, and how many more there are."""
-    more = len(pods) - _MOST_NAMES
-    first = ", ".join(pod.key for pod in pods[:_MOST_NAMES])
-    return f"{first} and {more} more" if more > 0 else first
+    """Name the first of many pods, and count the others."""
+    return messages.listed([pod.key for pod in pods])

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from mig_manager import commands, safetext, validation
-from mig_manager.core import bar, config, model, picture, steps
+from mig_manager.core import bar, config, messages, model, picture, steps
 from mig_manager.core import holders as holding
 
 _MOST_NAMED = 8
@@ -236,9 +236,7 @@ def _victims(result: commands.Planned) -> str:
 
 
 def _listing(title: str, names: Sequence[str]) -> str:
-    rest = len(names) - _MOST_NAMED
-    text = ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-    return _wrapped(f"{title}: {text}")
+    return _wrapped(f"{title}: {messages.listed(names, most=_MOST_NAMED)}")
 
 
 def _wrapped(text: str) -> str:

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from mig_manager import safetext
-from mig_manager.core import bar, members, previews, rollouts
+from mig_manager.core import bar, members, messages, previews, rollouts
 
 _MOST_NAMED = 8
 _MOST_ROWS = 20
@@ -206,5 +206,4 @@ def _victims(node: previews.Preview) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    rest = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return messages.listed(names, most=_MOST_NAMED)

@@ -23,7 +23,7 @@ from mig_manager import (
     sink,
 )
 from mig_manager.adapters import files
-from mig_manager.core import config, document, model, remarks
+from mig_manager.core import config, document, messages, model, remarks
 
 DONE, FAILED = 0, 1
 _MOST_NAMED = 6
@@ -271,6 +271,5 @@ class _Shell:
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
         known = list(source.layouts)
-        rest = len(known) - _MOST_NAMED
-        some = ", ".join(known[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+        some = messages.listed(known, most=_MOST_NAMED)
         raise errors.UsageError(f"name a layout; {source.source} has {some or 'none'}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.adapters import gpu_progress, procfs
+from mig_manager.core import messages
 
 _MAX_CALLS = 8
 
@@ -100,9 +101,7 @@ def _since(call: gpu_progress.Call, now_s: float) -> str:
 
 
 def _joined(said: Sequence[str]) -> str:
-    more = len(said) - _MAX_CALLS
-    shown = ", ".join(said[:_MAX_CALLS])
-    return f"{shown} and {more} more" if more > 0 else shown
+    return messages.listed(said, most=_MAX_CALLS)
 
 
 def _fate(left_behind: int | None) -> str:

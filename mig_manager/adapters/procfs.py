@@ -19,6 +19,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import safetext
+from mig_manager.core import messages
 
 ROOT = pathlib.Path("/proc")
 
@@ -195,9 +196,7 @@ def named(found: Sequence[Holder]) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are; empty when there are none."""
-    shown = ", ".join(names[:_MAX_NAMED])
-    more = len(names) - _MAX_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
+    return messages.listed(names, most=_MAX_NAMED)
 
 
 def _pids(root: pathlib.Path) -> Iterator[int]:

@@ -10,10 +10,10 @@ _MOST_NAMED = 5
 _ELLIPSIS = " ... "
 
 
-def listed(names: Sequence[str]) -> str:
-    """Name the first of many things, and count the others."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+def listed(names: Sequence[str], *, most: int = _MOST_NAMED) -> str:
+    """Name the first of many things, and count the others; empty where there are none."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def by_cause(causes: Iterable[tuple[str, str]]) -> str:

@@ -8,7 +8,7 @@ when we saw its Lease change, and never by comparing its clock with ours.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import cluster
+from mig_manager.core import cluster, messages
 
 PREFIX = "mig-manager-slot-"
 _MOST_NAMED = 10
@@ -147,5 +147,4 @@ def is_disrupted(view: cluster.NodeView) -> bool:
 
 
 def _named(nodes: Sequence[str]) -> str:
-    rest = len(nodes) - _MOST_NAMED
-    return ", ".join(sorted(nodes)[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return messages.listed(sorted(nodes), most=_MOST_NAMED)

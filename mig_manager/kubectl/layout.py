@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import askers, bar, picture, resources
+from mig_manager.core import askers, bar, messages, picture, resources
 
 _GAP = "   "
 _MOST_NAMED = 8
@@ -79,8 +79,7 @@ def kind_name(resource: str) -> str:
 def pods(asking: Mapping[str, int]) -> str:
     """Return pods with how many devices each asks for, where that is more than one."""
     named = [name if count == 1 else f"{name} ({count})" for name, count in asking.items()]
-    rest = len(named) - _MOST_NAMED
-    return ", ".join(named[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return messages.listed(named, most=_MOST_NAMED)
 
 
 def held(kind: askers.Kind) -> str:
