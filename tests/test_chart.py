@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import mig_manager
+from tests import programs
 
 ROOT = pathlib.Path(__file__).parents[1]
 SOURCE = ROOT / "charts" / "mig-manager"
@@ -18,16 +19,6 @@ MODES = ("unprivileged", "privileged", "simulated")
 TIMEOUT_S = 60
 
 Object = dict[str, Any]
-
-
-def program(name: str) -> str:
-    """Return the file of a program that people may lack and CI may not."""
-    found = shutil.which(name)
-    if found is None and os.environ.get("CI"):
-        pytest.fail(f"{name} must be there when CI runs these tests")
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
 
 
 def run(*command: str, home: pathlib.Path) -> subprocess.CompletedProcess[str]:
@@ -44,7 +35,7 @@ def run(*command: str, home: pathlib.Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The chart as people get it."""
-    program("kubectl")
+    programs.needed("kubectl")
     folder = tmp_path_factory.mktemp("charts")
     done = run(str(ROOT / "charts" / "assemble"), str(folder), home=folder)
     assert done.returncode == 0, done.stderr
@@ -55,7 +46,7 @@ def helm(chart: pathlib.Path, values: Object) -> subprocess.CompletedProcess[str
     file = chart.parent / "values.json"
     file.write_text(json.dumps(values), encoding="utf-8")
     options = ("--namespace", "gpus", "--kube-version", "1.34.0", "-f", str(file))
-    command = (program("helm"), "template", "mig", str(chart), *options)
+    command = (programs.needed("helm"), "template", "mig", str(chart), *options)
     return run(*command, home=chart.parent)
 
 
@@ -79,7 +70,7 @@ def pod_template(objects: list[Object]) -> Object:
 def kustomized(mode: str) -> list[Object]:
     """Return the overlay's objects as they would be in namespace ``gpus``."""
     folder = ROOT / "deploy" / "overlays" / mode
-    done = run(program("kubectl"), "kustomize", str(folder), home=ROOT)
+    done = run(programs.needed("kubectl"), "kustomize", str(folder), home=ROOT)
     assert done.returncode == 0, done.stderr
     moved = done.stdout.replace("namespace: mig-manager\n", "namespace: gpus\n")
     moved = moved.replace(":mig-manager:mig-manager", ":gpus:mig-manager")
@@ -98,7 +89,7 @@ def test_the_default_is_the_unprivileged_agent(chart: pathlib.Path) -> None:
 
 
 def test_the_chart_is_what_helm_calls_a_good_one(chart: pathlib.Path) -> None:
-    done = run(program("helm"), "lint", "--strict", str(chart), home=chart.parent)
+    done = run(programs.needed("helm"), "lint", "--strict", str(chart), home=chart.parent)
 
     assert done.returncode == 0, done.stdout
 

@@ -6,7 +6,6 @@ import pathlib
 import pty
 import select
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 from mig_manager import arguments, commandline, products
 from tests import commandline as shells
+from tests import programs
 from tests.commandline import Shell
 
 DEADLINE_S = 60.0
@@ -82,12 +82,8 @@ AS_NEW = {"bash": ("--norc", "--noprofile", "-i"), "zsh": ("-f", "-i")}
 
 
 def found(shell: str) -> str:
-    """Return a shell's program; where CI lacks one, that is a failure."""
-    path = shutil.which(shell)
-    if path is None:
-        assert not os.environ.get("CI"), f"CI has no {shell}"
-        pytest.skip(f"{shell} is not installed")
-    return path
+    """Return a shell's program."""
+    return programs.needed(shell)
 
 
 @pytest.fixture

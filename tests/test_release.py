@@ -19,7 +19,7 @@ import packaging.utils
 import pytest
 
 import mig_manager
-from tests import locks
+from tests import locks, programs
 
 pytestmark = pytest.mark.release
 
@@ -99,12 +99,7 @@ def cache() -> pathlib.Path:
 
 def uv() -> str:
     """Return the program that installs."""
-    found = shutil.which("uv")
-    if found is None and os.environ.get("CI"):
-        pytest.fail("uv must be there when CI runs these tests")
-    if found is None:
-        pytest.skip("uv is not installed")
-    return found
+    return programs.needed("uv")
 
 
 @pytest.fixture(scope="module")

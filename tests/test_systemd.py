@@ -14,6 +14,7 @@ import pytest
 
 import mig_manager
 from mig_manager import arguments, shellsettings
+from tests import programs
 from tests.unit_files import (
     ROOT,
     Asked,
@@ -475,12 +476,9 @@ def test_an_interpreter_that_is_too_old_is_named_before_anything_is_written(
     assert machine.files() == {}
 
 
-@pytest.mark.skipif(
-    shutil.which("shellcheck") is None and not os.environ.get("CI"), reason="no shellcheck here"
-)
 def test_the_scripts_are_clean() -> None:
     names = ("install", "uninstall", "paths.sh")
-    checked = run("shellcheck", "-x", *(SYSTEMD / name for name in names))
+    checked = run(programs.needed("shellcheck"), "-x", *(SYSTEMD / name for name in names))
 
     assert checked.returncode == 0, checked.stdout
 

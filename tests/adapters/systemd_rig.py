@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
-import shutil
 import subprocess
 import threading
 import time
@@ -12,9 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jeepney
-import pytest
 from jeepney.bus_messages import message_bus
 from jeepney.io import blocking
+
+from tests import programs
 
 SYSTEMD = "org.freedesktop.systemd1"
 LOGIND = "org.freedesktop.login1"
@@ -86,11 +85,7 @@ class DBusDaemon:
             _CONFIG.format(socket=self.socket, mechanism=mechanism, denied=denied),
             encoding="utf-8",
         )
-        program = shutil.which("dbus-daemon")
-        if program is None:
-            if os.environ.get("CI"):
-                pytest.fail("dbus-daemon is missing: install Debian's package dbus")
-            pytest.skip("needs dbus-daemon, of Debian's package dbus")
+        program = programs.needed("dbus-daemon")
         self._process = subprocess.Popen(  # noqa: S603 - the machine's own bus
             [program, f"--config-file={config}", "--nofork", "--nopidfile", "--print-address"],
             stdout=subprocess.PIPE,

@@ -1,15 +1,14 @@
 """Kubelet's messages as kubelet writes them: made by Kubernetes' Go types, not by our table."""
 
 import json
-import os
 import pathlib
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
 from mig_manager.adapters import podresources
 from mig_manager.core import cluster
+from tests import programs
 from tests.adapters import kubelet_rig
 from tests.nvml_library import library
 
@@ -62,11 +61,6 @@ def test_allocatable_devices_are_read_from_what_kubelet_writes(
 
 @pytest.mark.slow
 def test_the_kept_messages_are_what_kubernetes_types_write() -> None:
-    program = shutil.which("go")
-    if program is None:
-        message = "Go is needed to write messages with Kubernetes' types"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-
-    printed = library.run(str(program), "run", ".", folder=_HERE)
+    printed = library.run(programs.needed("go"), "run", ".", folder=_HERE)
 
     assert json.loads(printed) == json.loads((_HERE / "messages.json").read_text("utf-8"))

@@ -1,12 +1,11 @@
 """The steps of the guides, taken as they are shown: nobody needs to read source to take them."""
 
-import os
 import pathlib
-import shutil
 
 import pytest
 
 from docs.generator import pictures
+from tests import programs
 from tests.docs import pages, walk
 
 DOCS = pages.ROOT / "docs"
@@ -15,11 +14,7 @@ PICTURE = DOCS / "pictures" / "demo.svg"
 
 @pytest.fixture(autouse=True)
 def kubectl_is_there() -> None:
-    if shutil.which("kubectl"):
-        return
-    if os.environ.get("CI"):
-        pytest.fail("kubectl must be there when CI runs these tests")
-    pytest.skip("kubectl is not installed")
+    programs.needed("kubectl")
 
 
 @pytest.mark.slow

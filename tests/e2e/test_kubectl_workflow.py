@@ -24,8 +24,6 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[stages.Stage]:
-    if KUBECTL is None and os.environ.get("CI"):
-        pytest.fail("kubectl must be there when CI runs these tests")
     if KUBECTL is None:
         pytest.skip("kubectl is not installed")
     with stages.Stage(

@@ -16,7 +16,6 @@ import ctypes
 import functools
 import os
 import pathlib
-import shutil
 import socket
 import struct
 import subprocess
@@ -24,9 +23,8 @@ import tempfile
 import threading
 from collections.abc import Collection, Iterator
 
-import pytest
-
 from mig_manager.sandbox.driver import libnvml, statefile, states
+from tests import programs
 
 NAME = "libnvidia-ml.so.1"
 SOURCE = pathlib.Path(__file__).with_name("nvml.c")
@@ -34,15 +32,6 @@ _FLAGS = ("-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-shared"
 _FUNCTION_NOT_FOUND = 13
 _GUARD = b"\xa5" * 256
 """Behind each memory argument: who writes past a struct of nvml.c overwrites it."""
-
-
-def compiler() -> str:
-    """Return the C compiler; without one the test is skipped, and fails in CI."""
-    found = shutil.which("cc") or shutil.which("gcc")
-    if found is None:
-        message = "a C compiler is needed to build the NVML library of the tests"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    return str(found)
 
 
 def run(*line: str | pathlib.Path, folder: pathlib.Path | None = None, **environ: str) -> str:
@@ -70,7 +59,7 @@ def _compiled(absent: frozenset[str]) -> bytes:
         names = "".join(f"{name}; " for name in sorted(absent))
         hidden.write_text(f"{{ local: {names}}};" if absent else "{};", "utf-8")
         linking = f"-Wl,-soname,{NAME},--version-script={hidden}"
-        run(compiler(), *_FLAGS, linking, f"-o{built}", SOURCE, "-lpthread", "-ldl")
+        run(programs.needed("cc"), *_FLAGS, linking, f"-o{built}", SOURCE, "-lpthread", "-ldl")
         return built.read_bytes()
 
 

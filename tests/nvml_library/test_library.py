@@ -2,9 +2,7 @@
 
 import ctypes
 import json
-import os
 import pathlib
-import shutil
 import struct
 import sys
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ import pytest
 
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import libnvml, statefile
-from tests import commandline
+from tests import commandline, programs
 from tests.nvml_library import library
 
 _HERE = pathlib.Path(__file__).parent
@@ -71,7 +69,7 @@ def fields_of(source: str, folder: pathlib.Path) -> set[tuple[str, str, int, int
     """Return struct, field, offset and size of each struct that a C file declares."""
     program = folder / "layout"
     declared_by = f'-DNVML_SOURCE="{source}"'
-    library.run(library.compiler(), declared_by, f"-o{program}", _HERE / "layout.c")
+    library.run(programs.needed("cc"), declared_by, f"-o{program}", _HERE / "layout.c")
     printed = library.run(program)
     rows = (line.split() for line in printed.splitlines())
     return {(kind, field, int(offset), int(size)) for kind, field, offset, size in rows}
@@ -251,9 +249,5 @@ def instances(state: pathlib.Path) -> list[str]:
 
 
 def go(*arguments: str) -> str:
-    """Run Go in the client's folder; without it the test is skipped, and fails in CI."""
-    program = shutil.which("go")
-    if program is None:
-        message = "Go is needed to build a client on NVIDIA's binding"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    return library.run(str(program), *arguments, folder=_HERE / "go_client").strip()
+    """Run Go in the client's folder."""
+    return library.run(programs.needed("go"), *arguments, folder=_HERE / "go_client").strip()

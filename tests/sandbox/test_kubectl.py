@@ -26,8 +26,6 @@ def discovery_cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def server() -> Iterator[apiserver.ApiServer]:
-    if KUBECTL is None and os.environ.get("CI"):
-        pytest.fail("kubectl must be there when CI runs these tests")
     if KUBECTL is None:
         pytest.skip("kubectl is not installed")
     with apiserver.serve() as running:
