@@ -105,6 +105,21 @@ def run(world: fakes.World, layout: str, text: str = CONFIG) -> reconcile.Outcom
     return reconciler(world, text).run(layout, wish)
 
 
+def kill_at(world: fakes.World, step: int, layout: str) -> None:
+    """Apply a layout with an agent that is killed at a step, counted from 1."""
+    seen: list[model.Step] = []
+
+    def kill(each: model.Step) -> None:
+        seen.append(each)
+        if len(seen) == step:
+            raise Killed
+
+    world.step_error = kill
+    with pytest.raises(Killed):
+        run(world, layout)
+    world.step_error = lambda _step: None
+
+
 def device(world: fakes.World, gpu: int, profile: str) -> str:
     """UUID of the first MIG device of a profile."""
     return next(

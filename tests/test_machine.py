@@ -358,17 +358,7 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
 
 def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> None:
     world = scenes.node(layout="all-balanced")
-    seen: list[model.Step] = []
-
-    def kill(step: model.Step) -> None:
-        seen.append(step)
-        if len(seen) == 5:
-            raise scenes.Killed
-
-    world.step_error = kill
-    with pytest.raises(scenes.Killed):
-        scenes.run(world, "all-1g.5gb")
-    world.step_error = lambda _step: None
+    scenes.kill_at(world, 5, "all-1g.5gb")
     # Somebody has let the plugin come back meanwhile, and taken the taint away.
     world.has_hold_taint = False
     world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
@@ -537,17 +527,7 @@ def test_an_interrupted_change_is_not_rolled_back_beside_a_process_that_uses_wha
     None
 ):
     world = scenes.node(layout="all-balanced")
-    seen: list[model.Step] = []
-
-    def kill(step: model.Step) -> None:
-        seen.append(step)
-        if len(seen) == 9:
-            raise scenes.Killed
-
-    world.step_error = kill
-    with pytest.raises(scenes.Killed):
-        scenes.run(world, "all-1g.5gb")
-    world.step_error = lambda _step: None
+    scenes.kill_at(world, 9, "all-1g.5gb")
     world.executed.clear()
     world.gpu_users = "python (pid 4242)"
     successor = scenes.reconciler(world)

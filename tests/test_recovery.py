@@ -492,17 +492,7 @@ def cut_in_half(layout: str = "all-1g.5gb") -> tuple[fakes.World, tuple[model.Gp
     """Return a node whose agent was killed in the middle of its steps, and its GPUs before."""
     world = scenes.node(layout="all-balanced")
     before = world.gpus
-    seen: list[model.Step] = []
-
-    def kill(step: model.Step) -> None:
-        seen.append(step)
-        if len(seen) == 5:
-            raise scenes.Killed
-
-    world.step_error = kill
-    with pytest.raises(scenes.Killed):
-        scenes.run(world, layout)
-    world.step_error = lambda _step: None
+    scenes.kill_at(world, 5, layout)
     world.log.clear()
     world.executed.clear()
     world.refreshed = 0

@@ -1,16 +1,18 @@
 """Who holds a GPU, as far as can be told: for the message of an IN_USE error."""
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters import nvml_device, nvml_errors, procfs
 
-_NO_INSTANCE = 0xFFFFFFFF
-"""``gpuInstanceId`` of a process that holds the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
+NO_INSTANCE = 0xFFFFFFFF
+"""``gpuInstanceId`` of a process that uses the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
 
 
 def named(
@@ -57,21 +59,33 @@ def named(
     )
 
 
-def _listed(gpu: nvml_device.Handle, gpu_instance_id: int | None) -> dict[int, int | None]:
-    """Return the GPU instance, if any, of each process that NVML lists, by pid."""
-    processes: dict[int, int | None] = {}
+def running(gpu: nvml_device.Handle) -> Iterator[Any]:
+    """Yield each process that NVML lists, as ``nvmlProcessInfo_t``; none where it refuses to."""
     for function in (
         pynvml.nvmlDeviceGetComputeRunningProcesses,
         pynvml.nvmlDeviceGetGraphicsRunningProcesses,
     ):
-        try:
-            running = nvml_errors.call(function, gpu)
-        except errors.HardwareError:
-            continue
-        for process in running:
-            if gpu_instance_id is None or process.gpuInstanceId in (gpu_instance_id, _NO_INSTANCE):
-                processes[process.pid] = process.gpuInstanceId
-    return processes
+        with contextlib.suppress(errors.HardwareError):
+            yield from nvml_errors.call(function, gpu)
+
+
+def process_name(pid: int) -> str:
+    """Return the name of a process's program; ``process`` where NVML does not tell it."""
+    try:
+        path: str = nvml_errors.call(pynvml.nvmlSystemGetProcessName, pid)
+    except errors.HardwareError:
+        # In another PID namespace, or just gone.
+        path = ""
+    return path.split(" ", maxsplit=1)[0].rsplit("/", maxsplit=1)[-1] or "process"
+
+
+def _listed(gpu: nvml_device.Handle, gpu_instance_id: int | None) -> dict[int, int | None]:
+    """Return the GPU instance, if any, of each process that NVML lists, by pid."""
+    return {
+        process.pid: process.gpuInstanceId
+        for process in running(gpu)
+        if gpu_instance_id is None or process.gpuInstanceId in (gpu_instance_id, NO_INSTANCE)
+    }
 
 
 def _seen(
@@ -94,13 +108,5 @@ def _seen(
 
 
 def _describe(pid: int, gpu_instance_id: int | None, home: str) -> str:
-    try:
-        path: str = nvml_errors.call(pynvml.nvmlSystemGetProcessName, pid)
-    except errors.HardwareError:
-        # In another PID namespace, or just gone.
-        path = ""
-    name = path.split(" ", maxsplit=1)[0].rsplit("/", maxsplit=1)[-1] or "process"
-    where = (
-        "" if gpu_instance_id in (None, _NO_INSTANCE) else f" in GPU instance {gpu_instance_id}"
-    )
-    return f"{name} (pid {pid}{where}{f', {home}' if home else ''})"
+    where = "" if gpu_instance_id in (None, NO_INSTANCE) else f" in GPU instance {gpu_instance_id}"
+    return f"{process_name(pid)} (pid {pid}{where}{f', {home}' if home else ''})"

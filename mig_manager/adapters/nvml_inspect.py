@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 import pynvml
 
-from mig_manager import errors
-from mig_manager.adapters import nvml_device, nvml_errors, nvml_session, procfs
+from mig_manager import errors, safetext
+from mig_manager.adapters import nvml_device, nvml_errors, nvml_holders, nvml_session, procfs
 from mig_manager.core import holders, model
-
-_NO_INSTANCE = 0xFFFFFFFF
-"""``gpuInstanceId`` of a process that holds the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +90,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[holders.Holder, ..
     found = {
         pid: holders.Holder(
             pid=pid,
-            name=_name(pid),
+            name=safetext.printable(nvml_holders.process_name(pid)),
             home=homes.get(pid, ""),
             gpu_instances=tuple(sorted({ids[0] for ids in used})),
             compute_instances=tuple(sorted((one, two) for one, two in used if two is not None)),
@@ -147,27 +144,11 @@ def _listed(handle: nvml_device.Handle) -> dict[int, set[tuple[int, int | None]]
     None of the former: the GPU itself.
     """
     found: dict[int, set[tuple[int, int | None]]] = {}
-    for function in (
-        pynvml.nvmlDeviceGetComputeRunningProcesses,
-        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-    ):
-        try:
-            running = nvml_errors.call(function, handle)
-        except errors.HardwareError:
-            continue
-        for process in running:
-            used = found.setdefault(process.pid, set())
-            if process.gpuInstanceId not in (None, _NO_INSTANCE):
-                inside = process.computeInstanceId
-                used.add((process.gpuInstanceId, None if inside == _NO_INSTANCE else inside))
+    for process in nvml_holders.running(handle):
+        used = found.setdefault(process.pid, set())
+        if process.gpuInstanceId not in (None, nvml_holders.NO_INSTANCE):
+            inside = process.computeInstanceId
+            used.add(
+                (process.gpuInstanceId, None if inside == nvml_holders.NO_INSTANCE else inside)
+            )
     return found
-
-
-def _name(pid: int) -> str:
-    try:
-        path: str = nvml_errors.call(pynvml.nvmlSystemGetProcessName, pid)
-    except errors.HardwareError:
-        # In another PID namespace, or just gone.
-        return "process"
-    name = path.split(" ", maxsplit=1)[0].rsplit("/", maxsplit=1)[-1]
-    return "".join(letter if letter.isprintable() else "?" for letter in name) or "process"

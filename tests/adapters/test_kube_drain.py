@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager import drain, errors
+from mig_manager import drain, errors, ports
 from mig_manager.adapters.kube import api, podnews, pods
 from mig_manager.core import pace as pacing
 from mig_manager.core import policy as policies
@@ -38,6 +38,27 @@ def replica(name: str, *, node: str) -> dict[str, Any]:
     }
 
 
+def draining(
+    workloads: pods.KubeWorkloads,
+    allocations: ports.DeviceAllocations,
+    clock: fakes.FakeClock,
+    *,
+    timeout_s: float,
+) -> drain.Drain:
+    return drain.Drain(
+        workloads,
+        allocations,
+        clock,
+        order=drain.Order(
+            affected=frozenset({DEVICE}),
+            policy=policies.Policy(),
+            timeout_s=timeout_s,
+            pace=pacing.Pace(),
+        ),
+        tell=drain.Tell(on_turn=lambda _message: None, on_force=lambda _names: None),
+    )
+
+
 @pytest.mark.parametrize("room", ["", "n2"])
 def test_a_rolling_drain_evicts_what_the_budget_grants_and_goes_on_with_room_elsewhere(
     room: str,
@@ -68,18 +89,7 @@ def test_a_rolling_drain_evicts_what_the_budget_grants_and_goes_on_with_room_els
         client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
         workloads = pods.KubeWorkloads(client, node_name="n1")
         silent = fakes.World(gpus=(), kubelet_is_silent=True).allocations
-        ours = drain.Drain(
-            workloads,
-            silent,
-            clock,
-            order=drain.Order(
-                affected=frozenset({DEVICE}),
-                policy=policies.Policy(),
-                timeout_s=20,
-                pace=pacing.Pace(),
-            ),
-            tell=drain.Tell(on_turn=lambda _message: None, on_force=lambda _names: None),
-        )
+        ours = draining(workloads, silent, clock, timeout_s=20)
         wish = fakes.FakeWish(clock, replaced=False)
         found = drain.survey(workloads, silent)
         if room:
@@ -119,18 +129,7 @@ def test_a_drain_ends_whatever_becomes_of_the_watch_and_not_before_the_pod_has_g
 
         clock.on_wait.append(act)
         silent = fakes.World(gpus=(), kubelet_is_silent=True).allocations
-        ours = drain.Drain(
-            workloads,
-            silent,
-            clock,
-            order=drain.Order(
-                affected=frozenset({DEVICE}),
-                policy=policies.Policy(),
-                timeout_s=30,
-                pace=pacing.Pace(),
-            ),
-            tell=drain.Tell(on_turn=lambda _message: None, on_force=lambda _names: None),
-        )
+        ours = draining(workloads, silent, clock, timeout_s=30)
         news.expect_change()
         found = drain.survey(workloads, silent)
         assert eventually(lambda: workloads.watched() is not None)
