@@ -187,8 +187,8 @@ class Daemons:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        found = self.find_plugins()
         pods = self._workloads.list()
+        found = self._plugins_among(pods)
         return not found.has_plugin or not self._missing(ANY_PLUGIN, gpus, pods)[1]
 
     def restart_stale_plugin(self, gpus: Sequence[model.Gpu]) -> Paused:
@@ -202,14 +202,15 @@ class Daemons:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        found = self.find_plugins()
-        reason, _ = self._missing(ANY_PLUGIN, gpus, self._workloads.list())
+        pods = self._workloads.list()
+        found = self._plugins_among(pods)
+        reason, _ = self._missing(ANY_PLUGIN, gpus, pods)
         node = clients.NodeDevices.of(self._node.read())
         if reason is errors.Reason.PLUGIN_NOT_READY or not clients.is_plugin_stale(
             gpus, self._offered(), node
         ):
             return dataclasses.replace(found, plugin_uids=frozenset())
-        for pod in self._workloads.list():
+        for pod in pods:
             if pod.uid in found.plugin_uids and not pod.is_terminating:
                 self._workloads.delete(pod)
         return found
@@ -220,7 +221,10 @@ class Daemons:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        plugins = tuple(p for p in self._workloads.list() if clients.is_device_plugin(p))
+        return self._plugins_among(self._workloads.list())
+
+    def _plugins_among(self, pods: Iterable[cluster.Pod]) -> Paused:
+        plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
         # Any other value than "true" keeps it away: somebody else's decision, and no failure.
         deploy = self._node.read().labels.get(cluster.PLUGIN_DEPLOY_LABEL)
         has_plugin = bool(plugins) or deploy == "true"
