@@ -53,6 +53,8 @@ class Daemons:
         self._pace = pace
         self._stuck: set[str] = set()
         """UIDs of pods that a pause waited for in vain."""
+        self._is_plugin_due = False
+        """Whether a plugin that no label places was deleted, and none was seen since."""
 
     def pause(
         self,
@@ -97,12 +99,13 @@ class Daemons:
 
         if pause.labels or pause.loose:
             journal.take(model.Phase.PAUSE, decide)
+        self._is_plugin_due |= any(pod in pause.loose for pod in pause.plugins)
         for pod in pause.loose:
             self._workloads.delete(pod)
         self._wait_gone(frozenset(pod.uid for pod in (*pause.gated, *pause.loose)), wish)
         return Paused(
             plugin_uids=frozenset(pod.uid for pod in pause.plugins),
-            has_plugin=pause.has_plugin or had.has_plugin,
+            has_plugin=pause.has_plugin or had.has_plugin or self._is_plugin_due,
             staffed=frozenset(key for key in pause.labels if clients.gated_by(pods, (key,))),
             table=table,
             changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
@@ -227,7 +230,7 @@ class Daemons:
         plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
         # Any other value than "true" keeps it away: somebody else's decision, and no failure.
         deploy = self._node.read().labels.get(cluster.PLUGIN_DEPLOY_LABEL)
-        has_plugin = bool(plugins) or deploy == "true"
+        has_plugin = bool(plugins) or deploy == "true" or self._is_plugin_due
         return Paused(plugin_uids=frozenset(p.uid for p in plugins), has_plugin=has_plugin)
 
     def require_served(
@@ -296,6 +299,9 @@ class Daemons:
             reason, missing = self._missing(paused, gpus, pods)
             if not missing and seen is not None:
                 reason, missing = self._missing(paused, gpus, self._workloads.list())
+            if not missing or is_late:
+                # Once it was waited for in vain, its owner may have taken it away.
+                self._is_plugin_due = False
             if not missing:
                 return
             if is_late:

@@ -447,3 +447,7 @@ class Superseded(Exception):  # noqa: N818 - control flow, not a failure
         self.why = why
         self.is_replaced = is_replaced
         self.is_stopping = is_stopping
+
+    def add(self, more: str) -> None:
+        """Append what became of the run to why it ends."""
+        self.why = "; ".join(filter(None, (self.why, more)))

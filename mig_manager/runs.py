@@ -143,8 +143,8 @@ class Run:
     def _guarded(self, wish: ports.Wish) -> outcomes.Outcome:
         try:
             return self._rebooted_if_need_be(wish)
-        except errors.Superseded:
-            self.settle()
+        except errors.Superseded as end:
+            end.add(self.settle())
             raise
         except errors.MigManagerError as error:
             if isinstance(error, errors.DrainError):

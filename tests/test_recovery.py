@@ -267,6 +267,25 @@ def test_a_layout_about_another_gpu_does_not_leave_half_of_an_older_change_behin
     scenes.assert_nothing_taken(world)
 
 
+def test_a_run_that_is_stopped_says_what_an_older_change_still_has_to_get_back() -> None:
+    world, _ = unlucky_node()
+    ours = scenes.reconciler(world)
+    ours.recover("one-slice-changed")
+    error = errors.ClusterError("no pods", reason=errors.Reason.API_UNAVAILABLE)
+    stopped = steadfast(world)
+
+    def stop() -> bool:
+        world.refusing = {"workloads.list": error}
+        return True
+
+    stopped.ends_when = stop
+
+    with pytest.raises(errors.Superseded):
+        ours.run("one-slice-changed", stopped)
+
+    assert "the change under way before could not be undone: no pods" in world.told[-1]
+
+
 def broken_after_one_creation() -> Callable[[model.Step], Exception | None]:
     """Return a driver that creates one compute instance and then refuses whatever it is told."""
     done: list[model.Step] = []

@@ -11,6 +11,7 @@ from mig_manager.adapters.kubejson import fields, nodereading
 from mig_manager.core import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import access, resources
+from tests import fakes
 
 _HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
 _OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
@@ -339,6 +340,23 @@ class TestEmit:
         own.emit(reason="Failed", message="x", is_warning=True)
         assert own.flush_events(10)
         assert server.log.count("create", "events") == 1
+
+    def test_a_permission_that_is_granted_later_is_found_after_ten_minutes(
+        self, kube: api.KubeApi, server: apiserver.ApiServer
+    ) -> None:
+        clock = fakes.FakeClock()
+        own = node.KubeNode(kube, name="n1", clock=clock)
+        server.inject(apiserver.Fault(path="/events", status=403, times=1))
+        own.emit(reason="First", message="x", is_warning=True)
+        assert own.flush_events(10)
+
+        for at_s in (590, 601):
+            clock.now_s = at_s
+            own.emit(reason=f"At{at_s}", message="x", is_warning=True)
+            assert own.flush_events(10)
+
+        (event,) = kube.get("/api/v1/events")["items"]
+        assert event["reason"] == "At601"
 
     def test_an_api_that_does_not_answer_costs_who_hands_over_an_event_no_time(
         self, own: node.KubeNode, kube: api.KubeApi, server: apiserver.ApiServer

@@ -45,6 +45,8 @@ FUNCTIONS = (
 )
 CONFESSED = ("failed as well", "could not be undone")
 """How a message says that the instances from before are not back."""
+_ASKED = {"gpus", "node", "workloads", "allocations"}
+"""Ports that bringing GPUs back asks."""
 picks = st.integers(min_value=0, max_value=999)
 names = st.sampled_from((*layouts.NAMES, layouts.NAMES[0], layouts.UNKNOWN))
 many_picks = st.tuples(picks, picks, picks)
@@ -441,10 +443,14 @@ class Soak(stateful.RuleBasedStateMachine):
         )
 
     def _hindered(self) -> frozenset[int]:
-        """Return the GPUs whose driver refused something in this turn, or that processes use."""
+        """Return the GPUs whose driver refused something in this turn, or that processes use.
+
+        That is all of them where a call failed that the way back needs, if only to know whom it
+        would hurt.
+        """
         everywhere = frozenset(range(len(self.products)))
         fired = self._fired() - self.fired
-        if fired[None] or "gpus" in self.world.script.failed_ports:
+        if fired[None] or _ASKED & self.world.script.failed_ports:
             return everywhere
         users = {client.gpu_uuid for client in self.world.state.read().clients}
         return everywhere & {

@@ -10,13 +10,15 @@ from typing import Any
 
 import structlog
 
-from mig_manager import errors
+from mig_manager import clocks, errors
 from mig_manager.adapters.kube import api
 
 _PATH = "/api/v1/namespaces/default/events"
 """Events about objects without a namespace live here, by validation of the API server."""
 _MOST_WAITING = 64
 """A change publishes about ten."""
+_FORBIDDEN_REST_S = 600.0
+"""A missing right may be granted, and a refused token renewed, while we run."""
 
 _log = structlog.get_logger()
 
@@ -24,17 +26,18 @@ _log = structlog.get_logger()
 class EventSender:
     """Publishes Events; none that it takes is ever an error for who hands it over."""
 
-    def __init__(self, kube: api.KubeApi) -> None:
+    def __init__(self, kube: api.KubeApi, clock: clocks.Clock) -> None:
         self._kube = kube
+        self._clock = clock
         self._state = threading.Condition()
         self._waiting: collections.deque[dict[str, Any]] = collections.deque()
         self._is_sending = False
-        self._is_forbidden = False
+        self._quiet_until_s = 0.0
 
     def put(self, event: dict[str, Any]) -> None:
         """Take an Event to publish; it is dropped, and logged, where too many wait."""
         with self._state:
-            if self._is_forbidden:
+            if self._clock.monotonic() < self._quiet_until_s:
                 return
             if len(self._waiting) == _MOST_WAITING:
                 _log.warning("event_dropped", event_reason=event["reason"])
@@ -64,11 +67,11 @@ class EventSender:
                 self._note(event, error)
 
     def _note(self, event: dict[str, Any], error: errors.ClusterError) -> None:
-        """Log a refusal; without the right, which the stock GPU operator does not give, once."""
+        """Log a refusal; without the right, which the stock GPU operator lacks, be quiet."""
         if error.reason is not errors.Reason.FORBIDDEN:
             _log.warning("event_not_published", event_reason=event["reason"], detail=error.message)
             return
         _log.info("events_forbidden", detail=error.message)
         with self._state:
-            self._is_forbidden = True
+            self._quiet_until_s = self._clock.monotonic() + _FORBIDDEN_REST_S
             self._waiting.clear()

@@ -46,7 +46,7 @@ class KubeNode:
         self._clock = clock
         self._component = component
         self._path = path(name)
-        self._events = eventsender.EventSender(kube)
+        self._events = eventsender.EventSender(kube, clock)
         self._announcing: threading.Thread | None = None
         self._seen: _Seen | None = None
 
