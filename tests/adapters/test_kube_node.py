@@ -11,18 +11,19 @@ from mig_manager.adapters.kubejson import fields, nodereading
 from mig_manager.core import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import access, resources
-from tests import fakes
 
 _HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
 _OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
 
 
 class FixedClock:
+    now_s = 0.0
+
     def now_iso(self, *, after_s: float = 0.0) -> str:
         return "2026-01-02T03:04:05Z"
 
     def monotonic(self) -> float:
-        return 0.0
+        return self.now_s
 
     def wait(self, seconds: float) -> None:
         raise AssertionError(seconds)
@@ -344,7 +345,7 @@ class TestEmit:
     def test_a_permission_that_is_granted_later_is_found_after_ten_minutes(
         self, kube: api.KubeApi, server: apiserver.ApiServer
     ) -> None:
-        clock = fakes.FakeClock()
+        clock = FixedClock()
         own = node.KubeNode(kube, name="n1", clock=clock)
         server.inject(apiserver.Fault(path="/events", status=403, times=1))
         own.emit(reason="First", message="x", is_warning=True)

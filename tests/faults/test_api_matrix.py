@@ -161,12 +161,12 @@ def play(
                 if word:
                     counts[word] += 1
                     break
-            if request.resource == "events" and failure.reason is errors.Reason.FORBIDDEN:
-                # An agent without the right to publish Events is quiet for minutes: take a new one.
-                stage.stop_agent()
-                stage.start_agent()
             else:
                 missed.append(str(request))
+            if request.resource == "events" and failure.reason is errors.Reason.FORBIDDEN:
+                # An agent that may not publish Events is quiet for minutes: take a new one.
+                stage.stop_agent()
+                stage.start_agent()
     struck = counts.total()
     note(
         "API faults" if every == 1 else "API faults, a sample",
