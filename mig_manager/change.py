@@ -370,7 +370,8 @@ class _Restore:
         due = self._now.missing(self._before)
         if due:
             lost = "; ".join(gpu.sentence for gpu in self._now.unreachable)
-            message += f"; {lost}; due once it is back: {'; '.join(map(_described, due))}"
+            described = "; ".join(map(_described, due))
+            message += f" on the GPUs that answer; {lost}; due once it is back: {described}"
         return Rollback(is_complete=True, message=message, due=due)
 
     def _restore(self) -> str:

@@ -43,7 +43,7 @@ FUNCTIONS = (
     "nvmlDeviceGetMigMode",
     "nvmlInitWithFlags",
 )
-CONFESSED = ("failed as well", "could not be undone")
+CONFESSED = ("failed as well", "could not be undone", "due once it is back")
 """How a message says that the instances from before are not back."""
 _ASKED = {"gpus", "node", "workloads", "allocations"}
 """Ports that bringing GPUs back asks."""
