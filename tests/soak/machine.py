@@ -3,13 +3,14 @@
 import collections
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 from hypothesis import stateful
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import cluster, model
+from mig_manager.core import cluster, model, status
 from mig_manager.sandbox.driver import states
 from tests import fakes
 from tests.soak import cluster as soak_cluster
@@ -292,8 +293,9 @@ class Soak(stateful.RuleBasedStateMachine):
         if not self.is_at_rest:
             return
         world = self.world
-        assert world.is_unschedulable == world.wants_cordon
-        assert not world.has_hold_taint
+        closed = self._closed()
+        assert world.is_unschedulable == (world.wants_cordon or closed.cordoned)
+        assert world.has_hold_taint == closed.hold_taint
         for key, value in world.wanted_labels.items():
             assert world.labels.get(key) == value, key
         assert cluster.JOURNAL_ANNOTATION not in world.annotations or self._is_retried()
@@ -434,11 +436,15 @@ class Soak(stateful.RuleBasedStateMachine):
         self.foreign.clear()
 
     def _was_before(self, index: int, found: tuple[object, ...]) -> bool:
-        """Tell whether a GPU has what it had, and beside that only what others made."""
+        """Tell whether a GPU has what it had, and beside that only what others made.
+
+        Where others made something in the place of what it had, that cannot be back.
+        """
         foreign = {instance for number, instance in self.foreign if number == index}
         return any(
             found[:2] == known[:2]
-            and _instances(known) <= _instances(found) <= _instances(known) | foreign
+            and _free(known, foreign & _instances(found)) <= _instances(found)
+            and _instances(found) <= _instances(known) | foreign
             for known in self.before[index]
         )
 
@@ -498,6 +504,13 @@ class Soak(stateful.RuleBasedStateMachine):
                 found.append(f"GPU {index}: an instance lies idle")
         return found
 
+    def _closed(self) -> status.Journal:
+        """Return what is taken of a node whose drain is tried again: pods have left it already."""
+        text = self.world.annotations.get(cluster.JOURNAL_ANNOTATION)
+        kept = status.Journal.from_json(text) if text else status.Journal(config="")
+        is_awaited = self.turn.outcome is not None and self.turn.outcome.should_retry
+        return kept if kept.draining and is_awaited else status.Journal(config="")
+
     def _is_retried(self) -> bool:
         # Without a wish, or at the end of the process, the next start or wish goes back.
         return self.turn.outcome is None or self.turn.outcome.should_retry
@@ -511,7 +524,12 @@ class Soak(stateful.RuleBasedStateMachine):
             self.before = _sets(now)
 
 
-def _instances(gpu: tuple[object, ...]) -> set[object]:
+def _free(gpu: tuple[object, ...], others: set[Any]) -> set[Any]:
+    """Return those instances of a GPU of a geometry that lie where none of the others does."""
+    return {one for one in _instances(gpu) if not any(one[0].overlaps(each[0]) for each in others)}
+
+
+def _instances(gpu: tuple[object, ...]) -> set[Any]:
     """Return the instances of a GPU of a geometry."""
     instances = gpu[2]
     assert isinstance(instances, tuple)
