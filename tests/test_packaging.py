@@ -155,6 +155,7 @@ def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path)
     assert not list(unpacked.rglob("__pycache__"))
 
 
+@pytest.mark.slow
 def test_the_installed_program_is_the_one_from_the_wheel(
     installed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

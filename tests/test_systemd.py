@@ -284,6 +284,7 @@ def machine(tmp_path: pathlib.Path, wheel: pathlib.Path) -> Machine:
     return made
 
 
+@pytest.mark.slow
 def test_an_installation_is_the_same_the_second_time_and_gone_after_the_uninstallation(
     machine: Machine,
 ) -> None:

@@ -79,6 +79,7 @@ def test_the_agent_runs_every_point_and_a_new_content_of_the_file_is_served(hook
         ]
 
 
+@pytest.mark.slow
 def test_a_failing_hook_is_undone_told_and_tried_again_until_it_passes(hooks: Hooks) -> None:
     hooks.write(at="pre-apply-config", script="echo not yet >&2; test -e go")
     with stage(hooks) as world:

@@ -78,6 +78,7 @@ def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec
     play(story, spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [nodeoptions.Strategy.SINGLE, nodeoptions.Strategy.NONE])
 def test_other_strategies_of_the_plugin_are_proven_as_well(strategy: nodeoptions.Strategy) -> None:
     quick = dataclasses.replace(QUICK, strategy=strategy)
@@ -101,6 +102,7 @@ def test_a_layout_over_which_the_plugin_would_exit_fails_before_anything_is_touc
         assert cluster.APPLIED_LABEL not in objects.labels(world.node())
 
 
+@pytest.mark.slow
 def test_a_change_that_waits_for_pods_watches_them_and_lists_them_a_few_times() -> None:
     # As on a real node: what the agent waits for takes some seconds, of pods and of the plugin.
     slow = dataclasses.replace(QUICK, pod_stop_s=3.0, plugin_start_s=3.0)

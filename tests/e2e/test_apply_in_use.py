@@ -50,6 +50,7 @@ def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(node: 
     assert not {name for name in called if "Destroy" in name or "Create" in name}
 
 
+@pytest.mark.slow
 def test_a_program_on_an_instance_that_stays_is_in_nobodys_way(node: Node) -> None:
     use(node, "3g.20gb")
 
@@ -70,6 +71,7 @@ def test_wait_for_idle_waits_until_the_program_has_ended(node: Node) -> None:
     assert node.shape != before
 
 
+@pytest.mark.slow
 def test_wait_for_idle_is_given_up_at_its_end(node: Node) -> None:
     use(node, "2g.10gb")
     before = node.shape
@@ -81,6 +83,7 @@ def test_wait_for_idle_is_given_up_at_its_end(node: Node) -> None:
     assert node.shape == before
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_wait_at_once_and_nothing_was_changed(node: Node) -> None:
     use(node, "2g.10gb")
     before = node.shape
@@ -95,6 +98,7 @@ def test_a_signal_ends_the_wait_at_once_and_nothing_was_changed(node: Node) -> N
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_a_switch_of_mode_is_refused_beside_a_program_on_any_instance(node: Node) -> None:
     use(node, "3g.20gb", gpu=0)
     before = node.shape

@@ -272,6 +272,7 @@ def test_what_an_agent_has_proven_comes_back_too() -> None:
         assert [gpu.snapshot for gpu in world.gpus.observe()] == [gpu.snapshot for gpu in before]
 
 
+@pytest.mark.slow
 def test_a_boot_that_is_stopped_in_mid_change_completes_it_and_leaves_nothing_to_undo(
     node: Node,
 ) -> None:

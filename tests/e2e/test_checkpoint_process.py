@@ -23,7 +23,7 @@ mig-configs:
   - {devices: [1], device-filter: "0x20B010DE", mig-enabled: true, mig-devices: {2g.10gb: 3}}
   - {devices: [1], device-filter: "0x233010DE", mig-enabled: true, mig-devices: {2g.20gb: 3}}
 """
-SPECS = ["2xA100-SXM4-40GB", "2xH100-SXM5-80GB"]
+SPECS = [pytest.param("2xA100-SXM4-40GB", marks=pytest.mark.slow), "2xH100-SXM5-80GB"]
 CREATE = "nvmlDeviceCreateGpuInstance*"
 
 
@@ -45,7 +45,7 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path: pathlib.Path) -> Kept:
-    return Kept(tmp_path, SPECS[0])
+    return Kept(tmp_path, "2xA100-SXM4-40GB")
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -102,6 +102,7 @@ def test_file_and_mode_can_come_from_the_peers_variables(
     assert kept.node.shape == kept.shape
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_the_peer_has_written_is_restored(kept: Kept) -> None:
     uuid = json.loads(kept.file.read_text())["MigState"]["Devices"][0]["UUID"]
     # By hand, as its Go types are written out: of one GPU, with its own ids.

@@ -73,6 +73,7 @@ def test_every_point_runs_its_hook_with_what_the_peer_tells_it(hooked: Hooked) -
         }
 
 
+@pytest.mark.slow
 def test_where_nothing_changes_the_first_and_the_last_point_come_all_the_same(
     hooked: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_hook_that_fails_is_told_with_its_words_and_all_but_the_last_cost_noth
     assert not hooked.node.journal.exists()
 
 
+@pytest.mark.slow
 def test_a_hook_that_takes_too_long_is_killed(hooked: Hooked) -> None:
     hooked.write(at="pre-apply-config", script="sleep 600")
 

@@ -164,6 +164,7 @@ def test_a_description_of_the_node_tells_the_story_in_events(described: str) -> 
     assert f"Layout {LAYOUT} is in force." in ours[1]
 
 
+@pytest.mark.slow
 def test_a_node_that_a_person_has_cordoned_stays_cordoned(kubectl: Kubectl, told: str) -> None:
     assert told
     kubectl("cordon", "sandbox")

@@ -127,6 +127,7 @@ def at_a_terminal(node: Node, *argv: str) -> Iterator[tuple[int, int]]:
             os.close(master)
 
 
+@pytest.mark.slow
 def test_an_ssh_session_that_is_lost_in_the_middle_of_a_change_does_not_cut_it_off(
     node: Node,
 ) -> None:

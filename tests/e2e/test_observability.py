@@ -116,6 +116,7 @@ def test_a_run_can_be_followed_while_it_goes_on_and_is_summed_up_at_its_end(
     assert observed.ask("/healthz") == observed.ask("/readyz") == (200, "ok\n")
 
 
+@pytest.mark.slow
 def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
     observed: Observed,
 ) -> None:

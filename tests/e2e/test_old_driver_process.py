@@ -2,6 +2,8 @@
 
 import pathlib
 
+import pytest
+
 from mig_manager.sandbox.driver import states
 from tests.e2e.shell_node import Node
 
@@ -17,6 +19,7 @@ def node_without(folder: pathlib.Path, *functions: str) -> Node:
     return node
 
 
+@pytest.mark.slow
 def test_a_driver_that_cannot_be_told_a_place_is_brought_to_the_layout(
     tmp_path: pathlib.Path,
 ) -> None:

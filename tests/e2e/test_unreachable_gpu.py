@@ -96,6 +96,7 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
     ]
 
 
+@pytest.mark.slow
 def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
     node: shell_node.Node,
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_gpu_lost_during_execute_does_not_keep_the_others_from_the_layout(
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_restored(
     node: shell_node.Node,
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_rest
     assert node.state.boards[LOST].uuid in node.journal.read_text()
 
 
+@pytest.mark.slow
 def test_after_a_gpu_is_lost_in_the_rollback_the_others_are_restored_and_its_own_is_due(
     node: shell_node.Node,
 ) -> None:
@@ -166,6 +169,7 @@ def test_after_a_gpu_is_lost_in_the_rollback_the_others_are_restored_and_its_own
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_what_is_due_on_the_lost_gpu_outlives_layouts_that_are_not_about_it(
     node: shell_node.Node,
 ) -> None:
@@ -187,6 +191,7 @@ def test_what_is_due_on_the_lost_gpu_outlives_layouts_that_are_not_about_it(
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_a_layout_for_all_gpus_ends_what_was_due_on_the_lost_one(node: shell_node.Node) -> None:
     node.state.add_fault(REFUSE_ELSEWHERE)
     node.state.add_fault(LOSE_AT_ROLLBACK)
@@ -198,6 +203,7 @@ def test_a_layout_for_all_gpus_ends_what_was_due_on_the_lost_one(node: shell_nod
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_after_a_reboot_the_gpu_that_was_lost_has_its_former_instances_again(
     node: shell_node.Node,
 ) -> None:
@@ -298,6 +304,7 @@ def test_the_agent_serves_the_seven_others_says_so_everywhere_and_takes_the_gpu_
     assert shapes(state)[LOST] == (True, 7)
 
 
+@pytest.mark.slow
 def test_the_agent_finishes_a_change_in_which_a_gpu_is_lost(observed: Observed) -> None:
     world, state = observed.world, simulated_state(observed.world)
     state.add_fault(LOSE_AT_CREATION)
@@ -310,6 +317,7 @@ def test_the_agent_finishes_a_change_in_which_a_gpu_is_lost(observed: Observed) 
     assert "cannot create GPU instance 1g.5gb" in world.status()["message"]
 
 
+@pytest.mark.slow
 def test_the_agent_restores_the_others_and_keeps_what_is_due_on_a_gpu_lost_in_the_rollback(
     observed: Observed,
 ) -> None:

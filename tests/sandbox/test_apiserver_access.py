@@ -70,6 +70,7 @@ def test_discovery_lists_what_is_served(ask: apirig.Client, server: apiserver.Ap
         assert ask.http.request("GET", server.url + path).data == b"ok"
 
 
+@pytest.mark.slow
 def test_the_kubernetes_package_reads_the_kubeconfig_and_gets_along(
     server: apiserver.ApiServer, tmp_path: pathlib.Path
 ) -> None:
