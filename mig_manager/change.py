@@ -124,6 +124,7 @@ class Transaction:
 
         Raises:
             GpuInUseError: Processes use what the plan destroys; nothing was touched.
+            StalePlanError: Somebody else has made what the plan creates; nothing was touched.
             HardwareError: A step failed, or the layout is not active although none did
                 (VERIFY_FAILED). The message says how the rollback went; a mode that waits for a
                 reset (RESET_REQUIRED) is left waiting.
@@ -160,7 +161,9 @@ class Transaction:
         if rounds.is_refused and not older:
             self.journal.undone()
             return Rollback(is_complete=True, message="nothing was changed")
-        return self.roll_back(rounds.before, keep_pending=keep_pending)
+        # What a stale plan creates is there, and is not its own.
+        before = older if rounds.is_stale else rounds.before
+        return self.roll_back(before, keep_pending=keep_pending)
 
     def roll_back(
         self, before: Snapshot, *, keep_pending: bool = False, requires_idle: bool = False
@@ -272,6 +275,8 @@ class _Rounds:
         self.executed: list[model.Plan] = []
         self.is_refused = False
         """Whether no step was run, because processes use what would be destroyed."""
+        self.is_stale = False
+        """Whether no step was run, because what would be created was there already."""
 
     def run(self, first: model.Plan, seen: Observed, replan: Replan) -> Observed:
         plan, after = self._points.staged(first), seen
@@ -309,6 +314,9 @@ class _Rounds:
         while True:
             try:
                 return self._transaction.execute(guarded, seen)
+            except errors.StalePlanError:
+                self.is_refused = self.is_stale = not self.executed
+                raise
             except errors.GpuInUseError as error:
                 # A worker may take long to come to its answer: that is no wait.
                 if until is None:

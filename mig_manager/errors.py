@@ -348,6 +348,17 @@ class GpuInUseError(HardwareError):
         super().__init__(message, reason=Reason.IN_USE)
 
 
+class StalePlanError(HardwareError):
+    """Instances that a plan creates exist already, and so no step of it was run.
+
+    Args:
+        message: One sentence that names the GPUs and the instances.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=Reason.VERIFY_FAILED)
+
+
 class ClusterError(MigManagerError):
     """The Kubernetes API (or kubelet) refused or failed.
 

@@ -40,6 +40,8 @@ class Gpus(Protocol):
             became unreachable is no failure of the others; its message names the step.
 
         Raises:
+            StalePlanError: Before the first step of a plan that requires idle GPUs: a GPU instance
+                that it creates exists already.
             GpuInUseError: Before the first step: processes use what the plan destroys, and the
                 plan requires that none does.
             HardwareError: A step failed on a GPU that can be observed; the message names every GPU

@@ -26,6 +26,8 @@ class Gpus:
         self.steps = 0
         self.killed_at: int | None = None
         """Number of the step, from 1, before which the process is killed."""
+        self.is_stale = False
+        """Whether what the next plan creates exists already."""
         self.fails: Callable[[model.Step], bool] = lambda _step: False
         self.on_step: Callable[[model.Step], object] = lambda _step: None
 
@@ -50,6 +52,9 @@ class Gpus:
         )
 
     def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        if plan.requires_idle and self.is_stale:
+            self.is_stale = False
+            raise errors.StalePlanError("GPU 0 has 1g.5gb at 2:1 already")
         for step in plan.steps:
             self.steps += 1
             if self.steps == self.killed_at:

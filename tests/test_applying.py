@@ -556,6 +556,37 @@ def test_after_a_kill_only_what_the_change_created_is_removed(
     assert rig.journal.text is None
 
 
+def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(
+    rig: applying_rig.Rig, gpus: Gpus
+) -> None:
+    before = shape(gpus)
+    gpus.is_stale, gpus.steps = True, 0
+
+    with pytest.raises(errors.StalePlanError, match="already; nothing was changed") as caught:
+        rig.apply(layout("wanted"))
+
+    assert caught.value.reason.is_transient
+    assert (gpus.steps, shape(gpus), rig.journal.text) == (0, before, None)
+    rig.apply(layout("wanted"))
+    assert is_in_force(gpus, "wanted")
+
+
+def test_beside_an_older_change_a_stale_plan_leaves_alone_what_it_would_have_created(
+    rig: applying_rig.Rig, gpus: Gpus
+) -> None:
+    assert cut_off(rig, gpus, "wanted", at=4)
+    place = with_foreign(gpus, start=3)
+    gpus.is_stale = True
+
+    with pytest.raises(
+        errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 was not there before"
+    ):
+        rig.apply(layout("other"))
+
+    assert place in {gi.placement for gi in gpus.gpus[0].gpu_instances}
+    assert rig.journal.text is not None
+
+
 def test_device_files_are_refreshed_after_a_rollback(rig: applying_rig.Rig, gpus: Gpus) -> None:
     gpus.fails = lambda step: isinstance(step, model.CreateGpuInstance) and gpus.steps == 5
 

@@ -61,6 +61,9 @@ class Executed(_Reply):
     """The GPUs of the plan as they are now."""
 
 
+_REFUSALS = (errors.GpuInUseError, errors.StalePlanError)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(_Reply):
     """Answer to either: a ``HardwareError`` in fields, since such exceptions do not pickle."""
@@ -70,8 +73,8 @@ class Failed(_Reply):
     operation: str
     gpu: str
     code: int | None
-    is_refused: bool = False
-    """Whether no step was run, because processes use what would be destroyed."""
+    refusal: type[errors.GpuInUseError | errors.StalePlanError] | None = None
+    """Why no step was run; None: one may have been."""
 
     @staticmethod
     def of(error: errors.HardwareError) -> "Failed":
@@ -82,13 +85,13 @@ class Failed(_Reply):
             operation=error.operation,
             gpu=error.gpu,
             code=error.code,
-            is_refused=isinstance(error, errors.GpuInUseError),
+            refusal=next((each for each in _REFUSALS if isinstance(error, each)), None),
         )
 
     def to_error(self) -> errors.HardwareError:
         """Put the error together again."""
-        if self.is_refused:
-            return errors.GpuInUseError(self.message)
+        if self.refusal is not None:
+            return self.refusal(self.message)
         return errors.HardwareError(
             self.message,
             reason=self.reason,

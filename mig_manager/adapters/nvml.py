@@ -1,11 +1,12 @@
 """The GPUs of this node through NVIDIA's management library."""
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar, cast
 
 import pynvml
@@ -81,19 +82,27 @@ class NvmlGpus:
         Raises:
             GpuInUseError: Before the first step: processes use what the plan destroys, which the
                 plan forbids.
+            StalePlanError: Before the first step of such a plan: what it creates exists already.
             HardwareError: A step failed; the message names every GPU that did. NOT_SUPPORTED
                 before the first step: the library lacks a function that the plan needs.
         """
         known = {gpu.uuid: gpu for gpu in seen}
+        with self._session_for(plan, known):
+            runs = [
+                functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus
+            ]
+            return _observed(_each(runs))
+
+    @contextlib.contextmanager
+    def _session_for(self, plan: model.Plan, known: Mapping[str, model.Gpu]) -> Iterator[None]:
+        """Open a session in which a plan may be executed."""
         require_idle = self._idle_check(plan) if plan.requires_idle else None
         with self._session():
             nvml_symbols.require(plan)
             if require_idle is not None:
                 require_idle()
-            runs = [
-                functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus
-            ]
-            return _observed(_each(runs))
+                nvml_execute.require_fresh(plan, known)
+            yield
 
     def _idle_check(self, plan: model.Plan) -> Callable[[], None]:
         """Return what raises ``GpuInUseError``, within a session, while the plan is in the way."""

@@ -5,7 +5,7 @@ import functools
 import itertools
 import pathlib
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import pynvml
@@ -69,6 +69,54 @@ def run(
             return executor.observe()
         except errors.HardwareError as error:
             raise nvml_errors.about(name, error, doing="cannot see what came of it") from error
+
+
+def require_fresh(plan: model.Plan, seen: Mapping[str, model.Gpu]) -> None:
+    """Refuse a plan if a GPU instance that it creates exists already; call within a session.
+
+    Somebody else made it since the plan was made, or the driver withheld it then. A rollback
+    removes what the plan creates, and must not take it for that. GPUs that do not answer are left
+    to the steps.
+
+    Args:
+        plan: The steps that are going to be executed.
+        seen: The GPUs as they were observed before, by UUID.
+
+    Raises:
+        StalePlanError: Names the GPUs and the instances.
+    """
+    found: list[str] = []
+    for gpu in plan.gpus:
+        new = {
+            (step.profile_id, step.placement): step.profile
+            for step in gpu.steps
+            if isinstance(step, model.CreateGpuInstance)
+        }
+        if not new or gpu.changes_mode:
+            continue
+        known = seen.get(gpu.gpu_uuid)
+        try:
+            device = nvml_device.Device(
+                _handle(gpu.gpu_index, gpu.gpu_uuid, known),
+                profiles=known.profiles if known else None,
+            )
+            there = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
+        except errors.HardwareError:
+            continue
+        doomed = {
+            step.gpu_instance_id
+            for step in gpu.steps
+            if isinstance(step, model.DestroyGpuInstance)
+        }
+        names = [
+            f"{new[each.profile_id, each.placement]} at {each.placement}"
+            for each in there
+            if (each.profile_id, each.placement) in new and each.instance_id not in doomed
+        ]
+        if names:
+            found.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) has {', '.join(names)} already")
+    if found:
+        raise errors.StalePlanError("; ".join(found))
 
 
 def describe(step: model.Step) -> str:

@@ -578,7 +578,8 @@ class Plan:
     gpus: tuple[GpuPlan, ...]
     requires_idle: bool = False
     """Whether the executor refuses it, before the first step, while a process uses an instance
-    that it destroys or a GPU whose mode it changes."""
+    that it destroys or a GPU whose mode it changes, or where a GPU instance that it creates exists
+    already."""
 
     @property
     def is_empty(self) -> bool:

@@ -180,3 +180,22 @@ def test_a_plan_that_does_not_require_it_is_refused_by_the_driver_alone(
 
         assert caught.value.reason is errors.Reason.IN_USE
         assert not isinstance(caught.value, errors.GpuInUseError)
+
+
+def test_an_instance_that_somebody_made_since_the_plan_was_made_is_not_taken_for_its_own(
+    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+) -> None:
+    with nvml_rig.rig(tmp_path / "state") as node:
+        create = nvml_rig.gi_step(node.enable(), "3g.20gb")
+        seen = node.observe()
+        node.run(create)
+        now = node.observe()
+
+        with pytest.raises(errors.StalePlanError) as caught:
+            execute(proc, seen, create, nvml_rig.ci_step(create, "3g.20gb", 0))
+
+        assert caught.value.message == (
+            f"GPU 0 ({seen.uuid}) has 3g.20gb at {create.placement} already"
+        )
+        assert caught.value.reason is errors.Reason.VERIFY_FAILED
+        assert node.observe() == now

@@ -92,6 +92,8 @@ class OneByOne:
     def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         failures: list[errors.HardwareError] = []
         changed: list[model.Gpu] = []
+        with self._gpus._session_for(plan, {gpu.uuid: gpu for gpu in seen}):
+            pass
         for gpu in plan.gpus:
             try:
                 changed += self._gpus.execute(model.Plan(gpus=(gpu,)), seen)
