@@ -63,7 +63,7 @@ LABEL org.opencontainers.image.title="mig-manager" \
       org.opencontainers.image.base.name="${PYTHON_IMAGE}"
 # For docker and podman; kubelet does not look at it and asks the agent's port itself.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
-    CMD ["/opt/mig-manager/bin/python", "-I", "-m", "mig_manager.probe"]
+    CMD ["/opt/mig-manager/bin/python", "-I", "-m", "mig_manager.cli.probe"]
 # The agent then finishes or undoes what it is at: leave it --stop-timeout 300.
 STOPSIGNAL SIGTERM
 # No USER: the driver lets nobody but root change MIG instances. All else works as any user, such

@@ -11,8 +11,8 @@ import collections
 import pathlib
 import threading
 
-from mig_manager.core import config
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core.layout import config
 from mig_manager.sandbox.api import faultbox
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import scenarios, stages

@@ -42,8 +42,8 @@ sys.exit(status)
 """
 """Small itself: a process begins with the peak of the one that started it."""
 _AGENT = (
-    "import mig_manager.__main__, mig_manager.service, mig_manager.adapters.directorywatch\n"
-    "import mig_manager.metrics, mig_manager.adapters.webserver\n"
+    "import mig_manager.__main__, mig_manager.agent.service, mig_manager.agent.metrics\n"
+    "import mig_manager.adapters.host.directorywatch, mig_manager.adapters.host.webserver\n"
 )
 """What an agent with pages for Prometheus imports until it is ready."""
 

@@ -20,10 +20,13 @@ import tracemalloc
 from collections.abc import Sequence
 from typing import Self
 
-from mig_manager import errors, instrumentation, log, mailbox, ports, reconcile, service, settings
-from mig_manager.adapters import nvml
-from mig_manager.adapters.kube import api
-from mig_manager.core import model
+from mig_manager import errors
+from mig_manager.adapters.host import log
+from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.agent import mailbox, reconcile, service, settings
+from mig_manager.change import instrumentation
+from mig_manager.core import model, ports
 from mig_manager.sandbox.cluster import nodeoptions
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages
@@ -212,7 +215,7 @@ class _Loop:
         world = self._world
         return dataclasses.replace(
             own,
-            gpus=nvml.NvmlGpus(clock=world.clock),
+            gpus=nvml_gpus.NvmlGpus(clock=world.clock),
             node=world.node,
             workloads=world.workloads,
             allocations=world.allocations,

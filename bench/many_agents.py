@@ -20,10 +20,12 @@ from collections.abc import Callable
 import pytest
 import urllib3
 
-from mig_manager import log, service
-from mig_manager.adapters.kube import api
-from mig_manager.core import cluster, model
-from mig_manager.sandbox import hardware
+from mig_manager.adapters.host import log
+from mig_manager.adapters.kubernetes import api
+from mig_manager.agent import service
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from tests import fakes
 from tests.cluster import envtest
 from tests.fleet import agents

@@ -4,8 +4,10 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from mig_manager.adapters import clock, nvml
-from mig_manager.core import model, planner, profile
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.core import model, profile
+from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
 
@@ -48,7 +50,7 @@ def prepare(transition: Transition, path: pathlib.Path) -> states.NodeState:
     simulated.create(transition.spec, path)
     simulated.install(path)
     try:
-        gpus = nvml.NvmlGpus(clock=clock.SystemClock())
+        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
         seen = gpus.observe()
         gpus.execute(planner.plan(seen, _wanted(seen, transition.before)), seen)
     finally:

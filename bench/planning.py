@@ -11,8 +11,9 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager.core import model, placement, planner
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.planner import placement, planner
 
 NODE_GPUS = 16
 _NODES = 15

@@ -18,7 +18,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from bench import transitions
-from mig_manager.core import cluster, config, model, planner
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+from mig_manager.core.planner import planner
 from mig_manager.sandbox.cluster import nodeoptions, objects, view
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages

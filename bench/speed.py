@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from bench import matrix, planning, reconfiguration, transitions
-from mig_manager import log
+from mig_manager.adapters.host import log
 
 _PARTS = ("transitions", "agent", "planner")
 

@@ -19,9 +19,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bench import matrix
-from mig_manager import instrumentation
-from mig_manager.adapters import clock, gpu_child, nvml, nvml_observe, nvml_session
-from mig_manager.core import model, planner
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.nvml import nvml_gpus, nvml_observe, nvml_session
+from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.change import instrumentation
+from mig_manager.core import model
+from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
 
@@ -178,7 +181,7 @@ def _factor(
 ) -> float:
     simulated.install(path)
     try:
-        gpus = nvml.NvmlGpus(clock=clock.SystemClock()).observe()
+        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe()
     finally:
         simulated.uninstall()
     plan = planner.plan(gpus, transition.wanted(gpus))

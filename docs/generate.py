@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
 import mig_manager
-from mig_manager import commandline, helppages, helptexts
+from mig_manager.cli import commandline, helppages, helptexts
 
 HERE = pathlib.Path(__file__).parent
 PROGRAM = "mig-manager"

@@ -5,7 +5,7 @@ give it, one file per foreign library; ``reconcile`` is the one pipeline that ag
 line share; ``sandbox`` is a GPU node without GPUs or a cluster; ``cli`` wires it all together.
 """
 
-from mig_manager import sparing
+from mig_manager.adapters import sparing
 
 # structlog imports it, for its coroutines, and with it TLS: a third of a command's start.
 sparing.put_off("asyncio")

@@ -15,14 +15,15 @@ def main() -> None:
         # The kernel drops what process 1 of a container has no handler for (pid_namespaces(7)).
         signal.signal(signal.SIGTERM, _end)
 
-    from mig_manager import cli, console  # noqa: PLC0415 - takes long
+    from mig_manager.cli import console  # noqa: PLC0415 - takes long
+    from mig_manager.cli import main as cli  # noqa: PLC0415 - as above
 
     terminal = console.Console.of_process()
     # A script that starts the interpreter can say what it was called by itself.
     called = terminal.environ.get("MIG_MANAGER_CALLED") or sys.argv[0]
     status = cli.main(sys.argv[1:], terminal, program=called.rpartition("/")[2])
     if threading.active_count() > 1:
-        from mig_manager.adapters import gpu_thread  # noqa: PLC0415 - not for `--help`
+        from mig_manager.adapters.nvml_worker import gpu_thread  # noqa: PLC0415 - not for `--help`
 
         gpu_thread.leave(status)
     sys.exit(status)

@@ -4,9 +4,11 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from mig_manager import applying, booting, commands, errors, ports, restoring, standalone
-from mig_manager.core import config, model
-from mig_manager.sandbox import hardware
+from mig_manager import errors
+from mig_manager.catalogue import hardware
+from mig_manager.change import applying, booting, commands, restoring, standalone
+from mig_manager.core import model, ports
+from mig_manager.core.layout import config
 from tests import fakes
 
 

@@ -7,7 +7,7 @@ import pathlib
 
 import structlog
 
-from mig_manager import arguments, cli, console
+from mig_manager.cli import arguments, console, main
 from mig_manager.sandbox import nvml
 
 
@@ -35,7 +35,7 @@ class Shell:
         terminal = console.Console(
             stdin=io.StringIO(stdin), stdout=out, stderr=err, environ=self.environ | environ
         )
-        status = cli.main(argv, terminal, program=program)
+        status = main.main(argv, terminal, program=program)
         assert "Traceback" not in err.getvalue()
         return Answer(status=status, out=out.getvalue(), err=err.getvalue())
 
@@ -51,5 +51,5 @@ def forget_log() -> None:
     structlog.reset_defaults()
     root = logging.getLogger()
     for handler in list(root.handlers):
-        if type(handler).__module__ == "mig_manager.log":
+        if type(handler).__module__ == "mig_manager.adapters.host.log":
             root.removeHandler(handler)

@@ -3,8 +3,8 @@
 import functools
 from collections.abc import Iterable
 
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox import hardware
 from mig_manager.sandbox.driver import identities, states, transitions
 
 

@@ -6,9 +6,12 @@ import json
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from mig_manager import errors, ports
-from mig_manager.core import clients, cluster, disruption, hookfile, hooks, model, planner
-from mig_manager.core import policy as policies
+from mig_manager import errors
+from mig_manager.core import model, ports
+from mig_manager.core.host import hookfile, hooks
+from mig_manager.core.node import clients, cluster, disruption
+from mig_manager.core.node import policy as policies
+from mig_manager.core.planner import planner
 from tests import driver_rules
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
-from mig_manager import log, sink
+from mig_manager.adapters.host import log, sink
 from tests import commandline
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core import cluster
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import objects, view
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "plain"}}

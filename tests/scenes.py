@@ -5,10 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors, instrumentation, ports, reconcile
-from mig_manager.core import cluster, model, status
-from mig_manager.core import policy as policies
-from mig_manager.sandbox import hardware
+from mig_manager import errors
+from mig_manager.agent import reconcile
+from mig_manager.catalogue import hardware
+from mig_manager.change import instrumentation
+from mig_manager.core import model, ports
+from mig_manager.core.node import cluster
+from mig_manager.core.node import policy as policies
+from mig_manager.core.records import status
 from tests import fakes
 
 CONFIG = """

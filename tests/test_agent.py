@@ -4,8 +4,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from mig_manager import agent, errors, lookout, mailbox, outcomes, ports
-from mig_manager.core import model
+from mig_manager import errors
+from mig_manager.agent import lookout, loop, mailbox, outcomes
+from mig_manager.core import model, ports
 
 
 def outcome(reason: errors.Reason) -> outcomes.Outcome:
@@ -76,14 +77,14 @@ def attempt_of(runs: list[tuple[str, int]]) -> int:
     return runs[-1][1]
 
 
-def patience(retry_s: float = 0.01, look_after_s: float = 0.0) -> agent.Patience:
-    return agent.Patience(
+def patience(retry_s: float = 0.01, look_after_s: float = 0.0) -> loop.Patience:
+    return loop.Patience(
         retry_initial_s=retry_s, retry_max_s=2 * retry_s, look_after_s=look_after_s
     )
 
 
 def serve(box: mailbox.Mailbox, pipeline: Pipeline) -> None:
-    served = agent.Agent(pipeline, box, patience=patience())
+    served = loop.Agent(pipeline, box, patience=patience())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
     thread.join(timeout=20)
@@ -107,7 +108,7 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
 def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
     box = mailbox.Mailbox()
     pipeline = Pipeline(box, errors.Reason.APPLIED)
-    served = agent.Agent(pipeline, box, patience=patience(look_after_s=0.01))
+    served = loop.Agent(pipeline, box, patience=patience(look_after_s=0.01))
     thread = threading.Thread(target=served.serve, daemon=True)
     box.put_file_change()
     thread.start()
@@ -165,7 +166,7 @@ def test_a_newer_wish_interrupts_the_pause_before_a_retry() -> None:
     box = mailbox.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
-    served = agent.Agent(pipeline, box, patience=patience(600))
+    served = loop.Agent(pipeline, box, patience=patience(600))
     thread = threading.Thread(target=served.serve, daemon=True)
     pipeline.on_run = lambda: threading.Timer(0.05, box.put_label, args=("b",)).start()
     thread.start()
@@ -179,7 +180,7 @@ def test_a_node_without_a_label_is_come_back_to_until_its_gpus_are_told() -> Non
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     pipeline.restless = 3
-    served = agent.Agent(pipeline, box, patience=patience())
+    served = loop.Agent(pipeline, box, patience=patience())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
 
@@ -194,7 +195,7 @@ def test_without_a_label_what_was_left_is_given_back_and_nothing_is_pending() ->
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     thread = threading.Thread(
-        target=agent.Agent(pipeline, box, patience=patience(1)).serve, daemon=True
+        target=loop.Agent(pipeline, box, patience=patience(1)).serve, daemon=True
     )
     thread.start()
     assert pipeline.has_rested.wait(timeout=20)
@@ -210,7 +211,7 @@ def test_at_rest_the_gpus_are_looked_at_and_a_drift_is_healed_sparing_everybody(
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
     pipeline.due = lookout.Next.HEAL
-    served = agent.Agent(pipeline, box, patience=patience(look_after_s=0.02))
+    served = loop.Agent(pipeline, box, patience=patience(look_after_s=0.02))
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
     thread.join(timeout=20)
@@ -226,7 +227,7 @@ def test_a_failure_for_good_is_tried_anew_once_the_hardware_has_changed() -> Non
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
     pipeline.due = lookout.Next.RUN
     pipeline.on_run = box.put_gpu_change
-    served = agent.Agent(pipeline, box, patience=patience())
+    served = loop.Agent(pipeline, box, patience=patience())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
     thread.join(timeout=20)
@@ -248,6 +249,6 @@ def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() ->
         yield
         told.append("not alone")
 
-    agent.Agent(pipeline, box, patience=patience(), alone=alone).serve()
+    loop.Agent(pipeline, box, patience=patience(), alone=alone).serve()
 
     assert told == ["alone", "run", "not alone"] * 2

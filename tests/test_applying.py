@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import commands, errors
-from mig_manager.core import config, model, planner, status
+from mig_manager import errors
+from mig_manager.change import commands
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.planner import planner
+from mig_manager.core.records import status
 from tests import applying_rig, fakes
 from tests.applying_rig import Gpus, Killed, shape
 

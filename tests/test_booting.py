@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import config, model, planner, status
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.planner import planner
+from mig_manager.core.records import status
 from tests import applying_rig
 from tests.applying_rig import Gpus, Killed, shape
 

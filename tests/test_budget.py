@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from mig_manager import errors, reconcile
-from mig_manager.core import cluster, model
+from mig_manager import errors
+from mig_manager.agent import reconcile
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from tests import fakes, scenes
 
 

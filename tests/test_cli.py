@@ -11,17 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import (
-    arguments,
-    cli,
-    commandline,
-    console,
-    errors,
-    interrupts,
-    settings,
-    shellsettings,
-)
-from mig_manager.core import document
+from mig_manager import errors
+from mig_manager.agent import settings
+from mig_manager.cli import arguments, commandline, console, interrupts, main, shellsettings
+from mig_manager.core.text import document
 from tests.commandline import Shell, forget
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
@@ -523,14 +516,14 @@ def test_a_bug_is_confessed_in_two_lines(shell: Shell) -> None:
         stdin=io.StringIO(), stdout=Broken(), stderr=err, environ=shell.environ
     )
 
-    assert cli.main(["version"], terminal) == 1
+    assert main.main(["version"], terminal) == 1
     assert err.getvalue().splitlines()[0] == "mig-manager: internal error: LookupError: surprise"
     assert "please report it" in err.getvalue()
     assert "Traceback" not in err.getvalue()
 
     for flag in ("--debug", "-d"):
         err.truncate(0)
-        assert cli.main([flag, "version"], terminal) == 1
+        assert main.main([flag, "version"], terminal) == 1
         assert "Traceback" in err.getvalue()
 
 
@@ -624,7 +617,7 @@ def test_an_interrupt_ends_with_the_status_of_one(shell: Shell) -> None:
         stdin=io.StringIO(), stdout=Interrupted(), stderr=io.StringIO(), environ=shell.environ
     )
 
-    assert cli.main(["version"], terminal) == 130
+    assert main.main(["version"], terminal) == 130
 
 
 def test_a_reader_that_leaves_early_gets_no_complaint(tmp_path: pathlib.Path) -> None:

@@ -5,9 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from mig_manager import commands, errors, report, validation
-from mig_manager.core import bar, config, model
-from mig_manager.sandbox import hardware
+from mig_manager import errors
+from mig_manager.catalogue import hardware
+from mig_manager.change import commands, validation
+from mig_manager.cli.render import report
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.text import bar
 from tests import applying_rig, fakes
 
 A100 = hardware.find("A100-SXM4-40GB")

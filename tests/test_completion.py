@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import arguments, commandline, products
+from mig_manager.catalogue import products
+from mig_manager.cli import arguments, commandline
 from tests import commandline as shells
 from tests import programs
 from tests.commandline import Shell

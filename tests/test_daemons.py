@@ -4,10 +4,14 @@ import dataclasses
 
 import pytest
 
-from mig_manager import daemons, errors, monitors, outcomes, record
-from mig_manager.core import clients, cluster, extras, model, planner, status
+from mig_manager import errors
+from mig_manager.agent import daemons, monitors, outcomes, record
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
 from mig_manager.core import pace as pacing
-from mig_manager.sandbox import hardware
+from mig_manager.core.node import clients, cluster, extras
+from mig_manager.core.planner import planner
+from mig_manager.core.records import status
 from tests import fakes
 
 DCGM, EXPORTER, CLIENT = (

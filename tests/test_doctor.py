@@ -14,14 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import yaml
 
-from mig_manager import arguments, cli, console, doctor, doctorsettings
-from mig_manager.adapters import clock, lockfile
-from mig_manager.adapters.kube import api
-from mig_manager.checks import asking, machine
-from mig_manager.checks import cluster as cluster_checks
-from mig_manager.checks import gpus as gpu_checks
-from mig_manager.core import cluster, findings, model, profile, rights, status
-from mig_manager.sandbox import apiserver, hardware, node, nvml
+from mig_manager.adapters.host import clock, lockfile
+from mig_manager.adapters.kubernetes import api
+from mig_manager.catalogue import hardware
+from mig_manager.cli import arguments, console, main
+from mig_manager.cli.doctor import asking, doctor, doctorsettings, findings, machine
+from mig_manager.cli.doctor import cluster as cluster_checks
+from mig_manager.cli.doctor import gpus as gpu_checks
+from mig_manager.core import model, profile
+from mig_manager.core.node import cluster, rights
+from mig_manager.core.records import status
+from mig_manager.sandbox import apiserver, node, nvml
 from mig_manager.sandbox.api import access
 from mig_manager.sandbox.driver import states
 from tests.adapters import proc_tree
@@ -90,7 +93,7 @@ class Patient:
         terminal = console.Console(
             stdin=io.StringIO(), stdout=out, stderr=err, environ={"HOME": str(self.folder)}
         )
-        done = cli.main(["doctor", *self.argv, *argv], terminal)
+        done = main.main(["doctor", *self.argv, *argv], terminal)
         assert "Traceback" not in err.getvalue()
         return done, out.getvalue()
 

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import errors, lookout, reconcile
-from mig_manager.core import cluster, model, planner
+from mig_manager import errors
+from mig_manager.agent import lookout, reconcile
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.planner import planner
 from tests import fakes, scenes
 
 LAYOUT = "all-balanced"

@@ -5,8 +5,9 @@ import dataclasses
 
 import pytest
 
-from mig_manager.core import model, planner, profile
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile
+from mig_manager.core.planner import planner
 from tests import driver_rules, fakes
 
 OFF = hardware.template(hardware.find("A100-SXM4-40GB"))

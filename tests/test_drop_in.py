@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mig_manager import arguments, shellsettings
-from mig_manager.core import document
+from mig_manager.cli import arguments, shellsettings
+from mig_manager.core.text import document
 from tests import commandline
 from tests.commandline import Answer, Shell
 

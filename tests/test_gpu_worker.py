@@ -3,7 +3,7 @@
 import pathlib
 import subprocess
 
-from mig_manager.adapters import gpu_child, gpu_protocol
+from mig_manager.adapters.nvml_worker import gpu_child, gpu_protocol
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import libnvml, states
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import agent, errors, health, lookout, mailbox, outcomes, ports
-from mig_manager.adapters import webserver
-from mig_manager.core import model
+from mig_manager import errors
+from mig_manager.adapters.host import webserver
+from mig_manager.agent import health, lookout, loop, mailbox, outcomes
+from mig_manager.core import model, ports
 
 STUCK_AFTER_S = 10.0
 
@@ -124,14 +125,14 @@ class Worker:
     def __init__(self, life: Life, box: mailbox.Mailbox) -> None:
         self._life = life
         self._box = box
-        self._served: agent.Agent | None = None
+        self._served: loop.Agent | None = None
         self.seen: list[str] = []
 
     def serve(self) -> None:
-        self._served = agent.Agent(
+        self._served = loop.Agent(
             self,
             self._box,
-            patience=agent.Patience(retry_initial_s=0.001, retry_max_s=0.001),
+            patience=loop.Patience(retry_initial_s=0.001, retry_max_s=0.001),
             pulse=self._life.pulse,
         )
         self._served.serve()

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager import commands, errors
-from mig_manager.core import checkpoint, config, model
+from mig_manager import errors
+from mig_manager.change import commands
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.records import checkpoint
 from tests import applying_rig, scenes
 from tests.applying_rig import Gpus, shape
 

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 import pytest
 import structlog.testing
 
-from mig_manager import arguments, errors, planning, reconcile, settings
+from mig_manager import errors
+from mig_manager.agent import planning, reconcile, settings
+from mig_manager.cli import arguments
 from mig_manager.core import model
 from tests import fakes, scenes
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from mig_manager import log
+from mig_manager.adapters.host import log
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def logging_to(*, is_json: bool, level: str = "info") -> Iterator[io.StringIO]:
         structlog.reset_defaults()
         root = logging.getLogger()
         for handler in list(root.handlers):
-            if type(handler).__module__ == "mig_manager.log":
+            if type(handler).__module__ == "mig_manager.adapters.host.log":
                 root.removeHandler(handler)
 
 

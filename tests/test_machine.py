@@ -6,9 +6,14 @@ import json
 import pytest
 import structlog.testing
 
-from mig_manager import errors, health, instrumentation
-from mig_manager.core import cluster, model, planner, status
-from mig_manager.core import policy as policies
+from mig_manager import errors
+from mig_manager.agent import health
+from mig_manager.change import instrumentation
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.node import policy as policies
+from mig_manager.core.planner import planner
+from mig_manager.core.records import status
 from tests import fakes, scenes
 
 LAYOUT = "all-1g.5gb"

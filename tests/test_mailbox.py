@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from mig_manager import errors, mailbox
+from mig_manager import errors
+from mig_manager.agent import mailbox
 
 
 def taken(box: mailbox.Mailbox, seen: int = 0) -> mailbox.LabelWish:

@@ -18,8 +18,9 @@ import pytest
 import yaml
 
 import mig_manager
-from mig_manager import settings
-from mig_manager.core import cluster, model
+from mig_manager.agent import settings
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from tests import plain_node
 from tests.unit_files import (

@@ -11,16 +11,10 @@ from types import ModuleType
 
 import pytest
 
-from mig_manager import (
-    arguments,
-    commandline,
-    doctorsettings,
-    errors,
-    helptexts,
-    rolloutsettings,
-    settings,
-    shellsettings,
-)
+from mig_manager import errors
+from mig_manager.agent import settings
+from mig_manager.cli import arguments, commandline, helptexts, rolloutsettings, shellsettings
+from mig_manager.cli.doctor import doctorsettings
 from tests import commandline as shells
 from tests.commandline import Shell
 

@@ -8,10 +8,13 @@ import structlog.testing
 from prometheus_client import parser
 
 import mig_manager
-from mig_manager import errors, metrics, sink
-from mig_manager.adapters import gpu_child, nvml_errors, nvml_meter
+from mig_manager import errors
+from mig_manager.adapters.host import sink
+from mig_manager.adapters.nvml import nvml_errors, nvml_meter
+from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.agent import metrics
+from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile
-from mig_manager.sandbox import hardware
 from tests import fakes
 
 NOW = 1_700_000_000.0
@@ -244,7 +247,7 @@ def test_a_worker_tells_what_it_spent_on_nvml_also_when_nvml_refused(
 ) -> None:
     script = """
 import pynvml
-from mig_manager import gpu_worker
+from mig_manager.adapters.nvml_worker import gpu_worker
 def nvmlInit():
     raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 pynvml.nvmlInit = nvmlInit

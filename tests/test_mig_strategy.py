@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import cluster, mig_strategy, model
-from mig_manager.core import policy as policies
+from mig_manager.core import model
+from mig_manager.core.node import cluster, mig_strategy
+from mig_manager.core.node import policy as policies
 from tests import fakes, scenes
 
 

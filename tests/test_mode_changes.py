@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mig_manager import errors, reconcile
-from mig_manager.adapters import gpureset, nvml, tools
-from mig_manager.core import cluster, model
+from mig_manager import errors
+from mig_manager.adapters.host import gpureset, tools
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.agent import reconcile
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox import smi
 from mig_manager.sandbox.driver import libnvml, states
@@ -54,7 +57,7 @@ class Node:
         self.before_reset: Callable[[], object] = lambda: None
         smi.install(folder / "bin", path)
         self._layouts = LAYOUTS.replace("HALF", "3g.40gb" if "h100" in spec else "3g.20gb")
-        self._gpus = nvml.NvmlGpus(in_use_timeout_s=5.0, clock=self.cluster.clock)
+        self._gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=self.cluster.clock)
         self._reset = gpureset.SmiReset(
             tools.Tools(folders=[str(folder / "bin")]),
             proc=proc_tree.ProcTree(folder / "proc").root,

@@ -15,10 +15,14 @@ import pytest
 import yaml
 from prometheus_client import parser
 
-from mig_manager import errors, health, instrumentation, metrics, reconcile
-from mig_manager.adapters import gpu_child
-from mig_manager.core import cluster, model, planner, profile
-from mig_manager.sandbox import hardware
+from mig_manager import errors
+from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.agent import health, metrics, reconcile
+from mig_manager.catalogue import hardware
+from mig_manager.change import instrumentation
+from mig_manager.core import model, profile
+from mig_manager.core.node import cluster
+from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
 from tests import fakes
 

@@ -20,7 +20,7 @@ import packaging.utils
 import pytest
 
 import mig_manager
-from mig_manager import arguments
+from mig_manager.cli import arguments
 from tests import locks
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -95,7 +95,7 @@ def test_the_wheel_has_the_data_that_the_program_reads(wheel: pathlib.Path) -> N
     assert {
         "mig_manager/profiles/mig-parted.yaml",
         "mig_manager/py.typed",
-        "mig_manager/sandbox/hardware.json",
+        "mig_manager/catalogue/hardware.json",
     } <= names(wheel)
 
 

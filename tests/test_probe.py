@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import errors, health, probe
+from mig_manager import errors
+from mig_manager.agent import health
+from mig_manager.cli import probe
 
 STUCK_AFTER_S = 10.0
 AGENT = ("/opt/bin/python", "/opt/bin/mig-manager", "agent")
@@ -108,7 +110,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
 def run(port: str) -> tuple[int, str]:
     """Run the check as the image does; what started this container is not our program."""
     done = subprocess.run(
-        (sys.executable, "-I", "-m", "mig_manager.probe"),
+        (sys.executable, "-I", "-m", "mig_manager.cli.probe"),
         env={"PATH": os.environ["PATH"], "MIG_MANAGER_HEALTH_PORT": port},
         capture_output=True,
         text=True,

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from mig_manager import errors, ports
-from mig_manager.core import clients, cluster, inventory, model, planner, status
-from mig_manager.core import policy as policies
+from mig_manager import errors
+from mig_manager.core import model, ports
+from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import policy as policies
+from mig_manager.core.planner import planner
+from mig_manager.core.records import inventory, status
 from tests import fakes
 from tests.scenes import (
     BROKEN,

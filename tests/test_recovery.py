@@ -6,8 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors, lookout
-from mig_manager.core import cluster, config, inventory, model, planner, status
+from mig_manager import errors
+from mig_manager.agent import lookout
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+from mig_manager.core.planner import planner
+from mig_manager.core.records import inventory, status
 from tests import applying_rig, fakes, scenes
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")

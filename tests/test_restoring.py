@@ -4,8 +4,11 @@ import json
 
 import pytest
 
-from mig_manager import commands, errors
-from mig_manager.core import checkpoint, config, model
+from mig_manager import errors
+from mig_manager.change import commands
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.records import checkpoint
 from tests import applying_rig
 from tests.applying_rig import Gpus, Killed, shape
 

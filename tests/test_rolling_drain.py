@@ -5,9 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager import errors, reconcile
-from mig_manager.core import cluster, model, status
-from mig_manager.core import policy as policies
+from mig_manager import errors
+from mig_manager.agent import reconcile
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.node import policy as policies
+from mig_manager.core.records import status
 from tests import fakes, scenes
 
 

@@ -2,8 +2,13 @@
 
 import pytest
 
-from mig_manager import errors, instrumentation, outcomes
-from mig_manager.core import cluster, model, planner, status
+from mig_manager import errors
+from mig_manager.agent import outcomes
+from mig_manager.change import instrumentation
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.planner import planner
+from mig_manager.core.records import status
 from tests import fakes, scenes
 
 LAYOUT = "one-slice-changed"

@@ -4,8 +4,10 @@ import pathlib
 
 import pytest
 
-from mig_manager import arguments, errors, settings, shellsettings
-from mig_manager.core import policy
+from mig_manager import errors
+from mig_manager.agent import settings
+from mig_manager.cli import arguments, shellsettings
+from mig_manager.core.node import policy
 
 AGENT = {"NODE_NAME": "n1"}
 

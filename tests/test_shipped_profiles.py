@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import config, model, planner
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.planner import planner
 
 PATH = pathlib.Path(__file__).parents[1] / "profiles" / "mig-parted.yaml"
 TEXT = PATH.read_text("utf-8")

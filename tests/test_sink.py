@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
-from mig_manager import console, log, sink
+from mig_manager.adapters.host import log, sink
+from mig_manager.cli import console
 from tests import commandline, lost_stderr
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager import sparing
+from mig_manager.adapters import sparing
 
 Write = Callable[..., None]
 

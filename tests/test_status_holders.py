@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager import cli, console
-from mig_manager.core import holders
+from mig_manager.cli import console, main
+from mig_manager.core.host import holders
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import states
 
@@ -28,7 +28,7 @@ class Shell:
             stdin=io.StringIO(), stdout=out, stderr=err, environ=self.environ
         )
         line = (*argv, "--simulate-state", str(self.path))
-        assert cli.main(line, terminal) == 0, err.getvalue()
+        assert main.main(line, terminal) == 0, err.getvalue()
         return out.getvalue()
 
 

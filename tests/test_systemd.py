@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import pytest
 
 import mig_manager
-from mig_manager import arguments, shellsettings
+from mig_manager.cli import arguments, shellsettings
 from tests import programs
 from tests.unit_files import (
     ROOT,
@@ -82,7 +82,7 @@ def test_the_unit_gives_up_most_of_what_a_service_could_do(unit: str) -> None:
 
 LOOK = """
 import json
-from mig_manager.adapters import procfs
+from mig_manager.adapters.host import procfs
 print(json.dumps([[each.pid for each in procfs.holders(procfs.ROOT)], procfs.hidden(procfs.ROOT)]))
 """
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mig_manager import errors, turn
+from mig_manager import errors
+from mig_manager.change import turn
 from mig_manager.core import pace
 from tests import applying_rig, fakes
 

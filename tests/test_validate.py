@@ -12,9 +12,10 @@ import pytest
 import structlog
 import yaml
 
-from mig_manager import cli, console, shellvalidate
-from mig_manager.core import config
-from mig_manager.sandbox import hardware, nvml
+from mig_manager.catalogue import hardware
+from mig_manager.cli import console, main, shellvalidate
+from mig_manager.core.layout import config
+from mig_manager.sandbox import nvml
 
 ROOT = pathlib.Path(__file__).parents[1]
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
@@ -42,7 +43,7 @@ class Shell:
             stderr=err,
             environ={"HOME": str(self._home)} | environ,
         )
-        status = cli.main(argv, terminal)
+        status = main.main(argv, terminal)
         assert "internal error" not in err.getvalue()
         return Answer(status, out.getvalue(), err.getvalue())
 

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager import arguments, settings
+from mig_manager.agent import settings
+from mig_manager.cli import arguments
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -9,10 +9,12 @@ from collections.abc import Container, Iterator
 
 import prometheus_client
 
-from mig_manager import commandline, metrics, settings
-from mig_manager.core import cluster
+import mig_manager
+from mig_manager.agent import metrics, settings
+from mig_manager.cli import commandline
+from mig_manager.core.node import cluster
 
-PACKAGE = pathlib.Path(commandline.__file__).parent
+PACKAGE = pathlib.Path(mig_manager.__file__).parent
 OWN_PREFIX = "MIG_MANAGER_"
 VARIABLES_ALONE = "variables without an option"
 

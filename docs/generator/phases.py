@@ -13,7 +13,8 @@ import json
 from collections.abc import Callable, Iterator
 
 from mig_manager import errors
-from mig_manager.core import cluster, model
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from tests import fakes, scenes
 
 Make = Callable[[], fakes.World]

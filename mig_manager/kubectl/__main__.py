@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-from mig_manager import console
+from mig_manager.cli import console
 from mig_manager.kubectl import app
 
 _COMPLETER = "kubectl_complete-mig"

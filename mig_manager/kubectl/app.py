@@ -7,9 +7,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 import mig_manager
-from mig_manager import console, errors, report, safetext, settings, source, validation
-from mig_manager.adapters import configfile, kubectl
-from mig_manager.core import config, document
+from mig_manager import errors
+from mig_manager.adapters import kubectl
+from mig_manager.adapters.host import configfile
+from mig_manager.agent import settings
+from mig_manager.change import validation
+from mig_manager.cli import console
+from mig_manager.cli.render import report
+from mig_manager.core.layout import config
+from mig_manager.core.options import source
+from mig_manager.core.text import document, safetext
 from mig_manager.kubectl import (
     arguments,
     asking,

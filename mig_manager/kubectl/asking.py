@@ -7,10 +7,12 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mig_manager import errors, safetext
+from mig_manager import errors
 from mig_manager.adapters import kubectl
-from mig_manager.adapters.kubejson import fields, nodereading, podreading
-from mig_manager.core import cluster, config, standing, times
+from mig_manager.core.fleet import standing
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster, json_fields, nodereading, podreading
+from mig_manager.core.text import safetext, times
 
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
@@ -86,7 +88,7 @@ class Cluster:
             ClusterError: The API refused or does not answer.
         """
         query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
-        with fields.understood("the list of Events"):
+        with json_fields.understood("the list of Events"):
             return tuple(
                 _event(item)
                 for item in self._api.items(_EVENTS, query)
@@ -130,7 +132,7 @@ def read(item: Mapping[str, Any]) -> standing.Node:
         ClusterError: It is not a Node object.
     """
     view = nodereading.view(item)
-    with fields.understood(f"node {view.name}"):
+    with json_fields.understood(f"node {view.name}"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(
             each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
@@ -149,7 +151,7 @@ def read_pods(
     """
     found: dict[str, list[cluster.Pod]] = {name: [] for name in names}
     for item in items:
-        with fields.understood("the list of pods"):
+        with json_fields.understood("the list of pods"):
             bound, pod = str(item["spec"].get("nodeName")), podreading.read(item)
         if bound in found and (pod.gpu_resources or pod.has_claims):
             found[bound].append(pod)
@@ -189,8 +191,8 @@ def _event(item: Mapping[str, Any]) -> Event:
 
 
 def _document(config_map: Mapping[str, Any], source: str) -> config.Document:
-    with fields.understood(source):
-        data = fields.strings(config_map.get("data"))
+    with json_fields.understood(source):
+        data = json_fields.strings(config_map.get("data"))
     if _DOCUMENT_KEY in data:
         text = data[_DOCUMENT_KEY]
     elif len(data) == 1:

@@ -7,8 +7,9 @@ candidates (a tab before their description) and a last line ``:DIRECTIVE`` (``ku
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager import console, errors
+from mig_manager import errors
 from mig_manager.adapters import kubectl
+from mig_manager.cli import console
 from mig_manager.kubectl import arguments, asking
 
 _NO_FILES, _FILES = 4, 0

@@ -8,7 +8,8 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.core import bar, standing, times
+from mig_manager.core.fleet import standing
+from mig_manager.core.text import bar, times
 from mig_manager.kubectl import asking, layout, statuses
 
 

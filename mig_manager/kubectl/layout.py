@@ -3,7 +3,8 @@
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import askers, bar, messages, picture, resources
+from mig_manager.core.node import askers, resources
+from mig_manager.core.text import bar, messages, picture
 
 _GAP = "   "
 _MOST_NAMED = 8

@@ -7,8 +7,13 @@ agent spares those, and so may choose other instances of the same kind to end.
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from mig_manager import commands, errors, report, safetext
-from mig_manager.core import askers, bar, config, standing
+from mig_manager import errors
+from mig_manager.change import commands
+from mig_manager.cli.render import report
+from mig_manager.core.fleet import standing
+from mig_manager.core.layout import config
+from mig_manager.core.node import askers
+from mig_manager.core.text import bar, safetext
 from mig_manager.kubectl import layout as layouts
 from mig_manager.kubectl import products, selecting
 

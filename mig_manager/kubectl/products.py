@@ -4,8 +4,12 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from mig_manager import errors, safetext
-from mig_manager.core import config, inventory, model, standing
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.fleet import standing
+from mig_manager.core.layout import config
+from mig_manager.core.records import inventory
+from mig_manager.core.text import safetext
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _COUNT_LABEL = "nvidia.com/gpu.count"
@@ -47,7 +51,7 @@ def of_nodes(reports: Sequence[standing.Report]) -> Products:
 
 def presumed(report: standing.Report) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs that a node has by its labels, not partitioned, and a note that says so."""
-    from mig_manager.sandbox import hardware  # noqa: PLC0415 - where nothing is published
+    from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
 
     labels = report.node.view.labels
     product = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
@@ -71,7 +75,7 @@ def presumed(report: standing.Report) -> tuple[model.ObservedGpus, str]:
 
 def known() -> Sequence[model.Gpu]:
     """Return an idle GPU of every product that a layout may be for."""
-    from mig_manager import products  # noqa: PLC0415 - reads the table of them
+    from mig_manager.catalogue import products  # noqa: PLC0415 - reads the table of them
 
     return products.known()
 

@@ -6,7 +6,8 @@ import http
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import cluster, standing
+from mig_manager.core.fleet import standing
+from mig_manager.core.node import cluster
 from mig_manager.kubectl import asking
 
 

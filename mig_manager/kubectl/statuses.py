@@ -5,8 +5,10 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager import plain
-from mig_manager.core import askers, bar, model, picture, standing, times
+from mig_manager.core import model
+from mig_manager.core.fleet import standing
+from mig_manager.core.node import askers
+from mig_manager.core.text import bar, picture, plain, times
 from mig_manager.kubectl import layout, selecting
 
 _TONES: Mapping[standing.Standing, bar.Tone] = {

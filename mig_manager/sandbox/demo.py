@@ -5,9 +5,11 @@ import pathlib
 import threading
 from collections.abc import Callable
 
-from mig_manager.adapters import clock
-from mig_manager.core import bar, cluster, config, picture
-from mig_manager.sandbox import hardware
+from mig_manager.adapters.host import clock
+from mig_manager.catalogue import hardware
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+from mig_manager.core.text import bar, picture
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import scenarios, stages, timeline
 

@@ -25,7 +25,7 @@ import zipfile
 HERE = pathlib.Path(__file__).parent
 ENTRY = "mig_manager.kubectl.__main__"
 HOMEPAGE = "https://example.com/mig-manager"
-DATA = {"mig_manager.sandbox.hardware": "hardware.json"}
+DATA = {"mig_manager.catalogue.hardware": "hardware.json"}
 """What a module reads beside itself."""
 DISPENSABLE = frozenset({"yaml._yaml"})
 """Modules of machine code that their packages do without."""

@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from mig_manager.adapters import nvml
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model, profile
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
@@ -21,7 +21,7 @@ class Rig:
         self.library = library
         self.state = library.state
         self.clock = fakes.FakeClock()
-        self.gpus = nvml.NvmlGpus(in_use_timeout_s=in_use_timeout_s, clock=self.clock)
+        self.gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=in_use_timeout_s, clock=self.clock)
 
     def observe(self, index: int = 0) -> model.Gpu:
         return self.gpus.observe()[index]

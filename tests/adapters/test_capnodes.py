@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters import capnodes
+from mig_manager.adapters.host import capnodes
 from tests.adapters import proc_tree
 
 MAJOR = 240

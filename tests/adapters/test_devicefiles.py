@@ -8,8 +8,9 @@ import stat
 import pytest
 import structlog.testing
 
-from mig_manager import errors, hostsettings
-from mig_manager.adapters import cdispecs, devicefiles, tools
+from mig_manager import errors
+from mig_manager.adapters.host import cdispecs, devicefiles, tools
+from mig_manager.core.host import hostsettings
 from tests import privileges
 from tests.adapters import proc_tree, stand_ins
 

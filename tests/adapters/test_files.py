@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import configfile, directorywatch, files
+from mig_manager.adapters.host import configfile, directorywatch, files
 
 _SOON_S = 5.0
 _QUIET_S = 0.3

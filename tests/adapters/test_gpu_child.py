@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import structlog.testing
 
-from mig_manager import errors, gpu_worker
-from mig_manager.adapters import gpu_child, gpu_protocol
+from mig_manager import errors
+from mig_manager.adapters.nvml_worker import gpu_child, gpu_protocol, gpu_worker
 from mig_manager.core import model
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
@@ -41,8 +41,9 @@ PLAN = model.Plan(gpus=(model.GpuPlan(gpu_uuid=GPU.uuid, gpu_index=0, steps=(), 
 
 PREAMBLE = """
 import os, signal, sys, time
-from mig_manager import errors, gpu_worker
-from mig_manager.adapters import gpu_process, gpu_protocol, nvml
+from mig_manager import errors
+from mig_manager.adapters.nvml import nvml_gpus as nvml
+from mig_manager.adapters.nvml_worker import gpu_process, gpu_protocol, gpu_worker
 def seen(*gpus):
     return gpu_protocol.Observed(gpus=gpu_protocol.model.ObservedGpus(gpus))
 def answer(message):
@@ -229,8 +230,8 @@ def test_whatever_runs_out_at_the_start_is_a_typed_error_and_nothing_is_left_ope
     script = """
 import os, resource, sys
 from mig_manager import errors
-from mig_manager.adapters import gpu_child
-worker = "import sys; from mig_manager.adapters import gpu_protocol as p; " \
+from mig_manager.adapters.nvml_worker import gpu_child
+worker = "import sys; from mig_manager.adapters.nvml_worker import gpu_protocol as p; " \
     "sys.stdout.buffer.write(p.encode(p.Observed(gpus=p.model.NO_GPUS)))"
 gpus = gpu_child.ChildGpus(command=[sys.executable, "-c", worker], timeout_s=60)
 gpus.observe()
@@ -349,7 +350,9 @@ def test_getting_ready_never_fails() -> None:
 
 
 def test_the_agents_side_does_not_load_the_nvml_binding() -> None:
-    script = "import sys, mig_manager.adapters.gpu_child; sys.exit('pynvml' in sys.modules)"
+    script = (
+        "import sys, mig_manager.adapters.nvml_worker.gpu_child; sys.exit('pynvml' in sys.modules)"
+    )
     assert (
         subprocess.run(  # noqa: S603 - our own interpreter
             [sys.executable, "-c", script], check=False
@@ -364,7 +367,7 @@ def test_the_worker_loads_nothing_that_it_seldom_needs() -> None:
         # From then on dataclasses asks it for annotations.
         modules.append("inspect")
     script = (
-        "import sys, mig_manager.gpu_worker\n"
+        "import sys, mig_manager.adapters.nvml_worker.gpu_worker\n"
         f"print(*(name for name in {modules!r} if sys.modules.get(name)))"
     )
     done = subprocess.run(  # noqa: S603 - our own interpreter
@@ -441,7 +444,7 @@ os.kill(os.getppid(), signal.SIGKILL)
 signal.pause()
 """
     agent = f"""
-from mig_manager.adapters import gpu_child
+from mig_manager.adapters.nvml_worker import gpu_child
 gpu_child.ChildGpus(command={[sys.executable, "-c", PREAMBLE + worker]!r}, timeout_s=60).observe()
 """
     done = subprocess.run(  # noqa: S603 - our own interpreter
@@ -583,7 +586,7 @@ def test_a_driver_that_crashes_takes_only_the_worker_along(state: simulated.Shar
 # What the worker was doing when it ended.
 
 IN_A_CALL = """
-from mig_manager.adapters import gpu_progress, nvml_errors
+from mig_manager.adapters.nvml import gpu_progress, nvml_errors
 gpu_progress.PROGRESS.attach(int(sys.argv[-1]))
 def nvmlFake(): doing()
 def work():

@@ -15,7 +15,7 @@ import pytest
 import structlog.testing
 from structlog.typing import EventDict
 
-from mig_manager.adapters import gpu_events, gpu_talker
+from mig_manager.adapters.nvml_worker import gpu_events, gpu_talker
 from mig_manager.core import pace
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
@@ -27,7 +27,7 @@ NEVER_AGAIN = pace.Pace(first_s=3600.0, max_s=3600.0)
 PREAMBLE = """
 import os, signal, sys, time
 from mig_manager import errors
-from mig_manager.adapters import gpu_news
+from mig_manager.adapters.nvml_worker import gpu_news
 def say(news):
     os.write(1, gpu_news.encode(news))
 watching = gpu_news.Watching(gpus=1, of=1)
@@ -257,7 +257,7 @@ def test_a_listener_dies_with_the_agent(node: Node, tmp_path: pathlib.Path) -> N
     pid_file = tmp_path / "pid"
     agent = f"""
 import os, pathlib, signal
-from mig_manager.adapters import gpu_events
+from mig_manager.adapters.nvml_worker import gpu_events
 def told():
     task = pathlib.Path("/proc/self/task")
     pids = [pid for each in task.iterdir() for pid in (each / "children").read_text().split()]
@@ -286,7 +286,7 @@ def is_dead(pid: str) -> bool:
 
 def test_a_listener_carries_neither_the_agent_nor_the_planner() -> None:
     script = (
-        "import sys, mig_manager.gpu_listener; print(*sorted("
+        "import sys, mig_manager.adapters.nvml_worker.gpu_listener; print(*sorted("
         "name for name in sys.modules if name.startswith('mig_manager.') or name in"
         " ('kubernetes', 'structlog', 'tenacity', 'yaml', 'subprocess', 'concurrent.futures')))"
     )
@@ -294,10 +294,11 @@ def test_a_listener_carries_neither_the_agent_nor_the_planner() -> None:
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
     modules = set(loaded.stdout.split())
-    assert "mig_manager.gpu_listener" in modules
+    assert "mig_manager.adapters.nvml_worker.gpu_listener" in modules
     assert not modules & {"kubernetes", "structlog", "tenacity", "yaml", "concurrent.futures"}
     assert not any(
-        name.startswith(("mig_manager.core", "mig_manager.sandbox")) for name in modules
+        name.startswith(("mig_manager.agent", "mig_manager.core.planner", "mig_manager.sandbox"))
+        for name in modules
     )
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mig_manager.adapters import gpu_exchange
+from mig_manager.adapters.nvml_worker import gpu_exchange
 
 ECHO = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"
 LARGE = os.urandom(1 << 20)

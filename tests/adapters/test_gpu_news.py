@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import gpu_news
+from mig_manager.adapters.nvml_worker import gpu_news
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.adapters import gpu_progress
+from mig_manager.adapters.nvml import gpu_progress
 
 UUID = "GPU-00000000-0000-0000-0000-000000000003"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import gpu_thread
+from mig_manager.adapters.nvml_worker import gpu_thread
 from mig_manager.core import model
 
 PLAN = model.Plan(gpus=())

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mig_manager import errors, hostsettings
-from mig_manager.adapters import gpureset, smiquery, tools
+from mig_manager import errors
+from mig_manager.adapters.host import gpureset, smiquery, tools
 from mig_manager.core import model
+from mig_manager.core.host import hostsettings
 from mig_manager.sandbox import smi
 from mig_manager.sandbox.driver import states
 from tests.adapters import nvml_rig, proc_tree, stand_ins

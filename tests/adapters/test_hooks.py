@@ -10,9 +10,9 @@ import pytest
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters import hooks as programs
-from mig_manager.core import hooks
-from mig_manager.core.hooks import Point
+from mig_manager.adapters.host import hooks as programs
+from mig_manager.core.host import hooks
+from mig_manager.core.host.hooks import Point
 from tests.e2e import shell_node
 
 PATH = os.defpath

@@ -3,12 +3,12 @@
 import pathlib
 import uuid
 
-from mig_manager.adapters import host
+from mig_manager.adapters.host import system
 
 
 def test_a_boot_has_an_id_of_its_own() -> None:
-    assert host.boot_id() == str(uuid.UUID(host.boot_id()))
+    assert system.boot_id() == str(uuid.UUID(system.boot_id()))
 
 
 def test_where_the_system_tells_no_boot_id_there_is_none(tmp_path: pathlib.Path) -> None:
-    assert host.boot_id(tmp_path / "none") == ""
+    assert system.boot_id(tmp_path / "none") == ""

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from mig_manager.adapters import identity
+from mig_manager.adapters.host import identity
 
 UID = "0a947273-7214-4824-8411-875ebd7626e4"
 OTHER = "fd698699-eabf-4c23-92ef-cf0bbdb78261"

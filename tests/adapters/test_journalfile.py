@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import journalfile
+from mig_manager.adapters.host import journalfile
 
 
 @pytest.fixture

@@ -7,9 +7,12 @@ import pytest
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters import clock, nvml
-from mig_manager.adapters.kube import advertise, api
-from mig_manager.core import config, model, planner
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.kubernetes import advertise, api
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.planner import planner
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox import nvml as simulated
 
@@ -42,15 +45,15 @@ def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
 
 
 @pytest.fixture
-def real_gpus(tmp_path: pathlib.Path) -> Iterator[nvml.NvmlGpus]:
+def real_gpus(tmp_path: pathlib.Path) -> Iterator[nvml_gpus.NvmlGpus]:
     simulated.create("1xA100-SXM4-40GB", tmp_path / "gpus.json")
     simulated.install(tmp_path / "gpus.json")
-    yield nvml.NvmlGpus(clock=clock.SystemClock())
+    yield nvml_gpus.NvmlGpus(clock=clock.SystemClock())
     simulated.uninstall()
 
 
 @pytest.fixture
-def gpus(real_gpus: nvml.NvmlGpus, kube: api.KubeApi) -> advertise.AdvertisingGpus:
+def gpus(real_gpus: nvml_gpus.NvmlGpus, kube: api.KubeApi) -> advertise.AdvertisingGpus:
     return advertise.AdvertisingGpus(real_gpus, advertise.NodeResources(kube, name="n1"))
 
 
@@ -103,7 +106,7 @@ def test_a_change_of_the_gpus_is_told_at_the_next_look(
 
 
 def test_what_has_not_changed_is_not_written_again(
-    gpus: advertise.AdvertisingGpus, real_gpus: nvml.NvmlGpus, server: apiserver.ApiServer
+    gpus: advertise.AdvertisingGpus, real_gpus: nvml_gpus.NvmlGpus, server: apiserver.ApiServer
 ) -> None:
     gpus.observe()
     gpus.observe()

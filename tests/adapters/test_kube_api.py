@@ -18,7 +18,7 @@ from kubernetes.client import configuration as kube_configuration
 from kubernetes.config import incluster_config
 
 from mig_manager import errors
-from mig_manager.adapters.kube import answers, api, throttle
+from mig_manager.adapters.kubernetes import answers, api, throttle
 
 _TOKEN = "a-secret-token"  # noqa: S105 - of a server in this file
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api
+from mig_manager.adapters.kubernetes import api
 
 _HEAVY = frozenset(
     {
@@ -38,13 +38,13 @@ _HEAVY = frozenset(
 _IN_A_POD = """
 import sys
 from kubernetes_paths import TOKEN, AUTHORITY
-from mig_manager.adapters.kube import api, client
+from mig_manager.adapters.kubernetes import api, client
 service_account = sys.modules["kubernetes.config.incluster_config"]
 service_account.SERVICE_TOKEN_FILENAME, service_account.SERVICE_CERT_FILENAME = TOKEN, AUTHORITY
 client = api.KubeApi.connect(kubeconfig=None)
 """
 _BY_FILE = """
-from mig_manager.adapters.kube import api
+from mig_manager.adapters.kubernetes import api
 client = api.KubeApi.connect(kubeconfig=sys.argv[1])
 """
 _ASK = """
@@ -278,7 +278,7 @@ def test_a_certificate_in_the_kubeconfig_is_shown_to_a_server_that_asks_for_it(
 
 def test_whoever_wants_the_rest_of_the_client_gets_it() -> None:
     script = (
-        "import mig_manager.adapters.kube.api, kubernetes, sys\n"
+        "import mig_manager.adapters.kubernetes.api, kubernetes, sys\n"
         "assert 'kubernetes.dynamic' not in sys.modules\n"
         "assert kubernetes.dynamic.DynamicClient and kubernetes.config.load_config\n"
         "assert kubernetes.client.V1Node(metadata={'name': 'n'}).metadata.name == 'n'\n"

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api, node
-from mig_manager.adapters.kubejson import fields, nodereading
-from mig_manager.core import cluster
+from mig_manager.adapters.kubernetes import api, node
+from mig_manager.core.node import cluster, json_fields, nodereading
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import access, resources
 
@@ -407,7 +406,7 @@ class TestEmit:
     ],
 )
 def test_a_quantity_is_a_whole_number_rounded_up(text: str | int, value: int) -> None:
-    assert fields.quantity(text) == value
+    assert json_fields.quantity(text) == value
 
 
 @pytest.mark.parametrize(
@@ -416,4 +415,4 @@ def test_a_quantity_is_a_whole_number_rounded_up(text: str | int, value: int) ->
 )
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
-        fields.quantity(text)
+        json_fields.quantity(text)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mig_manager.adapters.kube import api, nodewatch, stream, watch
-from mig_manager.core import cluster
+from mig_manager.adapters.kubernetes import api, nodewatch, stream, watch
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources
 

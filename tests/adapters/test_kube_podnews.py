@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import structlog.testing
 
-from mig_manager.adapters.kube import api, podnews
+from mig_manager.adapters.kubernetes import api, podnews
 from mig_manager.sandbox import apiserver
 
 _PODS = "/api/v1/namespaces/default/pods"

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors, ports
-from mig_manager.adapters.kube import api, pods
-from mig_manager.core import cluster
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api, pods
+from mig_manager.core import ports
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources
 

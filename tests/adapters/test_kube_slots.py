@@ -9,8 +9,8 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api, slots
-from mig_manager.core import cluster
+from mig_manager.adapters.kubernetes import api, slots
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 from tests import fakes

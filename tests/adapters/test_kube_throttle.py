@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.adapters.kube import throttle
+from mig_manager.adapters.kubernetes import throttle
 
 
 class Time:

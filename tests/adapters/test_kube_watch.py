@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from mig_manager.adapters.kube import api, fleet, nodewatch, podnews, stream, watch
-from mig_manager.core import cluster, members
+from mig_manager.adapters.kubernetes import api, fleet, nodewatch, podnews, stream, watch
+from mig_manager.core.fleet import members
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources
 from tests.sandbox import apirig

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.adapters import podresources
-from mig_manager.core import cluster
+from mig_manager.adapters.kubelet import podresources
+from mig_manager.core.node import cluster
 from tests import programs
 from tests.adapters import kubelet_rig
 from tests.nvml_library import library

@@ -16,11 +16,11 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters import clock, lockfile
+from mig_manager.adapters.host import clock, lockfile
 
 HOLDER = """
 import pathlib, sys
-from mig_manager.adapters import clock, lockfile
+from mig_manager.adapters.host import clock, lockfile
 lock = lockfile.LockFile(
     pathlib.Path(sys.argv[1]), program="other", clock=clock.SystemClock(), is_required=True
 )

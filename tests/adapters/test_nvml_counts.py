@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from bench import matrix
-from mig_manager.adapters import clock, nvml
-from mig_manager.core import model, planner
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.core import model
+from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import libnvml
 from tests.core import oracle
@@ -76,7 +78,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
     simulated.SharedState(path).set_options(options)
     simulated.install(path)
     try:
-        gpus = nvml.NvmlGpus(clock=clock.SystemClock())
+        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
         seen = gpus.observe()
         look = libnvml.read_calls(path)
         wanted = transition.wanted(seen)

@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_errors, nvml_session
+from mig_manager.adapters.nvml import nvml_errors, nvml_session
 
 CODES = {name: value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
 

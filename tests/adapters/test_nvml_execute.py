@@ -11,8 +11,9 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_execute
-from mig_manager.core import model, planner, profile
+from mig_manager.adapters.nvml import nvml_execute
+from mig_manager.core import model, profile
+from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import libnvml, states
 from tests.adapters import nvml_rig
 

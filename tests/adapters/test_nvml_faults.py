@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_errors
+from mig_manager.adapters.nvml import nvml_errors
 from mig_manager.sandbox.driver import states
 from tests.adapters import nvml_rig
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import gpu_child
+from mig_manager.adapters.nvml_worker import gpu_child
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import libnvml, states
 from tests.adapters import nvml_rig, proc_tree

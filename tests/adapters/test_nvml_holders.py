@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import nvml, nvml_library
+from mig_manager.adapters.nvml import nvml_gpus, nvml_library
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from tests import fakes
@@ -23,7 +23,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 
 def refusal(proc: proc_tree.ProcTree, plan: model.Plan, *, driver_root: str = "") -> str:
     """Return what is said when a plan meets a GPU in use."""
-    gpus = nvml.NvmlGpus(
+    gpus = nvml_gpus.NvmlGpus(
         in_use_timeout_s=0.0,
         clock=fakes.FakeClock(),
         proc_root=proc.root,
@@ -162,5 +162,5 @@ def test_the_device_node_is_asked_for_only_where_processes_are_looked_for(
     with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
         node.gpus.observe()
         assert node.calls("nvmlDeviceGetMinorNumber") == 0
-        nvml.NvmlGpus(clock=fakes.FakeClock(), proc_root=proc.root).observe()
+        nvml_gpus.NvmlGpus(clock=fakes.FakeClock(), proc_root=proc.root).observe()
         assert node.calls("nvmlDeviceGetMinorNumber") == 2

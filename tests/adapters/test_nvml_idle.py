@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import nvml
+from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from tests import fakes
@@ -24,7 +24,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 
 def execute(proc: proc_tree.ProcTree, gpu: model.Gpu, *steps: model.Step) -> None:
     """Execute steps that require idle GPUs; a driver that refuses one is asked once."""
-    gpus = nvml.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
+    gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
     plan = nvml_rig.plan_of([gpu], *steps)
     gpus.execute(dataclasses.replace(plan, requires_idle=True))
 
@@ -173,7 +173,9 @@ def test_a_plan_that_does_not_require_it_is_refused_by_the_driver_alone(
         gpu = node.fill("1g.5gb", "1g.5gb")
         device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
         node.state.add_client(device, name="/opt/train")
-        gpus = nvml.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
+        gpus = nvml_gpus.NvmlGpus(
+            in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root
+        )
 
         with pytest.raises(errors.HardwareError) as caught:
             gpus.execute(nvml_rig.plan_of([gpu], *end_first(gpu)))

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from mig_manager.adapters import nvml_library
+from mig_manager.adapters.nvml import nvml_library
 
 
 def put(root: pathlib.Path, folder: str) -> pathlib.Path:

@@ -5,8 +5,9 @@ import pathlib
 import pytest
 
 from bench import matrix
-from mig_manager.adapters import clock, nvml
-from mig_manager.core import planner
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
 
 MIXED = matrix.Transition(
@@ -25,7 +26,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_what_gpus_have_in_common_is_there_once(path: pathlib.Path) -> None:
     simulated.install(path)
     try:
-        gpus = nvml.NvmlGpus(clock=clock.SystemClock()).observe()
+        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe()
     finally:
         simulated.uninstall()
 
@@ -39,7 +40,7 @@ def test_what_one_gpu_tells_of_its_instances_is_known_of_all_that_are_like_it(
     ask = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
     library = simulated.install(path)
     try:
-        gpus = nvml.NvmlGpus(clock=clock.SystemClock())
+        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
         seen = gpus.observe()
         asked = library.counts[ask]
         gpus.execute(planner.plan(seen, MIXED.wanted(seen)), seen)

@@ -7,9 +7,9 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_profiles
+from mig_manager.adapters.nvml import nvml_profiles
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox import hardware
 from mig_manager.sandbox.driver import states
 from tests.adapters import nvml_rig
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import podresources_child
+from mig_manager.adapters.kubelet import podresources_child
 from tests.adapters import kubelet_rig
 from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
 
@@ -193,7 +193,7 @@ def test_it_ends_with_whoever_asks(kubelet: Kubelet) -> None:
     kubelet.start()
     script = (
         "import os, sys\n"
-        "from mig_manager.adapters import podresources_child\n"
+        "from mig_manager.adapters.kubelet import podresources_child\n"
         "client = podresources_child.ChildPodResources(sys.argv[1])\n"
         "client.assigned()\n"
         "print(client._child._process.pid, 'grpc' in sys.modules, flush=True)\n"

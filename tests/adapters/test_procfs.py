@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mig_manager.adapters import procfs
+from mig_manager.adapters.host import procfs
 from tests.adapters import proc_tree
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"

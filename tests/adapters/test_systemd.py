@@ -13,8 +13,8 @@ import structlog.testing
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.adapters import systemd
-from mig_manager.core import hostclients
+from mig_manager.adapters.host import systemd
+from mig_manager.core.host import hostclients
 from mig_manager.errors import Reason
 from tests.adapters import systemd_rig
 from tests.adapters.systemd_rig import Act, Unit

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import driverfiles, tools
+from mig_manager.adapters.host import driverfiles, tools
 from tests.adapters import stand_ins
 
 WHY = errors.Reason.DEVICE_FILES_FAILED

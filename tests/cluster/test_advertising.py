@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kube import advertise, api
+from mig_manager.adapters.kubernetes import advertise, api
 from tests.cluster import envtest, worlds
 
 pytestmark = pytest.mark.cluster

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from mig_manager import errors, ports
-from mig_manager.adapters import clock
-from mig_manager.adapters.kube import answers, api, node, pods
-from mig_manager.core import cluster
+from mig_manager import errors
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.kubernetes import answers, api, node, pods
+from mig_manager.core import ports
+from mig_manager.core.node import cluster
 from tests.cluster import worlds
 
 NAME = "answering"

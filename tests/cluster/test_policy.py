@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kube import answers, api
-from mig_manager.core import cluster
+from mig_manager.adapters.kubernetes import answers, api
+from mig_manager.core.node import cluster
 from tests.cluster import envtest, worlds
 
 pytestmark = pytest.mark.cluster

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from mig_manager.core import cluster, model
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.show import stages
 from tests.cluster import worlds

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import clock
-from mig_manager.adapters.kube import answers, api, slots
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.kubernetes import answers, api, slots
 from mig_manager.core import model
 from mig_manager.sandbox.cluster import objects
 from mig_manager.sandbox.show import stages

@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
-from mig_manager.adapters.kube import api
-from mig_manager.core import cluster, model
-from mig_manager.sandbox import hardware
+from mig_manager.adapters.kubernetes import api
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodeoptions, objects, view
 from mig_manager.sandbox.show import scenarios, stages
 from tests.cluster import worlds

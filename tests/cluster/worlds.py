@@ -10,9 +10,11 @@ from typing import Any, Protocol
 import yaml
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api
-from mig_manager.core import cluster, config
-from mig_manager.sandbox import apiserver, hardware
+from mig_manager.adapters.kubernetes import api
+from mig_manager.catalogue import hardware
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import scenarios, stages

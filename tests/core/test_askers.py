@@ -2,7 +2,9 @@
 
 import pytest
 
-from mig_manager.core import askers, cluster, model, planner
+from mig_manager.core import model
+from mig_manager.core.node import askers, cluster
+from mig_manager.core.planner import planner
 from tests.core import boards
 
 MIXED = "mixed"

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model, planner
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.planner import planner
 from tests.core import machine, oracle
 
 Counts = tuple[int, ...]

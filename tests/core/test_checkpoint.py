@@ -8,8 +8,11 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import checkpoint, config, model, recall
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.planner import recall
+from mig_manager.core.records import checkpoint
 from tests import applying_rig, fakes
 from tests.core import boards, layouts, machine
 

@@ -6,8 +6,11 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import clients, cluster, extras, model, planner, status
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.node import clients, cluster, extras
+from mig_manager.core.planner import planner
+from mig_manager.core.records import status
 from tests import fakes
 
 SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"

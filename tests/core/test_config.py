@@ -6,7 +6,9 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import config, document, exporting, model, profile, rules
+from mig_manager.core import model, profile
+from mig_manager.core.layout import config, exporting, rules
+from mig_manager.core.text import document
 
 A100 = 0x20B010DE
 A30 = 0x20B710DE

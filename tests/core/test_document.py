@@ -6,7 +6,7 @@ import yaml
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import document
+from mig_manager.core.text import document
 
 SCALARS = (
     st.none()

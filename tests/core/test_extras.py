@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import extras
+from mig_manager.core.node import extras
 from tests.core import test_clients
 
 TABLE = """\

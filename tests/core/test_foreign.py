@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import cluster, foreign
+from mig_manager.core.node import cluster, foreign
 
 OWN = "11111111-2222-3333-4444-555555555555"
 

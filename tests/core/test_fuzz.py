@@ -8,7 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import config, document, exporting, layouts, model, rules, selectors
+from mig_manager.core import model
+from mig_manager.core.layout import config, exporting, layouts, rules, selectors
+from mig_manager.core.text import document
 
 SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors, products
-from mig_manager.core import config, document, generator, model, planner, profile
-from mig_manager.sandbox import hardware
+from mig_manager import errors
+from mig_manager.catalogue import hardware, products
+from mig_manager.core import model, profile
+from mig_manager.core.layout import config, generator
+from mig_manager.core.planner import planner
+from mig_manager.core.text import document
 
 A100_40, A100_80, A30, H100 = "a100-sxm4-40gb", "a100-sxm4-80gb", "a30", "h100-sxm5-80gb"
 RTX = "rtx-pro-6000-blackwell-server"

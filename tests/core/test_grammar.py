@@ -6,7 +6,8 @@ The rows are those of its own tests (``api/spec/v1/spec_test.go``) and of trying
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import config, model
+from mig_manager.core import model
+from mig_manager.core.layout import config
 
 RULE = "[{devices: all, mig-enabled: false}]"
 

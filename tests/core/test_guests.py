@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model, planner
+from mig_manager.core import model
+from mig_manager.core.planner import planner
 from tests.core import boards
 
 VIRTUALIZATIONS = tuple(model.Virtualization)

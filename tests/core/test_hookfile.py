@@ -5,8 +5,9 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import document, hookfile, hooks
-from mig_manager.core.hooks import Point
+from mig_manager.core.host import hookfile, hooks
+from mig_manager.core.host.hooks import Point
+from mig_manager.core.text import document
 
 TWO_BY_TWO = """
 version: v1

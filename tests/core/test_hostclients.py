@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import hostclients
+from mig_manager.core.host import hostclients
 
 UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+\.(service|socket|timer|path)")
 

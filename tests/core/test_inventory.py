@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import inventory, model, planner, profile
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile
+from mig_manager.core.planner import planner
+from mig_manager.core.records import inventory
 from tests import fakes
 
 PRODUCTS = [each for each in hardware.products().values() if not each.not_simulatable]

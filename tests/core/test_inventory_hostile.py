@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_manager.core import bar, inventory, model, picture
+from mig_manager.core import model
+from mig_manager.core.records import inventory
+from mig_manager.core.text import bar, picture
 from tests.core import boards
 
 BALANCED = ("1g.5gb@0", "1g.5gb@1", "2g.10gb@2[1c@0 1c@1]", "3g.20gb@4")

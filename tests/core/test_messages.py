@@ -1,7 +1,8 @@
 """Messages that stay short whatever they are about."""
 
-from mig_manager import errors, outcomes
-from mig_manager.core import messages
+from mig_manager import errors
+from mig_manager.agent import outcomes
+from mig_manager.core.text import messages
 
 
 def test_a_few_of_many_are_named_and_the_others_counted() -> None:

@@ -5,8 +5,9 @@ import itertools
 
 import pytest
 
-from mig_manager.core import mig_strategy, model, profile
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile
+from mig_manager.core.node import mig_strategy
 from mig_manager.sandbox.cluster import deviceplugin, nodegpus, nodeoptions, programs
 
 OFF = ("off", ())

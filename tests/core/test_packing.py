@@ -4,7 +4,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.core import model, packing, placement
+from mig_manager.core import model
+from mig_manager.core.planner import packing, placement
 from tests.core import machine, oracle
 
 

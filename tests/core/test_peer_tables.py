@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import config, model, planner
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.planner import planner
 
 A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
 

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from mig_manager.core import bar, model, picture, planner
+from mig_manager.core import model
+from mig_manager.core.planner import planner
+from mig_manager.core.text import bar, picture
 from tests.core import boards
 
 PLAIN = bar.Style()

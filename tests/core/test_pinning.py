@@ -8,7 +8,10 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import config, document, exporting, model, planner
+from mig_manager.core import model
+from mig_manager.core.layout import config, exporting
+from mig_manager.core.planner import planner
+from mig_manager.core.text import document
 from tests.core import boards, layouts, machine, oracle
 
 

@@ -2,7 +2,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.core import model, placement
+from mig_manager.core import model
+from mig_manager.core.planner import placement
 from tests.core import boards, layouts, oracle
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model, planner
+from mig_manager.core import model
+from mig_manager.core.planner import planner
 from tests.core import boards, layouts, machine, oracle
 
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED

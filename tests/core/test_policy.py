@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import policy
+from mig_manager.core.node import policy
 
 
 def test_each_layout_has_its_plugin_config_and_the_star_is_for_the_others() -> None:

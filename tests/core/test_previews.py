@@ -4,8 +4,12 @@ import dataclasses
 
 import pytest
 
-from mig_manager.core import cluster, config, inventory, members, model, previews, profile
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile
+from mig_manager.core.fleet import members, previews
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+from mig_manager.core.records import inventory
 from tests import fakes, scenes
 
 A100 = hardware.find("A100-SXM4-40GB")

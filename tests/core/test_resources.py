@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from mig_manager.core import model, profile, resources
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile
+from mig_manager.core.node import resources
 
 
 def gpu(mode: model.MigMode, *profiles: str) -> model.Gpu:

@@ -4,8 +4,11 @@ import dataclasses
 
 import pytest
 
-from mig_manager.core import config, model, planner, profile, snapshot
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile
+from mig_manager.core.layout import config
+from mig_manager.core.planner import planner
+from mig_manager.core.records import snapshot
 from tests import fakes
 
 ON = model.MigMode.ENABLED

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_manager import rolloutreport
-from mig_manager.core import bar, members, model, rollouts
+from mig_manager.cli.render import rolloutreport
+from mig_manager.core import model
+from mig_manager.core.fleet import members, rollouts
+from mig_manager.core.text import bar
 
 LAYOUT, FORMER = "new", "old"
 Standing = rollouts.Standing

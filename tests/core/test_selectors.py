@@ -5,7 +5,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import config, model, selection, selectors
+from mig_manager.core import model
+from mig_manager.core.layout import config, selection, selectors
 from tests.core import boards
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000f"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mig_manager.core import cluster, slots
+from mig_manager.core.fleet import slots
+from mig_manager.core.node import cluster
 
 
 def slot(

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import cluster, inventory, model, standing
+from mig_manager.core import model
+from mig_manager.core.fleet import standing
+from mig_manager.core.node import cluster
+from mig_manager.core.records import inventory
 from tests.core import boards
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)

@@ -9,7 +9,8 @@ import pytest
 import structlog
 
 from docs.generator import blocks, diagram, facts, phases, pictures, reference, terminal
-from mig_manager import errors, settings
+from mig_manager import errors
+from mig_manager.agent import settings
 from mig_manager.core import model
 from tests.docs import pages
 

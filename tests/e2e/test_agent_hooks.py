@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from mig_manager.core import cluster, model
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import objects
 from mig_manager.sandbox.show import stages
 from tests.e2e.test_agent_process import assert_nothing_taken, new_stage

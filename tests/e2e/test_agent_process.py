@@ -5,8 +5,10 @@ import pathlib
 
 import pytest
 
-from mig_manager.core import cluster, config, model
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import scenarios, stages

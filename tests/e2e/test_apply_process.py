@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mig_manager.adapters import clock, lockfile
+from mig_manager.adapters.host import clock, lockfile
 from tests.e2e.shell_node import Node, wait_for
 
 

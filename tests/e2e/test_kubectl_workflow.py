@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.core import cluster
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodeoptions
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages

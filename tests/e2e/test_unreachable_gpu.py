@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from mig_manager.core import cluster, model
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states

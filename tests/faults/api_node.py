@@ -13,11 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog.testing
 
-from mig_manager import errors, health, instrumentation, ports, reconcile, service, settings
-from mig_manager.adapters import clock, nvml, podresources
-from mig_manager.adapters.kube import api, watch
-from mig_manager.core import cluster, model
+from mig_manager import errors
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubernetes import api, watch
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.agent import health, reconcile, service, settings
+from mig_manager.change import instrumentation
+from mig_manager.core import model, ports
 from mig_manager.core import pace as pacing
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages
@@ -202,7 +207,7 @@ class Stage(stages.Stage):
         )
         return dataclasses.replace(
             own,
-            gpus=nvml.NvmlGpus(clock=clock.SystemClock()),
+            gpus=nvml_gpus.NvmlGpus(clock=clock.SystemClock()),
             allocations=self._wrap(kubelet, self.socket),
             standby=ports.Standby(),
         )

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog.testing
 
-from mig_manager import ports, reconcile
-from mig_manager.adapters import gpu_child, nvml
-from mig_manager.core import model
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.agent import reconcile
+from mig_manager.core import model, ports
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.cluster import nodegpus
 from mig_manager.sandbox.driver import libnvml, states
@@ -152,7 +153,7 @@ class Node:
         simulated.create(scenario.spec, path)
         self.state = simulated.SharedState(path)
         self.listen: Listen = structlog.testing.capture_logs
-        self.gpus: ports.Gpus = nvml.NvmlGpus(in_use_timeout_s=5.0, clock=fakes.FakeClock())
+        self.gpus: ports.Gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=fakes.FakeClock())
         self._start = self.state.read()
         if scenario.before is not None:
             self.begin()

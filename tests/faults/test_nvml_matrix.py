@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import nvml_errors
-from mig_manager.core import cluster
+from mig_manager.adapters.nvml import nvml_errors
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import states
 from tests import lost_stderr
 from tests.faults import nvml_codes, nvml_node

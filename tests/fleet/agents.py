@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mig_manager import ports, reconcile, service, settings
-from mig_manager.adapters import clock
-from mig_manager.adapters.kube import api, watch
-from mig_manager.core import cluster, model
-from mig_manager.sandbox import apiserver, hardware
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.kubernetes import api, watch
+from mig_manager.agent import reconcile, service, settings
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, ports
+from mig_manager.core.node import cluster
+from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 from tests import fakes, scenes
 from tests.sandbox import apirig

@@ -2,7 +2,7 @@
 
 import threading
 
-from mig_manager.core import cluster
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 

@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.core import cluster, inventory, model
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import inventory
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 

@@ -10,9 +10,11 @@ import threading
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import clock
-from mig_manager.adapters.kube import api, slots
-from mig_manager.core import cluster, model, pace, status
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.kubernetes import api, slots
+from mig_manager.core import model, pace
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 from tests.fleet import agents, census

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from mig_manager import cli, console
-from mig_manager.core import cluster, inventory, model
-from mig_manager.sandbox import apiserver, hardware
+from mig_manager.catalogue import hardware
+from mig_manager.cli import console, main
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import inventory
+from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 from tests import fakes, scenes
 from tests.fleet import agents, census, standins
@@ -59,7 +62,7 @@ class Rig:
             stdin=io.StringIO(), stdout=out, stderr=err, environ={"TERM": "xterm"}
         )
         given = ["rollout", *argv, "--kubeconfig", str(self.kubeconfig)]
-        status = cli.main(given, terminal)
+        status = main.main(given, terminal)
         return Answer(status, out.getvalue(), err.getvalue())
 
     def roll(self, *argv: str) -> Answer:

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import cluster
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources
 from tests.fleet import agents, census, command, standins

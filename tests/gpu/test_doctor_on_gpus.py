@@ -2,8 +2,8 @@
 
 import pytest
 
-from mig_manager import arguments, doctor, doctorsettings
-from mig_manager.core import findings
+from mig_manager.cli import arguments
+from mig_manager.cli.doctor import doctor, doctorsettings, findings
 
 pytestmark = pytest.mark.gpu
 

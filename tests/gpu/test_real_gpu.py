@@ -6,7 +6,9 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import clock, gpu_child, nvml, nvml_events
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.nvml import nvml_events, nvml_gpus
+from mig_manager.adapters.nvml_worker import gpu_child
 from mig_manager.core import model
 
 pytestmark = pytest.mark.gpu
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def gpus() -> tuple[model.Gpu, ...]:
     try:
-        return nvml.NvmlGpus(clock=clock.SystemClock()).observe()
+        return nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe()
     except errors.HardwareError as error:
         if error.reason is errors.Reason.DRIVER_NOT_LOADED:
             pytest.skip(f"no NVIDIA driver here: {error.message}")
@@ -57,7 +59,7 @@ def test_instances_lie_where_their_profile_can_be_placed(gpus: tuple[model.Gpu, 
 def test_looking_again_and_from_another_process_shows_the_same(
     gpus: tuple[model.Gpu, ...],
 ) -> None:
-    assert nvml.NvmlGpus(clock=clock.SystemClock()).observe() == gpus
+    assert nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe() == gpus
     child = gpu_child.ChildGpus(command=gpu_child.worker_command(), timeout_s=60.0)
     assert child.observe() == gpus
 
@@ -85,4 +87,4 @@ def test_every_gpu_with_mig_says_whether_it_tells_of_changes(gpus: tuple[model.G
 
 @pytest.mark.usefixtures("gpus")
 def test_carrying_out_nothing_is_allowed() -> None:
-    nvml.NvmlGpus(clock=clock.SystemClock()).execute(model.Plan(gpus=()))
+    nvml_gpus.NvmlGpus(clock=clock.SystemClock()).execute(model.Plan(gpus=()))

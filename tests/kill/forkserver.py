@@ -18,7 +18,7 @@ from typing import Self
 
 import grpc
 
-from mig_manager.adapters import podresources_messages
+from mig_manager.adapters.kubelet import podresources_messages
 from tests.kill import victim
 
 _PRELOADED = (grpc, podresources_messages)

@@ -5,7 +5,8 @@ import dataclasses
 import signal
 from collections.abc import Callable, Iterable, Sequence
 
-from mig_manager.core import cluster, model
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import objects
 from mig_manager.sandbox.driver import states
 from tests.kill import forkserver, scenarios, stage

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from mig_manager.adapters.kube import api
-from mig_manager.core import cluster, hooks, resources
+from mig_manager.adapters.kubernetes import api
+from mig_manager.core.host import hooks
+from mig_manager.core.node import cluster, resources
 from mig_manager.sandbox import apiserver, node, nvml
 from mig_manager.sandbox.cluster import manifests, nodegpus, nodeoptions, objects, view
 from mig_manager.sandbox.driver import states

@@ -13,9 +13,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
-from mig_manager import instrumentation, log, mailbox, ports, reconcile, service, settings
-from mig_manager.adapters import clock, nvml, podresources
-from mig_manager.adapters.kube import api
+from mig_manager.adapters.host import clock, log
+from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.agent import mailbox, reconcile, service, settings
+from mig_manager.change import instrumentation
+from mig_manager.core import ports
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import libnvml, statefile
 from tests.kill import points as points_
@@ -87,7 +91,7 @@ def _within_process(
     simulated._load(_Library(state, points))
     return dataclasses.replace(
         own,
-        gpus=nvml.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s),
+        gpus=nvml_gpus.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s),
         allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
         standby=ports.Standby(),
     )

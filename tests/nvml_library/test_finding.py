@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mig_manager.adapters import driverfiles
+from mig_manager.adapters.host import driverfiles
 from mig_manager.sandbox import nvml, smi
 from mig_manager.sandbox.driver import states
 from tests.nvml_library import library

@@ -9,7 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from mig_manager.sandbox import hardware, nvml
+from mig_manager.catalogue import hardware
+from mig_manager.sandbox import nvml
 
 Start = Callable[..., nvml.SimulatedLibrary]
 MIG_CAPABLE = tuple(p for p in hardware.products().values() if p.profiles)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core import cluster
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import daemonsets, manifests, nodeoptions, objects
 
 _OPERATOR = manifests.plugin_daemon_set(nodeoptions.DeployStyle.GPU_OPERATOR)

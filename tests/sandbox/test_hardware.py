@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from mig_manager import errors
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox import hardware
 
 PRODUCTS = tuple(hardware.products().values())
 PROFILES = tuple((product, row) for product in PRODUCTS for row in product.profiles)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pynvml
 import pytest
 
-from mig_manager.adapters import podresources
-from mig_manager.adapters.kube import api
-from mig_manager.core import cluster
+from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubernetes import api
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver, node, nvml
 from mig_manager.sandbox.cluster import manifests, nodegpus, objects
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from mig_manager.sandbox import hardware, nvml
+from mig_manager.catalogue import hardware
+from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import states
 from tests.sandbox import nvml_rig
 

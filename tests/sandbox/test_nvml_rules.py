@@ -2,8 +2,8 @@
 
 import pytest
 
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox import hardware
 from mig_manager.sandbox.driver import identities, rules, states, transitions
 
 ENUMS = {"1g": 0, "2g": 1, "3g": 2, "4g": 3, "7g": 4, "1g+me": 7, "1gR2": 9}

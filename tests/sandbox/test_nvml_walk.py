@@ -9,8 +9,9 @@ import hypothesis
 import pynvml
 from hypothesis import strategies
 
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox import hardware, nvml
+from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import identities, states
 from tests.sandbox import nvml_rig
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import podresources
-from mig_manager.core import cluster
+from mig_manager.adapters.kubelet import podresources
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import devices, manifests, objects, podresources_server
 
 _SMALL = "nvidia.com/mig-1g.5gb"

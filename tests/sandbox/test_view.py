@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api
+from mig_manager.adapters.kubernetes import api
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import faultbox
 from mig_manager.sandbox.cluster import manifests, objects, view

@@ -4,8 +4,8 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 
-from mig_manager import ports
-from mig_manager.core import clients, cluster
+from mig_manager.core import ports
+from mig_manager.core.node import clients, cluster
 from mig_manager.sandbox.driver import statefile, states
 from tests import fakes
 from tests.soak import driver, script

@@ -10,7 +10,9 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import cluster, model, status
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status
 from mig_manager.sandbox.driver import states
 from tests import fakes
 from tests.soak import cluster as soak_cluster

@@ -10,9 +10,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
-from mig_manager import errors, instrumentation, mailbox, ports, reconcile, service, settings
-from mig_manager.adapters.kube import api
-from mig_manager.core import cluster, model
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api
+from mig_manager.agent import mailbox, reconcile, service, settings
+from mig_manager.change import instrumentation
+from mig_manager.core import model, ports
+from mig_manager.core.node import cluster
 from tests import fakes
 from tests.soak import cluster as soak_cluster
 from tests.soak import driver, script

@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 
-from mig_manager import console, errors
-from mig_manager.core import config, inventory, model, status
+from mig_manager import errors
+from mig_manager.catalogue import hardware
+from mig_manager.cli import console
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.records import inventory, status
 from mig_manager.kubectl import app, completing
-from mig_manager.sandbox import apiserver, hardware
+from mig_manager.sandbox import apiserver
 from tests import fakes, programs
 
 TIMEOUT_S = 120

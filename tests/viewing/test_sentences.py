@@ -6,7 +6,12 @@ import datetime as dt
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import askers, bar, config, inventory, model, standing
+from mig_manager.core import model
+from mig_manager.core.fleet import standing
+from mig_manager.core.layout import config
+from mig_manager.core.node import askers
+from mig_manager.core.records import inventory
+from mig_manager.core.text import bar
 from mig_manager.kubectl import asking, histories, layout, plans, selecting, statuses
 from tests.core import boards
 from tests.viewing import rig

@@ -4,7 +4,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mig_manager.core import cluster
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodegpus, nodeoptions, objects
 
 STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mig_manager.core import cluster
+from mig_manager.core.node import cluster
 
 JsonObject = dict[str, Any]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from mig_manager import errors
-from mig_manager.adapters.kube import api, stream
+from mig_manager.adapters.kubernetes import api, stream
 from mig_manager.sandbox.cluster import objects
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
 from mig_manager.sandbox.driver import identities, memory, states, transitions
 
 

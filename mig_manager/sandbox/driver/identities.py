@@ -9,7 +9,7 @@ import functools
 import hashlib
 import uuid
 
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
 from mig_manager.sandbox.driver import rules, states
 
 _NAMESPACE = bytes.fromhex("c816c9a3522456bf9d9aac7ea703fb5b")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pynvml
 
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox import hardware
 from mig_manager.sandbox.driver import calls, memory, mig, rules, states, transitions
 
 _registry = calls.Registry()

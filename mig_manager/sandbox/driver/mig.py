@@ -5,7 +5,7 @@ from typing import Any
 
 import pynvml
 
-from mig_manager.sandbox import hardware
+from mig_manager.catalogue import hardware
 from mig_manager.sandbox.driver import calls, memory, states, transitions
 
 _registry = calls.Registry()

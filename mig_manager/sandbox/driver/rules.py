@@ -7,8 +7,8 @@ same rule reproduces every published sequence of GPU-instance placements we know
 
 from collections.abc import Iterable, Sequence
 
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox import hardware
 
 
 def is_free(place: model.Placement, taken: Iterable[model.Placement]) -> bool:

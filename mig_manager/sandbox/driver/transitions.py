@@ -8,8 +8,8 @@ fails. Sources: ``nvml.h``, ``kernel_mig_manager.c`` of the open kernel modules,
 import dataclasses
 from collections.abc import Sequence
 
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox import hardware
 from mig_manager.sandbox.driver import identities, rules, states
 
 COMPUTE_PROFILE_COUNT = 9

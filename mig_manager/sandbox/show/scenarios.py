@@ -4,7 +4,10 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mig_manager.core import cluster, config, document, model
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+from mig_manager.core.text import document
 from mig_manager.sandbox.cluster import objects
 from mig_manager.sandbox.show import stages
 

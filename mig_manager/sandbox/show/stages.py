@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from mig_manager import errors
-from mig_manager.adapters import clock, nvml, podresources
-from mig_manager.adapters.kube import api
-from mig_manager.core import cluster, model
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.core import model
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver, node
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.cluster import manifests, nodeoptions, objects, view
@@ -72,7 +75,7 @@ class Stage:
         self._exits = contextlib.ExitStack()
         self._changed = threading.Event()
         self._agent: subprocess.Popen[bytes] | None = None
-        self.gpus = nvml.NvmlGpus(clock=clock.SystemClock())
+        self.gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
 
     def __enter__(self) -> Self:
         """Start everything; return when the plugin's devices are schedulable.

@@ -4,8 +4,9 @@ import json
 import threading
 from collections.abc import Callable
 
-from mig_manager import clocks
-from mig_manager.core import bar, cluster
+from mig_manager.core import clocks
+from mig_manager.core.node import cluster
+from mig_manager.core.text import bar
 from mig_manager.sandbox.cluster import manifests, objects, view
 
 _WHO_TONES = {

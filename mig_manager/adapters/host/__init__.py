@@ -1,0 +1,1 @@
+"""The machine: files, processes, device nodes, services, signals of the kernel."""

@@ -1,0 +1,312 @@
+"""GPUs reset by ``nvidia-smi --gpu-reset``, where a new MIG mode waits for it.
+
+NVML has no function for it. The driver refuses to reset a GPU that anybody has open, so nothing
+here can hurt a process; what is checked before is there to name whoever is in the way, and to
+leave alone what nobody wants reset. Sources: ``nvidia-smi(1)``, ``--gpu-reset``; what it says on
+the way is known from NVIDIA/gpu-operator#118 and #1606 and ComputeCanada/puppet-magic_castle#387.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.host import procfs, smiquery, tools
+from mig_manager.core import model
+from mig_manager.core.host import holders as processes
+from mig_manager.core.host import hostsettings
+
+_TOOL = "nvidia-smi"
+_RESET_TIMEOUT_S = 120.0
+_QUERY_TIMEOUT_S = 60.0
+
+_REASON = errors.Reason.RESET_REQUIRED
+
+_NOT_AVAILABLE = 3
+"""Exit status: "the requested operation is not available on target device" (``nvidia-smi(1)``)."""
+_NO_PERMISSION = 4
+_IN_USE = re.compile(r"in use by another|being used by", re.IGNORECASE)
+_UNSUPPORTED = re.compile(r"not supported", re.IGNORECASE)
+_ADDRESS = re.compile(r"\b([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\b", re.IGNORECASE)
+
+_Address = tuple[int, ...]
+
+_log = structlog.get_logger()
+
+
+class SmiReset:
+    """Implements ``ports.GpuReset``.
+
+    Args:
+        found: Where ``nvidia-smi`` is looked for; see ``roots``.
+        timeout_s: How long each reset may take.
+        proc: Where to look for processes that hold a GPU.
+    """
+
+    def __init__(
+        self,
+        found: tools.Tools,
+        *,
+        timeout_s: float = _RESET_TIMEOUT_S,
+        proc: pathlib.Path = procfs.ROOT,
+    ) -> None:
+        self._tools = found
+        self._timeout_s = timeout_s
+        self._proc = proc
+
+    def reset(self, gpus: Sequence[model.Gpu]) -> None:
+        """Reset those of the GPUs whose MIG mode is still pending, one after the other.
+
+        GPUs that NVLink ties together go into one command where all of them are wanted; others
+        are never taken along.
+
+        Raises:
+            HostError: IN_USE: somebody holds one, and may let go of it. RESET_REQUIRED: one has
+                instances or was refused; says which and why. REBOOT_REQUIRED: this machine
+                cannot reset it. NO_PERMISSION.
+        """
+        if not gpus:
+            return
+        for gpu in gpus:
+            _require_resettable(gpu)
+        program = self._program()
+        looks = [(gpu, self._look(program, gpu)) for gpu in gpus]
+        due = [gpu for gpu, look in looks if look.is_pending]
+        for gpu, look in looks:
+            if look.is_pending:
+                self._require_free(gpu, look)
+        while due:
+            done = self._reset(program, due[:1], due)
+            due = [gpu for gpu in due if gpu not in done]
+
+    def _program(self) -> tools.Program:
+        program = self._tools.find(_TOOL)
+        if program is None:
+            raise errors.HostError(
+                f"{_TOOL}, which resets GPUs, is found neither with the driver nor on the host",
+                reason=_REASON,
+            )
+        return program
+
+    def _look(self, program: tools.Program, gpu: model.Gpu) -> smiquery.Look:
+        """Ask the tool itself about a GPU: which one it takes it for, and what is on it now."""
+        done = self._tools.run(
+            program,
+            ["-q", "-x", "-i", _bus_id(gpu)],
+            timeout_s=_QUERY_TIMEOUT_S,
+            reason=_REASON,
+            max_output_bytes=smiquery.MAX_BYTES,
+        )
+        if done.status:
+            raise done.refused(_REASON)
+        look = smiquery.parse(done.stdout)
+        if look is None or look.uuid != gpu.uuid:
+            raise errors.HostError(
+                f"{done.line} does not tell of {gpu}; it is not reset", reason=_REASON
+            )
+        return look
+
+    def _require_free(self, gpu: model.Gpu, look: smiquery.Look) -> None:
+        if look.has_instances:
+            raise _with_instances(gpu)
+        holders = self._holders(look, but=processes.LETTING_GO)
+        if holders:
+            raise errors.HostError(
+                f"{gpu} is not reset while it is held by {procfs.listed(holders)}",
+                reason=errors.Reason.IN_USE,
+            )
+        hidden = procfs.hidden(self._proc)
+        if hidden:
+            # The tool refuses a GPU that is in use, and says less about it than we could.
+            _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
+
+    def _holders(self, look: smiquery.Look, *, but: Sequence[str] = ()) -> list[str]:
+        """Return who holds a GPU, as far as can be seen from here."""
+        seen = {
+            holder.pid: str(holder)
+            for holder in procfs.holders(self._proc, but=(os.getpid(),))
+            if look.minor in holder.gpus and holder.name not in but
+        }
+        listed = {each.pid: str(each) for each in look.processes}
+        return [name for _, name in sorted({**listed, **seen}.items())]
+
+    def _reset(
+        self, program: tools.Program, chosen: Sequence[model.Gpu], due: Sequence[model.Gpu]
+    ) -> Sequence[model.Gpu]:
+        """Reset GPUs in one command, and those of ``due`` that are tied to them; return which."""
+        done = self._reset_once(program, chosen)
+        if done.status and _IN_USE.search(_output(done)):
+            persistent = [gpu for gpu in chosen if self._look(program, gpu).is_persistent]
+            if persistent:
+                with self._without_persistence(program, persistent):
+                    done = self._reset_once(program, chosen)
+        if done.status == 0:
+            for gpu in chosen:
+                self._require_in_force(program, gpu)
+            return chosen
+        said = _output(done)
+        tied = _addresses(said) - {_address(gpu) for gpu in chosen}
+        more = [gpu for gpu in due if _address(gpu) in tied]
+        if tied and len(more) == len(tied):
+            return self._reset(program, [*chosen, *more], due)
+        if tied:
+            raise _tied(chosen, tied, done)
+        raise self._refused(program, chosen, done, said)
+
+    def _reset_once(self, program: tools.Program, chosen: Sequence[model.Gpu]) -> tools.Finished:
+        return self._tools.run(
+            program,
+            ["--gpu-reset", "-i", _bus_ids(chosen)],
+            timeout_s=self._timeout_s,
+            reason=_REASON,
+        )
+
+    @contextlib.contextmanager
+    def _without_persistence(
+        self, program: tools.Program, gpus: Sequence[model.Gpu]
+    ) -> Iterator[None]:
+        """Switch persistence mode off for the body, and on again afterwards.
+
+        With it the driver keeps a GPU open that no process uses (``nvidia-smi(1)``, ``-pm``).
+        """
+        self._set_persistence(program, gpus, is_on=False)
+        try:
+            yield
+        finally:
+            self._set_persistence(program, gpus, is_on=True)
+
+    def _set_persistence(
+        self, program: tools.Program, gpus: Sequence[model.Gpu], *, is_on: bool
+    ) -> None:
+        """Switch persistence mode; the reset then shows whether a failure matters."""
+        arguments = ["-pm", str(int(is_on)), "-i", _bus_ids(gpus)]
+        uuids = [gpu.uuid for gpu in gpus]
+        try:
+            done = self._tools.run(program, arguments, timeout_s=_QUERY_TIMEOUT_S, reason=_REASON)
+            if done.status:
+                raise done.refused(_REASON)
+        except errors.HostError as error:
+            _log.warning("persistence_mode_unchanged", gpus=uuids, error=error.message)
+        else:
+            _log.info("persistence_mode_set", gpus=uuids, is_on=is_on)
+
+    def _require_in_force(self, program: tools.Program, gpu: model.Gpu) -> None:
+        if self._look(program, gpu).is_pending:
+            raise errors.HostError(
+                f"{_TOOL} says that it reset {gpu}, yet its MIG mode is still pending",
+                reason=_REASON,
+            )
+
+    def _refused(
+        self,
+        program: tools.Program,
+        chosen: Sequence[model.Gpu],
+        done: tools.Finished,
+        said: str,
+    ) -> errors.HostError:
+        """Return the error for a reset that the tool refused."""
+        if _IN_USE.search(said):
+            return self._in_use(program, chosen, done)
+        if done.status == _NO_PERMISSION:
+            return done.refused(errors.Reason.NO_PERMISSION)
+        if done.status == _NOT_AVAILABLE or _UNSUPPORTED.search(said):
+            error = done.refused(errors.Reason.REBOOT_REQUIRED)
+            error.add("only a reboot brings the mode into force")
+            return error
+        return done.refused(_REASON)
+
+    def _in_use(
+        self, program: tools.Program, chosen: Sequence[model.Gpu], done: tools.Finished
+    ) -> errors.HostError:
+        holders = [holder for gpu in chosen for holder in self._holders(self._look(program, gpu))]
+        who = procfs.listed(list(dict.fromkeys(holders)))
+        held = f"it is open in {who}, and maybe in others" if who else "somebody has it open"
+        hidden = procfs.hidden(self._proc)
+        why = f"; {hidden}" if hidden else ""
+        return errors.HostError(
+            f"{done.line}: in use; {held} that cannot be seen from here{why}",
+            reason=errors.Reason.IN_USE,
+        )
+
+
+def roots(host: hostsettings.HostRoots) -> tuple[tools.Root, ...]:
+    """Return where to look for ``nvidia-smi``, best first: with the driver, on the host, here.
+
+    Not here first, as for other tools: the persistence daemon lets go of a GPU only for an
+    ``nvidia-smi`` that sees its socket, ``/run/nvidia-persistenced/socket``.
+
+    Args:
+        host: Where driver and host are.
+    """
+    here, *others = tools.roots(host)
+    return (*others, here)
+
+
+def _require_resettable(gpu: model.Gpu) -> None:
+    """Refuse, before anything is asked, what must not or cannot be reset."""
+    match gpu.virtualization:
+        case model.Virtualization.PASSTHROUGH:
+            raise errors.HostError(
+                f"{gpu} is passed through to this virtual machine, inside which it cannot be "
+                "reset: only a reboot of it brings the mode into force",
+                reason=errors.Reason.REBOOT_REQUIRED,
+            )
+        case model.Virtualization.VGPU:
+            raise errors.HostError(
+                f"{gpu} is a vGPU: it is up to its host to reset it",
+                reason=errors.Reason.NOT_SUPPORTED,
+            )
+        case model.Virtualization.NONE | model.Virtualization.HOST:
+            pass
+    if not gpu.waits_for_mode:
+        raise errors.HostError(
+            f"{gpu} is not reset: no switch of its MIG mode is pending", reason=_REASON
+        )
+    if gpu.gpu_instances:
+        raise _with_instances(gpu)
+
+
+def _with_instances(gpu: model.Gpu) -> errors.HostError:
+    return errors.HostError(
+        f"{gpu} is not reset: it has GPU instances, which would be lost", reason=_REASON
+    )
+
+
+def _tied(
+    chosen: Sequence[model.Gpu], tied: set[_Address], done: tools.Finished
+) -> errors.HostError:
+    names = ", ".join(f"{a:08X}:{b:02X}:{c:02X}.{d:X}" for a, b, c, d in sorted(tied))
+    which = ", ".join(map(str, chosen))
+    return errors.HostError(
+        f"{which} can only be reset together with {names}, which must not be: {done.line} "
+        f"ended with status {done.status}. Start NVIDIA's Fabric Manager, with which GPUs are "
+        "reset one by one, or reboot",
+        reason=_REASON,
+    )
+
+
+def _output(done: tools.Finished) -> str:
+    return f"{done.stdout}\n{done.stderr}"
+
+
+def _bus_ids(gpus: Sequence[model.Gpu]) -> str:
+    return ",".join(map(_bus_id, gpus))
+
+
+def _bus_id(gpu: model.Gpu) -> str:
+    """Return the name that finds a GPU without a look at the others, as nvidia-smi writes it."""
+    return gpu.pci_address.upper()
+
+
+def _address(gpu: model.Gpu) -> _Address:
+    (address,) = _addresses(gpu.pci_address)
+    return address
+
+
+def _addresses(text: str) -> set[_Address]:
+    """Return the PCI addresses in a text; domains are written with four digits or eight."""
+    return {tuple(int(part, 16) for part in found) for found in _ADDRESS.findall(text)}

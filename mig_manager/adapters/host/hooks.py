@@ -1,0 +1,157 @@
+"""The owner's hooks: their file, and their programs, each run to its end without a shell.
+
+As with the peer, a program has the environment that its hook gives it and none of ours; it is
+found by our ``PATH``, and a relative path leads from its own folder.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.host import files, toolprocess, tools
+from mig_manager.core.host import hookfile, hooks
+from mig_manager.core.text import safetext
+
+_MAX_LOGGED = 4096
+"""Characters of a hook's output, each of its two kinds, in the log."""
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_log = structlog.get_logger()
+
+
+class HookPrograms:
+    """Implements ``ports.Hooks``.
+
+    Args:
+        file: The hooks file.
+        variables: What each hook is told of the change.
+        search_path: Where programs without a slash in their name are looked for, as in ``PATH``.
+        timeout_s: How long a hook may take that does not say so itself.
+        monotonic: Seconds from some fixed point.
+    """
+
+    def __init__(
+        self,
+        file: str | pathlib.Path,
+        *,
+        variables: Mapping[str, str],
+        search_path: str,
+        timeout_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.variables = {**variables, "MIG_PARTED_HOOKS_FILE": str(file)}
+        self._source = files.ConfigFile(file)
+        # A folder that is relative would be another one for the hook.
+        folders = [each for each in search_path.split(":") if each.startswith("/")]
+        self._search_path = ":".join(folders) or _DEFAULT_PATH
+        self._timeout_s = timeout_s
+        self._monotonic = monotonic
+
+    def read(self) -> hooks.Table:
+        """Return which hooks there are now.
+
+        Raises:
+            ConfigError: The file cannot be read or breaks the format.
+        """
+        return hookfile.parse(self._source.read(), source=self._source.name)
+
+    def missing(self, hook: hooks.Hook) -> str:
+        """Return why a hook's program cannot be run here; empty when it probably can."""
+        if self._find(hook) is not None:
+            return ""
+        return f"{hook.location}: there is no program {_shown(hook.command)} here"
+
+    def run(
+        self,
+        point: hooks.Point,
+        hook: hooks.Hook,
+        environment: Mapping[str, str],
+        *,
+        check: Callable[[], object],
+    ) -> None:
+        """Run a hook to its end; nothing of its process group is left afterwards.
+
+        Raises:
+            HostError: HOOK_FAILED; and whatever ``check`` raises.
+        """
+        name = f"{hook.location}: the {point.value} hook {_shown(hook.command)}"
+        program = self._find(hook)
+        if program is None:
+            raise _failed(f"{name} cannot be run: there is no such program here")
+        try:
+            process = toolprocess.start_bare(
+                (program, *hook.args), environment=environment, folder=hook.workdir or None
+            )
+        except OSError as error:
+            where = f" in {_shown(hook.workdir)}" if hook.workdir else ""
+            why = error.strerror or str(error)
+            raise _failed(f"{name} cannot be run{where}: {why}") from error
+        timeout_s = hook.timeout_s or self._timeout_s
+        _log.info("hook_started", point=point.value, command=_shown(hook.command))
+        began_s = self._monotonic()
+
+        def is_late() -> bool:
+            check()
+            return self._monotonic() >= began_s + timeout_s
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(toolprocess.end, process, hook.command)
+            outputs = (
+                toolprocess.Kept(process.stdout, tools.MAX_OUTPUT_BYTES, is_end=True),
+                toolprocess.Kept(process.stderr, tools.MAX_OUTPUT_BYTES, is_end=True),
+            )
+            is_done = toolprocess.attend(process.pid, outputs, is_late)
+        out, err = (output.text() for output in outputs)
+        how = _ending(process.returncode) if is_done else f"was killed after {timeout_s:g} s"
+        write = _log.warning if how else _log.info
+        write(
+            "hook_ended",
+            point=point.value,
+            command=_shown(hook.command),
+            how=how or "well",
+            seconds=round(self._monotonic() - began_s, 3),
+            stdout=_tail(out),
+            stderr=_tail(err),
+        )
+        if how:
+            said = tools.last_line(err) or tools.last_line(out)
+            raise _failed(f"{name} {how}{f': {said}' if said else ''}")
+
+    def _find(self, hook: hooks.Hook) -> str | None:
+        """Return the program as it is started; None where there is none."""
+        if "/" not in hook.command:
+            return shutil.which(hook.command, path=self._search_path)
+        # join(2) of an absolute path is that path.
+        path = pathlib.Path(hook.workdir, hook.command)
+        try:
+            is_program = path.is_file() and os.access(path, os.X_OK)
+        except OSError:
+            is_program = False
+        # What is relative is so to the hook's folder, which the child enters first.
+        return hook.command if is_program else None
+
+
+def _failed(message: str) -> errors.HostError:
+    return errors.HostError(message, reason=errors.Reason.HOOK_FAILED)
+
+
+def _ending(status: int) -> str:
+    if status == 0:
+        return ""
+    return f"ended with status {status}" if status > 0 else f"was ended by signal {-status}"
+
+
+def _shown(text: str) -> str:
+    return safetext.printable(text[:200])
+
+
+def _tail(text: str) -> str:
+    """Return the end of what a hook wrote, its lines kept, without what drives a terminal."""
+    lines = text[-_MAX_LOGGED:].splitlines()
+    return "\n".join(safetext.printable(line) for line in lines)

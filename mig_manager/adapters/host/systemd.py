@@ -1,0 +1,408 @@
+"""systemd, and logind, over D-Bus: the host's services, and its reboot.
+
+Each operation has a connection of its own and one deadline for everything: nothing is held at
+rest, and nothing waits without end. Sources: ``org.freedesktop.systemd1(5)``,
+``org.freedesktop.login1(5)``.
+"""
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.host import systembus
+from mig_manager.core.host import hostclients
+from mig_manager.errors import Reason
+
+CALL_TIMEOUT_S = 10.0
+"""For connecting and for questions that systemd answers at once."""
+_LOOK_S = 1.0
+"""A job's end is told by a signal; one that was lost is missed for no longer than this."""
+
+_SYSTEMD = "org.freedesktop.systemd1"
+_MANAGER = systembus.Target(
+    owner=_SYSTEMD, path="/org/freedesktop/systemd1", interface="org.freedesktop.systemd1.Manager"
+)
+_LOGIND = systembus.Target(
+    owner="org.freedesktop.login1",
+    path="/org/freedesktop/login1",
+    interface="org.freedesktop.login1.Manager",
+)
+_JOB_ENDS = (
+    f"type='signal',sender='{_SYSTEMD}',interface='{_MANAGER.interface}',member='JobRemoved'"
+)
+_UP = frozenset({"active", "reloading", "refreshing", "activating"})
+_DOWN = frozenset({"inactive", "failed", "maintenance"})
+_STARTING_JOBS = frozenset({"start", "restart"})
+
+_STOP_PROPERTIES = ("RequiredBy", "BoundBy", "ConsistsOf", "PropagatesStopTo")
+"""Units that stop with a unit: the reverse of Requires=, BindsTo= and PartOf=, and
+PropagatesStopTo= itself (``systemd.unit(5)``)."""
+_STOPPED_WITH_PROPERTIES = ("Requires", "BindsTo", "PartOf", "StopPropagatedFrom")
+"""The other direction."""
+_MOST_DEPENDENCIES = 512
+_STOP_TIMEOUTS = {
+    "service": ("Service", "TimeoutStopUSec"),
+    "socket": ("Socket", "TimeoutUSec"),
+}
+_NO_LIMIT_US = 2**64 - 1
+_KILL_MARGIN_S = 5.0
+"""What systemd takes to kill what has not ended in time, and to say so."""
+
+_LOST = "lost"
+"""How a job ended of whose end nobody told; the unit's state says the rest."""
+
+_UNKNOWN_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
+_ABSENT = frozenset(
+    {
+        "org.freedesktop.DBus.Error.NameHasNoOwner",
+        "org.freedesktop.DBus.Error.ServiceUnknown",
+        "org.freedesktop.DBus.Error.Spawn.ServiceNotFound",
+        # The bus has systemd start logind, which may have no such unit.
+        "org.freedesktop.systemd1.LoadFailed",
+        "org.freedesktop.systemd1.UnitMasked",
+        _UNKNOWN_UNIT,
+    }
+)
+
+_log = structlog.get_logger()
+
+
+class Systemd:
+    """The host's services."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        stop_timeout_s: float,
+        start_timeout_s: float,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        """Remember where the bus is; it is spoken to when there is something to say.
+
+        Args:
+            address: The host's system bus, as D-Bus writes addresses.
+            stop_timeout_s: How long a service may take to stop, unless systemd gives it longer;
+                seconds.
+            start_timeout_s: How long a service may take to start; seconds.
+            call_timeout_s: How long systemd may take for all else; seconds.
+        """
+        self._address = address
+        self._call_timeout_s = call_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._start_timeout_s = start_timeout_s
+
+    def running(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return those that are active or starting, and what systemd would stop along with them.
+
+        A masked unit is not among them even while it runs: systemd would not start it again.
+
+        Returns:
+            Units in the order in which to stop them: each after those that depend on it.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED or NO_PERMISSION: systemd does not answer, or the agent
+                itself or a part of systemd would be stopped along.
+        """
+        if not names:
+            return ()
+        found: dict[str, None] = {}
+        with self._session("asking systemd what runs", self._call_timeout_s) as connection:
+            for name in names:
+                if _is_running(connection, name):
+                    found |= dict.fromkeys((*_stopped_along(connection, name), name))
+        return hostclients.stop_order(tuple(found))
+
+    def stop(self, name: str) -> None:
+        """Stop a service and wait until it has; done when it is not running.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED: it did not stop in time, must not be stopped, or came
+                back by itself. NO_PERMISSION: we may not.
+        """
+        with self._session(f"stopping {name}", self._call_timeout_s) as connection:
+            if _unit(connection, name) is None:
+                return
+            # systemd kills it after that time, and not before: to give up earlier is in vain.
+            timeout_s = max(self._stop_timeout_s, _own_stop_timeout_s(connection, name))
+        with self._session(f"stopping {name}", timeout_s + self._call_timeout_s) as connection:
+            result = _run_job(connection, "StopUnit", name, timeout_s=timeout_s)
+            state = _state(connection, name)
+            if state not in _DOWN:
+                raise _failure(name, _why_not_down(result, state, timeout_s))
+
+    def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
+        """Tell whether stopping the units listed stops a unit, now that it may be gone.
+
+        Asked before a unit is started that only a journal names: whoever may write the journal
+        must not choose what is started as root. The unit itself says what it depends on, for
+        systemd forgets the reverse of units that do not run.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED or NO_PERMISSION: systemd does not answer.
+        """
+        if name in listed:
+            return True
+        if not hostclients.is_stoppable(name):
+            return False
+        with self._session(f"asking what {name} depends on", self._call_timeout_s) as connection:
+            return not _stopped_with(connection, name).isdisjoint(listed)
+
+    def start(self, name: str) -> bool:
+        """Start a service and wait until it has; done when it is running, or has run to its end.
+
+        Returns:
+            Whether it was not running before.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED: it failed, with what systemd says, or did not start in
+                time. NO_PERMISSION: we may not.
+        """
+        with self._session(
+            f"starting {name}", self._start_timeout_s + self._call_timeout_s
+        ) as connection:
+            was_down = _state(connection, name) != "active"
+            result = _run_job(connection, "StartUnit", name, timeout_s=self._start_timeout_s)
+            why = _why_not_up(connection, name, result, self._start_timeout_s)
+            if why:
+                raise _failure(name, why)
+        return was_down
+
+    @contextlib.contextmanager
+    def _session(self, doing: str, timeout_s: float) -> Iterator[systembus.Connection]:
+        with (
+            systembus.translated(
+                doing, failed=Reason.HOST_SERVICE_FAILED, denied=Reason.NO_PERMISSION
+            ),
+            systembus.Connection(self._address, timeout_s=timeout_s) as connection,
+        ):
+            yield connection
+
+
+class Reboot:
+    """Reboots the host: through logind, or through systemd alone where there is no logind."""
+
+    def __init__(self, address: str, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Remember where the host's system bus is, as D-Bus writes addresses."""
+        self._address = address
+        self._call_timeout_s = call_timeout_s
+
+    def request(self, why: str) -> None:
+        """Ask for a reboot and return at once; services are stopped in good order.
+
+        Raises:
+            HostError: REBOOT_REQUIRED: it was refused; says by whom.
+        """
+        by = "systemd-logind"
+        with self._session("asking systemd-logind for a reboot") as connection:
+            try:
+                connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
+            except systembus.Refused as error:
+                if error.name not in _ABSENT:
+                    raise
+                by = "systemd"
+        if by == "systemd":
+            with self._session("asking systemd for a reboot") as connection:
+                # As systemctl does. The manager's own Reboot() would kill services unasked.
+                connection.call(
+                    _MANAGER, "StartUnit", "ss", "reboot.target", "replace-irreversibly"
+                )
+        _log.warning("reboot_requested", by=by, why=why)
+
+    @contextlib.contextmanager
+    def _session(self, doing: str) -> Iterator[systembus.Connection]:
+        refused = Reason.REBOOT_REQUIRED
+        with (
+            systembus.translated(doing, failed=refused, denied=refused),
+            systembus.Connection(self._address, timeout_s=self._call_timeout_s) as connection,
+        ):
+            yield connection
+
+
+def _unit(connection: systembus.Connection, name: str) -> str | None:
+    """Return the object of a unit; None when systemd has none, and so nothing runs."""
+    try:
+        (path,) = connection.call(_MANAGER, "GetUnit", "s", name)
+    except systembus.Refused as error:
+        if error.name == _UNKNOWN_UNIT:
+            return None
+        raise
+    return str(path)
+
+
+def _property(connection: systembus.Connection, path: str, kind: str, name: str) -> str:
+    """Return a property of one of systemd's objects, a Unit, a Service or a Job, as text."""
+    target = systembus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.{kind}")
+    return str(connection.get(target, name))
+
+
+def _state(connection: systembus.Connection, name: str) -> str:
+    path = _unit(connection, name)
+    return _property(connection, path, "Unit", "ActiveState") if path else "inactive"
+
+
+def _stopped_along(connection: systembus.Connection, name: str) -> tuple[str, ...]:
+    """Return the running units that systemd stops along with one, in that order.
+
+    Raises:
+        HostError: HOST_SERVICE_FAILED: one of them cannot be started again.
+    """
+    found: dict[str, None] = {}
+    due = [name]
+    while due:
+        for each in _dependents(connection, due.pop()):
+            if each not in found and each != name and _is_running(connection, each):
+                found[each] = None
+                due.append(each)
+    lost = [each for each in found if hostclients.is_protected(each)]
+    if lost:
+        raise _failure(name, f"cannot be stopped: systemd would stop {', '.join(lost)} along")
+    # Those found last depend on those found first.
+    return tuple(each for each in reversed(found) if hostclients.can_be_restarted(each))
+
+
+def _dependents(connection: systembus.Connection, name: str) -> Iterator[str]:
+    path = _unit(connection, name)
+    if path is None:
+        return
+    target = systembus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.Unit")
+    for kind in _STOP_PROPERTIES:
+        # PropagatesStopTo= came with systemd 249.
+        with contextlib.suppress(systembus.Refused):
+            yield from connection.get(target, kind)
+
+
+def _stopped_with(connection: systembus.Connection, name: str) -> set[str]:
+    """Return the units with which systemd stops a unit, loaded or not."""
+    found: set[str] = set()
+    due = [name]
+    while due and len(found) < _MOST_DEPENDENCIES:
+        (path,) = connection.call(_MANAGER, "LoadUnit", "s", due.pop())
+        target = systembus.Target(owner=_SYSTEMD, path=str(path), interface=f"{_SYSTEMD}.Unit")
+        for kind in _STOPPED_WITH_PROPERTIES:
+            # StopPropagatedFrom= came with systemd 249.
+            with contextlib.suppress(systembus.Refused):
+                new = set(connection.get(target, kind)) - found
+                found |= new
+                due += [
+                    each
+                    for each in new
+                    if hostclients.can_be_restarted(each) or each.endswith(".target")
+                ]
+    return found
+
+
+def _own_stop_timeout_s(connection: systembus.Connection, name: str) -> float:
+    """Return how long systemd gives a unit to stop; 0 where it does not say, or has no limit."""
+    kind, _, suffix = name.rpartition(".")
+    interface, prop = _STOP_TIMEOUTS.get(suffix, ("", ""))
+    path = _unit(connection, name) if kind and interface else None
+    if path is None:
+        return 0.0
+    told_us = int(_property(connection, path, interface, prop))
+    return 0.0 if told_us == _NO_LIMIT_US else told_us / 1e6 + _KILL_MARGIN_S
+
+
+def _is_running(connection: systembus.Connection, name: str) -> bool:
+    path = _unit(connection, name)
+    if path is None or _property(connection, path, "Unit", "LoadState") == "masked":
+        return False
+    if _property(connection, path, "Unit", "ActiveState") in _UP:
+        return True
+    target = systembus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.Unit")
+    number, job = connection.get(target, "Job")
+    # In the middle of a restart a unit is down, and about to be up.
+    return bool(number) and _job_type(connection, job) in _STARTING_JOBS
+
+
+def _job_type(connection: systembus.Connection, job: str) -> str:
+    """Return what a job does; empty when it has ended by now."""
+    try:
+        return _property(connection, job, "Job", "JobType")
+    except systembus.Refused:
+        return ""
+
+
+def _run_job(
+    connection: systembus.Connection, method: str, name: str, *, timeout_s: float
+) -> str | None:
+    """Have systemd do something to a unit; return how that ended, None: it has not in time."""
+    until = time.monotonic() + timeout_s
+    connection.call(systembus.BUS, "AddMatch", "s", _JOB_ENDS)
+    connection.call(_MANAGER, "Subscribe")
+    (job,) = connection.call(_MANAGER, method, "ss", name, "replace")
+    while (left_s := until - time.monotonic()) > 0:
+        heard = connection.signals(within_s=min(left_s, _LOOK_S))
+        result = _result(heard, job)
+        if result is None and not heard and not _job_type(connection, job):
+            # It may have ended while we asked.
+            result = _result(connection.signals(within_s=0.0), job) or _LOST
+        if result is not None:
+            return result
+    return None
+
+
+def _result(heard: Sequence[systembus.Signal], job: str) -> str | None:
+    """Return how a job ended; None: nobody said so."""
+    for signal in heard:
+        match signal:
+            case systembus.Signal(name="JobRemoved", body=(_, ended, _, result)) if ended == job:
+                return str(result)
+            case _:
+                pass
+    return None
+
+
+def _failure(name: str, why: str) -> errors.HostError:
+    return errors.HostError(f"{name} {why}", reason=Reason.HOST_SERVICE_FAILED)
+
+
+def _why_not_down(result: str | None, state: str, timeout_s: float) -> str:
+    match result:
+        case None:
+            return f"did not stop within {timeout_s:g} s; it is {state}"
+        case "done":
+            return f"stopped and is {state} again: something else starts it"
+        case "canceled":
+            return f"is {state}: another request took the place of the one to stop it"
+        case _:
+            return f"did not stop: {result}; it is {state}"
+
+
+def _why_not_up(
+    connection: systembus.Connection, name: str, result: str | None, timeout_s: float
+) -> str | None:
+    """Return why a unit is not up; None when it is, or has done its work and ended well."""
+    path, state = _unit(connection, name), _state(connection, name)
+    match result:
+        case _ if state == "active":
+            return None
+        case None:
+            return f"did not start within {timeout_s:g} s; it is {state}"
+        case "canceled":
+            why = "another request took the place of the one to start it"
+        case "dependency":
+            why = "a unit that it needs failed"
+        case "timeout":
+            why = "it took longer than systemd allows"
+        case "done" if state != "failed" and not _dies(connection, path):
+            return None
+        case _:
+            why = _last_words(connection, path, name)
+    return f"did not start: {why}; it is {state}"
+
+
+def _dies(connection: systembus.Connection, path: str | None) -> bool:
+    """Tell whether a unit has died since it started, and waits to be started anew."""
+    return path is not None and _property(connection, path, "Unit", "SubState") == "auto-restart"
+
+
+def _last_words(connection: systembus.Connection, path: str | None, name: str) -> str:
+    """Return why a service failed, in systemd's words."""
+    if path is None or not name.endswith(".service"):
+        return "it failed"
+    result = _property(connection, path, "Service", "Result")
+    return f"{result}, status {_property(connection, path, 'Service', 'ExecMainStatus')}"

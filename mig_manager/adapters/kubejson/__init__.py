@@ -1,1 +1,0 @@
-"""What objects of the Kubernetes API say, free of the library that brought them."""

@@ -1,0 +1,1 @@
+"""Kubelet's PodResources API; gRPC stays in a child process."""

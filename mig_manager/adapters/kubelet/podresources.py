@@ -1,0 +1,194 @@
+"""Ask kubelet who holds which devices, over its PodResources socket.
+
+gRPC and protobuf cost 15 MB, so they are imported by the first question and not before.
+"""
+
+import pathlib
+import stat
+import threading
+import types
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.adapters import sparing
+from mig_manager.core.node import cluster
+
+_LARGEST_ANSWER = 16 << 20
+"""Bytes; gRPC's default of 4 MiB is too small for a node full of pods with many devices."""
+_ATTEMPTS = 5
+_PAUSE_S = 0.2
+"""Between attempts when kubelet's rate limit (100 a second, bursts of 10) has refused us."""
+
+
+class PodResources:
+    """Implements ``ports.DeviceAllocations``.
+
+    Each question opens the socket anew: kubelet creates it again at each of its starts. A missing
+    socket is an error at once; it must never look like a node without workloads.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        timeout_s: float = 10.0,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        """Name the socket; it is not opened yet.
+
+        Args:
+            socket_path: For example ``/var/lib/kubelet/pod-resources/kubelet.sock``.
+            timeout_s: How long one question may take.
+            sleep: Waits between attempts; None really waits.
+        """
+        self._path = pathlib.Path(socket_path)
+        self._timeout_s = timeout_s
+        self._sleep = sleep or threading.Event().wait
+
+    def warm_up(self) -> None:
+        """Set up what the first question needs, for who would rather wait now; nobody is asked."""
+        with self._channel():
+            # gRPC starts its machinery with the first one.
+            pass
+
+    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+        """Return which pod holds which devices; see ``ports.DeviceAllocations``.
+
+        Kubelet tells of app containers and sidecars only, not of an init container that runs.
+        """
+        from mig_manager.adapters.kubelet import podresources_messages as messages  # noqa: PLC0415
+
+        answer = self._ask(
+            messages.LIST, messages.ListPodResourcesRequest(), messages.ListPodResourcesResponse
+        )
+        return tuple(_pod_devices(pod) for pod in answer.pod_resources)
+
+    def allocatable(self) -> Mapping[str, frozenset[str]]:
+        """Return the healthy device ids by resource; see ``ports.DeviceAllocations``."""
+        from mig_manager.adapters.kubelet import podresources_messages as messages  # noqa: PLC0415
+
+        answer = self._ask(
+            messages.GET_ALLOCATABLE,
+            messages.AllocatableResourcesRequest(),
+            messages.AllocatableResourcesResponse,
+        )
+        found: dict[str, frozenset[str]] = {}
+        # Kubelet lists one resource several times, once for each NUMA node.
+        for entry in answer.devices:
+            known = found.get(entry.resource_name, frozenset())
+            found[entry.resource_name] = known | _plain_ids(entry.device_ids)
+        return found
+
+    def _ask(self, method: str, request: Any, answer: Any) -> Any:
+        grpc = load()
+        self.check()
+        try:
+            return self._call_patiently(method, request, answer)
+        except grpc.RpcError as err:
+            detail = f"{method}: {err.code().name}: {err.details()}"
+            raise self.unavailable(detail) from err
+        except ValueError as err:
+            raise self.unavailable(f"{method}: the answer makes no sense: {err}") from err
+
+    def _call_patiently(self, method: str, request: Any, answer: Any) -> Any:
+        grpc = load()
+        try:
+            return self._call(method, request, answer)
+        except grpc.RpcError as err:
+            if not _is_rate_limited(err):
+                raise
+        self._pause(_PAUSE_S)
+        import tenacity  # noqa: PLC0415 - a tenth of the worker's start, and seldom needed
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_rate_limited),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(_ATTEMPTS - 1),
+                tenacity.stop_after_delay(self._timeout_s),
+            ),
+            wait=tenacity.wait_fixed(_PAUSE_S),
+            sleep=self._pause,
+            reraise=True,
+        )
+        return retrying(self._call, method, request, answer)
+
+    def _call(self, method: str, request: Any, answer: Any) -> Any:
+        from mig_manager.adapters.kubelet import podresources_messages as messages  # noqa: PLC0415
+
+        with self._channel() as channel:
+            # Read here and not by gRPC, which writes a traceback about bytes that are no message.
+            call: Any = channel.unary_unary(
+                method, request_serializer=type(request).SerializeToString
+            )
+            return messages.read(answer, call(request, timeout=self._timeout_s))
+
+    def _channel(self) -> Any:
+        options = (
+            ("grpc.max_receive_message_length", _LARGEST_ANSWER),
+            ("grpc.enable_http_proxy", 0),
+            # A shared pool would remember the failed connection of an earlier channel.
+            ("grpc.use_local_subchannel_pool", 1),
+        )
+        target = f"unix:{urllib.parse.quote(str(self._path.absolute()))}"
+        return load().insecure_channel(target, options=options)
+
+    def check(self) -> None:
+        """See whether there is a socket at all.
+
+        Raises:
+            ClusterError: With POD_RESOURCES_UNAVAILABLE: there is none.
+        """
+        try:
+            mode = self._path.stat().st_mode
+        except OSError as err:
+            raise self.unavailable(err.strerror or str(err)) from err
+        if not stat.S_ISSOCK(mode):
+            raise self.unavailable("not a socket")
+
+    def unavailable(self, detail: str) -> errors.ClusterError:
+        """Return the error for a question that got no answer."""
+        return errors.ClusterError(
+            f"kubelet does not tell who holds which devices ({self._path}): {detail}",
+            reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+        )
+
+    def _pause(self, seconds: float) -> None:
+        self._sleep(seconds)
+
+
+def load() -> types.ModuleType:
+    """Import what the first question would, for who would rather wait now; return gRPC."""
+    # A quarter of its import, and of no use without coroutines.
+    with sparing.left_out("grpc.aio"):
+        import grpc  # noqa: PLC0415
+
+    from mig_manager.adapters.kubelet import podresources_messages  # noqa: PLC0415, F401
+
+    return grpc
+
+
+def _is_rate_limited(error: BaseException) -> bool:
+    grpc = load()
+    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def _pod_devices(pod: Any) -> cluster.PodDevices:
+    entries = [entry for container in pod.containers for entry in container.devices]
+    return cluster.PodDevices(
+        namespace=pod.namespace,
+        name=pod.name,
+        device_ids=frozenset().union(*(_plain_ids(entry.device_ids) for entry in entries)),
+        claim_drivers=frozenset(
+            device.driver_name
+            for container in pod.containers
+            for claim in container.dynamic_resources
+            for device in claim.claim_resources
+        ),
+    )
+
+
+def _plain_ids(ids: Iterable[str]) -> frozenset[str]:
+    """Drop the ``::n`` that the device plugin appends to each replica of a shared device."""
+    return frozenset(one.partition("::")[0] for one in ids)

@@ -1,0 +1,193 @@
+"""The pods on our node: list them, evict them, delete daemons' pods."""
+
+import dataclasses
+import http
+import math
+import time
+import urllib.parse
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import answers, api, claims, podnews
+from mig_manager.core import ports
+from mig_manager.core.node import budgetreading, cluster, disruption, json_fields, podreading
+
+_Thing = TypeVar("_Thing")
+
+_PAGE = 500
+_MOST_PAGES = 50
+"""A node runs some hundred pods; more pages than this are a server that repeats itself."""
+_TRUSTED_S = 10.0
+"""After the last list. A connection that died unnoticed is as silent as a watch with no news."""
+
+
+class KubeWorkloads:
+    """Implements ``ports.Workloads`` on the Kubernetes API.
+
+    Args:
+        kube: The API.
+        node_name: Our node.
+        news: Watches its pods during a run; None: nobody does.
+        monotonic: Seconds from some fixed point.
+    """
+
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        *,
+        node_name: str,
+        news: podnews.PodNews | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kube = kube
+        self._node_name = node_name
+        self._claims = claims.ClaimDrivers(kube)
+        self._news = news
+        self._monotonic = monotonic
+        self._listed_s = -math.inf
+
+    def list(self) -> tuple[cluster.Pod, ...]:
+        """Return all pods bound to our node; see ``ports.Workloads``."""
+        query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
+        found = self._pods("/api/v1/pods", query)
+        self._listed_s = self._monotonic()
+        self._claims.forget_all_but(found)
+        return self._with_claims(found)
+
+    def watched(self) -> tuple[cluster.Pod, ...] | None:
+        """Return them as the watch told of them; see ``ports.Workloads``."""
+        if self._news is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
+            return None
+        found = self._news.pods()
+        return None if found is None else self._with_claims(found)
+
+    def _with_claims(self, found: tuple[cluster.Pod, ...]) -> tuple[cluster.Pod, ...]:
+        return tuple(
+            dataclasses.replace(pod, has_claims=self._claims.may_claim_gpu(pod))
+            if pod.has_claims and not pod.is_finished
+            else pod
+            for pod in found
+        )
+
+    def budgets(self, namespaces: Collection[str]) -> tuple[disruption.Budget, ...]:
+        """Return PodDisruptionBudgets; see ``ports.Workloads``."""
+        return tuple(
+            budget
+            for namespace in sorted(namespaces)
+            for budget in self._all(
+                f"/apis/policy/v1/namespaces/{_quoted(namespace)}/poddisruptionbudgets",
+                {},
+                budgetreading.read,
+            )
+        )
+
+    def covered(self, budget: disruption.Budget) -> tuple[cluster.Pod, ...]:
+        """Return the pods that a budget covers; see ``ports.Workloads``."""
+        path = f"/api/v1/namespaces/{_quoted(budget.namespace)}/pods"
+        selector = budget.label_selector
+        found = self._pods(path, {"labelSelector": selector} if selector else {})
+        return tuple(pod for pod in found if budget.covers(pod))
+
+    def evict(self, pod: cluster.Pod) -> ports.Verdict:
+        """Ask for a pod's eviction with its own grace period; see ``ports.Workloads``."""
+        return self._evict(pod, {})
+
+    def may_evict(self, pod: cluster.Pod) -> ports.Verdict:
+        """Ask in a dry run; see ``ports.Workloads``."""
+        return self._evict(pod, {"dryRun": ["All"]})
+
+    def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> ports.Verdict:
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {**_guarded_by_uid(pod), **options},
+        }
+        try:
+            self._kube.post(f"{_path(pod)}/eviction", eviction)
+        except answers.ApiError as err:
+            if _is_gone(err):
+                return ports.Verdict(answer=ports.Eviction.GONE)
+            if _is_blocked(err):
+                return ports.Verdict(
+                    answer=ports.Eviction.BLOCKED,
+                    why=err.explanation,
+                    retry_after_s=err.retry_after_s or 0.0,
+                )
+            raise
+        return ports.Verdict(answer=ports.Eviction.ACCEPTED)
+
+    def delete(self, pod: cluster.Pod) -> None:
+        """Delete a pod; see ``ports.Workloads``."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", **_guarded_by_uid(pod)}
+        try:
+            self._kube.delete(_path(pod), options)
+        except answers.ApiError as err:
+            if not _is_gone(err):
+                raise
+
+    def _pods(self, path: str, query: Mapping[str, str]) -> tuple[cluster.Pod, ...]:
+        return self._all(path, query, podreading.read)
+
+    def _all(
+        self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any]], _Thing]
+    ) -> tuple[_Thing, ...]:
+        try:
+            return self._pages(path, query, read)
+        except errors.ClusterError as err:
+            if err.status != http.HTTPStatus.GONE:
+                raise
+        # The continue token expired between two pages: begin anew, once.
+        return self._pages(path, query, read)
+
+    def _pages(
+        self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any]], _Thing]
+    ) -> tuple[_Thing, ...]:
+        found: list[_Thing] = []
+        what = f"list of {path.rpartition('/')[2]}"
+        asked = {**query, "limit": str(_PAGE)}
+        for _ in range(_MOST_PAGES):
+            page = self._kube.get(path, asked)
+            with json_fields.understood(f"the {what}"):
+                found += [read(item) for item in page["items"] or ()]
+                token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return tuple(found)
+            asked["continue"] = str(token)
+        raise errors.ClusterError(
+            f"the Kubernetes API's {what} does not end", reason=errors.Reason.API_ERROR
+        )
+
+
+def _path(pod: cluster.Pod) -> str:
+    return f"/api/v1/namespaces/{_quoted(pod.namespace)}/pods/{_quoted(pod.name)}"
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
+
+
+def _guarded_by_uid(pod: cluster.Pod) -> dict[str, Any]:
+    """Keep a namesake, such as a StatefulSet's next pod, out of it."""
+    return {"preconditions": {"uid": pod.uid}}
+
+
+def _is_gone(err: answers.ApiError) -> bool:
+    if err.status == http.HTTPStatus.NOT_FOUND:
+        return True
+    # The API has no machine-readable cause for a failed precondition; both of its texts (the
+    # registry's and the storage's) have these words.
+    said = err.explanation.lower()
+    return err.status == http.HTTPStatus.CONFLICT and "precondition" in said and "uid" in said
+
+
+def _is_blocked(err: answers.ApiError) -> bool:
+    """Tell whether a later eviction may be let through.
+
+    Beside 429, which is a budget's refusal, that is a conflict with another writer, and the 500
+    for a pod with two budgets: the operator can remove one while the drain waits.
+    """
+    if err.status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "poddisruptionbudget" in err.explanation.lower()
+    return err.status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)

@@ -1,0 +1,243 @@
+"""What one GPU has and is: an NVML session's answers turned into our vocabulary."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import pynvml
+
+from mig_manager import errors
+from mig_manager.adapters.nvml import gpu_progress, nvml_device, nvml_errors
+from mig_manager.core import model
+
+_ARCHITECTURES = {
+    pynvml.NVML_DEVICE_ARCH_AMPERE: model.Architecture.AMPERE,
+    pynvml.NVML_DEVICE_ARCH_HOPPER: model.Architecture.HOPPER,
+    pynvml.NVML_DEVICE_ARCH_BLACKWELL: model.Architecture.BLACKWELL,
+}
+
+_EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
+"""No MIG device at this index: NOT_FOUND in nvml.h, and some drivers say INVALID_ARGUMENT."""
+
+
+def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu | model.UnreachableGpu:
+    """Observe one GPU within an open session, or say why it cannot be observed.
+
+    Args:
+        index: NVML index, below ``nvmlDeviceGetCount``.
+        tells_minor: Whether the agent is to know the GPU's device node, should we hang.
+
+    Raises:
+        HardwareError: The driver as a whole failed, or the caller may not list the instances of a
+            GPU (NO_PERMISSION).
+    """
+    uuid = ""
+    has_handle = False
+    try:
+        with gpu_progress.PROGRESS.about(index):
+            handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+            has_handle = True
+            uuid = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+            gpu_progress.PROGRESS.names(index, uuid)
+            device = nvml_device.Device(handle)
+            if tells_minor:
+                gpu_progress.PROGRESS.names(index, uuid, device.minor())
+            return anew(index, uuid, device)
+    except errors.HardwareError as error:
+        # A container without the device node of a GPU gets no handle of it. Without the privilege
+        # to list instances, a handle is to be had: reporting others would hide the cause.
+        is_unprivileged = has_handle and error.reason is errors.Reason.NO_PERMISSION
+        if error.code in nvml_errors.WHOLE_DRIVER or is_unprivileged:
+            name = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
+            raise nvml_errors.about(name, error) from error
+        return model.UnreachableGpu(
+            index=index, uuid=uuid, reason=error.reason, code=error.code, message=error.message
+        )
+
+
+def again(known: model.Gpu, device: nvml_device.Device) -> model.Gpu:
+    """Observe what can change of a GPU that was observed before, in the same MIG mode.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+    """
+    current, pending = device.mig_mode() or (None, None)
+    if current is not known.current_mode:
+        # What was known of its profiles may differ as well.
+        return anew(known.index, known.uuid, nvml_device.Device(device.handle))
+    gpu = dataclasses.replace(
+        known,
+        current_mode=current,
+        pending_mode=pending,
+        gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
+    )
+    return _with_compute_profiles(gpu, device)
+
+
+def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
+    """Observe all that there is to know of a GPU whose handle was found.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+    """
+    # The GPU of a system on a chip is no PCI device (Jetson Thor).
+    pci = nvml_errors.call_unless(nvml_errors.UNTOLD, pynvml.nvmlDeviceGetPciInfo, device.handle)
+    modes = device.mig_mode()
+    current, pending = modes or (None, None)
+    architecture = _architecture(device)
+    gpu = model.Gpu(
+        index=index,
+        uuid=uuid,
+        name=nvml_errors.call(pynvml.nvmlDeviceGetName, device.handle),
+        architecture=architecture,
+        pci_address=pci.busId.lower() if pci else "",
+        pci_device_id=pci.pciDeviceId if pci else 0,
+        pci_subsystem_id=pci.pciSubSystemId if pci else 0,
+        memory_mib=device.memory_bytes() // 2**20,
+        current_mode=current,
+        pending_mode=pending,
+        mode_change_needs_reset=current is not None and _needs_reset(device, architecture),
+        profiles=() if current is None else _profiles(device, current),
+        gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
+        virtualization=device.virtualization(),
+    )
+    return _with_compute_profiles(gpu, device)
+
+
+def _with_compute_profiles(gpu: model.Gpu, device: nvml_device.Device) -> model.Gpu:
+    if gpu.profiles is None:
+        return gpu
+    return dataclasses.replace(gpu, profiles=device.with_compute_profiles(gpu.profiles))
+
+
+def _architecture(device: nvml_device.Device) -> model.Architecture:
+    told = nvml_errors.call_unless(
+        nvml_errors.UNTOLD, pynvml.nvmlDeviceGetArchitecture, device.handle
+    )
+    return _ARCHITECTURES.get(told, model.Architecture.OTHER)
+
+
+def _needs_reset(device: nvml_device.Device, architecture: model.Architecture) -> bool:
+    """Tell whether a switch of MIG mode resets the GPU.
+
+    Newer drivers say so (field 184 of nvml.h); of the generations that exist only Ampere does
+    (NVIDIA MIG User Guide, "Enable MIG Mode").
+    """
+    fields = nvml_errors.call_unless(
+        nvml_errors.UNTOLD | nvml_errors.UNOFFERED,
+        pynvml.nvmlDeviceGetFieldValues,
+        device.handle,
+        [pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED],
+    )
+    if fields is not None and fields[0].nvmlReturn == pynvml.NVML_SUCCESS:
+        return not fields[0].value.uiVal
+    return architecture is model.Architecture.AMPERE
+
+
+def _profiles(
+    device: nvml_device.Device, mode: model.MigMode
+) -> tuple[model.GpuInstanceProfile, ...] | None:
+    """Return the profiles with placements; None where driver or privilege withholds them."""
+    if mode is model.MigMode.DISABLED and not device.profiles():
+        return None
+    try:
+        return tuple(
+            dataclasses.replace(offered, placements=device.placements(offered.profile_id))
+            for offered in device.profiles()
+        )
+    except errors.HardwareError as error:
+        if error.reason is errors.Reason.NO_PERMISSION or (
+            error.reason is errors.Reason.NOT_SUPPORTED and mode is model.MigMode.DISABLED
+        ):
+            return None
+        raise
+
+
+def _gpu_instances(device: nvml_device.Device) -> tuple[model.GpuInstance, ...]:
+    names = {offered.profile_id: offered.profile for offered in device.profiles()}
+    if not names:
+        # Instances are listed by profile: without profiles they would be taken for none.
+        raise nvml_errors.from_code(
+            pynvml.NVML_ERROR_NOT_SUPPORTED, operation="nvmlDeviceGetGpuInstanceProfileInfo"
+        )
+    found = [
+        (instance, device.compute_instances(instance)) for instance in device.gpu_instances(names)
+    ]
+    uuids = _mig_uuids(
+        device,
+        {
+            instance.instance_id: tuple(compute.instance_id for compute in inside)
+            for instance, inside in found
+        },
+    )
+    return tuple(
+        _gpu_instance(instance, inside, names=names, uuids=uuids) for instance, inside in found
+    )
+
+
+def _gpu_instance(
+    instance: nvml_device.GpuInstanceRef,
+    inside: Iterable[nvml_device.ComputeInstanceRef],
+    *,
+    names: Mapping[int, model.Profile],
+    uuids: Mapping[tuple[int, int], str],
+) -> model.GpuInstance:
+    name = names.get(instance.profile_id)
+    if name is None:
+        raise errors.HardwareError(
+            f"GPU instance {instance.instance_id} has profile {instance.profile_id}, "
+            "which this GPU does not offer",
+            reason=errors.Reason.NVML_ERROR,
+            operation="nvmlGpuInstanceGetInfo",
+        )
+    return model.GpuInstance(
+        instance_id=instance.instance_id,
+        profile=name,
+        profile_id=instance.profile_id,
+        placement=instance.placement,
+        compute_instances=tuple(
+            model.ComputeInstance(
+                instance_id=compute.instance_id,
+                profile=dataclasses.replace(name, compute_slices=compute.slices),
+                placement=compute.placement,
+                uuid=uuids.get((instance.instance_id, compute.instance_id)),
+            )
+            for compute in inside
+        ),
+    )
+
+
+def _mig_uuids(
+    device: nvml_device.Device, ids: Mapping[int, tuple[int, ...]]
+) -> dict[tuple[int, int], str]:
+    """Return MIG device UUIDs by the ids of GPU instance and compute instance.
+
+    The index is all NVML offers to find MIG devices by, and it has gaps; the ids are all that
+    ties one to its instances (``device`` of an instance's info is the parent GPU).
+
+    Args:
+        device: The GPU.
+        ids: Those of its compute instances, by that of the GPU instance.
+    """
+    missing = {(instance_id, each) for instance_id, inside in ids.items() for each in inside}
+    if not missing:
+        return {}
+    count = nvml_errors.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
+    uuids: dict[tuple[int, int], str] = {}
+    for index in range(count):
+        handle = nvml_errors.call_unless(
+            _EMPTY_INDEX, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index
+        )
+        if handle is None:
+            continue
+        instance_id: int = nvml_errors.call(pynvml.nvmlDeviceGetGpuInstanceId, handle)
+        inside = ids.get(instance_id, ())
+        compute_id: int = (
+            inside[0]
+            if len(inside) == 1
+            else nvml_errors.call(pynvml.nvmlDeviceGetComputeInstanceId, handle)
+        )
+        uuids[instance_id, compute_id] = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+        missing.discard((instance_id, compute_id))
+        if not missing:
+            break
+    return uuids

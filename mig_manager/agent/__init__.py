@@ -1,0 +1,1 @@
+"""The node agent: from the node's label to the published outcome."""

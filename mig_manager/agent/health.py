@@ -1,0 +1,120 @@
+"""Whether the agent is alive and whether it is ready, for those who would restart it."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from mig_manager import errors
+
+STUCK_MARGIN_S = 300.0
+"""What a live worker may take between two signs of life, beyond its longest operation."""
+CONTACT_WITHIN_S = 180.0
+"""An idle watch of the node gets a bookmark each minute; a dead one is noticed within 90 s."""
+
+_log = structlog.get_logger()
+
+
+class Pulse:
+    """When the worker last gave a sign of life; may be asked from any thread."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._last = math.inf
+
+    def beat(self) -> None:
+        """Give a sign of life; the next one is due within a bound."""
+        self._last = self._monotonic()
+
+    def rest(self) -> None:
+        """Wait for something that may never come; no sign is due before the next ``beat``."""
+        self._last = math.inf
+
+    @property
+    def silence_s(self) -> float:
+        """How long a sign has been due; 0 while none is."""
+        return max(0.0, self._monotonic() - self._last)
+
+
+class Health:
+    """Answers what kubelet asks.
+
+    Args:
+        pulse: The worker's.
+        stuck_after_s: From this silence on the worker counts as stuck.
+        contact_age_s: Seconds since the API server last said anything.
+        is_recovered: Whether what an interrupted run left has been given back.
+    """
+
+    def __init__(
+        self,
+        pulse: Pulse,
+        *,
+        stuck_after_s: float,
+        contact_age_s: Callable[[], float],
+        is_recovered: Callable[[], bool],
+    ) -> None:
+        self._pulse = pulse
+        self._stuck_after_s = stuck_after_s
+        self._contact_age_s = contact_age_s
+        self._is_recovered = is_recovered
+
+    def why_dead(self) -> str:
+        """Return why a restart is the only help, or nothing."""
+        silence = self._pulse.silence_s
+        if silence < self._stuck_after_s:
+            return ""
+        return f"the worker has been stuck for {silence:.0f} s"
+
+    def why_unready(self) -> str:
+        """Return why wishes are not served now, or nothing."""
+        age = self._contact_age_s()
+        if math.isinf(age):
+            return "the Kubernetes API has not been reached yet"
+        if age >= CONTACT_WITHIN_S:
+            return f"the Kubernetes API has not been heard of for {age:.0f} s"
+        if not self._is_recovered():
+            return "what an earlier run left taken has not been given back yet"
+        return self.why_dead()
+
+
+@contextlib.contextmanager
+def served(
+    health: Health, exposition: Callable[[], bytes], *, address: str, port: int
+) -> Iterator[int]:
+    """Serve ``/healthz``, ``/readyz`` and ``/metrics`` for the body.
+
+    Args:
+        health: Answers the first two.
+        exposition: Returns the metrics as text.
+        address: Where to listen; empty: everywhere.
+        port: Where to listen; 0: any free port.
+
+    Yields:
+        The port.
+
+    Raises:
+        UsageError: Nobody can listen there.
+    """
+    # An agent that serves no pages need not carry the server.
+    from mig_manager.adapters.host import webserver  # noqa: PLC0415
+
+    def page(why: str) -> webserver.Page:
+        return webserver.Page(body=f"{why or 'ok'}\n".encode(), is_good=not why)
+
+    pages = {
+        "/healthz": lambda: page(health.why_dead()),
+        "/readyz": lambda: page(health.why_unready()),
+        "/metrics": lambda: webserver.Page(body=exposition(), content_type=webserver.METRICS),
+    }
+    try:
+        server = webserver.WebServer(pages, address=address, port=port)
+    except OSError as error:
+        raise errors.UsageError(
+            f"cannot listen on {address or '*'}:{port}: {error.strerror or error}"
+        ) from error
+    with server.running():
+        _log.info("health_served", address=address or "*", port=server.port)
+        yield server.port

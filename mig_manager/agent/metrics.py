@@ -1,0 +1,242 @@
+"""The agent's metrics in Prometheus' words; docs/observability.md explains each.
+
+Series are few: labels take values from enumerations, from NVML's functions and from the profiles
+and the one layout that this node has.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import prometheus_client
+
+import mig_manager
+from mig_manager import errors
+from mig_manager.adapters.host import sink
+from mig_manager.change import instrumentation
+from mig_manager.core import model
+
+_SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
+_WAIT_BUCKETS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_GPU_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+def _nothing() -> None:
+    """Ignore that there is progress."""
+
+
+class Metrics(instrumentation.Telemetry):
+    """Counts what it hears, in a registry of its own.
+
+    Args:
+        contact_age_s: Asked at each scrape: seconds since the API server last said anything.
+        on_progress: Called when the worker has got somewhere.
+        now: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        contact_age_s: Callable[[], float],
+        on_progress: Callable[[], None] = _nothing,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        # A time of birth beside each counter would double the series, and nobody asks for it.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = prometheus_client.CollectorRegistry()
+        self._on_progress = on_progress
+        self._now = now
+        self._exposing = threading.Lock()
+        self._lines_counted = sink.Sink.dropped
+        self._define_outcomes()
+        self._define_retries(contact_age_s)
+        self._define_gpus()
+
+    def _define_outcomes(self) -> None:
+        self._state = self._gauge("state", "1 for the state that the node says, else 0.", "state")
+        self._last_outcome = self._gauge(
+            "last_outcome_info", "How the last run ended; always 1.", "state", "reason"
+        )
+        self._runs = self._counter("runs", "Runs that published their end.", "state", "reason")
+        self._run_s = self._histogram(
+            "run_duration_seconds", "How long runs took.", "state", buckets=_WAIT_BUCKETS_S
+        )
+        self._phase_s = self._histogram(
+            "phase_duration_seconds", "How long phases took.", "phase", buckets=_WAIT_BUCKETS_S
+        )
+        self._superseded = self._counter("superseded_runs", "Runs that a newer wish ended.")
+        self._lost = self._counter(
+            "lost_outcomes", "Runs whose end the Kubernetes API did not take.", "reason"
+        )
+        self._success_time = self._gauge(
+            "last_success_timestamp_seconds", "When a run last succeeded; 0: not yet."
+        )
+        self._evictions = self._counter("evictions", "Pods evicted.")
+        self._lines_dropped = self._counter(
+            "log_lines_dropped", "Log lines that standard error did not take."
+        )
+        for state in model.State:
+            self._state.labels(state=state.value)
+        for reason in errors.Reason:
+            # From zero on: increase() does not see the first of what appears as 1.
+            state = model.State.SUCCESS if reason in _SUCCESSES else model.State.FAILED
+            self._runs.labels(state=state.value, reason=reason.value)
+
+    def _define_retries(self, contact_age_s: Callable[[], float]) -> None:
+        self._attempt = self._gauge("attempt", "Number of the last try at the present wish.")
+        self._retries = self._counter("retries", "Tries that were put off to be made again.")
+        self._retry_time = self._gauge(
+            "retry_timestamp_seconds", "When the next try is due; 0: none is."
+        )
+        age = self._gauge(
+            "api_contact_age_seconds", "Time since the Kubernetes API last sent us anything."
+        )
+        age.set_function(contact_age_s)
+
+    def _define_gpus(self) -> None:
+        self._operation_s = self._histogram(
+            "gpu_operation_duration_seconds",
+            "How long it took to observe all GPUs or to execute a plan.",
+            "operation",
+            "result",
+            buckets=_GPU_BUCKETS_S,
+        )
+        self._nvml_calls = self._counter("nvml_calls", "Calls of NVML functions.", "function")
+        self._nvml_s = self._counter(
+            "nvml_call_seconds", "Time spent in NVML functions, all GPUs added up.", "function"
+        )
+        self._instances = self._gauge(
+            "instances", "Compute instances when the GPUs were last observed.", "profile"
+        )
+        self._unreachable = self._gauge(
+            "unreachable_gpu",
+            "1 for each GPU that the driver counts and that could not be observed.",
+            "index",
+            "uuid",
+            "reason",
+        )
+        self._drifted = self._gauge(
+            "drifted", "1 while the GPUs do not have the layout last proven in force, else 0."
+        )
+        self._layout = self._gauge(
+            "layout_info", "The layout last proven in force; always 1.", "layout", "hash"
+        )
+        build = self._gauge("build_info", "The version of the agent; always 1.", "version")
+        build.labels(version=mig_manager.__version__).set(1)
+
+    def exposition(self) -> bytes:
+        """Return all metrics in the text format 0.0.4."""
+        with self._exposing:
+            # Whoever drops a line must not wait, so it is not reported to here, but looked up.
+            dropped = sink.Sink.dropped
+            self._lines_dropped.inc(dropped - self._lines_counted)
+            self._lines_counted = dropped
+        return prometheus_client.generate_latest(self.registry)
+
+    # -- instrumentation.Telemetry ---------------------------------------------------------------
+
+    def attempt_began(self, number: int) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._attempt.set(number)
+        self._retry_time.set(0)
+
+    def state_published(self, state: model.State) -> None:
+        """See ``instrumentation.Telemetry``."""
+        for each in model.State:
+            self._state.labels(state=each.value).set(each is state)
+
+    def phase_ended(self, phase: model.Phase, seconds: float) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._phase_s.labels(phase=phase.value).observe(seconds)
+        self._on_progress()
+
+    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._runs.labels(state=state.value, reason=reason.value).inc()
+        self._run_s.labels(state=state.value).observe(seconds)
+        _replace(self._last_outcome, {(state.value, reason.value): 1})
+        if state is model.State.SUCCESS:
+            self._success_time.set(self._now())
+
+    def run_superseded(self) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._superseded.inc()
+
+    def outcome_lost(self, reason: errors.Reason) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._lost.labels(reason=reason.value).inc()
+
+    def retry_scheduled(self, delay_s: float) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._retries.inc()
+        self._retry_time.set(self._now() + delay_s)
+
+    def pod_evicted(self) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._evictions.inc()
+        self._on_progress()
+
+    def still_working(self) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._on_progress()
+
+    def gpus_observed(self, gpus: model.ObservedGpus) -> None:
+        """See ``instrumentation.Telemetry``."""
+        _replace(self._instances, _counts(gpus))
+        lost: dict[tuple[str, ...], int] = {
+            (str(gpu.index), gpu.uuid, gpu.reason.value): 1 for gpu in gpus.unreachable
+        }
+        _replace(self._unreachable, lost)
+
+    def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
+        """See ``instrumentation.Telemetry``."""
+        result = "ok" if is_good else "error"
+        self._operation_s.labels(operation=name, result=result).observe(seconds)
+        self._on_progress()
+
+    def nvml_called(self, function: str, calls: int, seconds: float) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._nvml_calls.labels(function=function).inc(calls)
+        self._nvml_s.labels(function=function).inc(seconds)
+
+    def layout_applied(self, name: str, content_hash: str) -> None:
+        """See ``instrumentation.Telemetry``."""
+        _replace(self._layout, {(name, content_hash): 1})
+
+    def drift_found(self, *, is_drifted: bool) -> None:
+        """See ``instrumentation.Telemetry``."""
+        self._drifted.set(is_drifted)
+
+    # -- the library ---------------------------------------------------------------------
+
+    def _gauge(self, name: str, text: str, *labels: str) -> prometheus_client.Gauge:
+        return prometheus_client.Gauge(f"mig_manager_{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> prometheus_client.Counter:
+        return prometheus_client.Counter(
+            f"mig_manager_{name}", text, labels, registry=self.registry
+        )
+
+    def _histogram(
+        self, name: str, text: str, *labels: str, buckets: Iterable[float]
+    ) -> prometheus_client.Histogram:
+        return prometheus_client.Histogram(
+            f"mig_manager_{name}", text, labels, buckets=tuple(buckets), registry=self.registry
+        )
+
+
+def _replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], int]) -> None:
+    """Set these series of a gauge and have no others."""
+    gauge.clear()
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)
+
+
+def _counts(gpus: Iterable[model.Gpu]) -> Mapping[tuple[str, ...], int]:
+    counts: dict[tuple[str, ...], int] = {}
+    for gpu in gpus:
+        for instance in gpu.gpu_instances:
+            for compute in instance.compute_instances:
+                key = (str(compute.profile),)
+                counts[key] = counts.get(key, 0) + 1
+    return counts

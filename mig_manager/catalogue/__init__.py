@@ -1,0 +1,1 @@
+"""The MIG products: profiles and placements of each, by the names that people know."""

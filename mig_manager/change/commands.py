@@ -1,0 +1,284 @@
+"""One function per command that only looks; its frozen result is printed elsewhere.
+
+All of them, and ``applying``, ask the same planner, so ``plan``, ``apply`` and ``assert`` cannot
+disagree on what "applied" means.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+
+from mig_manager.core import model, ports
+from mig_manager.core.host import holders as holding
+from mig_manager.core.layout import config, generator, selection
+from mig_manager.core.node import clients, mig_strategy
+from mig_manager.core.planner import planner
+from mig_manager.core.text import plain, remarks
+
+
+class Scope(enum.Enum):
+    """How much of a layout counts."""
+
+    ALL = "all"
+    MODE_ONLY = "mode-only"
+    """MIG mode alone; instances stay as they are where the mode is right."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What the GPUs have."""
+
+    gpus: model.ObservedGpus
+    held: Mapping[str, tuple[holding.Holder, ...]] | None = None
+    """Who holds what, by the GPU's UUID; None: not asked, or not told."""
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "gpus": [plain.gpu(gpu) | {"holders": self._holders(gpu)} for gpu in self.gpus],
+            "unreachable_gpus": [plain.unreachable(gpu) for gpu in self.gpus.unreachable],
+        }
+
+    def _holders(self, gpu: model.Gpu) -> list[dict[str, object]] | None:
+        if self.held is None or gpu.uuid not in self.held:
+            return None
+        return [holder.to_data() for holder in self.held[gpu.uuid]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What a layout would change."""
+
+    layout: str
+    gpus: model.ObservedGpus
+    """All GPUs of the node, as observed."""
+    wanted: Mapping[str, model.WantedGpu]
+    """By UUID; GPUs that the layout is not about do not occur."""
+    plan: model.Plan
+    holders: Mapping[str, tuple[str, ...]]
+    """Pods by the UUID of the MIG device or GPU they hold, as far as known."""
+    overlooked: tuple[remarks.Remark, ...] = ()
+    """What passed because the layout was read leniently."""
+
+    @property
+    def destroyed(self) -> tuple[model.DestroyGpuInstance, ...]:
+        """GPU instances that end."""
+        return tuple(s for s in self.plan.steps if isinstance(s, model.DestroyGpuInstance))
+
+    @property
+    def created(self) -> tuple[model.CreateGpuInstance, ...]:
+        """GPU instances that come."""
+        return tuple(s for s in self.plan.steps if isinstance(s, model.CreateGpuInstance))
+
+    @property
+    def staying(self) -> int:
+        """How many GPU instances of the node stay."""
+        return sum(len(gpu.gpu_instances) for gpu in self.gpus) - len(self.destroyed)
+
+    @property
+    def mode_changes(self) -> tuple[model.SetMode, ...]:
+        """Switches of MIG mode."""
+        return tuple(s for s in self.plan.steps if isinstance(s, model.SetMode))
+
+    @property
+    def unserved(self) -> Mapping[mig_strategy.Strategy, str]:
+        """MIG strategies with which a device plugin exits over the layout, and why."""
+        return mig_strategy.refusals(mig_strategy.of_node(self.gpus, self.wanted))
+
+    @property
+    def evicted(self) -> tuple[str, ...]:
+        """Pods that hold what ends, as far as known."""
+        affected = clients.affected_ids(self.plan, self.gpus)
+        return tuple(sorted({pod for uuid in affected for pod in self.holders.get(uuid, ())}))
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "layout": self.layout,
+            "is_applied": self.plan.is_empty,
+            "is_provisional": self.plan.is_provisional,
+            "instances": {
+                "destroyed": len(self.destroyed),
+                "created": len(self.created),
+                "staying": self.staying,
+            },
+            "doomed_uuids": sorted(self.plan.doomed_uuids),
+            "evicted_pods": list(self.evicted),
+            "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
+            "warnings": [str(remark) for remark in self.overlooked],
+            "gpus": [plain.gpu_plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
+            "unreachable_gpus": [plain.unreachable(gpu) for gpu in self.gpus.unreachable],
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What a layout did change."""
+
+    rounds: tuple[Planned, ...]
+    """The plans that were run; empty when the layout was in force already."""
+    layout: str
+    gpus: model.ObservedGpus
+    """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
+    overlooked: tuple[remarks.Remark, ...] = ()
+    """What passed because the layout was read leniently."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything had to be done."""
+        return bool(self.rounds)
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "layout": self.layout,
+            "is_changed": self.is_changed,
+            "warnings": [str(remark) for remark in self.overlooked],
+            "plans": [planned.to_data() for planned in self.rounds],
+            "unreachable_gpus": [plain.unreachable(gpu) for gpu in self.gpus.unreachable],
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Whether a layout is in force."""
+
+    planned: Planned
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.planned.plan.is_empty
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return self.planned.to_data()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A config document of what the GPUs have, or can have."""
+
+    document: Mapping[str, object]
+    unreachable: tuple[model.UnreachableGpu, ...] = ()
+    """GPUs that could not be observed, and so are not in the document."""
+
+    def to_data(self) -> Mapping[str, object]:
+        """Return the document as plain data."""
+        return self.document
+
+
+def status(gpus: ports.Gpus) -> Status:
+    """Observe the GPUs.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+    """
+    return Status(gpus=gpus.observe())
+
+
+def plan(
+    gpus: ports.Gpus,
+    layout: config.Layout,
+    *,
+    scope: Scope = Scope.ALL,
+    holders: Mapping[str, tuple[str, ...]] | None = None,
+) -> Planned:
+    """Work out what a layout would change, and change nothing.
+
+    Args:
+        gpus: The GPUs of this node.
+        layout: The wish.
+        scope: How much of it counts.
+        holders: Pods by the UUID of what they hold; None: not known.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+        LayoutError: The layout cannot be had on these GPUs.
+    """
+    known = holders or {}
+    return planned(gpus.observe(), layout, scope=scope, holders=known)
+
+
+def planned(
+    observed: model.ObservedGpus,
+    layout: config.Layout,
+    *,
+    scope: Scope,
+    holders: Mapping[str, tuple[str, ...]],
+) -> Planned:
+    """Work out what a layout would change on GPUs as they were observed.
+
+    Args:
+        observed: All GPUs of the node.
+        layout: The wish.
+        scope: How much of it counts.
+        holders: Pods by the UUID of what they hold.
+
+    Raises:
+        LayoutError: The layout cannot be had on these GPUs.
+    """
+    wanted = config.select(layout, observed)
+    if scope is Scope.MODE_ONLY:
+        wanted = _modes_only(wanted, observed)
+    with selection.located(layout, observed):
+        due = planner.plan(observed, wanted)
+    return Planned(
+        layout=layout.name,
+        gpus=observed,
+        wanted=wanted,
+        plan=due,
+        holders=holders,
+        overlooked=selection.overlooked(layout, observed),
+    )
+
+
+def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) -> Checked:
+    """Tell whether a layout is in force.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+        LayoutError: The layout cannot be had on these GPUs.
+    """
+    return Checked(planned=plan(gpus, layout, scope=scope))
+
+
+def export(gpus: ports.Gpus, *, label: str, has_placements: bool = False) -> Exported:
+    """Describe the GPUs as a config document with one layout.
+
+    Args:
+        gpus: The GPUs of this node.
+        label: Name of the layout.
+        has_placements: Whether it says where instances lie.
+
+    Raises:
+        HardwareError: NVML refused or failed.
+        LayoutError: There is no GPU.
+    """
+    observed = gpus.observe()
+    return Exported(
+        document=config.export(observed, label=label, has_placements=has_placements),
+        unreachable=observed.unreachable,
+    )
+
+
+def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -> Exported:
+    """Write a config document with the layouts that GPUs of these kinds can have.
+
+    Args:
+        kinds: The GPUs.
+        has_all_maximal: Whether to add every mixed layout that leaves no room.
+    """
+    return Exported(document=generator.document(kinds, has_all_maximal=has_all_maximal))
+
+
+def _modes_only(
+    wanted: Mapping[str, model.WantedGpu], observed: Sequence[model.Gpu]
+) -> dict[str, model.WantedGpu]:
+    """Leave the GPUs whose mode is wrong, and of their wish the mode."""
+    modes = {gpu.uuid: gpu.current_mode for gpu in observed}
+    return {
+        uuid: model.WantedGpu(mode=wish.mode)
+        for uuid, wish in wanted.items()
+        if modes[uuid] is not wish.mode
+    }

@@ -1,0 +1,1 @@
+"""Everything that people type: commands, their options, their answers."""

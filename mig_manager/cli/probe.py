@@ -1,0 +1,89 @@
+"""The image's health check: asks the agent of this container whether it is alive.
+
+Docker and podman run it beside the agent, in the agent's environment. Kubelet does not; it asks
+the port itself.
+"""
+
+import http.client
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.agent import settings
+from mig_manager.cli import arguments
+from mig_manager.core.options import source
+
+TIMEOUT_S = 3.0
+_HEALTHY, _UNHEALTHY = 0, 1
+_FIRST_PROCESS = pathlib.Path("/proc/1/cmdline")
+"""The container's own program: it has the options that the environment does not have."""
+_PROGRAMS = frozenset({"mig-manager", "nvidia-mig-manager"})
+_HERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
+"""Where to ask who listens everywhere: by number, as a container need not know names."""
+_MOST_TOLD = 500
+
+
+def main() -> int:
+    """Check the agent of this container.
+
+    Returns:
+        0 when it is alive, or serves no health that could be asked for; 1 when not.
+    """
+    try:
+        command = _FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")
+        is_alive, told = check(command, settings.process_environ())
+    except errors.MigManagerError as error:
+        is_alive, told = False, error.message
+    except (OSError, http.client.HTTPException) as error:
+        is_alive, told = False, f"the agent does not answer: {type(error).__name__}: {error}"
+    sys.stdout.write(f"{told}\n")
+    return _HEALTHY if is_alive else _UNHEALTHY
+
+
+def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str]:
+    """Ask what that process serves.
+
+    Args:
+        command: The words by which the container's first process was started.
+        environ: Its environment.
+
+    Returns:
+        Whether it is alive, and in which words it says so.
+
+    Raises:
+        UsageError: The command line or the environment make no sense.
+        OSError: Nobody answers.
+        http.client.HTTPException: What answers does not speak HTTP.
+    """
+    options = _options(command)
+    if options.get("command", "agent") != "agent":
+        return True, f"{options['command']} has no health to ask for"
+    given = source.Source(options, environ)
+    port = given.port("health-port")
+    if not port:
+        return True, "there is no --health-port to ask"
+    address = given.text("health-address")
+    connection = http.client.HTTPConnection(_HERE.get(address, address), port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/healthz")
+        answer = connection.getresponse()
+        told = answer.read(_MOST_TOLD).decode(errors="replace").strip()
+    finally:
+        connection.close()
+    return answer.status == http.HTTPStatus.OK, told
+
+
+def _options(command: Sequence[str]) -> Mapping[str, object]:
+    """Return the options given to our program, which may stand behind an interpreter or init.
+
+    None where another program started it, such as a shell: then only the environment tells.
+    """
+    words = [word for word in command if word]
+    names = [word.rpartition("/")[2] for word in words]
+    where = next((at for at, name in enumerate(names) if name in _PROGRAMS), None)
+    return {} if where is None else arguments.parse(words[where + 1 :])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

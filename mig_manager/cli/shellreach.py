@@ -1,0 +1,181 @@
+"""What a command at a shell works with: settings to adapters.
+
+Each adapter is imported where it is needed, because most commands need few of them.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.adapters.host import clock
+from mig_manager.adapters.nvml_worker import gpu_thread
+from mig_manager.change import standalone
+from mig_manager.cli import console, interrupts, shellsettings
+from mig_manager.core import model, ports
+from mig_manager.core.host import holders as holding
+from mig_manager.core.layout import generator
+
+_HOLDERS_TIMEOUT_S = 5.0
+"""What the holders of the GPUs are worth to 'status'."""
+
+
+class Reach:
+    """The GPUs, and what else is beneath one command."""
+
+    def __init__(
+        self, command: str, given: shellsettings.CommandSettings, terminal: console.Console
+    ) -> None:
+        self._command = command
+        self._given = given
+        self._terminal = terminal
+
+    def gpus(self) -> ports.Gpus:
+        """Return GPUs to look at, in this process, because that is quickest."""
+        from mig_manager.adapters.nvml import nvml_gpus  # noqa: PLC0415 - not for `validate --gpu`
+
+        self._simulate()
+        if self._given.gpus.is_simulated:
+            from mig_manager.cli import simulation  # noqa: PLC0415 - not for real GPUs
+
+            simulation.install(self._given.gpus)
+        return gpu_thread.ThreadGpus(
+            nvml_gpus.NvmlGpus(
+                library_path=self._given.gpus.library_path,
+                driver_roots=self._given.gpus.driver_roots,
+                in_use_timeout_s=self._given.in_use_timeout_s,
+                clock=clock.SystemClock(),
+            ),
+            timeout_s=self._given.gpu_timeout_s,
+        )
+
+    def world(self) -> standalone.World:
+        """Return what a change works with; its GPU work can be killed and undone."""
+        from mig_manager.adapters.host import journalfile, lockfile  # noqa: PLC0415 - as above
+        from mig_manager.adapters.nvml_worker import gpu_child  # noqa: PLC0415 - as above
+
+        self._simulate()
+        journal = journalfile.JournalFile(self._given.journal_file)
+        proven = journalfile.ProvenFile(self._given.proven_file)
+        state = self._given.gpus.simulate_state
+        world = standalone.World(
+            gpus=gpu_child.ChildGpus(
+                command=gpu_child.worker_command(
+                    library_path=self._given.gpus.library_path,
+                    driver_roots=self._given.gpus.driver_roots,
+                    simulate_state=str(state) if state else None,
+                    in_use_timeout_s=self._given.in_use_timeout_s,
+                ),
+                timeout_s=self._given.gpu_timeout_s,
+            ),
+            exclusion=lockfile.LockFile(
+                self._given.lock_file,
+                program=f"mig-manager {self._command}",
+                clock=clock.SystemClock(),
+                is_required=True,
+            ),
+            journal=journal,
+            proven=proven,
+            clock=clock.SystemClock(),
+            boot_id=self._boot_id(),
+            lock_timeout_s=self._given.lock_timeout_s,
+            tell=self._terminal.note,
+            idle_timeout_s=self._given.idle_timeout_s,
+            guard=lambda: interrupts.completed(self._terminal.note),
+        )
+        if self._given.hooks_file and self._command != "boot":
+            world = dataclasses.replace(world, hooks=self._hooks(self._given.hooks_file))
+        # Simulated GPUs are no reason to do anything to the real machine.
+        return world if state else self._with_machine(world)
+
+    def _hooks(self, file: str) -> ports.Hooks:
+        from mig_manager.adapters.host import hooks  # noqa: PLC0415 - only where there are some
+
+        return hooks.HookPrograms(
+            file,
+            variables=shellsettings.hook_variables(self._command, self._given),
+            search_path=self._given.search_path,
+            timeout_s=self._given.hook_timeout_s,
+        )
+
+    def _with_machine(self, world: standalone.World) -> standalone.World:
+        from mig_manager.adapters.host import devicefiles, gpureset, tools  # noqa: PLC0415 - as above
+
+        roots = self._given.roots
+        found = tools.Tools(
+            gpureset.roots(roots),
+            search_path=self._given.search_path,
+            loader_variables=self._given.gpus.loader_variables,
+        )
+        return dataclasses.replace(
+            world,
+            reset=gpureset.SmiReset(found).reset,
+            device_files=devicefiles.DeviceFiles(roots),
+        )
+
+    def _boot_id(self) -> str:
+        if self._given.gpus.is_simulated:
+            from mig_manager.cli import simulation  # noqa: PLC0415 - not for real GPUs
+
+            return simulation.boot_id(self._given.gpus)
+        from mig_manager.adapters.host import system  # noqa: PLC0415 - only to change something
+
+        return system.boot_id()
+
+    def _simulate(self) -> None:
+        if self._given.gpus.is_simulated:
+            from mig_manager.cli import simulation  # noqa: PLC0415 - not for real GPUs
+
+            simulation.prepare(self._given.gpus)
+            self._terminal.note(f"GPUs are simulated, in {self._given.gpus.simulate_state}")
+
+    def pods(self) -> Mapping[str, tuple[str, ...]] | None:
+        """Return the pods by the UUID of what they hold; None where no kubelet is asked."""
+        if self._given.pod_resources_socket is None:
+            return None
+        from mig_manager.adapters.kubelet import podresources  # noqa: PLC0415 - only when asked for
+
+        holders: dict[str, tuple[str, ...]] = {}
+        for pod in podresources.PodResources(str(self._given.pod_resources_socket)).assigned():
+            for device_id in pod.device_ids:
+                holders[device_id] = (*holders.get(device_id, ()), pod.key)
+        return holders
+
+    def templates(self) -> Sequence[model.Gpu]:
+        """Return one idle GPU of each product named."""
+        from mig_manager.catalogue import products  # noqa: PLC0415 - only for products by name
+
+        return products.templates(self._given.products, tell=self._terminal.note)
+
+    def kinds(self) -> Sequence[generator.Kind]:
+        """Return the kinds of the products named, or else of this machine's GPUs.
+
+        Raises:
+            LayoutError: None has MIG, or the driver does not tell what they offer.
+        """
+        if not self._given.products:
+            return generator.kinds_of(self.gpus().observe())
+        from mig_manager.catalogue import products  # noqa: PLC0415 - only for products by name
+
+        return products.kinds(self._given.products, tell=self._terminal.note)
+
+    def holders(self) -> Mapping[str, tuple[holding.Holder, ...]] | None:
+        """Return who holds the GPUs; None where that is not told, which is no failure."""
+        from mig_manager.adapters.host import procfs  # noqa: PLC0415 - seldom asked
+        from mig_manager.adapters.nvml import nvml_inspect  # noqa: PLC0415 - seldom asked
+
+        look = functools.partial(
+            nvml_inspect.inspect,
+            self._given.gpus.library_path,
+            driver_roots=self._given.gpus.driver_roots,
+            # The kernel knows nothing of simulated GPUs.
+            proc_root=None if self._given.gpus.is_simulated else procfs.ROOT,
+            but=(os.getpid(),),
+        )
+        timeout_s = min(_HOLDERS_TIMEOUT_S, self._given.gpu_timeout_s)
+        try:
+            return dict(gpu_thread.started(look).result(timeout_s).holders)
+        except (errors.HardwareError, OSError, concurrent.futures.TimeoutError):
+            return None

@@ -1,0 +1,1 @@
+"""Many nodes: rollouts, their previews, and the budget of nodes under change."""

@@ -1,0 +1,151 @@
+"""Slots for nodes under change: who holds one, and which may be taken.
+
+A slot is a Lease, named by its number. A node holds at most one, under its own name, so that an
+agent that was killed leaves it to its successor. How long a holder has been silent is judged by
+when we saw its Lease change, and never by comparing its clock with ours.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from mig_manager.core.node import cluster
+from mig_manager.core.text import messages
+
+PREFIX = "mig-manager-slot-"
+_MOST_NAMED = 10
+"""Holders that a message names before it counts the rest."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One Lease as the API has it."""
+
+    index: int
+    holder: str
+    """The node that holds it; empty: nobody."""
+    version: str
+    """Another one after each change."""
+    duration_s: float
+    """How long it stays its holder's without being renewed."""
+    transitions: int = 0
+    """How often it has gone from one node to another."""
+
+    @property
+    def name(self) -> str:
+        """The Lease's name."""
+        return name_of(self.index)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Since when a slot is as it is, as far as we saw it."""
+
+    version: str
+    since_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What there is to take."""
+
+    mine: tuple[Slot, ...]
+    """Those that our node holds: one, or more where an answer was lost."""
+    free: tuple[Slot, ...]
+    """Those that nobody holds; without a version where there is no Lease yet."""
+    silent: tuple[Slot, ...]
+    """Those of others who have not renewed them for as long as they promised to."""
+    held: tuple[Slot, ...]
+    """Those of others."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Denial:
+    """Why there was no slot to be had."""
+
+    limit: int
+    holders: tuple[str, ...]
+    """Nodes that are under change now."""
+    silent: tuple[str, ...] = ()
+    """Nodes whose agent is silent, and that an interrupted change has left unavailable."""
+
+    def __str__(self) -> str:
+        parts = []
+        if self.holders:
+            parts.append(f"under change now: {_named(self.holders)}")
+        if self.silent:
+            parts.append(
+                "interrupted in a change, and their agents are silent: "
+                f"{_named(self.silent)} (bring them back, or delete Node or Lease)"
+            )
+        what = "; ".join(parts) or "others were quicker"
+        return f"waiting for one of {self.limit} slots for nodes under change; {what}"
+
+
+def name_of(index: int) -> str:
+    """Return the name of a slot's Lease."""
+    return f"{PREFIX}{index}"
+
+
+def index_of(name: str) -> int | None:
+    """Return the number of a slot; None for a Lease that is something else."""
+    number = name.removeprefix(PREFIX)
+    is_ours = name.startswith(PREFIX) and number.isascii() and number.isdigit()
+    is_ours = is_ours and str(int(number[:9])) == number
+    return int(number) if is_ours else None
+
+
+def remember(before: Mapping[int, Seen], slots: Iterable[Slot], now_s: float) -> dict[int, Seen]:
+    """Return since when each slot is as it is now.
+
+    Args:
+        before: The same at the last look.
+        slots: What this look found.
+        now_s: Seconds from some fixed point.
+    """
+    return {
+        slot.index: before[slot.index]
+        if slot.index in before and before[slot.index].version == slot.version
+        else Seen(version=slot.version, since_s=now_s)
+        for slot in slots
+    }
+
+
+def judge(
+    slots: Sequence[Slot], seen: Mapping[int, Seen], now_s: float, *, node: str, limit: int
+) -> Judgement:
+    """Sort the slots by what our node may do with them.
+
+    Args:
+        slots: All there are, also those beyond the limit, which another agent may have.
+        seen: As ``remember`` returned it for this look.
+        now_s: Seconds from the same fixed point.
+        node: Ours.
+        limit: How many slots there shall be.
+    """
+    there = {slot.index: slot for slot in slots}
+    others = tuple(slot for slot in slots if slot.holder not in ("", node))
+    silent = tuple(slot for slot in others if now_s - seen[slot.index].since_s >= slot.duration_s)
+    return Judgement(
+        mine=tuple(slot for slot in slots if slot.holder == node),
+        free=tuple(
+            there.get(index) or Slot(index=index, holder="", version="", duration_s=0.0)
+            for index in range(limit)
+            if index not in there or not there[index].holder
+        ),
+        silent=silent,
+        held=tuple(slot for slot in others if slot not in silent),
+    )
+
+
+def is_disrupted(view: cluster.NodeView) -> bool:
+    """Tell whether a manager has left its marks on a node: a change is under way, or was."""
+    marks = (cluster.JOURNAL_ANNOTATION, cluster.CORDON_ANNOTATION)
+    return (
+        any(view.annotations.get(mark) for mark in marks)
+        or cluster.HOLD_TAINT in view.taint_keys
+        or cluster.PAUSED_VALUE in view.labels.values()
+    )
+
+
+def _named(nodes: Sequence[str]) -> str:
+    return messages.listed(sorted(nodes), most=_MOST_NAMED)

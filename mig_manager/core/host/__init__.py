@@ -1,0 +1,1 @@
+"""The machine underneath: hooks, host services, GPU processes."""

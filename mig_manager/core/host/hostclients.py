@@ -1,0 +1,143 @@
+"""The GPU operator's list of services of the host that use GPUs and must rest during a change.
+
+    version: v1
+    systemd-services:
+    - nvsm.service
+    - nvidia-dcgm      # means nvidia-dcgm.service
+
+Kubelet is stopped only where the list names it: NVIDIA's agent does so unasked for each change of
+MIG mode, and where the agent is a pod, nobody is then left to start the pod again.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from mig_manager.core.text import document, fields
+
+VERSION = "v1"
+MOST_SERVICES = 64
+"""They are written down in an annotation of the node before they are stopped."""
+
+_KEYS = ("version", "systemd-services")
+_TRIGGERS = (".socket", ".timer", ".path")
+"""Each of these units starts a service of its own accord."""
+_KINDS = (".service", *_TRIGGERS)
+"""What can be stopped and started alone; a target or a slice would take others with it."""
+_OTHER_KINDS = (".automount", ".device", ".mount", ".scope", ".slice", ".swap", ".target")
+_NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@[A-Za-z0-9:_.\\-]+)?")
+"""``systemd.unit(5)``: a prefix and, of a template, an instance."""
+_LONGEST_NAME = 255
+_OWN = frozenset({"mig-manager", "mig-manager-boot"})
+_PROTECTED = re.compile(r"(dbus|dbus-broker|systemd-.*)(@.*)?")
+"""We reach systemd through the one; the others are parts of it."""
+
+
+def parse(text: str, *, source: str) -> tuple[str, ...]:
+    """Read a list; an empty one has no services.
+
+    Args:
+        text: YAML or JSON.
+        source: Name of the file for error messages.
+
+    Returns:
+        Names of systemd's units, each with its suffix, in the order in which to stop them.
+
+    Raises:
+        ConfigError: The list breaks the format, names a unit twice, or one that must not be
+            stopped; the message says where and what is right.
+    """
+    root = document.parse(text, source=source)
+    if root is None or fields.is_null(root):
+        return ()
+    if not isinstance(root, document.Mapping):
+        fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'systemd-services'")
+    fields.check_keys(root, _KEYS)
+    version = fields.required(root, "version", example=VERSION)
+    if not (isinstance(version, document.Scalar) and version.value == VERSION):
+        fields.fail(version, f"version must be the text {VERSION}, not {fields.shown(version)}")
+    services = root.get("systemd-services")
+    if services is None or fields.is_null(services):
+        return ()
+    if not isinstance(services, document.Sequence):
+        fields.fail(services, f"systemd-services must be a list, not {fields.shown(services)}")
+    return _units(services)
+
+
+def _units(services: document.Sequence) -> tuple[str, ...]:
+    if len(services.items) > MOST_SERVICES:
+        fields.fail(services, f"there are {len(services.items)} services; {MOST_SERVICES} at most")
+    places: dict[str, document.Node] = {}
+    for node in services.items:
+        name = _unit(node)
+        if name in places:
+            fields.fail(node, f"'{name}' is named twice; first in line {_line(places[name])}")
+        places[name] = node
+    return stop_order(tuple(places))
+
+
+def stop_order(names: Sequence[str]) -> tuple[str, ...]:
+    """Return units in the order in which to stop them: sockets, timers and paths come first.
+
+    A socket that still listens would start the service again that was just stopped.
+    """
+    return tuple(sorted(names, key=lambda name: not name.endswith(_TRIGGERS)))
+
+
+def start_order(stopped: Sequence[str]) -> tuple[str, ...]:
+    """Return units in the order in which to start them: services in reverse, after the others.
+
+    systemd refuses to start a socket while its service runs ("Socket service already active").
+
+    Args:
+        stopped: In the order in which they were stopped.
+    """
+    return stop_order(tuple(reversed(stopped)))
+
+
+def can_be_restarted(name: str) -> bool:
+    """Tell whether a unit is of a kind that can be stopped and started again alone."""
+    return name.endswith(_KINDS)
+
+
+def is_stoppable(name: str) -> bool:
+    """Tell whether a list of services could name a unit, or one that is stopped along with it."""
+    stem = name.rpartition(".")[0]
+    return (
+        can_be_restarted(name)
+        and len(name) <= _LONGEST_NAME
+        and _NAME.fullmatch(stem) is not None
+        and not is_protected(name)
+    )
+
+
+def is_protected(name: str) -> bool:
+    """Tell whether the agent could not start a unit again once it is stopped."""
+    stem = name.rpartition(".")[0]
+    return stem in _OWN or _PROTECTED.fullmatch(stem) is not None
+
+
+def _unit(node: document.Node) -> str:
+    """Return the name of a unit, with its suffix."""
+    if not (isinstance(node, document.Scalar) and isinstance(node.value, str)):
+        fields.fail(node, f"a service is a name such as nvsm.service, not {fields.shown(node)}")
+    written = node.value
+    if written.endswith(_OTHER_KINDS):
+        _refuse(node, f"only units of the kinds {', '.join(_KINDS)} can be stopped for a change")
+    name = written if written.endswith(_KINDS) else f"{written}.service"
+    stem = name.rpartition(".")[0]
+    if not _NAME.fullmatch(stem) or len(name) > _LONGEST_NAME:
+        _refuse(node, "that is no name of a unit; patterns and templates are not taken")
+    if stem in _OWN:
+        _refuse(node, "that is the agent itself")
+    if _PROTECTED.fullmatch(stem):
+        _refuse(node, "the agent could not start it again")
+    return name
+
+
+def _refuse(node: document.Node, why: str) -> NoReturn:
+    fields.fail(node, f"cannot stop {fields.shown(node)}: {why}")
+
+
+def _line(node: document.Node) -> int:
+    return node.location.line

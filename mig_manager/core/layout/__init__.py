@@ -1,0 +1,1 @@
+"""Layout files: parse the v1 grammar, select GPUs, export, generate."""

@@ -1,0 +1,228 @@
+"""A config document for GPUs that one has: the standard layouts, and all that leave no room.
+
+The standard ones are those of NVIDIA's ``nvidia-mig-parted generate-config``: ``all-disabled``,
+``all-enabled``, ``all-PROFILE`` with as many instances of one profile as fit, and
+``all-balanced``. How many fit is worked out from the placements rather than read from NVML, whose
+counts are wrong on A30; on every GPU known to us both agree otherwise.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.planner import placement
+
+Counts = tuple[tuple[model.Profile, int], ...]
+"""Positive counts, in the order in which people read layouts."""
+
+LONGEST_NAME = 63
+"""A layout's name is a label's value in Kubernetes."""
+
+_BALANCED: Mapping[int, Mapping[int, int]] = {7: {3: 1, 2: 1, 1: 2}, 4: {2: 1, 1: 2}}
+"""Slices of the GPU to how many instances of how many slices, as the peer has it."""
+_HASH_DIGITS = 8
+_EVERY = "all"
+_BALANCED_NAME = "all-balanced"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """GPUs that differ in nothing that a layout can ask for."""
+
+    device_ids: tuple[int, ...]
+    """PCI ids, device and vendor packed as NVML does; of one product they may be several."""
+    profiles: tuple[model.GpuInstanceProfile, ...]
+    """What such a GPU offers."""
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """How a ``device-filter`` names these GPUs."""
+        return tuple(str(config.DeviceFilter(device_id=each)) for each in self.device_ids)
+
+
+def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[Kind, ...]:
+    """Sort the MIG-capable GPUs of a node by PCI id.
+
+    Raises:
+        LayoutError: None has MIG (NOT_MIG_CAPABLE), or the driver tells no profiles while MIG is
+            off (NOT_SUPPORTED).
+    """
+    known: dict[int, model.Gpu] = {}
+    for gpu in gpus:
+        if gpu.is_mig_capable and (gpu.pci_device_id not in known or gpu.profiles is not None):
+            known[gpu.pci_device_id] = gpu
+    if not known:
+        raise errors.LayoutError(
+            "this node has no MIG-capable GPU", reason=errors.Reason.NOT_MIG_CAPABLE
+        )
+    for gpu in known.values():
+        if not gpu.profiles:
+            raise errors.LayoutError(
+                f"this driver tells the profiles of {gpu} only once MIG is on: apply "
+                "'all-enabled' first, or name the product with --gpu",
+                reason=errors.Reason.NOT_SUPPORTED,
+            )
+    return tuple(
+        Kind(device_ids=(device_id,), profiles=gpu.profiles or ())
+        for device_id, gpu in sorted(known.items())
+    )
+
+
+def document(kinds: Sequence[Kind], *, has_all_maximal: bool = False) -> dict[str, object]:
+    """Return a document, as plain data, for nodes with these GPUs.
+
+    A ``device-filter`` appears only where there are GPUs of several kinds. Layouts are in the
+    order of their names, with numbers by their value.
+
+    Args:
+        kinds: The GPUs; no PCI id twice.
+        has_all_maximal: Whether to add every layout to which no instance can be added, but those
+            that a standard layout is already.
+    """
+    rules = _Rules(kinds)
+    rules.add("all-disabled", None)
+    rules.add("all-enabled", ())
+    for kind in kinds:
+        for name, counts in _standard(kind):
+            rules.add(name, counts, kind)
+    for kind in kinds if has_all_maximal else ():
+        for counts in maximal(kind.profiles):
+            if not rules.has(counts, kind):
+                rules.add(maximal_name(counts), counts, kind)
+    return {"version": config.VERSION, "mig-configs": rules.layouts()}
+
+
+def _standard(kind: Kind) -> Iterator[tuple[str, Counts]]:
+    balanced = _balanced(kind)
+    if balanced:
+        yield _BALANCED_NAME, balanced
+    board = placement.Board(kind.profiles)
+    for spec in board.specs:
+        yield _label("all-", str(spec.profile)), ((spec.profile, board.most(spec.profile)),)
+
+
+def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[Counts]:
+    """Yield what an empty GPU can hold so that not one more instance of any profile fits."""
+    board = placement.Board(profiles)
+    order = sorted((spec.profile for spec in board.specs), key=lambda each: each.sort_key)
+    possible = set(_possible(board, order, ()))
+    for counts in sorted(possible, reverse=True):
+        if not any(_one_more(counts, nth) in possible for nth in range(len(order))):
+            yield tuple((each, n) for each, n in zip(order, counts, strict=True) if n)
+
+
+def maximal_name(counts: Counts) -> str:
+    """Return what a layout of these instances is called, such as ``max-3g.20gb_4x1g.5gb``.
+
+    Equal instances have equal names, on every GPU and in every version; a name too long for a
+    label is cut, and ends in a hash of the whole.
+    """
+    parts = (f"{n}x{each}" if n > 1 else str(each) for each, n in counts)
+    name = _label("max-", "_".join(parts))
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{name[: LONGEST_NAME - _HASH_DIGITS - 1].rstrip('-_.')}_{digest}"
+
+
+class _Rules:
+    """Rules by layout; those that differ in their GPUs alone become one."""
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self._kinds = kinds
+        self._rules: dict[str, dict[tuple[object, Counts | None], list[str]]] = {}
+        self._known: set[tuple[Kind, Counts]] = set()
+
+    def has(self, counts: Counts, kind: Kind) -> bool:
+        """Tell whether some layout gives GPUs of this kind these instances."""
+        return (kind, counts) in self._known
+
+    def add(self, name: str, counts: Counts | None, kind: Kind | None = None) -> None:
+        """Add a rule; without counts it disables MIG, without kind it is about every GPU."""
+        # As the peer's: balanced rules stay apart, all others of one kind of instance are joined.
+        apart = kind if name == _BALANCED_NAME else None
+        filters = self._rules.setdefault(name, {}).setdefault((apart, counts), [])
+        if kind is not None and counts:
+            filters.extend(kind.filters if len(self._kinds) > 1 else ())
+            self._known.add((kind, counts))
+
+    def layouts(self) -> dict[str, list[dict[str, object]]]:
+        return {
+            name: [
+                self._rule(counts, filters)
+                for (_, counts), filters in sorted(self._rules[name].items(), key=_fewest_first)
+            ]
+            for name in sorted(self._rules, key=_natural)
+        }
+
+    def _rule(self, counts: Counts | None, filters: Sequence[str]) -> dict[str, object]:
+        devices = sorted((counts or ()), key=lambda item: _natural(str(item[0])))
+        return ({"device-filter": sorted(filters)} if filters else {}) | {
+            "devices": _EVERY,
+            "mig-enabled": counts is not None,
+            "mig-devices": {str(each): n for each, n in devices},
+        }
+
+
+def _fewest_first(
+    item: tuple[tuple[object, Counts | None], list[str]],
+) -> tuple[int, list[str]]:
+    (apart, counts), filters = item
+    return (0 if apart else sum(n for _, n in counts or ()), sorted(filters))
+
+
+def _balanced(kind: Kind) -> Counts:
+    """Return one large, one medium and two small instances; none where the GPU has no such."""
+    base = [
+        spec.profile
+        for spec in sorted(kind.profiles, key=lambda spec: spec.enum_index)
+        if not (spec.profile.attributes or spec.profile.negated_attributes)
+    ]
+    slices = max((profile.gpu_slices for profile in base), default=0)
+    board = placement.Board(kind.profiles)
+    found: collections.Counter[model.Profile] = collections.Counter()
+    for size, count in _BALANCED.get(slices, {}).items():
+        candidates = [profile for profile in base if profile.gpu_slices == size]
+        if not candidates:
+            return ()
+        # The one that fits most often takes the least memory; of equals the first, as max does.
+        found[max(candidates, key=board.most)] = count
+    return tuple(sorted(found.items(), key=lambda item: item[0].sort_key))
+
+
+def _possible(
+    board: placement.Board, order: Sequence[model.Profile], counts: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
+    """Yield every combination that an empty GPU can hold, as counts in this order."""
+    if len(counts) == len(order):
+        yield counts
+        return
+    for n in itertools.count():
+        more = (*counts, n)
+        if not board.fits(dict(zip(order, more, strict=False))):
+            return
+        yield from _possible(board, order, more)
+
+
+def _one_more(counts: tuple[int, ...], nth: int) -> tuple[int, ...]:
+    return (*counts[:nth], counts[nth] + 1, *counts[nth + 1 :])
+
+
+def _label(prefix: str, text: str) -> str:
+    """Return a legal label value: Kubernetes allows no plus and no comma there."""
+    return prefix + re.sub(r"[+,]", ".", text)
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return what to sort by so that ``1g.5gb`` comes before ``1g.10gb``."""
+    return [
+        (int(part), "") if part.isdigit() else (-1, part)
+        for part in re.split(r"(\d+)", text)
+        if part
+    ]

@@ -1,0 +1,1 @@
+"""The node in Kubernetes' terms: labels, pods, GPU clients, disruption, other managers."""

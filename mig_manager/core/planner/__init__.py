@@ -1,0 +1,1 @@
+"""From what GPUs have and what a layout wants to the smallest list of steps, and back."""

@@ -1,0 +1,229 @@
+"""Why a GPU cannot give what a layout wants, told so that the reader knows what to change."""
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core import profile as profiles
+from mig_manager.core.planner import packing, placement
+
+_ENGINES = (
+    ("decoders", "decoder (NVDEC)"),
+    ("encoders", "encoder (NVENC)"),
+    ("jpegs", "JPEG engine (NVJPG)"),
+    ("ofas", "optical-flow engine (OFA)"),
+)
+
+
+def unknown_profile(
+    gpu: model.Gpu, profile: model.Profile, board: placement.Board
+) -> errors.LayoutError:
+    """Say that this very GPU does not offer a profile, and what it offers instead."""
+    spec = board.find(profile.gpu_instance)
+    if spec:
+        slices = profile.gpu_slices
+        sizes = [s for s in range(slices, 0, -1) if packing.is_offered(s, slices)]
+        what = f"{profile.gpu_instance} offers compute instances of {_join(sizes)} slices"
+    elif not board.specs:
+        what = "the driver tells no profiles of this GPU"
+    else:
+        offered = [str(spec.profile) for spec in board.specs]
+        meant = profiles.suggest(profile, [spec.profile for spec in board.specs])
+        hint = f"did you mean {meant[0]}? " if meant else ""
+        what = f"{hint}it offers {_join(offered)}"
+    return errors.LayoutError(
+        f"{gpu} has no profile {profile}: {what}",
+        reason=errors.Reason.UNKNOWN_PROFILE,
+        gpu_uuid=gpu.uuid,
+        profile=str(profile),
+    )
+
+
+def does_not_fit(
+    gpu: model.Gpu,
+    devices: Mapping[model.Profile, int],
+    board: placement.Board,
+    *,
+    pinned: Sequence[placement.Placed] = (),
+) -> errors.LayoutError:
+    """Say what is exceeded, and how much of the layout would fit, filled largest first.
+
+    Args:
+        gpu: The GPU.
+        devices: Those that may lie anywhere.
+        board: The room.
+        pinned: GPU instances that the layout gives a place.
+    """
+    needed = instances(devices, board)
+    everything = collections.Counter(profile for profile, _ in pinned)
+    everything.update(needed)
+    engines = drained(everything, board)
+    why = [*_crowded(needed, board, pinned), *engines] or [_scattered(needed, board, pinned)]
+    part = _largest_part(devices, board, pinned)
+    rest = "" if engines else _left_over(devices, part, board, pinned)
+    beside = f" beside {_lying(pinned)}" if pinned else ""
+    return errors.LayoutError(
+        f"{show(devices)}{beside} does not fit {gpu}: {'; '.join(why)}; "
+        f"the largest part that fits is {show(part) or 'nothing'}{rest}",
+        reason=errors.Reason.DOES_NOT_FIT,
+        gpu_uuid=gpu.uuid,
+    )
+
+
+def bad_start(profile: model.Profile, start: int, possible: Sequence[int]) -> str:
+    """Say that no instance of a profile can start at a memory slice, and where one can."""
+    return f"{profile} cannot start at memory slice {start}; it can at {_spans(possible)}"
+
+
+def collision(one: placement.Placed, other: placement.Placed) -> str:
+    """Say which memory slices two instances both need."""
+    shared = model.Placement(
+        max(one[1].start, other[1].start),
+        min(one[1].end, other[1].end) - max(one[1].start, other[1].start),
+    )
+    return (
+        f"{one[0]}@{one[1].start} needs memory {_named(one[1])} and {other[0]}@{other[1].start} "
+        f"{_named(other[1])}; they collide in {_named(shared)}"
+    )
+
+
+def drained(counts: Mapping[model.Profile, int], board: placement.Board) -> list[str]:
+    """Say which media engines so many instances need more often than the GPU has them."""
+    found = []
+    for field, name in _ENGINES:
+        has = getattr(board.pool, field)
+        wants = sum(
+            count * getattr(spec.engines, field)
+            for profile, count in counts.items()
+            if (spec := board.find(profile))
+        )
+        if wants > has:
+            found.append(f"it needs {wants} x {name} and the GPU has {has}")
+    return found
+
+
+def show(devices: Mapping[model.Profile, int]) -> str:
+    """Write devices as people do: ``2 x 2g.10gb + 3 x 1g.5gb``."""
+    ordered = sorted(devices.items(), key=lambda item: item[0].sort_key)
+    return " + ".join(f"{count} x {profile}" for profile, count in ordered if count)
+
+
+def instances(
+    devices: Mapping[model.Profile, int], board: placement.Board
+) -> dict[model.Profile, int]:
+    """Count the GPU instances that devices need at the least."""
+    needed: dict[model.Profile, int] = {}
+    for profile in sorted({device.gpu_instance for device in devices}, key=_sort_key):
+        counts = packing.count_sizes(devices, profile)
+        rough = -(-packing.total_slices(counts) // profile.gpu_slices)
+        # A count beyond all hardware is settled by its slices: packing it would take for ever.
+        hopeless = rough > board.most(profile)
+        needed[profile] = rough if hopeless else len(packing.bins(counts))
+    return needed
+
+
+def _crowded(
+    needed: Mapping[model.Profile, int],
+    board: placement.Board,
+    pinned: Sequence[placement.Placed],
+) -> Iterator[str]:
+    occupied = placement.slices(place for _, place in pinned)
+    for profile, count in needed.items():
+        spec = board.find(profile)
+        held = placement.places(spec, occupied) if spec else 0
+        if count > held:
+            yield f"it needs {count} x {profile} and the memory slices hold {held}"
+
+
+def _scattered(
+    needed: Mapping[model.Profile, int],
+    board: placement.Board,
+    pinned: Sequence[placement.Placed],
+) -> str:
+    sizes = {spec.profile: max(p.size for p in spec.placements) for spec in board.specs}
+    wants = sum(count * sizes[profile] for profile, count in needed.items())
+    free = board.memory_slices - sum(place.size for _, place in pinned)
+    if wants > free:
+        sums = " + ".join(f"{count} x {sizes[profile]}" for profile, count in needed.items())
+        return f"it needs {wants} memory slices and the GPU has {free} ({sums})"
+    return f"the possible placements in the {free} memory slices overlap however they are chosen"
+
+
+def _largest_part(
+    devices: Mapping[model.Profile, int],
+    board: placement.Board,
+    pinned: Sequence[placement.Placed],
+) -> dict[model.Profile, int]:
+    part: dict[model.Profile, int] = {}
+    for profile in sorted(devices, key=_sort_key):
+        for count in range(1, devices[profile] + 1):
+            needed = instances({**part, profile: count}, board)
+            if not board.fits(needed, pinned=pinned):
+                break
+            part[profile] = count
+    return part
+
+
+def _left_over(
+    devices: Mapping[model.Profile, int],
+    part: Mapping[model.Profile, int],
+    board: placement.Board,
+    pinned: Sequence[placement.Placed],
+) -> str:
+    """Show where that part lies, and what of the rest finds no place beside it."""
+    short = [p for p in sorted(devices, key=_sort_key) if part.get(p, 0) < devices[p]]
+    spec = board.find(short[0].gpu_instance) if short else None
+    way = board.best((), instances(part, board), pinned=pinned)
+    if spec is None or way is None:
+        return ""
+    lying = [*pinned, *way.placed]
+    occupied = placement.slices(place for _, place in lying)
+    free = [each for each in range(board.memory_slices) if not occupied >> each & 1]
+    size = max(place.size for place in spec.placements)
+    starts = sorted({place.start for place in spec.placements})
+    room = (
+        f"memory slice {_spans(free).replace(' or ', ' and ')} is free"
+        if free
+        else "no memory slice is free"
+    )
+    where = f" ({_lying(lying)})" if lying else ""
+    takes = f"{size} in a row, starting" if size > 1 else "one"
+    return f"{where}; then {room}, and {spec.profile} needs {takes} at {_spans(starts)}"
+
+
+def _lying(placed: Iterable[placement.Placed]) -> str:
+    """Say what lies where: ``3g.20gb at 0-3 and 4-7``."""
+    where: dict[model.Profile, list[str]] = {}
+    for profile, place in sorted(placed, key=lambda each: each[1]):
+        where.setdefault(profile, []).append(_range(place.start, place.end - 1))
+    return "; ".join(f"{profile} at {_join(spans)}" for profile, spans in where.items())
+
+
+def _named(place: model.Placement) -> str:
+    text = _range(place.start, place.end - 1)
+    return f"slices {text}" if place.size > 1 else f"slice {text}"
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _spans(slices: Sequence[int]) -> str:
+    """Return numbers as people write them: ``0-3 or 7``."""
+    runs: list[list[int]] = []
+    for each in slices:
+        if runs and runs[-1][1] == each - 1:
+            runs[-1][1] = each
+        else:
+            runs.append([each, each])
+    *first, last = [_range(*run) for run in runs] or ["none"]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _sort_key(profile: model.Profile) -> tuple[object, ...]:
+    return profile.sort_key
+
+
+def _join(words: Iterable[object]) -> str:
+    return ", ".join(map(str, words))

@@ -1,0 +1,346 @@
+"""Which compute instances share a GPU instance, and where in it they lie.
+
+All GPU instances here are of one GPU-instance profile, since a compute instance can live in no
+other. A wish says how many compute instances of each size there shall be, not in which GPU
+instance: how they are grouped is ours to choose, and is chosen so that the least is changed.
+
+Spans of compute slices lie on a grid of eight slots, of which a GPU instance has as many as it
+has slices: one slice may lie anywhere, two on every second slot, three and four on every fourth
+(open-gpu-kernel-modules, ``kernel_mig_manager.c``). Hence one slice beside two in a ``3g`` must
+lie at 2, and first-fit would be wrong. Where a driver tells other
+placements of a live GPU instance, it chooses among them itself (``adapters.nvml_execute``).
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mig_manager.core import model
+from mig_manager.core.planner import placement
+
+Counts = tuple[int, ...]
+"""How many compute instances of 1, 2, ... slices; as long as the GPU instance has slices."""
+
+Spans = tuple[model.Placement, ...]
+"""Spans of compute instances in one GPU instance; the size of each is its slices."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A live compute instance, as far as packing is concerned."""
+
+    size: int
+    """Compute slices; 0 when it belongs to another profile, so that no wish can keep it."""
+    span: model.Placement | None
+    """None: the driver does not say."""
+    is_busy: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What becomes of the inside of a GPU instance that stays."""
+
+    kept: tuple[int, ...]
+    """Positions among its tenants, ascending."""
+    added: Spans
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to serve the wish of one GPU-instance profile."""
+
+    busy: int
+    """Busy compute instances that it destroys."""
+    cost: int
+    """GPU and compute instances that it destroys or creates."""
+    stays: tuple[tuple[int, Content], ...]
+    """Positions of the GPU instances that stay, ascending, each with its inside."""
+    fresh: tuple[Spans, ...]
+    """One entry for each GPU instance to create."""
+
+
+def count_sizes(devices: Mapping[model.Profile, int], profile: model.Profile) -> Counts:
+    """Count the compute instances of each size that are wanted in one GPU-instance profile."""
+    found = [0] * profile.gpu_slices
+    for device, count in devices.items():
+        if device.gpu_instance == profile:
+            found[device.compute_slices - 1] += count
+    return tuple(found)
+
+
+def total_slices(counts: Counts) -> int:
+    """Return how many compute slices they take together."""
+    return sum(size * count for size, count in enumerate(counts, start=1))
+
+
+def is_offered(compute_slices: int, gpu_slices: int) -> bool:
+    """Tell whether a GPU instance offers compute instances of that size.
+
+    Those are its full size and all up to half of it, rounded up; ``3c.4g`` does not exist.
+    NVIDIA's go-nvlib applies the same rule, and every published table of profiles follows it.
+    """
+    return compute_slices == gpu_slices or 0 < 2 * compute_slices <= gpu_slices + 1
+
+
+def spans(compute_slices: int, gpu_slices: int) -> Spans:
+    """Return the possible spans of a compute instance, ascending."""
+    if compute_slices == gpu_slices:
+        return (model.Placement(0, gpu_slices),)
+    step = 1 << (compute_slices - 1).bit_length()
+    starts = range(0, gpu_slices - compute_slices + 1, step)
+    return tuple(model.Placement(start, compute_slices) for start in starts)
+
+
+@functools.lru_cache(maxsize=4096)
+def fit(counts: Counts, occupied: int = 0) -> Spans | None:
+    """Place compute instances in one GPU instance.
+
+    Args:
+        counts: What to place; its length is the GPU instance's slices.
+        occupied: Bit mask of the compute slices in use.
+
+    Returns:
+        The spans, largest first, that leave the most room for the largest further compute
+        instances, then the lowest; None when there is no way.
+    """
+    sizes = [size for size in range(len(counts), 0, -1) for _ in range(counts[size - 1])]
+    if sum(sizes) > len(counts) - occupied.bit_count():
+        return None
+
+    def rank(way: Spans) -> tuple[tuple[int, ...], Spans]:
+        return _lost_room(occupied | placement.slices(way), len(counts)), way
+
+    return min(_ways(tuple(sizes), occupied, len(counts)), key=rank, default=None)
+
+
+@functools.lru_cache(maxsize=4096)
+def bins(counts: Counts) -> tuple[Spans, ...]:
+    """Pack compute instances into the fewest empty GPU instances, the first ones fullest.
+
+    The caller bounds ``counts`` by what the GPU can hold: the search is exhaustive.
+    """
+    if not any(counts):
+        return ()
+    largest = max(index for index, count in enumerate(counts) if count)
+    best: tuple[Spans, ...] | None = None
+    for part in _parts(counts):
+        placed = fit(part) if part[largest] else None
+        if not placed:
+            continue
+        rest = bins(_minus(counts, part))
+        if best is None or len(rest) + 1 < len(best):
+            best = (placed, *rest)
+    return best or ()
+
+
+def options(holders: Sequence[Sequence[Tenant]], wish: Counts, *, most: int) -> list[Option]:
+    """List the ways to serve a wish that can be part of a cheapest plan.
+
+    For each set of GPU instances that stay and each number of new ones this is a cheapest way;
+    an option that needs more new ones than another without being cheaper is left out.
+
+    Args:
+        holders: The live GPU instances, each with its compute instances.
+        wish: What shall live in GPU instances of this profile.
+        most: How many of them the empty GPU can hold.
+
+    Returns:
+        The options in a fixed order; empty when the wish needs more than ``most``.
+    """
+    slots = len(wish)
+    if total_slices(wish) > most * slots:
+        return []
+    # What the other GPU instances cannot take in must be in each that stays.
+    least = total_slices(wish) - (most - 1) * slots
+    menus = [_choices(tuple(tenants), wish, least) for tenants in holders]
+    found: dict[tuple[tuple[int, ...], int], Option] = {}
+    for option, rest in _combine(menus, wish):
+        fresh = bins(rest)
+        if len(option.stays) + len(fresh) > most:
+            continue
+        cost = option.cost + len(fresh) + sum(rest)
+        candidate = dataclasses.replace(option, cost=cost, fresh=fresh)
+        key = tuple(position for position, _ in option.stays), len(fresh)
+        if key not in found or _price(candidate) < _price(found[key]):
+            found[key] = candidate
+    return [option for key, option in found.items() if not _is_dominated(key, found)]
+
+
+def cheapest(tenants: Sequence[Tenant], wish: Counts) -> Content:
+    """Return the cheapest way to exactly these compute instances in one GPU instance that stays.
+
+    The wish must fit it when it is empty.
+    """
+    choice = _cheapest(_kept(tuple(tenants), wish), wish, len(tenants))
+    if choice is None or choice.content is None:
+        raise AssertionError(wish)
+    return choice.content
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What can become of one GPU instance."""
+
+    taken: Counts
+    """The part of the wish that it serves."""
+    busy: int
+    cost: int
+    content: Content | None
+    """None: it is destroyed."""
+
+
+def _combine(menus: Sequence[Sequence[_Choice]], wish: Counts) -> Iterable[tuple[Option, Counts]]:
+    """Return, for each set of GPU instances that stay and each rest of the wish, a best way."""
+    start = Option(busy=0, cost=0, stays=(), fresh=())
+    states: dict[tuple[tuple[int, ...], Counts], Option] = {((), wish): start}
+    for position, menu in enumerate(menus):
+        following: dict[tuple[tuple[int, ...], Counts], Option] = {}
+        for ((stays, rest), option), choice in itertools.product(states.items(), menu):
+            if not _includes(rest, choice.taken):
+                continue
+            kept = () if choice.content is None else ((position, choice.content),)
+            after = Option(
+                busy=option.busy + choice.busy,
+                cost=option.cost + choice.cost,
+                stays=option.stays + kept,
+                fresh=(),
+            )
+            key = stays + tuple(p for p, _ in kept), _minus(rest, choice.taken)
+            if key not in following or _price(after) < _price(following[key]):
+                following[key] = after
+        states = following
+    return [(option, rest) for (_, rest), option in states.items()]
+
+
+@functools.lru_cache(maxsize=512)
+def _choices(tenants: tuple[Tenant, ...], wish: Counts, least: int) -> tuple[_Choice, ...]:
+    """List what can become of one GPU instance: its end, or the cheapest way to each inside."""
+    subsets = _kept(tenants, wish)
+    end = _Choice(
+        taken=(0,) * len(wish),
+        busy=sum(tenant.is_busy for tenant in tenants),
+        cost=1 + len(tenants),
+        content=None,
+    )
+    wanted = (part for part in _parts(wish) if max(1, least) <= total_slices(part) <= len(wish))
+    inside = (_cheapest(subsets, part, len(tenants)) for part in wanted)
+    return (end, *(choice for choice in inside if choice))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Subset:
+    """Compute instances of one GPU instance that could stay together."""
+
+    kept: tuple[int, ...]
+    counts: Counts
+    occupied: int | None
+    """Bit mask of their slices; None when that is unknown, so that nothing can be added."""
+    busy: int
+    """Busy ones among the others, which end."""
+
+
+def _kept(tenants: tuple[Tenant, ...], wish: Counts) -> list[_Subset]:
+    """List what could stay, the fewest busy ones lost and the most kept first."""
+    return sorted(
+        (kept for n in range(len(tenants) + 1) for kept in _subsets(tenants, n, wish)),
+        key=lambda subset: (subset.busy, -len(subset.kept)),
+    )
+
+
+def _subsets(tenants: tuple[Tenant, ...], n: int, wish: Counts) -> Iterator[_Subset]:
+    positions = [i for i, tenant in enumerate(tenants) if 0 < tenant.size <= len(wish)]
+    for kept in itertools.combinations(positions, n):
+        sizes = [tenants[i].size for i in kept]
+        counts = tuple(sizes.count(size + 1) for size in range(len(wish)))
+        if not _includes(wish, counts):
+            continue
+        known = [span for i in kept if (span := tenants[i].span)]
+        yield _Subset(
+            kept=kept,
+            counts=counts,
+            occupied=placement.slices(known) if len(known) == len(kept) else None,
+            busy=sum(tenant.is_busy for i, tenant in enumerate(tenants) if i not in kept),
+        )
+
+
+def _cheapest(subsets: Sequence[_Subset], part: Counts, tenants: int) -> _Choice | None:
+    """Serve exactly ``part``: keep the most, then leave the most room, then lie lowest."""
+    best: tuple[tuple[object, ...], _Choice] | None = None
+    for subset in subsets:
+        price = (subset.busy, -len(subset.kept))
+        if best and price > best[0][:2]:
+            break
+        added = _complete(subset, part)
+        if added is None:
+            continue
+        occupied = (subset.occupied or 0) | placement.slices(added)
+        rank = (*price, _lost_room(occupied, len(part)), added, subset.kept)
+        choice = _Choice(
+            taken=part,
+            busy=subset.busy,
+            cost=tenants - len(subset.kept) + len(added),
+            content=Content(kept=subset.kept, added=added),
+        )
+        if best is None or rank < best[0]:
+            best = rank, choice
+    return best[1] if best else None
+
+
+def _complete(subset: _Subset, part: Counts) -> Spans | None:
+    """Return the spans to add to ``subset`` for ``part``; None when there is no way."""
+    if not _includes(part, subset.counts):
+        return None
+    missing = _minus(part, subset.counts)
+    if subset.occupied is None:
+        return None if any(missing) else ()
+    return fit(missing, subset.occupied)
+
+
+def _is_dominated(
+    key: tuple[tuple[int, ...], int], found: dict[tuple[tuple[int, ...], int], Option]
+) -> bool:
+    stays, fresh = key
+    fewer = [found[stays, n] for n in range(fresh) if (stays, n) in found]
+    return any(_price(other) <= _price(found[key]) for other in fewer)
+
+
+def _price(option: Option) -> tuple[int, int]:
+    return option.busy, option.cost
+
+
+def _ways(sizes: tuple[int, ...], occupied: int, slots: int, *, floor: int = 0) -> Iterator[Spans]:
+    """Yield every way to place the sizes; equal ones stand together and ascend."""
+    if not sizes:
+        yield ()
+        return
+    for span in spans(sizes[0], slots):
+        if span.start < floor or occupied & placement.mask(span):
+            continue
+        follows = span.end if sizes[1:2] == sizes[:1] else 0
+        taken = occupied | placement.mask(span)
+        for tail in _ways(sizes[1:], taken, slots, floor=follows):
+            yield (span, *tail)
+
+
+def _lost_room(occupied: int, slots: int) -> tuple[int, ...]:
+    """Return how few compute instances of each size still fit, largest first, negated."""
+    return tuple(
+        -sum(not occupied & placement.mask(span) for span in spans(size, slots))
+        for size in range(slots, 0, -1)
+        if is_offered(size, slots)
+    )
+
+
+def _parts(counts: Counts) -> Iterator[Counts]:
+    """Yield every part of ``counts``, the fullest of the largest sizes first."""
+    ranges = [range(count, -1, -1) for count in reversed(counts)]
+    return (part[::-1] for part in itertools.product(*ranges))
+
+
+def _minus(counts: Counts, part: Counts) -> Counts:
+    return tuple(a - b for a, b in zip(counts, part, strict=True))
+
+
+def _includes(counts: Counts, part: Counts) -> bool:
+    return all(a >= b for a, b in zip(counts, part, strict=True))

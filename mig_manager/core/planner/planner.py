@@ -1,0 +1,248 @@
+"""From what GPUs have and what a layout wants to the smallest change; nothing else decides it.
+
+``plan`` is also the only judge of "applied": a layout is in force when its plan is empty. A GPU
+is right when its MIG mode is (current and pending), its compute instances are the wanted ones,
+counted by profile, those that the layout gives a place are there, and no GPU instance lies idle
+without any. Where the others lie and how they share GPU instances is not part of a layout, so it
+is never a reason to touch a GPU.
+
+What counts as small is defined in ``search``, the order of the steps in ``steps``.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.planner import rewind, search, steps
+
+
+def plan(
+    gpus: Sequence[model.Gpu],
+    wanted: Mapping[str, model.WantedGpu],
+    *,
+    busy: frozenset[str] = frozenset(),
+) -> model.Plan:
+    """Find the smallest change that gives each GPU what is wanted of it.
+
+    Args:
+        gpus: The GPUs as observed, in any order.
+        wanted: By GPU UUID; GPUs that do not occur in it are not touched.
+        busy: UUIDs of MIG devices that workloads hold; sparing them comes before all else.
+
+    Returns:
+        The plan, GPUs ascending by index; empty when the layout is in force.
+
+    Raises:
+        errors.LayoutError: A GPU offers no such profile (UNKNOWN_PROFILE), cannot hold the
+            layout even when empty (DOES_NOT_FIT), has no MIG (NOT_MIG_CAPABLE), is a vGPU that
+            only its host can divide (NOT_SUPPORTED), or is not among ``gpus`` (NO_GPU_MATCHES).
+    """
+    missing = sorted(wanted.keys() - {gpu.uuid for gpu in gpus})
+    if missing:
+        raise errors.LayoutError(
+            f"GPU {missing[0]} is not on this node", reason=errors.Reason.NO_GPU_MATCHES
+        )
+    mind = search.Search(busy)
+    plans = [
+        _plan_gpu(gpu, wanted[gpu.uuid], mind) for gpu in _by_index(gpus) if gpu.uuid in wanted
+    ]
+    found = model.Plan(gpus=tuple(p for p in plans if p))
+    refuse_for_guests(gpus, found)
+    return found
+
+
+def together(plan: model.Plan, back: model.Plan) -> model.Plan:
+    """Return both plans as one; they are about different GPUs."""
+    return model.Plan(gpus=tuple(sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)))
+
+
+def restore(
+    gpus: Sequence[model.Gpu],
+    snapshot: Sequence[model.GpuSnapshot],
+    *,
+    keep_pending: bool = False,
+) -> model.Plan:
+    """Find the steps back to exactly what was: modes, placements and compute instances.
+
+    GPU instances without compute instance come back too. A GPU that the snapshot lacks is not
+    touched; one that is gone cannot be, and must not keep the others from coming back. Nor is an
+    instance touched that is ``foreign``.
+
+    Args:
+        gpus: The GPUs as observed now, in any order.
+        snapshot: The same GPUs as they were before.
+        keep_pending: Whether a mode that waits for a reset may go on waiting.
+
+    Returns:
+        The plan, GPUs ascending by index; empty when all is as it was.
+
+    Raises:
+        errors.LayoutError: The compute instances of a snapshot without their spans cannot be
+            placed (DOES_NOT_FIT), or a GPU has no MIG any more (NOT_MIG_CAPABLE).
+    """
+    before = {gpu.uuid: gpu for gpu in snapshot}
+    plans = [
+        _restore_gpu(gpu, before[gpu.uuid], keep_pending=keep_pending)
+        for gpu in _by_index(gpus)
+        if gpu.uuid in before
+    ]
+    return model.Plan(gpus=tuple(p for p in plans if p))
+
+
+def foreign(gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]) -> tuple[str, ...]:
+    """Return, in words, the instances that ``restore`` leaves alone because they are not its own.
+
+    The snapshot lacks them and the change did not create them: the first observation missed them,
+    or somebody else created them since.
+
+    Args:
+        gpus: The GPUs as observed now, in any order.
+        snapshot: The same GPUs as they were before.
+    """
+    before = {gpu.uuid: gpu for gpu in snapshot}
+    return tuple(
+        f"{name} on GPU {gpu.index}"
+        for gpu in _by_index(gpus)
+        if gpu.uuid in before
+        for name in rewind.foreign_names(gpu, before[gpu.uuid])
+    )
+
+
+def baseline(
+    plan: model.Plan, gpus: Sequence[model.Gpu], older: Sequence[model.GpuSnapshot] = ()
+) -> tuple[model.GpuSnapshot, ...]:
+    """Return what a rollback of a plan restores, and what the plan creates.
+
+    GPUs that the plan does not change are not part of it: what somebody does to them meanwhile is
+    not the change's to undo.
+
+    Args:
+        plan: What is going to be executed.
+        gpus: The GPUs as the plan was made for them.
+        older: The same of a change that was not finished; it leads further back, and no GPU of it
+            is dropped.
+    """
+    known = {gpu.uuid: gpu for gpu in older}
+    live = {gpu.uuid: gpu for gpu in gpus}
+    for each in plan.gpus:
+        if not each.steps or each.gpu_uuid not in live:
+            continue
+        gpu = live[each.gpu_uuid]
+        if gpu.uuid in known:
+            before = rewind.adopted(gpu, known[gpu.uuid])
+        else:
+            before = dataclasses.replace(gpu.snapshot, created=())
+        known[gpu.uuid] = _creating(before, each)
+    return tuple(known.values())
+
+
+def _creating(before: model.GpuSnapshot, plan: model.GpuPlan) -> model.GpuSnapshot:
+    """Return the snapshot with what the plan creates added to its record."""
+    if before.created is None:
+        return before
+    created = dict.fromkeys(before.created)
+    for step in plan.steps:
+        match step:
+            case model.CreateGpuInstance():
+                created[model.Creation(step.profile, step.placement)] = None
+            case model.CreateComputeInstance():
+                place = step.gpu_instance_placement
+                inside = model.Creation.inside(step.profile, place, step.placement)
+                created[inside] = None
+            case _:
+                pass
+    return dataclasses.replace(before, created=tuple(created))
+
+
+def refuse_for_guests(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
+    """Refuse what a vGPU guest may not do, before anybody is made to leave for it.
+
+    All but compute instances is up to the host (``nvml.h``: NOT_SUPPORTED in guests).
+
+    Raises:
+        errors.LayoutError: NOT_SUPPORTED: a step is one of those.
+    """
+    guests = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
+    for each in due.gpus:
+        is_only_inside = all(
+            isinstance(step, model.CreateComputeInstance | model.DestroyComputeInstance)
+            for step in each.steps
+        )
+        if each.gpu_uuid in guests and not is_only_inside:
+            raise errors.LayoutError(
+                f"{guests[each.gpu_uuid]} is a vGPU: its host decides about MIG, not this machine",
+                reason=errors.Reason.NOT_SUPPORTED,
+            )
+
+
+def _plan_gpu(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> model.GpuPlan | None:
+    match wish.mode:
+        case model.MigMode.DISABLED:
+            return steps.build(gpu, steps.in_order(gpu), steps.Decision(), _switch(gpu, wish.mode))
+        case model.MigMode.ENABLED:
+            if gpu.current_mode is None:
+                raise _not_capable(gpu)
+            return _populate(gpu, wish, mind)
+
+
+def _populate(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> model.GpuPlan | None:
+    """Plan for a GPU that shall have MIG enabled."""
+    switch = _switch(gpu, wish.mode)
+    is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None
+    if switch and wish.counts and is_blind:
+        return model.GpuPlan(
+            gpu_uuid=gpu.uuid,
+            gpu_index=gpu.index,
+            steps=(switch,),
+            target=(),
+            is_provisional=True,
+        )
+    live = steps.in_order(gpu)
+    decision = mind.decide(gpu, live, wish)
+    return steps.build(gpu, live, decision, switch)
+
+
+def _switch(gpu: model.Gpu, mode: model.MigMode) -> model.SetMode | None:
+    """Return the step to a mode, also one that only calls off a pending change."""
+    pending = gpu.pending_mode or gpu.current_mode
+    if gpu.current_mode is None or (gpu.current_mode is mode and pending is mode):
+        return None
+    return model.SetMode(
+        gpu_uuid=gpu.uuid,
+        mode=mode,
+        # To call off a change that waits for its reset must not cause that very reset.
+        needs_reset=gpu.mode_change_needs_reset and gpu.current_mode is not mode,
+    )
+
+
+def _restore_gpu(
+    gpu: model.Gpu, before: model.GpuSnapshot, *, keep_pending: bool
+) -> model.GpuPlan | None:
+    if before.current_mode is None:
+        return None
+    if gpu.current_mode is None:
+        raise _not_capable(gpu)
+    decision = rewind.decide(gpu, before)
+    # A change of mode that was pending before may stay so: it is part of what was.
+    is_as_before = _modes(gpu) == _modes(before) or (
+        keep_pending and gpu.current_mode is before.current_mode
+    )
+    # To switch MIG off would destroy the instances that stay.
+    is_held = bool(decision.stays) and before.current_mode is model.MigMode.DISABLED
+    switch = None if is_as_before or is_held else _switch(gpu, before.current_mode)
+    return steps.build(gpu, steps.in_order(gpu), decision, switch)
+
+
+def _modes(
+    gpu: model.Gpu | model.GpuSnapshot,
+) -> tuple[model.MigMode | None, model.MigMode | None]:
+    return gpu.current_mode, gpu.pending_mode or gpu.current_mode
+
+
+def _by_index(gpus: Sequence[model.Gpu]) -> list[model.Gpu]:
+    return sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+
+
+def _not_capable(gpu: model.Gpu) -> errors.LayoutError:
+    return errors.LayoutError(f"{gpu} has no MIG", reason=errors.Reason.NOT_MIG_CAPABLE)

@@ -1,0 +1,205 @@
+"""The rollback of one GPU to exactly the instances it had: profiles, placements and spans.
+
+Unlike a layout, a snapshot does say where everything lies, and also what lay idle. So nothing is
+searched here: what is still in its place stays, what the change created goes, and what is missing
+comes back. An instance that is in neither stays too: the first observation missed it, or somebody
+created it since.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.planner import packing, steps
+
+
+def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> steps.Decision:
+    """Decide what becomes of each GPU instance.
+
+    An instance of the snapshot whose place a foreign one has taken is left out.
+
+    Args:
+        gpu: The GPU as it is.
+        before: The same GPU before the change.
+
+    Raises:
+        errors.LayoutError: The snapshot lacks the spans of compute instances and they cannot be
+            packed anew (DOES_NOT_FIT).
+    """
+    live = steps.in_order(gpu)
+    kept = foreign(gpu, before)
+    taken = [gi.placement for gi in kept if _place(gi) not in _places(before)]
+    places = {_place(gi): i for i, gi in enumerate(live)}
+    stays = [
+        steps.Stay(position=i, kept=tuple(range(len(gi.compute_instances))), added=())
+        for i, gi in enumerate(live)
+        if gi.placement in taken
+    ]
+    created: list[model.TargetInstance] = []
+    for old in steps.in_order(before):
+        position = places.get(_place(old))
+        if position is None:
+            if not any(map(old.placement.overlaps, taken)):
+                created.append(_again(gpu, old))
+        else:
+            strangers = [gi for gi in kept if _place(gi) == _place(old)]
+            stays.append(_mend(gpu, position, live[position], _joined(old, *strangers)))
+    created.sort(key=lambda new: (-new.placement.size, new.placement))
+    return steps.Decision(stays=tuple(stays), created=tuple(created))
+
+
+def foreign(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
+    """Return the instances that the snapshot lacks and that the change did not create.
+
+    Args:
+        gpu: The GPU as it is.
+        before: The same GPU before the change.
+
+    Returns:
+        GPU instances in order; of one that the snapshot has, only the foreign compute instances.
+    """
+    if before.created is None:
+        return ()
+    return tuple(_foreign(gpu, before, set(before.created)))
+
+
+def foreign_names(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[str, ...]:
+    """Return the same in words."""
+    had = _places(before)
+    return tuple(
+        name
+        for gi in foreign(gpu, before)
+        for name in (
+            [f"{ci.profile} in {gi.profile} at {gi.placement}" for ci in gi.compute_instances]
+            if _place(gi) in had
+            else [f"{gi.profile} at {gi.placement}"]
+        )
+    )
+
+
+def _foreign(
+    gpu: model.Gpu, before: model.GpuSnapshot, ours: set[model.Creation]
+) -> Iterator[model.GpuInstance]:
+    past = {_place(gi): gi for gi in steps.in_order(before)}
+    for gi in steps.in_order(gpu):
+        old = past.get(_place(gi))
+        if old is None:
+            if model.Creation(*_place(gi)) not in ours:
+                yield gi
+            continue
+        if _is_vague(gi) or _is_vague(old):
+            continue
+        had = {(ci.profile, ci.placement) for ci in old.compute_instances}
+        others = tuple(
+            ci
+            for ci in gi.compute_instances
+            if (ci.profile, ci.placement) not in had
+            and model.Creation.inside(ci.profile, gi.placement, ci.placement) not in ours
+        )
+        if others:
+            yield dataclasses.replace(gi, compute_instances=others)
+
+
+def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
+    """Return the snapshot with the foreign instances in it: another change begins with them.
+
+    Args:
+        gpu: The GPU as it is.
+        before: The same GPU before an unfinished change.
+    """
+    strangers = foreign(gpu, before)
+    if not strangers:
+        return before
+    past = {_place(gi): gi for gi in steps.in_order(before)}
+    news = [gi for gi in strangers if _place(gi) not in past]
+    inside = {_place(gi): gi for gi in strangers if _place(gi) in past}
+    left = [
+        _joined(gi, inside[place]) if place in inside else gi
+        for place, gi in past.items()
+        if not any(gi.placement.overlaps(new.placement) for new in news)
+    ]
+    return dataclasses.replace(
+        before,
+        # Where there are instances, MIG is on.
+        current_mode=gpu.current_mode,
+        pending_mode=gpu.pending_mode,
+        gpu_instances=tuple(sorted((*left, *news), key=lambda gi: gi.placement)),
+    )
+
+
+def _joined(gi: model.GpuInstance, *others: model.GpuInstance) -> model.GpuInstance:
+    """Return a GPU instance with the compute instances of all."""
+    if not others:
+        return gi
+    more = (ci for other in others for ci in other.compute_instances)
+    return dataclasses.replace(gi, compute_instances=(*gi.compute_instances, *more))
+
+
+def _place(gi: model.GpuInstance) -> tuple[model.Profile, model.Placement]:
+    return gi.profile, gi.placement
+
+
+def _places(before: model.GpuSnapshot) -> set[tuple[model.Profile, model.Placement]]:
+    return {_place(gi) for gi in steps.in_order(before)}
+
+
+def _again(gpu: model.Gpu, old: model.GpuInstance) -> model.TargetInstance:
+    # The driver may have been updated since; the profile's name outlives its id.
+    ids = {spec.profile: spec.profile_id for spec in gpu.profiles or ()}
+    return model.TargetInstance(
+        profile=old.profile,
+        profile_id=ids.get(old.profile, old.profile_id),
+        placement=old.placement,
+        compute_instances=_inside(gpu, old),
+        kept=False,
+    )
+
+
+def _mend(
+    gpu: model.Gpu, position: int, now: model.GpuInstance, old: model.GpuInstance
+) -> steps.Stay:
+    """Bring the inside back; anew as a whole where spans are unknown and profiles differ."""
+    if _is_vague(now) or _is_vague(old):
+        is_alike = _profiles(now) == _profiles(old)
+        return steps.Stay(
+            position=position,
+            kept=tuple(range(len(now.compute_instances))) if is_alike else (),
+            added=() if is_alike else _inside(gpu, old),
+        )
+    wanted = {(ci.profile, ci.placement) for ci in old.compute_instances}
+    has = {(ci.profile, ci.placement) for ci in now.compute_instances}
+    return steps.Stay(
+        position=position,
+        kept=tuple(
+            i for i, ci in enumerate(now.compute_instances) if (ci.profile, ci.placement) in wanted
+        ),
+        added=tuple(ci for ci in _inside(gpu, old) if (ci.profile, ci.placement) not in has),
+    )
+
+
+def _inside(gpu: model.Gpu, old: model.GpuInstance) -> tuple[model.TargetComputeInstance, ...]:
+    """Return the compute instances with their spans; packed anew when any span is unknown."""
+    if not _is_vague(old):
+        return tuple(
+            model.TargetComputeInstance(profile=ci.profile, placement=ci.placement)
+            for ci in old.compute_instances
+            if ci.placement
+        )
+    spans = packing.fit(packing.count_sizes(_profiles(old), old.profile))
+    if spans is None:
+        raise errors.LayoutError(
+            f"the compute instances that {gpu} had in its {old.profile} at {old.placement} "
+            "cannot be placed again",
+            reason=errors.Reason.DOES_NOT_FIT,
+        )
+    return steps.inside(old.profile, spans)
+
+
+def _profiles(gi: model.GpuInstance) -> collections.Counter[model.Profile]:
+    return collections.Counter(ci.profile for ci in gi.compute_instances)
+
+
+def _is_vague(gi: model.GpuInstance) -> bool:
+    return any(ci.placement is None for ci in gi.compute_instances)

@@ -1,0 +1,198 @@
+"""The exact search for the cheapest way to a set of devices on one GPU.
+
+Of all ways it takes, in this order, the one
+
+1. that destroys the fewest MIG devices in use;
+2. with the fewest driver calls, that is GPU and compute instances destroyed and created;
+3. that leaves the most room for the largest profiles: for each profile of the GPU, largest
+   first, count how many more of it would fit, were it alone; these counts are compared in order;
+4. whose GPU instances have the lowest start slices, largest profile first.
+
+It is small because a GPU holds eight instances at the most. First comes every choice of what
+stays, without a look at places (``packing``); the choices are then tried cheapest first, and of
+the first price at which anything can be placed, every arrangement is compared (``placement``).
+Whatever is equal after that is settled by a fixed order, so that equal input gives equal output.
+
+Devices that a layout gives a place are settled first (``pinning``), and the rest around them.
+"""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from mig_manager.core import model
+from mig_manager.core.planner import misfit, packing, pinning, placement, steps
+
+Devices = Mapping[model.Profile, int]
+
+_Holder = pinning.Holder
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """One choice of what stays and how many new GPU instances there are."""
+
+    options: tuple[tuple[model.Profile, packing.Option], ...]
+
+    @property
+    def price(self) -> tuple[int, int]:
+        return (
+            sum(option.busy for _, option in self.options),
+            sum(option.cost for _, option in self.options),
+        )
+
+
+class Search:
+    """Decides for one GPU after the other; remembers, since GPUs of a node are mostly alike."""
+
+    def __init__(self, busy: frozenset[str]) -> None:
+        """Take the UUIDs of the MIG devices that workloads hold."""
+        self._busy = busy
+        self._known: dict[tuple[object, ...], steps.Decision] = {}
+
+    def decide(
+        self, gpu: model.Gpu, live: Sequence[model.GpuInstance], wish: model.WantedGpu
+    ) -> steps.Decision:
+        """Find the best way to exactly these devices.
+
+        Args:
+            gpu: The GPU; its profiles may be unknown only if it needs no change.
+            live: Its GPU instances, in order.
+            wish: How many of each profile, and which of them where.
+
+        Raises:
+            errors.LayoutError: The GPU does not offer a profile, or cannot hold the devices.
+        """
+        if is_right(live, wish):
+            return _leave(live)
+        holders = tuple(self._holder(gi) for gi in live)
+        key = (gpu.profiles, wish.devices, wish.pins, holders)
+        if key not in self._known:
+            self._known[key] = _decide(gpu, holders, wish)
+        return self._known[key]
+
+    def _holder(self, gi: model.GpuInstance) -> _Holder:
+        tenants = tuple(
+            packing.Tenant(size=_size(gi, ci), span=ci.placement, is_busy=ci.uuid in self._busy)
+            for ci in gi.compute_instances
+        )
+        return gi.profile, gi.placement, tenants
+
+
+def is_right(live: Sequence[model.GpuInstance], wish: model.WantedGpu) -> bool:
+    """Tell whether the instances are the wanted ones and none lies idle."""
+    pinned: dict[tuple[model.Profile, int], collections.Counter[model.Profile]] = {}
+    for pin, count in wish.pins:
+        place = pin.profile.gpu_instance, pin.start
+        pinned.setdefault(place, collections.Counter())[pin.profile] = count
+    free: collections.Counter[model.Profile] = collections.Counter()
+    for gi in live:
+        inside = collections.Counter(ci.profile for ci in gi.compute_instances)
+        wanted = pinned.pop((gi.profile, gi.placement.start), None)
+        if not inside or wanted not in (None, inside):
+            return False
+        free += inside if wanted is None else collections.Counter()
+    return not pinned and free == dict(wish.devices)
+
+
+def _leave(live: Sequence[model.GpuInstance]) -> steps.Decision:
+    return steps.Decision(
+        stays=tuple(
+            steps.Stay(position=i, kept=tuple(range(len(gi.compute_instances))), added=())
+            for i, gi in enumerate(live)
+        )
+    )
+
+
+def _decide(gpu: model.Gpu, holders: Sequence[_Holder], wish: model.WantedGpu) -> steps.Decision:
+    board = placement.Board(gpu.profiles or (), live=[profile for profile, _, _ in holders])
+    for profile in wish.counts:
+        has_size = packing.is_offered(profile.compute_slices, profile.gpu_slices)
+        if not has_size or board.find(profile.gpu_instance) is None:
+            raise misfit.unknown_profile(gpu, profile, board)
+    settled = pinning.settle(gpu, board, holders, wish.pins)
+    free = [holders[position] for position in settled.positions]
+    candidates = sorted(_candidates(board, free, dict(wish.devices)), key=lambda c: c.price)
+    for _, equals in itertools.groupby(candidates, key=lambda c: c.price):
+        ways = [(way, c) for c in equals if (way := _arrange(board, free, c, settled))]
+        if ways:
+            way, candidate = min(ways, key=lambda pair: pair[0].rank)
+            return _settle(board, candidate, way, free, settled)
+    raise misfit.does_not_fit(gpu, dict(wish.devices), board, pinned=(*settled.kept, *settled.new))
+
+
+def _candidates(
+    board: placement.Board, holders: Sequence[_Holder], devices: Devices
+) -> Iterator[_Candidate]:
+    profiles = {device.gpu_instance for device in devices} | {p for p, _, _ in holders}
+    menus = []
+    for profile in sorted(profiles, key=lambda profile: profile.sort_key):
+        menu = packing.options(
+            [tenants for other, _, tenants in holders if other == profile],
+            packing.count_sizes(devices, profile),
+            most=board.most(profile),
+        )
+        menus.append([(profile, option) for option in menu])
+    return (_Candidate(options=options) for options in itertools.product(*menus))
+
+
+def _arrange(
+    board: placement.Board,
+    holders: Sequence[_Holder],
+    candidate: _Candidate,
+    settled: pinning.Settled,
+) -> placement.Arrangement | None:
+    fixed = [
+        (profile, holders[position][1])
+        for profile, option in candidate.options
+        for position, _ in _located(option, profile, holders)
+    ]
+    fresh = {profile: len(option.fresh) for profile, option in candidate.options}
+    return board.best([*settled.kept, *fixed], fresh, pinned=settled.new)
+
+
+def _located(
+    option: packing.Option, profile: model.Profile, holders: Sequence[_Holder]
+) -> Iterator[tuple[int, packing.Content]]:
+    """Yield what stays by its position among all GPU instances, not those of one profile."""
+    own = [position for position, holder in enumerate(holders) if holder[0] == profile]
+    return ((own[nth], content) for nth, content in option.stays)
+
+
+def _settle(
+    board: placement.Board,
+    candidate: _Candidate,
+    way: placement.Arrangement,
+    holders: Sequence[_Holder],
+    settled: pinning.Settled,
+) -> steps.Decision:
+    stays = [
+        steps.Stay(
+            position=settled.positions[position],
+            kept=content.kept,
+            added=steps.inside(profile, content.added),
+        )
+        for profile, option in candidate.options
+        for position, content in _located(option, profile, holders)
+    ]
+    fresh = {profile: iter(option.fresh) for profile, option in candidate.options}
+    created = [
+        model.TargetInstance(
+            profile=profile,
+            profile_id=spec.profile_id,
+            placement=place,
+            compute_instances=steps.inside(profile, next(fresh[profile])),
+            kept=False,
+        )
+        for profile, place in way.placed
+        if (spec := board.find(profile))
+    ]
+    return steps.Decision(
+        stays=tuple(sorted([*settled.stays, *stays], key=lambda stay: stay.position)),
+        created=(*settled.created, *created),
+    )
+
+
+def _size(gi: model.GpuInstance, ci: model.ComputeInstance) -> int:
+    return ci.profile.compute_slices if ci.profile.gpu_instance == gi.profile else 0

@@ -1,0 +1,200 @@
+"""From what shall become of each GPU instance to the steps that do it, in their order.
+
+Compute instances end before GPU instances, because a GPU instance that holds one cannot be
+destroyed. Everything ends before the mode is switched, because Ampere counts GPU instances as
+clients of the GPU and would leave the switch pending. Only then, with all room free that will be
+free, instances are created. Each creation names its place, so none can take another's: the steps
+succeed wherever any order of calls could.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from mig_manager.core import model
+from mig_manager.core.planner import packing, placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """A live GPU instance that stays, and what becomes of its inside."""
+
+    position: int
+    """Which one, in the order of ``in_order``."""
+    kept: tuple[int, ...]
+    """Positions of the compute instances that stay, in the order of ``in_order``."""
+    added: tuple[model.TargetComputeInstance, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What becomes of one GPU's instances; live ones that it does not mention end."""
+
+    stays: tuple[Stay, ...] = ()
+    created: tuple[model.TargetInstance, ...] = ()
+    """Those with a place of their own first, then the largest."""
+
+
+def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
+    """Return the GPU instances by placement, compute instances too, however they were listed.
+
+    A GPU whose MIG is off has none.
+    """
+    if gpu.current_mode is not model.MigMode.ENABLED:
+        return ()
+    return tuple(
+        dataclasses.replace(
+            gi, compute_instances=tuple(sorted(gi.compute_instances, key=_compute_order))
+        )
+        for gi in sorted(gpu.gpu_instances, key=lambda gi: gi.placement)
+    )
+
+
+def inside(
+    profile: model.Profile, spans: packing.Spans
+) -> tuple[model.TargetComputeInstance, ...]:
+    """Name the compute instances at these spans of a GPU instance of that profile."""
+    return tuple(
+        model.TargetComputeInstance(
+            profile=dataclasses.replace(profile, compute_slices=span.size), placement=span
+        )
+        for span in spans
+    )
+
+
+def build(
+    gpu: model.Gpu,
+    live: Sequence[model.GpuInstance],
+    decision: Decision,
+    switch: model.SetMode | None,
+) -> model.GpuPlan | None:
+    """Turn a decision into steps.
+
+    Args:
+        gpu: The GPU.
+        live: Its GPU instances, ``in_order``.
+        decision: What shall become of them.
+        switch: The step that switches MIG mode, if that is due.
+
+    Returns:
+        The plan; None when there is nothing to do.
+    """
+    stays = {stay.position: stay for stay in decision.stays}
+    steps = (
+        *_end_compute(gpu, live, stays),
+        *(
+            model.DestroyGpuInstance(
+                gpu_uuid=gpu.uuid,
+                gpu_instance_id=gi.instance_id,
+                profile=gi.profile,
+                placement=gi.placement,
+            )
+            for position, gi in enumerate(live)
+            if position not in stays
+        ),
+        *([switch] if switch else []),
+        *_create(gpu, live, decision),
+    )
+    target = (*(_staying(live[stay.position], stay) for stay in decision.stays), *decision.created)
+    plan = model.GpuPlan(
+        gpu_uuid=gpu.uuid,
+        gpu_index=gpu.index,
+        steps=steps,
+        target=tuple(sorted(target, key=lambda instance: instance.placement)),
+    )
+    return plan if steps else None
+
+
+def _end_compute(
+    gpu: model.Gpu, live: Sequence[model.GpuInstance], stays: dict[int, Stay]
+) -> Iterator[model.DestroyComputeInstance]:
+    for position, gi in enumerate(live):
+        kept = stays[position].kept if position in stays else ()
+        for inner, ci in enumerate(gi.compute_instances):
+            if inner not in kept:
+                yield model.DestroyComputeInstance(
+                    gpu_uuid=gpu.uuid,
+                    gpu_instance_id=gi.instance_id,
+                    compute_instance_id=ci.instance_id,
+                    profile=ci.profile,
+                    uuid=ci.uuid,
+                )
+
+
+def _create(
+    gpu: model.Gpu, live: Sequence[model.GpuInstance], decision: Decision
+) -> Iterator[model.CreateGpuInstance | model.CreateComputeInstance]:
+    """Yield what fills the GPU instances that stay, then each new one with its inside."""
+    for stay in decision.stays:
+        yield from _fill(gpu, live[stay.position].placement, stay.added)
+    for new in decision.created:
+        yield model.CreateGpuInstance(
+            gpu_uuid=gpu.uuid,
+            profile=new.profile,
+            profile_id=new.profile_id,
+            placement=new.placement,
+        )
+        yield from _fill(gpu, new.placement, new.compute_instances)
+
+
+def _fill(
+    gpu: model.Gpu, place: model.Placement, content: Sequence[model.TargetComputeInstance]
+) -> Iterator[model.CreateComputeInstance]:
+    for ci in content:
+        yield model.CreateComputeInstance(
+            gpu_uuid=gpu.uuid,
+            gpu_instance_placement=place,
+            profile=ci.profile,
+            placement=ci.placement,
+        )
+
+
+def _staying(gi: model.GpuInstance, stay: Stay) -> model.TargetInstance:
+    kept = tuple(gi.compute_instances[inner] for inner in stay.kept)
+    content = (*_spans(gi.profile, kept), *stay.added)
+    return model.TargetInstance(
+        profile=gi.profile,
+        profile_id=gi.profile_id,
+        placement=gi.placement,
+        compute_instances=tuple(sorted(content, key=lambda ci: ci.placement)),
+        kept=True,
+    )
+
+
+def _spans(
+    profile: model.Profile, kept: Sequence[model.ComputeInstance]
+) -> Iterator[model.TargetComputeInstance]:
+    """Yield the kept compute instances, at an assumed span where the driver tells none."""
+    known = [(ci.profile, ci.placement) for ci in kept if ci.placement]
+    vague = sorted(
+        (ci.profile for ci in kept if not ci.placement), key=lambda ci: -ci.compute_slices
+    )
+    sizes = [ci.compute_slices for ci in vague]
+    counts = tuple(sizes.count(size + 1) for size in range(profile.gpu_slices))
+    assumed = packing.fit(counts, placement.slices(span for _, span in known))
+    spans = assumed or tuple(model.Placement(0, size) for size in sizes)
+    for ci, span in (*known, *zip(vague, spans, strict=True)):
+        yield model.TargetComputeInstance(profile=ci, placement=span)
+
+
+def _compute_order(ci: model.ComputeInstance) -> tuple[object, ...]:
+    place = ci.placement or model.Placement(-1, 0)
+    return place, ci.profile.sort_key, ci.instance_id
+
+
+def described(step: model.Step) -> str:
+    """Return a step in words, for people."""
+    match step:
+        case model.DestroyComputeInstance():
+            where = f"instance {step.gpu_instance_id}/{step.compute_instance_id}"
+            return f"destroy compute instance {step.profile} ({where}, {step.uuid or 'no UUID'})"
+        case model.DestroyGpuInstance():
+            where = f"instance {step.gpu_instance_id}"
+            return f"destroy GPU instance {step.profile} at {step.placement} ({where})"
+        case model.SetMode():
+            how = ", which resets the GPU" if step.needs_reset else ""
+            return f"switch MIG mode to {step.mode.value}{how}"
+        case model.CreateGpuInstance():
+            return f"create GPU instance {step.profile} at {step.placement}"
+        case model.CreateComputeInstance():
+            where = f"{step.placement} in the GPU instance at {step.gpu_instance_placement}"
+            return f"create compute instance {step.profile} at {where}"

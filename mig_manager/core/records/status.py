@@ -1,0 +1,361 @@
+"""The JSON that the agent keeps on its node: the status for people, the journal for itself."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import snapshot as snapshots
+
+JOURNAL_VERSION = 2
+"""1 had neither boot id nor snapshot."""
+_READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
+"""One version back and one ahead, for upgrade and downgrade: a version may add members and may
+not change what those of the version before it mean."""
+
+_MOST_SERVICES = 256
+"""Of the host: what a list can name, and what systemd may stop along with it."""
+
+_LABEL_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+"""What the API takes as a label's value, and as its key after the slash."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """One run as the status annotation tells it."""
+
+    config: str
+    config_hash: str
+    """Hash of the layout's meaning; empty while the layout is not resolved."""
+    state: model.State
+    phase: model.Phase
+    reason: errors.Reason | None
+    message: str
+    attempt: int
+    started_at: str
+    finished_at: str | None
+    retry_at: str | None = None
+    """When the same wish is tried again by itself; None: not before something changes."""
+    is_rebooted: bool = False
+    """Whether the machine was rebooted for this wish, which happens once."""
+    gpus: model.ObservedGpus = model.NO_GPUS
+    """What is there now; empty when it could not be observed."""
+
+    def to_json(self) -> str:
+        """Return the annotation's value: one line, stable keys, no null members."""
+        data = {
+            "config": self.config,
+            "configHash": self.config_hash,
+            "state": self.state.value,
+            "phase": self.phase.value,
+            "reason": self.reason.value if self.reason else None,
+            "message": self.message,
+            "attempt": self.attempt,
+            "startedAt": self.started_at,
+            "finishedAt": self.finished_at,
+            "retryAt": self.retry_at,
+            "rebooted": self.is_rebooted or None,
+            "gpus": [gpu_summary(gpu) for gpu in self.gpus] or None,
+            "unreachableGpus": [unreachable_summary(gpu) for gpu in self.gpus.unreachable] or None,
+        }
+        return json.dumps({key: value for key, value in data.items() if value not in (None, "")})
+
+
+def rebooted(text: str | None) -> tuple[str, str] | None:
+    """Return name and hash of the layout for which the machine was rebooted, if it was.
+
+    Args:
+        text: The status annotation's value; None or nonsense tells of none.
+    """
+    try:
+        data = json.loads(text or "")
+        wish = str(data["config"]), str(data["configHash"])
+        return wish if data.get("rebooted") is True else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def fulfilled(text: str | None) -> tuple[str, str] | None:
+    """Return name and hash of the layout that was in force when a status was written.
+
+    A drift since counts as well: the wish had been fulfilled, and nobody has made a new one.
+
+    Args:
+        text: The annotation's value; None or nonsense tells of no wish.
+    """
+    try:
+        data = json.loads(text or "")
+        name, content_hash = data["config"], data["configHash"]
+        is_done = data["state"] == model.State.SUCCESS.value
+        is_drifted = data.get("reason") == errors.Reason.DRIFTED.value
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return (str(name), str(content_hash)) if is_done or is_drifted else None
+
+
+def gpu_summary(gpu: model.Gpu) -> dict[str, Any]:
+    """Return one GPU in the form of the status annotation."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "mig": gpu.current_mode.value if gpu.current_mode else "unsupported",
+        "devices": device_counts(gpu),
+    }
+
+
+def unreachable_summary(gpu: model.UnreachableGpu) -> dict[str, Any]:
+    """Return an unreachable GPU in the form of the status annotation."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "pci": gpu.pci_address,
+        "reason": gpu.reason.value,
+        "message": gpu.message,
+    }
+
+
+def device_counts(gpu: model.Gpu) -> dict[str, int]:
+    """Return how many compute instances of each profile a GPU has, biggest first."""
+    profiles = sorted(
+        (ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances),
+        key=lambda profile: profile.sort_key,
+    )
+    counts: dict[str, int] = {}
+    for profile in profiles:
+        counts[str(profile)] = counts.get(str(profile), 0) + 1
+    return counts
+
+
+PROVEN_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Proven:
+    """The layout last proven in force, for the next boot: instances do not survive a reboot."""
+
+    config: str
+    config_hash: str
+    boot_id: str
+    """The boot during which it was proven."""
+    snapshot: tuple[model.GpuSnapshot, ...]
+    """Of all GPUs of the node, also those that the layout is not about."""
+
+    def to_json(self) -> str:
+        """Return the text that is kept."""
+        return json.dumps(
+            {
+                "version": PROVEN_VERSION,
+                "config": self.config,
+                "configHash": self.config_hash,
+                "bootId": self.boot_id,
+                "snapshot": snapshots.to_data(self.snapshot),
+            },
+            indent=1,
+        )
+
+    @staticmethod
+    def from_json(text: str) -> "Proven":
+        """Read what was kept.
+
+        Raises:
+            ValueError: It is not one of ours, or from a version we do not know.
+        """
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        if not isinstance(data, dict) or data.get("version") != PROVEN_VERSION:
+            raise ValueError("not a layout kept by a version this program knows")
+        return Proven(
+            config=str(data.get("config", "")),
+            config_hash=str(data.get("configHash", "")),
+            boot_id=str(data.get("bootId", "")),
+            snapshot=snapshots.from_data(data.get("snapshot")),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PluginConfig:
+    """A change of the label that names the device plugin's config."""
+
+    before: str | None
+    """None: the node had no such label."""
+    now: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """What must be given back, written before it is taken."""
+
+    config: str
+    cordoned: bool = False
+    """Whether an agent of an older version cordoned the node; ours sets the taint instead."""
+    hold_taint: bool = False
+    """Whether the node has ``cluster.HOLD_TAINT``."""
+    paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Deploy label -> its value before we paused it, in the order of the resume."""
+    plugin_config: PluginConfig | None = None
+    """Set back unless the run succeeds."""
+    host_services: tuple[str, ...] = ()
+    """Of the machine, that were running and were stopped, in the order of the stop."""
+    exit_hook: bool = False
+    """Whether the owner's hooks of the end are due, because those of the start have run."""
+    rebooted_from: str = ""
+    """The boot that this wish has asked to end; empty: it has not."""
+    draining: bool = False
+    """Whether pods were evicted for this layout and others must still leave."""
+    has_plugin: bool = False
+    """Whether a device plugin served the node before it was paused: one must come back, and the
+    journal stays until its devices are verified."""
+    applied: str = ""
+    """The layout that was proven in force before the change: its label is given back if the
+    change is undone."""
+    boot_id: str = ""
+    """The boot during which it was written; empty in version 1."""
+    snapshot: tuple[model.GpuSnapshot, ...] = ()
+    """What the GPUs had before the change that is under way: the way back leads there. Empty
+    before the change and once it is proven or undone."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been taken and nothing is due."""
+        return not (
+            self.cordoned
+            or self.hold_taint
+            or self.paused_labels
+            or self.plugin_config
+            or self.has_plugin
+            or self.snapshot
+            or self.host_services
+            or self.exit_hook
+            or self.rebooted_from
+        )
+
+    @property
+    def is_node_taken(self) -> bool:
+        """Whether workloads cannot use the node, or cannot be sure of its devices yet."""
+        return bool(
+            self.cordoned
+            or self.hold_taint
+            or self.paused_labels
+            or self.has_plugin
+            or self.rebooted_from
+        )
+
+    @property
+    def due(self) -> "Journal":
+        """What is left of it once all is given back that a write to the node can give back."""
+        return Journal(
+            config=self.config,
+            applied=self.applied if self.snapshot else "",
+            boot_id=self.boot_id,
+            snapshot=self.snapshot,
+            host_services=self.host_services,
+            exit_hook=self.exit_hook,
+        )
+
+    @property
+    def closed(self) -> "Journal":
+        """What is left of it where the node stays closed for the next try of a drain."""
+        return dataclasses.replace(
+            self.due, cordoned=self.cordoned, hold_taint=self.hold_taint, draining=True
+        )
+
+    def to_json(self) -> str:
+        """Return the annotation's value; versions that do not know a member ignore it."""
+        data: dict[str, Any] = {
+            "version": JOURNAL_VERSION,
+            "config": self.config,
+            "cordoned": self.cordoned,
+            "holdTaint": self.hold_taint,
+            "pausedLabels": dict(self.paused_labels),
+            "hostServices": list(self.host_services),
+            "exitHook": self.exit_hook,
+            "rebootedFrom": self.rebooted_from,
+            "draining": self.draining,
+            "hasPlugin": self.has_plugin,
+            "applied": self.applied,
+            "bootId": self.boot_id,
+        }
+        if self.snapshot:
+            data["snapshot"] = snapshots.to_data(self.snapshot)
+        if self.plugin_config:
+            data["pluginConfig"] = dataclasses.asdict(self.plugin_config)
+        return json.dumps(data)
+
+    @staticmethod
+    def from_json(text: str) -> "Journal":
+        """Read a journal.
+
+        Raises:
+            ValueError: It is not one of ours, or from a version we do not know.
+        """
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        if not isinstance(data, dict) or data.get("version") not in _READABLE:
+            raise ValueError("not a journal of a version this agent knows")
+        paused = data.get("pausedLabels")
+        if not isinstance(paused, dict) or not all(
+            _is_deploy_label(key, value) for key, value in paused.items()
+        ):
+            raise ValueError("pausedLabels is not a map of deploy labels")
+        cordoned, hold, name = data.get("cordoned"), data.get("holdTaint"), data.get("config")
+        if not (isinstance(cordoned, bool) and isinstance(hold, bool) and isinstance(name, str)):
+            raise ValueError("bad type of cordoned, holdTaint or config")  # noqa: TRY004 - content
+        return Journal(
+            config=name,
+            cordoned=cordoned,
+            hold_taint=hold,
+            paused_labels=paused,
+            plugin_config=_plugin_config(data.get("pluginConfig")),
+            host_services=_names(data.get("hostServices", [])),
+            exit_hook=data.get("exitHook") is True,
+            rebooted_from=str(data.get("rebootedFrom", "")),
+            draining=data.get("draining") is True,
+            has_plugin=data.get("hasPlugin") is True,
+            applied=_applied(data.get("applied", "")),
+            boot_id=str(data.get("bootId", "")),
+            snapshot=snapshots.from_data(data.get("snapshot", [])),
+        )
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError("hostServices is not a list of names")
+    if len(value) > _MOST_SERVICES:
+        raise ValueError(f"hostServices has {len(value)} names")
+    return tuple(value)
+
+
+def _applied(value: object) -> str:
+    if not _is_label_value(value):
+        raise ValueError("applied is not a label's value")
+    return str(value)
+
+
+def _plugin_config(data: object) -> PluginConfig | None:
+    if data is None:
+        return None
+    before, now = (data.get("before"), data.get("now")) if isinstance(data, dict) else ("", None)
+    if not (_is_label_value(now) and (before is None or _is_label_value(before))):
+        raise ValueError("pluginConfig is not a change of a label's value")
+    return PluginConfig(before=before, now=str(now))
+
+
+def _is_deploy_label(key: str, value: object) -> bool:
+    """Tell whether the API would take it: one bad label would have it refuse the giving back."""
+    return (
+        key.startswith(cluster.DEPLOY_LABEL_PREFIX)
+        and _LABEL_NAME.fullmatch(key.partition("/")[2]) is not None
+        and _is_label_value(value)
+    )
+
+
+def _is_label_value(value: object) -> bool:
+    return isinstance(value, str) and _LABEL_NAME.fullmatch(value) is not None

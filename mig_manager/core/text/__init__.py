@@ -1,0 +1,1 @@
+"""Text in and out: YAML trees with positions, messages, pictures, plain data."""

@@ -1,0 +1,417 @@
+"""YAML in and out: the only file that knows the YAML library.
+
+In: text to a small immutable tree in which every key and value knows its line and column, so
+that errors about a document can point into it. Scalars are resolved as YAML 1.1 does (``yes`` is
+true), because that is what the peer's documents are written for. JSON is read as the YAML it is.
+
+The tree is built from parser events rather than by the library's composer: depth and size are
+then bounded while reading, whatever the document's author had in mind.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import yaml
+
+from mig_manager import errors
+from mig_manager.core.text import remarks as remarking
+
+MAX_CHARACTERS = 2**20
+"""A ConfigMap holds 1 MiB at most."""
+MAX_DEPTH = 32
+MAX_NODES = 100_000
+"""Counted after aliases are expanded: a few lines can otherwise stand for billions of nodes."""
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_YAML = "tag:yaml.org,2002:"
+_QUOTE = "; a text that begins with * takes quotes"
+_INTEGER_BITS = 64
+"""More than that is no count and no index, and Python refuses to print what is much larger."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scalar:
+    """A single value."""
+
+    value: str | int | float | bool | None
+    text: str
+    """As written, without quotes."""
+    location: errors.Location
+
+    @property
+    def key(self) -> str | None:
+        """How the value names a mapping entry: ``1`` as "1", ``on`` as "true"; None for null.
+
+        The peer turns YAML into JSON, whose keys are strings, by the same rule.
+        """
+        match self.value:
+            case None:
+                return None
+            case bool():
+                return str(self.value).lower()
+            case float():
+                return str(self.value).removesuffix(".0")
+            case int() | str():
+                return str(self.value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sequence:
+    """A list."""
+
+    items: "tuple[Node, ...]"
+    location: errors.Location
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A key and its value; merged entries keep the place where they were written."""
+
+    key: str
+    value: "Node"
+    location: errors.Location
+    """Of the key."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mapping:
+    """A mapping; keys are unique, and those merged with ``<<`` are among them."""
+
+    entries: tuple[Entry, ...]
+    location: errors.Location
+
+    def get(self, key: str) -> "Node | None":
+        """Return the value of ``key``; None when there is no such key."""
+        return next((entry.value for entry in self.entries if entry.key == key), None)
+
+
+Node = Scalar | Sequence | Mapping
+
+
+def parse(text: str, *, source: str, remarks: remarking.Remarks | None = None) -> Node | None:
+    """Read one YAML document; None when there is nothing but white space and comments.
+
+    Args:
+        text: The document.
+        source: Name of the file for error messages.
+        remarks: Takes what a lenient reader lets pass: of a key given twice the last counts, and
+            what follows the first document is not read.
+
+    Raises:
+        ConfigError: No YAML, too large, an alias without anchor, a tag that plain data does not
+            need; unless remarks are lenient also a key given twice, or a second document with
+            content, which the peer would ignore without a word.
+    """
+    _check_characters(text, source)
+    loader = _Loader(text)
+    try:
+        return _Reader(loader, source, remarks or remarking.Remarks()).document()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error)
+        # Whoever writes *A100* means a glob, and not what YAML makes of it.
+        hint = _QUOTE if "alias" in (getattr(error, "context", None) or "") else ""
+        raise errors.ConfigError(
+            f"not readable as YAML: {problem}{hint}", location=_locate(mark, source)
+        ) from error
+    finally:
+        loader.dispose()
+
+
+def plain(node: Node | None) -> object:
+    """Return the tree as dict, list and scalars, for those who need no places."""
+    match node:
+        case None:
+            return None
+        case Scalar():
+            return node.value
+        case Sequence():
+            return [plain(item) for item in node.items]
+        case Mapping():
+            return {entry.key: plain(entry.value) for entry in node.entries}
+
+
+def dump(data: object) -> str:
+    """Write dicts, lists, tuples and scalars as YAML: blocks, with lists of scalars on one line.
+
+    Keys keep their order. Texts that would be read as something else are double-quoted.
+    """
+    text: str = yaml.dump(
+        data,
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=2**20,
+    )
+    return text
+
+
+class _Reader:
+    """Builds the tree from the events of one parser.
+
+    An anchor is known once its node is complete, so no tree can contain itself.
+    """
+
+    def __init__(self, loader: Any, source: str, remarks: remarking.Remarks) -> None:
+        self._loader = loader  # its stubs leave every method that we call untyped
+        self._source = source
+        self._remarks = remarks
+        self._anchors: dict[str, Node] = {}
+        self._nodes = 0
+
+    def document(self) -> Node | None:
+        self._loader.get_event()  # start of the stream
+        if self._loader.check_event(yaml.StreamEndEvent):
+            return None
+        root = self._whole()
+        if not self._remarks.is_lenient:
+            self._refuse_more()
+        elif not self._loader.check_event(yaml.StreamEndEvent):
+            place = _locate(self._loader.peek_event().start_mark, self._source)
+            if self._has_more():
+                self._remarks.doubt(
+                    place, "a second document starts here", passes="it is not read"
+                )
+        return root
+
+    def _has_more(self) -> bool:
+        # Whatever follows, even no YAML: the peer does not look at it.
+        try:
+            self._refuse_more()
+        except (errors.ConfigError, yaml.YAMLError):
+            return True
+        return False
+
+    def _refuse_more(self) -> None:
+        while not self._loader.check_event(yaml.StreamEndEvent):
+            place = _locate(self._loader.peek_event().start_mark, self._source)
+            further = self._whole()
+            if not (isinstance(further, Scalar) and further.value is None):
+                raise errors.ConfigError(
+                    "a second document starts here; put everything into the first",
+                    location=place,
+                )
+
+    def _whole(self) -> Node:
+        self._anchors.clear()
+        self._loader.get_event()  # start of the document
+        root = self._node(depth=1)
+        self._loader.get_event()  # its end
+        return root
+
+    def _node(self, *, depth: int) -> Node:
+        event = self._loader.get_event()
+        location = _locate(event.start_mark, self._source)
+        node: Node
+        if isinstance(event, yaml.AliasEvent):
+            node = self._anchored(str(event.anchor), location)
+            nodes, height = _measure(node)
+            self._check_size(nodes, depth + height - 1, location)
+            return node
+        self._check_size(1, depth, location)
+        match event:
+            case yaml.ScalarEvent():
+                node = self._scalar(event, location)
+            case yaml.SequenceStartEvent():
+                _check_tag(event.tag, "seq", location)
+                node = Sequence(items=tuple(self._items(depth)), location=location)
+            case _:
+                _check_tag(event.tag, "map", location)
+                node = self._mapping(depth, location)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _check_size(self, nodes: int, depth: int, location: errors.Location) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            raise errors.ConfigError(
+                f"more than {MAX_NODES} values, aliases expanded", location=location
+            )
+        if depth > MAX_DEPTH:
+            raise errors.ConfigError(f"more than {MAX_DEPTH} levels deep", location=location)
+
+    def _anchored(self, name: str, location: errors.Location) -> Node:
+        if name not in self._anchors:
+            raise errors.ConfigError(
+                f"alias '*{name}' stands for nothing: '&{name}' must end before it{_QUOTE}",
+                location=location,
+            )
+        return self._anchors[name]
+
+    def _items(self, depth: int) -> Iterable[Node]:
+        while not self._loader.check_event(yaml.SequenceEndEvent):
+            yield self._node(depth=depth + 1)
+        self._loader.get_event()
+
+    def _mapping(self, depth: int, location: errors.Location) -> Mapping:
+        own: dict[str, Entry] = {}
+        merged: dict[str, Entry] = {}
+        while not self._loader.check_event(yaml.MappingEndEvent):
+            first = self._loader.peek_event()
+            place = _locate(first.start_mark, self._source)
+            is_merge = isinstance(first, yaml.ScalarEvent) and self._tag(first) == "merge"
+            key = _key(self._node(depth=depth + 1), place)
+            value = self._node(depth=depth + 1)
+            if is_merge:
+                for entry in _mergeable(value):
+                    merged.setdefault(entry.key, entry)
+                continue
+            if key in own:
+                self._remarks.doubt(
+                    place,
+                    f"key '{key}' is given twice; the first is in line {own[key].location.line}",
+                    passes="the last one counts",
+                )
+            own[key] = Entry(key=key, value=value, location=place)
+        self._loader.get_event()
+        return Mapping(entries=tuple({**merged, **own}.values()), location=location)
+
+    def _tag(self, event: yaml.ScalarEvent) -> str:
+        tag = event.tag
+        if tag is None or tag == "!":
+            tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+        return str(tag).removeprefix(_YAML)
+
+    def _scalar(self, event: yaml.ScalarEvent, location: errors.Location) -> Scalar:
+        tag = self._tag(event)
+        if tag not in _RESOLVERS:
+            raise _bad_tag(tag, location)
+        try:
+            value = _RESOLVERS[tag](event.value)
+        except (KeyError, ValueError) as error:
+            raise errors.ConfigError(
+                f"{event.value[:60]!r} cannot be read as {tag}", location=location
+            ) from error
+        return Scalar(value=value, text=event.value, location=location)
+
+
+def _measure(node: Node) -> tuple[int, int]:
+    """Return how many nodes a walk over the tree visits, and how many levels deep it goes."""
+    children: tuple[Node, ...] = ()
+    match node:
+        case Scalar():
+            pass
+        case Sequence():
+            children = node.items
+        case Mapping():
+            children = tuple(entry.value for entry in node.entries)
+    parts = [_measure(child) for child in children]
+    return (
+        1 + sum(nodes for nodes, _ in parts),
+        1 + max((height for _, height in parts), default=0),
+    )
+
+
+def _check_tag(tag: str | None, expected: str, location: errors.Location) -> None:
+    if tag not in (None, "!", _YAML + expected):
+        raise _bad_tag(str(tag).removeprefix(_YAML), location)
+
+
+def _bad_tag(tag: str, location: errors.Location) -> errors.ConfigError:
+    return errors.ConfigError(f"tag '{tag}' has no meaning here; leave it out", location=location)
+
+
+def _key(node: Node, location: errors.Location) -> str:
+    key = node.key if isinstance(node, Scalar) else None
+    if key is None:
+        raise errors.ConfigError("a key must be a text", location=location)
+    return key
+
+
+def _mergeable(value: Node) -> Iterable[Entry]:
+    parts = value.items if isinstance(value, Sequence) else (value,)
+    for part in parts:
+        if not isinstance(part, Mapping):
+            raise errors.ConfigError(
+                "'<<' takes a mapping or a list of mappings", location=part.location
+            )
+        yield from part.entries
+
+
+def _boolean(text: str) -> bool:
+    return yaml.SafeLoader.bool_values[text.lower()]
+
+
+def _integer(text: str) -> int | str:
+    # 1:30 is ninety in YAML 1.1; no other reader of these documents takes it for a number.
+    if ":" in text:
+        return text
+    digits = text.replace("_", "").lower()
+    magnitude = digits.lstrip("+-")
+    is_octal = len(magnitude) > 1 and magnitude[0] == "0" and magnitude[1].isdigit()
+    value = int(digits, 8 if is_octal else 0)
+    if value.bit_length() > _INTEGER_BITS:
+        raise ValueError(text)
+    return value
+
+
+def _real(text: str) -> float | str:
+    if ":" in text:
+        return text
+    return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_RESOLVERS: dict[str, Callable[[str], str | int | float | bool | None]] = {
+    "str": str,
+    "timestamp": str,  # a layout may be named after a day
+    "value": str,  # a lone "="
+    "merge": str,
+    "bool": _boolean,
+    "int": _integer,
+    "float": _real,
+    "null": lambda _: None,
+}
+
+
+def _check_characters(text: str, source: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise errors.ConfigError(
+            f"{len(text)} characters; more than {MAX_CHARACTERS} are not read",
+            location=errors.Location(source=source, line=1, column=1),
+        )
+    match = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if match is not None:
+        before = text[: match.start()]
+        raise errors.ConfigError(
+            f"character U+{ord(match[0]):04X} is not allowed in YAML",
+            location=errors.Location(
+                source=source,
+                line=before.count("\n") + 1,
+                column=len(before) - before.rfind("\n"),
+            ),
+        )
+
+
+def _locate(mark: yaml.Mark | None, source: str) -> errors.Location:
+    # The library's marks count from 0.
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    return errors.Location(source=source, line=line, column=column)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes as the peer's export does."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _represent_list(dumper: yaml.SafeDumper, data: list[object] | tuple[object, ...]) -> yaml.Node:
+    is_flat = not any(isinstance(item, dict | list | tuple) for item in data)
+    return dumper.represent_sequence(_YAML + "seq", data, flow_style=is_flat)
+
+
+def _represent_str(dumper: Any, data: str) -> yaml.Node:
+    reads_as = dumper.resolve(yaml.ScalarNode, data, (True, False))
+    # Left to itself the library loses line breaks of the rarer kinds.
+    is_plain = data and data.isprintable() and reads_as == _YAML + "str"
+    style = None if is_plain else '"'
+    node: yaml.Node = dumper.represent_scalar(_YAML + "str", data, style=style)
+    return node
+
+
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(tuple, _represent_list)
+_Dumper.add_representer(str, _represent_str)
