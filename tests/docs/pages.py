@@ -47,15 +47,17 @@ def is_outside(link: str) -> bool:
     return bool(urllib.parse.urlparse(link).scheme)
 
 
-def named_paths(page: pathlib.Path) -> set[str]:
-    """Return the paths in this repository that a page names as code."""
-    folders = "|".join(
-        re.escape(path.name)
-        for path in ROOT.iterdir()
+def named_paths(page: pathlib.Path) -> set[pathlib.Path]:
+    """Return the paths that a page names as code; the package's own without its name."""
+    bases = {
+        path.name: base
+        for base in (ROOT / "mig_manager", ROOT)
+        for path in base.iterdir()
         if path.is_dir() and path.name not in {".git", ".venv", "dist", "site"}
-    )
+    }
+    folders = "|".join(map(re.escape, bases))
     return {
-        name.rstrip("/")
+        bases[name.partition("/")[0]] / name
         for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", prose(page))
         if "*" not in name
     }

@@ -64,7 +64,7 @@ def test_pages_of_the_site_link_to_nothing_beside_it(page: pathlib.Path) -> None
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=named)
 def test_every_path_of_the_repository_that_a_page_names_is_there(page: pathlib.Path) -> None:
-    assert {path for path in pages.named_paths(page) if not (pages.ROOT / path).exists()} == set()
+    assert {path for path in pages.named_paths(page) if not path.exists()} == set()
 
 
 def test_from_the_readme_links_lead_to_every_page_of_the_site() -> None:
