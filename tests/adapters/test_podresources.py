@@ -201,8 +201,10 @@ def test_says_nothing_on_standard_error_and_leaves_the_process_free_to_fork(
         "os.waitpid(child, 0)\n"
         "client.assigned()\n"
     )
+    # From Python 3.12 on any thread beside, be it about to end, is worth a warning to os.fork.
+    options = ("-W", "ignore::DeprecationWarning")
     ended = subprocess.run(  # noqa: S603 - our own script
-        [sys.executable, "-c", script, os.fspath(kubelet.path)],
+        [sys.executable, *options, "-c", script, os.fspath(kubelet.path)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -55,7 +55,7 @@ def story(
     # However slow this test is, the rollout does not end before it is interrupted.
     quarter = len(names) // 4
     played.dead |= set(names[quarter:])
-    with command.begun(kubeconfig, *given) as process:
+    with command.begun(kubeconfig, *given, "--silence-timeout-s", "3600") as process:
         agents.wait(lambda: applied(server, names) == quarter, "a quarter of the nodes")
         status, answer = command.interrupt(process)
     played.wake()
