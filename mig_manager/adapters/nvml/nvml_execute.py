@@ -5,7 +5,7 @@ import functools
 import itertools
 import pathlib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pynvml
@@ -71,52 +71,46 @@ def run(
             raise nvml_errors.about(name, error, doing="cannot see what came of it") from error
 
 
-def require_fresh(plan: model.Plan, seen: Mapping[str, model.Gpu]) -> None:
+def require_fresh(plan: model.GpuPlan, known: model.Gpu | None) -> None:
     """Refuse a plan if a GPU instance that it creates exists already; call within a session.
 
     Somebody else made it since the plan was made, or the driver withheld it then. A rollback
-    removes what the plan creates, and must not take it for that. GPUs that do not answer are left
-    to the steps.
+    removes what the plan creates, and must not take it for that.
 
     Args:
-        plan: The steps that are going to be executed.
-        seen: The GPUs as they were observed before, by UUID.
+        plan: The steps of one GPU that are going to be executed.
+        known: The GPU as it was observed before; None: it was not.
 
     Raises:
-        StalePlanError: Names the GPUs and the instances.
+        StalePlanError: Names the GPU and the instances.
+        HardwareError: NVML refused or failed.
     """
-    found: list[str] = []
-    for gpu in plan.gpus:
-        new = {
-            (step.profile_id, step.placement): step.profile
-            for step in gpu.steps
-            if isinstance(step, model.CreateGpuInstance)
-        }
-        if not new or gpu.changes_mode:
-            continue
-        known = seen.get(gpu.gpu_uuid)
-        try:
-            device = nvml_device.Device(
-                _handle(gpu.gpu_index, gpu.gpu_uuid, known),
-                profiles=known.profiles if known else None,
-            )
-            there = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
-        except errors.HardwareError:
-            continue
-        doomed = {
-            step.gpu_instance_id
-            for step in gpu.steps
-            if isinstance(step, model.DestroyGpuInstance)
-        }
-        names = [
-            f"{new[each.profile_id, each.placement]} at {each.placement}"
-            for each in there
-            if (each.profile_id, each.placement) in new and each.instance_id not in doomed
-        ]
-        if names:
-            found.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) has {', '.join(names)} already")
-    if found:
-        raise errors.StalePlanError("; ".join(found))
+    new = {
+        (step.profile_id, step.placement): step.profile
+        for step in plan.steps
+        if isinstance(step, model.CreateGpuInstance)
+    }
+    if not new or plan.changes_mode:
+        return
+    name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
+    try:
+        device = nvml_device.Device(
+            _handle(plan.gpu_index, plan.gpu_uuid, known),
+            profiles=known.profiles if known else None,
+        )
+        there = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
+    except errors.HardwareError as error:
+        raise nvml_errors.about(name, error, doing="cannot see what is there") from error
+    doomed = {
+        step.gpu_instance_id for step in plan.steps if isinstance(step, model.DestroyGpuInstance)
+    }
+    names = [
+        f"{new[each.profile_id, each.placement]} at {each.placement}"
+        for each in there
+        if (each.profile_id, each.placement) in new and each.instance_id not in doomed
+    ]
+    if names:
+        raise errors.StalePlanError(f"{name} has {', '.join(names)} already")
 
 
 def describe(step: model.Step) -> str:

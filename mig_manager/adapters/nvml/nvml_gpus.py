@@ -101,8 +101,17 @@ class NvmlGpus:
             nvml_symbols.require(plan)
             if require_idle is not None:
                 require_idle()
-                nvml_execute.require_fresh(plan, known)
+                for gpu in plan.gpus:
+                    self._require_fresh(gpu, known.get(gpu.gpu_uuid))
             yield
+
+    def _require_fresh(self, plan: model.GpuPlan, known: model.Gpu | None) -> None:
+        try:
+            nvml_execute.require_fresh(plan, known)
+        except errors.HardwareError as error:
+            # One that is unreachable now is no reason to leave the others as they are.
+            if error.reason not in _MAY_BE_UNREACHABLE or _can_be_observed(plan):
+                raise
 
     def _idle_check(self, plan: model.Plan) -> Callable[[], None]:
         """Return what raises ``GpuInUseError``, within a session, while the plan is in the way."""
