@@ -1,8 +1,8 @@
 """A node-local manager for NVIDIA Multi-Instance GPU (MIG).
 
-``core`` decides without I/O; ``ports`` says what the pipeline needs of the world; ``adapters``
-give it, one file per foreign library; ``reconcile`` is the one pipeline that agent and command
-line share; ``sandbox`` is a GPU node without GPUs or a cluster; ``cli`` wires it all together.
+The folders are the layers, from the top: ``kubectl``, ``cli``, ``agent`` beside ``sandbox`` (a GPU
+node without GPUs or a cluster), ``adapters``, ``change`` (the transaction that agent and command
+line share), ``catalogue``, ``core`` (decisions without I/O). ``docs/architecture.md`` has the map.
 """
 
 from mig_manager.adapters import sparing

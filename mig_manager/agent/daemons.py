@@ -57,7 +57,7 @@ class Daemons:
         self._stuck: set[str] = set()
         """UIDs of pods that a pause waited for in vain."""
         self._is_plugin_due = False
-        """Whether a plugin that no label places was deleted, and none was seen since."""
+        """Whether an ungated device plugin was deleted, and its successor is still due."""
 
     def pause(
         self,

@@ -297,9 +297,11 @@ def test_a_listener_carries_neither_the_agent_nor_the_planner() -> None:
     assert "mig_manager.adapters.nvml_worker.gpu_listener" in modules
     assert not modules & {"kubernetes", "structlog", "tenacity", "yaml", "concurrent.futures"}
     assert not any(
-        name.startswith(("mig_manager.agent", "mig_manager.core.planner", "mig_manager.sandbox"))
+        name.startswith(("mig_manager.agent", "mig_manager.change", "mig_manager.sandbox"))
         for name in modules
     )
+    ours = {name for name in modules if name.startswith("mig_manager.core")}
+    assert ours == {f"mig_manager.core{part}" for part in ("", ".text", ".text.safetext")}
 
 
 # Scripted listeners.

@@ -202,7 +202,7 @@ def test_says_nothing_on_standard_error_and_leaves_the_process_free_to_fork(
         "client.assigned()\n"
     )
     # From Python 3.12 on any thread beside, be it about to end, is worth a warning to os.fork.
-    options = ("-W", "ignore::DeprecationWarning")
+    options = ("-W", "ignore:This process:DeprecationWarning")
     ended = subprocess.run(  # noqa: S603 - our own script
         [sys.executable, *options, "-c", script, os.fspath(kubelet.path)],
         capture_output=True,

@@ -49,7 +49,7 @@ FUNCTIONS = (
 CONFESSED = ("failed as well", "could not be undone", "due once it is back")
 """How a message says that the instances from before are not back."""
 _ASKED = {"gpus", "node", "workloads", "allocations"}
-"""Ports that bringing GPUs back asks."""
+"""Ports that a rollback calls."""
 picks = st.integers(min_value=0, max_value=999)
 names = st.sampled_from((*layouts.NAMES, layouts.NAMES[0], layouts.UNKNOWN))
 many_picks = st.tuples(picks, picks, picks)
@@ -453,8 +453,8 @@ class Soak(stateful.RuleBasedStateMachine):
     def _hindered(self) -> frozenset[int]:
         """Return the GPUs whose driver refused something in this turn, or that processes use.
 
-        That is all of them where a call failed that the way back needs, if only to know whom it
-        would hurt.
+        That is all of them if a call failed that a rollback needs, be it to find the pods that use
+        the devices.
         """
         everywhere = frozenset(range(len(self.products)))
         fired = self._fired() - self.fired

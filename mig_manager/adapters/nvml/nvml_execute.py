@@ -93,14 +93,12 @@ def require_fresh(plan: model.GpuPlan, known: model.Gpu | None) -> None:
     if not new or plan.changes_mode:
         return
     name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
-    try:
-        device = nvml_device.Device(
-            _handle(plan.gpu_index, plan.gpu_uuid, known),
-            profiles=known.profiles if known else None,
-        )
-        there = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
-    except errors.HardwareError as error:
-        raise nvml_errors.about(name, error, doing="cannot see what is there") from error
+    with gpu_progress.PROGRESS.about(plan.gpu_index):
+        try:
+            device = _opened(plan.gpu_index, plan.gpu_uuid, known)
+            there = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
+        except errors.HardwareError as error:
+            raise nvml_errors.about(name, error, doing="cannot see what is there") from error
     doomed = {
         step.gpu_instance_id for step in plan.steps if isinstance(step, model.DestroyGpuInstance)
     }
@@ -222,11 +220,7 @@ class _Executor:
 
     def _open(self) -> nvml_device.Device:
         if self._device is None:
-            gpu_progress.PROGRESS.names(self._gpu_index, self._gpu_uuid)
-            self._device = nvml_device.Device(
-                _handle(self._gpu_index, self._gpu_uuid, self._known),
-                profiles=self._known.profiles if self._known else None,
-            )
+            self._device = _opened(self._gpu_index, self._gpu_uuid, self._known)
             if self._proc_root is not None:
                 # Anew each time, because a switch of MIG mode may change it (nvml.h).
                 minor = self._device.minor()
@@ -354,6 +348,14 @@ class _Executor:
             f"{step.gpu_instance_placement}",
             reason=errors.Reason.VERIFY_FAILED,
         )
+
+
+def _opened(index: int, uuid: str, known: model.Gpu | None) -> nvml_device.Device:
+    """Find a GPU; the profiles that it was seen to offer are not asked for again."""
+    gpu_progress.PROGRESS.names(index, uuid)
+    return nvml_device.Device(
+        _handle(index, uuid, known), profiles=known.profiles if known else None
+    )
 
 
 def _handle(index: int, uuid: str, known: model.Gpu | None) -> nvml_device.Handle:

@@ -109,8 +109,8 @@ class NvmlGpus:
         try:
             nvml_execute.require_fresh(plan, known)
         except errors.HardwareError as error:
-            # One that is unreachable now is no reason to leave the others as they are.
-            if error.reason not in _MAY_BE_UNREACHABLE or _can_be_observed(plan):
+            # An unreachable GPU does not stop the others.
+            if not _is_unreachable(plan, error):
                 raise
 
     def _idle_check(self, plan: model.Plan) -> Callable[[], None]:
@@ -137,8 +137,7 @@ class NvmlGpus:
                 driver_roots=self._driver_roots,
             )
         except errors.HardwareError as error:
-            # Only a GPU that cannot be observed either is unreachable; else the step has failed.
-            if error.reason not in _MAY_BE_UNREACHABLE or _can_be_observed(plan):
+            if not _is_unreachable(plan, error):
                 raise
             lost = model.UnreachableGpu(
                 index=plan.gpu_index,
@@ -158,6 +157,11 @@ _MAY_BE_UNREACHABLE = frozenset(
     }
 )
 """Why a step fails on a GPU that may be unreachable now."""
+
+
+def _is_unreachable(plan: model.GpuPlan, error: errors.HardwareError) -> bool:
+    """Tell whether an error is due to the GPU, which then cannot be observed either."""
+    return error.reason in _MAY_BE_UNREACHABLE and not _can_be_observed(plan)
 
 
 def _can_be_observed(plan: model.GpuPlan) -> bool:

@@ -85,7 +85,7 @@ class Failed(_Reply):
             operation=error.operation,
             gpu=error.gpu,
             code=error.code,
-            refusal=next((each for each in _REFUSALS if isinstance(error, each)), None),
+            refusal=type(error) if isinstance(error, _REFUSALS) else None,
         )
 
     def to_error(self) -> errors.HardwareError:
