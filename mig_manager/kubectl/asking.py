@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters import kubectl
 from mig_manager.core.fleet import standing
 from mig_manager.core.layout import config
-from mig_manager.core.node import cluster, json_fields, nodereading, podreading
+from mig_manager.core.node import cluster, objects
 from mig_manager.core.text import safetext, times
 
 _NODES = "/api/v1/nodes"
@@ -88,7 +88,7 @@ class Cluster:
             ClusterError: The API refused or does not answer.
         """
         query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
-        with json_fields.understood("the list of Events"):
+        with objects.understood("the list of Events"):
             return tuple(
                 _event(item)
                 for item in self._api.items(_EVENTS, query)
@@ -131,8 +131,8 @@ def read(item: Mapping[str, Any]) -> standing.Node:
     Raises:
         ClusterError: It is not a Node object.
     """
-    view = nodereading.view(item)
-    with json_fields.understood(f"node {view.name}"):
+    view = objects.view(item)
+    with objects.understood(f"node {view.name}"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(
             each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
@@ -151,8 +151,8 @@ def read_pods(
     """
     found: dict[str, list[cluster.Pod]] = {name: [] for name in names}
     for item in items:
-        with json_fields.understood("the list of pods"):
-            bound, pod = str(item["spec"].get("nodeName")), podreading.read(item)
+        with objects.understood("the list of pods"):
+            bound, pod = str(item["spec"].get("nodeName")), objects.read(item)
         if bound in found and (pod.gpu_resources or pod.has_claims):
             found[bound].append(pod)
     return {name: tuple(pods) for name, pods in found.items()}
@@ -191,8 +191,8 @@ def _event(item: Mapping[str, Any]) -> Event:
 
 
 def _document(config_map: Mapping[str, Any], source: str) -> config.Document:
-    with json_fields.understood(source):
-        data = json_fields.strings(config_map.get("data"))
+    with objects.understood(source):
+        data = objects.strings(config_map.get("data"))
     if _DOCUMENT_KEY in data:
         text = data[_DOCUMENT_KEY]
     elif len(data) == 1:

@@ -12,7 +12,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import answers, api
-from mig_manager.core.node import cluster, json_fields
+from mig_manager.core.node import cluster, objects
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Of resource.k8s.io, newest first: Kubernetes 1.34, 1.33 and 1.32."""
@@ -50,7 +50,7 @@ class ClaimDrivers:
         """Return the drivers of an allocated claim; None if that is not known."""
         try:
             claim = self._claim(namespace, name)
-            with json_fields.understood("a ResourceClaim"):
+            with objects.understood("a ResourceClaim"):
                 return _allocated(claim)
         except errors.ClusterError as error:
             if error.reason is errors.Reason.FORBIDDEN:

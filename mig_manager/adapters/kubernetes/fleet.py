@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node, watch
 from mig_manager.core.fleet import members
-from mig_manager.core.node import cluster, json_fields, nodereading, podreading
+from mig_manager.core.node import cluster, objects
 
 _NODES = "/api/v1/nodes"
 _PAGE = 500
@@ -144,8 +144,8 @@ def read(item: Mapping[str, Any]) -> members.Node:
     Raises:
         ClusterError: It is not a Node object.
     """
-    seen = nodereading.view(item)
-    with json_fields.understood("the node"):
+    seen = objects.view(item)
+    with objects.understood("the node"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
         version = str(item["metadata"]["resourceVersion"])
@@ -174,10 +174,10 @@ def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
     query = {"limit": str(_PAGE)}
     for _ in range(_MOST_PAGES):
         page = kube.get("/api/v1/pods", query)
-        with json_fields.understood("the list of pods"):
+        with objects.understood("the list of pods"):
             for item in page["items"] or ():
                 where = str(item["spec"].get("nodeName") or "")
-                pod = podreading.read(item)
+                pod = objects.read(item)
                 if where and (pod.gpu_resources or pod.has_claims) and not pod.is_finished:
                     found.setdefault(where, []).append(pod)
             token = (page.get("metadata") or {}).get("continue")
@@ -199,5 +199,5 @@ def config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
         if error.status == http.HTTPStatus.NOT_FOUND:
             return None
         raise
-    with json_fields.understood(f"ConfigMap {namespace}/{name}"):
+    with objects.understood(f"ConfigMap {namespace}/{name}"):
         return str(found["data"]["config.yaml"])

@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, eventsender
 from mig_manager.core import clocks
-from mig_manager.core.node import cluster, json_fields, nodereading
+from mig_manager.core.node import cluster, objects
 from mig_manager.core.text import messages
 
 _log = structlog.get_logger()
@@ -119,8 +119,8 @@ class KubeNode:
         return self._remember(self._kube.patch(self._path, body, kind=api.PatchType.MERGE)).view
 
     def _remember(self, node: Mapping[str, Any]) -> "_Seen":
-        view = nodereading.view(node)
-        with json_fields.understood(f"node {self._name}"):
+        view = objects.view(node)
+        with objects.understood(f"node {self._name}"):
             self._seen = _Seen(
                 view=view,
                 version=str(node["metadata"].get("resourceVersion") or ""),

@@ -9,7 +9,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, watch
-from mig_manager.core.node import cluster, nodereading
+from mig_manager.core.node import cluster, objects
 
 _log = structlog.get_logger()
 
@@ -104,6 +104,6 @@ class _Listener:
             )
 
     def _deliver(self, item: Mapping[str, Any]) -> None:
-        seen = nodereading.view(item)
+        seen = objects.view(item)
         if not self._stop.is_set():
             self._on_node(seen)

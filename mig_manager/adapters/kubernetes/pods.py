@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import answers, api, claims, podnews
 from mig_manager.core import ports
-from mig_manager.core.node import budgetreading, cluster, disruption, json_fields, podreading
+from mig_manager.core.node import cluster, disruption, objects
 
 _Thing = TypeVar("_Thing")
 
@@ -78,7 +78,7 @@ class KubeWorkloads:
             for budget in self._all(
                 f"/apis/policy/v1/namespaces/{_quoted(namespace)}/poddisruptionbudgets",
                 {},
-                budgetreading.read,
+                objects.read_of_budgetreading,
             )
         )
 
@@ -128,7 +128,7 @@ class KubeWorkloads:
                 raise
 
     def _pods(self, path: str, query: Mapping[str, str]) -> tuple[cluster.Pod, ...]:
-        return self._all(path, query, podreading.read)
+        return self._all(path, query, objects.read)
 
     def _all(
         self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any]], _Thing]
@@ -149,7 +149,7 @@ class KubeWorkloads:
         asked = {**query, "limit": str(_PAGE)}
         for _ in range(_MOST_PAGES):
             page = self._kube.get(path, asked)
-            with json_fields.understood(f"the {what}"):
+            with objects.understood(f"the {what}"):
                 found += [read(item) for item in page["items"] or ()]
                 token = (page.get("metadata") or {}).get("continue")
             if not token:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, stream
-from mig_manager.core.node import json_fields
+from mig_manager.core.node import objects
 
 _PAGE = 500
 _MOST_PAGES = 1000
@@ -209,7 +209,7 @@ class Watch:
         for _ in range(_MOST_PAGES):
             page = self._kube.get(self._collection.path, query)
             self._contact = self._monotonic()
-            with json_fields.understood(what):
+            with objects.understood(what):
                 items = list(page["items"] or ())
                 self._listed_version = str(page["metadata"]["resourceVersion"])
                 token = page["metadata"].get("continue")
@@ -224,5 +224,5 @@ class Watch:
         kind, item = str(event.get("type")), event["object"]
         if kind in _CHANGES and not self._stop.is_set():
             self._listener.changed(kind, item)
-        with json_fields.understood(f"an event of the {self._collection.what}"):
+        with objects.understood(f"an event of the {self._collection.what}"):
             self._version = str(item["metadata"]["resourceVersion"])

@@ -1,9 +1,104 @@
-"""What a Pod object says, free of the library that brought it."""
+"""Read fields of the API's JSON objects, and refuse objects that are not what they should be."""
 
-from collections.abc import Mapping
+import contextlib
+import decimal
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mig_manager.core.node import cluster, json_fields
+from mig_manager import errors
+from mig_manager.core.node import cluster, disruption
+
+_QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
+_LARGEST = 2**63 - 1
+_TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
+"""What Go takes for true (``strconv.ParseBool``)."""
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_SUFFIXES = {
+    **{
+        suffix: decimal.Decimal(1000) ** power
+        for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
+    },
+    **{f"{suffix}i": decimal.Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+}
+
+
+@contextlib.contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Turn the surprise at a malformed object into an error of ours.
+
+    Raises:
+        ClusterError: The code within met a field that is missing or of another type.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
+        raise errors.ClusterError(
+            f"{what} as the Kubernetes API sends it makes no sense: {err!r}",
+            reason=errors.Reason.API_ERROR,
+        ) from err
+
+
+def quantity(text: str | float) -> int:
+    """Return a Kubernetes quantity as a whole number, rounded up as the scheduler does.
+
+    Raises:
+        ValueError: It is not a quantity.
+    """
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    number, exponent, suffix = match.groups()
+    try:
+        value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""]
+    except ArithmeticError as err:
+        raise ValueError(f"{text!r} is not a quantity") from err
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{text!r} is not a quantity: it is too large")
+    return int(value.to_integral_value(rounding=decimal.ROUND_CEILING))
+
+
+def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return the ``nvidia.com/*`` entries of a resource list."""
+    return {
+        name: quantity(amount)
+        for name, amount in (resources or {}).items()
+        if name.startswith(cluster.RESOURCE_PREFIX)
+    }
+
+
+def strings(mapping: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return labels, annotations or a selector; what is absent is empty."""
+    return {str(key): str(value) for key, value in (mapping or {}).items()}
+
+
+def switches(text: str) -> dict[str, bool]:
+    """Return what ``Name=true,Other=false`` says, which is how Kubernetes writes feature gates."""
+    pairs = (pair.partition("=") for pair in text.split(","))
+    return {name.strip(): value.strip() in _TRUE for name, equals, value in pairs if equals}
+
+
+def view(node: Mapping[str, Any]) -> cluster.NodeView:
+    """Return what we want to know of a Node object.
+
+    Raises:
+        ClusterError: It is not a Node object.
+    """
+    with understood("the node"):
+        metadata = node["metadata"]
+        spec = node.get("spec") or {}
+        status = node.get("status") or {}
+        return cluster.NodeView(
+            name=str(metadata["name"]),
+            uid=str(metadata.get("uid") or ""),
+            labels=strings(metadata.get("labels")),
+            annotations=strings(metadata.get("annotations")),
+            is_unschedulable=bool(spec.get("unschedulable")),
+            taint_keys=frozenset(str(taint["key"]) for taint in spec.get("taints") or ()),
+            allocatable=gpu_resources(status.get("allocatable")),
+            capacity=gpu_resources(status.get("capacity")),
+        )
+
 
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Set by kubelet on the pod that shows a static pod in the API."""
@@ -15,7 +110,7 @@ def read(item: Mapping[str, Any]) -> cluster.Pod:
     """Return what we want to know of a Pod object; surprises are the caller's to translate."""
     metadata, spec = item["metadata"], item["spec"]
     status = item.get("status") or {}
-    annotations = json_fields.strings(metadata.get("annotations"))
+    annotations = strings(metadata.get("annotations"))
     # The API server sets Pending; only an object that never went through it has none.
     phase = str(status.get("phase") or "Pending")
     return cluster.Pod(
@@ -23,8 +118,8 @@ def read(item: Mapping[str, Any]) -> cluster.Pod:
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
         phase=phase,
-        labels=json_fields.strings(metadata.get("labels")),
-        node_selector=json_fields.strings(spec.get("nodeSelector")),
+        labels=strings(metadata.get("labels")),
+        node_selector=strings(spec.get("nodeSelector")),
         owner_kind=_owner_kind(metadata),
         is_mirror=_MIRROR_ANNOTATION in annotations,
         is_ready=any(
@@ -111,7 +206,7 @@ def _feature_gates(spec: Mapping[str, Any]) -> dict[str, bool]:
     for container in spec["containers"]:
         for variable in container.get("env") or ():
             if variable.get("name") == "FEATURE_GATES":
-                found |= json_fields.switches(str(variable.get("value") or ""))
+                found |= switches(str(variable.get("value") or ""))
     return found
 
 
@@ -143,8 +238,8 @@ def _gpu_resources(spec: Mapping[str, Any]) -> dict[str, int]:
 def _container_resources(container: Mapping[str, Any]) -> dict[str, int]:
     resources = container.get("resources") or {}
     return _larger(
-        json_fields.gpu_resources(resources.get("requests")),
-        json_fields.gpu_resources(resources.get("limits")),
+        gpu_resources(resources.get("requests")),
+        gpu_resources(resources.get("limits")),
     )
 
 
@@ -154,3 +249,43 @@ def _plus(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)}
+
+
+def read_of_budgetreading(item: Mapping[str, Any]) -> disruption.Budget:
+    """Return what we want to know of a budget; surprises are the caller's to translate."""
+    metadata = item["metadata"]
+    spec, status = item.get("spec") or {}, item.get("status") or {}
+    return disruption.Budget(
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
+        selector=_selector(spec.get("selector")),
+        allowed=int(status.get("disruptionsAllowed") or 0),
+        healthy=int(status.get("currentHealthy") or 0),
+        desired=int(status.get("desiredHealthy") or 0),
+        is_current=int(status.get("observedGeneration") or 0)
+        >= int(metadata.get("generation") or 0),
+        always_allows_unready=spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow",
+    )
+
+
+def _selector(selector: Mapping[str, Any] | None) -> tuple[disruption.Requirement, ...] | None:
+    """Return the requirements; None for a selector that is absent, as ``LabelSelector`` has it."""
+    if selector is None:
+        return None
+    equal = (selector.get("matchLabels") or {}).items()
+    return (
+        *(
+            disruption.Requirement(
+                key=str(key), operator=disruption.Operator.IN, values=frozenset({str(value)})
+            )
+            for key, value in equal
+        ),
+        *(
+            disruption.Requirement(
+                key=str(each["key"]),
+                operator=disruption.Operator(each["operator"]),
+                values=frozenset(map(str, each.get("values") or ())),
+            )
+            for each in selector.get("matchExpressions") or ()
+        ),
+    )
