@@ -131,7 +131,7 @@ def read(item: Mapping[str, Any]) -> standing.Node:
     Raises:
         ClusterError: It is not a Node object.
     """
-    view = objects.view(item)
+    view = objects.parse_node(item)
     with objects.understood(f"node {view.name}"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(
@@ -152,7 +152,7 @@ def read_pods(
     found: dict[str, list[cluster.Pod]] = {name: [] for name in names}
     for item in items:
         with objects.understood("the list of pods"):
-            bound, pod = str(item["spec"].get("nodeName")), objects.read(item)
+            bound, pod = str(item["spec"].get("nodeName")), objects.parse_pod(item)
         if bound in found and (pod.gpu_resources or pod.has_claims):
             found[bound].append(pod)
     return {name: tuple(pods) for name, pods in found.items()}

@@ -102,7 +102,7 @@ def test_a_missing_node_is_404(kube: api.KubeApi) -> None:
 )
 def test_a_malformed_node_is_an_error_of_ours(thing: dict[str, Any]) -> None:
     with pytest.raises(errors.ClusterError, match="makes no sense"):
-        objects.view(thing)
+        objects.parse_node(thing)
 
 
 def holding(*, is_held: bool) -> Callable[[cluster.NodeView], cluster.NodePatch]:

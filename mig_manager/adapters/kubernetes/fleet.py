@@ -144,7 +144,7 @@ def read(item: Mapping[str, Any]) -> members.Node:
     Raises:
         ClusterError: It is not a Node object.
     """
-    seen = objects.view(item)
+    seen = objects.parse_node(item)
     with objects.understood("the node"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
@@ -177,7 +177,7 @@ def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
         with objects.understood("the list of pods"):
             for item in page["items"] or ():
                 where = str(item["spec"].get("nodeName") or "")
-                pod = objects.read(item)
+                pod = objects.parse_pod(item)
                 if where and (pod.gpu_resources or pod.has_claims) and not pod.is_finished:
                     found.setdefault(where, []).append(pod)
             token = (page.get("metadata") or {}).get("continue")

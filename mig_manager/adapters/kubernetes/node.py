@@ -119,7 +119,7 @@ class KubeNode:
         return self._remember(self._kube.patch(self._path, body, kind=api.PatchType.MERGE)).view
 
     def _remember(self, node: Mapping[str, Any]) -> "_Seen":
-        view = objects.view(node)
+        view = objects.parse_node(node)
         with objects.understood(f"node {self._name}"):
             self._seen = _Seen(
                 view=view,

@@ -104,6 +104,6 @@ class _Listener:
             )
 
     def _deliver(self, item: Mapping[str, Any]) -> None:
-        seen = objects.view(item)
+        seen = objects.parse_node(item)
         if not self._stop.is_set():
             self._on_node(seen)

@@ -109,4 +109,4 @@ class _Picture:
 
 def _read(item: Mapping[str, Any]) -> cluster.Pod:
     with objects.understood("a pod"):
-        return objects.read(item)
+        return objects.parse_pod(item)

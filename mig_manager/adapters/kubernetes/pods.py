@@ -78,7 +78,7 @@ class KubeWorkloads:
             for budget in self._all(
                 f"/apis/policy/v1/namespaces/{_quoted(namespace)}/poddisruptionbudgets",
                 {},
-                objects.read_of_budgetreading,
+                objects.parse_budget,
             )
         )
 
@@ -128,7 +128,7 @@ class KubeWorkloads:
                 raise
 
     def _pods(self, path: str, query: Mapping[str, str]) -> tuple[cluster.Pod, ...]:
-        return self._all(path, query, objects.read)
+        return self._all(path, query, objects.parse_pod)
 
     def _all(
         self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any]], _Thing]

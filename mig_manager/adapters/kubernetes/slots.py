@@ -163,7 +163,7 @@ class LeaseSlots:
 
     def _is_disrupted(self, holder: str) -> bool:
         try:
-            return slots.is_disrupted(objects.view(self._kube.get(node.path(holder))))
+            return slots.is_disrupted(objects.parse_node(self._kube.get(node.path(holder))))
         except errors.ClusterError as error:
             if error.status == http.HTTPStatus.NOT_FOUND:
                 return False

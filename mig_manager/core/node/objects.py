@@ -78,7 +78,7 @@ def switches(text: str) -> dict[str, bool]:
     return {name.strip(): value.strip() in _TRUE for name, equals, value in pairs if equals}
 
 
-def view(node: Mapping[str, Any]) -> cluster.NodeView:
+def parse_node(node: Mapping[str, Any]) -> cluster.NodeView:
     """Return what we want to know of a Node object.
 
     Raises:
@@ -106,7 +106,7 @@ _DEFAULT_GRACE_S = 30
 """What the API server writes where the pod's author says nothing."""
 
 
-def read(item: Mapping[str, Any]) -> cluster.Pod:
+def parse_pod(item: Mapping[str, Any]) -> cluster.Pod:
     """Return what we want to know of a Pod object; surprises are the caller's to translate."""
     metadata, spec = item["metadata"], item["spec"]
     status = item.get("status") or {}
@@ -251,7 +251,7 @@ def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)}
 
 
-def read_of_budgetreading(item: Mapping[str, Any]) -> disruption.Budget:
+def parse_budget(item: Mapping[str, Any]) -> disruption.Budget:
     """Return what we want to know of a budget; surprises are the caller's to translate."""
     metadata = item["metadata"]
     spec, status = item.get("spec") or {}, item.get("status") or {}
