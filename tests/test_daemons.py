@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import daemons, monitors, outcomes, record
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core import pace as pacing
+from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster, extras
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status

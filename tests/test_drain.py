@@ -10,8 +10,8 @@ from mig_manager import errors
 from mig_manager.agent import drain
 from mig_manager.catalogue import hardware
 from mig_manager.change import instrumentation
-from mig_manager.core import pace as pacing
 from mig_manager.core import ports
+from mig_manager.core import timing as pacing
 from mig_manager.core.node import cluster, extras
 from mig_manager.core.node import policy as policies
 from tests import fakes

@@ -4,10 +4,10 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import turn
-from mig_manager.core import pace
+from mig_manager.core import timing
 from tests import applying_rig, fakes
 
-EVEN = pace.Pace(first_s=1.0, max_s=1.0)
+EVEN = timing.Pace(first_s=1.0, max_s=1.0)
 
 
 def test_a_free_lock_is_held_at_once_and_given_back() -> None:

@@ -11,8 +11,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import record
-from mig_manager.core import clocks, model, ports
-from mig_manager.core import pace as pacing
+from mig_manager.core import model, ports, timing
+from mig_manager.core import timing as pacing
 
 _log = structlog.get_logger()
 
@@ -29,7 +29,7 @@ class Admission:
         self,
         slots: ports.Slots,
         written: record.Record,
-        clock: clocks.Clock,
+        clock: timing.Clock,
         *,
         pace: pacing.Pace = _PACE,
     ) -> None:

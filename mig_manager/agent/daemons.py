@@ -7,8 +7,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import record
-from mig_manager.core import clocks, model, ports
-from mig_manager.core import pace as pacing
+from mig_manager.core import model, ports, timing
+from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster, extras, mig_strategy
 from mig_manager.core.records import status
 
@@ -43,7 +43,7 @@ class Daemons:
         node: ports.Node,
         workloads: ports.Workloads,
         allocations: ports.DeviceAllocations,
-        clock: clocks.Clock,
+        clock: timing.Clock,
         *,
         timeout_s: float,
         pace: pacing.Pace,

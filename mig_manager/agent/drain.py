@@ -28,8 +28,8 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import evictionbudgets
 from mig_manager.change import instrumentation
-from mig_manager.core import clocks, ports
-from mig_manager.core import pace as pacing
+from mig_manager.core import ports, timing
+from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster, extras
 from mig_manager.core.node import policy as policies
 from mig_manager.core.text import messages
@@ -117,7 +117,7 @@ class Drain:
         self,
         workloads: ports.Workloads,
         allocations: ports.DeviceAllocations,
-        clock: clocks.Clock,
+        clock: timing.Clock,
         *,
         order: Order,
         tell: Tell,

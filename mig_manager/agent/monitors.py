@@ -12,8 +12,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import daemons, record
-from mig_manager.core import clocks, ports
-from mig_manager.core import pace as pacing
+from mig_manager.core import ports, timing
+from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster
 
 _log = structlog.get_logger()
@@ -26,7 +26,7 @@ class Monitors:
         self,
         node: ports.Node,
         workloads: ports.Workloads,
-        clock: clocks.Clock,
+        clock: timing.Clock,
         *,
         timeout_s: float,
         pace: pacing.Pace,

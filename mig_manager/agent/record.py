@@ -14,7 +14,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.change import instrumentation
-from mig_manager.core import clocks, model, ports
+from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster
 from mig_manager.core.records import inventory, status
 
@@ -48,7 +48,7 @@ class Record:
     def __init__(
         self,
         node: ports.Node,
-        clock: clocks.Clock,
+        clock: timing.Clock,
         *,
         journal: status.Journal,
         attempt: Try | None = None,

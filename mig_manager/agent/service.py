@@ -27,8 +27,8 @@ from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml_worker import gpu_child, gpu_events
 from mig_manager.agent import health, loop, mailbox, reconcile, settings
 from mig_manager.change import instrumentation
-from mig_manager.core import clocks, ports
-from mig_manager.core import pace as pacing
+from mig_manager.core import ports, timing
+from mig_manager.core import timing as pacing
 from mig_manager.core.host import hostclients
 from mig_manager.core.node import cluster
 
@@ -300,7 +300,7 @@ def _hooks(wanted: settings.AgentSettings) -> ports.Hooks | None:
 
 
 def _slots(
-    wanted: settings.AgentSettings, kube: api.KubeApi, system: clocks.Clock
+    wanted: settings.AgentSettings, kube: api.KubeApi, system: timing.Clock
 ) -> ports.Slots | None:
     if not wanted.max_concurrent_nodes:
         return None

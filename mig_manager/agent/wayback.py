@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import daemons, drain, record
 from mig_manager.change import instrumentation, transaction
-from mig_manager.core import clocks, model, ports
+from mig_manager.core import model, ports, timing
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
 
@@ -114,7 +114,7 @@ class WayBack:
 class _Steadfast:
     """Implements ``ports.Wish`` for what must be finished whatever is wanted meanwhile."""
 
-    def __init__(self, clock: clocks.Clock, telemetry: instrumentation.Telemetry) -> None:
+    def __init__(self, clock: timing.Clock, telemetry: instrumentation.Telemetry) -> None:
         self._clock = clock
         self._telemetry = telemetry
 

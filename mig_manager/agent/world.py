@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 
 from mig_manager.change import instrumentation
-from mig_manager.core import clocks, ports
-from mig_manager.core import pace as pacing
+from mig_manager.core import ports, timing
+from mig_manager.core import timing as pacing
 from mig_manager.core.node import policy as policies
 
 
@@ -18,7 +18,7 @@ class World:
     workloads: ports.Workloads
     allocations: ports.DeviceAllocations
     configs: ports.ConfigSource
-    clock: clocks.Clock
+    clock: timing.Clock
     telemetry: instrumentation.Telemetry = dataclasses.field(
         default_factory=instrumentation.Telemetry
     )

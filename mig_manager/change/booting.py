@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from mig_manager import errors
 from mig_manager.change import applying, commands, standalone, transaction
 from mig_manager.core import model
-from mig_manager.core import pace as paces
+from mig_manager.core import timing as paces
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status

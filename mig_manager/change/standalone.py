@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.change import bootlayout, transaction, turn
-from mig_manager.core import clocks, model, ports
+from mig_manager.core import model, ports, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 
@@ -37,7 +37,7 @@ class World:
     exclusion: ports.Exclusion
     journal: ports.JournalStore
     proven: KeptLayout
-    clock: clocks.Clock
+    clock: timing.Clock
     boot_id: str
     """Tells this boot from others; empty: the system does not say."""
     lock_timeout_s: float

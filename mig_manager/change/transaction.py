@@ -13,8 +13,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.change import hookpoints
-from mig_manager.core import clocks, model, ports
-from mig_manager.core import pace as paces
+from mig_manager.core import model, ports, timing
+from mig_manager.core import timing as paces
 from mig_manager.core.planner import planner, steps
 
 _ROLLBACK_TRIES = 3
@@ -94,7 +94,7 @@ class Transaction:
 
     gpus: ports.Gpus
     journal: Journal
-    clock: clocks.Clock
+    clock: timing.Clock
     reset: Reset | None = None
     """Resets GPUs whose new mode waits for that; None: nothing does."""
     device_files: ports.DeviceFiles | None = None

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from mig_manager import errors
-from mig_manager.core import clocks, ports
-from mig_manager.core import pace as paces
+from mig_manager.core import ports, timing
+from mig_manager.core import timing as paces
 
 _PACE = paces.Pace()
 
@@ -15,7 +15,7 @@ def held(  # noqa: PLR0913 - each is named where it is called
     exclusion: ports.Exclusion,
     doing: str,
     *,
-    clock: clocks.Clock,
+    clock: timing.Clock,
     wait: Callable[[float], object],
     timeout_s: float,
     pace: paces.Pace = _PACE,

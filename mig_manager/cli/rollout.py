@@ -15,7 +15,7 @@ from mig_manager.adapters.host import clock, files
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli import console, rolloutsettings
 from mig_manager.cli.render import rolloutreport
-from mig_manager.core import clocks
+from mig_manager.core import timing
 from mig_manager.core.fleet import members, previews, rollouts
 from mig_manager.core.layout import config
 from mig_manager.core.text import bar, document
@@ -73,7 +73,7 @@ def roll(
     goal: members.Goal,
     limits: rollouts.Limits,
     *,
-    clock: clocks.Clock,
+    clock: timing.Clock,
     show: Show,
     note: Callable[[str], None] = lambda _text: None,
 ) -> rollouts.Turn:

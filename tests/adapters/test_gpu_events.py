@@ -16,13 +16,13 @@ import structlog.testing
 from structlog.typing import EventDict
 
 from mig_manager.adapters.nvml_worker import gpu_events, gpu_talker
-from mig_manager.core import pace
+from mig_manager.core import timing
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
 
 SOON_S = 20.0
-AT_ONCE = pace.Pace(first_s=0.01, max_s=0.01)
-NEVER_AGAIN = pace.Pace(first_s=3600.0, max_s=3600.0)
+AT_ONCE = timing.Pace(first_s=0.01, max_s=0.01)
+NEVER_AGAIN = timing.Pace(first_s=3600.0, max_s=3600.0)
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -91,7 +91,7 @@ class Rig:
 def watching(
     command: Sequence[str],
     *,
-    restarts: pace.Pace = NEVER_AGAIN,
+    restarts: timing.Pace = NEVER_AGAIN,
     first_word_s: float = 60.0,
     on_change: Callable[[], None] = lambda: None,
 ) -> Iterator[Rig]:
@@ -395,7 +395,7 @@ with open({str(starts)!r}, "a") as file:
     file.write(f"{{time.monotonic()}}\\n")
 sys.exit(3)
 """)
-    with watching(command, restarts=pace.Pace(first_s=0.05, max_s=0.4, factor=2.0)) as rig:
+    with watching(command, restarts=timing.Pace(first_s=0.05, max_s=0.4, factor=2.0)) as rig:
         until(lambda: starts.exists() and starts.read_text().count("\n") == 5)
     times = list(map(float, starts.read_text().split()))
     pauses = [after - before for before, after in itertools.pairwise(times)]

@@ -7,8 +7,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, podnews, pods
 from mig_manager.agent import drain
-from mig_manager.core import pace as pacing
 from mig_manager.core import ports
+from mig_manager.core import timing as pacing
 from mig_manager.core.node import policy as policies
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources

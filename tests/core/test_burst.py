@@ -1,10 +1,10 @@
 """When many things are one: after a quiet while, or when they do not stop."""
 
-from mig_manager.core import burst
+from mig_manager.core import timing
 
 
-def new() -> burst.Burst:
-    return burst.Burst(quiet_s=0.5, longest_s=5.0)
+def new() -> timing.Burst:
+    return timing.Burst(quiet_s=0.5, longest_s=5.0)
 
 
 def test_nothing_is_due_before_anything_has_happened() -> None:

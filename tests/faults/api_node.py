@@ -21,7 +21,7 @@ from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import health, reconcile, service, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports
-from mig_manager.core import pace as pacing
+from mig_manager.core import timing as pacing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states

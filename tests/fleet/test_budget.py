@@ -12,7 +12,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.kubernetes import api, slots
-from mig_manager.core import model, pace
+from mig_manager.core import model, timing
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 from mig_manager.sandbox import apiserver
@@ -149,7 +149,7 @@ class Contender:
         turn = 0
         while denial := self._ask():
             assert "slots for nodes under change" in denial
-            wait_s = pace.Pace(first_s=1.0, max_s=5.0).delay_s(turn)
+            wait_s = timing.Pace(first_s=1.0, max_s=5.0).delay_s(turn)
             self._clock.wait(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - a spread
             turn += 1
         self._slots.check()

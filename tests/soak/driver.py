@@ -10,7 +10,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import nvml_gpus as nvml_adapter
-from mig_manager.core import clocks, model
+from mig_manager.core import model, timing
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import identities, libnvml, statefile, states, transitions
 
@@ -104,7 +104,7 @@ class OneByOne:
         return model.ObservedGpus(changed)
 
 
-def real_adapter(clock: clocks.Clock) -> OneByOne:
+def real_adapter(clock: timing.Clock) -> OneByOne:
     """Return the adapter over whatever library is loaded."""
     return OneByOne(nvml_adapter.NvmlGpus(in_use_timeout_s=2.0, clock=clock))
 

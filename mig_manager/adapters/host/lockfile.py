@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.core import clocks
+from mig_manager.core import timing
 from mig_manager.core.text import safetext
 
 _MODE = 0o600
@@ -49,7 +49,7 @@ class LockFile:
     """
 
     def __init__(
-        self, path: pathlib.Path, *, program: str, clock: clocks.Clock, is_required: bool
+        self, path: pathlib.Path, *, program: str, clock: timing.Clock, is_required: bool
     ) -> None:
         self._path = path
         self._program = program

@@ -12,7 +12,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core import clocks
+from mig_manager.core import timing
 
 _PATH = "/api/v1/namespaces/default/events"
 """Events about objects without a namespace live here, by validation of the API server."""
@@ -27,7 +27,7 @@ _log = structlog.get_logger()
 class EventSender:
     """Publishes Events; none that it takes is ever an error for who hands it over."""
 
-    def __init__(self, kube: api.KubeApi, clock: clocks.Clock) -> None:
+    def __init__(self, kube: api.KubeApi, clock: timing.Clock) -> None:
         self._kube = kube
         self._clock = clock
         self._state = threading.Condition()

@@ -12,7 +12,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, eventsender
-from mig_manager.core import clocks
+from mig_manager.core import timing
 from mig_manager.core.node import cluster, objects
 from mig_manager.core.text import messages
 
@@ -31,7 +31,7 @@ class KubeNode:
         kube: api.KubeApi,
         *,
         name: str,
-        clock: clocks.Clock,
+        clock: timing.Clock,
         component: str = "mig-manager",
     ) -> None:
         """Stand for one node.

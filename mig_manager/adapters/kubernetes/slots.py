@@ -22,7 +22,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.core import clocks
+from mig_manager.core import timing
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import objects
 
@@ -55,7 +55,7 @@ class LeaseSlots:
         namespace: str,
         node_name: str,
         limit: int,
-        clock: clocks.Clock,
+        clock: timing.Clock,
         times: Times | None = None,
         pick: Callable[[Sequence[slots.Slot]], slots.Slot] = random.choice,
     ) -> None:

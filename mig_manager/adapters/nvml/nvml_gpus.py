@@ -19,7 +19,7 @@ from mig_manager.adapters.nvml import (
     nvml_session,
     nvml_symbols,
 )
-from mig_manager.core import clocks, model
+from mig_manager.core import model, timing
 
 _Result = TypeVar("_Result")
 
@@ -48,7 +48,7 @@ class NvmlGpus:
         library_path: str | None = None,
         driver_roots: Sequence[str] = (),
         in_use_timeout_s: float = 30.0,
-        clock: clocks.Clock,
+        clock: timing.Clock,
         proc_root: pathlib.Path | None = None,
     ) -> None:
         self._session = functools.partial(nvml_session.opened, library_path, driver_roots)
@@ -223,7 +223,7 @@ class _Patience:
     The bound is for all steps of the GPU together, so that it also bounds the whole run.
     """
 
-    def __init__(self, *, timeout_s: float, clock: clocks.Clock) -> None:
+    def __init__(self, *, timeout_s: float, clock: timing.Clock) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadline: float | None = None

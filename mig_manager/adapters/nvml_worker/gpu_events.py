@@ -14,7 +14,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.nvml_worker import gpu_news, gpu_process, gpu_talker
-from mig_manager.core import burst, pace
+from mig_manager.core import timing
 
 _log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class GpuEvents:
         on_change: Callable[[], None],
         quiet_s: float = 0.5,
         first_word_s: float = 60.0,
-        restarts: pace.Pace | None = None,
+        restarts: timing.Pace | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare to listen; nothing is started yet.
@@ -74,7 +74,7 @@ class GpuEvents:
         self._on_change = on_change
         self._quiet_s = quiet_s
         self._first_word_s = first_word_s
-        self._restarts = restarts or pace.Pace(first_s=1.0, max_s=300.0, factor=2.0)
+        self._restarts = restarts or timing.Pace(first_s=1.0, max_s=300.0, factor=2.0)
         self._monotonic = monotonic
         # Guards what follows; notified whenever any of it changes.
         self._state = threading.Condition()
@@ -130,7 +130,7 @@ class GpuEvents:
         trouble = _Trouble(self._restarts)
         while (turn := self._next_turn()) is not None:
             hearing = _Hearing(
-                burst.Burst(quiet_s=self._quiet_s, longest_s=_LONGEST_BURST_S),
+                timing.Burst(quiet_s=self._quiet_s, longest_s=_LONGEST_BURST_S),
                 mute_at=self._monotonic() + self._first_word_s,
                 has_gap=trouble.has_gap,
             )
@@ -221,7 +221,7 @@ class GpuEvents:
 class _Hearing:
     """What has been heard of one listener."""
 
-    def __init__(self, changes: burst.Burst, *, mute_at: float, has_gap: bool) -> None:
+    def __init__(self, changes: timing.Burst, *, mute_at: float, has_gap: bool) -> None:
         self._changes = changes
         self._mute_at = mute_at
         self._has_gap = has_gap
@@ -262,7 +262,7 @@ class _Hearing:
 class _Trouble:
     """Listeners that ended by themselves, one after the other."""
 
-    def __init__(self, restarts: pace.Pace) -> None:
+    def __init__(self, restarts: timing.Pace) -> None:
         self._restarts = restarts
         self._failures = 0
         self._told: str | None = None

@@ -4,7 +4,7 @@ import json
 import threading
 from collections.abc import Callable
 
-from mig_manager.core import clocks
+from mig_manager.core import timing
 from mig_manager.core.node import cluster
 from mig_manager.core.text import bar
 from mig_manager.sandbox.cluster import manifests, objects, view
@@ -22,7 +22,7 @@ _STATE_TONES = {"success": bar.Tone.GOOD, "failed": bar.Tone.BAD}
 class Timeline:
     """Turns changes of API objects into lines; hears of them on the watches' threads."""
 
-    def __init__(self, say: Callable[[str], None], style: bar.Style, clock: clocks.Clock) -> None:
+    def __init__(self, say: Callable[[str], None], style: bar.Style, clock: timing.Clock) -> None:
         self._say = say
         self._style = style
         self._clock = clock

@@ -1,4 +1,33 @@
-"""Many things that happen at once, taken for one."""
+"""Time, as a port of its own: whoever needs no more of the world loads no more."""
+
+import dataclasses
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time as an argument, so that tests need not spend it."""
+
+    def now_iso(self, *, after_s: float = 0.0) -> str:
+        """Return the wall-clock time, now or later, as RFC 3339 in UTC, for people only."""
+
+    def monotonic(self) -> float:
+        """Return seconds from some fixed point, for deadlines."""
+
+    def wait(self, seconds: float) -> None:
+        """Sleep through; for waits that must not be cut short."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Often at first, because most waits are short; then ever more seldom, to spare the API."""
+
+    first_s: float = 0.05
+    max_s: float = 1.0
+    factor: float = 1.6
+
+    def delay_s(self, turn: int) -> float:
+        """Return the pause before look number ``turn`` (from 0)."""
+        return min(self.max_s, self.first_s * self.factor ** min(turn, 64))
 
 
 class Burst:
