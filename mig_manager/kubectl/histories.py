@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.core.fleet import standing
-from mig_manager.core.text import bar, times
+from mig_manager.core.text import bar, messages
 from mig_manager.kubectl import asking, layout, statuses
 
 
@@ -145,12 +145,12 @@ def page(told: History, *, style: bar.Style) -> str:
     lines = [statuses.headline(told.report, told.now, style)]
     since = told.in_force_since
     if since:
-        age = times.age(since, told.now)
-        lines.append(f"  in force at least since {times.shown(since)}, {age} ago")
+        age = messages.age(since, told.now)
+        lines.append(f"  in force at least since {messages.shown(since)}, {age} ago")
     lines += [layout.wrapped(note, indent="  ! ") for note in told.report.notes]
     rows = [
         (
-            times.shown(moment.at) or "-",
+            messages.shown(moment.at) or "-",
             moment.what + (f" x{moment.count}" if moment.count > 1 else ""),
             moment.message,
         )

@@ -13,7 +13,7 @@ from mig_manager.cli.render import report
 from mig_manager.core.fleet import standing
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers
-from mig_manager.core.text import bar, safetext
+from mig_manager.core.text import bar, messages
 from mig_manager.kubectl import layout as layouts
 from mig_manager.kubectl import products, selecting
 
@@ -132,9 +132,9 @@ def _of_node(layout: config.Layout, told: standing.Report, pods: selecting.Pods)
     try:
         planned = commands.planned(gpus, layout, scope=commands.Scope.ALL, holders={})
     except errors.LayoutError as error:
-        why_not = safetext.printable(error.message, " ")
+        why_not = messages.printable(error.message, " ")
     if planned is not None:
-        notes += [safetext.printable(str(remark), " ") for remark in planned.overlooked]
+        notes += [messages.printable(str(remark), " ") for remark in planned.overlooked]
     return NodePlan(
         name=name,
         planned=planned,

@@ -9,7 +9,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import standing
 from mig_manager.core.layout import config
 from mig_manager.core.records import inventory
-from mig_manager.core.text import safetext
+from mig_manager.core.text import messages
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _COUNT_LABEL = "nvidia.com/gpu.count"
@@ -82,4 +82,4 @@ def known() -> Sequence[model.Gpu]:
 
 def harmless(layout: config.Layout) -> config.Layout:
     """Return a layout whose name can be shown."""
-    return dataclasses.replace(layout, name=safetext.printable(layout.name))
+    return dataclasses.replace(layout, name=messages.printable(layout.name))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mig_manager.core import model
 from mig_manager.core.fleet import standing
 from mig_manager.core.node import askers
-from mig_manager.core.text import bar, picture, plain, times
+from mig_manager.core.text import bar, messages, picture, plain
 from mig_manager.kubectl import layout, selecting
 
 _TONES: Mapping[standing.Standing, bar.Tone] = {
@@ -120,7 +120,7 @@ def _row(report: standing.Report, now: dt.datetime) -> Sequence[str]:
         report.node.view.name,
         report.standing.value + ("" if report.node.is_ready else ",not-ready"),
         (told.reason or told.phase) if told else "-",
-        times.age(told.at, now) if told else "-",
+        messages.age(told.at, now) if told else "-",
         report.node.wish or "-",
         report.node.applied or "-",
         "-" if report.gpus is None else slices(report.gpus),
@@ -161,7 +161,7 @@ def headline(report: standing.Report, now: dt.datetime, style: bar.Style) -> str
     elif told:
         rest.append(f"phase {told.phase}")
     if told and told.at:
-        rest.append(f"since {times.shown(told.at)}, {times.age(told.at, now)} ago")
+        rest.append(f"since {messages.shown(told.at)}, {messages.age(told.at, now)} ago")
     if told and told.attempt > 1:
         rest.append(f"attempt {told.attempt}")
     return style.plain(f"{name} · {state} · {' · '.join(rest)}")

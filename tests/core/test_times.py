@@ -4,7 +4,7 @@ import datetime as dt
 
 import pytest
 
-from mig_manager.core.text import times
+from mig_manager.core.text import messages
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 
@@ -24,7 +24,7 @@ NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
     ],
 )
 def test_a_time_is_read_or_is_none(text: object, shown: str) -> None:
-    assert times.shown(times.parse(text)) == shown
+    assert messages.shown(messages.parse(text)) == shown
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_a_time_is_read_or_is_none(text: object, shown: str) -> None:
     ],
 )
 def test_an_age_has_two_of_its_unit_at_least(seconds: int, age: str) -> None:
-    assert times.age(NOW - dt.timedelta(seconds=seconds), NOW) == age
+    assert messages.age(NOW - dt.timedelta(seconds=seconds), NOW) == age
 
 
 def test_who_does_not_tell_a_time_has_no_age() -> None:
-    assert times.age(None, NOW) == "-"
+    assert messages.age(None, NOW) == "-"

@@ -7,7 +7,7 @@ import dataclasses
 import xml.etree.ElementTree as ET
 
 from mig_manager.core.host import holders
-from mig_manager.core.text import safetext
+from mig_manager.core.text import messages
 
 MAX_BYTES = 4 * 2**20
 """A GPU cut in seven with hundreds of processes needs a tenth of it."""
@@ -73,7 +73,7 @@ def parse(text: str) -> Look | None:
 
 
 def _name(process: ET.Element) -> str:
-    return safetext.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
+    return messages.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
 
 
 def _said(element: ET.Element, path: str) -> str:

@@ -11,7 +11,7 @@ from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import nvml_device, nvml_errors, nvml_holders, nvml_session
 from mig_manager.core import model
 from mig_manager.core.host import holders
-from mig_manager.core.text import safetext
+from mig_manager.core.text import messages
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[holders.Holder, ..
     found = {
         pid: holders.Holder(
             pid=pid,
-            name=safetext.printable(nvml_holders.process_name(pid)),
+            name=messages.printable(nvml_holders.process_name(pid)),
             home=homes.get(pid, ""),
             gpu_instances=tuple(sorted({ids[0] for ids in used})),
             compute_instances=tuple(sorted((one, two) for one, two in used if two is not None)),

@@ -17,7 +17,7 @@ from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.core.text import bar, document, picture, safetext
+from mig_manager.core.text import bar, document, messages, picture
 
 _MARGIN_S = 3.0
 """What a check may take beyond what it asks: to end a process that does not answer, and start."""
@@ -78,7 +78,7 @@ _TONES: Mapping[findings.Verdict, bar.Tone] = {
 
 def _wrapped(text: str, width: int) -> list[str]:
     # Names from the API and from processes end up here; they must not drive the terminal.
-    harmless = safetext.printable(text, " ")
+    harmless = messages.printable(text, " ")
     return textwrap.wrap(
         harmless,
         width,

@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import inventory
-from mig_manager.core.text import safetext, times
+from mig_manager.core.text import messages
 
 _LONGEST_RUN = dt.timedelta(hours=1)
 """Drain, change and proof have deadlines of their own that end well before."""
@@ -134,7 +134,7 @@ def judge(node: Node, now: dt.datetime) -> Report:
             told = read(text)
         except ValueError as error:
             is_unreadable = True
-            notes.append(f"the status cannot be read: {safetext.printable(str(error))}")
+            notes.append(f"the status cannot be read: {messages.printable(str(error))}")
     if is_unreadable:
         standing = Standing.UNREADABLE
     elif not node.wish:
@@ -168,16 +168,16 @@ def read(text: str) -> Told:
         state=model.State(data.get("state")),
         phase=_word(data, "phase"),
         reason=_word(data, "reason"),
-        message=safetext.printable(str(data.get("message", ""))[:_MAX_MESSAGE], " "),
+        message=messages.printable(str(data.get("message", ""))[:_MAX_MESSAGE], " "),
         attempt=attempt if isinstance(attempt, int) and 0 <= attempt < 2**31 else 1,
-        started_at=times.parse(data.get("startedAt")),
-        finished_at=times.parse(data.get("finishedAt")),
-        retry_at=times.parse(data.get("retryAt")),
+        started_at=messages.parse(data.get("startedAt")),
+        finished_at=messages.parse(data.get("finishedAt")),
+        retry_at=messages.parse(data.get("retryAt")),
     )
 
 
 def _word(data: Mapping[str, Any], key: str) -> str:
-    return safetext.printable(str(data.get(key, ""))[:_MAX_WORD])
+    return messages.printable(str(data.get(key, ""))[:_MAX_WORD])
 
 
 def _of(node: Node, told: Told, now: dt.datetime) -> Standing:
@@ -210,7 +210,7 @@ def _gpus(node: Node, notes: list[str]) -> model.ObservedGpus | None:
 
 
 def _short(error: ValueError) -> str:
-    return safetext.printable(str(error)[:_MAX_WORD])
+    return messages.printable(str(error)[:_MAX_WORD])
 
 
 def _oddities(node: Node, told: Told | None, standing: Standing, now: dt.datetime) -> list[str]:
@@ -235,13 +235,13 @@ def _odd_about(node: Node, told: Told, standing: Standing, now: dt.datetime) -> 
         case Standing.BEHIND:
             notes.append(f"the agent last told of layout {told.config}, not of {node.wish}")
         case Standing.STALE:
-            since = times.shown(told.started_at) or "some time"
+            since = messages.shown(told.started_at) or "some time"
             notes.append(f"nothing more was told since {since}: look whether the agent runs")
         case Standing.IN_FORCE if node.applied != told.config:
             notes.append(f"label {cluster.APPLIED_LABEL} says {node.applied or 'nothing'}")
         case _:
             pass
     if told.retry_at and now - told.retry_at > _OVERDUE:
-        due = times.shown(told.retry_at)
+        due = messages.shown(told.retry_at)
         notes.append(f"the next try was due at {due}: look whether the agent runs")
     return notes

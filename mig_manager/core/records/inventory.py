@@ -17,7 +17,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import model, profile
 from mig_manager.core.records import snapshot as snapshots
-from mig_manager.core.text import safetext
+from mig_manager.core.text import messages
 
 VERSION = 1
 _MOST = 64
@@ -221,7 +221,7 @@ def _sound(named: model.Profile) -> model.Profile:
 def _text(value: object, *, most: int = _MOST_LETTERS) -> str:
     if not isinstance(value, str) or len(value) > most:
         raise ValueError("a text is missing or too long")
-    return safetext.printable(value)
+    return messages.printable(value)
 
 
 def _number(value: object) -> int:

@@ -1,5 +1,6 @@
 """Keep messages for people short: name a few of many, and cut at a word."""
 
+import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
 LONGEST_BYTES = 4096
@@ -42,3 +43,40 @@ def fit(text: str, limit: int) -> str:
     room = limit - len(tail.encode())
     start = (head if dot else text).encode()[:room].decode(errors="ignore")
     return (start.rpartition(" ")[0] or start) + tail
+
+
+def printable(text: str, instead: str = "?") -> str:
+    """Replace what a terminal would act on: whoever chose the text must not drive it."""
+    return "".join(letter if letter.isprintable() else instead for letter in text)
+
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+_TWICE = 2
+
+
+def parse(text: object) -> dt.datetime | None:
+    """Return a time in UTC; None for anything that is none."""
+    if not isinstance(text, str):
+        return None
+    try:
+        found = dt.datetime.fromisoformat(text)
+        return found.astimezone(dt.UTC) if found.tzinfo else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def shown(when: dt.datetime | None) -> str:
+    """Return a time to the second, as ``2026-03-01 12:00:00Z``; empty for None."""
+    return when.strftime("%Y-%m-%d %H:%M:%SZ") if when else ""
+
+
+def age(when: dt.datetime | None, now: dt.datetime) -> str:
+    """Return how long ago it was, as kubectl's column AGE does: ``95s``, ``12m``, ``3d``."""
+    if when is None:
+        return "-"
+    seconds = max(0, round((now - when).total_seconds()))
+    # Two of a unit before the next larger one: 90 minutes say more than 1 hour.
+    for size, unit in _UNITS:
+        if seconds >= _TWICE * size or size == 1:
+            return f"{seconds // size}{unit}"
+    return "0s"
