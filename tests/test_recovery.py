@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
-from mig_manager.core.records import inventory, status
+from mig_manager.core.records import gpu_records, status
 from tests import applying_rig, fakes, scenes
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
@@ -490,7 +490,7 @@ def test_a_node_without_a_wish_tells_its_gpus_once() -> None:
     reconciler = scenes.reconciler(world)
 
     reconciler.rest()
-    assert inventory.from_json(world.annotations[cluster.GPUS_ANNOTATION]) == world.gpus
+    assert gpu_records.from_json(world.annotations[cluster.GPUS_ANNOTATION]) == world.gpus
     world.log.clear()
     reconciler.rest()
 

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.agent import daemons, lookout, outcomes, record, recovery, runs, world
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
-from mig_manager.core.records import inventory, status
+from mig_manager.core.records import gpu_records, status
 
 _log = structlog.get_logger()
 
@@ -174,7 +174,7 @@ class Reconciler:
         """
         try:
             with self._alone("looking at the GPUs"):
-                told = inventory.to_json(self._world.gpus.observe())
+                told = gpu_records.to_json(self._world.gpus.observe())
         except (errors.HardwareError, errors.LockedError) as error:
             _log.info("gpus_not_told", reason=error.reason.value, error=error.message)
             return error.reason.is_transient

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import standing
 from mig_manager.core.layout import config
-from mig_manager.core.records import inventory
+from mig_manager.core.records import gpu_records
 from mig_manager.core.text import messages
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -41,7 +41,7 @@ def of_nodes(reports: Sequence[standing.Report]) -> Products:
             continue
         for gpu in gpus:
             key = gpu.name, gpu.pci_device_id, gpu.pci_subsystem_id
-            found.setdefault(key, inventory.idle(gpu))
+            found.setdefault(key, gpu_records.idle(gpu))
     told = {gpu.name for gpu in found.values()}
     others = [gpu for name, gpu in guessed.items() if name not in told]
     # By their names and places in the table: the order of nodes means nothing.

@@ -9,7 +9,7 @@ from mig_manager.core import model, profile
 from mig_manager.core.fleet import members, previews
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.core.records import inventory
+from mig_manager.core.records import gpu_records
 from tests import fakes, scenes
 
 A100 = hardware.find("A100-SXM4-40GB")
@@ -36,7 +36,7 @@ def node(there: tuple[model.Gpu, ...], **allocatable: int) -> members.Node:
         applied="",
         is_ready=True,
         is_cordoned=False,
-        gpus=inventory.to_json(there),
+        gpus=gpu_records.to_json(there),
         allocatable=allocatable,
     )
 

@@ -8,7 +8,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
-from mig_manager.core.records import snapshot
+from mig_manager.core.records import gpu_records
 from tests import fakes
 
 ON = model.MigMode.ENABLED
@@ -189,7 +189,7 @@ def test_the_journal_keeps_what_a_change_creates() -> None:
     plan, _ = replan(gpu, c1=2)
     (before,) = planner.baseline(plan, (gpu,))
 
-    (read,) = snapshot.from_data(snapshot.to_data([before]))
+    (read,) = gpu_records.from_data(gpu_records.to_data([before]))
 
     assert before.created
     assert read.created == before.created
@@ -198,8 +198,8 @@ def test_the_journal_keeps_what_a_change_creates() -> None:
 @pytest.mark.parametrize("row", [[], ["1g.5gb"], ["1g.5gb", 0, 1, 0], ["x", 0, 1], 3])
 def test_a_creation_that_makes_no_sense_is_refused(row: object) -> None:
     gpu = gpu_with(g2=1)
-    data = snapshot.to_data([gpu.snapshot])
+    data = gpu_records.to_data([gpu.snapshot])
     data[0]["created"] = [row]
 
     with pytest.raises(ValueError, match=r"."):
-        snapshot.from_data(data)
+        gpu_records.from_data(data)

@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import standing
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers
-from mig_manager.core.records import inventory
+from mig_manager.core.records import gpu_records
 from mig_manager.core.text import bar
 from mig_manager.kubectl import asking, histories, layout, plans, selecting, statuses
 from tests.core import boards
@@ -155,7 +155,7 @@ def test_a_node_of_which_nothing_is_kept_says_so() -> None:
 def test_a_node_without_any_gpu_is_drawn_as_that() -> None:
     shown = statuses.Status(reports=(report(),), pods=selecting.Pods(by_node={}), now=NOW)
 
-    assert inventory.from_json(inventory.to_json(())) == ()
+    assert gpu_records.from_json(gpu_records.to_json(())) == ()
     assert "This node has no NVIDIA GPU." in statuses.pictures(shown, style=PLAIN)
     assert statuses.slices(()) == "none"
 

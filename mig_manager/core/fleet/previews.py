@@ -15,7 +15,7 @@ from mig_manager.core.fleet import members
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers, clients, cluster, resources
 from mig_manager.core.planner import planner
-from mig_manager.core.records import inventory
+from mig_manager.core.records import gpu_records
 
 
 class Verdict(enum.Enum):
@@ -83,7 +83,7 @@ def preview(
         pods: Those on the node that ask for GPUs.
     """
     try:
-        gpus = inventory.from_json(node.gpus)
+        gpus = gpu_records.from_json(node.gpus)
     except ValueError as error:
         why = f"what its agent tells of its GPUs makes no sense: {error}"
         if not node.gpus:

@@ -1,12 +1,7 @@
-"""GPUs as a node's annotation tells them, so that a plan can be made where no GPU is.
+"""What GPUs had, as plain data and back: the part of a journal that a way back needs.
 
-What the GPUs of one product have in common is written once. Ids of instances and UUIDs of MIG
-devices are left out: the planner needs neither, and nobody outside of the node can do anything
-with them.
-
-Who may write to a Node may write anything here, and a planner or a terminal elsewhere is given it:
-so reading is strict, texts are made harmless, and nothing is larger than any board, for the
-planner's search is exact and must not be given one to search for ever.
+The names of profiles and not the driver's ids are what counts: a driver may be updated between
+writing and reading. Instance ids and MIG UUIDs are left out, for nothing can bring them back.
 """
 
 import dataclasses
@@ -16,8 +11,141 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import model, profile
-from mig_manager.core.records import snapshot as snapshots
 from mig_manager.core.text import messages
+
+_MAX_SLICE = 1_000
+"""No GPU has so many; it keeps nonsense from being planned with."""
+
+
+def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
+    """Return plain data, short because annotations are.
+
+    An instance is ``[profile, id, start, size, inside]``, a creation ``[profile, start, size]``
+    of a GPU instance and, of a compute instance, its span after that.
+    """
+    return [
+        {
+            "uuid": gpu.uuid,
+            "mode": _mode_text(gpu.current_mode),
+            "pending": _mode_text(gpu.pending_mode),
+            "instances": [
+                [
+                    str(gi.profile),
+                    gi.profile_id,
+                    gi.placement.start,
+                    gi.placement.size,
+                    [_inside(ci) for ci in gi.compute_instances],
+                ]
+                for gi in gpu.gpu_instances
+            ],
+        }
+        | ({} if gpu.created is None else {"created": [_creation(each) for each in gpu.created]})
+        for gpu in gpus
+    ]
+
+
+def from_data(data: object) -> tuple[model.GpuSnapshot, ...]:
+    """Read what ``to_data`` wrote.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    return tuple(_gpu(item) for item in _list(data))
+
+
+def _creation(each: model.Creation) -> list[Any]:
+    span = [each.span.start, each.span.size] if each.span else []
+    return [str(each.profile), each.gpu_instance.start, each.gpu_instance.size, *span]
+
+
+def _inside(ci: model.ComputeInstance) -> list[Any]:
+    place = [ci.placement.start, ci.placement.size] if ci.placement else []
+    return [str(ci.profile), *place]
+
+
+def _mode_text(mode: model.MigMode | None) -> str | None:
+    return mode.value if mode else None
+
+
+def _gpu(data: object) -> model.GpuSnapshot:
+    if not isinstance(data, Mapping) or not isinstance(data.get("uuid"), str):
+        raise ValueError("a GPU of the snapshot has no uuid")  # noqa: TRY004 - content
+    return model.GpuSnapshot(
+        uuid=data["uuid"],
+        current_mode=_mode(data.get("mode")),
+        pending_mode=_mode(data.get("pending")),
+        gpu_instances=tuple(
+            _instance(number, item) for number, item in enumerate(_list(data.get("instances")))
+        ),
+        created=tuple(_created(item) for item in _list(data["created"]))
+        if "created" in data
+        else None,
+    )
+
+
+def _created(data: object) -> model.Creation:
+    row = _list(data)
+    name, start, size, *span = _row(row, 5 if len(row) != 3 else 3)  # noqa: PLR2004 - see to_data
+    return model.Creation(
+        profile=profile.parse(str(name)),
+        gpu_instance=_place(start, size),
+        span=_place(*span) if span else None,
+    )
+
+
+def _mode(value: object) -> model.MigMode | None:
+    return None if value is None else model.MigMode(value)
+
+
+def _instance(number: int, data: object) -> model.GpuInstance:
+    name, profile_id, start, size, inside = _row(data, 5)
+    return model.GpuInstance(
+        instance_id=number,
+        profile=profile.parse(str(name)),
+        profile_id=_whole(profile_id),
+        placement=_place(start, size),
+        compute_instances=tuple(
+            _compute_instance(inner, item) for inner, item in enumerate(_list(inside))
+        ),
+    )
+
+
+def _compute_instance(number: int, data: object) -> model.ComputeInstance:
+    row = _list(data)
+    name, start, size = _row(row, 3) if len(row) != 1 else (row[0], None, None)
+    return model.ComputeInstance(
+        instance_id=number,
+        profile=profile.parse(str(name)),
+        placement=None if start is None else _place(start, size),
+        uuid=None,
+    )
+
+
+def _place(start: object, size: object) -> model.Placement:
+    place = model.Placement(_whole(start), _whole(size))
+    if not (place.start >= 0 and place.size > 0 and place.end <= _MAX_SLICE):
+        raise ValueError(f"{place} is no span of slices")
+    return place
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} is no whole number")  # noqa: TRY004 - content, not type
+    return value
+
+
+def _row(data: object, length: int) -> list[Any]:
+    row = _list(data)
+    if len(row) != length:
+        raise ValueError(f"an instance of the snapshot has {len(row)} members, not {length}")
+    return row
+
+
+def _list(data: object) -> list[Any]:
+    if not isinstance(data, list):
+        raise ValueError("a list of the snapshot is something else")  # noqa: TRY004 - content
+    return data
+
 
 VERSION = 1
 _MOST = 64
@@ -37,7 +165,7 @@ def to_json(gpus: Sequence[model.Gpu]) -> str:
     """Return the annotation's value: one line, the same for the same GPUs."""
     models: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    for gpu, had in zip(gpus, snapshots.to_data([gpu.snapshot for gpu in gpus]), strict=True):
+    for gpu, had in zip(gpus, to_data([gpu.snapshot for gpu in gpus]), strict=True):
         kind = _model(gpu)
         if kind not in models:
             models.append(kind)
@@ -60,11 +188,13 @@ def from_json(text: str) -> model.ObservedGpus:
         data = json.loads(text)
         if data["version"] != VERSION:
             raise ValueError("from a version this program does not know")
-        kinds = [_common(each) for each in _list(data["models"])]
-        rows = _list(data["gpus"])
-        had = snapshots.from_data(rows)
-        gpus = tuple(_gpu(row, before, kinds) for row, before in zip(rows, had, strict=True))
-        lost = [_unreachable(row) for row in _list(data.get("unreachable", []))]
+        kinds = [_common(each) for each in _inventory_list(data["models"])]
+        rows = _inventory_list(data["gpus"])
+        had = from_data(rows)
+        gpus = tuple(
+            _inventory_gpu(row, before, kinds) for row, before in zip(rows, had, strict=True)
+        )
+        lost = [_unreachable(row) for row in _inventory_list(data.get("unreachable", []))]
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
         raise ValueError(f"not a list of GPUs: {error!r}") from error
     for identity in ("index", "uuid"):
@@ -143,15 +273,17 @@ def _common(data: Mapping[str, Any]) -> dict[str, Any]:
         "memory_mib": _number(data["memory"]),
         "mode_change_needs_reset": data["reset"] is True,
         "virtualization": model.Virtualization(data["virtualization"]),
-        "profiles": None if rows is None else tuple(_profile(row) for row in _list(rows)),
+        "profiles": None
+        if rows is None
+        else tuple(_profile(row) for row in _inventory_list(rows)),
     }
 
 
 def _profile(row: object) -> model.GpuInstanceProfile:
-    name, enum_index, profile_id, memory, processors, most, engines, places = _list(
+    name, enum_index, profile_id, memory, processors, most, engines, places = _inventory_list(
         row, length=_PROFILE_ROW
     )
-    decoders, encoders, jpegs, ofas = map(_number, _list(engines, length=_ENGINE_ROW))
+    decoders, encoders, jpegs, ofas = map(_number, _inventory_list(engines, length=_ENGINE_ROW))
     return model.GpuInstanceProfile(
         profile=_sound(profile.parse(_text(name))),
         enum_index=_number(enum_index),
@@ -160,12 +292,12 @@ def _profile(row: object) -> model.GpuInstanceProfile:
         multiprocessors=_number(processors),
         max_instances=_number(most),
         engines=model.Engines(decoders=decoders, encoders=encoders, jpegs=jpegs, ofas=ofas),
-        placements=tuple(_place(place) for place in _list(places)),
+        placements=tuple(_inventory_place(place) for place in _inventory_list(places)),
     )
 
 
-def _place(row: object) -> model.Placement:
-    start, size = map(_number, _list(row, length=2))
+def _inventory_place(row: object) -> model.Placement:
+    start, size = map(_number, _inventory_list(row, length=2))
     return _within(model.Placement(start, size), _MOST_SLICES)
 
 
@@ -175,7 +307,7 @@ def _within(place: model.Placement, slices: int) -> model.Placement:
     return place
 
 
-def _gpu(
+def _inventory_gpu(
     row: Mapping[str, Any], had: model.GpuSnapshot, kinds: Sequence[Mapping[str, Any]]
 ) -> model.Gpu:
     _check_instances(had.gpu_instances)
@@ -230,7 +362,7 @@ def _number(value: object) -> int:
     return value
 
 
-def _list(value: object, *, length: int | None = None) -> list[Any]:
+def _inventory_list(value: object, *, length: int | None = None) -> list[Any]:
     if not isinstance(value, list) or len(value) > _MOST:
         raise ValueError("a list is something else, or too long")
     if length is not None and len(value) != length:
