@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.change import applying, booting, commands, restoring, standalone
+from mig_manager.change import applying, booting, commands, standalone
 from mig_manager.core import model, ports
 from mig_manager.core.layout import config
 from tests import fakes
@@ -187,9 +187,9 @@ class Rig:
         self, text: str, *, scope: commands.Scope = commands.Scope.ALL
     ) -> commands.Applied:
         """Return the GPUs to a checkpoint."""
-        return restoring.restore(
+        return applying.restore(
             self._world(),
-            lambda: restoring.CheckpointWish.of(text, source="c.json"),
+            lambda: applying.CheckpointWish.of(text, source="c.json"),
             scope=scope,
         )
 

@@ -120,12 +120,12 @@ class _Shell:
         return DONE
 
     def _restore(self) -> int:
-        from mig_manager.change import restoring  # noqa: PLC0415 - seldom asked for
+        from mig_manager.change import applying  # noqa: PLC0415 - seldom asked for
 
         source = files.ConfigFile(self._checkpoint_file())
-        result = restoring.restore(
+        result = applying.restore(
             self._reach.world(),
-            lambda: restoring.CheckpointWish.of(source.read(), source=source.name),
+            lambda: applying.CheckpointWish.of(source.read(), source=source.name),
             scope=self._scope,
         )
         self._answer(result.to_data, lambda: "MIG configuration restored successfully")
