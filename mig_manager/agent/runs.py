@@ -21,6 +21,7 @@ from mig_manager import errors
 from mig_manager.agent import (
     clearing,
     daemons,
+    hooks,
     lookout,
     machine,
     monitors,
@@ -28,8 +29,6 @@ from mig_manager.agent import (
     planning,
     rebooting,
     record,
-    runhooks,
-    runjournal,
     wayback,
 )
 from mig_manager.agent import world as worlds
@@ -65,7 +64,7 @@ class Run:
         self._world = world
         self._limits = limits
         self._daemons = staff
-        self._journal = runjournal.RunJournal(written)
+        self._journal = hooks.RunJournal(written)
         self._transaction = transaction.Transaction(
             gpus=world.gpus,
             journal=self._journal,
@@ -83,7 +82,7 @@ class Run:
         self._paused = daemons.ANY_PLUGIN
         """What the pause before the change found."""
         self._machine = machine.Machine(world)
-        self._hooks = runhooks.RunHooks(world.hooks, written, name=name, telemetry=world.telemetry)
+        self._hooks = hooks.RunHooks(world.hooks, written, name=name, telemetry=world.telemetry)
         self._hash = ""
         self._proven: model.ObservedGpus = model.NO_GPUS
         self._clearing = clearing.Clearing(world, limits, written, name=name)
