@@ -13,7 +13,7 @@ import structlog
 
 from mig_manager.adapters.host import (
     clock,
-    devicefiles,
+    device_nodes,
     files,
     hooks,
     identity,
@@ -320,7 +320,7 @@ def _with_machine(reached: reconcile.World, wanted: settings.AgentSettings) -> r
     host = wanted.host
     reached = dataclasses.replace(
         reached,
-        device_files=devicefiles.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
+        device_files=device_nodes.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
     )
     if host.gpu_reset:
         from mig_manager.adapters.host import gpureset  # noqa: PLC0415 - reads XML

@@ -101,7 +101,11 @@ class Reach:
         )
 
     def _with_machine(self, world: standalone.World) -> standalone.World:
-        from mig_manager.adapters.host import devicefiles, gpureset, tools  # noqa: PLC0415 - as above
+        from mig_manager.adapters.host import (  # noqa: PLC0415 - as above
+            device_nodes,
+            gpureset,
+            tools,
+        )
 
         roots = self._given.roots
         found = tools.Tools(
@@ -112,7 +116,7 @@ class Reach:
         return dataclasses.replace(
             world,
             reset=gpureset.SmiReset(found).reset,
-            device_files=devicefiles.DeviceFiles(roots),
+            device_files=device_nodes.DeviceFiles(roots),
         )
 
     def _boot_id(self) -> str:

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.host import capnodes
+from mig_manager.adapters.host import device_nodes
 from tests.adapters import proc_tree
 
 MAJOR = 240
@@ -54,8 +54,8 @@ def logs() -> Iterator[list[structlog.typing.EventDict]]:
         yield captured
 
 
-def nodes(proc: proc_tree.ProcTree, dev: pathlib.Path) -> capnodes.CapabilityNodes:
-    return capnodes.CapabilityNodes(proc=proc.root, dev=dev)
+def nodes(proc: proc_tree.ProcTree, dev: pathlib.Path) -> device_nodes.CapabilityNodes:
+    return device_nodes.CapabilityNodes(proc=proc.root, dev=dev)
 
 
 def node(path: pathlib.Path) -> tuple[int, int, int]:
@@ -99,7 +99,7 @@ def test_a_container_whose_driver_files_are_hidden_makes_nodes_by_the_hosts(
     # The tmpfs of the legacy runtime hook.
     (proc.root / "driver/nvidia").mkdir(parents=True)
 
-    capnodes.CapabilityNodes(proc=proc.root, dev=nodes_folder, roots=[host]).refresh()
+    device_nodes.CapabilityNodes(proc=proc.root, dev=nodes_folder, roots=[host]).refresh()
 
     assert names(nodes_folder / "nvidia-caps") == ["nvidia-cap165", "nvidia-cap166"]
 
@@ -135,7 +135,7 @@ def test_the_node_of_an_instance_that_has_gone_stays(
 ) -> None:
     gone = nodes_folder / "nvidia-caps/nvidia-cap30"
     gone.parent.mkdir()
-    capnodes.make_node(gone, 0o444, os.makedev(MAJOR, 30))
+    device_nodes.make_node(gone, 0o444, os.makedev(MAJOR, 30))
 
     nodes(proc, nodes_folder).refresh()
 
@@ -148,8 +148,8 @@ def test_nodes_from_before_the_driver_was_loaded_anew_are_replaced_or_removed(
     caps = nodes_folder / "nvidia-caps"
     caps.mkdir()
     for minor in (30, 165):
-        capnodes.make_node(caps / f"nvidia-cap{minor}", 0o444, os.makedev(MAJOR + 1, minor))
-    capnodes.make_node(caps / "of-somebody-else", 0o444, os.makedev(MAJOR + 1, 30))
+        device_nodes.make_node(caps / f"nvidia-cap{minor}", 0o444, os.makedev(MAJOR + 1, minor))
+    device_nodes.make_node(caps / "of-somebody-else", 0o444, os.makedev(MAJOR + 1, 30))
     (caps / "nvidia-cap166").write_text("no device")
     (nodes_folder / "char" / f"{MAJOR}:165").symlink_to("../elsewhere")
 
@@ -232,7 +232,7 @@ def test_where_we_may_not_make_nodes_that_is_said_and_no_failure(
 ) -> None:
     dev = dev_tree(tmp_path)
 
-    capnodes.CapabilityNodes(proc=proc.root, dev=dev, make=refusing(code)).refresh()
+    device_nodes.CapabilityNodes(proc=proc.root, dev=dev, make=refusing(code)).refresh()
 
     assert logs[0]["event"] == "device_files_skipped"
     assert logs[0]["why"].startswith(f"not allowed: {dev}/nvidia-caps/.nvidia-cap165.new: ")
@@ -244,6 +244,8 @@ def test_a_node_that_cannot_be_made_for_another_cause_is_a_failure(
     dev = dev_tree(tmp_path)
 
     with pytest.raises(errors.HostError, match="No space left on device") as told:
-        capnodes.CapabilityNodes(proc=proc.root, dev=dev, make=refusing(errno.ENOSPC)).refresh()
+        device_nodes.CapabilityNodes(
+            proc=proc.root, dev=dev, make=refusing(errno.ENOSPC)
+        ).refresh()
 
     assert told.value.reason is errors.Reason.DEVICE_FILES_FAILED

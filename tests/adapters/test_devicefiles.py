@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.host import cdispecs, devicefiles, tools
+from mig_manager.adapters.host import cdispecs, device_nodes, tools
 from mig_manager.core.host import hostsettings
 from tests import privileges
 from tests.adapters import proc_tree, stand_ins
@@ -350,7 +350,7 @@ def test_nodes_are_there_before_a_spec_is_made_of_them(host: Host) -> None:
     host.install('for each in /dev/nvidia-caps/*; do echo "# $each"; done')
 
     with structlog.testing.capture_logs() as logs:
-        devicefiles.DeviceFiles(host.roots, proc=proc.root).refresh()
+        device_nodes.DeviceFiles(host.roots, proc=proc.root).refresh()
 
     if logs[0]["event"] == "device_files_skipped":
         pytest.skip(f"no nodes can be made here: {logs[0]['why']}")
@@ -367,7 +367,7 @@ def test_a_machine_with_nothing_of_it_is_left_alone(tmp_path: pathlib.Path) -> N
         cdi_hook=None,
     )
 
-    devicefiles.DeviceFiles(roots, proc=tmp_path / "proc").refresh()
+    device_nodes.DeviceFiles(roots, proc=tmp_path / "proc").refresh()
 
     assert list(tmp_path.iterdir()) == []
 
