@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import gpureset, tools
+from mig_manager.adapters.host import gpu_reset, tools
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import reconcile
 from mig_manager.core import model
@@ -58,7 +58,7 @@ class Node:
         smi.install(folder / "bin", path)
         self._layouts = LAYOUTS.replace("HALF", "3g.40gb" if "h100" in spec else "3g.20gb")
         self._gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=self.cluster.clock)
-        self._reset = gpureset.SmiReset(
+        self._reset = gpu_reset.SmiReset(
             tools.Tools(folders=[str(folder / "bin")]),
             proc=proc_tree.ProcTree(folder / "proc").root,
         )

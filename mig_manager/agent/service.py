@@ -323,14 +323,14 @@ def _with_machine(reached: reconcile.World, wanted: settings.AgentSettings) -> r
         device_files=device_nodes.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
     )
     if host.gpu_reset:
-        from mig_manager.adapters.host import gpureset  # noqa: PLC0415 - reads XML
+        from mig_manager.adapters.host import gpu_reset  # noqa: PLC0415 - reads XML
 
         found = tools.Tools(
-            gpureset.roots(host.roots),
+            gpu_reset.roots(host.roots),
             search_path=wanted.search_path,
             loader_variables=wanted.gpus.loader_variables,
         )
-        reached = dataclasses.replace(reached, reset=gpureset.SmiReset(found))
+        reached = dataclasses.replace(reached, reset=gpu_reset.SmiReset(found))
     if not (host.with_reboot or host.shuts_host_clients):
         return reached
     from mig_manager.adapters.host import systemd  # noqa: PLC0415 - its library is not for everybody

@@ -103,19 +103,19 @@ class Reach:
     def _with_machine(self, world: standalone.World) -> standalone.World:
         from mig_manager.adapters.host import (  # noqa: PLC0415 - as above
             device_nodes,
-            gpureset,
+            gpu_reset,
             tools,
         )
 
         roots = self._given.roots
         found = tools.Tools(
-            gpureset.roots(roots),
+            gpu_reset.roots(roots),
             search_path=self._given.search_path,
             loader_variables=self._given.gpus.loader_variables,
         )
         return dataclasses.replace(
             world,
-            reset=gpureset.SmiReset(found).reset,
+            reset=gpu_reset.SmiReset(found).reset,
             device_files=device_nodes.DeviceFiles(roots),
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import gpureset, smiquery, tools
+from mig_manager.adapters.host import gpu_reset, tools
 from mig_manager.core import model
 from mig_manager.core.host import hostsettings
 from mig_manager.sandbox import smi
@@ -39,7 +39,7 @@ class Machine:
 
     def reset(self, gpus: Sequence[model.Gpu], *, timeout_s: float = 60.0) -> None:
         found = tools.Tools(folders=[str(self.bin)])
-        gpureset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root).reset(gpus)
+        gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root).reset(gpus)
 
     def refusal(self, gpus: Sequence[model.Gpu], *, timeout_s: float = 60.0) -> errors.HostError:
         with pytest.raises(errors.HostError) as caught:
@@ -423,16 +423,16 @@ def test_persistence_mode_is_restored_where_the_reset_is_refused_all_the_same(bo
 
 def test_a_warning_below_the_document_does_not_hide_it() -> None:
     text = "<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>\nWARNING: infoROM\n"
-    look = smiquery.parse(text)
+    look = gpu_reset.parse(text)
 
     assert look is not None
     assert look.uuid == "GPU-1"
 
 
 def test_what_is_not_told_of_a_gpu_is_not_made_up() -> None:
-    look = smiquery.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
+    look = gpu_reset.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
 
-    assert look == smiquery.Look(
+    assert look == gpu_reset.Look(
         uuid="GPU-1",
         minor=None,
         is_pending=False,
@@ -443,7 +443,7 @@ def test_what_is_not_told_of_a_gpu_is_not_made_up() -> None:
 
 
 def test_the_name_of_a_process_cannot_write_to_a_terminal() -> None:
-    look = smiquery.parse(
+    look = gpu_reset.parse(
         "<nvidia_smi_log><gpu><processes>"
         "<process_info><pid>7</pid><process_name>/opt/a&#x9b;31m b</process_name></process_info>"
         "<process_info><pid>8</pid></process_info>"
@@ -466,14 +466,14 @@ def test_nvidia_smi_is_looked_for_where_it_sees_the_drivers_daemons() -> None:
     )
     here = pathlib.Path("/")
 
-    order = [root.path for root in gpureset.roots(roots)]
+    order = [root.path for root in gpu_reset.roots(roots)]
 
     assert order[0] == pathlib.Path("/driver-root")
     assert order[-1] == here
     alone = dataclasses.replace(
         roots, host_here=here, driver=here, driver_here=here, dev=here, dev_here=here
     )
-    assert gpureset.roots(alone) == (tools.Root(path=here),)
+    assert gpu_reset.roots(alone) == (tools.Root(path=here),)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
@@ -487,7 +487,7 @@ def test_nvidia_smi_is_run_in_the_root_where_it_lies(tmp_path: pathlib.Path) -> 
         "</current_mig><pending_mig>'$mode'</pending_mig></mig_mode></gpu></nvidia_smi_log>'",
     )
     gpu = _waiting_gpu()
-    reset = gpureset.SmiReset(tools.Tools((tools.Root(path=root),)), proc=tmp_path / "no-proc")
+    reset = gpu_reset.SmiReset(tools.Tools((tools.Root(path=root),)), proc=tmp_path / "no-proc")
 
     reset.reset([gpu])
 

@@ -1,24 +1,95 @@
-"""GPUs reset by ``nvidia-smi --gpu-reset``, where a new MIG mode waits for it.
+"""What ``nvidia-smi -q -x`` says of one GPU: its XML, in our words.
 
-NVML has no function for it. The driver refuses to reset a GPU that anybody has open, so nothing
-here can hurt a process; what is checked before is there to name whoever is in the way, and to
-leave alone what nobody wants reset. Sources: ``nvidia-smi(1)``, ``--gpu-reset``; what it says on
-the way is known from NVIDIA/gpu-operator#118 and #1606 and ComputeCanada/puppet-magic_castle#387.
+The elements are those of NVIDIA's ``nvsmi_device`` DTD. Where one is absent nothing is assumed.
 """
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import procfs, smiquery, tools
+from mig_manager.adapters.host import procfs, tools
 from mig_manager.core import model
+from mig_manager.core.host import holders, hostsettings
 from mig_manager.core.host import holders as processes
-from mig_manager.core.host import hostsettings
+from mig_manager.core.text import messages
+
+MAX_BYTES = 4 * 2**20
+"""A GPU cut in seven with hundreds of processes needs a tenth of it."""
+
+_NO_NAME = "process"
+_END = "</nvidia_smi_log>"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process that has a context on the GPU."""
+
+    pid: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What there is on a GPU."""
+
+    uuid: str
+    minor: int | None
+    """The N of its ``/dev/nvidiaN``; None when it is not told."""
+    is_pending: bool
+    """Whether a switch of MIG mode is."""
+    is_persistent: bool
+    """Whether persistence mode is on: the driver itself then keeps the GPU open."""
+    has_instances: bool
+    """Whether it has MIG devices; GPU instances without a compute instance are not told of."""
+    processes: tuple[Process, ...]
+
+
+def parse(text: str) -> Look | None:
+    """Return what is said of the one GPU; None when it is not one, or not to be made sense of."""
+    # Warnings, such as that of a corrupt infoROM, follow the document.
+    document, end, _ = text.partition(_END)
+    try:
+        # Of the driver's own tool, whose output is bounded; expat bounds what entities make of it.
+        root = ET.fromstring(document + end)  # noqa: S314
+    except ET.ParseError:
+        return None
+    gpus = root.findall("gpu")
+    if len(gpus) != 1:
+        return None
+    gpu = gpus[0]
+    current, pending = (_said(gpu, f"mig_mode/{which}_mig") for which in ("current", "pending"))
+    minor = _said(gpu, "minor_number")
+    return Look(
+        uuid=_said(gpu, "uuid"),
+        minor=int(minor) if minor.isdecimal() else None,
+        is_pending=bool(current and pending) and current != pending,
+        is_persistent=_said(gpu, "persistence_mode") == "Enabled",
+        has_instances=gpu.find("mig_devices/mig_device") is not None,
+        processes=tuple(
+            Process(pid=int(pid), name=_name(each))
+            for each in gpu.iterfind("processes/process_info")
+            if (pid := _said(each, "pid")).isdecimal()
+        ),
+    )
+
+
+def _name(process: ET.Element) -> str:
+    return messages.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
+
+
+def _said(element: ET.Element, path: str) -> str:
+    return (element.findtext(path) or "").strip()
+
 
 _TOOL = "nvidia-smi"
 _RESET_TIMEOUT_S = 120.0
@@ -92,25 +163,25 @@ class SmiReset:
             )
         return program
 
-    def _look(self, program: tools.Program, gpu: model.Gpu) -> smiquery.Look:
+    def _look(self, program: tools.Program, gpu: model.Gpu) -> Look:
         """Ask the tool itself about a GPU: which one it takes it for, and what is on it now."""
         done = self._tools.run(
             program,
             ["-q", "-x", "-i", _bus_id(gpu)],
             timeout_s=_QUERY_TIMEOUT_S,
             reason=_REASON,
-            max_output_bytes=smiquery.MAX_BYTES,
+            max_output_bytes=MAX_BYTES,
         )
         if done.status:
             raise done.refused(_REASON)
-        look = smiquery.parse(done.stdout)
+        look = parse(done.stdout)
         if look is None or look.uuid != gpu.uuid:
             raise errors.HostError(
                 f"{done.line} does not tell of {gpu}; it is not reset", reason=_REASON
             )
         return look
 
-    def _require_free(self, gpu: model.Gpu, look: smiquery.Look) -> None:
+    def _require_free(self, gpu: model.Gpu, look: Look) -> None:
         if look.has_instances:
             raise _with_instances(gpu)
         holders = self._holders(look, but=processes.LETTING_GO)
@@ -124,7 +195,7 @@ class SmiReset:
             # The tool refuses a GPU that is in use, and says less about it than we could.
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
-    def _holders(self, look: smiquery.Look, *, but: Sequence[str] = ()) -> list[str]:
+    def _holders(self, look: Look, *, but: Sequence[str] = ()) -> list[str]:
         """Return who holds a GPU, as far as can be seen from here."""
         seen = {
             holder.pid: str(holder)
