@@ -16,9 +16,9 @@ from mig_manager.adapters.host import (
     device_nodes,
     files,
     hooks,
-    identity,
     journalfile,
     lockfile,
+    this_machine,
     tools,
 )
 from mig_manager.adapters.kubelet import podresources_child
@@ -276,7 +276,7 @@ def world(
         ),
         boot_id=boot_id,
         hooks=_hooks(wanted),
-        own_pod_uid=identity.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
+        own_pod_uid=this_machine.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
         proven=journalfile.ProvenFile(wanted.proven_file),
         slots=_slots(wanted, kube, system),
     )

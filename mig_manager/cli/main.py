@@ -117,7 +117,7 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
     given = settings.agent_settings(options, terminal.environ)
     import structlog
 
-    from mig_manager.adapters.host import log, system
+    from mig_manager.adapters.host import log, this_machine
     from mig_manager.agent import service
     from mig_manager.cli import commandline
 
@@ -131,7 +131,7 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
         logger.info("options_not_needed", options=given.not_needed)
     for name, closest in commandline.unknown_variables(terminal.environ).items():
         logger.warning("variable_unknown", name=name, did_you_mean=closest or None)
-    boot_id = system.boot_id()
+    boot_id = this_machine.boot_id()
     if given.gpus.is_simulated:
         from mig_manager.cli import simulation
 

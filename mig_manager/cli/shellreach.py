@@ -124,9 +124,9 @@ class Reach:
             from mig_manager.cli import simulation  # noqa: PLC0415 - not for real GPUs
 
             return simulation.boot_id(self._given.gpus)
-        from mig_manager.adapters.host import system  # noqa: PLC0415 - only to change something
+        from mig_manager.adapters.host import this_machine  # noqa: PLC0415 - only to change something
 
-        return system.boot_id()
+        return this_machine.boot_id()
 
     def _simulate(self) -> None:
         if self._given.gpus.is_simulated:

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import files, journalfile, kernel, lockfile, procfs
+from mig_manager.adapters.host import files, journalfile, lockfile, procfs, this_machine
 from mig_manager.cli.doctor import asking
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core.layout import config
@@ -24,7 +24,7 @@ def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.Found]:
         dev: Where device nodes would be made. In a container's own ``/dev`` none are: they are for
             NVIDIA's container toolkit to make on the host.
     """
-    told = kernel.privileges(proc)
+    told = this_machine.privileges(proc)
     if told is None:
         raise asking.NotAskedError(f"{proc}/self/status does not tell")
     lacking = [
@@ -33,7 +33,7 @@ def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.Found]:
         if not is_there
     ]
     who = f"user id {told.user_id}"
-    if told.user_id == 0 and lacking == ["MKNOD"] and kernel.is_own_dev(proc, dev):
+    if told.user_id == 0 and lacking == ["MKNOD"] and this_machine.is_own_dev(proc, dev):
         what = "the container toolkit makes the device nodes of instances"
         return (asking.ok(f"{who}, with SYS_ADMIN; without MKNOD: {what}"),)
     if told.user_id != 0 or lacking:
@@ -44,8 +44,8 @@ def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.Found]:
 
 def mig_config_right(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.Found]:
     """Tell whether the driver would let this process change instances."""
-    right = kernel.config_right(proc, dev)
-    told = kernel.privileges(proc)
+    right = this_machine.config_right(proc, dev)
+    told = this_machine.privileges(proc)
     if told is not None and told.has_sys_admin:
         note = "" if not right.why_not else f" ({right.path or 'its node'}: {right.why_not})"
         return (asking.ok(f"SYS_ADMIN is enough for the driver{note}"),)
@@ -58,7 +58,7 @@ def mig_config_right(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.F
 
 def kernel_modules(proc: pathlib.Path, gpus: gpu_checks.Gpus) -> Sequence[asking.Found]:
     """Tell which modules are loaded, and what may hold off a reset."""
-    loaded = kernel.modules(proc)
+    loaded = this_machine.modules(proc)
     if loaded is None:
         raise asking.NotAskedError(f"{proc}/modules cannot be read")
     if "nvidia" not in loaded:
