@@ -23,7 +23,7 @@ from mig_manager.adapters.host import (
 )
 from mig_manager.adapters.kubelet import podresources_child
 from mig_manager.adapters.kubernetes import advertise, api, node, nodewatch, podnews, pods
-from mig_manager.adapters.kubernetes import watch as watching
+from mig_manager.adapters.kubernetes import nodewatch as watching
 from mig_manager.adapters.nvml_worker import gpu_child, gpu_events
 from mig_manager.agent import health, loop, mailbox, reconcile, settings
 from mig_manager.change import instrumentation
