@@ -18,7 +18,7 @@ from kubernetes.client import configuration as kube_configuration
 from kubernetes.config import incluster_config
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import answers, api, throttle
+from mig_manager.adapters.kubernetes import answers, api
 
 _TOKEN = "a-secret-token"  # noqa: S105 - of a server in this file
 
@@ -647,7 +647,7 @@ class TestWatch:
 def test_requests_beyond_the_limit_are_held_back(server: Server, pauses: list[float]) -> None:
     configuration = kube_configuration.Configuration()
     configuration.host = server.url
-    limit = throttle.Throttle(per_s=0.5, burst=2, monotonic=lambda: 0.0)
+    limit = answers.Throttle(per_s=0.5, burst=2, monotonic=lambda: 0.0)
     client = api.KubeApi(configuration, sleep=pauses.append, limit=limit)
     server.script = [answer({}) for _ in range(4)]
     for _ in range(4):

@@ -17,7 +17,7 @@ from typing import Any, Self
 import urllib3
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import answers, client, repeat, stream, throttle
+from mig_manager.adapters.kubernetes import answers, client, stream
 
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
@@ -53,7 +53,7 @@ class KubeApi:
         request_timeout_s: float = 10.0,
         reload: Callable[[], None] | None = None,
         sleep: Callable[[float], object] | None = None,
-        limit: throttle.Throttle | None = None,
+        limit: answers.Throttle | None = None,
     ) -> None:
         """Wrap a configuration; ``connect`` and ``at`` are the usual ways in.
 
@@ -90,7 +90,7 @@ class KubeApi:
         configuration = client.Configuration()
         load = functools.partial(_load, configuration, kubeconfig)
         load()
-        limit = throttle.Throttle(per_s=_REQUESTS_PER_S, burst=_BURST)
+        limit = answers.Throttle(per_s=_REQUESTS_PER_S, burst=_BURST)
         return cls(configuration, request_timeout_s=request_timeout_s, reload=load, limit=limit)
 
     @classmethod
@@ -112,7 +112,7 @@ class KubeApi:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Read an object or a list."""
-        return self._request("GET", _with_query(path, query), when=repeat.When.READ)
+        return self._request("GET", _with_query(path, query), when=answers.When.READ)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never sent twice."""
@@ -130,7 +130,7 @@ class KubeApi:
     ) -> dict[str, Any]:
         """Delete an object; a repetition after a broken connection may find it gone (404)."""
         return self._request(
-            "DELETE", _with_query(path, query), body=body, when=repeat.When.IDEMPOTENT
+            "DELETE", _with_query(path, query), body=body, when=answers.When.IDEMPOTENT
         )
 
     def patch(
@@ -141,7 +141,7 @@ class KubeApi:
         A merge writes absolute values and may be repeated after a broken connection; the
         operations of a JSON patch may not.
         """
-        when = repeat.When.UNSENT if kind is PatchType.JSON else repeat.When.IDEMPOTENT
+        when = answers.When.UNSENT if kind is PatchType.JSON else answers.When.IDEMPOTENT
         return self._request("PATCH", path, body=body, content_type=kind.value, when=when)
 
     def watch(
@@ -180,9 +180,9 @@ class KubeApi:
         *,
         body: Mapping[str, Any] | list[Any] | None = None,
         content_type: str = "application/json",
-        when: repeat.When = repeat.When.NEVER,
+        when: answers.When = answers.When.NEVER,
     ) -> dict[str, Any]:
-        retrying = repeat.retrying(
+        retrying = answers.retrying(
             when,
             limit_s=2 * self._timeout_s,
             ended=self._closed,
