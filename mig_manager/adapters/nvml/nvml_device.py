@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_errors, nvml_profiles
+from mig_manager.adapters.nvml import nvml_calls, nvml_profiles
 from mig_manager.core import model
 
 Handle = nvml_profiles.Handle
@@ -76,7 +76,7 @@ class Device:
     def minor(self) -> int | None:
         """Return the N of its ``/dev/nvidiaN``; None when NVML does not tell, which is no harm."""
         try:
-            return int(nvml_errors.call(pynvml.nvmlDeviceGetMinorNumber, self.handle))
+            return int(nvml_calls.call(pynvml.nvmlDeviceGetMinorNumber, self.handle))
         except errors.HardwareError:
             return None
 
@@ -86,8 +86,8 @@ class Device:
         Raises:
             HardwareError: NVML refused or failed.
         """
-        mode = nvml_errors.call_unless(
-            nvml_errors.UNTOLD, pynvml.nvmlDeviceGetVirtualizationMode, self.handle
+        mode = nvml_calls.call_unless(
+            nvml_calls.UNTOLD, pynvml.nvmlDeviceGetVirtualizationMode, self.handle
         )
         return _VIRTUALIZATIONS.get(mode, model.Virtualization.NONE)
 
@@ -97,9 +97,7 @@ class Device:
         Raises:
             HardwareError: NVML refused or failed.
         """
-        modes = nvml_errors.call_unless(
-            nvml_errors.UNTOLD, pynvml.nvmlDeviceGetMigMode, self.handle
-        )
+        modes = nvml_calls.call_unless(nvml_calls.UNTOLD, pynvml.nvmlDeviceGetMigMode, self.handle)
         if modes is None:
             return None
         current, pending = modes
@@ -112,8 +110,8 @@ class Device:
             HardwareError: NVML refused or failed.
         """
         if self._memory_bytes is None:
-            memory = nvml_errors.call_unless(
-                nvml_errors.UNTOLD, pynvml.nvmlDeviceGetMemoryInfo, self.handle
+            memory = nvml_calls.call_unless(
+                nvml_calls.UNTOLD, pynvml.nvmlDeviceGetMemoryInfo, self.handle
             )
             self._memory_bytes = 0 if memory is None else int(memory.total)
         return self._memory_bytes
@@ -141,9 +139,9 @@ class Device:
         """
         ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
         count = ctypes.c_uint(0)
-        nvml_errors.call(ask, self.handle, profile_id, None, ctypes.byref(count))
+        nvml_calls.call(ask, self.handle, profile_id, None, ctypes.byref(count))
         spans = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _MIN_LISTED))()
-        nvml_errors.call(ask, self.handle, profile_id, spans, ctypes.byref(count))
+        nvml_calls.call(ask, self.handle, profile_id, spans, ctypes.byref(count))
         return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
 
     def compute_placements(
@@ -167,14 +165,14 @@ class Device:
         self, gpu_instance: Handle, profile_id: int
     ) -> tuple[model.Placement, ...] | None:
         ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
-        untold = nvml_errors.UNTOLD | nvml_errors.UNOFFERED
+        untold = nvml_calls.UNTOLD | nvml_calls.UNOFFERED
         count = ctypes.c_uint(0)
         asked = (gpu_instance, profile_id)
-        answer = nvml_errors.call_unless(untold, ask, *asked, None, ctypes.byref(count))
+        answer = nvml_calls.call_unless(untold, ask, *asked, None, ctypes.byref(count))
         if answer is None or not count.value:
             return None
         spans = (pynvml.c_nvmlComputeInstancePlacement_t * max(count.value, _MIN_LISTED))()
-        nvml_errors.call(ask, *asked, spans, ctypes.byref(count))
+        nvml_calls.call(ask, *asked, spans, ctypes.byref(count))
         return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
 
     def profile_ids(self, name: model.Profile) -> tuple[int, ...]:
@@ -207,7 +205,7 @@ class Device:
         Raises:
             HardwareError: NVML refused or failed.
         """
-        info = nvml_errors.call(pynvml.nvmlGpuInstanceGetInfo, handle)
+        info = nvml_calls.call(pynvml.nvmlGpuInstanceGetInfo, handle)
         return GpuInstanceRef(
             handle=handle,
             instance_id=info.id,
@@ -230,7 +228,7 @@ class Device:
             if not offered:
                 # Without profiles no instance could be listed, and a GPU instance in use would
                 # look idle.
-                raise nvml_errors.from_code(
+                raise nvml_calls.from_code(
                     pynvml.NVML_ERROR_NOT_SUPPORTED,
                     operation="nvmlGpuInstanceGetComputeInstanceProfileInfo",
                 )
@@ -277,7 +275,7 @@ class Device:
         Raises:
             HardwareError: NVML refused or failed.
         """
-        info = nvml_errors.call(pynvml.nvmlComputeInstanceGetInfo_v2, handle)
+        info = nvml_calls.call(pynvml.nvmlComputeInstanceGetInfo_v2, handle)
         slices = {p.profile_id: p.slices for p in self.compute_profiles(instance)}
         return ComputeInstanceRef(
             handle=handle,
@@ -303,7 +301,7 @@ def _fill(function: Callable[..., Any], owner: Handle, profile_id: int, handles:
     An empty GPU is "Not Found" to some drivers, as ``nvidia-smi mig -lgi`` shows.
     """
     count = ctypes.c_uint(len(handles))
-    answer = nvml_errors.call_unless(
+    answer = nvml_calls.call_unless(
         _NONE_THERE, function, owner, profile_id, handles, ctypes.byref(count)
     )
     return 0 if answer is None else count.value

@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_errors, nvml_session
+from mig_manager.adapters.nvml import nvml_calls, nvml_session
 
 
 class MigChanges:
@@ -40,7 +40,7 @@ class MigChanges:
         Raises:
             HardwareError: NVML failed, for example since a GPU fell off the bus.
         """
-        told = nvml_errors.call_unless(
+        told = nvml_calls.call_unless(
             {pynvml.NVML_ERROR_TIMEOUT},
             pynvml.nvmlEventSetWait_v2,
             self._event_set,
@@ -61,25 +61,25 @@ def listening(library_path: str | None, driver_roots: Sequence[str] = ()) -> Ite
         HardwareError: As ``nvml_session.opened``; with NOT_SUPPORTED when no GPU can.
     """
     with nvml_session.opened(library_path, driver_roots):
-        event_set = nvml_errors.call(pynvml.nvmlEventSetCreate)
+        event_set = nvml_calls.call(pynvml.nvmlEventSetCreate)
         try:
             yield _registered(event_set)
         finally:
             with contextlib.suppress(errors.HardwareError):
-                nvml_errors.call(pynvml.nvmlEventSetFree, event_set)
+                nvml_calls.call(pynvml.nvmlEventSetFree, event_set)
 
 
 def _registered(event_set: Any) -> MigChanges:
-    count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
+    count = nvml_calls.call(pynvml.nvmlDeviceGetCount)
     names: dict[int, str] = {}
     left_out: list[errors.HardwareError] = []
     for index in range(count):
         try:
             names |= _register(index, event_set)
         except errors.HardwareError as error:
-            about = nvml_errors.about(f"GPU {index}", error)
+            about = nvml_calls.about(f"GPU {index}", error)
             # One GPU that cannot be watched is left out; the driver as a whole is another matter.
-            if error.code in nvml_errors.WHOLE_DRIVER - nvml_errors.UNTOLD:
+            if error.code in nvml_calls.WHOLE_DRIVER - nvml_calls.UNTOLD:
                 raise about from error
             left_out.append(about)
     if names:
@@ -93,12 +93,12 @@ def _registered(event_set: Any) -> MigChanges:
 
 def _register(index: int, event_set: Any) -> dict[int, str]:
     """Register one GPU; return its handle and its UUID."""
-    handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+    handle = nvml_calls.call(pynvml.nvmlDeviceGetHandleByIndex, index)
     # A GPU without MIG refuses this, whatever its driver says of the event.
-    nvml_errors.call(pynvml.nvmlDeviceGetMigMode, handle)
-    uuid: str = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+    nvml_calls.call(pynvml.nvmlDeviceGetMigMode, handle)
+    uuid: str = nvml_calls.call(pynvml.nvmlDeviceGetUUID, handle)
     change = pynvml.nvmlEventMigConfigChange
-    nvml_errors.call(pynvml.nvmlDeviceRegisterEvents, handle, change, event_set)
+    nvml_calls.call(pynvml.nvmlDeviceRegisterEvents, handle, change, event_set)
     return {_address(handle): uuid}
 
 

@@ -13,8 +13,8 @@ import pynvml
 from mig_manager import errors
 from mig_manager.adapters.nvml import (
     gpu_progress,
+    nvml_calls,
     nvml_device,
-    nvml_errors,
     nvml_mode,
     nvml_observe,
 )
@@ -22,7 +22,7 @@ from mig_manager.core import model
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 
-_CANNOT_PLACE = nvml_errors.UNTOLD
+_CANNOT_PLACE = nvml_calls.UNTOLD
 """Answers to a creation at a placement by a driver that can only choose the place itself."""
 
 _Inside = tuple[int, model.Placement]
@@ -64,11 +64,11 @@ def run(
                 patience(functools.partial(executor.perform, step))
             except errors.HardwareError as error:
                 told = executor.with_holders(step, error)
-                raise nvml_errors.about(name, told, doing=f"cannot {describe(step)}") from error
+                raise nvml_calls.about(name, told, doing=f"cannot {describe(step)}") from error
         try:
             return executor.observe()
         except errors.HardwareError as error:
-            raise nvml_errors.about(name, error, doing="cannot see what came of it") from error
+            raise nvml_calls.about(name, error, doing="cannot see what came of it") from error
 
 
 def require_fresh(plan: model.GpuPlan, known: model.Gpu | None) -> None:
@@ -233,7 +233,7 @@ class _Executor:
         # Ids are used again: another instance under this id is not the one to destroy.
         if instance is None or not self._has_profile(instance, step.profile.gpu_instance):
             return
-        handle = nvml_errors.call_unless(
+        handle = nvml_calls.call_unless(
             _GONE,
             pynvml.nvmlGpuInstanceGetComputeInstanceById,
             instance.handle,
@@ -242,7 +242,7 @@ class _Executor:
         if handle is None:
             return
         if device.compute_instance(instance, handle).slices == step.profile.compute_slices:
-            nvml_errors.call_unless(_GONE, pynvml.nvmlComputeInstanceDestroy, handle)
+            nvml_calls.call_unless(_GONE, pynvml.nvmlComputeInstanceDestroy, handle)
             self._inside.pop(instance.instance_id, None)
 
     def _destroy_gpu_instance(self, step: model.DestroyGpuInstance) -> None:
@@ -250,7 +250,7 @@ class _Executor:
         if instance is None or instance.placement != step.placement:
             return
         if self._has_profile(instance, step.profile):
-            nvml_errors.call_unless(_GONE, pynvml.nvmlGpuInstanceDestroy, instance.handle)
+            nvml_calls.call_unless(_GONE, pynvml.nvmlGpuInstanceDestroy, instance.handle)
             del self._by_id[instance.instance_id]
             # Its id may soon be that of another, and its place free.
             self._inside.pop(instance.instance_id, None)
@@ -262,7 +262,7 @@ class _Executor:
             return self._by_id[instance_id]
         device = self._open()
         try:
-            handle = nvml_errors.call_unless(
+            handle = nvml_calls.call_unless(
                 _GONE, pynvml.nvmlDeviceGetGpuInstanceById, device.handle, instance_id
             )
         except errors.HardwareError as error:
@@ -320,7 +320,7 @@ class _Executor:
                 return
         offered = _compute_profile(device.compute_profiles(instance), step.profile)
         if step.profile.spans:
-            nvml_errors.call(
+            nvml_calls.call(
                 pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, offered.profile_id
             )
         else:
@@ -369,10 +369,10 @@ def _handle(index: int, uuid: str, known: model.Gpu | None) -> nvml_device.Handl
     """
     if known is not None and known.pci_address:
         by_address = pynvml.nvmlDeviceGetHandleByPciBusId
-        handle = nvml_errors.call(by_address, known.pci_address.upper().encode())
+        handle = nvml_calls.call(by_address, known.pci_address.upper().encode())
     else:
-        handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
-    there: str = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+        handle = nvml_calls.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+    there: str = nvml_calls.call(pynvml.nvmlDeviceGetUUID, handle)
     if there != uuid:
         raise errors.HardwareError(
             f"its place has another GPU, {there}",
@@ -387,7 +387,7 @@ def _create_placed(
 ) -> nvml_device.GpuInstanceRef:
     # By reference, as C takes it: by value the library follows the numbers as an address.
     placement = pynvml.c_nvmlGpuInstancePlacement_t(step.placement.start, step.placement.size)
-    handle = nvml_errors.call_unless(
+    handle = nvml_calls.call_unless(
         _CANNOT_PLACE,
         pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
         device.handle,
@@ -398,7 +398,7 @@ def _create_placed(
         return device.gpu_instance(handle)
 
     def create() -> nvml_device.GpuInstanceRef:
-        created = nvml_errors.call(
+        created = nvml_calls.call(
             pynvml.nvmlDeviceCreateGpuInstance, device.handle, step.profile_id
         )
         return device.gpu_instance(created)
@@ -446,7 +446,7 @@ def _created_at(
             elsewhere.append(created)
     finally:
         for each in reversed(elsewhere):
-            nvml_errors.call(destroy, each.handle)
+            nvml_calls.call(destroy, each.handle)
 
 
 def _compute_profile(
@@ -480,10 +480,10 @@ def _create_part(
     if possible is not None and placement not in possible:
         # The plan places by the rules of the open kernel modules, the layout names no place, and
         # this driver has other rules: it chooses.
-        nvml_errors.call(pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id)
+        nvml_calls.call(pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id)
         return
     span = pynvml.c_nvmlComputeInstancePlacement_t(placement.start, placement.size)
-    created = nvml_errors.call_unless(
+    created = nvml_calls.call_unless(
         _CANNOT_PLACE,
         pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement,
         instance.handle,
@@ -494,7 +494,7 @@ def _create_part(
         return
 
     def create() -> nvml_device.ComputeInstanceRef:
-        handle = nvml_errors.call(
+        handle = nvml_calls.call(
             pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id
         )
         return device.compute_instance(instance, handle)

@@ -13,7 +13,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import (
-    nvml_errors,
+    nvml_calls,
     nvml_execute,
     nvml_observe,
     nvml_session,
@@ -66,7 +66,7 @@ class NvmlGpus:
                 they are never reported as none.
         """
         with self._session():
-            count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
+            count = nvml_calls.call(pynvml.nvmlDeviceGetCount)
             observe = functools.partial(nvml_observe.gpu, tells_minor=self._proc_root is not None)
             observed = _observed(_each([functools.partial(observe, i) for i in range(count)]))
         if observed.unreachable and not observed:

@@ -10,7 +10,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
-from mig_manager.adapters.nvml import nvml_device, nvml_errors
+from mig_manager.adapters.nvml import nvml_calls, nvml_device
 
 NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that uses the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
@@ -67,13 +67,13 @@ def running(gpu: nvml_device.Handle) -> Iterator[Any]:
         pynvml.nvmlDeviceGetGraphicsRunningProcesses,
     ):
         with contextlib.suppress(errors.HardwareError):
-            yield from nvml_errors.call(function, gpu)
+            yield from nvml_calls.call(function, gpu)
 
 
 def process_name(pid: int) -> str:
     """Return the name of a process's program; ``process`` where NVML does not tell it."""
     try:
-        path: str = nvml_errors.call(pynvml.nvmlSystemGetProcessName, pid)
+        path: str = nvml_calls.call(pynvml.nvmlSystemGetProcessName, pid)
     except errors.HardwareError:
         # In another PID namespace, or just gone.
         path = ""

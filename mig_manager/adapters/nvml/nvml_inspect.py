@@ -8,7 +8,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
-from mig_manager.adapters.nvml import nvml_device, nvml_errors, nvml_holders, nvml_session
+from mig_manager.adapters.nvml import nvml_calls, nvml_device, nvml_holders, nvml_session
 from mig_manager.core import model
 from mig_manager.core.host import holders
 from mig_manager.core.text import messages
@@ -71,18 +71,18 @@ def inspect(
     """
     files = OpenFiles.seen(proc_root, driver_roots, but=but)
     with nvml_session.opened(library_path, driver_roots):
-        count = nvml_errors.call(pynvml.nvmlDeviceGetCount)
+        count = nvml_calls.call(pynvml.nvmlDeviceGetCount)
         return Inspection(
-            driver_version=nvml_errors.call(pynvml.nvmlSystemGetDriverVersion),
-            nvml_version=nvml_errors.call(pynvml.nvmlSystemGetNVMLVersion),
+            driver_version=nvml_calls.call(pynvml.nvmlSystemGetDriverVersion),
+            nvml_version=nvml_calls.call(pynvml.nvmlSystemGetNVMLVersion),
             holders=tuple(found for i in range(count) if (found := _of_gpu(i, files)) is not None),
         )
 
 
 def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[holders.Holder, ...]] | None:
     try:
-        handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
-        uuid: str = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+        handle = nvml_calls.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+        uuid: str = nvml_calls.call(pynvml.nvmlDeviceGetUUID, handle)
     except errors.HardwareError:
         return None
     minor = nvml_device.Device(handle).minor()

@@ -8,7 +8,7 @@ the current and the pending mode, asked again of a handle that was asked for aga
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_device, nvml_errors
+from mig_manager.adapters.nvml import nvml_calls, nvml_device
 from mig_manager.core import model
 
 _OPERATION = "nvmlDeviceSetMigMode"
@@ -38,7 +38,7 @@ def ask_for(device: nvml_device.Device, mode: model.MigMode) -> int:
         HardwareError: NVML refused or failed; with NOT_SUPPORTED and why to a vGPU guest.
     """
     try:
-        return int(nvml_errors.call(pynvml.nvmlDeviceSetMigMode, device.handle, _MODES[mode]))
+        return int(nvml_calls.call(pynvml.nvmlDeviceSetMigMode, device.handle, _MODES[mode]))
     except errors.HardwareError as error:
         is_guest = (
             error.reason is errors.Reason.NOT_SUPPORTED
@@ -65,11 +65,11 @@ def require(device: nvml_device.Device, mode: model.MigMode, activation: int) ->
     if modes == (mode, mode):
         return
     if activation == pynvml.NVML_ERROR_IN_USE:
-        raise nvml_errors.from_code(activation, operation=_OPERATION)
+        raise nvml_calls.from_code(activation, operation=_OPERATION)
     if modes is not None and modes[1] is mode:
         raise _pending(device, activation)
     if activation != pynvml.NVML_SUCCESS:
-        raise nvml_errors.from_code(activation, operation=_OPERATION)
+        raise nvml_calls.from_code(activation, operation=_OPERATION)
     raise errors.HardwareError(
         f"{_OPERATION} reported success, yet the mode is neither in force nor pending",
         reason=errors.Reason.VERIFY_FAILED,
@@ -85,7 +85,7 @@ def _pending(device: nvml_device.Device, activation: int) -> errors.HardwareErro
     said = (
         f"{_OPERATION} reported success"
         if activation == pynvml.NVML_SUCCESS
-        else nvml_errors.from_code(activation, operation=_OPERATION).message
+        else nvml_calls.from_code(activation, operation=_OPERATION).message
     )
     reason, what = errors.Reason.RESET_REQUIRED, "yet the mode waits for a reset"
     if device.virtualization() is model.Virtualization.PASSTHROUGH:

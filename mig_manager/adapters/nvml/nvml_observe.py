@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpu_progress, nvml_device, nvml_errors
+from mig_manager.adapters.nvml import gpu_progress, nvml_calls, nvml_device
 from mig_manager.core import model
 
 _ARCHITECTURES = {
@@ -34,9 +34,9 @@ def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu | model.Unreachab
     has_handle = False
     try:
         with gpu_progress.PROGRESS.about(index):
-            handle = nvml_errors.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+            handle = nvml_calls.call(pynvml.nvmlDeviceGetHandleByIndex, index)
             has_handle = True
-            uuid = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+            uuid = nvml_calls.call(pynvml.nvmlDeviceGetUUID, handle)
             gpu_progress.PROGRESS.names(index, uuid)
             device = nvml_device.Device(handle)
             if tells_minor:
@@ -46,9 +46,9 @@ def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu | model.Unreachab
         # A container without the device node of a GPU gets no handle of it. Without the privilege
         # to list instances, a handle is to be had: reporting others would hide the cause.
         is_unprivileged = has_handle and error.reason is errors.Reason.NO_PERMISSION
-        if error.code in nvml_errors.WHOLE_DRIVER or is_unprivileged:
+        if error.code in nvml_calls.WHOLE_DRIVER or is_unprivileged:
             name = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
-            raise nvml_errors.about(name, error) from error
+            raise nvml_calls.about(name, error) from error
         return model.UnreachableGpu(
             index=index, uuid=uuid, reason=error.reason, code=error.code, message=error.message
         )
@@ -80,14 +80,14 @@ def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
         HardwareError: NVML refused or failed.
     """
     # The GPU of a system on a chip is no PCI device (Jetson Thor).
-    pci = nvml_errors.call_unless(nvml_errors.UNTOLD, pynvml.nvmlDeviceGetPciInfo, device.handle)
+    pci = nvml_calls.call_unless(nvml_calls.UNTOLD, pynvml.nvmlDeviceGetPciInfo, device.handle)
     modes = device.mig_mode()
     current, pending = modes or (None, None)
     architecture = _architecture(device)
     gpu = model.Gpu(
         index=index,
         uuid=uuid,
-        name=nvml_errors.call(pynvml.nvmlDeviceGetName, device.handle),
+        name=nvml_calls.call(pynvml.nvmlDeviceGetName, device.handle),
         architecture=architecture,
         pci_address=pci.busId.lower() if pci else "",
         pci_device_id=pci.pciDeviceId if pci else 0,
@@ -110,8 +110,8 @@ def _with_compute_profiles(gpu: model.Gpu, device: nvml_device.Device) -> model.
 
 
 def _architecture(device: nvml_device.Device) -> model.Architecture:
-    told = nvml_errors.call_unless(
-        nvml_errors.UNTOLD, pynvml.nvmlDeviceGetArchitecture, device.handle
+    told = nvml_calls.call_unless(
+        nvml_calls.UNTOLD, pynvml.nvmlDeviceGetArchitecture, device.handle
     )
     return _ARCHITECTURES.get(told, model.Architecture.OTHER)
 
@@ -122,8 +122,8 @@ def _needs_reset(device: nvml_device.Device, architecture: model.Architecture) -
     Newer drivers say so (field 184 of nvml.h); of the generations that exist only Ampere does
     (NVIDIA MIG User Guide, "Enable MIG Mode").
     """
-    fields = nvml_errors.call_unless(
-        nvml_errors.UNTOLD | nvml_errors.UNOFFERED,
+    fields = nvml_calls.call_unless(
+        nvml_calls.UNTOLD | nvml_calls.UNOFFERED,
         pynvml.nvmlDeviceGetFieldValues,
         device.handle,
         [pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED],
@@ -156,7 +156,7 @@ def _gpu_instances(device: nvml_device.Device) -> tuple[model.GpuInstance, ...]:
     names = {offered.profile_id: offered.profile for offered in device.profiles()}
     if not names:
         # Instances are listed by profile: without profiles they would be taken for none.
-        raise nvml_errors.from_code(
+        raise nvml_calls.from_code(
             pynvml.NVML_ERROR_NOT_SUPPORTED, operation="nvmlDeviceGetGpuInstanceProfileInfo"
         )
     found = [
@@ -221,22 +221,22 @@ def _mig_uuids(
     missing = {(instance_id, each) for instance_id, inside in ids.items() for each in inside}
     if not missing:
         return {}
-    count = nvml_errors.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
+    count = nvml_calls.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
     uuids: dict[tuple[int, int], str] = {}
     for index in range(count):
-        handle = nvml_errors.call_unless(
+        handle = nvml_calls.call_unless(
             _EMPTY_INDEX, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index
         )
         if handle is None:
             continue
-        instance_id: int = nvml_errors.call(pynvml.nvmlDeviceGetGpuInstanceId, handle)
+        instance_id: int = nvml_calls.call(pynvml.nvmlDeviceGetGpuInstanceId, handle)
         inside = ids.get(instance_id, ())
         compute_id: int = (
             inside[0]
             if len(inside) == 1
-            else nvml_errors.call(pynvml.nvmlDeviceGetComputeInstanceId, handle)
+            else nvml_calls.call(pynvml.nvmlDeviceGetComputeInstanceId, handle)
         )
-        uuids[instance_id, compute_id] = nvml_errors.call(pynvml.nvmlDeviceGetUUID, handle)
+        uuids[instance_id, compute_id] = nvml_calls.call(pynvml.nvmlDeviceGetUUID, handle)
         missing.discard((instance_id, compute_id))
         if not missing:
             break

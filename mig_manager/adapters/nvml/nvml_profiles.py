@@ -6,7 +6,7 @@ from typing import Any
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_errors
+from mig_manager.adapters.nvml import nvml_calls
 from mig_manager.core import model, profile
 
 Handle = Any
@@ -37,7 +37,7 @@ def gpu_instance_infos(gpu: Handle) -> Iterator[tuple[int, Any]]:
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     for enum_index in _GPU_INSTANCE_PROFILES:
         try:
-            info = nvml_errors.call_unless(_LACKED, ask, gpu, enum_index, _UNVERSIONED)
+            info = nvml_calls.call_unless(_LACKED, ask, gpu, enum_index, _UNVERSIONED)
         except errors.HardwareError as error:
             if _is_end(error, enum_index, _KNOWN_GPU_INSTANCE_PROFILES):
                 return
@@ -56,7 +56,7 @@ def compute_instances(gpu_instance: Handle) -> Iterator[model.ComputeInstancePro
     engines = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
     for enum_index in _COMPUTE_INSTANCE_PROFILES:
         try:
-            info = nvml_errors.call_unless(
+            info = nvml_calls.call_unless(
                 _LACKED, ask, gpu_instance, enum_index, engines, _UNVERSIONED
             )
         except errors.HardwareError as error:

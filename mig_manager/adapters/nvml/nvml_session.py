@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpu_progress, nvml_errors, nvml_library
+from mig_manager.adapters.nvml import gpu_progress, nvml_calls, nvml_library
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def opened(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterat
     if path is not None:
         _load(path)
     try:
-        nvml_errors.call(pynvml.nvmlInit)
+        nvml_calls.call(pynvml.nvmlInit)
     except errors.HardwareError as error:
         if library_path is not None or not _is_mismatch(error):
             raise
@@ -39,9 +39,9 @@ def opened(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterat
     except BaseException:
         # What went wrong inside says more than what then goes wrong while closing.
         with contextlib.suppress(errors.HardwareError):
-            nvml_errors.call(pynvml.nvmlShutdown)
+            nvml_calls.call(pynvml.nvmlShutdown)
         raise
-    nvml_errors.call(pynvml.nvmlShutdown)
+    nvml_calls.call(pynvml.nvmlShutdown)
 
 
 def _initialise_another(
@@ -56,7 +56,7 @@ def _initialise_another(
             continue
         try:
             _load(path)
-            nvml_errors.call(pynvml.nvmlInit)
+            nvml_calls.call(pynvml.nvmlInit)
         except errors.HardwareError as refused:
             if not _is_mismatch(refused) and refused.operation != "dlopen":
                 raise
