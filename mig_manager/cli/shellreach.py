@@ -168,10 +168,10 @@ class Reach:
     def holders(self) -> Mapping[str, tuple[holding.Holder, ...]] | None:
         """Return who holds the GPUs; None where that is not told, which is no failure."""
         from mig_manager.adapters.host import procfs  # noqa: PLC0415 - seldom asked
-        from mig_manager.adapters.nvml import nvml_inspect  # noqa: PLC0415 - seldom asked
+        from mig_manager.adapters.nvml import gpu_processes  # noqa: PLC0415 - seldom asked
 
         look = functools.partial(
-            nvml_inspect.inspect,
+            gpu_processes.inspect,
             self._given.gpus.library_path,
             driver_roots=self._given.gpus.driver_roots,
             # The kernel knows nothing of simulated GPUs.

@@ -205,10 +205,10 @@ class _Executor:
                 instance_id = step.gpu_instance_id
             case _:
                 instance_id = None
-        from mig_manager.adapters.nvml import nvml_holders  # noqa: PLC0415 - seldom needed
+        from mig_manager.adapters.nvml import gpu_processes  # noqa: PLC0415 - seldom needed
 
         try:
-            return nvml_holders.named(
+            return gpu_processes.named(
                 error,
                 self._open(),
                 gpu_instance_id=instance_id,

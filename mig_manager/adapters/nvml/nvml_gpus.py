@@ -117,12 +117,12 @@ class NvmlGpus:
         """Return what raises ``GpuInUseError``, within a session, while the plan is in the way."""
         # Only for plans that destroy something. The device nodes are looked at before the session
         # is opened, which would have us among those who have the GPUs open.
-        from mig_manager.adapters.nvml import nvml_inspect  # noqa: PLC0415
+        from mig_manager.adapters.nvml import gpu_processes  # noqa: PLC0415
 
-        files = nvml_inspect.OpenFiles.seen(
+        files = gpu_processes.OpenFiles.seen(
             self._proc_root, self._driver_roots, but=(os.getpid(), os.getppid())
         )
-        return functools.partial(nvml_inspect.require_idle, plan, files)
+        return functools.partial(gpu_processes.require_idle, plan, files)
 
     def _run(
         self, plan: model.GpuPlan, known: model.Gpu | None

@@ -8,7 +8,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters.host import toolprocess
-from mig_manager.adapters.nvml import nvml_inspect
+from mig_manager.adapters.nvml import gpu_processes
 from mig_manager.adapters.nvml_worker import gpu_process
 from mig_manager.core.host import holders
 
@@ -42,7 +42,7 @@ def command(
 
 def inspect(
     line: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
-) -> nvml_inspect.Inspection:
+) -> gpu_processes.Inspection:
     """Run the inspector to its end, or end it.
 
     Args:
@@ -77,12 +77,12 @@ def inspect(
     return _understood(told.text(), f"it ended with status {process.returncode}: {said.text()}")
 
 
-def _understood(text: str, otherwise: str) -> nvml_inspect.Inspection:
+def _understood(text: str, otherwise: str) -> gpu_processes.Inspection:
     try:
         data: Mapping[str, Any] = json.loads(text)
         if "error" in data:
             raise errors.HardwareError(data["error"], reason=errors.Reason(data["reason"]))
-        return nvml_inspect.Inspection(
+        return gpu_processes.Inspection(
             driver_version=data["driver_version"],
             nvml_version=data["nvml_version"],
             holders=tuple(

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_inspect
+from mig_manager.adapters.nvml import gpu_processes
 from mig_manager.adapters.nvml_worker import gpu_process
 
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _told(given: argparse.Namespace) -> dict[str, object]:
     try:
-        found = nvml_inspect.inspect(
+        found = gpu_processes.inspect(
             given.library_path,
             driver_roots=given.driver_root,
             proc_root=given.proc_root,

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Callable, Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_inspect
+from mig_manager.adapters.nvml import gpu_processes
 from mig_manager.cli.doctor import asking
 from mig_manager.core import model
 from mig_manager.core.text import picture
@@ -13,7 +13,7 @@ _OLDEST_DRIVER = 450
 """The first branch with MIG (NVIDIA MIG User Guide, "Deployment Considerations")."""
 
 Gpus = asking.Once[model.ObservedGpus]
-Inspection = asking.Once[nvml_inspect.Inspection]
+Inspection = asking.Once[gpu_processes.Inspection]
 
 
 def driver(inspection: Inspection) -> Sequence[asking.Found]:
