@@ -3,15 +3,142 @@
 import argparse
 from collections.abc import Callable, Mapping
 
-from mig_manager.cli import (
-    agentarguments,
-    changearguments,
-    commonarguments,
-    placeholders,
-    rolloutarguments,
-    validatearguments,
-)
+from mig_manager.cli import agentarguments, commonarguments, placeholders
 from mig_manager.cli.doctor import doctorarguments
+
+
+def add_hooks(parser: argparse.ArgumentParser) -> None:
+    """Add the owner's programs around a change."""
+    parser.add_argument(
+        "-k",
+        "--hooks-file",
+        metavar=placeholders.FILE,
+        help="programs to run before, within and after the change [MIG_PARTED_HOOKS_FILE]",
+    )
+    parser.add_argument(
+        "--hook-timeout-s",
+        metavar=placeholders.SECONDS,
+        help="how long each of them may take that does not say so itself (default: 300)",
+    )
+
+
+def define_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``checkpoint``."""
+    _add_checkpoint_file(parser, "where to write what the GPUs have")
+    commonarguments.add_gpu_access(parser)
+    commonarguments.add_colour(parser)
+    commonarguments.add_debug(parser)
+
+
+def define_restore(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``restore``."""
+    _add_checkpoint_file(parser, "what 'checkpoint' has written, ours or nvidia-mig-parted's")
+    commonarguments.add_mode_only(parser)
+    add_hooks(parser)
+    commonarguments.add_change(parser)
+    commonarguments.add_gpu_access(parser)
+    commonarguments.add_output(parser, "text|json|yaml", "text")
+
+
+def _add_checkpoint_file(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "-f",
+        "--checkpoint-file",
+        metavar=placeholders.FILE,
+        help=f"{what} (required) [MIG_PARTED_CHECKPOINT_FILE]",
+    )
+
+
+def add_own(parser: argparse.ArgumentParser) -> None:
+    """Add them."""
+    parser.add_argument(
+        "--must-fit",
+        action="store_true",
+        default=None,
+        help="fail, too, for a layout that fits none of these GPUs but others; those that are "
+        "named always must",
+    )
+    parser.add_argument(
+        "--portable",
+        action="store_true",
+        default=None,
+        help="fail for what nvidia-mig-parted would not understand, and say where; the GPUs are "
+        "looked at only if named with --gpu",
+    )
+    parser.add_argument(
+        "--files",
+        action="store_true",
+        default=None,
+        help="the arguments are documents, not layouts, as pre-commit passes them",
+    )
+
+
+def add_own_of_rolloutarguments(parser: argparse.ArgumentParser) -> None:
+    """Add all that 'rollout' takes, but for what every command takes."""
+    parser.add_argument(
+        "layout",
+        nargs="?",
+        metavar=placeholders.LAYOUT,
+        help="the layout, or 'undo': back to what each node was asked for before",
+    )
+    parser.add_argument(
+        "-c",
+        "--selected-config",
+        metavar=placeholders.LAYOUT,
+        help="the layout as an option, such as for one whose name is undo",
+    )
+    for flags, metavar, text in _OPTIONS:
+        parser.add_argument(*flags, metavar=metavar, help=text)
+    parser.add_argument(
+        "--pause-on-failure",
+        action="store_true",
+        default=None,
+        help="let no further node begin once one has failed",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        default=None,
+        help="tell for each node whether the layout fits and what it would cost; change nothing",
+    )
+
+
+_OPTIONS = (
+    (["-l", "--selector"], "SELECTOR", "labels of the nodes, as for kubectl (required)"),
+    (
+        ["--max-unavailable"],
+        "NUMBER",
+        (
+            "how many nodes, or which percentage of those selected, may be unavailable at once, "
+            "those included that are already (default: 1)"
+        ),
+    ),
+    (
+        ["--node-timeout-s"],
+        placeholders.SECONDS,
+        "how long a node may take, waiting for a slot not counted (default: 1800)",
+    ),
+    (
+        ["--silence-timeout-s"],
+        placeholders.SECONDS,
+        "how long an agent may take to react; then the node is given up (default: 120)",
+    ),
+    (
+        ["-f", "--config-file"],
+        placeholders.FILE,
+        "config document to plan with (default: that of the ConfigMap)",
+    ),
+    (
+        ["--config-map"],
+        "NAMESPACE/NAME",
+        "where the agents' config is (default: mig-manager/mig-manager-config)",
+    ),
+    (
+        ["--kubeconfig"],
+        placeholders.FILE,
+        "credentials for the cluster (default: ~/.kube/config) [KUBECONFIG]",
+    ),
+)
 
 
 def _define_status(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +171,7 @@ def _define_apply(parser: argparse.ArgumentParser) -> None:
         help="leave a new MIG mode waiting where the driver does not bring it about without a "
         "reset of the GPU; with --mode-only that is no failure [MIG_PARTED_SKIP_RESET]",
     )
-    changearguments.add_hooks(parser)
+    add_hooks(parser)
     commonarguments.add_change(parser)
     commonarguments.add_gpu_access(parser)
     commonarguments.add_output(parser, "text|json|yaml", "text")
@@ -135,7 +262,7 @@ def _define_validate(parser: argparse.ArgumentParser) -> None:
         "check for this product, such as 'NVIDIA H100 80GB HBM3' or '*A100*'; repeatable; "
         "needs no GPU (default: the GPUs of this machine)",
     )
-    validatearguments.add_own(parser)
+    add_own(parser)
     commonarguments.add_gpu_access(parser)
     commonarguments.add_output(parser, "text|json|yaml", "text")
 
@@ -155,7 +282,7 @@ def _define_agent(parser: argparse.ArgumentParser) -> None:
 
 
 def _define_rollout(parser: argparse.ArgumentParser) -> None:
-    rolloutarguments.add_own(parser)
+    add_own_of_rolloutarguments(parser)
     commonarguments.add_lenient(parser)
     commonarguments.add_output(parser, "text|json|yaml", "text")
 
@@ -222,8 +349,8 @@ DEFINITIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "assert": _define_assert,
     "export": _define_export,
     "generate-config": _define_generate_config,
-    "checkpoint": changearguments.define_checkpoint,
-    "restore": changearguments.define_restore,
+    "checkpoint": define_checkpoint,
+    "restore": define_restore,
     "validate": _define_validate,
     "doctor": _define_doctor,
     "agent": _define_agent,
