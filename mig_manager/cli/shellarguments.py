@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from mig_manager.cli import agentarguments, commonarguments, placeholders
-from mig_manager.cli.doctor import doctorarguments
+from mig_manager.cli.doctor import doctorsettings
 
 
 def add_hooks(parser: argparse.ArgumentParser) -> None:
@@ -268,7 +268,7 @@ def _define_validate(parser: argparse.ArgumentParser) -> None:
 
 
 def _define_doctor(parser: argparse.ArgumentParser) -> None:
-    doctorarguments.add_own(parser)
+    doctorsettings.add_own(parser)
     commonarguments.add_lenient(parser)
     commonarguments.add_gpu_access(parser, has_timeout=False)
     commonarguments.add_output(parser, "text|json|yaml", "text")

@@ -1,14 +1,50 @@
 """Settings of ``mig-manager doctor``: where to look, and how long."""
 
+import argparse
 import dataclasses
 import pathlib
 from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import shellsettings
+from mig_manager.cli import placeholders, shellsettings
 from mig_manager.core.host import hostsettings
 from mig_manager.core.options import source
+
+
+def add_own(parser: argparse.ArgumentParser) -> None:
+    """Add what says where to look."""
+    for flags, metavar, text in _OPTIONS:
+        parser.add_argument(*flags, metavar=metavar, help=text)
+
+
+_OPTIONS = (
+    (["-n", "--node-name"], "NAME", "this node in the cluster [NODE_NAME]"),
+    (
+        ["--kubeconfig"],
+        placeholders.FILE,
+        "credentials (default: the pod's ServiceAccount; no cluster without) [KUBECONFIG]",
+    ),
+    (["-f", "--config-file"], placeholders.FILE, "config document to check [CONFIG_FILE]"),
+    (
+        ["--pod-resources-socket"],
+        placeholders.FILE,
+        "kubelet's socket (default: /var/lib/kubelet/pod-resources/kubelet.sock)",
+    ),
+    (["--lock-file"], placeholders.FILE, "the node's lock (default: /run/mig-manager/lock)"),
+    (
+        ["--journal-file"],
+        placeholders.FILE,
+        "journal of the commands (default: /var/lib/mig-manager/journal.json)",
+    ),
+    (
+        ["--proven-file"],
+        placeholders.FILE,
+        "what is kept for the next boot (default: /var/lib/mig-manager/proven.json)",
+    ),
+    (["--timeout-s"], placeholders.SECONDS, "how long each check may take (default: 10)"),
+)
+
 
 _PROC = pathlib.Path("/proc")
 _LEAST_TIMEOUT_S = 0.1
