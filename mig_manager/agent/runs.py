@@ -124,9 +124,9 @@ class Run:
         """Take a slot where the owner has a budget; before the node's lock, for it may be long."""
         if self._world.slots is None:
             return
-        from mig_manager.agent import admission  # noqa: PLC0415 - only where there is a budget
+        from mig_manager.agent import clearing  # noqa: PLC0415 - only where there is a budget
 
-        entrance = admission.Admission(self._world.slots, self.record, self._world.clock)
+        entrance = clearing.Admission(self._world.slots, self.record, self._world.clock)
         if self.record.journal.is_node_taken:
             entrance.take_again()
         elif self._planning.is_anything_due():
