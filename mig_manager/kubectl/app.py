@@ -17,15 +17,7 @@ from mig_manager.cli.render import report
 from mig_manager.core.layout import config
 from mig_manager.core.options import source
 from mig_manager.core.text import document, messages
-from mig_manager.kubectl import (
-    arguments,
-    asking,
-    histories,
-    plans,
-    products,
-    selecting,
-    statuses,
-)
+from mig_manager.kubectl import arguments, histories, plans, products, selecting, statuses
 
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
 _INTERRUPTED = 128 + 2
@@ -119,7 +111,7 @@ class _App:
         self._style = terminal.style(settings.colour(given, terminal.environ))
         self._format = str(options.get("output"))
         self._now = dt.datetime.now(tz=dt.UTC)
-        self._seen = asking.Cluster(
+        self._seen = selecting.Cluster(
             kubectl.Kubectl(arguments.kubectl_options(options), tell=terminal.note)
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters import kubectl
 from mig_manager.cli import console
-from mig_manager.kubectl import arguments, asking
+from mig_manager.kubectl import arguments, selecting
 
 _NO_FILES, _FILES = 4, 0
 """cobra's ShellCompDirectiveNoFileComp and ShellCompDirectiveDefault."""
@@ -67,7 +67,7 @@ def _words(name: str, before: Sequence[str]) -> Iterable[str]:
     """Return nodes or layouts, whichever come next."""
     rest = before[list(before).index(name) + 1 :]
     given = [each for each in rest if not each.startswith("-")]
-    seen = asking.Cluster(_api(before))
+    seen = selecting.Cluster(_api(before))
     match name:
         case "validate":
             return _layouts(seen)
@@ -80,7 +80,7 @@ def _words(name: str, before: Sequence[str]) -> Iterable[str]:
             return ()
 
 
-def _layouts(seen: asking.Cluster) -> Iterable[str]:
+def _layouts(seen: selecting.Cluster) -> Iterable[str]:
     # Whoever wrote the document must not drive the terminal.
     return [name for name in seen.document(None).layouts if name.isprintable()]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from mig_manager import errors
 from mig_manager.core.fleet import standing
 from mig_manager.core.text import bar, messages
-from mig_manager.kubectl import asking, layout, statuses
+from mig_manager.kubectl import layout, selecting, statuses
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +72,13 @@ class History:
         }
 
 
-def history(seen: asking.Cluster, report: standing.Report, *, now: dt.datetime) -> History:
+def history(seen: selecting.Cluster, report: standing.Report, *, now: dt.datetime) -> History:
     """Put together what is known of a node's past.
 
     Raises:
         ClusterError: The API does not answer; that it refuses to show Events is no failure.
     """
-    events: Sequence[asking.Event] = ()
+    events: Sequence[selecting.Event] = ()
     why_not = ""
     try:
         events = seen.events(report.node.view.name)

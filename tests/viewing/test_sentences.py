@@ -12,7 +12,7 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import askers
 from mig_manager.core.records import gpu_records
 from mig_manager.core.text import bar
-from mig_manager.kubectl import asking, histories, layout, plans, selecting, statuses
+from mig_manager.kubectl import histories, layout, plans, selecting, statuses
 from tests.core import boards
 from tests.viewing import rig
 
@@ -65,7 +65,7 @@ def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
 ) -> standing.Report:
     thing = rig.Seen(name="n1", gpus=gpus, wish="all-balanced", state=state).to_object()
-    node = asking.read(thing | {"metadata": thing["metadata"] | {"uid": "u"}})
+    node = selecting.read(thing | {"metadata": thing["metadata"] | {"uid": "u"}})
     return standing.judge(node, dt.datetime.now(tz=dt.UTC))
 
 
@@ -90,7 +90,7 @@ def test_pods_with_claims_are_named_apart() -> None:
     item = rig.pod("dra", "n1")
     item["metadata"]["uid"] = "u"
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
-    found = asking.read_pods([item], ["n1"])
+    found = selecting.read_pods([item], ["n1"])
     shown = statuses.Status(
         reports=(report((boards.gpu(boards.A100, "1g.5gb@0"),)),),
         pods=selecting.Pods(by_node=found),
@@ -144,7 +144,7 @@ def test_what_failed_is_in_force_since_never() -> None:
 
 
 def test_a_node_of_which_nothing_is_kept_says_so() -> None:
-    node = asking.read({"metadata": {"name": "n1", "uid": "u"}})
+    node = selecting.read({"metadata": {"name": "n1", "uid": "u"}})
     history = histories.History(
         report=standing.judge(node, NOW), moments=(), why_no_events="", now=NOW
     )
@@ -162,4 +162,4 @@ def test_a_node_without_any_gpu_is_drawn_as_that() -> None:
 
 def test_an_object_that_is_no_node_is_an_error_of_ours() -> None:
     with pytest.raises(errors.ClusterError):
-        asking.read({"metadata": {"name": "n1"}, "status": {"conditions": [7]}})
+        selecting.read({"metadata": {"name": "n1"}, "status": {"conditions": [7]}})
