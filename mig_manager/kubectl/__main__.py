@@ -19,9 +19,9 @@ def main() -> None:
 
 def complete() -> None:
     """Answer kubectl's question how the command line may go on."""
-    from mig_manager.kubectl import completing  # noqa: PLC0415 - not for the plugin itself
+    from mig_manager.kubectl import arguments  # noqa: PLC0415 - not for the plugin itself
 
-    sys.exit(completing.main(sys.argv[1:], console.Console.of_process("kubectl-mig")))
+    sys.exit(arguments.main(sys.argv[1:], console.Console.of_process("kubectl-mig")))
 
 
 if __name__ == "__main__":

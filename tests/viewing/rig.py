@@ -20,7 +20,7 @@ from mig_manager.cli import console
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_records, status
-from mig_manager.kubectl import app, completing
+from mig_manager.kubectl import app, arguments
 from mig_manager.sandbox import apiserver
 from tests import fakes, programs
 
@@ -237,7 +237,7 @@ class Viewer:
 
     def complete(self, *words: str) -> Said:
         """Ask within this process how a line may go on."""
-        return self._within(completing.main, words, "")
+        return self._within(arguments.main, words, "")
 
     def _within(
         self,
