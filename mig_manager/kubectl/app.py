@@ -17,7 +17,7 @@ from mig_manager.cli.render import report
 from mig_manager.core.layout import config
 from mig_manager.core.options import source
 from mig_manager.core.text import document, messages
-from mig_manager.kubectl import arguments, histories, plans, products, selecting, statuses
+from mig_manager.kubectl import arguments, histories, plans, selecting, statuses
 
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
 _INTERRUPTED = 128 + 2
@@ -140,7 +140,7 @@ class _App:
 
     def _plan(self) -> int:
         found = self._document()
-        layout = products.harmless(found.layout(str(self._options["layout"])))
+        layout = plans.harmless(found.layout(str(self._options["layout"])))
         nodes = self._nodes()
         pods = selecting.pods(self._seen, nodes.names)
         result = plans.plan(layout, nodes.reports, source=found.source, pods=pods)
@@ -153,17 +153,17 @@ class _App:
         given = self._options.get("layout")
         names = [str(name) for name in given] if isinstance(given, list) else []
         layouts = [source_.layout(name) for name in names or source_.layouts]
-        found = products.of_nodes(self._nodes().reports)
+        found = plans.of_nodes(self._nodes().reports)
         for note in found.notes:
             self._terminal.note(note)
         if not found.templates:
             raise errors.UsageError("no node tells which GPUs it has, so nothing can be checked")
         result = validation.against_products(
-            [products.harmless(layout) for layout in layouts],
+            [plans.harmless(layout) for layout in layouts],
             source=source_.source,
             templates=found.templates,
             # Who names a layout means it for these nodes.
-            others=None if names else products.known,
+            others=None if names else plans.known,
         )
         self._answer(result.to_data, lambda: report.validated(result, style=self._style))
         return FAILED if result.misfits else DONE
