@@ -19,7 +19,6 @@ from mig_manager.sandbox.cluster import (
     devices,
     kubelet,
     manifests,
-    nodegpus,
     nodelifecycle,
     nodeoptions,
     objects,
@@ -60,13 +59,13 @@ class SandboxNode:
         *,
         options: NodeOptions,
         cluster: view.ClusterView | None = None,
-        gpus: nodegpus.NodeGpus | None = None,
+        gpus: nodeoptions.NodeGpus | None = None,
     ) -> None:
         self.options = options
         self.devices = devices.DeviceManager(forget_s=options.forget_resource_s)
         self._server = server
         self._shared_cluster = cluster
-        self._gpus = gpus or nodegpus.SimulatedGpus(state_file)
+        self._gpus = gpus or nodeoptions.SimulatedGpus(state_file)
         self._exits = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._wake = threading.Event()

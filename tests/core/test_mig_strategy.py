@@ -8,7 +8,7 @@ import pytest
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile
 from mig_manager.core.node import mig_strategy
-from mig_manager.sandbox.cluster import deviceplugin, nodegpus, nodeoptions, programs
+from mig_manager.sandbox.cluster import deviceplugin, nodeoptions, programs
 
 OFF = ("off", ())
 LAYOUTS = (
@@ -29,8 +29,8 @@ def layout(index: int, mode: str, names: tuple[str, ...]) -> mig_strategy.GpuLay
     )
 
 
-def seen(index: int, mode: str, names: tuple[str, ...]) -> nodegpus.SeenGpu:
-    return nodegpus.SeenGpu(
+def seen(index: int, mode: str, names: tuple[str, ...]) -> nodeoptions.SeenGpu:
+    return nodeoptions.SeenGpu(
         index=index,
         uuid=f"GPU-{index}",
         name="A100",
@@ -38,7 +38,7 @@ def seen(index: int, mode: str, names: tuple[str, ...]) -> nodegpus.SeenGpu:
         is_mig_capable=True,
         is_mig_enabled=mode == "on",
         mig_devices=tuple(
-            nodegpus.MigDevice(uuid=f"MIG-{index}-{number}", profile=profile.parse(name))
+            nodeoptions.MigDevice(uuid=f"MIG-{index}-{number}", profile=profile.parse(name))
             for number, name in enumerate(names)
         ),
     )

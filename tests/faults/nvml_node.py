@@ -16,7 +16,7 @@ from mig_manager.adapters.nvml_worker import gpu_child
 from mig_manager.agent import reconcile
 from mig_manager.core import model, ports
 from mig_manager.sandbox import nvml as simulated
-from mig_manager.sandbox.cluster import nodegpus
+from mig_manager.sandbox.cluster import nodeoptions
 from mig_manager.sandbox.driver import libnvml, states
 from tests import fakes
 from tests.faults import nvml_codes
@@ -115,7 +115,7 @@ class Cluster(fakes.World):
     def __init__(self, state: simulated.SharedState) -> None:
         super().__init__(gpus=(), labels={"nvidia.com/gpu.deploy.device-plugin": "true"})
         self._state = state
-        self._scenery = nodegpus.SimulatedGpus(state.path)
+        self._scenery = nodeoptions.SimulatedGpus(state.path)
         self._clients: dict[str, states.Client] = {}
         self.start_plugin()
 

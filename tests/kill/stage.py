@@ -15,7 +15,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core.host import hooks
 from mig_manager.core.node import cluster, resources
 from mig_manager.sandbox import apiserver, node, nvml
-from mig_manager.sandbox.cluster import manifests, nodegpus, nodeoptions, objects, view
+from mig_manager.sandbox.cluster import manifests, nodeoptions, objects, view
 from mig_manager.sandbox.driver import states
 from tests.kill import forkserver, scenarios, victim
 
@@ -226,7 +226,7 @@ class Stage:
 
     def existing(self) -> frozenset[str]:
         """Return every device of the GPUs that a plugin can offer."""
-        gpus = nodegpus.SimulatedGpus(self._state_file).observe()
+        gpus = nodeoptions.SimulatedGpus(self._state_file).observe()
         whole = {gpu.uuid for gpu in gpus if not gpu.is_mig_enabled}
         return frozenset(whole | {d.uuid for gpu in gpus for d in gpu.mig_devices})
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from mig_manager.core import model
-from mig_manager.sandbox.cluster import deviceplugin, nodegpus, nodeoptions, programs
+from mig_manager.sandbox.cluster import deviceplugin, nodeoptions, programs
 
 _1G = model.Profile(compute_slices=1, gpu_slices=1, memory_gb=5)
 _2G = model.Profile(compute_slices=2, gpu_slices=2, memory_gb=10)
@@ -17,8 +17,8 @@ NONE, SINGLE, MIXED = (
 )
 
 
-def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> nodegpus.SeenGpu:
-    return nodegpus.SeenGpu(
+def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> nodeoptions.SeenGpu:
+    return nodeoptions.SeenGpu(
         index=index,
         uuid=f"GPU-{index}",
         name="NVIDIA A100-SXM4-40GB",
@@ -26,7 +26,7 @@ def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> nodegpus
         is_mig_capable=True,
         is_mig_enabled=enabled or bool(profiles),
         mig_devices=tuple(
-            nodegpus.MigDevice(uuid=f"MIG-{index}-{place}", profile=profile)
+            nodeoptions.MigDevice(uuid=f"MIG-{index}-{place}", profile=profile)
             for place, profile in enumerate(profiles)
         ),
     )
@@ -54,7 +54,7 @@ def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> nodegpus
 )
 def test_each_strategy_names_the_devices_its_way(
     strategy: nodeoptions.Strategy,
-    gpus: list[nodegpus.SeenGpu],
+    gpus: list[nodeoptions.SeenGpu],
     expected: dict[str, tuple[str, ...]],
 ) -> None:
     found = deviceplugin.enumerate_devices(gpus, strategy)
@@ -74,7 +74,7 @@ def test_each_strategy_names_the_devices_its_way(
     ids=["unequal-modes", "empty", "unequal-profiles", "partial-compute-instance"],
 )
 def test_layouts_that_a_strategy_cannot_name_make_the_plugin_exit(
-    strategy: nodeoptions.Strategy, gpus: list[nodegpus.SeenGpu], word: str
+    strategy: nodeoptions.Strategy, gpus: list[nodeoptions.SeenGpu], word: str
 ) -> None:
     with pytest.raises(programs.ExitedError, match=word):
         deviceplugin.enumerate_devices(gpus, strategy)

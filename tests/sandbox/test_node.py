@@ -15,7 +15,7 @@ from mig_manager.adapters.kubelet import podresources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver, node, nvml
-from mig_manager.sandbox.cluster import manifests, nodegpus, objects
+from mig_manager.sandbox.cluster import manifests, nodeoptions, objects
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _GPU = "nvidia.com/gpu"
@@ -229,7 +229,7 @@ def test_new_instances_are_offered_after_a_restart_of_the_plugin_and_not_before(
 
 
 def uuids(world: World) -> frozenset[str]:
-    gpus = nodegpus.SimulatedGpus(world.state_file).observe()
+    gpus = nodeoptions.SimulatedGpus(world.state_file).observe()
     return frozenset(device.uuid for gpu in gpus for device in gpu.mig_devices)
 
 

@@ -9,7 +9,7 @@ from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import nvml_gpus as nvml_adapter
 from mig_manager.core import model
 from mig_manager.sandbox import nvml
-from mig_manager.sandbox.cluster import nodegpus
+from mig_manager.sandbox.cluster import nodeoptions
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def state_file(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
     reported = nvml_adapter.NvmlGpus(clock=clock.SystemClock()).observe()
 
-    seen = nodegpus.SimulatedGpus(state_file).observe()
+    seen = nodeoptions.SimulatedGpus(state_file).observe()
 
     assert [(g.index, g.uuid, g.name, g.memory_mib) for g in seen] == [
         (g.index, g.uuid, g.name, g.memory_mib) for g in reported
@@ -52,7 +52,7 @@ def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
 def test_a_program_that_computes_is_listed_by_nvml_until_it_lets_go(
     state_file: pathlib.Path,
 ) -> None:
-    gpus = nodegpus.SimulatedGpus(state_file)
+    gpus = nodeoptions.SimulatedGpus(state_file)
     uuid = gpus.observe()[1].mig_devices[0].uuid
     let_go = gpus.hold(uuid, process="train", computes=True)
     assert processes() == 1
@@ -65,7 +65,7 @@ def test_a_program_that_computes_is_listed_by_nvml_until_it_lets_go(
 def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
     state_file: pathlib.Path,
 ) -> None:
-    gpus = nodegpus.SimulatedGpus(state_file)
+    gpus = nodeoptions.SimulatedGpus(state_file)
     gpus.hold(gpus.observe()[0].uuid, process="monitor", computes=False)
     pynvml.nvmlInit()
     status = pynvml.nvmlDeviceSetMigMode(pynvml.nvmlDeviceGetHandleByIndex(0), 1)
@@ -76,7 +76,7 @@ def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
 
 def test_a_device_that_does_not_exist_cannot_be_held(state_file: pathlib.Path) -> None:
     with pytest.raises(errors.HardwareError, match="MIG-gone"):
-        nodegpus.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)
+        nodeoptions.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)
 
 
 def processes() -> int:

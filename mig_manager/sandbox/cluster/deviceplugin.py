@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.sandbox.cluster import devices, nodegpus, nodeoptions, programs
+from mig_manager.sandbox.cluster import devices, nodeoptions, programs
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Enumeration:
 
 
 def enumerate_devices(
-    gpus: Sequence[nodegpus.SeenGpu], strategy: nodeoptions.Strategy
+    gpus: Sequence[nodeoptions.SeenGpu], strategy: nodeoptions.Strategy
 ) -> Enumeration:
     """Turn GPUs and MIG devices into resources.
 
@@ -60,7 +60,7 @@ def resource_of(profile: model.Profile) -> str:
     return "nvidia.com/mig-" + name.replace("+", ".")
 
 
-def _single(gpus: Sequence[nodegpus.SeenGpu]) -> Enumeration:
+def _single(gpus: Sequence[nodeoptions.SeenGpu]) -> Enumeration:
     with_mig = [gpu for gpu in gpus if gpu.is_mig_enabled]
     if not with_mig:
         return _of({_GPU: [gpu.uuid for gpu in gpus]})
@@ -79,7 +79,7 @@ def _single(gpus: Sequence[nodegpus.SeenGpu]) -> Enumeration:
     return _of({_GPU: [device.uuid for device in found]})
 
 
-def _mixed(gpus: Sequence[nodegpus.SeenGpu]) -> Enumeration:
+def _mixed(gpus: Sequence[nodeoptions.SeenGpu]) -> Enumeration:
     resources: dict[str, list[str]] = {}
     warnings: list[str] = []
     for gpu in gpus:
@@ -110,7 +110,7 @@ class Plugin:
     def __init__(
         self,
         *,
-        gpus: nodegpus.NodeGpus,
+        gpus: nodeoptions.NodeGpus,
         manager: devices.DeviceManager,
         strategy: nodeoptions.Strategy,
         start_s: float,

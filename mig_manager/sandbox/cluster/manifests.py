@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import nodegpus, nodeoptions, objects
+from mig_manager.sandbox.cluster import nodeoptions, objects
 
 STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
 """Annotation of a pod: how long its containers need to stop, in seconds."""
@@ -146,7 +146,9 @@ def _daemon_set(
     }
 
 
-def node_labels(gpus: Sequence[nodegpus.SeenGpu], opts: nodeoptions.NodeOptions) -> dict[str, str]:
+def node_labels(
+    gpus: Sequence[nodeoptions.SeenGpu], opts: nodeoptions.NodeOptions
+) -> dict[str, str]:
     """Return the labels that kubelet and GPU feature discovery put on a node, and the extra ones.
 
     Feature discovery follows a change of layout up to a minute late; the labels that depend on

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.sandbox.cluster import nodegpus
+from mig_manager.sandbox.cluster import nodeoptions
 
 
 class ExitedError(Exception):
@@ -54,7 +54,7 @@ class Holder:
     def __init__(
         self,
         *,
-        gpus: nodegpus.NodeGpus,
+        gpus: nodeoptions.NodeGpus,
         name: str,
         device_ids: Callable[[], Iterable[str]],
         computes: bool,
