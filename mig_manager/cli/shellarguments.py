@@ -49,7 +49,7 @@ def _add_checkpoint_file(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def add_own(parser: argparse.ArgumentParser) -> None:
+def add_validate(parser: argparse.ArgumentParser) -> None:
     """Add them."""
     parser.add_argument(
         "--must-fit",
@@ -73,7 +73,7 @@ def add_own(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_own_of_rolloutarguments(parser: argparse.ArgumentParser) -> None:
+def add_rollout(parser: argparse.ArgumentParser) -> None:
     """Add all that 'rollout' takes, but for what every command takes."""
     parser.add_argument(
         "layout",
@@ -262,7 +262,7 @@ def _define_validate(parser: argparse.ArgumentParser) -> None:
         "check for this product, such as 'NVIDIA H100 80GB HBM3' or '*A100*'; repeatable; "
         "needs no GPU (default: the GPUs of this machine)",
     )
-    add_own(parser)
+    add_validate(parser)
     commonarguments.add_gpu_access(parser)
     commonarguments.add_output(parser, "text|json|yaml", "text")
 
@@ -282,7 +282,7 @@ def _define_agent(parser: argparse.ArgumentParser) -> None:
 
 
 def _define_rollout(parser: argparse.ArgumentParser) -> None:
-    add_own_of_rolloutarguments(parser)
+    add_rollout(parser)
     commonarguments.add_lenient(parser)
     commonarguments.add_output(parser, "text|json|yaml", "text")
 

@@ -41,11 +41,11 @@ def of_nodes(reports: Sequence[standing.Report]) -> Products:
     found: dict[tuple[str, int, int], model.Gpu] = {}
     notes: list[str] = []
     guessed: dict[str, model.Gpu] = {}
-    for report in reports:
-        gpus = report.gpus
+    for node in reports:
+        gpus = node.gpus
         if gpus is None:
-            gpus, note = presumed(report)
-            notes.append(f"{report.node.view.name}: {note}")
+            gpus, note = presumed(node)
+            notes.append(f"{node.node.view.name}: {note}")
             guessed.update((gpu.name, gpu) for gpu in gpus)
             continue
         for gpu in gpus:
