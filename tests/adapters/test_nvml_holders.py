@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_gpus, nvml_library
+from mig_manager.adapters.nvml import nvml_gpus, nvml_session
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from tests import fakes
@@ -107,7 +107,7 @@ def test_a_process_that_uses_an_instance_is_named_by_the_hosts_capability_files(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The simulated library is loaded.
-    monkeypatch.setattr(nvml_library, "find", lambda _roots: None)
+    monkeypatch.setattr(nvml_session, "find", lambda _roots: None)
     with nvml_rig.rig(tmp_path / "state") as node:
         gpu = node.fill("1g.5gb")
         (instance,) = gpu.gpu_instances

@@ -12,13 +12,7 @@ from typing import Generic, TypeVar, cast
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import (
-    nvml_calls,
-    nvml_execute,
-    nvml_observe,
-    nvml_session,
-    nvml_symbols,
-)
+from mig_manager.adapters.nvml import nvml_calls, nvml_execute, nvml_observe, nvml_session
 from mig_manager.core import model, timing
 
 _Result = TypeVar("_Result")
@@ -98,7 +92,7 @@ class NvmlGpus:
         """Open a session in which a plan may be executed."""
         require_idle = self._idle_check(plan) if plan.requires_idle else None
         with self._session():
-            nvml_symbols.require(plan)
+            nvml_session.require(plan)
             if require_idle is not None:
                 require_idle()
                 for gpu in plan.gpus:

@@ -2,12 +2,81 @@
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpu_progress, nvml_calls, nvml_library
+from mig_manager.adapters.host import driverfiles
+from mig_manager.adapters.nvml import gpu_progress, nvml_calls
+from mig_manager.core import model
+
+
+def candidates(roots: Iterable[str]) -> Iterator[str]:
+    """Yield the files of the library below file systems with a driver, best first."""
+    for root in roots:
+        yield from map(str, driverfiles.libraries(pathlib.Path(root)))
+
+
+def find(roots: Iterable[str], *, is_known: Callable[[], bool] | None = None) -> str | None:
+    """Return the library's file below one of the roots, or None to leave it to the loader.
+
+    Args:
+        roots: Where drivers may be, best first; without any the loader is not even asked.
+        is_known: Tells whether the loader finds the library by itself; the loader is asked.
+    """
+    places = tuple(roots)
+    if not places or (is_known or _is_loadable)():
+        return None
+    return next(candidates(places), None)
+
+
+def _is_loadable() -> bool:
+    try:
+        with gpu_progress.PROGRESS.calling("dlopen"):
+            ctypes.CDLL(driverfiles.LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
+_MODE = ("nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode")
+_INSTANCES = (
+    "nvmlDeviceGetGpuInstances",
+    "nvmlDeviceGetGpuInstanceById",
+    "nvmlGpuInstanceGetInfo",
+    "nvmlDeviceCreateGpuInstance",
+    "nvmlGpuInstanceDestroy",
+    "nvmlGpuInstanceGetComputeInstances",
+    "nvmlGpuInstanceGetComputeInstanceById",
+    "nvmlComputeInstanceGetInfo_v2",
+    "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlComputeInstanceDestroy",
+)
+"""To create and to destroy instances: a plan that does only one of these is rolled back by the
+other. The ``...WithPlacement`` functions, which R450 (for GPU instances) and R515 (for compute
+instances) lack, are not among them: ``nvml_execute`` does without."""
+
+
+def require(plan: model.Plan) -> None:
+    """Check that the loaded library has each function that a plan and its rollback need.
+
+    Raises:
+        HardwareError: NOT_SUPPORTED, with the names of the missing functions.
+    """
+    needed: tuple[str, ...] = ()
+    if any(isinstance(step, model.SetMode) for step in plan.steps):
+        needed += _MODE
+    if any(not isinstance(step, model.SetMode) for step in plan.steps):
+        needed += _INSTANCES
+    missing = [name for name in needed if not hasattr(pynvml.nvmlLib, name)]
+    if missing:
+        raise errors.HardwareError(
+            f"the driver's NVML library has no {', '.join(missing)}, which this change needs",
+            reason=errors.Reason.NOT_SUPPORTED,
+            operation=missing[0],
+        )
 
 
 @contextlib.contextmanager
@@ -25,7 +94,7 @@ def opened(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterat
         HardwareError: The library cannot be loaded, or NVML cannot be initialised or shut down;
             DRIVER_LIBRARY_MISMATCH: there is none of the loaded driver's version.
     """
-    path = library_path or nvml_library.find(driver_roots)
+    path = library_path or find(driver_roots)
     if path is not None:
         _load(path)
     try:
@@ -51,7 +120,7 @@ def _initialise_another(
 
     A driver upgrade leaves a container with the library that was mounted when it started.
     """
-    for path in nvml_library.candidates(driver_roots):
+    for path in candidates(driver_roots):
         if path == but:
             continue
         try:
