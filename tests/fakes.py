@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, ports
-from mig_manager.core.host import hookfile, hooks
+from mig_manager.core.host import hooks
 from mig_manager.core.node import clients, cluster, disruption
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
@@ -650,7 +650,7 @@ class FakeHooks:
 
     def read(self) -> hooks.Table:
         self._world.called("hooks.read")
-        return hookfile.parse(self._world.hooks, source="hooks.yaml")
+        return hooks.parse(self._world.hooks, source="hooks.yaml")
 
     def missing(self, hook: hooks.Hook) -> str:
         is_missing = hook.command in self._world.missing_hooks

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core.host import hookfile, hooks
+from mig_manager.core.host import hooks
 from mig_manager.core.host.hooks import Point
 from mig_manager.core.text import document
 
@@ -25,7 +25,7 @@ hooks:
 
 
 def parse(text: str) -> hooks.Table:
-    return hookfile.parse(text, source="h.yaml")
+    return hooks.parse(text, source="h.yaml")
 
 
 def test_two_points_with_two_hooks_each_are_read_in_their_order() -> None:

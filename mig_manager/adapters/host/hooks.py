@@ -15,7 +15,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, toolprocess, tools
-from mig_manager.core.host import hookfile, hooks
+from mig_manager.core.host import hooks
 from mig_manager.core.text import messages
 
 _MAX_LOGGED = 4096
@@ -59,7 +59,7 @@ class HookPrograms:
         Raises:
             ConfigError: The file cannot be read or breaks the format.
         """
-        return hookfile.parse(self._source.read(), source=self._source.name)
+        return hooks.parse(self._source.read(), source=self._source.name)
 
     def missing(self, hook: hooks.Hook) -> str:
         """Return why a hook's program cannot be run here; empty when it probably can."""

@@ -5,9 +5,10 @@ How they are read is in ``hookfile``, so that whoever only knows of them needs n
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
+from mig_manager.core.text import document, fields
 
 
 class Point(enum.Enum):
@@ -53,3 +54,150 @@ class Table:
     def at(self, point: Point) -> tuple[Hook, ...]:
         """Return the hooks of a point."""
         return self.points.get(point, ())
+
+
+VERSION = "v1"
+MOST_TIMEOUT_S = 86400.0
+"""A day: nobody waits longer for a program on purpose."""
+
+_KEYS = ("version", "hooks")
+_HOOK_KEYS = ("command", "args", "envs", "workdir", "timeout-s")
+
+
+def parse(text: str, *, source: str) -> Table:
+    """Read a hooks file; an empty one has no hooks.
+
+    Args:
+        text: YAML or JSON.
+        source: Name of the file for error messages.
+
+    Raises:
+        ConfigError: It breaks the format; the message says where and what is right.
+    """
+    root = document.parse(text, source=source)
+    if root is None or fields.is_null(root):
+        return Table()
+    top = _Fields(root, _KEYS, f"a mapping with 'version: {VERSION}' and 'hooks'")
+    version = top.get("version")
+    # The peer does not look at it, so a file may well lack it.
+    if version is not None and not (
+        isinstance(version, document.Scalar) and version.value == VERSION
+    ):
+        fields.fail(version, f"version must be the text {VERSION}, not {fields.shown(version)}")
+    points = top.get("hooks")
+    if points is None or fields.is_null(points):
+        return Table()
+    if not isinstance(points, document.Mapping):
+        fields.fail(points, f"hooks must be a mapping of points, not {fields.shown(points)}")
+    fields.check_keys(points, [point.value for point in Point])
+    return Table(points={Point(entry.key): tuple(_hooks(entry.value)) for entry in points.entries})
+
+
+class _Fields:
+    """A mapping whose keys may be written in any case, as the peer reads them."""
+
+    def __init__(self, node: document.Node, known: Sequence[str], what: str) -> None:
+        if not isinstance(node, document.Mapping):
+            fields.fail(node, f"expected {what}, not {fields.shown(node)}")
+        self.node = node
+        self._entries: dict[str, document.Node] = {}
+        for entry in node.entries:
+            key = entry.key.lower()
+            if key in self._entries:
+                raise errors.ConfigError(f"key '{key}' is given twice", location=entry.location)
+            self._entries[key] = entry.value
+        lowered = tuple(
+            dataclasses.replace(entry, key=entry.key.lower()) for entry in node.entries
+        )
+        fields.check_keys(dataclasses.replace(node, entries=lowered), known)
+
+    def get(self, key: str) -> document.Node | None:
+        """Return the value of a key; None when it is not there."""
+        return self._entries.get(key)
+
+
+def _hooks(node: document.Node) -> Iterator[Hook]:
+    if fields.is_null(node):
+        return
+    if not isinstance(node, document.Sequence):
+        fields.fail(node, f"the hooks of a point must be a list, not {fields.shown(node)}")
+    for item in node.items:
+        yield _hook(item)
+
+
+def _hook(node: document.Node) -> Hook:
+    given = _Fields(node, _HOOK_KEYS, "a mapping with 'command'")
+    command = given.get("command")
+    if command is None:
+        fields.fail(node, "'command' is missing; write, for example, 'command: /bin/true'")
+    program = _text(command, "command")
+    if not program:
+        fields.fail(command, "command must name a program")
+    workdir = given.get("workdir")
+    return Hook(
+        command=program,
+        args=tuple(_args(given.get("args"))),
+        envs=dict(_envs(given.get("envs"))),
+        workdir=_text(workdir, "workdir") if workdir is not None else "",
+        timeout_s=_timeout_s(given.get("timeout-s")),
+        location=command.location,
+    )
+
+
+def _args(node: document.Node | None) -> Iterator[str]:
+    if node is None or fields.is_null(node):
+        return
+    if not isinstance(node, document.Sequence):
+        fields.fail(node, f"args must be a list, not {fields.shown(node)}")
+    for item in node.items:
+        yield _text(item, "an argument")
+
+
+def _envs(node: document.Node | None) -> Iterator[tuple[str, str]]:
+    if node is None or fields.is_null(node):
+        return
+    if not isinstance(node, document.Mapping):
+        fields.fail(node, f"envs must be a mapping, not {fields.shown(node)}")
+    for entry in node.entries:
+        if not entry.key or "=" in entry.key or not _is_passable(entry.key):
+            raise errors.ConfigError(
+                f"{entry.key[:60]!r} cannot be the name of a variable", location=entry.location
+            )
+        yield entry.key, _text(entry.value, f"variable {entry.key[:60]!r}")
+
+
+def _text(node: document.Node, what: str) -> str:
+    """Return a scalar as the text that the peer makes of it: ``1`` as "1", ``yes`` as "true"."""
+    if not isinstance(node, document.Scalar):
+        fields.fail(node, f"{what} must be a text, not {fields.shown(node)}")
+    text = node.key or ""
+    if not _is_passable(text):
+        fields.fail(node, f"{what} has a character that no program can be given")
+    return text
+
+
+def _is_passable(text: str) -> bool:
+    """Tell whether a text can be handed to a program: no NUL, and it has an encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def _timeout_s(node: document.Node | None) -> float | None:
+    if node is None or fields.is_null(node):
+        return None
+    value = node.value if isinstance(node, document.Scalar) else None
+    # To Python, true is a number.
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value <= MOST_TIMEOUT_S
+    ):
+        fields.fail(
+            node,
+            f"timeout-s must be a number of seconds, more than 0 and {MOST_TIMEOUT_S:g} at most, "
+            f"not {fields.shown(node)}",
+        )
+    return float(value)
