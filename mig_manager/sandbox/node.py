@@ -14,17 +14,15 @@ from typing import Self
 
 from mig_manager import errors
 from mig_manager.sandbox.cluster import (
-    daemonsets,
+    controlplane,
     deviceplugin,
     devices,
     kubelet,
     manifests,
-    nodelifecycle,
     nodeoptions,
     objects,
     podresources_server,
     programs,
-    scheduler,
     view,
 )
 
@@ -171,9 +169,9 @@ class SandboxNode:
 
     def _run(self, cluster: view.ClusterView, agent: kubelet.Kubelet) -> None:
         controllers = (
-            nodelifecycle.NodeLifecycle(cluster),
-            daemonsets.DaemonSetController(cluster),
-            scheduler.Scheduler(cluster),
+            controlplane.NodeLifecycle(cluster),
+            controlplane.DaemonSetController(cluster),
+            controlplane.Scheduler(cluster),
         )
         tick_at = time.monotonic()
         waiting: list[threading.Event] = []

@@ -3,10 +3,10 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.cluster import nodelifecycle, view
+from mig_manager.sandbox.cluster import controlplane, view
 from tests.sandbox import apirig
 
-NEW = {"key": nodelifecycle.NOT_READY_TAINT, "effect": "NoSchedule"}
+NEW = {"key": controlplane.NOT_READY_TAINT, "effect": "NoSchedule"}
 OTHER = {"key": "example.com/flaky", "effect": "NoSchedule"}
 
 
@@ -21,7 +21,7 @@ def taints_after(server: apiserver.ApiServer, *, is_ready: bool) -> list[apirig.
     node = apirig.a_node() | {"spec": {"taints": [NEW, OTHER]}, "status": status}
     server.store.create(node)
     with view.ClusterView(server.url) as cluster:
-        nodelifecycle.NodeLifecycle(cluster).sync()
+        controlplane.NodeLifecycle(cluster).sync()
     taints: list[apirig.Object] = apirig.Client(server)("GET", f"{apirig.NODES}/n1").body["spec"][
         "taints"
     ]
