@@ -16,7 +16,6 @@ from mig_manager import errors
 from mig_manager.sandbox.cluster import (
     controlplane,
     deviceplugin,
-    devices,
     kubelet,
     manifests,
     nodeoptions,
@@ -60,7 +59,7 @@ class SandboxNode:
         gpus: nodeoptions.NodeGpus | None = None,
     ) -> None:
         self.options = options
-        self.devices = devices.DeviceManager(forget_s=options.forget_resource_s)
+        self.devices = deviceplugin.DeviceManager(forget_s=options.forget_resource_s)
         self._server = server
         self._shared_cluster = cluster
         self._gpus = gpus or nodeoptions.SimulatedGpus(state_file)
@@ -147,7 +146,7 @@ class SandboxNode:
                 return False
 
     def _program_of(
-        self, pod: objects.JsonObject, allocation: devices.Allocation
+        self, pod: objects.JsonObject, allocation: deviceplugin.Allocation
     ) -> programs.Program:
         if manifests.PLUGIN_CONTAINERS.intersection(objects.container_names(pod)):
             return deviceplugin.Plugin(

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.cluster import devices, kubelet, manifests, nodeoptions, objects, view
+from mig_manager.sandbox.cluster import (
+    deviceplugin,
+    kubelet,
+    manifests,
+    nodeoptions,
+    objects,
+    view,
+)
 from mig_manager.sandbox.cluster import programs as programs_
 
 _SMALL = "nvidia.com/mig-1g.5gb"
@@ -48,7 +55,7 @@ class Bench:
 
     def __init__(self, cluster: view.ClusterView) -> None:
         self.cluster = cluster
-        self.manager = devices.DeviceManager(forget_s=300)
+        self.manager = deviceplugin.DeviceManager(forget_s=300)
         self.program = Program()
         self.kubelet = kubelet.Kubelet(
             _OPTIONS,

@@ -7,20 +7,20 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubelet import podresources
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import devices, manifests, objects, podresources_server
+from mig_manager.sandbox.cluster import deviceplugin, manifests, objects, podresources_server
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 
 
 @pytest.fixture
-def manager() -> devices.DeviceManager:
-    result = devices.DeviceManager(forget_s=300)
+def manager() -> deviceplugin.DeviceManager:
+    result = deviceplugin.DeviceManager(forget_s=300)
     result.register({_SMALL: ("MIG-a", "MIG-b"), "nvidia.com/gpu": ("GPU-0",)})
     return result
 
 
 @pytest.fixture
-def client(manager: devices.DeviceManager) -> Iterator[podresources.PodResources]:
+def client(manager: deviceplugin.DeviceManager) -> Iterator[podresources.PodResources]:
     # A test's own directory has too long a name for a socket.
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "pod-resources", "kubelet.sock")
@@ -36,7 +36,7 @@ def pod(name: str) -> objects.JsonObject:
 
 
 def test_pods_are_listed_with_the_devices_of_their_containers(
-    manager: devices.DeviceManager, client: podresources.PodResources
+    manager: deviceplugin.DeviceManager, client: podresources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
 
@@ -45,7 +45,7 @@ def test_pods_are_listed_with_the_devices_of_their_containers(
 
 
 def test_a_released_pod_is_no_longer_listed(
-    manager: devices.DeviceManager, client: podresources.PodResources
+    manager: deviceplugin.DeviceManager, client: podresources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
     manager.release("p1")
@@ -54,7 +54,7 @@ def test_a_released_pod_is_no_longer_listed(
 
 
 def test_allocatable_are_all_healthy_devices_in_use_or_not(
-    manager: devices.DeviceManager, client: podresources.PodResources
+    manager: deviceplugin.DeviceManager, client: podresources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
     manager.disconnect(["nvidia.com/gpu"], 1.0)
@@ -62,7 +62,7 @@ def test_allocatable_are_all_healthy_devices_in_use_or_not(
     assert client.allocatable() == {_SMALL: frozenset({"MIG-a", "MIG-b"})}
 
 
-def test_the_socket_goes_with_the_server(manager: devices.DeviceManager) -> None:
+def test_the_socket_goes_with_the_server(manager: deviceplugin.DeviceManager) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "kubelet.sock")
         with podresources_server.PodResourcesServer(path, manager):
@@ -71,6 +71,6 @@ def test_the_socket_goes_with_the_server(manager: devices.DeviceManager) -> None
         assert not path.exists()
 
 
-def test_a_path_that_no_socket_can_have_is_refused(manager: devices.DeviceManager) -> None:
+def test_a_path_that_no_socket_can_have_is_refused(manager: deviceplugin.DeviceManager) -> None:
     with pytest.raises(errors.UsageError, match="107 bytes"):
         podresources_server.PodResourcesServer(pathlib.Path("/" + "x" * 107), manager)

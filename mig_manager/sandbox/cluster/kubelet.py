@@ -8,9 +8,16 @@ import dataclasses
 import enum
 from collections.abc import Callable, Mapping
 
-from mig_manager.sandbox.cluster import devices, manifests, nodeoptions, objects, programs, view
+from mig_manager.sandbox.cluster import (
+    deviceplugin,
+    manifests,
+    nodeoptions,
+    objects,
+    programs,
+    view,
+)
 
-ProgramFactory = Callable[[objects.JsonObject, devices.Allocation], programs.Program]
+ProgramFactory = Callable[[objects.JsonObject, deviceplugin.Allocation], programs.Program]
 """Gives the program that the containers of a pod run."""
 
 
@@ -53,7 +60,7 @@ class Kubelet:
         opts: nodeoptions.NodeOptions,
         *,
         cluster: view.ClusterView,
-        manager: devices.DeviceManager,
+        manager: deviceplugin.DeviceManager,
         program_of: ProgramFactory,
         node_labels: Mapping[str, str],
     ) -> None:
@@ -138,7 +145,7 @@ class Kubelet:
             return None
         try:
             allocation = self._manager.admit(pod)
-        except devices.ShortageError as error:
+        except deviceplugin.ShortageError as error:
             status = manifests.admission_failure(str(error))
             self._cluster.patch_status(view.Kind.POD, pod, status)
             return None

@@ -11,7 +11,7 @@ import grpc
 
 from mig_manager import errors
 from mig_manager.adapters.kubelet import podresources_messages as messages
-from mig_manager.sandbox.cluster import devices
+from mig_manager.sandbox.cluster import deviceplugin
 
 _LONGEST_PATH = 107
 """Bytes of ``sun_path`` on Linux, less the closing zero."""
@@ -29,7 +29,7 @@ class PodResourcesServer:
         UsageError: The path is too long for a unix socket.
     """
 
-    def __init__(self, path: pathlib.Path, manager: devices.DeviceManager) -> None:
+    def __init__(self, path: pathlib.Path, manager: deviceplugin.DeviceManager) -> None:
         if len(str(path.absolute()).encode()) > _LONGEST_PATH:
             raise errors.UsageError(
                 f"the path of a unix socket has at most {_LONGEST_PATH} bytes: {path}"
@@ -61,7 +61,7 @@ class PodResourcesServer:
         self._exits.close()
 
 
-def _handlers(manager: devices.DeviceManager) -> grpc.GenericRpcHandler:
+def _handlers(manager: deviceplugin.DeviceManager) -> grpc.GenericRpcHandler:
     def list_pods(_request: Any, _context: grpc.ServicerContext) -> Any:
         return messages.ListPodResourcesResponse(
             pod_resources=[_pod(allocation) for allocation in manager.assigned()]
@@ -93,7 +93,7 @@ def _method(
     )
 
 
-def _pod(allocation: devices.Allocation) -> Any:
+def _pod(allocation: deviceplugin.Allocation) -> Any:
     """Show one pod; containers without devices are listed too, as kubelet does."""
     return messages.PodResources(
         name=allocation.name,
