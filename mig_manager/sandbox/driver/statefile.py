@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from mig_manager import errors
-from mig_manager.sandbox.driver import codec, identities, resets, states, transitions
+from mig_manager.sandbox.driver import identities, resets, states, transitions
 
 T = TypeVar("T")
 _FIRST_PID = 4001
@@ -111,7 +111,7 @@ class SharedState:
         else:
             with self.path.open(encoding="utf-8") as file:
                 version = _version(os.fstat(file.fileno()))
-                node = codec.decode(json.load(file))
+                node = states.decode(json.load(file))
         self._keep(version, node, writes)
         return node
 
@@ -351,7 +351,7 @@ class SharedState:
     def _write(self, node: states.NodeState) -> None:
         """Replace the file; its time stamp always grows, since readers tell versions by it."""
         fresh = self.beside("new")
-        fresh.write_text(json.dumps(codec.encode(node)), encoding="utf-8")
+        fresh.write_text(json.dumps(states.encode(node)), encoding="utf-8")
         last = self.path.stat().st_mtime_ns if self.path.exists() else 0
         stamp = max(time.time_ns(), last + 1)
         os.utime(fresh, ns=(stamp, stamp))

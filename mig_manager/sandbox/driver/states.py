@@ -7,6 +7,8 @@ of one.
 import dataclasses
 import enum
 import fnmatch
+from collections.abc import Mapping
+from typing import Any
 
 from mig_manager.core import model
 
@@ -279,3 +281,66 @@ class NodeState:
     def clients_of(self, gpu_uuid: str) -> tuple[Client, ...]:
         """Return the clients of one GPU and of its instances."""
         return tuple(client for client in self.clients if client.gpu_uuid == gpu_uuid)
+
+
+def encode(value: Any) -> Any:
+    """Return frozen values as what ``json.dumps`` takes."""
+    if isinstance(value, model.Placement):
+        return [value.start, value.size]
+    if dataclasses.is_dataclass(value):
+        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def decode(raw: Mapping[str, Any]) -> NodeState:
+    """Return the node that ``encode`` wrote."""
+    return NodeState(
+        **{
+            **raw,
+            "options": _options(raw["options"]),
+            "gpus": tuple(_gpu(each) for each in raw["gpus"]),
+            "clients": tuple(_client(each) for each in raw["clients"]),
+            "faults": tuple(_armed(each) for each in raw["faults"]),
+        }
+    )
+
+
+def _options(raw: Mapping[str, Any]) -> Options:
+    return Options(
+        **{
+            **raw,
+            "latency": Latency(**raw["latency"]),
+            "swapped_gpus": tuple(raw["swapped_gpus"]),
+            "linked_gpus": tuple(tuple(each) for each in raw.get("linked_gpus", ())),
+            "virtualization": Virtualization(raw["virtualization"]),
+            # A file from before events were simulated has no such knob.
+            "mig_events": MigEvents(raw.get("mig_events", MigEvents.ALWAYS)),
+            "absent_functions": tuple(raw["absent_functions"]),
+            "faults": tuple(Fault(**each) for each in raw["faults"]),
+        }
+    )
+
+
+def _gpu(raw: Mapping[str, Any]) -> GpuState:
+    instances = tuple(_gpu_instance(each) for each in raw["instances"])
+    return GpuState(**{**raw, "instances": instances})
+
+
+def _gpu_instance(raw: Mapping[str, Any]) -> GpuInstance:
+    computes = tuple(_compute_instance(each) for each in raw["compute_instances"])
+    placement = model.Placement(*raw["placement"])
+    return GpuInstance(**{**raw, "placement": placement, "compute_instances": computes})
+
+
+def _compute_instance(raw: Mapping[str, Any]) -> ComputeInstance:
+    return ComputeInstance(**{**raw, "placement": model.Placement(*raw["placement"])})
+
+
+def _client(raw: Mapping[str, Any]) -> Client:
+    return Client(**{**raw, "kind": ClientKind(raw["kind"])})
+
+
+def _armed(raw: Mapping[str, Any]) -> ArmedFault:
+    return ArmedFault(**{**raw, "fault": Fault(**raw["fault"])})
