@@ -13,7 +13,7 @@ import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
-from mig_manager.sandbox.driver import identities, resets, statefile, states, transitions
+from mig_manager.sandbox.driver import identities, statefile, states, transitions
 
 _MODULE = "mig_manager.sandbox.smi"
 _OTHER = 255
@@ -130,7 +130,7 @@ def _set_persistence(
     return "\n".join([*done, "All done."])
 
 
-def _refusal(state: statefile.SharedState, answer: resets.Answer) -> str:
+def _refusal(state: statefile.SharedState, answer: transitions.Answer) -> str:
     names = {board.index: board.pci_address for board in state.boards}
     refused = [names[index] for index in answer.refused]
     if answer.missing:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from mig_manager import errors
-from mig_manager.sandbox.driver import identities, resets, states, transitions
+from mig_manager.sandbox.driver import identities, states, transitions
 
 T = TypeVar("T")
 _FIRST_PID = 4001
@@ -287,14 +287,14 @@ class SharedState:
         """
         return self.reset_gpus([index]).code
 
-    def reset_gpus(self, indices: Sequence[int]) -> resets.Answer:
+    def reset_gpus(self, indices: Sequence[int]) -> transitions.Answer:
         """Reset GPUs as ``nvidia-smi --gpu-reset`` does in one command."""
         with contextlib.ExitStack() as stack:
             # Under one lock for all, there is nothing more to be held.
             alone = self.read().options.serialise_all_gpus
             for index in sorted(set(indices))[: 1 if alone else None]:
                 stack.enter_context(self.gpu_lock(index))
-            return self.update(lambda node: resets.attempt(node, self.boards, indices))
+            return self.update(lambda node: transitions.attempt(node, self.boards, indices))
 
     def lose_gpu(self, index: int) -> None:
         """Let a GPU fall off the bus, with all that is on it."""
