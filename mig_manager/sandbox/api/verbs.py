@@ -9,7 +9,6 @@ from mig_manager.sandbox.api import (
     calls,
     discovery,
     exchanges,
-    protobuf,
     registries,
     renderers,
     resources,
@@ -113,8 +112,8 @@ class Verbs:
 
 def _review_body(exchange: Exchange, kind: str) -> Object:
     """Return a review; ``kubectl`` writes them in protobuf and takes no 415 for an answer."""
-    if exchange.content_type == protobuf.MEDIA_TYPE:
-        return protobuf.read_review(exchange.body, kind)
+    if exchange.content_type == renderers.MEDIA_TYPE:
+        return renderers.read_review(exchange.body, kind)
     body: Object = exchange.json()
     return body
 
