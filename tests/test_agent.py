@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from mig_manager import errors
-from mig_manager.agent import lookout, loop, mailbox, outcomes
+from mig_manager.agent import loop, mailbox, outcomes
 from mig_manager.core import model, ports
 
 
@@ -25,7 +25,7 @@ class Pipeline:
         self.delays_s: list[float] = []
         self.sparing: list[bool] = []
         self.looks = 0
-        self.due = lookout.Next.REST
+        self.due = outcomes.Next.REST
         self.recovered: list[str | None] = []
         self.stopped = 0
         self.has_rested = threading.Event()
@@ -45,11 +45,11 @@ class Pipeline:
             self.has_rested.set()
         return self.restless >= 0
 
-    def look(self, name: str, ended: outcomes.Outcome) -> lookout.Next:
+    def look(self, name: str, ended: outcomes.Outcome) -> outcomes.Next:
         assert (name, attempt_of(self.runs)) == self.runs[-1]
         assert not ended.should_retry
         self.looks += 1
-        due, self.due = self.due, lookout.Next.REST
+        due, self.due = self.due, outcomes.Next.REST
         return due
 
     def run(
@@ -210,7 +210,7 @@ def test_at_rest_the_gpus_are_looked_at_and_a_drift_is_healed_sparing_everybody(
     box = mailbox.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
-    pipeline.due = lookout.Next.HEAL
+    pipeline.due = outcomes.Next.HEAL
     served = loop.Agent(pipeline, box, patience=patience(look_after_s=0.02))
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
@@ -225,7 +225,7 @@ def test_a_failure_for_good_is_tried_anew_once_the_hardware_has_changed() -> Non
     box = mailbox.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
-    pipeline.due = lookout.Next.RUN
+    pipeline.due = outcomes.Next.RUN
     pipeline.on_run = box.put_gpu_change
     served = loop.Agent(pipeline, box, patience=patience())
     thread = threading.Thread(target=served.serve, daemon=True)

@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import webserver
-from mig_manager.agent import health, lookout, loop, mailbox, outcomes
+from mig_manager.agent import health, loop, mailbox, outcomes
 from mig_manager.core import model, ports
 
 STUCK_AFTER_S = 10.0
@@ -148,7 +148,7 @@ class Worker:
     def rest(self) -> bool:
         raise AssertionError
 
-    def look(self, name: str, ended: outcomes.Outcome) -> lookout.Next:
+    def look(self, name: str, ended: outcomes.Outcome) -> outcomes.Next:
         raise AssertionError
 
     def run(

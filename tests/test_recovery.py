@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import lookout
+from mig_manager.agent import outcomes
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
@@ -646,7 +646,7 @@ def test_what_is_due_on_an_unreachable_gpu_is_restored_after_a_layout_that_is_no
     assert due(world) == (before.uuid,)
     plugin = dict(world.pods)
     assert agent.run("second-alone", steadfast(world)).state is model.State.SUCCESS
-    assert agent.look("second-alone", outcome) is lookout.Next.REST
+    assert agent.look("second-alone", outcome) is outcomes.Next.REST
     assert due(world) == (before.uuid,)
     assert dict(world.pods) == plugin
 

@@ -11,7 +11,7 @@ import structlog
 import tenacity
 
 from mig_manager import errors
-from mig_manager.agent import health, lookout, mailbox, outcomes, record
+from mig_manager.agent import health, mailbox, outcomes, record
 from mig_manager.change import instrumentation
 from mig_manager.core import ports
 
@@ -43,7 +43,7 @@ class Pipeline(Protocol):
     ) -> outcomes.Outcome:
         """See ``reconcile.Reconciler.run``."""
 
-    def look(self, name: str, ended: outcomes.Outcome) -> lookout.Next:
+    def look(self, name: str, ended: outcomes.Outcome) -> outcomes.Next:
         """See ``reconcile.Reconciler.look``."""
 
 
@@ -152,11 +152,11 @@ class Agent:
             _log.warning("look_not_told", reason=error.reason.value, error=error.message)
             return
         match due:
-            case lookout.Next.REST:
+            case outcomes.Next.REST:
                 return
-            case lookout.Next.HEAL:
+            case outcomes.Next.HEAL:
                 self._fulfil(wish, spares=True)
-            case lookout.Next.RUN:
+            case outcomes.Next.RUN:
                 self._fulfil(wish)
 
     def _fulfil(self, wish: mailbox.LabelWish, *, spares: bool = False) -> None:

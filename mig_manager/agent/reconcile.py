@@ -10,7 +10,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import daemons, lookout, outcomes, record, runs, world
+from mig_manager.agent import daemons, outcomes, record, runs, world
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_records, status
@@ -102,7 +102,7 @@ class Reconciler:
             timeout_s=limits.plugin_timeout_s,
             pace=limits.pace,
         )
-        self._lookout = lookout.Lookout()
+        self._lookout = outcomes.Lookout()
         self._left: status.Journal | None = None
         """What the next run carries on with."""
         self._fulfilled: tuple[str, str] | None = None
@@ -308,7 +308,7 @@ class Reconciler:
             run.keep_for_next_boot()
         return outcome
 
-    def look(self, name: str, ended: Outcome) -> lookout.Next:
+    def look(self, name: str, ended: Outcome) -> outcomes.Next:
         """Look at the GPUs at rest, and publish if they drifted from their layout.
 
         Args:
@@ -328,17 +328,17 @@ class Reconciler:
             self._remembered = run.record.gpus
         except errors.LockedError:
             # Whatever the other manager makes of the GPUs is for the next look.
-            return lookout.Next.REST
+            return outcomes.Next.REST
         finding = self._lookout.judge(ended, seen)
         match finding:
-            case lookout.Finding.AS_BEFORE:
-                return lookout.Next.REST
-            case lookout.Finding.CHANGED:
+            case outcomes.Finding.AS_BEFORE:
+                return outcomes.Next.REST
+            case outcomes.Finding.CHANGED:
                 _log.info("hardware_changed", config=name)
                 # For a GPU that is back, no pod of another must go.
                 is_active = ended.state is model.State.SUCCESS
-                return lookout.Next.HEAL if is_active else lookout.Next.RUN
-            case lookout.Finding.BACK:
+                return outcomes.Next.HEAL if is_active else outcomes.Next.RUN
+            case outcomes.Finding.BACK:
                 self._world.telemetry.drift_found(is_drifted=False)
                 run.record.finish(
                     outcomes.succeeded(
@@ -348,19 +348,19 @@ class Reconciler:
                         gpus=run.record.gpus,
                     )
                 )
-                return lookout.Next.REST
-            case lookout.Finding.DRIFTED | lookout.Finding.STILL_DRIFTED:
-                return self._drifted(run, is_new=finding is lookout.Finding.DRIFTED)
+                return outcomes.Next.REST
+            case outcomes.Finding.DRIFTED | outcomes.Finding.STILL_DRIFTED:
+                return self._drifted(run, is_new=finding is outcomes.Finding.DRIFTED)
 
-    def _drifted(self, run: runs.Run, *, is_new: bool) -> lookout.Next:
+    def _drifted(self, run: runs.Run, *, is_new: bool) -> outcomes.Next:
         in_the_way = run.in_the_way() if self._limits.heals_drift else ()
         if self._limits.heals_drift and not in_the_way:
-            return lookout.Next.HEAL
+            return outcomes.Next.HEAL
         if is_new:
             self._world.telemetry.drift_found(is_drifted=True)
             _log.warning("drift_found", config=run.name, pods=in_the_way)
             run.record.finish(outcomes.drifted(run.name, in_the_way))
-        return lookout.Next.REST
+        return outcomes.Next.REST
 
     def _alone(self, doing: str) -> contextlib.AbstractContextManager[None]:
         if self._world.exclusion is None:

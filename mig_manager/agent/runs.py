@@ -22,7 +22,6 @@ from mig_manager.agent import (
     clearing,
     daemons,
     hooks,
-    lookout,
     machine,
     monitors,
     outcomes,
@@ -205,7 +204,7 @@ class Run:
         else:
             self.record.finish(self._failed(errors.Reason.INTERRUPTED, end.why))
 
-    def look(self) -> lookout.Sight:
+    def look(self) -> outcomes.Sight:
         """Compare the GPUs with the layout, and change nothing."""
         gpus: model.ObservedGpus = model.NO_GPUS
         try:
@@ -214,9 +213,9 @@ class Run:
             plan = self._planning.alone(layout, gpus)
         except errors.MigManagerError as error:
             _log.info("look_failed", reason=error.reason.value, error=error.message)
-            return lookout.blind(error, gpus)
+            return outcomes.blind(error, gpus)
         self._seen = gpus, plan
-        return lookout.sight(gpus, plan)
+        return outcomes.sight(gpus, plan)
 
     def in_the_way(self) -> tuple[str, ...]:
         """Return the pods that would have to leave for what ``look`` saw to be put right.
