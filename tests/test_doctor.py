@@ -18,8 +18,8 @@ from mig_manager.adapters.host import clock, lockfile
 from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.cli import arguments, console, main
-from mig_manager.cli.doctor import asking, doctor, doctorsettings, findings, machine
 from mig_manager.cli.doctor import cluster as cluster_checks
+from mig_manager.cli.doctor import doctor, doctorsettings, findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model, profile
 from mig_manager.core.node import cluster, rights
@@ -108,8 +108,8 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-def known(*gpus: model.Gpu) -> asking.Once[model.ObservedGpus]:
-    return asking.Once(lambda: model.ObservedGpus(gpus), what="what the GPUs have")
+def known(*gpus: model.Gpu) -> findings.Once[model.ObservedGpus]:
+    return findings.Once(lambda: model.ObservedGpus(gpus), what="what the GPUs have")
 
 
 def a_gpu(product: str = "A100-SXM4-40GB") -> model.Gpu:
@@ -168,20 +168,20 @@ def test_a_driver_that_crashes_hides_nothing_else(patient: Patient) -> None:
 
 
 def test_a_check_that_breaks_or_hangs_is_a_finding_of_its_own() -> None:
-    def break_() -> list[asking.Found]:
+    def break_() -> list[findings.Found]:
         raise RuntimeError("oh")
 
-    def hang() -> list[asking.Found]:
+    def hang() -> list[findings.Found]:
         with lock:
             return []
 
     lock = threading.Lock()
     with lock:
-        report = asking.run(
+        report = findings.run(
             {
                 findings.Check.DRIVER: break_,
                 findings.Check.GPUS: hang,
-                findings.Check.LOCK: lambda: [asking.ok("free")],
+                findings.Check.LOCK: lambda: [findings.ok("free")],
             },
             timeout_s=0.2,
         )
@@ -554,7 +554,7 @@ def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> Non
 
 
 def test_devices_that_are_not_offered_and_devices_that_are_no_more_are_counted() -> None:
-    offers: asking.Once[Mapping[str, frozenset[str]]] = asking.Once(
+    offers: findings.Once[Mapping[str, frozenset[str]]] = findings.Once(
         lambda: {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}, what="what kubelet offers"
     )
 
@@ -564,15 +564,15 @@ def test_devices_that_are_not_offered_and_devices_that_are_no_more_are_counted()
     assert "offers 1 devices of which 0 exist" in found.text
 
 
-def nothing() -> asking.Once[cluster.NodeView]:
+def nothing() -> findings.Once[cluster.NodeView]:
     def ask() -> cluster.NodeView:
-        raise asking.NotAskedError("no kubeconfig")
+        raise findings.NotAskedError("no kubeconfig")
 
-    return asking.Once(ask, what="the node")
+    return findings.Once(ask, what="the node")
 
 
-def pods(*there: cluster.Pod) -> asking.Once[tuple[cluster.Pod, ...]]:
-    return asking.Once(lambda: there, what="the pods of the node")
+def pods(*there: cluster.Pod) -> findings.Once[tuple[cluster.Pod, ...]]:
+    return findings.Once(lambda: there, what="the pods of the node")
 
 
 def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:

@@ -12,8 +12,8 @@ from mig_manager.adapters.kubelet import podresources
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.nvml_worker import gpu_child, gpu_inspection
 from mig_manager.cli import console, shellsettings
-from mig_manager.cli.doctor import asking, doctorsettings, findings, machine
 from mig_manager.cli.doctor import cluster as cluster_checks
+from mig_manager.cli.doctor import doctorsettings, findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model
 from mig_manager.core.node import cluster
@@ -46,7 +46,7 @@ def run(given: doctorsettings.DoctorSettings, terminal: console.Console) -> bool
 
 def examine(given: doctorsettings.DoctorSettings) -> findings.Report:
     """Look at everything at once, each check on its own and with a deadline."""
-    return asking.run(_looks(given), timeout_s=given.timeout_s + _MARGIN_S)
+    return findings.run(_looks(given), timeout_s=given.timeout_s + _MARGIN_S)
 
 
 def table(report: findings.Report, *, style: bar.Style) -> str:
@@ -88,8 +88,8 @@ def _wrapped(text: str, width: int) -> list[str]:
     ) or [""]
 
 
-def _looks(given: doctorsettings.DoctorSettings) -> Mapping[findings.Check, asking.Look]:
-    gpus = asking.Once(functools.partial(_observe, given), what="what the GPUs have")
+def _looks(given: doctorsettings.DoctorSettings) -> Mapping[findings.Check, findings.Look]:
+    gpus = findings.Once(functools.partial(_observe, given), what="what the GPUs have")
     return {
         **_gpu_looks(given, gpus),
         **_machine_looks(given, gpus),
@@ -99,7 +99,7 @@ def _looks(given: doctorsettings.DoctorSettings) -> Mapping[findings.Check, aski
 
 def _gpu_looks(
     given: doctorsettings.DoctorSettings, gpus: gpu_checks.Gpus
-) -> Mapping[findings.Check, asking.Look]:
+) -> Mapping[findings.Check, findings.Look]:
     state = given.gpus.simulate_state
     line = gpu_inspection.command(
         library_path=given.gpus.library_path,
@@ -107,7 +107,7 @@ def _gpu_looks(
         simulate_state=str(state.absolute()) if state else None,
         proc_root=given.proc,
     )
-    inspection = asking.Once(
+    inspection = findings.Once(
         functools.partial(
             gpu_inspection.inspect,
             line,
@@ -137,8 +137,8 @@ def _observe(given: doctorsettings.DoctorSettings) -> model.ObservedGpus:
 
 def _machine_looks(
     given: doctorsettings.DoctorSettings, gpus: gpu_checks.Gpus
-) -> Mapping[findings.Check, asking.Look]:
-    files: Mapping[findings.Check, asking.Look] = {
+) -> Mapping[findings.Check, findings.Look]:
+    files: Mapping[findings.Check, findings.Look] = {
         findings.Check.LOCK: functools.partial(machine.lock, given.lock_file),
         findings.Check.CONFIG_FILE: functools.partial(
             machine.config_file, given.config_file, is_lenient=given.is_lenient
@@ -163,17 +163,17 @@ def _machine_looks(
     }
 
 
-def _simulated() -> tuple[asking.Found, ...]:
-    return (asking.skipped(_SIMULATED),)
+def _simulated() -> tuple[findings.Found, ...]:
+    return (findings.skipped(_SIMULATED),)
 
 
 def _cluster_looks(
     given: doctorsettings.DoctorSettings, gpus: gpu_checks.Gpus
-) -> Mapping[findings.Check, asking.Look]:
-    kube = asking.Once(functools.partial(_connect, given), what="the cluster")
-    view = asking.Once(functools.partial(_node, given, kube), what="the node")
-    listed = asking.Once(functools.partial(_pods, given, kube), what="the pods of the node")
-    offers = asking.Once(functools.partial(_offers, given), what="what kubelet offers")
+) -> Mapping[findings.Check, findings.Look]:
+    kube = findings.Once(functools.partial(_connect, given), what="the cluster")
+    view = findings.Once(functools.partial(_node, given, kube), what="the node")
+    listed = findings.Once(functools.partial(_pods, given, kube), what="the pods of the node")
+    offers = findings.Once(functools.partial(_offers, given), what="what kubelet offers")
     uid = this_machine.own_pod_uid(given.own_pod_uid, _MOUNTS)
     name = given.node_name
     return {
@@ -198,13 +198,13 @@ def _connect(given: doctorsettings.DoctorSettings) -> api.KubeApi:
     except errors.UsageError as error:
         if given.has_cluster:
             raise
-        raise asking.NotAskedError("no kubeconfig") from error
+        raise findings.NotAskedError("no kubeconfig") from error
 
 
 def _node(given: doctorsettings.DoctorSettings, kube: cluster_checks.Api) -> cluster.NodeView:
     connected = kube.needed()
     if not given.node_name:
-        raise asking.NotAskedError("no --node-name")
+        raise findings.NotAskedError("no --node-name")
     return node.KubeNode(connected, name=given.node_name, clock=clock.SystemClock()).read()
 
 
@@ -213,13 +213,15 @@ def _pods(
 ) -> tuple[cluster.Pod, ...]:
     connected = kube.needed()
     if not given.node_name:
-        raise asking.NotAskedError("no --node-name")
+        raise findings.NotAskedError("no --node-name")
     return pods.KubeWorkloads(connected, node_name=given.node_name).list()
 
 
 def _offers(given: doctorsettings.DoctorSettings) -> Mapping[str, frozenset[str]]:
     is_wanted = given.has_kubelet or (given.has_cluster and not given.gpus.is_simulated)
     if not is_wanted and not given.pod_resources_socket.parent.is_dir():
-        raise asking.NotAskedError(f"no kubelet: there is no {given.pod_resources_socket.parent}")
+        raise findings.NotAskedError(
+            f"no kubelet: there is no {given.pod_resources_socket.parent}"
+        )
     socket = podresources.PodResources(str(given.pod_resources_socket), timeout_s=given.timeout_s)
     return socket.allocatable()

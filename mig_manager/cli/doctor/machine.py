@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, journalfile, lockfile, procfs, this_machine
-from mig_manager.cli.doctor import asking
+from mig_manager.cli.doctor import findings
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core.layout import config
 from mig_manager.core.records import status
@@ -16,7 +16,7 @@ _DAEMON = "nvidia-persiste"
 """The persistence daemon's name as the kernel cuts it."""
 
 
-def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.Found]:
+def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[findings.Found]:
     """Tell what this process may do.
 
     Args:
@@ -26,7 +26,7 @@ def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.Found]:
     """
     told = this_machine.privileges(proc)
     if told is None:
-        raise asking.NotAskedError(f"{proc}/self/status does not tell")
+        raise findings.NotAskedError(f"{proc}/self/status does not tell")
     lacking = [
         name
         for name, is_there in (("SYS_ADMIN", told.has_sys_admin), ("MKNOD", told.has_mknod))
@@ -35,38 +35,42 @@ def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.Found]:
     who = f"user id {told.user_id}"
     if told.user_id == 0 and lacking == ["MKNOD"] and this_machine.is_own_dev(proc, dev):
         what = "the container toolkit makes the device nodes of instances"
-        return (asking.ok(f"{who}, with SYS_ADMIN; without MKNOD: {what}"),)
+        return (findings.ok(f"{who}, with SYS_ADMIN; without MKNOD: {what}"),)
     if told.user_id != 0 or lacking:
         without = f" without {' and '.join(lacking)}" if lacking else ""
-        return (asking.warn(f"{who}{without}: may look, but may not change everything"),)
-    return (asking.ok(f"{who}, with SYS_ADMIN and MKNOD"),)
+        return (findings.warn(f"{who}{without}: may look, but may not change everything"),)
+    return (findings.ok(f"{who}, with SYS_ADMIN and MKNOD"),)
 
 
-def mig_config_right(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[asking.Found]:
+def mig_config_right(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[findings.Found]:
     """Tell whether the driver would let this process change instances."""
     right = this_machine.config_right(proc, dev)
     told = this_machine.privileges(proc)
     if told is not None and told.has_sys_admin:
         note = "" if not right.why_not else f" ({right.path or 'its node'}: {right.why_not})"
-        return (asking.ok(f"SYS_ADMIN is enough for the driver{note}"),)
+        return (findings.ok(f"SYS_ADMIN is enough for the driver{note}"),)
     if right.path is None:
-        return (asking.fail(f"no SYS_ADMIN, and {right.why_not}"),)
+        return (findings.fail(f"no SYS_ADMIN, and {right.why_not}"),)
     if right.why_not:
-        return (asking.fail(f"no SYS_ADMIN, and {right.path}: {right.why_not}"),)
-    return (asking.ok(f"{right.path} can be opened"),)
+        return (findings.fail(f"no SYS_ADMIN, and {right.path}: {right.why_not}"),)
+    return (findings.ok(f"{right.path} can be opened"),)
 
 
-def kernel_modules(proc: pathlib.Path, gpus: gpu_checks.Gpus) -> Sequence[asking.Found]:
+def kernel_modules(proc: pathlib.Path, gpus: gpu_checks.Gpus) -> Sequence[findings.Found]:
     """Tell which modules are loaded, and what may hold off a reset."""
     loaded = this_machine.modules(proc)
     if loaded is None:
-        raise asking.NotAskedError(f"{proc}/modules cannot be read")
+        raise findings.NotAskedError(f"{proc}/modules cannot be read")
     if "nvidia" not in loaded:
-        return (asking.fail("the kernel module nvidia is not loaded", "Load the NVIDIA driver."),)
+        return (
+            findings.fail("the kernel module nvidia is not loaded", "Load the NVIDIA driver."),
+        )
     names = [name for name in loaded if name == "nvidia" or name.startswith("nvidia_")]
-    found = [asking.ok(f"loaded: {', '.join(sorted(names))}")]
+    found = [findings.ok(f"loaded: {', '.join(sorted(names))}")]
     if "nvidia_uvm" not in loaded:
-        found.append(asking.warn("nvidia_uvm is not loaded: CUDA needs it", "modprobe nvidia-uvm"))
+        found.append(
+            findings.warn("nvidia_uvm is not loaded: CUDA needs it", "modprobe nvidia-uvm")
+        )
     hindrances = [
         f"{name} has {loaded[name]} users" for name in _BLOCKERS if loaded.get(name, 0) > 0
     ]
@@ -77,56 +81,56 @@ def kernel_modules(proc: pathlib.Path, gpus: gpu_checks.Gpus) -> Sequence[asking
     seen = gpus.if_told()
     what = "; ".join(hindrances)
     if seen is not None and not any(gpu.mode_change_needs_reset for gpu in seen):
-        return (*found, asking.ok(f"{what}; no matter, as no GPU here is reset for MIG"))
-    return (*found, asking.warn(f"{what}: may hold off a reset"))
+        return (*found, findings.ok(f"{what}; no matter, as no GPU here is reset for MIG"))
+    return (*found, findings.warn(f"{what}: may hold off a reset"))
 
 
-def lock(path: pathlib.Path) -> Sequence[asking.Found]:
+def lock(path: pathlib.Path) -> Sequence[findings.Found]:
     """Tell who is at work."""
     try:
         holder = lockfile.holder(path)
     except OSError as error:
-        return (asking.warn(f"{path}: {error.strerror or error}"),)
+        return (findings.warn(f"{path}: {error.strerror or error}"),)
     if holder:
-        return (asking.warn(f"held by {holder}"),)
-    return (asking.ok(f"{path}: held by nobody"),)
+        return (findings.warn(f"held by {holder}"),)
+    return (findings.ok(f"{path}: held by nobody"),)
 
 
-def config_file(path: pathlib.Path, *, is_lenient: bool) -> Sequence[asking.Found]:
+def config_file(path: pathlib.Path, *, is_lenient: bool) -> Sequence[findings.Found]:
     """Tell whether the config document is good."""
     source = files.ConfigFile(path)
     document = config.parse(source.read(), source=source.name, is_lenient=is_lenient)
     if document.warnings:
         first, *others = document.warnings
         more = f"; and {len(others)} more" if others else ""
-        return (asking.warn(f"{first}{more}", "Correct the place named; --lenient passes it."),)
+        return (findings.warn(f"{first}{more}", "Correct the place named; --lenient passes it."),)
     if not document.layouts:
-        return (asking.warn(f"{path} has no layouts", "Add layouts, or name another file."),)
-    return (asking.ok(f"{path}: {len(document.layouts)} layouts"),)
+        return (findings.warn(f"{path} has no layouts", "Add layouts, or name another file."),)
+    return (findings.ok(f"{path}: {len(document.layouts)} layouts"),)
 
 
-def proven_file(path: pathlib.Path) -> Sequence[asking.Found]:
+def proven_file(path: pathlib.Path) -> Sequence[findings.Found]:
     """Tell what comes back at the next boot."""
     text = _read(journalfile.ProvenFile(path).read)
     if text is None:
-        return (asking.ok(f"{path}: nothing is kept for the next boot"),)
+        return (findings.ok(f"{path}: nothing is kept for the next boot"),)
     try:
         proven = status.Proven.from_json(text)
     except ValueError as error:
-        return (asking.fail(f"{path}: {error}"),)
-    return (asking.ok(f"{path}: layout {proven.config!r} of {len(proven.snapshot)} GPUs"),)
+        return (findings.fail(f"{path}: {error}"),)
+    return (findings.ok(f"{path}: layout {proven.config!r} of {len(proven.snapshot)} GPUs"),)
 
 
-def journal_file(path: pathlib.Path) -> Sequence[asking.Found]:
+def journal_file(path: pathlib.Path) -> Sequence[findings.Found]:
     """Tell whether a command was killed in the middle of a change."""
     text = _read(journalfile.JournalFile(path).read)
     if text is None:
-        return (asking.ok(f"{path}: no change is under way"),)
+        return (findings.ok(f"{path}: no change is under way"),)
     try:
         journal = status.Journal.from_json(text)
     except ValueError as error:
-        return (asking.fail(f"{path}: {error}"),)
-    return (asking.warn(f"{path}: the change to layout {journal.config!r} has not ended"),)
+        return (findings.fail(f"{path}: {error}"),)
+    return (findings.warn(f"{path}: the change to layout {journal.config!r} has not ended"),)
 
 
 def _read(read: Callable[[], str | None]) -> str | None:
@@ -134,5 +138,5 @@ def _read(read: Callable[[], str | None]) -> str | None:
         return read()
     except errors.ConfigError as error:
         if isinstance(error.__cause__, PermissionError):
-            raise asking.NotAskedError(error.message) from error
+            raise findings.NotAskedError(error.message) from error
         raise
