@@ -586,13 +586,13 @@ def test_a_driver_that_crashes_takes_only_the_worker_along(state: simulated.Shar
 # What the worker was doing when it ended.
 
 IN_A_CALL = """
-from mig_manager.adapters.nvml import gpu_progress, nvml_errors
+from mig_manager.adapters.nvml import gpu_progress, nvml_calls
 gpu_progress.PROGRESS.attach(int(sys.argv[-1]))
 def nvmlFake(): doing()
 def work():
     with gpu_progress.PROGRESS.about(3):
         gpu_progress.PROGRESS.names(3, "GPU-3")
-        nvml_errors.call(nvmlFake)
+        nvml_calls.call(nvmlFake)
 """
 
 

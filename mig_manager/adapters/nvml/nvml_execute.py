@@ -98,7 +98,7 @@ def require_fresh(plan: model.GpuPlan, known: model.Gpu | None) -> None:
             device = _opened(plan.gpu_index, plan.gpu_uuid, known)
             there = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
         except errors.HardwareError as error:
-            raise nvml_errors.about(name, error, doing="cannot see what is there") from error
+            raise nvml_calls.about(name, error, doing="cannot see what is there") from error
     doomed = {
         step.gpu_instance_id for step in plan.steps if isinstance(step, model.DestroyGpuInstance)
     }
