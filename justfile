@@ -25,7 +25,7 @@ types:
 layers:
     lint-imports --no-logo
 
-# The tests; or some: just test tests/core -k placement
+# The tests; or some: just test tests/unit -k placement
 test *ARGS:
     python -m pytest {{ ARGS }}
 

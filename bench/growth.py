@@ -31,7 +31,7 @@ from mig_manager.sandbox.cluster import nodeoptions
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages
 from tests import fakes
-from tests.soak import cluster, driver, script
+from tests.crash.soak import cluster, driver, script
 
 _SPEC = "A100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")

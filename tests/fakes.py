@@ -12,7 +12,7 @@ from mig_manager.core.host import hooks
 from mig_manager.core.node import clients, cluster, disruption
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
-from tests import driver_rules
+from tests.sandbox import driver_rules
 
 
 class FakeClock:

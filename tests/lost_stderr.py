@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import structlog
 
 from mig_manager.adapters.host import log, sink
-from tests import commandline
+from tests.shell import commandline
 
 
 @contextlib.contextmanager

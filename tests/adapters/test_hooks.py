@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import hooks as programs
 from mig_manager.core.host import hooks
 from mig_manager.core.host.hooks import Point
-from tests.e2e import shell_node
+from tests.shell import shell_node
 
 PATH = os.defpath
 

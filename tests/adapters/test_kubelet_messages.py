@@ -10,7 +10,7 @@ from mig_manager.adapters.kubelet import podresources
 from mig_manager.core.node import cluster
 from tests import programs
 from tests.adapters import kubelet_rig
-from tests.nvml_library import library
+from tests.sandbox import library
 
 _HERE = pathlib.Path(__file__).parent / "kubelet_messages"
 

@@ -14,8 +14,8 @@ from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import libnvml
-from tests.core import oracle
 from tests.faults import nvml_codes
+from tests.unit import oracle
 
 ON = model.MigMode.ENABLED
 

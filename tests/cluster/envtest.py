@@ -1,7 +1,7 @@
 """A real kube-apiserver with its etcd, for as long as the tests run.
 
 ``KUBEBUILDER_ASSETS`` names the folder that has both programs, as envtest of Kubernetes'
-controller-runtime would have it; without it ``tests/envtest/build`` builds them, once.
+controller-runtime would have it; without it ``tests/cluster/programs/build`` builds them, once.
 """
 
 import base64
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import urllib3
 
-BUILD = pathlib.Path(__file__).parents[1] / "envtest" / "build"
+BUILD = pathlib.Path(__file__).parent / "programs" / "build"
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 PROGRAMS = ("etcd", "kube-apiserver")
 START_TIMEOUT_S = 120.0

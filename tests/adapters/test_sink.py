@@ -1,0 +1,219 @@
+"""What becomes of lines that standard error does not take, and of those who write them."""
+
+import io
+import json
+import os
+import pathlib
+import socket
+import tty
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from mig_manager.adapters.host import log, sink
+from mig_manager.cli import console
+from tests import lost_stderr
+from tests.shell import commandline
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    commandline.forget()
+
+
+def sink_on(fd: int, *, journal_stream: str = "") -> sink.Sink:
+    stream = open(fd, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
+    return sink.Sink(stream, journal_stream=journal_stream)
+
+
+def taken(reader: int) -> str:
+    os.set_blocking(reader, False)
+    try:
+        return os.read(reader, 1 << 20).decode()
+    except BlockingIOError:
+        return ""
+
+
+@pytest.mark.parametrize("way", lost_stderr.WAYS)
+def test_a_line_that_cannot_be_written_is_dropped_and_counted(way: str) -> None:
+    before = sink.Sink.dropped
+    with lost_stderr.WAYS[way]() as stderr:
+        lines = sink_on(stderr)
+        lines.put("one")
+        lines.put("two")
+
+    assert sink.Sink.dropped - before == 2
+
+
+@pytest.mark.parametrize("way", lost_stderr.WAYS)
+def test_a_log_line_that_cannot_be_written_does_not_concern_whoever_logs_it(way: str) -> None:
+    before = sink.Sink.dropped
+    with lost_stderr.WAYS[way]() as stderr:
+        log.configure(level="info", is_json=True, stream=sink_on(stderr))
+        structlog.get_logger().warning("change_failed", reason="InUse")
+
+    assert sink.Sink.dropped - before == 1
+
+
+def test_a_pipe_that_may_not_be_opened_again_does_not_block_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    before = sink.Sink.dropped
+    with lost_stderr.full_pipe() as (reader, writer):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", refuse)
+            lines = sink_on(writer)
+        lines.put("one")
+        assert sink.Sink.dropped - before == 1
+        taken(reader)
+        lines.put("two " * 2000)
+        said = taken(reader)
+
+    assert said.startswith("1 lines could not be written before this one\n")
+
+
+def test_once_the_reader_reads_again_one_line_says_how_many_are_missing() -> None:
+    with lost_stderr.full_pipe() as (reader, writer):
+        log.configure(level="info", is_json=True, stream=sink_on(writer))
+        for number in range(3):
+            structlog.get_logger().info("pod_evicted", number=number)
+        assert set(taken(reader)) == {"."}
+        structlog.get_logger().info("run_finished")
+        structlog.get_logger().info("agent_stopped")
+        lines: list[dict[str, Any]] = [json.loads(line) for line in taken(reader).splitlines()]
+
+    assert [line["event"] for line in lines] == [
+        "log_lines_dropped",
+        "run_finished",
+        "agent_stopped",
+    ]
+    assert (lines[0]["count"], lines[0]["level"]) == (3, "warning")
+
+
+def test_what_is_left_of_a_line_that_was_cut_off_stays_a_line_of_its_own() -> None:
+    with lost_stderr.full_pipe() as (reader, writer):
+        lines = sink_on(writer)
+        taken(reader)
+        lines.put("x" * 6000)
+        cut = taken(reader)
+        lines.put("next")
+        rest = taken(reader)
+
+    assert set(cut) == {"x"}
+    assert rest.splitlines() == ["", "1 lines could not be written before this one", "next"]
+
+
+def test_the_descriptor_stays_as_it_is_for_everybody_who_shares_it() -> None:
+    reader, writer = os.pipe()
+    sink_on(writer).put("one")
+
+    assert os.get_blocking(writer)
+    assert taken(reader) == "one\n"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_file_goes_on_where_others_have_written_to_it(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w", encoding="utf-8") as file:
+        lines = sink_on(file.fileno())
+        lines.put("one")
+        os.write(file.fileno(), b"of another process\n")
+        lines.put("two")
+
+    assert path.read_text(encoding="utf-8") == "one\nof another process\ntwo\n"
+
+
+def test_a_terminal_shows_the_lines() -> None:
+    master, terminal = os.openpty()
+    tty.setraw(terminal)
+    sink_on(terminal).put("one")
+
+    assert taken(master) == "one\n"
+    os.close(master)
+    os.close(terminal)
+
+
+def test_journald_is_told_the_priority_of_each_line() -> None:
+    ours, journald = socket.socketpair()
+    with ours, journald:
+        status = os.fstat(ours.fileno())
+        stream = f"{status.st_dev}:{status.st_ino}"
+        log.configure(
+            level="debug", is_json=False, stream=sink_on(ours.fileno(), journal_stream=stream)
+        )
+        logger = structlog.get_logger()
+        for write in (logger.debug, logger.info, logger.warning, logger.error):
+            write("line")
+        try:
+            int("x")
+        except ValueError:
+            logger.exception("crashed")
+        lines = journald.recv(1 << 20).decode().splitlines()
+
+    assert [line[:3] for line in lines[:4]] == ["<7>", "<6>", "<4>", "<3>"]
+    assert {line[:3] for line in lines[4:]} == {"<3>"}
+    assert len(lines) > 5
+
+
+def test_errors_and_remarks_of_commands_have_their_priority_in_the_journal() -> None:
+    ours, journald = socket.socketpair()
+    with ours, journald, open(ours.fileno(), "w", encoding="utf-8", closefd=False) as stderr:
+        status = os.fstat(ours.fileno())
+        terminal = console.Console(
+            stdin=io.StringIO(),
+            stdout=io.StringIO(),
+            stderr=stderr,
+            environ={"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"},
+        )
+        terminal.note("a remark")
+        terminal.note("an error", remedy="mend it", priority=sink.Priority.ERROR)
+        lines = journald.recv(1 << 20).decode().splitlines()
+
+    assert lines == [
+        "<5>mig-manager: a remark",
+        "<3>mig-manager: an error",
+        "<3>  remedy: mend it",
+    ]
+
+
+def test_a_stream_that_is_not_journalds_has_no_priorities() -> None:
+    reader, writer = os.pipe()
+    sink_on(writer, journal_stream="1:2").put("one", sink.Priority.ERROR)
+
+    assert taken(reader) == "one\n"
+    os.close(reader)
+    os.close(writer)
+
+
+class _Hostile:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_a_field_that_cannot_be_rendered_costs_its_line_and_nothing_else(*, is_json: bool) -> None:
+    stream = io.StringIO()
+    log.configure(level="info", is_json=is_json, stream=stream)
+    structlog.get_logger().info("one", field=_Hostile())
+    structlog.get_logger().info("two")
+
+    said = stream.getvalue().splitlines()
+    assert len(said) == 2
+    assert "log_lines_dropped" in said[0]
+    assert "two" in said[1]
+
+
+def test_characters_that_the_stream_cannot_encode_are_escaped() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    sink.Sink(stream).put("für \udcff")
+
+    assert stream.buffer.getvalue() == b"f\\xfcr \\udcff\n"

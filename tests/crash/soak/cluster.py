@@ -1,0 +1,189 @@
+"""The cluster side of the soak: the fake world over simulated GPUs, and its other inhabitants."""
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+from mig_manager.core import ports
+from mig_manager.core.node import clients, cluster
+from mig_manager.sandbox.driver import statefile, states
+from tests import fakes
+from tests.crash.soak import driver, script
+
+MONITOR_LABEL = cluster.DEPLOY_LABEL_PREFIX + "dcgm"
+PLUGIN_LABEL = cluster.PLUGIN_DEPLOY_LABEL
+_VALUES = ("true", "false", None)
+"""What an owner may decide about a deploy label."""
+
+
+class Cluster(fakes.World):
+    """One node: its GPUs, its pods and what they hold, and what its owners want of it."""
+
+    def __init__(self, spec: str, *, is_gated: bool, script_: script.Script) -> None:
+        super().__init__(gpus=())
+        self.script = script_
+        self.state: statefile.SharedState = driver.MemoryState(
+            spec, options=states.Options(swapped_gpus=(0,))
+        )
+        self.plugin_is_gated = is_gated
+        self.wanted_labels: dict[str, str | None] = {PLUGIN_LABEL: "true", MONITOR_LABEL: "true"}
+        self.wants_cordon = False
+        self.owner_of: dict[str, states.Client] = {}
+        """UID of a pod -> its process on a GPU."""
+        self.strangers: list[states.Client] = []
+        """Processes on the GPUs that no pod owns."""
+        self.violations: list[str] = []
+        self.gone_devices: set[str] = set()
+        """Those that ended since somebody last cleared this."""
+        self.evicted: dict[str, frozenset[str]] = {}
+        """UID of a pod -> its devices when its eviction was granted; cleared alike."""
+        self.counts: collections.Counter[str] = collections.Counter()
+        if not is_gated:
+            del self.wanted_labels[PLUGIN_LABEL]
+        self.labels.update({k: v for k, v in self.wanted_labels.items() if v})
+        self.deploy_daemons = {MONITOR_LABEL: True}
+        self.live()
+
+    # -- the node's own life
+
+    def live(self) -> None:
+        super().live()
+        for uid in self.owner_of.keys() - self.pods.keys():
+            self.state.remove_client(self.owner_of.pop(uid))
+        for uid, pod in self.pods.items():
+            is_monitor = clients.is_device_plugin(pod) or pod.labels.get("app") == "dcgm"
+            if is_monitor and uid not in self.owner_of:
+                self.owner_of[uid] = self.state.add_client(
+                    self.state.boards[0].uuid, name=pod.name, kind=states.ClientKind.MONITOR
+                )
+
+    def start_plugin(self) -> None:
+        super().start_plugin()
+        offered: dict[str, set[str]] = collections.defaultdict(set)
+        for uuid, resource in driver.devices(self.state).items():
+            offered[resource].add(uuid)
+        self.offered: Mapping[str, frozenset[str]] = {
+            resource: frozenset(ids) for resource, ids in offered.items()
+        }
+
+    def reboot(self) -> None:
+        """Lose all pods and all instances; kubelet starts the daemons again."""
+        self.state.reboot()
+        self.pods.clear()
+        self.held.clear()
+        self.owner_of.clear()
+        self.strangers.clear()
+        self.offered = {}
+        self.live()
+
+    # -- what happens to GPUs
+
+    def destroyed(self, function: str, gone: Mapping[str, str]) -> None:
+        """Judge a change of a GPU by who holds what it took, whatever our code thinks."""
+        self.gone_devices.update(gone)
+        for uid, pod in self.pods.items():
+            lost = self.held.get(uid, frozenset()) & gone.keys()
+            if lost and not pod.is_finished:
+                self.violations.append(f"{function} took {sorted(lost)} from {pod.name}")
+
+    # -- other people
+
+    def start_pod(self, pick: int) -> bool:
+        """Schedule a pod, as kubelet would admit it: on a free device that the plugin offers."""
+        if self.is_unschedulable or self.has_hold_taint:
+            return False
+        if not any(pod.is_ready and not pod.is_terminating for pod in self._plugins()):
+            return False
+        taken = {device for devices in self.held.values() for device in devices}
+        real = driver.devices(self.state)
+        free = sorted(
+            device
+            for ids in self.offered.values()
+            for device in ids
+            if device in real and device not in taken
+        )
+        if not free:
+            return False
+        device = free[pick % len(free)]
+        name = f"pod-{self._serial}"
+        uid = self.add_pod(name, devices=frozenset({device}), is_kept=pick % 11 == 3)
+        if pick % 7 == 5:
+            self.budgets[name] = "its budget allows no disruption"
+        # The others were given a device and do not use it yet: no driver protects them.
+        if pick % 3 == 0:
+            self.owner_of[uid] = self.state.add_client(device, name=name)
+        return True
+
+    def end_pod(self, pick: int) -> bool:
+        """Let a workload come to its end."""
+        uids = [uid for uid in self.held if uid in self.pods]
+        if not uids:
+            return False
+        uid = uids[pick % len(uids)]
+        self.pods[uid] = dataclasses.replace(self.pods[uid], phase="Succeeded")
+        del self.held[uid]
+        if uid in self.owner_of:
+            self.state.remove_client(self.owner_of.pop(uid))
+        return True
+
+    def cordon(self, _pick: int = 0) -> bool:
+        """Cordon, whatever is under way."""
+        self.is_unschedulable = self.wants_cordon = True
+        return True
+
+    def uncordon(self, _pick: int = 0) -> bool:
+        """Uncordon, whatever is under way."""
+        self.is_unschedulable = self.wants_cordon = False
+        return True
+
+    def decide(self, key: str, pick: int) -> bool:
+        """Write a deploy label, paused or not."""
+        if key not in self.wanted_labels:
+            return False
+        value = _VALUES[pick % len(_VALUES)]
+        self.wanted_labels[key] = value
+        if value is None:
+            self.labels.pop(key, None)
+        else:
+            self.labels[key] = value
+        fakes._drop_gated(self)
+        return True
+
+    def start_stranger(self, pick: int) -> bool:
+        """Let a process beside all pods hold a device."""
+        taken = {device for devices in self.held.values() for device in devices}
+        free = sorted(driver.devices(self.state).keys() - taken)
+        if not free:
+            return False
+        kind = states.ClientKind.COMPUTE if pick % 2 else states.ClientKind.MONITOR
+        client = self.state.add_client(free[pick % len(free)], name="stranger", kind=kind)
+        self.strangers.append(client)
+        return True
+
+    def end_strangers(self) -> None:
+        """Stop the processes beside all pods."""
+        for client in self.strangers:
+            self.state.remove_client(client)
+        self.strangers.clear()
+
+    def appease(self) -> None:
+        """Take away whatever may rightly keep a layout from coming into force."""
+        self.end_strangers()
+        self.state.clear_faults()
+        self.budgets.clear()
+        for uid, pod in self.pods.items():
+            self.pods[uid] = dataclasses.replace(pod, is_kept=False)
+
+
+class Workloads(fakes.FakeWorkloads):
+    """Keeps in mind whose eviction was granted, and what they held."""
+
+    def __init__(self, world: Cluster) -> None:
+        super().__init__(world)
+        self._cluster = world
+
+    def evict(self, pod: cluster.Pod) -> ports.Verdict:
+        verdict = super().evict(pod)
+        if verdict.answer is ports.Eviction.ACCEPTED:
+            self._cluster.evicted[pod.uid] = self._cluster.held.get(pod.uid, frozenset())
+        return verdict

@@ -1,0 +1,298 @@
+"""One agent process of the soak: what ``service.assemble`` makes, in a thread that takes turns.
+
+The product's own loop serves, retries and rests. Only one of the two threads is ever at work: the
+agent's from the beginning of a turn until it rests, waits for its next try, or is no more.
+"""
+
+import dataclasses
+import pathlib
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api
+from mig_manager.agent import mailbox, reconcile, service, settings
+from mig_manager.change import instrumentation
+from mig_manager.core import model, ports
+from mig_manager.core.node import cluster
+from tests import fakes
+from tests.crash.soak import cluster as soak_cluster
+from tests.crash.soak import driver, script
+
+_MOST_TRIES = 12
+"""Tries in a row that an agent gets to publish its outcome: faults strike once."""
+_DEADLINE_S = 120.0
+_NO_API = api.KubeApi.at("http://127.0.0.1:9")
+"""All ports are in memory; nothing is sent."""
+_NOWHERE = pathlib.Path("/nonexistent")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    state: model.State
+    reason: errors.Reason
+    message: str
+    should_retry: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What became of one turn of the agent's loop."""
+
+    is_killed: bool
+    is_over: bool
+    """Whether the process is no more: it was killed, or told to stop."""
+    outcome: Outcome | None
+    """None: there was no run, or the last one did not end, or the node has no label."""
+    names: tuple[str, ...]
+    """Layouts of the runs, in order."""
+    succeeded: tuple[str, ...] = ()
+    """Those of them that ended with success; a newer request may have come right after it."""
+
+
+class Process:
+    """One agent process; its first turn begins with the first look at the node."""
+
+    def __init__(
+        self, world: soak_cluster.Cluster, configs: fakes.FakeConfig, *, heals: bool
+    ) -> None:
+        self._world = world
+        self._library = driver.Library(
+            world.state,
+            on_change=world.script.before_change,
+            on_gone=world.destroyed,
+            on_changed=world.script.after_change,
+        )
+        driver.load(self._library)
+        self._heard = _Telemetry(world)
+        self._box = _Mailbox(world, self._heard)
+        self._heard.box = self._box
+        agent = service.assemble(
+            _settings(heals=heals),
+            _NO_API,
+            boot_id=world.state.boot_id,
+            overrides=service.Overrides(
+                replace_ports=lambda own: _in_memory(own, world, configs),
+                telemetry=self._heard,
+                box=self._box,
+                watches_files=False,
+                has_pod_news=False,
+            ),
+        )
+        self._error: BaseException | None = None
+        self._is_killed = False
+        self._thread = threading.Thread(target=self._live, args=(agent,), daemon=True)
+        world.script.acts[script.Kind.STOP] = self._stop
+
+    def turn(self, events: Sequence[script.Event] = ()) -> Turn:
+        """Let the agent do what is due, until it can tell how that ended."""
+        self._world.script.begin(events)
+        self._heard.begin()
+        try:
+            for _ in range(_MOST_TRIES):
+                self._heard.is_lost = False
+                self._go()
+                if not self._heard.is_lost or not self._thread.is_alive():
+                    return self._told()
+        finally:
+            self._world.script.end()
+        raise AssertionError("the API answers, and still nothing can be published")
+
+    def look(self) -> Turn:
+        """Let the agent at rest look at the GPUs, and do what is due then."""
+        self._box.put_gpu_change()
+        return self.turn()
+
+    def put_file_change(self) -> None:
+        """Tell the agent that its config file has changed."""
+        self._box.put_file_change()
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it waits for a newer request, and not for its next try."""
+        return self._box.is_resting
+
+    def abandon(self) -> None:
+        """Kill it where it rests."""
+        if self._thread.is_alive():
+            self._box.is_abandoned = True
+            self._go()
+            assert not self._thread.is_alive()
+
+    def _go(self) -> None:
+        if not self._thread.is_alive():
+            self._thread.start()
+        else:
+            self._box.may_go.release()
+        assert self._box.is_turn_over.acquire(timeout=_DEADLINE_S), "it neither rests nor ends"
+        if self._box.is_dead:
+            self._thread.join(_DEADLINE_S)
+            assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+    def _live(self, agent: service.Service) -> None:
+        try:
+            agent.loop.serve()
+        except script.Killed:
+            self._is_killed = True
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
+            self._error = error
+        self._box.is_dead = True
+        self._box.is_turn_over.release()
+
+    def _stop(self, _pick: int) -> bool:
+        self._box.stop()
+        return True
+
+    def _told(self) -> Turn:
+        ended = None if self._box.is_dead else self._heard.ended
+        return Turn(
+            is_killed=self._is_killed,
+            is_over=self._box.is_dead,
+            outcome=ended
+            and Outcome(
+                state=ended[0],
+                reason=ended[1],
+                message=self._world.told[-1] if self._world.told else "",
+                should_retry=not self._box.is_resting,
+            ),
+            names=tuple(self._heard.names),
+            succeeded=tuple(self._heard.succeeded),
+        )
+
+
+class _Telemetry(instrumentation.Telemetry):
+    """Remembers how the runs of a turn ended."""
+
+    box: "_Mailbox"
+
+    def __init__(self, world: soak_cluster.Cluster) -> None:
+        self._world = world
+        self.names: list[str] = []
+        self.succeeded: list[str] = []
+        self.ended: tuple[model.State, errors.Reason] | None = None
+        self.is_lost = False
+        self.is_retry_due = False
+
+    def begin(self) -> None:
+        """Forget the turn before."""
+        self.names.clear()
+        self.succeeded.clear()
+        self.ended = None
+
+    def attempt_began(self, number: int) -> None:
+        self.ended = None
+        if self.box.served is not None:
+            self.names.append(self.box.served)
+
+    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+        if self.box.served is not None:
+            self.ended = state, reason
+            if state is model.State.SUCCESS:
+                self.succeeded.append(self.box.served)
+
+    def outcome_lost(self, reason: errors.Reason) -> None:
+        self.is_lost = True
+
+    def retry_scheduled(self, delay_s: float) -> None:
+        self.is_retry_due = True
+
+
+class _Mailbox(mailbox.Mailbox):
+    """Passes time by the node's clock, and ends a turn where the agent has nothing to do.
+
+    The label arrives as a watch brings it: at the next question whether the request still stands.
+    """
+
+    def __init__(self, world: soak_cluster.Cluster, heard: _Telemetry) -> None:
+        super().__init__()
+        self._world = world
+        self._heard = heard
+        self.may_go = threading.Semaphore(0)
+        self.is_turn_over = threading.Semaphore(0)
+        self.is_resting = False
+        self.is_abandoned = False
+        self.is_dead = False
+        self.served: str | None = None
+        """The layout that is served, or was last."""
+
+    def next(self, seen: int, *, timeout_s: float | None = None) -> mailbox.LabelWish | None:
+        """Return what is newer; end the turn first where nothing is."""
+        self._deliver()
+        if not (self.is_stopping or self._generation > seen or self._is_look_due):
+            self.is_resting = True
+            self._end_turn()
+            self.is_resting = False
+            self._deliver()
+        wish = super().next(seen, timeout_s=0.0)
+        if wish is not None:
+            self.served = wish.name
+        return wish
+
+    def end_of(self, generation: int) -> errors.Superseded | None:
+        """Return why a request has ended, after the newest label has arrived."""
+        self._deliver()
+        return super().end_of(generation)
+
+    def wait(self, generation: int, seconds: float) -> None:
+        """Let the node live; before the next try of a request, end the turn."""
+        if self._heard.is_retry_due:
+            self._heard.is_retry_due = False
+            self._end_turn()
+        else:
+            self._world.clock.wait(seconds)
+
+    def pause(self, generation: int, seconds: float) -> None:
+        """Let the node live."""
+        self._world.clock.wait(seconds)
+
+    def _deliver(self) -> None:
+        self.put_label(self._world.labels.get(cluster.CONFIG_LABEL))
+
+    def _end_turn(self) -> None:
+        self.is_turn_over.release()
+        assert self.may_go.acquire(timeout=10 * _DEADLINE_S)
+        if self.is_abandoned:
+            raise script.Killed
+
+
+def state_of(world: soak_cluster.Cluster) -> model.State | None:
+    """Return what the node says."""
+    text = world.labels.get(cluster.STATE_LABEL)
+    return model.State(text) if text else None
+
+
+def _settings(*, heals: bool) -> settings.AgentSettings:
+    options: dict[str, object] = {
+        "node_name": "node-a",
+        "simulate_state": str(_NOWHERE / "gpus.json"),
+        "drain_timeout_s": "6",
+        "plugin_timeout_s": "6",
+        "monitor_timeout_s": "2",
+        "drift_check_interval_s": "0",
+        "heal_drift": heals,
+    }
+    return settings.agent_settings(options, {})
+
+
+def _in_memory(
+    own: reconcile.World, world: soak_cluster.Cluster, configs: fakes.FakeConfig
+) -> reconcile.World:
+    """Return ports to the node in memory, each heard by the script."""
+    each: dict[str, object] = {
+        "gpus": driver.real_adapter(world.clock),
+        "node": world.node,
+        "workloads": soak_cluster.Workloads(world),
+        "allocations": world.allocations,
+        "configs": configs,
+    }
+    heard: dict[str, Any] = {
+        name: cast("Any", script.Port(port, name, world.script)) for name, port in each.items()
+    }
+    return dataclasses.replace(
+        own, clock=world.clock, standby=ports.Standby(), exclusion=None, proven=None, **heard
+    )

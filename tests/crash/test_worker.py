@@ -1,0 +1,115 @@
+"""The agent is killed while its real GPU worker is in the middle of a change of the GPUs."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import select
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager.sandbox.driver import states
+from tests.crash import forkserver, matrix, scenarios, stage
+
+_LONG_S = 60.0
+_DEATH_S = 5.0
+_CHANGES = (
+    (scenarios.FIRST_HOPPER, "nvmlDeviceSetMigMode"),
+    (scenarios.ONE_SLICE, "nvmlComputeInstanceDestroy"),
+    (scenarios.ONE_SLICE, "nvmlGpuInstanceDestroy"),
+    (scenarios.ONE_SLICE, "nvmlDeviceCreateGpuInstance*"),
+    (scenarios.ONE_SLICE, "nvmlGpuInstanceCreateComputeInstance*"),
+)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        # A process may end between two looks.
+        with contextlib.suppress(OSError):
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(fields[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def dies(process: int) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(_DEATH_S * 1000))
+
+
+def kill_at_work(world: stage.Stage, is_at_work: Callable[[], bool]) -> None:
+    """Kill an agent once its worker is where it shall be; no process of its may outlive it."""
+    world.label(world.scenario.wish)
+    agent = world.start_agent(has_worker=True)
+    world.wait(is_at_work, "the worker")
+    with contextlib.ExitStack() as stack:
+        workers = [os.pidfd_open(pid) for pid in children_of(agent.process.pid)]
+        for worker in workers:
+            stack.callback(os.close, worker)
+        agent.process.kill()
+        assert workers
+        assert all(dies(worker) for worker in workers)
+
+
+def changes(world: stage.Stage) -> int:
+    """Return how often the GPUs have changed."""
+    return sum(gpu.changes for gpu in world.state.read().gpus)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "function"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] if number else [], id=each[1].rstrip("*"))
+        for number, each in enumerate(_CHANGES)
+    ],
+)
+def test_a_worker_that_waits_for_the_driver_dies_with_its_agent_and_the_next_one_goes_on(
+    scenario: scenarios.Scenario,
+    function: str,
+    forks: forkserver.ForkServer,
+    recorded: matrix.Recorder,
+) -> None:
+    recording = recorded(scenario)
+    with stage.Stage(scenario, recording.start, forks) as world:
+        world.state.add_fault(states.Fault(function=function, hang_s=_LONG_S))
+
+        kill_at_work(world, lambda: any(armed.fired for armed in world.state.faults()))
+
+        world.state.clear_faults()
+        assert matrix.goes_on(world, recording) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scenario", "nth", "latency"),
+    [
+        (scenarios.FIRST_HOPPER, 1, states.Latency(mode_without_reset_s=_LONG_S)),
+        (scenarios.ONE_SLICE, 1, states.Latency(destroy_compute_instance_s=_LONG_S)),
+        (scenarios.ONE_SLICE, 2, states.Latency(destroy_gpu_instance_s=_LONG_S)),
+        (scenarios.ONE_SLICE, 3, states.Latency(create_gpu_instance_s=_LONG_S)),
+        (scenarios.ONE_SLICE, 4, states.Latency(create_compute_instance_s=_LONG_S)),
+    ],
+    ids=["mode", "destroy-ci", "destroy-gi", "create-gi", "create-ci"],
+)
+def test_what_the_driver_did_for_a_worker_that_died_is_made_good(
+    scenario: scenarios.Scenario,
+    nth: int,
+    latency: states.Latency,
+    forks: forkserver.ForkServer,
+    recorded: matrix.Recorder,
+) -> None:
+    recording = recorded(scenario)
+    with stage.Stage(scenario, recording.start, forks) as world:
+        usual = world.state.read().options
+        world.state.set_options(dataclasses.replace(usual, latency=latency))
+        before = changes(world)
+
+        # The driver has done it and takes its time to say so.
+        kill_at_work(world, lambda: changes(world) == before + nth)
+
+        world.state.set_options(usual)
+        assert matrix.goes_on(world, recording) == ()

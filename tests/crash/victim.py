@@ -1,0 +1,159 @@
+"""An agent process whose every port call is a point at which it can be struck.
+
+``service.assemble`` puts it together with overrides: the ports are watched, GPUs and kubelet
+are reached within the process so that it can be struck between two calls of NVML, and pauses that
+only serve to be patient with the driver are short.
+"""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+from mig_manager.adapters.host import clock, log
+from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.agent import mailbox, reconcile, service, settings
+from mig_manager.change import instrumentation
+from mig_manager.core import ports
+from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import libnvml, statefile
+from tests.crash import points as points_
+
+IDLE = "idle"
+"""Noted whenever the agent begins to wait for a wish."""
+RETRY = "retry"
+"""Noted whenever a failed wish is to be tried again later."""
+_NO_PORTS = frozenset({"clock", "telemetry"})
+_LONGEST_PAUSE_S = 0.02
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What an agent process shall be like."""
+
+    options: Mapping[str, str]
+    """Of the command line, by name."""
+    points: str
+    """File to note the points in."""
+    log: str
+    """File for the log lines."""
+    strike_at: str | None = None
+    strike_with: int = int(signal.SIGKILL)
+    has_worker: bool = False
+    """Whether the GPUs are reached through the real child process."""
+
+
+def serve(order: Order) -> int:
+    """Be an agent until a signal; return the exit status."""
+    output = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    log.configure(level="info", is_json=False, stream=sys.stderr)
+    points = points_.Points(
+        pathlib.Path(order.points),
+        strike_at=order.strike_at,
+        strike_with=signal.Signals(order.strike_with),
+    )
+    wanted = settings.agent_settings(order.options, {})
+    assert wanted.gpus.simulate_state is not None
+    state = statefile.SharedState(wanted.gpus.simulate_state)
+    kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
+    victim = service.assemble(
+        wanted,
+        kube,
+        boot_id=state.boot_id,
+        overrides=service.Overrides(
+            replace_ports=lambda own: _watched(
+                own if order.has_worker else _within_process(own, wanted, state, points), points
+            ),
+            telemetry=_Telemetry(points),
+            box=_Mailbox(points),
+        ),
+    )
+    service.end_on_signals(victim.stop)
+    victim.serve()
+    kube.close()
+    return 0
+
+
+def _within_process(
+    own: reconcile.World,
+    wanted: settings.AgentSettings,
+    state: statefile.SharedState,
+    points: points_.Points,
+) -> reconcile.World:
+    """Return the same without worker processes for the GPUs and for kubelet."""
+    simulated._load(_Library(state, points))
+    return dataclasses.replace(
+        own,
+        gpus=nvml_gpus.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s),
+        allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
+        standby=ports.Standby(),
+    )
+
+
+def _watched(own: reconcile.World, points: points_.Points) -> reconcile.World:
+    """Return the same with a point before and after each call of a port."""
+    watched: dict[str, Any] = {
+        name: cast("Any", points_.Port(port, name, points)) for name, port in _ports(own).items()
+    }
+    return dataclasses.replace(own, clock=_Clock(), **watched)
+
+
+def _ports(world: reconcile.World) -> dict[str, object]:
+    """Return everything in the world that is a port, whatever will be added to it."""
+    everything = {f.name: getattr(world, f.name) for f in dataclasses.fields(world)}
+    return {
+        name: value
+        for name, value in everything.items()
+        if name not in _NO_PORTS and value is not None and not isinstance(value, str)
+    }
+
+
+class _Mailbox(mailbox.Mailbox):
+    """Notes when the agent has nothing to do."""
+
+    def __init__(self, points: points_.Points) -> None:
+        super().__init__()
+        self._points = points
+
+    def next(self, seen: int, *, timeout_s: float | None = None) -> mailbox.LabelWish | None:
+        """Note that the agent is idle, and wait."""
+        self._points.come_to(IDLE)
+        return super().next(seen, timeout_s=timeout_s)
+
+
+class _Telemetry(instrumentation.Telemetry):
+    """Notes when a wish is to be tried again."""
+
+    def __init__(self, points: points_.Points) -> None:
+        self._points = points
+
+    def retry_scheduled(self, delay_s: float) -> None:
+        """Note it."""
+        self._points.come_to(RETRY)
+
+
+class _Library(libnvml.SimulatedLibrary):
+    """Comes to a point before and after each change that a GPU takes."""
+
+    def __init__(self, state: statefile.SharedState, points: points_.Points) -> None:
+        super().__init__(state)
+        self._points = points
+
+    def _change(self, attempt: "libnvml._Attempt") -> None:
+        with self._points.around(f"gpu{attempt.gpu}.{attempt.name}"):
+            super()._change(attempt)
+
+
+class _Clock(clock.SystemClock):
+    """Does not let the driver take its time."""
+
+    def wait(self, seconds: float) -> None:
+        """Sleep through, but not for long."""
+        super().wait(min(seconds, _LONGEST_PAUSE_S))

@@ -1,0 +1,144 @@
+"""A change goes to its end, or back, whatever becomes of what is said about it."""
+
+import contextlib
+import os
+import pathlib
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.core import model
+from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
+from tests import lost_stderr
+from tests.shell.shell_node import LAYOUTS, Node, wait_for
+
+CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> Node:
+    node = Node(tmp_path, "1xA100-SXM4-40GB")
+    assert node.run("apply", "before").returncode == 0
+    return node
+
+
+def run(node: Node, *argv: str, stderr: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - our own program
+        node.command(*argv),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+OFTEN = ("full-disk", "closed-pipe", "stalled-reader")
+SELDOM = [
+    pytest.param(way, marks=pytest.mark.slow) for way in lost_stderr.WAYS if way not in OFTEN
+]
+
+
+@pytest.mark.parametrize("way", [*OFTEN, *SELDOM])
+def test_a_change_that_fails_is_rolled_back_before_anything_is_said_and_tells_by_its_status(
+    node: Node, way: str
+) -> None:
+    before = node.shape
+    node.state.add_fault(states.Fault(function=CREATE, first=2, code=999))
+
+    with lost_stderr.WAYS[way]() as stderr:
+        failed = run(node, "apply", "wanted", "--debug", stderr=stderr)
+
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", lost_stderr.WAYS)
+def test_a_change_succeeds_without_anybody_who_hears_its_remarks(node: Node, way: str) -> None:
+    with lost_stderr.WAYS[way]() as stderr:
+        done = run(node, "apply", "wanted", "--debug", stderr=stderr)
+
+    assert (done.returncode, done.stdout) == (0, "MIG configuration applied successfully\n")
+    assert node.run("assert", "wanted").returncode == 0
+
+
+class Stage(stages.Stage):
+    """A node with an agent whose log lines are all lost."""
+
+    def __init__(self, stderr: int) -> None:
+        super().__init__(
+            "1xA100-SXM4-40GB",
+            LAYOUTS,
+            latency=states.Latency(),
+            agent_options=("--retry-initial-s", "0.2", "--log-level", "debug"),
+            node_options=nodeoptions.NodeOptions(
+                tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
+            ),
+        )
+        self._stderr = stderr
+
+    def start_agent(self) -> None:
+        self._agent = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", "mig_manager", "agent", *self.agent_arguments()],
+            stderr=self._stderr,
+        )
+
+
+@pytest.mark.parametrize(
+    "way", ["stalled-reader", pytest.param("full-disk", marks=pytest.mark.slow)]
+)
+def test_an_agent_whose_log_lines_are_lost_serves_its_node_and_ends_in_good_order(
+    way: str,
+) -> None:
+    with lost_stderr.WAYS[way]() as stderr, Stage(stderr) as world:
+        world.label("wanted")
+        assert world.wait_for_end("wanted") is model.State.SUCCESS
+        assert world.stop_agent() == 0
+
+
+def test_a_usage_error_keeps_its_status_where_it_cannot_be_explained(node: Node) -> None:
+    with lost_stderr.full_disk() as stderr:
+        assert run(node, "apply", "no-such", stderr=stderr).returncode == 2
+
+
+@contextlib.contextmanager
+def at_a_terminal(node: Node, *argv: str) -> Iterator[tuple[int, int]]:
+    """Run the program in a session of its own; give its pid and the terminal's other side."""
+    command = node.command(*argv)
+    pid, master = pty.fork()
+    if pid == 0:
+        # As after a login, also where whoever runs these tests ignores it (nohup).
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.execv(command[0], command)  # noqa: S606 - our own program
+    try:
+        yield pid, master
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.close(master)
+
+
+@pytest.mark.slow
+def test_an_ssh_session_that_is_lost_in_the_middle_of_a_change_does_not_cut_it_off(
+    node: Node,
+) -> None:
+    node.state.add_fault(states.Fault(function=CREATE, first=1, hang_s=1.0))
+    with at_a_terminal(node, "apply", "wanted") as (pid, master):
+        wait_for(lambda: node.is_hung)
+        os.close(master)
+        _, status = os.waitpid(pid, 0)
+
+    # As if it had been hung up on after its work.
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGHUP
+    node.state.clear_faults()
+    assert node.run("assert", "wanted").returncode == 0
+    assert not node.journal.exists()

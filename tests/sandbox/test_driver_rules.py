@@ -1,0 +1,67 @@
+"""The GPUs of the in-memory node refuse what the simulated driver refuses."""
+
+import collections
+import dataclasses
+
+import pytest
+
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile
+from mig_manager.core.planner import planner
+from tests import fakes
+from tests.sandbox import driver_rules
+
+OFF = hardware.template(hardware.find("A100-SXM4-40GB"))
+
+
+def wanted(*names: str) -> model.WantedGpu:
+    counts = collections.Counter(profile.parse(name) for name in names)
+    return model.WantedGpu.of(model.MigMode.ENABLED, counts)
+
+
+(FULL,) = fakes.brought_to((OFF,), wanted("3g.20gb", "2g.10gb", "1g.5gb"))
+STEPS = planner.plan((OFF,), {OFF.uuid: wanted("3g.20gb", "2g.10gb")}).steps
+
+
+def test_steps_of_a_plan_are_refused_without_those_that_come_before() -> None:
+    assert len(STEPS) == 5
+    for step in STEPS[1:]:
+        with pytest.raises(driver_rules.ImpossibleStepError):
+            fakes.apply_step(OFF, step)
+
+
+def test_an_instance_where_another_one_is_is_refused() -> None:
+    create = next(step for step in STEPS if isinstance(step, model.CreateGpuInstance))
+
+    with pytest.raises(driver_rules.ImpossibleStepError):
+        fakes.apply_step(FULL, create)
+
+
+def test_an_instance_at_a_place_that_its_profile_has_not_is_refused() -> None:
+    create = next(step for step in STEPS if isinstance(step, model.CreateGpuInstance))
+    (bare,) = fakes.brought_to((OFF,), model.WantedGpu(mode=model.MigMode.ENABLED))
+
+    fakes.apply_step(bare, create)
+    for wrong in (model.Placement(start=1, size=4), model.Placement(start=0, size=2)):
+        with pytest.raises(driver_rules.ImpossibleStepError):
+            fakes.apply_step(bare, dataclasses.replace(create, placement=wrong))
+
+
+def test_a_gpu_instance_with_a_compute_instance_is_not_destroyed() -> None:
+    inside = FULL.gpu_instances[0]
+    destroy = model.DestroyGpuInstance(
+        gpu_uuid=FULL.uuid,
+        gpu_instance_id=inside.instance_id,
+        profile=inside.profile,
+        placement=inside.placement,
+    )
+
+    with pytest.raises(driver_rules.ImpossibleStepError):
+        fakes.apply_step(FULL, destroy)
+
+
+def test_the_mode_of_a_gpu_with_instances_is_not_switched() -> None:
+    switch = model.SetMode(gpu_uuid=FULL.uuid, mode=model.MigMode.DISABLED, needs_reset=True)
+
+    with pytest.raises(driver_rules.ImpossibleStepError):
+        fakes.apply_step(FULL, switch)

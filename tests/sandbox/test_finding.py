@@ -1,0 +1,200 @@
+"""The library and programs of a driver, found where distributions and installers put them."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from mig_manager.adapters.host import driverfiles
+from mig_manager.sandbox import nvml, smi
+from mig_manager.sandbox.driver import states
+from tests.sandbox import library
+
+_MISMATCH = 18
+"""``NVML_ERROR_LIB_RM_VERSION_MISMATCH``."""
+_LAYOUT = """
+version: v1
+mig-configs:
+  whole:
+  - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}
+"""
+
+
+class Machine:
+    """Runs commands as processes of their own, whose loader knows no NVML library."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.environ = {
+            "HOST_ROOT_MOUNT": str(folder / "host"),
+            "MIG_MANAGER_JOURNAL_FILE": str(folder / "journal"),
+            "MIG_MANAGER_LOCK_FILE": str(folder / "lock"),
+            "MIG_MANAGER_PROVEN_FILE": str(folder / "proven"),
+        }
+
+    def __call__(
+        self, *argv: str, stdin: str = "", **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(  # noqa: S603 - our own program
+            [sys.executable, "-m", "mig_manager", *argv],
+            env={**os.environ, **self.environ, **environ},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+
+@pytest.fixture
+def shell(tmp_path: pathlib.Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def node(folder: pathlib.Path, **options: object) -> pathlib.Path:
+    """Return the state of a new node with one GPU."""
+    path = folder / "node.json"
+    nvml.create("a100-sxm4-40gb", path, options=states.Options(**options))  # type: ignore[arg-type]
+    return path
+
+
+def of_another_version(state: pathlib.Path) -> None:
+    """Have the library find a kernel module of another version than its own."""
+    fault = states.Fault(function="nvmlInit*", count=None, code=_MISMATCH)
+    nvml.SharedState(state).add_fault(fault)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib/aarch64-linux-gnu/nvidia/current",
+        "home/kubernetes/bin/nvidia/lib64",
+        "usr/local/glibc/usr/lib",
+        "run/opengl-driver/lib",
+    ],
+)
+def test_the_library_is_found_where_distributions_put_it(
+    folder: str, tmp_path: pathlib.Path
+) -> None:
+    library = tmp_path / folder / "libnvidia-ml.so.1"
+    library.parent.mkdir(parents=True)
+    library.touch()
+
+    assert list(driverfiles.libraries(tmp_path)) == [library]
+
+
+def test_commands_find_the_library_below_a_driver_root(
+    shell: Machine, tmp_path: pathlib.Path
+) -> None:
+    root = tmp_path / "root"
+    with library.served(root / "usr/lib/x86_64-linux-gnu/nvidia/current", node(tmp_path)):
+        done = shell("status", "--driver-root", str(root), HOST_ROOT_MOUNT="/")
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_driver_root_the_mounted_host_is_searched(
+    shell: Machine, tmp_path: pathlib.Path
+) -> None:
+    with library.served(tmp_path / "host/usr/lib64", node(tmp_path)):
+        assert shell("status").returncode == 0
+
+
+def test_links_of_debians_alternatives_lead_to_places_below_the_driver_root(
+    shell: Machine, tmp_path: pathlib.Path
+) -> None:
+    root = tmp_path / "root"
+    usual = root / "usr/lib/x86_64-linux-gnu" / library.NAME
+    alternative = root / "etc/alternatives/nvidia--libnvidia-ml.so.1"
+    usual.parent.mkdir(parents=True)
+    alternative.parent.mkdir(parents=True)
+    usual.symlink_to("/etc/alternatives/nvidia--libnvidia-ml.so.1")
+    alternative.symlink_to(f"/opt/driver-550/{library.NAME}")
+    with library.served(root / "opt/driver-550", node(tmp_path)):
+        answer = shell("apply", "whole", "-f", "-", stdin=_LAYOUT, DRIVER_ROOT_CTR_PATH=str(root))
+
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_the_loaders_cache_of_a_driver_root_is_searched(
+    shell: Machine, tmp_path: pathlib.Path
+) -> None:
+    root = tmp_path / "root"
+    cache = root / "etc/ld.so.cache"
+    cache.parent.mkdir(parents=True)
+    with library.served(root / "opt/driver", node(tmp_path)) as file:
+        # ldconfig writes the folder as it sees it; below the root it is a link to the real one.
+        as_cached = root / file.parent.relative_to("/")
+        as_cached.parent.mkdir(parents=True)
+        as_cached.symlink_to("/opt/driver")
+        (tmp_path / "conf").write_text(f"{file.parent}\n")
+        library.run("/sbin/ldconfig", "-X", "-C", str(cache), "-f", str(tmp_path / "conf"))
+        answer = shell("status", DRIVER_ROOT_CTR_PATH=str(root))
+
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_doctor_finds_the_library_that_every_command_finds_by_the_loaders_variables(
+    shell: Machine,
+    tmp_path: pathlib.Path,
+) -> None:
+    with library.served(tmp_path / "library", node(tmp_path)) as file:
+        done = shell("doctor", "-o", "json", LD_LIBRARY_PATH=str(file.parent))
+
+    verdicts = {each["check"]: each["verdict"] for each in json.loads(done.stdout)["findings"]}
+    assert (verdicts["driver"], verdicts["gpus"]) == ("ok", "ok")
+
+
+def test_the_driver_roots_library_is_used_where_the_loaders_is_of_another_version(
+    shell: Machine,
+    tmp_path: pathlib.Path,
+) -> None:
+    stale, current = node(tmp_path / "stale"), node(tmp_path / "current")
+    of_another_version(stale)
+    root = tmp_path / "root"
+    with (
+        library.served(tmp_path / "injected", stale) as file,
+        library.served(root / "usr/lib64", current),
+    ):
+        environ = {"LD_LIBRARY_PATH": str(file.parent), "DRIVER_ROOT_CTR_PATH": str(root)}
+        done = shell("status", "-o", "json", **environ)
+
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["gpus"]) == 1
+
+
+def test_a_library_of_another_version_without_a_right_one_takes_a_restart_of_the_pod(
+    shell: Machine,
+    tmp_path: pathlib.Path,
+) -> None:
+    state = node(tmp_path)
+    of_another_version(state)
+    with library.served(tmp_path / "injected", state) as file:
+        environ = {
+            "LD_LIBRARY_PATH": str(file.parent),
+            "DRIVER_ROOT_CTR_PATH": str(tmp_path / "root"),
+        }
+        done = shell("status", **environ)
+
+    assert done.returncode == 1
+    assert "there is no library of the loaded driver's version" in done.stderr
+    assert "remedy: Restart the pod" in done.stderr
+
+
+def test_nvidia_smi_is_found_on_the_path_where_no_driver_root_has_it(
+    shell: Machine, tmp_path: pathlib.Path
+) -> None:
+    state = node(tmp_path, resets_itself=False)
+    smi.install(tmp_path / "conda/bin", state)
+    with library.served(tmp_path / "host/usr/lib64", state):
+        answer = shell(
+            "apply", "whole", "-f", "-", stdin=_LAYOUT, PATH=f"nowhere:{tmp_path}/conda/bin"
+        )
+
+    assert answer.returncode == 0, answer.stderr
+    assert [gpu.attachments for gpu in nvml.SharedState(state).read().gpus] == [1]

@@ -1,0 +1,254 @@
+"""Our workers, and clients that share nothing with us, over a library that the loader loads."""
+
+import ctypes
+import json
+import pathlib
+import struct
+import sys
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import libnvml, statefile
+from tests import programs
+from tests.sandbox import library
+from tests.shell import commandline
+
+_HERE = pathlib.Path(__file__).parent
+_FILL = """
+version: v1
+mig-configs:
+  mixed:
+  - devices: [0]
+    mig-enabled: true
+    mig-devices: {1g.5gb: 2, 2g.10gb: 1}
+"""
+_PYNVML_NAMES = {
+    "nvmlPciInfo_t": "nvmlPciInfo_t",
+    "nvmlDeviceAttributes_t": "c_nvmlDeviceAttributes",
+    "nvmlProcessInfo_t": "c_nvmlProcessInfo_v3_t",
+}
+"""Structs that pynvml calls otherwise than ``c_`` and the header's name."""
+
+
+@pytest.fixture
+def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
+    """Give a shell whose commands keep to a folder, although its GPUs are real to them."""
+    shell = commandline.Shell(tmp_path)
+    shell.environ |= {
+        "HOST_ROOT_MOUNT": str(tmp_path / "host"),
+        "MIG_MANAGER_JOURNAL_FILE": str(tmp_path / "journal"),
+        "MIG_MANAGER_LOCK_FILE": str(tmp_path / "lock"),
+        "MIG_MANAGER_PROVEN_FILE": str(tmp_path / "proven"),
+    }
+    yield shell
+    commandline.forget()
+
+
+@pytest.fixture
+def state(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "node.json"
+    nvml.create("2xA100-SXM4-40GB", path)
+    return path
+
+
+@pytest.fixture
+def loaded(tmp_path: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Give the file of a library that the simulated driver answers."""
+    with library.served(tmp_path / "library", state) as file:
+        yield file
+
+
+def python(program: str, *, folder: pathlib.Path) -> str:
+    """Run a program that finds the library as any process does, by the loader."""
+    return library.run(sys.executable, "-c", program, LD_LIBRARY_PATH=str(folder))
+
+
+def fields_of(source: str, folder: pathlib.Path) -> set[tuple[str, str, int, int]]:
+    """Return struct, field, offset and size of each struct that a C file declares."""
+    program = folder / "layout"
+    declared_by = f'-DNVML_SOURCE="{source}"'
+    library.run(programs.needed("cc"), declared_by, f"-o{program}", _HERE / "layout.c")
+    printed = library.run(program)
+    rows = (line.split() for line in printed.splitlines())
+    return {(kind, field, int(offset), int(size)) for kind, field, offset, size in rows}
+
+
+def pynvml_field(kind: str, field: str) -> tuple[int, int]:
+    """Return offset and size of a field, or of the whole struct for the field ``.``."""
+    declared = getattr(pynvml, _PYNVML_NAMES.get(kind, f"c_{kind}"))
+    if field == ".":
+        return 0, ctypes.sizeof(declared)
+    described = getattr(declared, field)
+    return described.offset, described.size
+
+
+def test_the_library_exports_each_function_of_the_simulated_driver_and_no_other(
+    tmp_path: pathlib.Path,
+) -> None:
+    file = library.build(tmp_path)
+
+    listed = library.run("nm", "--dynamic", "--defined-only", file)
+    exported = {line.split()[-1] for line in listed.splitlines()}
+
+    assert exported == {*libnvml._FUNCTIONS, "nvmlErrorString"}
+
+
+def test_structs_of_the_library_are_laid_out_as_pynvml_lays_them_out(
+    tmp_path: pathlib.Path,
+) -> None:
+    ours = fields_of(str(library.SOURCE), tmp_path)
+
+    assert len(ours) > 80
+    assert ours == {(kind, field, *pynvml_field(kind, field)) for kind, field, _, _ in ours}
+
+
+@pytest.mark.slow
+def test_structs_of_the_library_are_laid_out_as_in_nvidias_header(tmp_path: pathlib.Path) -> None:
+    folder = go("list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml")
+
+    theirs = fields_of(f"{folder}/pkg/nvml/nvml.h", tmp_path)
+
+    assert fields_of(str(library.SOURCE), tmp_path) == theirs
+
+
+def test_pynvml_finds_the_library_by_the_loader_and_reads_the_node(loaded: pathlib.Path) -> None:
+    printed = python(
+        """
+import pynvml
+pynvml.nvmlInit()
+for index in range(pynvml.nvmlDeviceGetCount()):
+    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+    print(pynvml.nvmlDeviceGetName(device), pynvml.nvmlDeviceGetPciInfo(device).busId)
+try:
+    pynvml.nvmlDeviceGetHandleByIndex(2)
+except pynvml.NVMLError_InvalidArgument as error:
+    print(error)
+pynvml.nvmlShutdown()
+""",
+        folder=loaded.parent,
+    )
+
+    assert printed.splitlines() == [
+        "NVIDIA A100-SXM4-40GB 00000000:07:00.0",
+        "NVIDIA A100-SXM4-40GB 00000000:0F:00.0",
+        "Invalid Argument",
+    ]
+
+
+def test_a_layout_is_applied_through_the_library_and_every_command_sees_it(
+    shell: commandline.Shell, state: pathlib.Path, loaded: pathlib.Path
+) -> None:
+    at = ("--library-path", str(loaded))
+    layout = ("--config-file", "-", "--selected-config", "mixed")
+
+    applied = shell("apply", *at, *layout, stdin=_FILL)
+    asserted = shell("assert", *at, *layout, stdin=_FILL)
+    seen = shell("status", *at, "-o", "json")
+    simulated = shell("status", "--simulate-state", str(state), "-o", "json")
+
+    assert applied.status == 0, applied.err
+    assert asserted.status == 0
+    assert instances(state) == ["1g.5gb", "1g.5gb", "2g.10gb"]
+    assert json.loads(seen.out) == json.loads(simulated.out)
+
+
+def test_a_change_that_another_process_makes_is_heard_through_the_library(
+    loaded: pathlib.Path,
+) -> None:
+    printed = python(
+        """
+import pynvml
+pynvml.nvmlInit()
+device = pynvml.nvmlDeviceGetHandleByIndex(1)
+events = pynvml.nvmlEventSetCreate()
+pynvml.nvmlDeviceRegisterEvents(device, pynvml.nvmlEventMigConfigChange, events)
+pynvml.nvmlDeviceSetMigMode(device, 1)
+data = pynvml.nvmlEventSetWait_v2(events, 5000)
+print(pynvml.nvmlDeviceGetIndex(data.device), data.eventType == pynvml.nvmlEventMigConfigChange)
+""",
+        folder=loaded.parent,
+    )
+
+    assert printed == "1 True\n"
+
+
+def test_a_function_that_the_library_lacks_is_missing_for_the_loader(
+    tmp_path: pathlib.Path, state: pathlib.Path
+) -> None:
+    with library.served(tmp_path / "old", state, absent=["nvmlDeviceGetMigMode"]) as file:
+        printed = python(
+            """
+import pynvml
+pynvml.nvmlInit()
+try:
+    pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(0))
+except pynvml.NVMLError_FunctionNotFound as error:
+    print(error)
+""",
+            folder=file.parent,
+        )
+
+    assert printed == "Function Not Found\n"
+
+
+def test_without_a_driver_behind_the_library_commands_say_that_none_is_loaded(
+    shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    file = library.build(tmp_path / "library")
+
+    answer = shell("status", "--library-path", str(file))
+
+    assert answer.status == 1
+    assert "'Driver Not Loaded'" in answer.err
+
+
+def test_a_write_past_the_memory_of_a_client_is_found() -> None:
+    session = libnvml.SimulatedLibrary(statefile.SharedState(pathlib.Path("none.json")))
+    too_small = b"m" + struct.pack("=Q", 4) + bytes(4)
+    code = b"v" + struct.pack("=Q", 0)
+
+    with pytest.raises(BufferError, match="nvmlErrorString"):
+        library._answer(session, b"nvmlErrorString\0" + bytes([2]) + code + too_small)
+
+
+@pytest.mark.slow
+def test_nvidias_go_binding_sees_the_instances_that_we_made(
+    shell: commandline.Shell, tmp_path: pathlib.Path, state: pathlib.Path, loaded: pathlib.Path
+) -> None:
+    client = tmp_path / "client"
+    go("build", "-o", str(client), ".")
+    at = ("--library-path", str(loaded))
+    shell("apply", *at, "--config-file", "-", "--selected-config", "mixed", stdin=_FILL)
+
+    printed = library.run(client, loaded).splitlines()
+
+    gpus = json.loads(shell("status", "--simulate-state", str(state), "-o", "json").out)["gpus"]
+    uuids = {
+        device["uuid"]
+        for gpu in gpus
+        for instance in gpu["gpu_instances"]
+        for device in instance["compute_instances"]
+    }
+    assert {line.split()[1] for line in printed if line.startswith("device")} == uuids
+    assert [line.split()[2] for line in printed if line.startswith("gpu")] == [
+        gpu["uuid"] for gpu in gpus
+    ]
+    assert len([line for line in printed if line.startswith("instance")]) == 3
+
+
+def instances(state: pathlib.Path) -> list[str]:
+    """Return the profiles of the GPU instances that the driver has."""
+    shared = statefile.SharedState(state)
+    return sorted(
+        board.row(instance.profile_id).name
+        for board, gpu in zip(shared.boards, shared.read().gpus, strict=True)
+        for instance in gpu.instances
+    )
+
+
+def go(*arguments: str) -> str:
+    """Run Go in the client's folder."""
+    return library.run(programs.needed("go"), *arguments, folder=_HERE / "go_client").strip()

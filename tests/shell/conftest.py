@@ -1,0 +1,86 @@
+"""The cluster that the plugin is shown."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.sandbox import apiserver
+from tests.shell import plugin_rig as rig
+
+
+@pytest.fixture(scope="module")
+def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
+    """A person who sees a cluster of five GPU nodes and one other; what tests add they remove."""
+    rig.need_kubectl()
+    with apiserver.serve() as server:
+        for each in [*nodes(), *others()]:
+            server.store.create(each)
+        yield rig.viewer(server, tmp_path_factory.mktemp("home"))
+
+
+def nodes() -> list[rig.Object]:
+    return [
+        rig.Seen(
+            name="gpu-1",
+            gpus=rig.gpus("8xA100-SXM4-40GB", "all-balanced"),
+            wish="all-balanced",
+            labels={"pool": "train"},
+        ).to_object(),
+        rig.Seen(
+            name="gpu-2",
+            gpus=rig.gpus("2xH100-SXM"),
+            wish="all-1g.5gb",
+            state=model.State.FAILED,
+            reason=errors.Reason.UNKNOWN_PROFILE,
+            message="GPU 0 has no profile 1g.5gb",
+            labels={"pool": "train"},
+        ).to_object(),
+        rig.Seen(
+            name="gpu-3",
+            gpus=rig.gpus("1xA100-SXM4-40GB", "all-1g.5gb"),
+            wish="all-balanced",
+            told="all-1g.5gb",
+            is_ready=False,
+        ).to_object(),
+        rig.Seen(
+            name="gpu-4",
+            gpus=rig.gpus("1xA100-SXM4-40GB"),
+            wish="all-1g.5gb",
+            state=model.State.PENDING,
+            reason=None,
+            message="draining",
+            minutes=100,
+        ).to_object(),
+        rig.Seen(
+            name="gpu-5",
+            wish="all-balanced",
+            state=None,
+            labels={
+                "nvidia.com/gpu.product": "NVIDIA-A30-MIG-1g.6gb",
+                "nvidia.com/gpu.count": "4",
+            },
+        ).to_object(),
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cpu"}},
+    ]
+
+
+def others() -> list[rig.Object]:
+    return [
+        rig.pod("train", "gpu-1", mig_3g_20gb=1),
+        rig.pod("serve", "gpu-1", mig_1g_5gb=2),
+        rig.pod("elsewhere", "gpu-4", gpu=1),
+        rig.config_map("gpu-operator", "default-mig-parted-config", **{"config.yaml": rig.CONFIG}),
+        rig.event("gpu-1", "Recovered", "carrying on", at=rig.ago(hours=4)),
+        rig.event("gpu-1", "Applied", "layout all-balanced is in force", at=rig.ago(hours=3)),
+        rig.event("gpu-1", "AlreadyApplied", "it was in force", at=rig.ago(minutes=5)),
+        rig.event(
+            "gpu-1",
+            "NodeReady",
+            "of kubelet",
+            at=rig.ago(minutes=6),
+            source={"component": "kubelet"},
+            reportingComponent="kubelet",
+        ),
+    ]

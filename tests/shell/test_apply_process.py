@@ -1,0 +1,181 @@
+"""``apply`` as a process that is killed, hangs, or is one of several; on simulated GPUs."""
+
+import contextlib
+import os
+import pathlib
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from mig_manager.adapters.host import clock, lockfile
+from tests.shell.shell_node import Node, wait_for
+
+
+@pytest.fixture
+def fresh(tmp_path: pathlib.Path) -> Node:
+    return Node(tmp_path, "1xA100-SXM4-40GB")
+
+
+@pytest.fixture
+def node(fresh: Node) -> Node:
+    assert fresh.run("apply", "before").returncode == 0
+    return fresh
+
+
+CREATE = "nvmlDeviceCreateGpuInstance*"
+KILLS = [
+    ("nvmlInit*", 1),
+    ("nvmlInit*", 2),
+    ("nvmlComputeInstanceDestroy", 1),
+    ("nvmlGpuInstanceDestroy", 1),
+    (CREATE, 1),
+    (CREATE, 2),
+    ("nvmlGpuInstanceCreateComputeInstance*", 1),
+    ("nvmlGpuInstanceCreateComputeInstance*", 2),
+    ("nvmlShutdown", 2),
+]
+
+
+@pytest.mark.slow
+def test_an_impossible_layout_after_a_kill_brings_back_what_was(node: Node) -> None:
+    before = node.shape
+    node.kill_apply("wanted", CREATE)
+    assert node.shape != before
+    assert node.journal.exists()
+
+    answer = node.run("apply", "too-much")
+
+    assert answer.returncode == 1
+    assert "the 'apply' of layout 'wanted' was left unfinished and is undone now" in answer.stderr
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "first"), KILLS)
+@pytest.mark.parametrize("again", ["wanted", "other", "too-much"])
+def test_after_a_kill_at_any_step_the_next_apply_makes_it_good(
+    node: Node, function: str, first: int, again: str
+) -> None:
+    before = node.shape
+    node.kill_apply("wanted", function, first=first)
+
+    answer = node.run("apply", again)
+
+    if again == "too-much":
+        assert answer.returncode == 1
+        assert node.shape == before
+    else:
+        assert answer.returncode == 0
+        assert node.run("assert", again).returncode == 0
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "first"), KILLS)
+def test_after_a_kill_at_any_step_an_unknown_layout_changes_nothing(
+    node: Node, function: str, first: int
+) -> None:
+    node.kill_apply("wanted", function, first=first)
+    left = node.shape, node.journal.exists()
+
+    assert node.run("apply", "no-such").returncode == 2
+
+    assert (node.shape, node.journal.exists()) == left
+
+
+def test_a_driver_that_hangs_is_given_up_and_what_was_done_is_undone(node: Node) -> None:
+    before = node.shape
+    node.hang_in(CREATE)
+
+    answer = node.run("apply", "wanted", "--gpu-timeout-s", "5", "--in-use-timeout-s", "1")
+
+    assert answer.returncode == 1
+    assert "nvmlDeviceCreateGpuInstanceWithPlacement on GPU 0 (GPU-" in answer.stderr
+    assert "the GPU worker was killed" in answer.stderr
+    assert "the instances from before are back" in answer.stderr
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+def test_apply_can_be_stopped_at_once_while_it_only_looks(fresh: Node) -> None:
+    fresh.hang_in("nvmlInit*")
+    with fresh.started("apply", "wanted") as process:
+        wait_for(lambda: fresh.is_hung)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+    assert not fresh.journal.exists()
+
+
+@pytest.mark.parametrize(
+    "argv", [("status",), ("assert", "wanted"), ("export",), ("validate",), ("plan", "wanted")]
+)
+def test_a_look_at_a_driver_that_hangs_ends_at_the_deadline(
+    fresh: Node, argv: Sequence[str]
+) -> None:
+    fresh.hang_in("nvmlDeviceGetName")
+
+    answer = fresh.run(*argv, "--gpu-timeout-s", "0.5")
+
+    assert answer.returncode == 1
+    assert "NVML gave no answer within 0.5 s" in answer.stderr
+    assert "remedy: The driver does not answer; look at the kernel log." in answer.stderr
+
+
+def test_a_look_at_a_driver_that_hangs_obeys_an_interrupt_at_once(fresh: Node) -> None:
+    fresh.hang_in("nvmlDeviceGetName")
+    with fresh.started("status") as process:
+        wait_for(lambda: fresh.is_hung)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+def test_apply_says_who_is_at_work_when_it_is_kept_off(fresh: Node) -> None:
+    other = lockfile.LockFile(
+        fresh.state.beside("manager.lock"),
+        program="mig-manager agent",
+        clock=clock.SystemClock(),
+        is_required=True,
+    )
+    before = fresh.shape
+    with other.hold("serve all-1g.5gb"):
+        answer = fresh.run("apply", "wanted", "--lock-timeout-s", "0")
+
+    assert answer.returncode == 1
+    assert f"mig-manager agent (pid {os.getpid()} on " in answer.stderr
+    assert "serve all-1g.5gb, since " in answer.stderr
+    assert "remedy: Wait for the other manager to finish" in answer.stderr
+    assert fresh.shape == before
+
+
+@pytest.mark.slow
+def test_several_at_once_take_turns_and_the_last_one_prevails(tmp_path: pathlib.Path) -> None:
+    node = Node(tmp_path, "2xA100-SXM4-40GB")
+    names = ["before", "wanted", "other", "small"]
+    ended: list[str] = []
+    with contextlib.ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(node.started("apply", name, "--lock-timeout-s", "100"))
+            for name in names
+        }
+
+        def all_have_ended() -> bool:
+            ended.extend(
+                name
+                for name, process in processes.items()
+                if name not in ended and process.poll() is not None
+            )
+            return len(ended) == len(names)
+
+        wait_for(all_have_ended, within_s=110)
+        said = {name: process.communicate() for name, process in processes.items()}
+
+    for name, process in processes.items():
+        out, err = said[name]
+        assert (process.returncode, out) == (0, "MIG configuration applied successfully\n"), err
+        assert "left unfinished" not in err
+        assert "in force already" not in err
+    assert [name for name in names if node.run("assert", name).returncode == 0] == ended[-1:]
+    assert not node.journal.exists()

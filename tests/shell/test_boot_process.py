@@ -1,0 +1,291 @@
+"""From power-off to the layout being back: ``boot`` as a process, on simulated GPUs."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.core import model
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
+from tests.shell.shell_node import Node, wait_for
+
+LAYOUTS = """
+version: v1
+mig-configs:
+  mixed:
+  - {devices: all, device-filter: ["0x20B010DE", "0x20B210DE"], mig-enabled: true,
+     mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
+  - {devices: all, device-filter: "0x233010DE", mig-enabled: true,
+     mig-devices: {1g.10gb: 3, 3g.40gb: 1}}
+  - {devices: all, device-filter: "0x20B710DE", mig-enabled: true, mig-devices: {1c.2g.12gb: 2}}
+  first:
+  - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
+"""
+SPECS = {
+    "ampere": "2xA100-SXM4-40GB",
+    "hopper": "2xH100-SXM5-80GB",
+    "mixed": "1xA100-SXM4-40GB+1xH100-SXM5-80GB+1xA30+1xT4",
+}
+CREATE = "nvmlDeviceCreateGpuInstance*"
+MUTATING = ("nvml*Create*", "nvml*Destroy*", "nvml*Set*", "nvml*Reset*")
+
+
+def booted(folder: pathlib.Path, spec: str) -> Node:
+    """Return a node that has a layout by ``apply`` and was rebooted since."""
+    node = Node(folder, spec, layouts=LAYOUTS)
+    applied = node.run("apply", "mixed")
+    assert applied.returncode == 0, applied.stderr
+    return node
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> Node:
+    return booted(tmp_path, SPECS["ampere"])
+
+
+def seen(node: Node) -> object:
+    """Return what ``status`` shows, but for the ids that nothing can bring back."""
+    gpus = json.loads(node.run("status", "-o", "json").stdout)["gpus"]
+    return [
+        {
+            "gpu": gpu["uuid"],
+            "mode": gpu["mig_mode"],
+            "instances": sorted(
+                json.dumps(
+                    [
+                        instance["profile"],
+                        instance["placement"],
+                        [each["profile"] for each in instance["compute_instances"]],
+                    ]
+                )
+                for instance in gpu["gpu_instances"]
+            ),
+        }
+        for gpu in gpus
+    ]
+
+
+@contextlib.contextmanager
+def counted(node: Node) -> Iterator[list[states.ArmedFault]]:
+    """Count the calls that change something."""
+    for function in MUTATING:
+        node.state.add_fault(states.Fault(function=function, count=None))
+    calls: list[states.ArmedFault] = []
+    yield calls
+    calls.extend(armed for armed in node.state.faults() if armed.fired)
+    node.state.clear_faults()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param("ampere", marks=pytest.mark.slow),
+        pytest.param("hopper", marks=pytest.mark.slow),
+        "mixed",
+    ],
+)
+def test_from_power_on_the_layout_comes_back_in_its_places_and_a_second_run_does_nothing(
+    tmp_path: pathlib.Path, spec: str
+) -> None:
+    node = booted(tmp_path, SPECS[spec])
+    before, shown, exported = node.shape, seen(node), node.run("export").stdout
+    node.state.reboot()
+    assert node.shape != before
+
+    with counted(node) as calls:
+        first = node.run("boot")
+    assert (first.returncode, first.stdout) == (0, "Layout mixed is back.\n"), first.stderr
+    assert calls
+    assert node.shape == before
+    assert seen(node) == shown
+    assert node.run("export").stdout == exported
+
+    with counted(node) as calls:
+        second = node.run("boot")
+    assert second.returncode == 0
+    assert second.stdout == "Layout mixed is in force as it was kept: nothing was done.\n"
+    assert calls == []
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "first"),
+    [
+        (CREATE, 1),
+        pytest.param(CREATE, 3, marks=pytest.mark.slow),
+        pytest.param("nvmlDeviceSetMigMode", 1, marks=pytest.mark.slow),
+        pytest.param("nvmlGpuInstanceCreateComputeInstance*", 2, marks=pytest.mark.slow),
+        pytest.param("nvmlInit*", 2, marks=pytest.mark.slow),
+        pytest.param("nvmlInit*", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_boot_killed_in_the_middle_and_run_again_comes_to_the_same_end(
+    tmp_path: pathlib.Path, function: str, first: int
+) -> None:
+    node = booted(tmp_path, SPECS["hopper"])
+    before = node.shape
+    node.state.reboot()
+    node.kill("boot", function=function, first=first)
+
+    again = node.run("boot")
+
+    assert again.returncode == 0, again.stderr
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+def test_power_lost_in_an_apply_brings_back_what_was_proven_before(node: Node) -> None:
+    before = node.shape
+    node.kill_apply("first", CREATE)
+    node.state.reboot()
+
+    assert node.run("boot").returncode == 0
+
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+def test_a_broken_file_is_set_aside_and_told_with_a_remedy(node: Node) -> None:
+    node.state.reboot()
+    kept = node.state.beside("proven")
+    kept.write_text(kept.read_text(encoding="utf-8")[:-20], encoding="utf-8")
+
+    with counted(node) as calls:
+        broken = node.run("boot")
+    assert broken.returncode == 1
+    assert "makes no sense (" in broken.stderr
+    assert "remedy: Apply a layout" in broken.stderr
+    assert calls == []
+    assert not kept.exists()
+    assert node.state.beside("proven.unreadable").exists()
+
+    afterwards = node.run("boot")
+    assert afterwards.returncode == 0
+    assert afterwards.stdout == "No layout is kept for the boot: nothing was done.\n"
+
+
+@pytest.mark.slow
+def test_a_swapped_gpu_is_told_and_the_other_is_back(node: Node) -> None:
+    before = node.shape
+    node.state.reboot()
+    node.state.update(
+        lambda state: (
+            dataclasses.replace(state, spec="1xA100-SXM4-40GB+1xA100-SXM4-80GB"),
+            None,
+        )
+    )
+
+    answer = node.run("boot", "-o", "json")
+
+    assert answer.returncode == 1
+    assert " is gone, and what it had with it" in answer.stderr
+    assert " is new: nothing is kept for it" in answer.stderr
+    assert node.shape[0] == before[0]
+    told = json.loads(answer.stdout)
+    assert (told["layout"], told["is_changed"], len(told["problems"])) == ("mixed", True, 2)
+
+
+@pytest.mark.slow
+def test_a_node_where_nothing_is_kept_gets_the_fallback_of_the_peers_variables(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, SPECS["ampere"], layouts=LAYOUTS)
+    monkeypatch.setenv("MIG_PARTED_CONFIG_FILE", str(node.layouts))
+    monkeypatch.setenv("MIG_PARTED_SELECTED_CONFIG", "mixed")
+    monkeypatch.setenv("MIG_PARTED_HOOKS_FILE", "/etc/nvidia-mig-manager/hooks.yaml")
+
+    answer = node.run("boot")
+
+    assert answer.returncode == 0, answer.stderr
+    assert "hooks.yaml is not run" in answer.stderr
+    assert node.run("assert", "mixed").returncode == 0
+    node.state.reboot()
+    monkeypatch.delenv("MIG_PARTED_SELECTED_CONFIG")
+    assert node.run("boot").stdout == "Layout mixed is back.\n"
+
+
+def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
+    node.state.reboot()
+    node.state.add_fault(
+        states.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
+    )
+    with node.started("boot", "--driver-timeout-s", "500") as process:
+        wait_for(lambda: node.is_hung)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == -signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_not_loaded_in_time_is_a_failure_that_costs_nothing(node: Node) -> None:
+    before = node.shape
+    node.state.reboot()
+    node.state.add_fault(
+        states.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
+    )
+
+    late = node.run("boot", "--driver-timeout-s", "0.3")
+
+    assert late.returncode == 1
+    assert "waited 0.3 s for it" in late.stderr
+    assert "remedy: Load the NVIDIA driver" in late.stderr
+    node.state.clear_faults()
+    assert node.run("boot").returncode == 0
+    assert node.shape == before
+
+
+@pytest.mark.slow
+def test_what_an_agent_has_proven_comes_back_too() -> None:
+    # The plugin offers whole GPU instances alone.
+    text = LAYOUTS.replace("mixed:", "other:").replace("1c.2g", "2g")
+    with stages.Stage("1xH100-SXM5-80GB+1xA30", text, latency=states.Latency()) as world:
+        world.label("other")
+        assert world.wait_for_end("other") is model.State.SUCCESS
+        world.stop_agent()
+        before = world.gpus.observe()
+        state = nvml.SharedState(world.state_file)
+        state.reboot()
+
+        back = subprocess.run(  # noqa: S603 - our own program
+            [
+                *(sys.executable, "-m", "mig_manager", "boot"),
+                *("--simulate-state", str(world.state_file)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+        assert (back.returncode, back.stdout) == (0, "Layout other is back.\n"), back.stderr
+        assert [gpu.snapshot for gpu in world.gpus.observe()] == [gpu.snapshot for gpu in before]
+
+
+@pytest.mark.slow
+def test_a_boot_that_is_stopped_in_mid_change_completes_it_and_leaves_nothing_to_undo(
+    node: Node,
+) -> None:
+    before = node.shape
+    node.state.reboot()
+    assert node.shape != before
+    node.state.add_fault(states.Fault(function=CREATE, first=2, hang_s=1.5))
+    with node.started("boot") as process:
+        wait_for(lambda: node.is_hung)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGTERM
+
+    assert node.shape == before
+    assert not node.journal.exists()
+    assert node.run("apply", "no-such-layout").returncode == 2
+    assert node.shape == before

@@ -1,0 +1,394 @@
+"""What commands decide and return, over GPUs in memory."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.catalogue import hardware
+from mig_manager.change import commands, validation
+from mig_manager.cli.render import report
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.text import bar
+from tests import fakes
+from tests.shell import applying_rig
+
+A100 = hardware.find("A100-SXM4-40GB")
+A30 = hardware.find("A30")
+
+LAYOUTS = """
+version: v1
+mig-configs:
+  balanced:
+  - devices: all
+    device-filter: "0x20B010DE"
+    mig-enabled: true
+    mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}
+  small:
+  - devices: all
+    device-filter: "0x20B010DE"
+    mig-enabled: true
+    mig-devices: {1g.5gb: 4, 3g.20gb: 1}
+  first-only:
+  - devices: [0]
+    mig-enabled: true
+    mig-devices: {7g.40gb: 1}
+  too-much:
+  - devices: all
+    device-filter: ["0x20B010DE"]
+    mig-enabled: true
+    mig-devices: {4g.20gb: 2}
+  replaced:
+  - devices: [3]
+    mig-enabled: true
+    mig-devices: {9g.99gb: 1}
+  - devices: all
+    mig-enabled: false
+  everywhere:
+  - devices: all
+    mig-enabled: true
+    mig-devices: {1g.5gb: 7}
+"""
+DOCUMENT = config.parse(LAYOUTS, source="layouts.yaml")
+
+
+class Gpus:
+    """GPUs as values: every step does what it says."""
+
+    def __init__(self, *gpus: model.Gpu) -> None:
+        self.gpus = gpus
+        self.executed: list[model.Plan] = []
+
+    def observe(self) -> model.ObservedGpus:
+        return model.ObservedGpus(self.gpus)
+
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        self.executed.append(plan)
+        for step in plan.steps:
+            self.gpus = tuple(
+                fakes.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
+                for gpu in self.gpus
+            )
+        return fakes.of_plan(self.observe(), plan)
+
+
+class Stubborn(Gpus):
+    """GPUs on which everything succeeds and nothing happens."""
+
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        self.executed.append(plan)
+        return fakes.of_plan(self.gpus, plan)
+
+
+class Reticent(Gpus):
+    """GPUs whose driver tells profiles only while MIG is on."""
+
+    def observe(self) -> model.ObservedGpus:
+        return model.ObservedGpus(
+            gpu
+            if gpu.current_mode is model.MigMode.ENABLED
+            else dataclasses.replace(gpu, profiles=None)
+            for gpu in self.gpus
+        )
+
+
+class Passthrough(Gpus):
+    """GPUs whose new mode waits for a reset that the machine cannot do."""
+
+    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        self.executed.append(plan)
+        for step in plan.steps:
+            assert isinstance(step, model.SetMode)
+            self.gpus = tuple(
+                dataclasses.replace(gpu, pending_mode=step.mode)
+                if gpu.uuid == step.gpu_uuid
+                else gpu
+                for gpu in self.gpus
+            )
+            if step.mode is model.MigMode.ENABLED:
+                raise errors.HardwareError("no reset", reason=errors.Reason.RESET_REQUIRED)
+        return fakes.of_plan(self.gpus, plan)
+
+
+def two_a100() -> tuple[model.Gpu, ...]:
+    return hardware.template(A100, 0), hardware.template(A100, 1)
+
+
+def layout(name: str) -> config.Layout:
+    return DOCUMENT.layout(name)
+
+
+def test_apply_brings_a_layout_into_force() -> None:
+    gpus = Gpus(*two_a100())
+
+    result = applying_rig.apply(gpus, layout("balanced"))
+
+    assert result.is_changed
+    assert commands.check(gpus, layout("balanced")).is_applied
+    assert [len(gpu.gpu_instances) for gpu in gpus.gpus] == [4, 4]
+
+
+def test_apply_does_nothing_when_the_layout_is_in_force() -> None:
+    gpus = Gpus(*two_a100())
+    applying_rig.apply(gpus, layout("balanced"))
+
+    result = applying_rig.apply(gpus, layout("balanced"))
+
+    assert not result.is_changed
+    assert len(gpus.executed) == 1
+
+
+def test_apply_changes_only_what_differs() -> None:
+    gpus = Gpus(*two_a100())
+    applying_rig.apply(gpus, layout("balanced"))
+
+    (planned,) = applying_rig.apply(gpus, layout("small")).rounds
+
+    assert report.summary(planned) == "2 instances destroyed, 4 created, 6 stay; no reset"
+
+
+def test_apply_proves_what_it_claims() -> None:
+    gpus = Stubborn(*two_a100())
+
+    with pytest.raises(errors.HardwareError) as caught:
+        applying_rig.apply(gpus, layout("balanced"))
+
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert len(gpus.executed) == 1
+
+
+def test_apply_plans_again_where_profiles_are_told_only_with_mig_on() -> None:
+    gpus = Reticent(*two_a100())
+
+    result = applying_rig.apply(gpus, layout("balanced"))
+
+    assert [planned.plan.is_provisional for planned in result.rounds] == [True, False]
+    assert commands.check(gpus, layout("balanced")).is_applied
+
+
+def test_a_layout_that_does_not_fit_touches_nothing() -> None:
+    gpus = Gpus(*two_a100())
+
+    with pytest.raises(errors.LayoutError) as caught:
+        applying_rig.apply(gpus, layout("too-much"))
+
+    assert caught.value.reason is errors.Reason.DOES_NOT_FIT
+    assert gpus.executed == []
+
+
+def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() -> None:
+    gpus = Passthrough(hardware.template(A100, 0))
+
+    with pytest.raises(errors.HardwareError) as caught:
+        applying_rig.apply(gpus, layout("first-only"), scope=commands.Scope.MODE_ONLY)
+    assert caught.value.reason is errors.Reason.RESET_REQUIRED
+    (waiting,) = gpus.observe()
+    assert waiting.pending_mode is model.MigMode.ENABLED
+
+    none = "{version: v1, mig-configs: {none: [{devices: all, mig-enabled: false}]}}"
+    applying_rig.apply(gpus, config.parse(none, source="none.yaml").layout("none"))
+    (called_off,) = gpus.observe()
+    assert called_off.pending_mode is model.MigMode.DISABLED
+
+
+def test_mode_only_switches_mig_and_makes_no_instances() -> None:
+    gpus = Gpus(*two_a100())
+    mode_only = commands.Scope.MODE_ONLY
+
+    applying_rig.apply(gpus, layout("balanced"), scope=mode_only)
+
+    assert [gpu.current_mode for gpu in gpus.gpus] == [model.MigMode.ENABLED] * 2
+    assert [gpu.gpu_instances for gpu in gpus.gpus] == [(), ()]
+    assert commands.check(gpus, layout("balanced"), scope=mode_only).is_applied
+    assert not commands.check(gpus, layout("balanced")).is_applied
+
+
+def test_mode_only_leaves_instances_of_a_right_gpu_alone() -> None:
+    gpus = Gpus(*two_a100())
+    applying_rig.apply(gpus, layout("balanced"))
+
+    applying_rig.apply(gpus, layout("small"), scope=commands.Scope.MODE_ONLY)
+
+    assert commands.check(gpus, layout("balanced")).is_applied
+
+
+def test_gpus_that_a_layout_does_not_name_stay_as_they_are() -> None:
+    gpus = Gpus(*two_a100())
+
+    applying_rig.apply(gpus, layout("first-only"))
+
+    assert gpus.gpus[1] == hardware.template(A100, 1)
+    assert commands.check(gpus, layout("first-only")).is_applied
+
+
+def test_a_plan_names_the_pods_that_hold_what_ends() -> None:
+    gpus = Gpus(hardware.template(A100))
+    applying_rig.apply(gpus, layout("balanced"))
+    by_profile = {str(gi.profile): gi for gi in gpus.gpus[0].gpu_instances}
+    uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
+    holders = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
+
+    planned = commands.plan(gpus, layout("small"), holders=holders)
+
+    assert planned.evicted == ("team/train-0",)
+    assert "Pods that would be evicted: team/train-0" in report.plan(
+        planned, is_wide=False, style=bar.Style()
+    )
+
+
+def test_a_plan_without_known_pods_names_the_devices_that_end() -> None:
+    gpus = Gpus(hardware.template(A100))
+    applying_rig.apply(gpus, layout("balanced"))
+
+    planned = commands.plan(gpus, layout("small"))
+    text = report.plan(planned, is_wide=False, style=bar.Style())
+
+    (doomed,) = planned.plan.doomed_uuids
+    assert f"MIG devices that must have no user: {doomed}" in text
+    assert text.endswith("Layout small: 1 instance destroyed, 2 created, 3 stay; no reset.")
+
+
+def test_a_plan_that_switches_mode_says_which_gpus_must_be_idle() -> None:
+    planned = commands.plan(Gpus(*two_a100()), layout("balanced"))
+
+    text = report.plan(planned, is_wide=False, style=bar.Style())
+
+    assert "GPU 0-1 must have no user at all." in text
+    assert text.endswith("MIG mode of 2 GPUs switched; 2 GPUs reset.")
+
+
+def test_an_empty_plan_says_that_there_is_nothing_to_do() -> None:
+    gpus = Gpus(hardware.template(A100))
+    applying_rig.apply(gpus, layout("balanced"))
+
+    text = report.plan(commands.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style())
+
+    assert text.endswith("Layout balanced is in force: nothing to do.")
+
+
+def test_a_failed_check_says_how_a_gpu_differs() -> None:
+    gpus = Gpus(*two_a100())
+    applying_rig.apply(gpus, layout("balanced"))
+
+    checked = commands.check(gpus, layout("small"))
+
+    assert not checked.is_applied
+    assert report.difference(checked.planned) == (
+        "GPU 0 has 1x 3g.20gb, 1x 2g.10gb, 2x 1g.5gb instead of 1x 3g.20gb, 4x 1g.5gb; "
+        "1 more GPU differs"
+    )
+
+
+def test_status_as_data_has_every_instance_with_its_place() -> None:
+    gpus = Gpus(hardware.template(A100))
+    applying_rig.apply(gpus, layout("first-only"))
+
+    data = commands.status(gpus).to_data()
+
+    assert isinstance(data["gpus"], list)
+    (gpu,) = data["gpus"]
+    assert gpu["mig_mode"] == "enabled"
+    assert gpu["pci_device_id"] == "0x20B010DE"
+    assert [(gi["profile"], gi["placement"]) for gi in gpu["gpu_instances"]] == [
+        ("7g.40gb", "0:8")
+    ]
+
+
+def test_a_plan_as_data_counts_and_lists_its_steps() -> None:
+    data = commands.plan(Gpus(hardware.template(A100)), layout("first-only")).to_data()
+
+    assert data["instances"] == {"destroyed": 0, "created": 1, "staying": 0}
+    assert isinstance(data["gpus"], list)
+    assert [step["action"] for step in data["gpus"][0]["steps"]] == [
+        "set_mode",
+        "create_gpu_instance",
+        "create_compute_instance",
+    ]
+
+
+def test_export_writes_what_apply_reads() -> None:
+    gpus = Gpus(*two_a100())
+    applying_rig.apply(gpus, layout("balanced"))
+
+    exported = commands.export(gpus, label="current").document
+
+    again = config.parse(repr(exported).replace("True", "true"), source="export")
+    assert commands.check(gpus, again.layout("current")).is_applied
+
+
+@pytest.mark.parametrize(
+    ("name", "product", "fit"),
+    [
+        ("balanced", A100, validation.Fit.FITS),
+        ("balanced", A30, validation.Fit.NOT_FOR_IT),
+        ("too-much", A100, validation.Fit.DOES_NOT_FIT),
+        ("too-much", A30, validation.Fit.NOT_FOR_IT),
+        ("everywhere", A30, validation.Fit.DOES_NOT_FIT),
+        ("first-only", A100, validation.Fit.FITS),
+        ("replaced", A100, validation.Fit.FITS),
+        ("everywhere", hardware.find("T4"), validation.Fit.DOES_NOT_FIT),
+        ("replaced", hardware.find("T4"), validation.Fit.FITS),
+    ],
+)
+def test_a_layout_is_judged_for_a_product(
+    name: str, product: hardware.Product, fit: validation.Fit
+) -> None:
+    template = hardware.template(product)
+
+    result = validation.against_products([layout(name)], source="f", templates=[template])
+
+    (verdict,) = result.verdicts.values()
+    assert verdict.fit is fit
+    assert bool(result.misfits) is (fit is validation.Fit.DOES_NOT_FIT)
+
+
+def test_products_that_share_a_name_are_told_apart() -> None:
+    templates = [hardware.template(product) for product in hardware.match("h100-*gb")]
+    names = [template.name for template in templates]
+    assert len(set(names)) < len(names)
+
+    result = validation.against_products([layout("balanced")], source="f", templates=templates)
+
+    assert len(result.verdicts) == len(templates)
+
+
+def test_a_node_is_judged_by_the_gpus_it_has() -> None:
+    gpus = [hardware.template(A100, 0), hardware.template(A30, 1)]
+
+    result = validation.against_node(
+        [layout("balanced"), layout("first-only"), layout("everywhere")], source="f", gpus=gpus
+    )
+
+    assert {key: verdict.fit for key, verdict in result.verdicts.items()} == {
+        ("balanced", A100.name): validation.Fit.FITS,
+        ("balanced", A30.name): validation.Fit.NOT_FOR_IT,
+        ("first-only", A100.name): validation.Fit.FITS,
+        ("first-only", A30.name): validation.Fit.NOT_FOR_IT,
+        ("everywhere", A100.name): validation.Fit.FITS,
+        ("everywhere", A30.name): validation.Fit.DOES_NOT_FIT,
+    }
+
+
+def test_what_cannot_be_told_before_mig_is_on_is_said_to_be_unknown() -> None:
+    gpu = dataclasses.replace(hardware.template(A100), profiles=None)
+
+    result = validation.against_node([layout("balanced")], source="f", gpus=[gpu])
+
+    assert result.verdicts["balanced", A100.name].fit is validation.Fit.UNKNOWN
+    assert not result.misfits
+
+
+def test_the_table_explains_what_does_not_fit() -> None:
+    result = validation.against_products(
+        [layout("balanced"), layout("too-much")],
+        source="f",
+        templates=[hardware.template(A100), hardware.template(A30)],
+    )
+
+    text = report.validated(result, style=bar.Style(unicode=False))
+
+    assert "balanced   y   ." in text
+    assert "too-much   N   ." in text
+    assert "too-much: 2 x 4g.20gb does not fit NVIDIA A100-SXM4-40GB" in text

@@ -1,0 +1,278 @@
+"""Completion as the shells themselves do it, at a terminal."""
+
+import contextlib
+import os
+import pathlib
+import pty
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.catalogue import products
+from mig_manager.cli import arguments, commandline
+from tests import programs
+from tests.shell import commandline as shells
+from tests.shell.commandline import Shell
+
+DEADLINE_S = 60.0
+LAYOUTS = """
+version: v1
+mig-configs:
+  night: [{devices: all, mig-enabled: false}]
+  noon: [{devices: all, mig-enabled: false}]
+  $(touch /tmp/harm): [{devices: all, mig-enabled: false}]
+  n a: [{devices: all, mig-enabled: false}]
+"""
+LINES = [
+    ("mig-manager vali", "mig-manager validate"),
+    ("mig-manager --debug stat", "mig-manager --debug status"),
+    ("mig-manager help doc", "mig-manager help doctor"),
+    ("mig-manager completion fi", "mig-manager completion fish"),
+    ("mig-manager apply --sel", "mig-manager apply --selected-config"),
+    ("mig-manager apply all-bal", "mig-manager apply all-balanced"),
+    ("mig-manager assert -c all-bal", "mig-manager assert -c all-balanced"),
+    ("mig-manager apply -f layouts.yaml ni", "mig-manager apply -f layouts.yaml night"),
+    (
+        "mig-manager apply --config-file=layouts.yaml noo",
+        "mig-manager apply --config-file=layouts.yaml noon",
+    ),
+    ("mig-manager apply -f ~/layouts.yaml ni", "mig-manager apply -f ~/layouts.yaml night"),
+    ("mig-manager plan -f lay", "mig-manager plan -f layouts.yaml"),
+    ("mig-manager status -o wi", "mig-manager status -o wide"),
+    ("mig-manager status --output-format=js", "mig-manager status --output-format=json"),
+    ("mig-manager validate --gpu h100-nv", "mig-manager validate --gpu h100-nvl"),
+    ("mig-manager status --simulate 8xh100-nv", "mig-manager status --simulate 8xh100-nvl"),
+    (
+        "mig-manager status --simulate 4xa30+2xh100-nv",
+        "mig-manager status --simulate 4xa30+2xh100-nvl",
+    ),
+    ("mig-manager agent --drain-policy aff", "mig-manager agent --drain-policy affected"),
+]
+# What makes a shell complete like at a new account, and one key tell the line so far.
+SET_UP = {
+    "bash": """\
+bind 'set bell-style none'; bind 'set enable-bracketed-paste off'
+eval "$(mig-manager completion bash)"
+tell() { printf '%s' "$READLINE_LINE" > told.new; mv told.new told; }
+bind -x '"\\C-t": tell'
+""",
+    "zsh": """\
+unsetopt zle_bracketed_paste beep
+autoload -Uz compinit; compinit -u -D
+eval "$(mig-manager completion zsh)"
+tell() { print -rn -- $BUFFER > told.new; mv told.new told }
+zle -N tell; bindkey -e; bindkey '^T' tell
+""",
+}
+SET_UP["zsh, as a file"] = (
+    SET_UP["zsh"]
+    .replace(
+        "autoload",
+        "mkdir functions; mig-manager completion zsh > functions/_mig-manager\n"
+        "fpath=($PWD/functions $fpath)\nautoload",
+    )
+    .replace('eval "$(mig-manager completion zsh)"', "")
+)
+AS_NEW = {"bash": ("--norc", "--noprofile", "-i"), "zsh": ("-f", "-i")}
+
+
+def found(shell: str) -> str:
+    """Return a shell's program."""
+    return programs.needed(shell)
+
+
+@pytest.fixture
+def home(tmp_path: pathlib.Path) -> pathlib.Path:
+    """The home of a user who has the program, and layouts of their own."""
+    (tmp_path / "layouts.yaml").write_text(LAYOUTS)
+    program = tmp_path / "bin" / "mig-manager"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mig_manager "$@"\n')
+    program.chmod(0o755)
+    return tmp_path
+
+
+def environ(home: pathlib.Path) -> dict[str, str]:
+    return {
+        "HOME": str(home),
+        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(pathlib.Path(__file__).parents[2]),
+        "TERM": "xterm",
+        "PS1": "$ ",
+        "LC_ALL": "C.UTF-8",
+    }
+
+
+class Terminal:
+    """A shell at a terminal, and somebody who types."""
+
+    def __init__(self, keyboard: int, told: pathlib.Path) -> None:
+        self._keyboard = keyboard
+        self._told = told
+
+    def typed(self, line: str) -> str:
+        """Return what the command line is after this and the tabulator; then clear it."""
+        self.send(line + "\t\x14")
+        deadline = time.monotonic() + DEADLINE_S
+        while not self._told.exists():
+            assert time.monotonic() < deadline, f"no answer to {line!r}"
+            self.drain()
+        text = self._told.read_text()
+        self._told.unlink()
+        self.send("\x15")
+        return text
+
+    def send(self, text: str) -> None:
+        os.write(self._keyboard, text.encode())
+
+    def drain(self) -> None:
+        """Read what the shell shows, lest it wait for us."""
+        if select.select([self._keyboard], [], [], 0.05)[0]:
+            os.read(self._keyboard, 65536)
+
+
+@contextlib.contextmanager
+def terminal(shell: str, home: pathlib.Path) -> Iterator[Terminal]:
+    name = shell.partition(",")[0]
+    keyboard, screen = pty.openpty()
+    child = subprocess.Popen(  # noqa: S603 - our own command
+        [found(name), *AS_NEW[name]],
+        stdin=screen,
+        stdout=screen,
+        stderr=screen,
+        cwd=home,
+        env=environ(home),
+        start_new_session=True,
+    )
+    os.close(screen)
+    try:
+        made = Terminal(keyboard, home / "told")
+        made.send(SET_UP[shell])
+        yield made
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        os.close(keyboard)
+
+
+@pytest.mark.parametrize(
+    "shell", ["bash", "zsh", pytest.param("zsh, as a file", marks=pytest.mark.slow)]
+)
+def test_a_shell_completes_what_was_begun(shell: str, home: pathlib.Path) -> None:
+    with terminal(shell, home) as user:
+        completed = {line: user.typed(line).rstrip(" =") for line, _ in LINES}
+
+    assert completed == dict(LINES)
+
+
+@pytest.mark.slow
+def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
+    code = """
+        mig-manager completion fish | source
+        for line in $argv
+            echo (string join -- , (complete -C $line | string replace --regex '\t.*' ''))
+        end
+    """
+
+    offered = subprocess.run(  # noqa: S603 - our own command
+        [found("fish"), "--no-config", "-c", code, *(line for line, _ in LINES)],
+        cwd=home,
+        env=environ(home),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_S,
+    )
+
+    last_words = [expected.rpartition(" ")[2] for _, expected in LINES]
+    assert offered.stdout.splitlines() == last_words
+    assert offered.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_is_one_that_its_shell_can_read(shell: str, home: pathlib.Path) -> None:
+    script = Shell(home)("completion", shell)
+
+    checked = subprocess.run(  # noqa: S603 - our own command
+        [found(shell), "-n"], input=script.out, capture_output=True, text=True, check=False
+    )
+    assert (script.status, script.err) == (0, "")
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_knows_every_command_and_every_option(shell: str, home: pathlib.Path) -> None:
+    script = Shell(home)("completion", shell).out
+
+    for command in commandline.commands():
+        assert command.name in script
+        for option in command.options:
+            # Fish has names and dashes apart.
+            assert (option.long.lstrip("-") if shell == "fish" else option.long) in script
+
+
+def test_layouts_that_a_shell_could_take_for_something_else_are_not_offered(
+    home: pathlib.Path,
+) -> None:
+    listed = Shell(home)("completion", "--layouts", "-f", str(home / "layouts.yaml"))
+
+    assert (listed.status, listed.out) == (0, "night\nnoon\n")
+
+
+def test_without_a_document_the_programs_own_layouts_are_offered(home: pathlib.Path) -> None:
+    for argv in ((), ("-f", "-")):
+        assert "all-1g.5gb\n" in Shell(home)("completion", "--layouts", *argv).out
+
+
+def test_the_variable_names_the_document_for_completion_too(home: pathlib.Path) -> None:
+    variable = {"MIG_PARTED_CONFIG_FILE": str(home / "layouts.yaml")}
+
+    assert "night" in Shell(home)("completion", "--layouts", **variable).out
+
+
+@pytest.mark.parametrize("argv", [(), ("tcsh",)])
+def test_there_is_no_script_for_other_shells(home: pathlib.Path, argv: tuple[str, ...]) -> None:
+    answer = Shell(home)("completion", *argv)
+
+    assert (answer.status, answer.out) == (2, "")
+    assert "there is one for bash, zsh, fish" in answer.err
+
+
+def test_every_product_that_is_offered_is_one_that_is_taken(home: pathlib.Path) -> None:
+    gpus = [word for name in products.names() for word in ("--gpu", name)]
+
+    assert Shell(home)("validate", "all-disabled", *gpus).status == 0
+
+
+def test_the_words_offered_are_those_that_are_taken() -> None:
+    by_flag = {
+        (command.name, option.long): option.words
+        for command in commandline.commands()
+        for option in command.options
+        if option.words
+    }
+
+    assert by_flag["export", "--output-format"] == ("yaml", "json")
+    assert by_flag["status", "--output-format"] == ("text", "wide", "json", "yaml")
+    for (command, long), words in by_flag.items():
+        told = next(
+            option.told
+            for each in commandline.commands()
+            if each.name == command
+            for option in each.options
+            if option.long == long
+        )
+        assert all(word in told for word in words), (command, long)
+    assert set(arguments.COMMANDS) == {each.name for each in commandline.commands()}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    shells.forget()

@@ -1,0 +1,633 @@
+"""``mig-manager doctor`` on nodes that are ill in every way we know."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import yaml
+
+from mig_manager.adapters.host import clock, lockfile
+from mig_manager.adapters.kubernetes import api
+from mig_manager.catalogue import hardware
+from mig_manager.cli import arguments, console, main
+from mig_manager.cli.doctor import cluster as cluster_checks
+from mig_manager.cli.doctor import doctor, doctorsettings, findings, machine
+from mig_manager.cli.doctor import gpus as gpu_checks
+from mig_manager.core import model, profile
+from mig_manager.core.node import cluster, rights
+from mig_manager.core.records import status
+from mig_manager.sandbox import apiserver, node, nvml
+from mig_manager.sandbox.api import access
+from mig_manager.sandbox.driver import states
+from tests.adapters import proc_tree
+
+ROOT = pathlib.Path(__file__).parents[2]
+SPEC = "2xA100-SXM4-40GB"
+FAIL, WARN, OK, SKIPPED = (
+    findings.Verdict.FAIL,
+    findings.Verdict.WARN,
+    findings.Verdict.OK,
+    findings.Verdict.SKIPPED,
+)
+POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
+NODE_NAME = "n1"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What was found."""
+
+    report: findings.Report
+
+    def verdict(self, check: findings.Check) -> findings.Verdict:
+        """Return the worst verdict of a check."""
+        worst = (FAIL, WARN, OK, SKIPPED)
+        return min((f.verdict for f in self.of(check)), key=worst.index)
+
+    def text(self, check: findings.Check) -> str:
+        return "; ".join(finding.found for finding in self.of(check))
+
+    def remedies(self, check: findings.Check) -> str:
+        return "; ".join(finding.remedy for finding in self.of(check))
+
+    def of(self, check: findings.Check) -> list[findings.Finding]:
+        return [finding for finding in self.report.findings if finding.check is check]
+
+    @property
+    def failing(self) -> set[findings.Check]:
+        return {f.check for f in self.report.findings if f.verdict is FAIL}
+
+
+class Patient:
+    """A simulated node, and who looks at it."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.path = folder / "gpus.json"
+        self.state = nvml.SharedState(self.path)
+        self.argv = ["--simulate-state", str(self.path)]
+
+    def born(self, spec: str = SPEC, **options: object) -> "Patient":
+        nvml.create(spec, self.path, options=dataclasses.replace(nvml.Options(), **options))  # type: ignore[arg-type]
+        return self
+
+    def settings(self, *argv: str, **changes: object) -> doctorsettings.DoctorSettings:
+        given = doctorsettings.doctor_settings(
+            arguments.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
+        )
+        return dataclasses.replace(given, **changes)  # type: ignore[arg-type]
+
+    def told(self, *argv: str, **changes: object) -> Told:
+        return Told(report=doctor.examine(self.settings(*argv, **changes)))
+
+    def shell(self, *argv: str) -> tuple[int, str]:
+        out, err = io.StringIO(), io.StringIO()
+        terminal = console.Console(
+            stdin=io.StringIO(), stdout=out, stderr=err, environ={"HOME": str(self.folder)}
+        )
+        done = main.main(["doctor", *self.argv, *argv], terminal)
+        assert "Traceback" not in err.getvalue()
+        return done, out.getvalue()
+
+
+@pytest.fixture
+def patient(tmp_path: pathlib.Path) -> Patient:
+    return Patient(tmp_path)
+
+
+@pytest.fixture
+def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
+    return proc_tree.ProcTree(tmp_path / "proc")
+
+
+def known(*gpus: model.Gpu) -> findings.Once[model.ObservedGpus]:
+    return findings.Once(lambda: model.ObservedGpus(gpus), what="what the GPUs have")
+
+
+def a_gpu(product: str = "A100-SXM4-40GB") -> model.Gpu:
+    return hardware.template(hardware.find(product), 0)
+
+
+# -- as a whole ---------------------------------------------------------------------------
+
+
+def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -> None:
+    told = patient.born().told()
+
+    assert not told.failing
+    assert told.text(findings.Check.DRIVER) == "driver 580.95.05, NVML 580.95.05"
+    assert told.text(findings.Check.RIGHTS) == "no kubeconfig"
+    assert {f.check for f in told.report.findings} == set(findings.Check)
+
+
+def test_the_answer_is_for_people_and_for_programs(patient: Patient) -> None:
+    patient.born(driver_version="440.33.01")
+
+    done, text = patient.shell()
+    done_json, data = patient.shell("-o", "json")
+
+    assert (done, done_json) == (1, 1)
+    assert "driver            fail     driver 440.33.01" in text
+    assert "remedy: Install a newer NVIDIA driver." in text
+    found = json.loads(data)
+    assert found["is_good"] is False
+    assert {f["check"] for f in found["findings"] if f["verdict"] == "fail"} == {"driver"}
+    assert found["counts"]["fail"] == 1
+
+
+def test_a_driver_that_hangs_hides_nothing_else(patient: Patient) -> None:
+    patient.born()
+    patient.state.add_fault(states.Fault(function="nvmlInit*", count=None, hang_s=600.0))
+    since = time.monotonic()
+
+    told = patient.told("--timeout-s", "2")
+
+    assert time.monotonic() - since < 30
+    assert told.failing == {findings.Check.DRIVER, findings.Check.GPUS}
+    assert "no answer within 2 s" in told.text(findings.Check.DRIVER)
+    assert told.verdict(findings.Check.INSTANCES) is SKIPPED
+    assert told.verdict(findings.Check.CONFIG_FILE) is OK
+
+
+def test_a_driver_that_crashes_hides_nothing_else(patient: Patient) -> None:
+    patient.born()
+    patient.state.add_fault(states.Fault(function="nvmlInit*", count=None, crashes=True))
+
+    told = patient.told()
+
+    assert told.failing == {findings.Check.DRIVER, findings.Check.GPUS}
+    assert told.verdict(findings.Check.LOCK) is OK
+
+
+def test_a_check_that_breaks_or_hangs_is_a_finding_of_its_own() -> None:
+    def break_() -> list[findings.Found]:
+        raise RuntimeError("oh")
+
+    def hang() -> list[findings.Found]:
+        with lock:
+            return []
+
+    lock = threading.Lock()
+    with lock:
+        report = findings.run(
+            {
+                findings.Check.DRIVER: break_,
+                findings.Check.GPUS: hang,
+                findings.Check.LOCK: lambda: [findings.ok("free")],
+            },
+            timeout_s=0.2,
+        )
+
+    told = Told(report=report)
+    assert told.text(findings.Check.DRIVER) == "the check broke: RuntimeError: oh"
+    assert told.text(findings.Check.GPUS) == "no answer within 0.2 s"
+    assert told.text(findings.Check.LOCK) == "free"
+
+
+def test_the_document_has_every_check_with_its_remedy() -> None:
+    text = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text[text.index("## Checks") :].splitlines()
+        if line.startswith("| `")
+    ]
+
+    assert rows == [[f"`{c.value}`", c.meaning, c.remedy] for c in findings.Check]
+
+
+# -- GPUs ---------------------------------------------------------------------------------
+
+
+def test_no_driver_fails_with_what_to_do(patient: Patient) -> None:
+    patient.born()
+    patient.path.unlink()
+
+    told = patient.told()
+
+    assert told.failing == {findings.Check.DRIVER, findings.Check.GPUS}
+    assert "Load the NVIDIA driver" in told.remedies(findings.Check.DRIVER)
+
+
+def test_a_pending_mode_says_how_to_end_it_and_who_is_in_the_way(patient: Patient) -> None:
+    patient.born(resets_itself=False)
+    holder = patient.state.boards[0]
+    patient.state.update(
+        lambda now: (
+            dataclasses.replace(
+                now,
+                gpus=tuple(dataclasses.replace(gpu, is_pending=True) for gpu in now.gpus),
+            ),
+            None,
+        )
+    )
+    patient.state.add_client(holder.uuid, name="/usr/bin/train", pid=77)
+
+    told = patient.told()
+
+    assert "GPU 1: MIG disabled, to be enabled after a reset" in told.text(findings.Check.GPUS)
+    assert "nvidia-smi --gpu-reset -i 1" in told.remedies(findings.Check.GPUS)
+    assert "GPU 0: train (pid 77)" in told.text(findings.Check.HOLDERS)
+    assert told.verdict(findings.Check.HOLDERS) is WARN
+
+
+@pytest.mark.parametrize(
+    ("how", "verdict", "words"),
+    [
+        (states.Virtualization.VGPU, FAIL, "GPU 0 is a vGPU"),
+        (states.Virtualization.PASSTHROUGH, WARN, "GPU 0 is passed through"),
+    ],
+)
+def test_gpus_of_a_virtual_machine_are_explained(
+    patient: Patient, how: states.Virtualization, verdict: findings.Verdict, words: str
+) -> None:
+    told = patient.born(virtualization=how).told()
+
+    assert told.verdict(findings.Check.VIRTUALIZATION) is verdict
+    assert words in told.text(findings.Check.VIRTUALIZATION)
+
+
+def test_an_instance_that_nobody_can_use_is_named() -> None:
+    garbage = model.GpuInstance(
+        instance_id=3,
+        profile=profile.parse("1g.5gb"),
+        profile_id=19,
+        placement=model.Placement(4, 1),
+        compute_instances=(),
+    )
+    gpu = dataclasses.replace(
+        a_gpu(), current_mode=model.MigMode.ENABLED, gpu_instances=(garbage,)
+    )
+
+    (found,) = gpu_checks.instances(known(gpu))
+
+    assert found.verdict is WARN
+    assert "GPU 0: GPU instance 3 (1g.5gb at 4:1) has no compute instance" in found.text
+
+
+def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient) -> None:
+    patient.born(permitted=False)
+    patient.state.update(
+        lambda now: (
+            dataclasses.replace(
+                now,
+                gpus=tuple(
+                    dataclasses.replace(gpu, is_enabled=True, is_pending=True) for gpu in now.gpus
+                ),
+            ),
+            None,
+        )
+    )
+
+    told = patient.told()
+
+    assert told.failing == {findings.Check.GPUS}
+    assert "Run as root" in told.remedies(findings.Check.GPUS)
+    assert told.verdict(findings.Check.INSTANCES) is SKIPPED
+
+
+def test_a_node_without_any_gpu_that_has_mig_fails() -> None:
+    (found,) = gpu_checks.modes(known())
+
+    assert (found.verdict, found.text) == (FAIL, "this node has no NVIDIA GPU")
+
+
+# -- the machine --------------------------------------------------------------------------
+
+
+def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None:
+    (proc.root / "self").mkdir()
+    (proc.root / "self/status").write_text(
+        f"Name:\tx\nUid:\t{user}\t{user}\t0\t0\nCapEff:\t{rights_hex}\n"
+    )
+
+
+def test_root_with_all_rights_may_change_what_there_is(proc: proc_tree.ProcTree) -> None:
+    status_file(proc, user=0, rights_hex="000001ffffffffff")
+
+    (found,) = machine.privileges(proc.root, proc.root / "dev")
+    (right,) = machine.mig_config_right(proc.root, proc.root / "dev")
+
+    assert (found.verdict, right.verdict) == (OK, OK)
+
+
+@pytest.mark.parametrize(
+    ("mounted", "verdict"),
+    [
+        # A container's own /dev, and the host's as seen from a container.
+        ("24 27 0:6 / {dev} rw,nosuid - tmpfs tmpfs rw,mode=755", OK),
+        ("24 27 0:6 / {dev} rw,nosuid master:3 - devtmpfs udev rw,mode=755", WARN),
+        ("24 27 0:6 / /elsewhere rw - tmpfs tmpfs rw", WARN),
+    ],
+)
+def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
+    proc: proc_tree.ProcTree, mounted: str, verdict: findings.Verdict
+) -> None:
+    # As the unprivileged pod has them: SYS_ADMIN alone.
+    status_file(proc, user=0, rights_hex="0000000000200000")
+    (proc.root / "self/mountinfo").write_text(mounted.format(dev="/a/dev") + "\n")
+
+    (found,) = machine.privileges(proc.root, pathlib.Path("/a/dev"))
+
+    assert found.verdict is verdict
+    assert "without MKNOD" in found.text
+
+
+def test_a_user_without_rights_needs_the_node_of_the_right(proc: proc_tree.ProcTree) -> None:
+    status_file(proc, user=1000, rights_hex="0000000000000000")
+    proc.add_right("config", 1, mode=0o400)
+    dev = proc.root / "dev"
+
+    (privileges,) = machine.privileges(proc.root, proc.root / "dev")
+    (without,) = machine.mig_config_right(proc.root, dev)
+    (dev / "nvidia-caps").mkdir(parents=True)
+    (dev / "nvidia-caps/nvidia-cap1").touch()
+    (with_node,) = machine.mig_config_right(proc.root, dev)
+
+    assert privileges.verdict is WARN
+    assert "without SYS_ADMIN and MKNOD" in privileges.text
+    assert without.verdict is FAIL
+    assert "nvidia-cap1: No such file or directory" in without.text
+    assert with_node.verdict is OK
+
+
+def modules(proc: proc_tree.ProcTree, **users: int) -> None:
+    lines = [f"{name} 4096 {count} - Live 0x0" for name, count in users.items()]
+    (proc.root / "modules").write_text("\n".join(lines) + "\n")
+
+
+def test_what_may_hold_off_a_reset_is_named(proc: proc_tree.ProcTree) -> None:
+    modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2)
+    proc.add(5, "/dev/nvidia0", name="nvidia-persiste")
+
+    ampere = machine.kernel_modules(proc.root, known(a_gpu()))
+    hopper = machine.kernel_modules(proc.root, known(a_gpu("H100-SXM5-80GB")))
+
+    assert ampere[-1].verdict is WARN
+    assert "nvidia_drm has 2 users; nvidia-persiste (pid 5)" in ampere[-1].text
+    assert hopper[-1].verdict is OK
+
+
+def test_a_kernel_without_the_driver_says_so(proc: proc_tree.ProcTree) -> None:
+    modules(proc, ext4=1)
+
+    (found,) = machine.kernel_modules(proc.root, known(a_gpu()))
+
+    assert found.verdict is FAIL
+
+
+def test_processes_are_told_with_their_pod(patient: Patient, proc: proc_tree.ProcTree) -> None:
+    modules(proc, nvidia=3, nvidia_uvm=0)
+    proc.add(4711, "/dev/nvidia0", name="dcgm", cgroup=f"0::/kubepods/pod{POD}/x")
+
+    told = patient.born().told(proc=proc.root)
+
+    assert f"GPU 0: dcgm (pid 4711, pod {POD})" in told.text(findings.Check.HOLDERS)
+
+
+def test_the_lock_is_told_with_its_holder_and_left_alone(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "lock"
+    lock = lockfile.LockFile(path, program="other", clock=clock.SystemClock(), is_required=True)
+
+    before = machine.lock(path)
+    with lock.hold("apply all-1g.5gb"):
+        (during,) = machine.lock(path)
+    with lock.hold("again"):
+        pass
+
+    assert during.verdict is WARN
+    assert "apply all-1g.5gb" in during.text
+    assert before[0].verdict is OK
+    assert machine.lock(path)[0].verdict is OK
+
+
+def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
+    patient.born()
+    layouts, proven, journal = (patient.folder / name for name in ("l.yaml", "p", "j"))
+    layouts.write_text("version: v2\n")
+    proven.write_text("{")
+    journal.write_text(status.Journal(config="all-1g.5gb").to_json())
+    files = ("-f", str(layouts), "--proven-file", str(proven), "--journal-file", str(journal))
+
+    told = patient.told(*files)
+
+    assert told.failing == {findings.Check.CONFIG_FILE, findings.Check.PROVEN_FILE}
+    assert f"{layouts}:1:10" in told.text(findings.Check.CONFIG_FILE)
+    assert told.verdict(findings.Check.JOURNAL_FILE) is WARN
+
+
+# -- the cluster --------------------------------------------------------------------------
+
+
+class Cluster:
+    """A node with kubelet and device plugin, and rights that can be taken away."""
+
+    def __init__(self, patient: Patient, folder: pathlib.Path) -> None:
+        self.denied: set[tuple[str, str, str]] = set()
+        self.server = apiserver.ApiServer(authorizer=self._may)
+        self.socket = folder / "pr.sock"
+        self.patient = patient
+
+    def _may(self, asked: access.Access) -> bool:
+        # The scenery has no token.
+        what = (asked.verb, asked.resource, asked.subresource)
+        return not asked.token or what not in self.denied
+
+    def told(self) -> Told:
+        kubeconfig = self.server.kubeconfig(self.patient.folder / "kubeconfig")
+        return self.patient.told(
+            *("--kubeconfig", str(kubeconfig), "--node-name", NODE_NAME),
+            *("--pod-resources-socket", str(self.socket)),
+        )
+
+    def patch(self, change: Mapping[str, object]) -> None:
+        with contextlib.closing(api.KubeApi.at(self.server.url)) as kube:
+            kube.patch(f"/api/v1/nodes/{NODE_NAME}", change, kind=api.PatchType.MERGE)
+
+
+@pytest.fixture
+def world(patient: Patient) -> Iterator[Cluster]:
+    patient.born()
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = Cluster(patient, folder)
+        stack.enter_context(apiserver.serve(found.server))
+        options = node.NodeOptions(
+            name=NODE_NAME,
+            tick_s=0.02,
+            pod_start_s=0.01,
+            pod_stop_s=0.01,
+            plugin_start_s=0.01,
+            pod_resources_socket=found.socket,
+        )
+        sandbox = stack.enter_context(
+            node.SandboxNode(found.server.url, patient.path, options=options)
+        )
+        with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
+            wait_for(
+                lambda: any(sandbox.devices.allocatable().values()) and is_told(kube),
+                within_s=20,
+            )
+        yield found
+
+
+def is_told(kube: api.KubeApi) -> bool:
+    shown = kube.get(f"/api/v1/nodes/{NODE_NAME}").get("status", {}).get("allocatable", {})
+    return bool(shown.get("nvidia.com/gpu"))
+
+
+def wait_for(condition: Callable[[], bool], *, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+
+
+def test_a_node_that_is_served_has_nothing_to_fix(world: Cluster) -> None:
+    told = world.told()
+
+    assert not told.failing, told.report
+    assert told.text(findings.Check.POD_RESOURCES) == "kubelet offers 2 nvidia.com/gpu"
+    assert told.text(findings.Check.RIGHTS) == f"all {len(rights.RIGHTS)} that the agent needs"
+    assert "is ready" in told.text(findings.Check.DEVICE_PLUGIN)
+
+
+def test_rights_that_are_lacking_are_named_and_events_are_no_failure(world: Cluster) -> None:
+    world.denied = {("create", "pods", "eviction"), ("create", "events", "")}
+
+    told = world.told()
+
+    assert told.failing == {findings.Check.RIGHTS}
+    assert [(f.verdict, f.found.partition(":")[0]) for f in told.of(findings.Check.RIGHTS)] == [
+        (FAIL, "may not create pods/eviction"),
+        (WARN, "may not create events"),
+    ]
+
+
+def test_what_an_interrupted_run_left_is_named(world: Cluster) -> None:
+    labels = {f"{cluster.DEPLOY_LABEL_PREFIX}dcgm": cluster.PAUSED_VALUE}
+    annotations = {
+        cluster.JOURNAL_ANNOTATION: "{}",
+        cluster.UNREADABLE_JOURNAL_ANNOTATION: "x",
+    }
+    world.patch({"metadata": {"labels": labels, "annotations": annotations}})
+
+    left = world.told()
+    world.patch({"metadata": {"labels": {cluster.STATE_LABEL: "pending"}}})
+    under_way = world.told()
+
+    assert findings.Check.INTERRUPTED_RUN in left.failing
+    assert "dcgm is paused, there is a journal" in left.text(findings.Check.INTERRUPTED_RUN)
+    assert cluster.UNREADABLE_JOURNAL_ANNOTATION in left.text(findings.Check.INTERRUPTED_RUN)
+    assert under_way.verdict(findings.Check.INTERRUPTED_RUN) is WARN
+
+
+def test_a_cluster_that_was_asked_for_and_is_not_there_is_a_failure(patient: Patient) -> None:
+    told = patient.born().told(
+        *("--kubeconfig", str(patient.folder / "none"), "--node-name", NODE_NAME),
+        *("--pod-resources-socket", str(patient.folder / "none.sock")),
+    )
+
+    assert told.failing == {findings.Check.API, findings.Check.POD_RESOURCES}
+    assert told.verdict(findings.Check.RIGHTS) is SKIPPED
+    assert told.text(findings.Check.RIGHTS) == "not known: the cluster"
+    assert "--kubeconfig" in told.remedies(findings.Check.API)
+
+
+def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> None:
+    patient.born()
+    with socket.create_server(("127.0.0.1", 0)) as mute, apiserver.serve() as server:
+        config = server.kubeconfig(patient.folder / "kubeconfig")
+        text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
+        config.write_text(text)
+
+        told = patient.told("--timeout-s", "2", "--kubeconfig", str(config))
+
+    assert told.failing == {findings.Check.API, findings.Check.RIGHTS}
+    assert told.verdict(findings.Check.DRIVER) is OK
+
+
+def test_devices_that_are_not_offered_and_devices_that_are_no_more_are_counted() -> None:
+    offers: findings.Once[Mapping[str, frozenset[str]]] = findings.Once(
+        lambda: {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}, what="what kubelet offers"
+    )
+
+    (found,) = cluster_checks.offered_devices(offers, known(a_gpu()), nothing())
+
+    assert found.verdict is FAIL
+    assert "offers 1 devices of which 0 exist" in found.text
+
+
+def nothing() -> findings.Once[cluster.NodeView]:
+    def ask() -> cluster.NodeView:
+        raise findings.NotAskedError("no kubeconfig")
+
+    return findings.Once(ask, what="the node")
+
+
+def pods(*there: cluster.Pod) -> findings.Once[tuple[cluster.Pod, ...]]:
+    return findings.Once(lambda: there, what="the pods of the node")
+
+
+def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
+    return cluster.Pod(
+        namespace="gpu",
+        name=container,
+        uid=f"uid-{container}",
+        phase="Running",
+        labels={},
+        node_selector={},
+        owner_kind="DaemonSet",
+        is_mirror=False,
+        is_ready=is_ready,
+        is_terminating=False,
+        gpu_resources={},
+        container_names=(container,),
+        mounts_plugin_sockets=True,
+    )
+
+
+def test_a_plugin_that_is_absent_or_not_ready_fails() -> None:
+    (absent,) = cluster_checks.device_plugin(pods(a_pod("other")))
+    (unready,) = cluster_checks.device_plugin(
+        pods(a_pod("nvidia-device-plugin-ctr", is_ready=False))
+    )
+
+    assert (absent.verdict, absent.text) == (FAIL, "no device plugin on this node")
+    assert (unready.verdict, unready.text) == (
+        FAIL,
+        "gpu/nvidia-device-plugin-ctr is not ready (Running)",
+    )
+
+
+def test_another_manager_fails_and_we_ourselves_do_not() -> None:
+    seen = pods(a_pod("nvidia-mig-manager"))
+
+    (other,) = cluster_checks.foreign_managers(seen, "uid-of-ours")
+    (own,) = cluster_checks.foreign_managers(seen, "uid-nvidia-mig-manager")
+
+    assert (other.verdict, own.verdict) == (FAIL, OK)
+
+
+def test_the_rights_are_those_of_the_manifest() -> None:
+    documents = yaml.safe_load_all((ROOT / "deploy/base/rbac.yaml").read_text(encoding="utf-8"))
+    rules = next(d for d in documents if d["kind"] == "ClusterRole")["rules"]
+    granted = {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+    assert granted == {
+        (r.group, "/".join(filter(None, (r.resource, r.subresource))), r.verb)
+        for r in rights.RIGHTS
+    }
+    assert len(granted) == len(rights.RIGHTS)

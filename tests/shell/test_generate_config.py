@@ -1,0 +1,93 @@
+"""``mig-manager generate-config``: for a node, for products, into a file."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.shell import commandline
+from tests.shell.commandline import Shell
+
+SPEC = ("--simulate", "1xA30")
+
+
+@pytest.fixture
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    yield Shell(tmp_path_factory.mktemp("home"))
+    commandline.forget()
+
+
+def test_a_node_and_its_products_give_the_same_document(shell: Shell) -> None:
+    node = shell("generate-config", "--simulate", "2xA100-SXM4-80GB+1xA30")
+    named = shell("generate-config", "--gpu", "A100-SXM4-80GB", "--gpu", "NVIDIA A30")
+
+    assert (node.status, named.status) == (0, 0)
+    assert node.out == named.out
+    assert named.err == ""
+
+
+def test_mixed_layouts_come_on_request_and_can_be_applied(shell: Shell) -> None:
+    plain = shell("generate-config", *SPEC)
+    mixed = shell("generate-config", "--all-maximal", *SPEC)
+
+    assert "max-" not in plain.out
+    name = "max-2g.12gb_1g.6gb.me_1g.6gb"
+    assert name in mixed.out
+    applied = shell("apply", "-f", "-", "-c", name, *SPEC, stdin=mixed.out)
+    assert applied.status == 0
+    (gpu,) = json.loads(shell("status", "-o", "json", *SPEC).out)["gpus"]
+    made = [each["profile"] for each in gpu["gpu_instances"]]
+    assert sorted(made) == ["1g.6gb", "1g.6gb+me", "2g.12gb"]
+
+
+def test_products_without_known_slices_are_left_out_with_a_remark(shell: Shell) -> None:
+    answer = shell("generate-config", "--gpu", "*RTX*PRO*")
+
+    assert answer.status == 0
+    assert "is left out" in answer.err
+
+
+def test_a_document_that_cannot_be_generated_leaves_the_file_as_it_was(
+    shell: Shell, tmp_path: pathlib.Path
+) -> None:
+    target = tmp_path / "config.yaml"
+    target.write_text("precious")
+
+    assert shell("generate-config", "-f", str(target), "--gpu", "T4").status == 1
+    assert target.read_text() == "precious"
+
+
+def test_the_file_is_replaced_as_a_whole_and_keeps_its_mode_and_its_link(
+    shell: Shell, tmp_path: pathlib.Path
+) -> None:
+    target, link = tmp_path / "config.yaml", tmp_path / "link"
+    target.write_text("old" * 10000)
+    target.chmod(0o640)
+    link.symlink_to(target)
+
+    assert shell("generate-config", "-f", str(link), "--gpu", "A30").status == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith("version: v1\n")
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "link"]
+
+
+def test_a_file_that_cannot_be_written_is_an_error_with_its_name(
+    shell: Shell, tmp_path: pathlib.Path
+) -> None:
+    target = tmp_path / "missing" / "x.yaml"
+
+    answer = shell("generate-config", "-f", str(target), "--gpu", "A30")
+
+    assert answer.status == 2
+    assert f"cannot write {target}: No such file or directory" in answer.err
+
+
+def test_a_device_is_written_to_and_not_replaced(shell: Shell) -> None:
+    assert shell("generate-config", "-f", "/dev/null", "--gpu", "A30").status == 0
+    assert pathlib.Path("/dev/null").is_char_device()
+
+
+def test_a_dash_is_standard_output(shell: Shell) -> None:
+    assert shell("generate-config", "-f", "-", "--gpu", "A30").out.startswith("version: v1")

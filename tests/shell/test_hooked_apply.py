@@ -1,0 +1,364 @@
+"""``apply`` and ``restore`` with hooks: which run when, and what a failing one costs."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.change import commands
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.records import checkpoint
+from tests import scenes
+from tests.shell import applying_rig
+from tests.shell.applying_rig import Gpus, shape
+
+LAYOUTS = config.parse(
+    """
+version: v1
+mig-configs:
+  'off':
+  - {devices: all, mig-enabled: false}
+  bare:
+  - {devices: all, mig-enabled: true, mig-devices: {}}
+  before:
+  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 1, 3g.20gb: 1}}
+  wanted:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
+  one-off:
+  - {devices: [0], mig-enabled: false}
+  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
+  too-much:
+  - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
+""",
+    source="layouts.yaml",
+)
+STEPS = {
+    model.SetMode: "MODE",
+    model.DestroyGpuInstance: "DESTROY",
+    model.CreateGpuInstance: "CREATE",
+}
+POINTS = ("start", "mode", "config", "exit")
+
+
+class Played:
+    """A node with a layout, and all that happened on it since, in order."""
+
+    def __init__(self, layout: str, hooks: str = scenes.HOOKS) -> None:
+        self.gpus = Gpus()
+        self.rig = applying_rig.Rig(self.gpus)
+        if layout != "off":
+            self.rig.apply(LAYOUTS.layout(layout))
+        self.rig.owner.hooks = hooks
+        self.gpus.on_step = self._note
+        self.before = shape(self.gpus)
+
+    @property
+    def happened(self) -> list[str]:
+        """Hooks, and between two of them each kind of steps once."""
+        return list(self.rig.owner.hooked)
+
+    def _note(self, step: model.Step) -> None:
+        kind = STEPS.get(type(step))
+        seen = self.rig.owner.hooked
+        since = next((at for at in reversed(range(len(seen))) if seen[at].islower()), -1)
+        if kind and kind not in seen[since + 1 :]:
+            seen.append(kind)
+
+    def apply(self, layout: str, **options: object) -> commands.Applied:
+        return self.rig.apply(LAYOUTS.layout(layout), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("start", "layout", "happened"),
+    [
+        ("before", "before", ["start", "exit"]),
+        ("before", "wanted", ["start", "config", "DESTROY", "CREATE", "exit"]),
+        ("off", "wanted", ["start", "mode", "MODE", "config", "CREATE", "exit"]),
+        ("off", "bare", ["start", "mode", "MODE", "exit"]),
+        ("before", "off", ["start", "mode", "DESTROY", "MODE", "exit"]),
+        (
+            "before",
+            "one-off",
+            ["start", "mode", "DESTROY", "MODE", "config", "DESTROY", "CREATE", "exit"],
+        ),
+    ],
+)
+def test_each_point_comes_in_its_order_and_only_where_it_has_something_before_it(
+    start: str, layout: str, happened: list[str]
+) -> None:
+    played = Played(start)
+
+    played.apply(layout)
+
+    assert played.happened == happened
+    assert commands.check(played.gpus, LAYOUTS.layout(layout)).is_applied
+    assert played.rig.journal.text is None
+
+
+def test_with_the_mode_alone_there_is_no_point_before_instances() -> None:
+    played = Played("off")
+
+    played.apply("wanted", scope=commands.Scope.MODE_ONLY)
+
+    assert played.happened == ["start", "mode", "MODE", "exit"]
+
+
+def test_without_hooks_of_the_third_point_mode_and_instances_are_one_step() -> None:
+    played = Played("off", "hooks: {pre-apply-mode: [{command: mode}]}")
+
+    applied = played.apply("wanted")
+
+    assert len(applied.rounds) == 1
+    assert played.happened[:2] == ["mode", "MODE"]
+
+
+def test_hooks_of_a_point_run_in_order_and_the_first_that_fails_is_the_last() -> None:
+    played = Played(
+        "before", "hooks: {pre-apply-config: [{command: a}, {command: b}, {command: c}]}"
+    )
+    played.rig.owner.broken_hooks = {"b"}
+
+    with pytest.raises(errors.HostError):
+        played.apply("wanted")
+
+    assert played.happened == ["a", "b"]
+
+
+def test_hooks_are_told_of_the_change_and_the_change_wins() -> None:
+    played = Played(
+        "before",
+        "hooks: {apply-start: [{command: a, envs: {X: y, MIG_PARTED_SELECTED_CONFIG: other}}]}",
+    )
+
+    played.apply("before")
+
+    assert played.rig.owner.hook_environment == {
+        "X": "y",
+        "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
+        "MIG_PARTED_SELECTED_CONFIG": "before",
+    }
+
+
+AFTER_A_FAILURE = {
+    "start": ["start"],
+    "mode": ["start", "mode", "exit"],
+    "config": ["start", "mode", "MODE", "config", "MODE", "exit"],
+    "exit": ["start", "mode", "MODE", "config", "CREATE", "exit"],
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_in_force(
+    point: str,
+) -> None:
+    played = Played("off")
+    played.rig.owner.broken_hooks = {point}
+
+    with pytest.raises(errors.HostError, match=f"^{point} failed") as caught:
+        played.apply("wanted")
+
+    assert caught.value.reason is errors.Reason.HOOK_FAILED
+    assert played.happened == AFTER_A_FAILURE[point]
+    assert played.rig.journal.text is None
+    is_done = commands.check(played.gpus, LAYOUTS.layout("wanted")).is_applied
+    assert is_done is (point == "exit")
+    if is_done:
+        assert caught.value.message.endswith("the layout is in force all the same")
+        assert played.rig.proven.text is not None
+    else:
+        assert shape(played.gpus) == played.before
+
+
+def test_a_failing_change_is_undone_before_the_last_point_and_its_reason_comes_first() -> None:
+    played = Played("before")
+    played.gpus.fails = lambda step: (
+        isinstance(step, model.CreateGpuInstance) and (step.placement.size == 1)
+    )
+    played.rig.owner.broken_hooks = {"exit"}
+
+    with pytest.raises(errors.HardwareError) as caught:
+        played.apply("wanted")
+
+    assert caught.value.reason is errors.Reason.IN_USE
+    assert caught.value.message.endswith("the instances from before are back; exit failed")
+    assert played.happened[-2:] == ["CREATE", "exit"]
+    assert shape(played.gpus) == played.before
+
+
+def test_a_layout_that_cannot_be_had_costs_no_hook() -> None:
+    played = Played("before")
+
+    with pytest.raises(errors.LayoutError):
+        played.apply("too-much")
+
+    assert played.happened == []
+
+
+def test_a_hooks_file_that_is_no_good_is_refused_before_anything_is_touched() -> None:
+    played = Played("before", "hooks: {pre-apply: []}")
+
+    with pytest.raises(errors.ConfigError, match=r"hooks\.yaml:1:9: unexpected key 'pre-apply'"):
+        played.apply("wanted")
+
+    assert shape(played.gpus) == played.before
+
+
+@pytest.mark.parametrize(
+    ("start", "layout", "missing", "is_refused"),
+    [
+        ("before", "wanted", "config", True),
+        ("before", "before", "config", False),
+        ("before", "wanted", "mode", False),
+        ("off", "wanted", "mode", True),
+        ("before", "before", "exit", True),
+        ("before", "wanted", "start", True),
+    ],
+)
+def test_a_program_that_is_not_there_is_told_before_the_first_hook_runs_if_it_would_run(
+    start: str, layout: str, missing: str, *, is_refused: bool
+) -> None:
+    played = Played(start)
+    played.rig.owner.missing_hooks = {missing}
+
+    if not is_refused:
+        played.apply(layout)
+        return
+    with pytest.raises(errors.HostError, match=f"no program {missing}; nothing was touched"):
+        played.apply(layout)
+    assert played.happened == []
+    assert shape(played.gpus) == played.before
+
+
+def test_gpus_that_a_hook_has_changed_are_looked_at_again() -> None:
+    played = Played("before")
+    other = Gpus()
+    applying_rig.apply(other, LAYOUTS.layout("wanted"))
+
+    def tamper() -> None:
+        if "start" in played.rig.owner.hooked:
+            played.gpus.gpus = other.gpus
+
+    played.rig.owner.on_call = tamper
+    played.rig.owner.hooks = (
+        "hooks: {apply-start: [{command: start}, {command: more}], apply-exit: [{command: exit}]}"
+    )
+
+    applied = played.apply("wanted")
+
+    assert not applied.is_changed
+    assert played.happened == ["start", "more", "exit"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_whoever_wants_to_end_early_ends_a_hook_but_the_last_and_all_is_undone(
+    point: str,
+) -> None:
+    played = Played("off")
+    ended: list[str] = []
+
+    @contextlib.contextmanager
+    def guard() -> Iterator[Callable[[], None]]:
+        def check() -> None:
+            # Asked before a hook begins and while it runs.
+            done = played.happened
+            if done and done[-1] == {"mode": "start", "config": "MODE"}.get(point, "none"):
+                ended.append(point)
+                raise errors.Superseded("a signal", is_replaced=False)
+
+        yield check
+
+    played.rig.guard = guard
+    if point in ("start", "exit"):
+        # Nothing comes before the first, and nobody asks during the last.
+        played.apply("wanted")
+        assert not ended
+        return
+    with pytest.raises(errors.Superseded):
+        played.apply("wanted")
+    assert ended
+    assert played.happened[-1] == "exit"
+    assert shape(played.gpus) == played.before
+    assert played.rig.journal.text is None
+
+
+def test_a_first_hook_that_is_ended_early_is_followed_by_the_last_point() -> None:
+    played = Played(
+        "off", "hooks: {apply-start: [{command: a}, {command: b}], apply-exit: [{command: c}]}"
+    )
+
+    @contextlib.contextmanager
+    def guard() -> Iterator[Callable[[], None]]:
+        def check() -> None:
+            if played.happened == ["a"]:
+                raise errors.Superseded("a signal", is_replaced=False)
+
+        yield check
+
+    played.rig.guard = guard
+    with pytest.raises(errors.Superseded):
+        played.apply("wanted")
+
+    assert played.happened == ["a", "c"]
+    assert shape(played.gpus) == played.before
+
+
+def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
+    played = Played("before")
+    played.gpus.steps, played.gpus.killed_at = 0, 3
+    played.rig.owner.hooks = ""
+    with pytest.raises(applying_rig.Killed):
+        played.apply("wanted")
+    played.gpus.killed_at = None
+    played.rig.owner.hooks = scenes.HOOKS
+    played.rig.owner.broken_hooks = {"start"}
+
+    with pytest.raises(errors.HostError, match="was left unfinished and is undone now"):
+        played.apply("wanted")
+
+    assert shape(played.gpus) == played.before
+
+
+def test_a_restore_passes_the_same_points_and_is_told_no_layout() -> None:
+    played = Played("off")
+    other = Gpus()
+    applying_rig.apply(other, LAYOUTS.layout("wanted"))
+
+    played.rig.restore(checkpoint.render(other.gpus))
+
+    assert played.happened == ["start", "mode", "MODE", "config", "CREATE", "exit"]
+    assert shape(played.gpus) == shape(other)
+    assert set(played.rig.owner.hook_environment) == {"MIG_PARTED_HOOKS_FILE"}
+
+
+def test_a_restore_whose_hook_fails_between_mode_and_instances_is_undone() -> None:
+    played = Played("off")
+    other = Gpus()
+    applying_rig.apply(other, LAYOUTS.layout("wanted"))
+    played.rig.owner.broken_hooks = {"config"}
+
+    with pytest.raises(errors.HostError, match="the instances from before are back"):
+        played.rig.restore(checkpoint.render(other.gpus))
+
+    assert shape(played.gpus) == played.before
+
+
+def test_profiles_that_are_told_only_with_mig_on_change_nothing_of_the_order() -> None:
+    played = Played("off")
+    known = {gpu.uuid: gpu.profiles for gpu in played.gpus.gpus}
+
+    def reveal(step: model.Step) -> None:
+        played._note(step)
+        if isinstance(step, model.SetMode):
+            played.gpus.gpus = tuple(
+                dataclasses.replace(gpu, profiles=known[gpu.uuid]) for gpu in played.gpus.gpus
+            )
+
+    played.gpus.gpus = tuple(dataclasses.replace(g, profiles=None) for g in played.gpus.gpus)
+    played.gpus.on_step = reveal
+
+    played.apply("wanted")
+
+    assert played.happened == ["start", "mode", "MODE", "config", "CREATE", "exit"]

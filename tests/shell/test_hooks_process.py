@@ -1,0 +1,222 @@
+"""``apply`` and ``restore`` with hooks as processes: theirs and ours; on simulated GPUs."""
+
+import pathlib
+import signal
+
+import pytest
+
+from tests.shell.shell_node import Node, wait_for
+
+POINTS = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")
+SCRIPT = "echo $POINT >> log; env | grep ^MIG_ | sort > env.$POINT; {}"
+
+
+class Hooked:
+    """A node with MIG off, and a hooks file whose hooks note that they ran."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.node = Node(folder, "1xA100-SXM4-40GB")
+        self.folder = folder
+        self.file = folder / "hooks.yaml"
+        self.before = self.node.shape
+        self.write()
+
+    def write(self, *, at: str = "", script: str = "") -> None:
+        """Write the hooks; one of them also does something else."""
+        lines = ["version: v1", "hooks:"]
+        for point in POINTS:
+            text = SCRIPT.format(script if point == at else ":")
+            lines += [
+                f"  {point}:",
+                "  - command: /bin/sh",
+                f"    args: [-c, '{text}']",
+                f"    envs: {{POINT: {point}, PATH: /usr/bin:/bin}}",
+                f"    workdir: {self.folder}",
+            ]
+        self.file.write_text("\n".join(lines), encoding="utf-8")
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return "apply", "wanted", "-k", str(self.file)
+
+    @property
+    def ran(self) -> list[str]:
+        log = self.folder / "log"
+        return log.read_text(encoding="utf-8").split() if log.exists() else []
+
+    def told(self, point: str) -> dict[str, str]:
+        """Return the variables that a hook had."""
+        lines = (self.folder / f"env.{point}").read_text(encoding="utf-8").splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.fixture
+def hooked(tmp_path: pathlib.Path) -> Hooked:
+    return Hooked(tmp_path)
+
+
+def test_every_point_runs_its_hook_with_what_the_peer_tells_it(hooked: Hooked) -> None:
+    answer = hooked.node.run(*hooked.argv)
+
+    assert (answer.returncode, answer.stdout) == (
+        0,
+        "MIG configuration applied successfully\n",
+    ), answer.stderr
+    assert hooked.ran == list(POINTS)
+    for point in POINTS:
+        assert hooked.told(point) == {
+            "MIG_PARTED_CONFIG_FILE": str(hooked.node.layouts),
+            "MIG_PARTED_SELECTED_CONFIG": "wanted",
+            "MIG_PARTED_HOOKS_FILE": str(hooked.file),
+            "MIG_PARTED_SKIP_RESET": "false",
+            "MIG_PARTED_MODE_CHANGE_ONLY": "false",
+        }
+
+
+@pytest.mark.slow
+def test_where_nothing_changes_the_first_and_the_last_point_come_all_the_same(
+    hooked: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hooked.node.run("apply", "wanted").returncode == 0
+    monkeypatch.setenv("MIG_PARTED_HOOKS_FILE", str(hooked.file))
+    monkeypatch.setenv("MIG_PARTED_SKIP_RESET", "1")
+
+    answer = hooked.node.run("apply", "wanted", "--mode-only")
+
+    assert answer.returncode == 0
+    assert hooked.ran == ["apply-start", "apply-exit"]
+    told = hooked.told("apply-exit")
+    assert (told["MIG_PARTED_SKIP_RESET"], told["MIG_PARTED_MODE_CHANGE_ONLY"]) == ("true", "true")
+
+
+@pytest.mark.slow
+def test_a_restore_tells_its_hooks_of_the_checkpoint(hooked: Hooked) -> None:
+    file = hooked.folder / "c.json"
+    assert hooked.node.run("apply", "wanted").returncode == 0
+    assert hooked.node.run("checkpoint", "-f", str(file)).returncode == 0
+    hooked.node.state.reboot()
+
+    assert hooked.node.run("restore", "-f", str(file), "-k", str(hooked.file)).returncode == 0
+
+    assert hooked.ran == ["apply-start", "pre-apply-config", "apply-exit"]
+    assert hooked.told("apply-start") == {
+        "MIG_PARTED_CHECKPOINT_FILE": str(file),
+        "MIG_PARTED_HOOKS_FILE": str(hooked.file),
+        "MIG_PARTED_MODE_CHANGE_ONLY": "false",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_a_hook_that_fails_is_told_with_its_words_and_all_but_the_last_cost_nothing(
+    hooked: Hooked, point: str
+) -> None:
+    hooked.write(at=point, script="echo first; echo no way >&2; exit 7")
+
+    answer = hooked.node.run(*hooked.argv)
+
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert f"the {point} hook /bin/sh ended with status 7: no way" in answer.stderr
+    assert "stdout=first" in answer.stderr
+    is_last = point == POINTS[-1]
+    assert (hooked.node.shape == hooked.before) is not is_last
+    assert ("the layout is in force all the same" in answer.stderr) is is_last
+    ran = list(POINTS[: POINTS.index(point) + 1])
+    assert hooked.ran == (ran if point in (POINTS[0], POINTS[-1]) else [*ran, "apply-exit"])
+    assert not hooked.node.journal.exists()
+
+
+@pytest.mark.slow
+def test_a_hook_that_takes_too_long_is_killed(hooked: Hooked) -> None:
+    hooked.write(at="pre-apply-config", script="sleep 600")
+
+    answer = hooked.node.run(*hooked.argv, "--hook-timeout-s", "1")
+
+    assert answer.returncode == 1
+    assert "the pre-apply-config hook /bin/sh was killed after 1 s" in answer.stderr
+    assert hooked.ran[-1] == "apply-exit"
+    assert hooked.node.shape == hooked.before
+
+
+@pytest.mark.parametrize(
+    ("point", "number"),
+    [
+        pytest.param(POINTS[0], signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(POINTS[1], signal.SIGTERM, marks=pytest.mark.slow),
+        (POINTS[2], signal.SIGTERM),
+        pytest.param(POINTS[0], signal.SIGINT, marks=pytest.mark.slow),
+        (POINTS[1], signal.SIGINT),
+    ],
+)
+def test_a_signal_in_a_hook_ends_it_and_brings_back_what_was(
+    hooked: Hooked, point: str, number: signal.Signals
+) -> None:
+    hooked.write(at=point, script="sleep 600")
+    with hooked.node.started(*hooked.argv) as process:
+        wait_for(lambda: hooked.ran[-1:] == [point])
+        process.send_signal(number)
+        _, said = process.communicate(timeout=120)
+
+    # As a shell has it: ended by the signal, which for Ctrl-C is a status of ours.
+    assert process.returncode == (130 if number is signal.SIGINT else -number), said
+    assert "Traceback" not in said
+    assert hooked.ran[-1] == "apply-exit"
+    assert hooked.node.shape == hooked.before
+    assert not hooked.node.journal.exists()
+
+
+def test_a_signal_in_the_last_hook_lets_it_finish(hooked: Hooked) -> None:
+    hooked.write(
+        at="apply-exit", script="while [ ! -e go ]; do sleep 0.05; done; echo done >> log"
+    )
+    with hooked.node.started(*hooked.argv) as process:
+        wait_for(lambda: hooked.ran[-1:] == ["apply-exit"])
+        process.send_signal(signal.SIGTERM)
+        (hooked.folder / "go").touch()
+        process.communicate(timeout=120)
+
+    assert process.returncode == -signal.SIGTERM
+    assert hooked.ran[-1] == "done"
+    assert hooked.node.run("assert", "wanted").returncode == 0
+
+
+def test_a_program_that_is_not_there_is_told_with_its_place_before_anything_runs(
+    hooked: Hooked,
+) -> None:
+    text = hooked.file.read_text(encoding="utf-8")
+    at = text.rindex("/bin/sh")
+    hooked.file.write_text(text[:at] + "/no/such" + text[at + 7 :], encoding="utf-8")
+
+    answer = hooked.node.run(*hooked.argv)
+
+    assert answer.returncode == 1
+    assert f"{hooked.file}:19:14: there is no program /no/such here" in answer.stderr
+    assert "nothing was touched" in answer.stderr
+    assert hooked.ran == []
+
+
+def test_a_hooks_file_that_is_no_good_is_bad_input(hooked: Hooked) -> None:
+    hooked.file.write_text("hooks:\n  pre-apply: []\n", encoding="utf-8")
+
+    answer = hooked.node.run(*hooked.argv)
+
+    assert answer.returncode == 2
+    assert f"{hooked.file}:2:3: unexpected key 'pre-apply'" in answer.stderr
+
+
+def test_output_that_would_drive_a_terminal_does_not(hooked: Hooked) -> None:
+    hooked.write(at="apply-start", script=r'printf "\033[2J\007evil\377\n"; exit 1')
+
+    answer = hooked.node.run(*hooked.argv)
+
+    assert answer.returncode == 1
+    assert "evil" in answer.stderr
+    assert not {"\033", "\007"} & set(answer.stderr)
+
+
+@pytest.mark.slow
+def test_what_hooks_say_is_shown_with_debug(hooked: Hooked) -> None:
+    hooked.write(at="apply-start", script="echo hello from the hook")
+
+    assert "hello from the hook" not in hooked.node.run(*hooked.argv).stderr
+    assert "hello from the hook" in hooked.node.run(*hooked.argv, "--debug").stderr

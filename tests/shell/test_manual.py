@@ -1,0 +1,163 @@
+"""The manual in the repository, and what help says, are those of the program as it is."""
+
+import importlib.util
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import settings
+from mig_manager.cli import arguments, commandline, helptexts, rolloutsettings, shellsettings
+from mig_manager.cli.doctor import doctorsettings
+from tests.shell import commandline as shells
+from tests.shell.commandline import Shell
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+LINES = [
+    pytest.param(example.line, id=example.line)
+    for text in (helptexts.PROGRAM, *helptexts.COMMANDS.values())
+    for example in text.examples
+]
+
+
+@pytest.fixture
+def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
+    yield Shell(tmp_path)
+    shells.forget()
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_in_the_repository_are_current(
+    generate: ModuleType, tmp_path: pathlib.Path
+) -> None:
+    generate.write(tmp_path)
+
+    made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    kept = {f"man/{path.name}" for path in (DOCS / "man").iterdir()} | {"commands.md"}
+    assert made == kept
+    stale = [name for name in made if (tmp_path / name).read_text() != (DOCS / name).read_text()]
+    assert stale == [], "run: python docs/generate.py"
+
+
+def test_a_page_of_a_command_that_is_no_more_goes(
+    generate: ModuleType, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "man").mkdir()
+    (tmp_path / "man" / "mig-manager-frobnicate.1").touch()
+
+    generate.write(tmp_path)
+
+    assert not (tmp_path / "man" / "mig-manager-frobnicate.1").exists()
+
+
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
+@pytest.mark.parametrize("page", sorted((DOCS / "man").iterdir()), ids=lambda path: path.name)
+def test_a_manual_page_is_well_formed(page: pathlib.Path) -> None:
+    said = subprocess.run(  # noqa: S603 - our own pages
+        ["mandoc", "-T", "lint", "-W", "warning", page],  # noqa: S607 - from the PATH
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    # No date: the same version has the same page, whenever it is made.
+    assert [line for line in said.stdout.splitlines() if "missing date" not in line] == []
+
+
+@pytest.mark.parametrize("command", arguments.COMMANDS)
+def test_help_has_every_option_its_meaning_examples_and_statuses(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = shell(command, "--help").out
+
+    assert shell("help", command).out == page
+    (described,) = (each for each in commandline.commands() if each.name == command)
+    for option in described.options:
+        assert option.long in page
+        assert option.told, option
+        for variable in option.variables:
+            assert variable.startswith("MIG_MANAGER_") or variable in page
+    assert re.search(r"\nexamples:\n  .*mig-manager", page)
+    assert "exit status:\n  0  " in page
+    assert "environment:\n" in page
+    assert max(map(len, page.splitlines())) <= 100
+
+
+def test_every_default_is_told() -> None:
+    untold = [
+        f"{command.name} {option.long}"
+        for command in commandline.commands()
+        for option in command.options
+        if option.placeholder in {"SECONDS", "FORMAT", "WHEN", "LEVEL"}
+        and "(default: " not in option.told
+    ]
+    assert untold == []
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_example_is_a_command_line_that_the_program_takes(line: str) -> None:
+    ours = re.search(r"mig-manager(?: [^|>)]*)?", line)
+    assert ours is not None
+    words = shlex.split(ours[0].partition(" || ")[0])
+
+    assert words[0] == "mig-manager"
+    if words[1] == "help":
+        arguments.check_command(words[2])
+    else:
+        assert arguments.parse(words[1:])["command"] == words[1]
+
+
+def test_an_unknown_command_is_no_topic_of_help() -> None:
+    with pytest.raises(errors.UsageError, match="did you mean 'apply'"):
+        arguments.parse(["help", "aply"])
+
+
+class Asked(dict[str, str]):
+    """An environment that knows which variables were looked for."""
+
+    def __init__(self) -> None:
+        super().__init__(HOME="/home/somebody")
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
+        self.names.add(name)
+        return super().get(name, default)
+
+
+READERS: dict[str, Callable[[dict[str, object], Asked], object]] = {
+    "agent": settings.agent_settings,
+    "demo": settings.demo_settings,
+    "doctor": doctorsettings.doctor_settings,
+    "rollout": rolloutsettings.rollout_settings,
+}
+
+
+@pytest.mark.parametrize("command", sorted(set(arguments.COMMANDS) - {"help", "version"}))
+def test_every_variable_that_the_manual_names_is_read(command: str) -> None:
+    environ = Asked()
+    # What there must be, or nothing else is asked for.
+    environ["MIG_MANAGER_NODE_NAME"] = "n"
+    if command == "rollout":
+        environ |= {"MIG_MANAGER_SELECTOR": "a=b", "MIG_MANAGER_SELECTED_CONFIG": "all-1g.5gb"}
+
+    READERS.get(command, shellsettings.command_settings)(arguments.parse([command]), environ)
+
+    (described,) = (each for each in commandline.commands() if each.name == command)
+    named = {name for option in described.options for name in option.variables}
+    assert named - environ.names == set()

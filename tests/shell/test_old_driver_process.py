@@ -1,0 +1,66 @@
+"""``apply`` on drivers whose NVML library lacks functions."""
+
+import pathlib
+
+import pytest
+
+from mig_manager.sandbox.driver import states
+from tests.shell.shell_node import Node
+
+CREATE = "nvmlDeviceCreateGpuInstance"
+CREATE_WITH_PLACEMENT = "nvmlDeviceCreateGpuInstanceWithPlacement"
+
+
+def node_without(folder: pathlib.Path, *functions: str) -> Node:
+    """Return two GPUs in seven instances each, on a driver that now lacks these functions."""
+    node = Node(folder, "2xA100-SXM4-40GB")
+    assert node.run("apply", "small").returncode == 0
+    node.set_options(states.Options(absent_functions=functions))
+    return node
+
+
+@pytest.mark.slow
+def test_a_driver_that_cannot_be_told_a_place_is_brought_to_the_layout(
+    tmp_path: pathlib.Path,
+) -> None:
+    node = node_without(tmp_path, CREATE_WITH_PLACEMENT)
+
+    answer = node.run("apply", "wanted")
+
+    assert answer.returncode == 0, answer.stderr
+    assert node.run("assert", "wanted").returncode == 0
+
+
+def test_a_driver_that_cannot_be_told_a_place_gets_all_instances_back_after_a_failure(
+    tmp_path: pathlib.Path,
+) -> None:
+    node = node_without(tmp_path, CREATE_WITH_PLACEMENT)
+    before = node.shape
+    node.state.add_fault(
+        states.Fault(
+            function="nvmlGpuInstanceCreateComputeInstance*",
+            gpu=1,
+            code=states.Code.INSUFFICIENT_RESOURCES,
+        )
+    )
+
+    answer = node.run("apply", "before")
+
+    assert answer.returncode == 1
+    assert "the instances from before are back" in answer.stderr
+    assert node.shape == before
+
+
+def test_nothing_is_destroyed_where_the_driver_lacks_what_the_change_needs(
+    tmp_path: pathlib.Path,
+) -> None:
+    node = node_without(tmp_path, CREATE, CREATE_WITH_PLACEMENT)
+    before = node.state.read().gpus
+
+    answer = node.run("apply", "before")
+
+    assert answer.returncode == 1
+    assert f"the driver's NVML library has no {CREATE}" in answer.stderr
+    assert "nothing was changed" in answer.stderr
+    assert node.state.read().gpus == before
+    assert not node.journal.exists()

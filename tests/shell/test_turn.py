@@ -1,0 +1,87 @@
+"""Waiting for one's turn."""
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.change import turn
+from mig_manager.core import timing
+from tests import fakes
+from tests.shell import applying_rig
+
+EVEN = timing.Pace(first_s=1.0, max_s=1.0)
+
+
+def test_a_free_lock_is_held_at_once_and_given_back() -> None:
+    clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion()
+
+    with turn.held(lock, "x", clock=clock, wait=clock.wait, timeout_s=0.0):
+        assert lock.is_held
+
+    assert not lock.is_held
+    assert clock.now_s == 0
+    assert lock.told == ["x"]
+
+
+def test_a_lock_is_tried_again_until_it_is_free_and_the_wait_is_told_once() -> None:
+    clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=3)
+    told: list[errors.LockedError] = []
+
+    with turn.held(
+        lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0, pace=EVEN, on_wait=told.append
+    ):
+        assert lock.is_held
+
+    assert clock.now_s == 3
+    assert [error.holder for error in told] == ["agent"]
+
+
+def test_the_wait_ends_at_its_deadline_and_says_how_long_it_was() -> None:
+    clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=99)
+
+    with (
+        pytest.raises(errors.LockedError) as caught,
+        turn.held(lock, "x", clock=clock, wait=clock.wait, timeout_s=2.5, pace=EVEN),
+    ):
+        pass
+
+    assert clock.now_s == pytest.approx(2.5)
+    assert caught.value.message == (
+        "another manager is at work: agent; waited 2.5 s for it to finish"
+    )
+
+
+def test_whoever_does_not_want_to_wait_is_told_at_once() -> None:
+    clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=1)
+
+    with (
+        pytest.raises(errors.LockedError, match=r"agent$"),
+        turn.held(lock, "x", clock=clock, wait=clock.wait, timeout_s=0.0),
+    ):
+        pass
+
+    assert clock.now_s == 0
+
+
+def test_a_wish_that_ends_ends_the_wait() -> None:
+    clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=99)
+    wish = fakes.FakeWish(clock, ends_at=2, replaced=True)
+
+    with (
+        pytest.raises(errors.Superseded),
+        turn.held(lock, "x", clock=clock, wait=wish.wait, timeout_s=99.0, pace=EVEN),
+    ):
+        pass
+
+    assert clock.now_s == 2
+
+
+def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
+    clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion()
+
+    with (
+        pytest.raises(errors.LockedError, match=r"^mine$"),
+        turn.held(lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0),
+    ):
+        raise errors.LockedError("mine")
+
+    assert clock.now_s == 0

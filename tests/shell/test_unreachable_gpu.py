@@ -1,0 +1,341 @@
+"""A node of eight GPUs of which one falls off the bus: before a change, in it, in the rollback."""
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.cluster import nodeoptions, objects
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.show import stages
+from tests.pipeline.test_observability import Observed, free_port
+from tests.shell import shell_node
+
+SPEC = "8xA100-SXM4-40GB"
+LOST = 3
+OTHERS = (0, 1, 2, 4, 5, 6, 7)
+LAYOUTS = """
+version: v1
+mig-configs:
+  halves:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}
+  sevenths:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  too-much:
+  - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
+  names-it:
+  - {devices: [3], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  names-others:
+  - {devices: [0, 7], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+"""
+CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
+LOSE_AT_CREATION = states.Fault(function=CREATE, gpu=LOST, loses_gpu=True)
+"""In the middle of the change of this GPU: its old instances are gone."""
+REFUSE_ELSEWHERE = states.Fault(
+    function=CREATE, gpu=5, first=2, code=states.Code.INSUFFICIENT_RESOURCES
+)
+"""Has the change fail, and all GPUs be rolled back; once, so that the rollback succeeds."""
+
+LOSE_AT_ROLLBACK = states.Fault(function=CREATE, gpu=LOST, first=8, loses_gpu=True)
+"""After the seven creations of the change."""
+
+
+# -- at the command line --------------------------------------------------------------------------
+
+
+def shapes(state: nvml.SharedState) -> list[tuple[bool, int]]:
+    """Return MIG mode and number of instances of each GPU."""
+    gpus = state.read().gpus
+    return [(gpu.is_enabled, len(gpu.instances)) for gpu in gpus]
+
+
+def of_others(state: nvml.SharedState) -> set[tuple[bool, int]]:
+    return {shape for index, shape in enumerate(shapes(state)) if index != LOST}
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> shell_node.Node:
+    found = shell_node.Node(tmp_path, SPEC, layouts=LAYOUTS)
+    assert found.run("apply", "halves").returncode == 0
+    return found
+
+
+def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
+    node: shell_node.Node, tmp_path: pathlib.Path
+) -> None:
+    node.state.lose_gpu(LOST)
+    kept = str(tmp_path / "checkpoint.json")
+
+    done = {
+        name: node.run(*argv)
+        for name, argv in {
+            "status": ["status"],
+            "plan": ["plan", "sevenths"],
+            "assert": ["assert", "halves"],
+            "export": ["export"],
+            "checkpoint": ["checkpoint", "-f", kept],
+            "apply": ["apply", "sevenths"],
+            "boot": ["boot"],
+        }.items()
+    }
+
+    for name, answer in done.items():
+        assert answer.returncode == (1 if name == "boot" else 0), (name, answer.stderr)
+        text = " ".join((answer.stdout + answer.stderr).split())
+        assert f"GPU {LOST}" in text, name
+        assert "is unreachable" in text, name
+        assert "GPU is lost" in text, name
+    assert of_others(node.state) == {(True, 7)}
+    data = json.loads(node.run("status", "-o", "json").stdout)
+    assert [gpu["index"] for gpu in data["gpus"]] == list(OTHERS)
+    assert [(gpu["index"], gpu["reason"]) for gpu in data["unreachable_gpus"]] == [
+        (LOST, "GpuLost")
+    ]
+
+
+@pytest.mark.slow
+def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
+    node: shell_node.Node,
+) -> None:
+    node.state.lose_gpu(LOST)
+    before = node.state.read().gpus
+
+    for command in ("plan", "assert", "apply"):
+        answer = node.run(command, "names-it")
+        assert answer.returncode == 1
+        assert "names GPU 3, which is unreachable" in answer.stderr
+
+    assert node.state.read().gpus == before
+    assert node.run("apply", "names-others").returncode == 0
+    assert [shapes(node.state)[index] for index in (0, 1, 7)] == [(True, 7), (True, 2), (True, 7)]
+
+
+def test_a_gpu_lost_during_execute_does_not_keep_the_others_from_the_layout(
+    node: shell_node.Node,
+) -> None:
+    node.state.add_fault(LOSE_AT_CREATION)
+
+    answer = node.run("apply", "sevenths")
+
+    assert answer.returncode == 0, answer.stderr
+    assert of_others(node.state) == {(True, 7)}
+    assert node.state.boards[LOST].uuid in answer.stderr
+    assert "cannot create GPU instance 1g.5gb" in answer.stderr
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_restored(
+    node: shell_node.Node,
+) -> None:
+    node.layouts.write_text(LAYOUTS.replace("devices: [3]", "devices: [1, 3]"), encoding="utf-8")
+    node.state.add_fault(LOSE_AT_CREATION)
+
+    answer = node.run("apply", "names-it")
+
+    assert answer.returncode == 1
+    assert of_others(node.state) == {(True, 2)}
+    assert "names GPU 3" in answer.stderr
+    assert "3g.20gb at 0:4, 3g.20gb at 4:4" in answer.stderr
+    assert node.state.boards[LOST].uuid in node.journal.read_text()
+
+
+@pytest.mark.slow
+def test_after_a_gpu_is_lost_in_the_rollback_the_others_are_restored_and_its_own_is_due(
+    node: shell_node.Node,
+) -> None:
+    node.state.add_fault(REFUSE_ELSEWHERE)
+    node.state.add_fault(LOSE_AT_ROLLBACK)
+
+    answer = node.run("apply", "sevenths")
+
+    assert answer.returncode == 1
+    assert of_others(node.state) == {(True, 2)}
+    uuid = node.state.boards[LOST].uuid
+    assert f"GPU {LOST} ({uuid}" in answer.stderr
+    assert f"due once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.stderr
+    journal = json.loads(node.journal.read_text())
+    assert [gpu["uuid"] for gpu in journal["snapshot"]] == [uuid]
+
+    # With the GPU back, the next failure leads back to what it had before the first one.
+    node.state.clear_faults()
+    node.state.return_gpu(LOST)
+    assert shapes(node.state)[LOST] == (True, 0)
+    assert node.run("apply", "too-much").returncode == 1
+    assert set(shapes(node.state)) == {(True, 2)}
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+def test_what_is_due_on_the_lost_gpu_outlives_layouts_that_are_not_about_it(
+    node: shell_node.Node,
+) -> None:
+    node.state.add_fault(REFUSE_ELSEWHERE)
+    node.state.add_fault(LOSE_AT_ROLLBACK)
+    assert node.run("apply", "sevenths").returncode == 1
+    node.state.clear_faults()
+
+    for _applied_and_already_applied in range(2):
+        answer = node.run("apply", "names-others")
+        assert answer.returncode == 0, answer.stderr
+        journal = json.loads(node.journal.read_text())
+        assert [gpu["uuid"] for gpu in journal["snapshot"]] == [node.state.boards[LOST].uuid]
+        assert journal["config"] == "sevenths"
+
+    node.state.return_gpu(LOST)
+    assert node.run("apply", "names-others").returncode == 0
+    assert shapes(node.state)[LOST] == (True, 2)
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+def test_a_layout_for_all_gpus_ends_what_was_due_on_the_lost_one(node: shell_node.Node) -> None:
+    node.state.add_fault(REFUSE_ELSEWHERE)
+    node.state.add_fault(LOSE_AT_ROLLBACK)
+    assert node.run("apply", "sevenths").returncode == 1
+    node.state.clear_faults()
+
+    assert node.run("apply", "sevenths").returncode == 0
+
+    assert not node.journal.exists()
+
+
+@pytest.mark.slow
+def test_after_a_reboot_the_gpu_that_was_lost_has_its_former_instances_again(
+    node: shell_node.Node,
+) -> None:
+    node.state.lose_gpu(LOST)
+    assert node.run("apply", "sevenths").returncode == 0
+
+    node.state.reboot()
+    answer = node.run("boot")
+
+    assert answer.returncode == 0, answer.stderr
+    assert shapes(node.state)[LOST] == (True, 2)
+    assert of_others(node.state) == {(True, 7)}
+
+
+# -- through the agent, against the sandbox's API server ------------------------------------------
+
+
+@pytest.fixture
+def observed() -> Iterator[Observed]:
+    port = free_port()
+    with stages.Stage(
+        SPEC,
+        LAYOUTS,
+        latency=states.Latency(),
+        agent_options=(
+            *("--health-address", "127.0.0.1", "--health-port", str(port)),
+            *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
+        ),
+        node_options=nodeoptions.NodeOptions(tick_s=0.1),
+    ) as world:
+        told = Observed(world, port)
+        world.wait(lambda: told.ask("/readyz")[0] == 200, "a ready agent")
+        yield told
+
+
+def reaches(world: stages.Stage, layout: str, state: model.State) -> None:
+    """Wait for the end of a run of the layout."""
+    world.wait_for_end(layout)
+    assert world.status()["state"] == state.value, world.status()["message"]
+
+
+def served(world: stages.Stage) -> set[tuple[bool, int]]:
+    return of_others(simulated_state(world))
+
+
+def simulated_state(world: stages.Stage) -> nvml.SharedState:
+    return nvml.SharedState(world.state_file)
+
+
+def event_reasons(world: stages.Stage) -> Mapping[str, str]:
+    """Return the last message of the node's Events by reason."""
+    return {
+        str(each["reason"]): str(each["message"])
+        for each in world.api.get("/api/v1/namespaces/default/events")["items"]
+    }
+
+
+def test_the_agent_serves_the_seven_others_says_so_everywhere_and_takes_the_gpu_back(
+    observed: Observed,
+) -> None:
+    world, state = observed.world, simulated_state(observed.world)
+    world.label("halves")
+    reaches(world, "halves", model.State.SUCCESS)
+
+    # Lost at rest: the agent looks again, and then serves another layout without it.
+    state.lose_gpu(LOST)
+    world.label("sevenths")
+    reaches(world, "sevenths", model.State.SUCCESS)
+    uuid = state.boards[LOST].uuid
+    assert served(world) == {(True, 7)}
+    assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
+    assert f"GPU {LOST} ({uuid}" in world.status()["message"]
+    assert [gpu["uuid"] for gpu in world.status()["unreachableGpus"]] == [uuid]
+    inventory = json.loads(objects.annotations(world.node())[cluster.GPUS_ANNOTATION])
+    assert [gpu["index"] for gpu in inventory["unreachable"]] == [LOST]
+    world.wait(
+        lambda: observed.series("unreachable_gpu") == {f"{LOST},GpuLost,{uuid}": 1.0},
+        "the metric",
+    )
+    world.wait(lambda: "GpuUnreachable" in event_reasons(world), "the Event")
+    assert uuid in event_reasons(world)["GpuUnreachable"]
+
+    # A layout that names it fails, before anything is touched.
+    world.label("names-it")
+    reaches(world, "names-it", model.State.FAILED)
+    assert world.status()["reason"] == "GpuUnreachable"
+    assert served(world) == {(True, 7)}
+
+    world.label("sevenths")
+    reaches(world, "sevenths", model.State.SUCCESS)
+
+    # Back from the shop, without MIG mode: the layout is applied to it.
+    state.return_gpu(LOST, keeps_mode=False)
+    world.wait(lambda: world.allocatable() == {"nvidia.com/mig-1g.5gb": 56}, "the GPU's devices")
+    world.wait(lambda: "unreachableGpus" not in world.status(), "a status without it")
+    world.wait(lambda: observed.series("unreachable_gpu") == {}, "no metric")
+    world.wait(lambda: world.status()["state"] == "success", "the end")
+    assert shapes(state)[LOST] == (True, 7)
+
+
+@pytest.mark.slow
+def test_the_agent_finishes_a_change_in_which_a_gpu_is_lost(observed: Observed) -> None:
+    world, state = observed.world, simulated_state(observed.world)
+    state.add_fault(LOSE_AT_CREATION)
+
+    world.label("sevenths")
+
+    reaches(world, "sevenths", model.State.SUCCESS)
+    assert served(world) == {(True, 7)}
+    assert state.boards[LOST].uuid in world.status()["message"]
+    assert "cannot create GPU instance 1g.5gb" in world.status()["message"]
+
+
+@pytest.mark.slow
+def test_the_agent_restores_the_others_and_keeps_what_is_due_on_a_gpu_lost_in_the_rollback(
+    observed: Observed,
+) -> None:
+    world, state = observed.world, simulated_state(observed.world)
+    world.label("halves")
+    reaches(world, "halves", model.State.SUCCESS)
+    state.add_fault(REFUSE_ELSEWHERE)
+    state.add_fault(LOSE_AT_ROLLBACK)
+
+    world.label("sevenths")
+    refused = "InsufficientResources"
+    world.wait(lambda: refused in event_reasons(world), "the Event of the failure")
+
+    uuid = state.boards[LOST].uuid
+    due = f"due once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4"
+    assert due in event_reasons(world)[refused]
+    # The next try serves the seven, for the layout does not name the lost one.
+    world.wait(lambda: world.status().get("state") == "success", "the next try")
+    assert served(world) == {(True, 7)}
+    assert uuid in world.status()["message"]

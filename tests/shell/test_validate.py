@@ -1,0 +1,400 @@
+"""``validate``, ``--lenient`` and ``export --placements`` as they are used at a shell."""
+
+import dataclasses
+import io
+import json
+import pathlib
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+import structlog
+import yaml
+
+from mig_manager.catalogue import hardware
+from mig_manager.cli import console, main, shellvalidate
+from mig_manager.core.layout import config
+from mig_manager.sandbox import nvml
+
+ROOT = pathlib.Path(__file__).parents[2]
+HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+SHIPPED = str(ROOT / "profiles/mig-parted.yaml")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    out: str
+    err: str
+
+
+class Shell:
+    """A shell whose user has a home of their own, and files in it."""
+
+    def __init__(self, home: pathlib.Path) -> None:
+        self._home = home
+
+    def __call__(self, *argv: str, stdin: str = "", **environ: str) -> Answer:
+        out, err = io.StringIO(), io.StringIO()
+        terminal = console.Console(
+            stdin=io.StringIO(stdin),
+            stdout=out,
+            stderr=err,
+            environ={"HOME": str(self._home)} | environ,
+        )
+        status = main.main(argv, terminal)
+        assert "internal error" not in err.getvalue()
+        return Answer(status, out.getvalue(), err.getvalue())
+
+    def file(self, text: str, name: str = "layouts.yaml") -> str:
+        path = self._home / name
+        path.write_text(text)
+        return str(path)
+
+
+@pytest.fixture
+def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
+    yield Shell(tmp_path)
+    nvml.uninstall()
+    structlog.reset_defaults()
+
+
+def layouts(**rules: str) -> str:
+    """A document with layouts of one rule each, in flow style."""
+    body = "".join(
+        f"  {name.replace('_', '-')}:\n  - {{{rule}}}\n" for name, rule in rules.items()
+    )
+    return f"version: v1\nmig-configs:\n{body}"
+
+
+SEVEN = "devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}"
+EIGHT = "devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}"
+NOWHERE = "devices: all, mig-enabled: true, mig-devices: {1g.7gb: 1}"
+FOR_A30 = f'device-filter: "0x20B710DE", {SEVEN}'
+FOR_H100 = f'device-filter: "*H100*", {SEVEN}'
+
+
+# What fails, and what does not
+
+
+@pytest.mark.parametrize("product", ["A30", "A100-SXM4-40GB", "H200", "T4", "*"])
+def test_the_layouts_that_come_with_the_program_are_valid_for_every_gpu(
+    shell: Shell, product: str
+) -> None:
+    assert shell("validate", "--gpu", product).status == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "status", "said"),
+    [
+        (SEVEN, 0, "1 layout fits none of these GPUs, but others"),
+        (NOWHERE, 1, "NVIDIA A30 has no profile 1g.7gb: did you mean 1g.6gb?"),
+        (EIGHT, 1, "NVIDIA A30 has no profile 1g.5gb"),
+        (FOR_A30, 1, "NVIDIA A30 has no profile 1g.5gb"),
+        (FOR_H100, 0, "is about other GPUs"),
+        (
+            "devices: all, mig-enabled: true, mig-devices: {1g.6gb: 4}",
+            0,
+            "Every layout fits the GPUs that it is for.",
+        ),
+        (
+            "devices: all, mig-enabled: true, mig-devices: {1g.6gb: 5}",
+            1,
+            "it needs 5 x 1g.6gb and the memory slices hold 4",
+        ),
+    ],
+)
+def test_a_layout_fails_where_it_is_meant_to_fit_or_fits_nowhere(
+    shell: Shell, rule: str, status: int, said: str
+) -> None:
+    answer = shell("validate", "-f", shell.file(layouts(x=rule)), "--gpu", "A30")
+
+    assert answer.status == status
+    assert said in re.sub(r"\s+", " ", answer.out)
+
+
+@pytest.mark.parametrize("insisting", [["x"], ["--must-fit"]])
+def test_a_layout_that_is_named_must_fit(shell: Shell, insisting: list[str]) -> None:
+    file = shell.file(layouts(x=SEVEN))
+
+    assert shell("validate", "-f", file, "--gpu", "A30").status == 0
+    assert shell("validate", "-f", file, "--gpu", "A30", *insisting).status == 1
+
+
+def test_what_fits_elsewhere_is_told_apart_on_a_node_too(shell: Shell) -> None:
+    file = shell.file(layouts(seven=SEVEN, eight=EIGHT, a30=FOR_A30))
+
+    answer = shell("validate", "-f", file, "--simulate", "1xA30", "-o", "json")
+
+    verdicts = {each["layout"]: each for each in json.loads(answer.out)["verdicts"]}
+    assert {name: each["fit"] for name, each in verdicts.items()} == {
+        "seven": "elsewhere",
+        "eight": "does-not-fit",
+        "a30": "does-not-fit",
+    }
+    assert verdicts["a30"]["place"] == f"{file}:8:5"
+    assert answer.status == 1
+
+
+def test_of_several_rules_the_one_that_does_not_fit_is_named(shell: Shell) -> None:
+    text = layouts(x=SEVEN) + f"  - {{{EIGHT}}}\n".replace("devices: all", "devices: [1]")
+
+    answer = shell("validate", "-f", shell.file(text), "--gpu", "A100-SXM4-40GB")
+
+    assert answer.status == 1
+    assert "layouts.yaml:5:5]" in answer.out
+
+
+def test_why_a_layout_does_not_fit_is_told_in_slices(shell: Shell) -> None:
+    rule = "devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2, 1g.5gb: 1}"
+
+    answer = shell("validate", "-f", shell.file(layouts(x=rule)), "--gpu", "A100-SXM4-40GB")
+
+    assert (
+        "it needs 9 memory slices and the GPU has 8 (2 x 4 + 1 x 1); the largest part that fits "
+        "is 2 x 3g.20gb (3g.20gb at 0-3, 4-7); then no memory slice is free, and 1g.5gb needs one "
+        "at 0-6"
+    ) in re.sub(r"\s+", " ", answer.out)
+
+
+def test_a_filter_by_a_name_that_no_product_has_is_pointed_at(shell: Shell) -> None:
+    file = shell.file(layouts(x=f"device-filter: A100, {SEVEN}", y=FOR_H100))
+
+    answer = shell("validate", "-f", file, "--gpu", "H100")
+
+    assert f"{file}:4:21: no product known here is called 'a100'; did you mean '*a100*'?" in (
+        answer.err
+    )
+    assert "*h100*" not in answer.err
+
+
+def test_every_product_has_a_name_that_a_filter_can_be() -> None:
+    names = [name for product in hardware.products().values() for name in product.names]
+    for name in names:
+        document = config.parse(layouts(x=f'device-filter: "{name}", {SEVEN}'), source="f")
+        assert not shellvalidate.unknown_names(document)
+
+
+def test_many_products_are_counted_rather_than_listed(shell: Shell) -> None:
+    answer = shell("validate", "-f", shell.file(layouts(seven=SEVEN)), "--gpu", "*")
+
+    assert re.search(r"^seven +y \d+ +- \d+$|^seven +✓ \d+ +- \d+$", answer.out, re.MULTILINE)
+
+
+# Portable
+
+
+PORTABLE = layouts(x=f'device-filter: "0x20B010DE", {SEVEN}')
+OURS = layouts(x="device-filter: A30, devices: 0, mig-enabled: true, mig-devices: {1g.6gb@3: 1}")
+
+
+def test_a_portable_document_passes_without_a_gpu(shell: Shell) -> None:
+    answer = shell("validate", "--portable", "-f", shell.file(PORTABLE))
+
+    assert answer.status == 0
+    assert "nvidia-mig-parted understands all of it." in answer.out
+
+
+def test_every_place_that_is_not_portable_is_named(shell: Shell) -> None:
+    file = shell.file(OURS)
+
+    answer = shell("validate", "--portable", "-f", file)
+
+    assert answer.status == 1
+    assert re.findall(rf"{re.escape(file)}:(\d+:\d+):\s", answer.out) == ["4:21", "4:35", "4:71"]
+    data = json.loads(shell("validate", "--portable", "-f", file, "-o", "json").out)
+    assert data["is_valid"] is False
+    assert len(data["not_portable"]) == 3
+
+
+def test_portable_and_products_can_be_asked_together(shell: Shell) -> None:
+    misfit = shell("validate", "--portable", "-f", shell.file(layouts(x=FOR_A30)), "--gpu", "A30")
+    ours = shell("validate", "-f", shell.file(OURS), "--gpu", "A30")
+
+    assert (misfit.status, ours.status) == (1, 0)
+    assert "nvidia-mig-parted understands all of it." in misfit.out
+
+
+def test_the_layouts_that_come_with_the_program_are_portable(shell: Shell) -> None:
+    assert shell("validate", "--portable").status == 0
+
+
+# Several files, as pre-commit names them
+
+
+def test_several_files_are_checked_and_all_problems_told(shell: Shell) -> None:
+    good = shell.file(PORTABLE, "good.yaml")
+    misfit = shell.file(layouts(x=NOWHERE), "misfit.yaml")
+    broken = shell.file("version: v2\n", "broken.yaml")
+
+    answer = shell("validate", "--files", "--gpu", "*", good, broken, misfit)
+
+    assert answer.status == 1
+    assert f"{broken}:1:10: version must be the text v1" in answer.err
+    assert "1g.7gb" in answer.out
+    assert good in answer.out
+    assert shell("validate", "--files", "--gpu", "*", good).status == 0
+    data = json.loads(shell("validate", "--files", "--portable", "-o", "json", good).out)
+    assert data["is_valid"] is True
+    assert [each["source"] for each in data["files"]] == [good]
+
+
+def test_files_must_be_named(shell: Shell) -> None:
+    answer = shell("validate", "--files")
+
+    assert answer.status == 2
+    assert "--files: name the documents to check" in answer.err
+
+
+def test_the_hook_definition_has_what_pre_commit_asks_for() -> None:
+    assert [hook["id"] for hook in HOOKS] == ["mig-manager-validate", "mig-manager-portable"]
+    for hook in HOOKS:
+        assert {"id", "name", "entry", "language", "files"} <= hook.keys()
+        assert hook["language"] == "python"
+        assert re.search(hook["files"], "profiles/mig-parted.yaml")
+        assert re.search(hook["files"], "mig-config-h200.yml")
+        assert not re.search(hook["files"], "values.yaml")
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: str(hook["id"]))
+def test_the_hooks_take_good_documents_and_refuse_bad_ones(
+    shell: Shell, hook: dict[str, object]
+) -> None:
+    # What pre-commit runs: the entry, the arguments, the names of files.
+    arguments = [str(each) for each in hook.get("args", [])]  # type: ignore[attr-defined]
+    program, *command = [*shlex.split(str(hook["entry"])), *arguments]
+    bad = shell.file(OURS.replace("1g.6gb@3", "1g.7gb@3"))
+
+    assert program == "mig-manager"
+    assert shell(*command, SHIPPED).status == 0
+    assert shell(*command, SHIPPED, bad).status == 1
+
+
+# Leniently
+
+
+DUBIOUS = layouts(x="devices: [0, 7], mig-enabled: true, mig-devices: {1g.6gb: 1, 1g.6gb: 2}")
+TWICE = f"4:{DUBIOUS.splitlines()[3].rindex('1g.6gb') + 1}"
+SPEC = ("--simulate", "1xA30")
+
+
+def test_what_the_peer_passes_over_is_refused_unless_passed_leniently(shell: Shell) -> None:
+    file = shell.file(DUBIOUS)
+
+    strict = shell("apply", "-f", file, *SPEC)
+    lenient = shell("apply", "-f", file, "--lenient", *SPEC)
+
+    assert strict.status == 2
+    assert f"{file}:{TWICE}: key '1g.6gb' is given twice" in strict.err
+    assert lenient.status == 0
+    assert f"warning: {file}:{TWICE}: key '1g.6gb' is given twice" in lenient.err
+    assert "names GPU 7, and this node has 1, counted from 0 (it matches no GPU)" in lenient.err
+
+
+@pytest.mark.parametrize(
+    "command", [("plan", "x"), ("apply", "x"), ("assert", "x"), ("validate", "x"), ("boot",)]
+)
+def test_a_variable_makes_every_command_lenient(shell: Shell, command: tuple[str, ...]) -> None:
+    file = shell.file(DUBIOUS)
+    shell("apply", "-f", file, "--lenient", *SPEC)
+    more = ("-c", "x") if command == ("boot",) else ()
+
+    answer = shell(*command, *more, "-f", file, *SPEC, MIG_MANAGER_LENIENT="true")
+
+    assert answer.status == 0
+    if command != ("boot",):
+        assert "key '1g.6gb' is given twice" in answer.err
+
+
+def test_leniently_a_layout_that_matches_nothing_does_nothing_and_says_so(shell: Shell) -> None:
+    file = shell.file(layouts(x=f'device-filter: "0x233010DE", {SEVEN}'))
+
+    strict = shell("apply", "-f", file, *SPEC)
+    lenient = shell("apply", "-f", file, "--lenient", "-o", "json", *SPEC)
+
+    assert strict.status == 1
+    assert lenient.status == 0
+    (warning,) = json.loads(lenient.out)["warnings"]
+    assert "is about none of this node's GPUs" in warning
+    assert "(nothing is done)" in warning
+
+
+@pytest.mark.parametrize("command", ["plan", "apply", "assert"])
+def test_what_the_gpus_cannot_have_is_told_with_its_place(shell: Shell, command: str) -> None:
+    text = layouts(x=NOWHERE)
+    file = shell.file(text)
+    column = text.splitlines()[3].index("1g.7gb") + 1
+
+    answer = shell(command, "-f", file, *SPEC)
+
+    assert answer.status == 1
+    assert f"{file}:4:{column}: GPU 0 (NVIDIA A30" in answer.err
+
+
+def test_leniently_what_no_gpu_can_have_is_still_refused(shell: Shell) -> None:
+    for rule in (NOWHERE, EIGHT.replace("1g.5gb", "1g.6gb")):
+        answer = shell("apply", "-f", shell.file(layouts(x=rule)), "--lenient", *SPEC)
+
+        assert answer.status == 1
+
+
+def test_the_doctor_warns_of_what_passes_leniently(shell: Shell) -> None:
+    file = shell.file(DUBIOUS)
+
+    answer = shell("doctor", "-f", file, "--lenient", "-o", "json", *SPEC)
+
+    assert "key '1g.6gb' is given twice" in answer.out
+
+
+# Places
+
+
+def test_a_layout_with_places_is_planned_applied_asserted_and_exported(shell: Shell) -> None:
+    spec = ("--simulate", "2xA100-SXM4-40GB")
+    rule = (
+        "devices: [GPU-00000000-0000-0000-0000-000000000000], mig-enabled: true, "
+        'mig-devices: {1g.5gb@4: 1, "2c.3g.20gb@0": 1, "1c.3g.20gb@0": 1, 1g.5gb: 1}'
+    )
+    uuid = json.loads(shell("status", *spec, "-o", "json").out)["gpus"][0]["uuid"]
+    file = shell.file(layouts(x=rule.replace("GPU-00000000-0000-0000-0000-000000000000", uuid)))
+
+    assert shell("assert", "-f", file, *spec).status == 1
+    assert shell("plan", "-f", file, *spec).status == 0
+    assert shell("apply", "-f", file, *spec).status == 0
+    assert shell("assert", "-f", file, *spec).status == 0
+
+    text = shell("export", "--placements", *spec).out
+    again = shell.file(text, "again.yaml")
+    assert shell("assert", "-f", again, *spec).status == 0
+    exported = yaml.safe_load(text)
+    first, second = exported["mig-configs"]["current"]
+    places = first["mig-devices"]
+    assert places.pop("2c.3g.20gb@0") == places.pop("1c.3g.20gb@0") == 1
+    assert places.pop("1g.5gb@4") == 1
+    assert len(places) == 1
+    assert (first["devices"], second["devices"]) == ([0], [1])
+    plain = yaml.safe_load(shell("export", *spec).out)["mig-configs"]["current"]
+    assert plain[0]["mig-devices"] == {"2c.3g.20gb": 1, "1c.3g.20gb": 1, "1g.5gb": 2}
+
+
+def test_a_place_that_cannot_be_is_refused_before_anything_is_touched(shell: Shell) -> None:
+    rule = "devices: all, mig-enabled: true, mig-devices: {1g.6gb@3: 1, 2g.12gb@2: 1}"
+    before = shell("status", "-o", "json", *SPEC).out
+
+    answer = shell("apply", "-f", shell.file(layouts(x=rule)), *SPEC)
+
+    assert answer.status == 1
+    assert "layouts.yaml:4:5: the layout does not fit GPU 0" in answer.err
+    assert "they collide in slice 3" in answer.err
+    assert shell("status", "-o", "json", *SPEC).out == before
+
+
+def test_an_instance_in_another_place_is_told_from_one_that_is_missing(shell: Shell) -> None:
+    rule = "devices: all, mig-enabled: true, mig-devices: {1g.6gb@1: 1}"
+    shell("apply", "-f", shell.file(layouts(x=rule)), *SPEC)
+
+    answer = shell("assert", "-f", shell.file(layouts(x=rule.replace("@1", "@2"))), *SPEC)
+
+    assert answer.status == 1
+    assert "GPU 0 has 1x 1g.6gb as wanted, but in other places" in answer.err

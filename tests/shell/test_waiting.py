@@ -1,0 +1,129 @@
+"""MIG modes that wait for a reset or a reboot, as NVIDIA's unit for bare metal goes about it."""
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import states
+from tests.shell import commandline
+from tests.shell.commandline import Shell
+
+APPLIED = "MIG configuration applied successfully\n"
+LAYOUTS = """
+version: v1
+mig-configs:
+  mine:
+  - devices: all
+    mig-enabled: true
+    mig-devices: {2g.12gb: 1, 1g.6gb: 2}
+  off:
+  - devices: all
+    mig-enabled: false
+"""
+FOR_A_RESET = states.Options(resets_itself=False)
+FOR_A_REBOOT = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+
+
+@pytest.fixture
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    yield Shell(tmp_path_factory.mktemp("home"))
+    commandline.forget()
+
+
+@pytest.fixture
+def layouts(tmp_path: pathlib.Path) -> str:
+    path = tmp_path / "layouts.yaml"
+    path.write_text(LAYOUTS)
+    return str(path)
+
+
+def node(tmp_path: pathlib.Path, options: states.Options) -> tuple[nvml.SharedState, list[str]]:
+    """Simulate GPUs whose driver does not switch the mode by itself."""
+    path = tmp_path / "gpus.json"
+    nvml.create("2xA30", path, options=options)
+    return nvml.SharedState(path), ["--simulate-state", str(path)]
+
+
+@pytest.mark.parametrize(
+    ("options", "argv", "environ"),
+    [
+        pytest.param(FOR_A_RESET, ["--mode-only", "--skip-reset"], {}, id="long, for a reset"),
+        pytest.param(FOR_A_REBOOT, ["-ms"], {}, id="short, for a reboot"),
+        pytest.param(
+            FOR_A_RESET,
+            [],
+            {"MIG_PARTED_MODE_CHANGE_ONLY": "true", "MIG_PARTED_SKIP_RESET": "true"},
+            id="variables, for a reset",
+        ),
+    ],
+)
+def test_a_mode_can_be_asked_for_and_left_to_a_reboot(
+    shell: Shell,
+    tmp_path: pathlib.Path,
+    layouts: str,
+    options: states.Options,
+    argv: list[str],
+    environ: dict[str, str],
+) -> None:
+    state, gpus = node(tmp_path, options)
+    line = ("apply", "-f", layouts, "-c", "mine", *gpus)
+
+    for _ in ("asked for", "asked for again"):
+        asked = shell(*line, *argv, **environ)
+        assert (asked.status, asked.out) == (0, APPLIED)
+        assert asked.err.count("waits for a reset or a reboot") == 2
+
+    assert [each.is_pending for each in state.read().gpus] == [True, True]
+    assert shell("assert", "-m", "-f", layouts, "-c", "mine", *gpus).status == 1
+    state.reboot()
+    assert shell("assert", "-m", "-f", layouts, "-c", "mine", *gpus).status == 0
+    assert shell(*line).status == 0
+
+
+@pytest.mark.parametrize("options", [FOR_A_RESET, FOR_A_REBOOT], ids=["reset", "reboot"])
+def test_without_its_mode_a_layout_is_not_applied(
+    shell: Shell, tmp_path: pathlib.Path, layouts: str, options: states.Options
+) -> None:
+    state, gpus = node(tmp_path, options)
+
+    answer = shell("apply", "--skip-reset", "-f", layouts, "-c", "mine", *gpus)
+
+    assert (answer.status, answer.out) == (1, "")
+    assert "only the new mode stays pending" in answer.err
+    assert [each.is_pending for each in state.read().gpus] == [True, True]
+
+
+def test_what_the_driver_switches_by_itself_needs_no_reset_to_skip(
+    shell: Shell, tmp_path: pathlib.Path, layouts: str
+) -> None:
+    _, gpus = node(tmp_path, states.Options())
+
+    answer = shell("apply", "--skip-reset", "-f", layouts, "-c", "mine", *gpus)
+
+    assert (answer.status, answer.out) == (0, APPLIED)
+    assert "waits" not in answer.err
+
+
+def test_a_mode_that_waits_is_nothing_to_bring_back_at_the_next_boot(
+    shell: Shell, tmp_path: pathlib.Path, layouts: str
+) -> None:
+    _, gpus = node(tmp_path, FOR_A_RESET)
+
+    shell("apply", "-ms", "-f", layouts, "-c", "mine", *gpus)
+
+    assert not [path for path in tmp_path.iterdir() if "proven" in path.name]
+    assert not [path for path in tmp_path.iterdir() if "journal" in path.name]
+
+
+def test_a_failure_of_another_kind_is_one_although_modes_may_wait(
+    shell: Shell, tmp_path: pathlib.Path, layouts: str
+) -> None:
+    state, gpus = node(tmp_path, states.Options())
+    state.add_client(state.boards[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+
+    answer = shell("apply", "-ms", "-f", layouts, "-c", "mine", "--in-use-timeout-s", "0", *gpus)
+
+    assert (answer.status, answer.out) == (1, "")
+    assert [each.is_pending for each in state.read().gpus] == [False, False]

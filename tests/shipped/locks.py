@@ -1,0 +1,57 @@
+"""Reads the lock files of release/, strictly: what this cannot read has no place in them."""
+
+import dataclasses
+import pathlib
+import re
+
+import packaging.markers
+import packaging.utils
+
+FOLDER = pathlib.Path(__file__).parents[2] / "release"
+NAMES = ("image", "demo", "build", "tools")
+
+_PIN = re.compile(
+    r"(?P<name>[\w.-]+)==(?P<version>[\w.+]+)(?: ; (?P<marker>.+?))?"
+    r"(?P<hashes>(?: --hash=sha256:[0-9a-f]{64})*)"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A package as it is locked."""
+
+    name: packaging.utils.NormalizedName
+    version: str
+    marker: str | None
+    hashes: tuple[str, ...]
+
+    @property
+    def is_for_here(self) -> bool:
+        """Whether this Python on this platform gets it."""
+        return self.marker is None or packaging.markers.Marker(self.marker).evaluate()
+
+
+def read(name: str) -> dict[packaging.utils.NormalizedName, Pin]:
+    """Return what a lock file has, by name.
+
+    Raises:
+        ValueError: A line is neither a pin nor a comment, or locks a package again.
+    """
+    text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8").replace(" \\\n", "")
+    pins: dict[packaging.utils.NormalizedName, Pin] = {}
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            continue
+        found = _PIN.fullmatch(re.sub(" +", " ", line))
+        if found is None:
+            raise ValueError(f"{name}.txt: {line[:80]!r} is no pin")
+        pin = Pin(
+            name=packaging.utils.canonicalize_name(found["name"]),
+            version=found["version"],
+            marker=found["marker"],
+            hashes=tuple(found["hashes"].replace(" --hash=", " ").split()),
+        )
+        if pin.name in pins:
+            raise ValueError(f"{name}.txt has {pin.name} twice")
+        pins[pin.name] = pin
+    return pins

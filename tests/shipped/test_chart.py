@@ -1,0 +1,216 @@
+"""The Helm chart, rendered by helm itself and held against the kustomize overlays."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+import mig_manager
+from tests import programs
+
+ROOT = pathlib.Path(__file__).parents[2]
+SOURCE = ROOT / "charts" / "mig-manager"
+MODES = ("unprivileged", "privileged", "simulated")
+TIMEOUT_S = 60
+
+Object = dict[str, Any]
+
+
+def run(*command: str, home: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - the arguments are this file's own
+        command,
+        env={"PATH": os.environ["PATH"], "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The chart as people get it."""
+    programs.needed("kubectl")
+    folder = tmp_path_factory.mktemp("charts")
+    done = run(str(ROOT / "charts" / "assemble"), str(folder), home=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "mig-manager"
+
+
+def helm(chart: pathlib.Path, values: Object) -> subprocess.CompletedProcess[str]:
+    file = chart.parent / "values.json"
+    file.write_text(json.dumps(values), encoding="utf-8")
+    options = ("--namespace", "gpus", "--kube-version", "1.34.0", "-f", str(file))
+    command = (programs.needed("helm"), "template", "mig", str(chart), *options)
+    return run(*command, home=chart.parent)
+
+
+def render(chart: pathlib.Path, **values: Any) -> list[Object]:
+    done = helm(chart, values)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
+    found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def pod_template(objects: list[Object]) -> Object:
+    found: Object = by_name(objects)["DaemonSet", "mig-manager"]["spec"]["template"]
+    return found
+
+
+def kustomized(mode: str) -> list[Object]:
+    """Return the overlay's objects as they would be in namespace ``gpus``."""
+    folder = ROOT / "deploy" / "overlays" / mode
+    done = run(programs.needed("kubectl"), "kustomize", str(folder), home=ROOT)
+    assert done.returncode == 0, done.stderr
+    moved = done.stdout.replace("namespace: mig-manager\n", "namespace: gpus\n")
+    moved = moved.replace(":mig-manager:mig-manager", ":gpus:mig-manager")
+    return [each for each in yaml.safe_load_all(moved) if each["kind"] != "Namespace"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_other_values_the_chart_is_the_overlay_object_by_object(
+    chart: pathlib.Path, mode: str
+) -> None:
+    assert by_name(render(chart, mode=mode)) == by_name(kustomized(mode))
+
+
+def test_the_default_is_the_unprivileged_agent(chart: pathlib.Path) -> None:
+    assert by_name(render(chart)) == by_name(kustomized("unprivileged"))
+
+
+def test_the_chart_is_what_helm_calls_a_good_one(chart: pathlib.Path) -> None:
+    done = run(programs.needed("helm"), "lint", "--strict", str(chart), home=chart.parent)
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_chart_has_the_version_of_the_program() -> None:
+    told = yaml.safe_load((SOURCE / "Chart.yaml").read_text(encoding="utf-8"))
+
+    assert told["version"] == told["appVersion"] == mig_manager.__version__
+
+
+def test_the_image_can_come_from_anywhere(chart: pathlib.Path) -> None:
+    def image(**wanted: str) -> str:
+        (container,) = pod_template(render(chart, image=wanted))["spec"]["containers"]
+        return str(container["image"])
+
+    version = mig_manager.__version__
+    assert image(repository="example.com:5000/gpu/mig") == f"example.com:5000/gpu/mig:{version}"
+    assert image(tag="next") == "mig-manager:next"
+
+
+def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None:
+    shipped = pod_template(render(chart, mode="simulated"))
+    changed = pod_template(
+        render(
+            chart,
+            mode="simulated",
+            nodeSelector={"pool": "gpu"},
+            tolerations=[{"key": "dedicated", "operator": "Exists"}],
+            podAnnotations={"a": "b"},
+            runtimeClassName="nvidia",
+            imagePullSecrets=[{"name": "registry"}],
+            resources={"requests": {"cpu": "20m"}},
+            env={"MIG_MANAGER_SIMULATE": "4xA30", "MIG_MANAGER_LOG_LEVEL": "debug"},
+        )
+    )
+
+    was, now = shipped["spec"], changed["spec"]
+    assert now["nodeSelector"] == was["nodeSelector"] | {"pool": "gpu"}
+    assert now["tolerations"] == [*was["tolerations"], {"key": "dedicated", "operator": "Exists"}]
+    assert changed["metadata"]["annotations"] == {"a": "b"}
+    assert now["runtimeClassName"] == "nvidia"
+    assert now["imagePullSecrets"] == [{"name": "registry"}]
+    assert now["containers"][0]["resources"] == {"requests": {"cpu": "20m"}}
+    before = {each["name"]: each for each in was["containers"][0]["env"]}
+    after = {each["name"]: each for each in now["containers"][0]["env"]}
+    assert len(after) == len(now["containers"][0]["env"])
+    assert after == before | {
+        name: {"name": name, "value": value}
+        for name, value in (
+            ("MIG_MANAGER_SIMULATE", "4xA30"),
+            ("MIG_MANAGER_LOG_LEVEL", "debug"),
+        )
+    }
+
+
+def test_with_a_budget_the_agents_are_told_and_have_the_rights_to_keep_to_it(
+    chart: pathlib.Path,
+) -> None:
+    made = by_name(render(chart, maxConcurrentNodes=10))
+    shipped = by_name(kustomized("budget"))
+
+    def environ(objects: dict[tuple[str, str], Object]) -> dict[str, Object]:
+        (container,) = objects["DaemonSet", "mig-manager"]["spec"]["template"]["spec"][
+            "containers"
+        ]
+        return {each["name"]: each for each in container["env"]}
+
+    assert environ(made) == environ(shipped)
+    assert made.keys() == shipped.keys()
+    others = made.keys() - {("DaemonSet", "mig-manager")}
+    assert {key: made[key] for key in others} == {key: shipped[key] for key in others}
+
+
+def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.Path) -> None:
+    document = "version: v1\nmig-configs:\n  none:\n  - {devices: all, mig-enabled: false}\n"
+    objects = by_name(render(chart, config=document))
+
+    assert objects["ConfigMap", "mig-manager-config"]["data"] == {"config.yaml": document}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "careless"},
+        {"imag": {}},
+        {"image": {"pullPolicy": "Sometimes"}},
+        {"env": {"lower": "case"}},
+        {"env": {"NUMBER": 1}},
+        {"maxConcurrentNodes": "10"},
+        {"maxConcurrentNodes": -1},
+        {"tolerations": [{"kee": "x"}]},
+    ],
+)
+def test_values_that_mean_nothing_are_refused(chart: pathlib.Path, values: Object) -> None:
+    done = helm(chart, values)
+
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+
+
+def test_every_value_is_in_the_schema_and_every_property_has_a_default() -> None:
+    schema = json.loads((SOURCE / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((SOURCE / "values.yaml").read_text(encoding="utf-8"))
+
+    # Helm itself adds "global".
+    assert schema["properties"].keys() - {"global"} == values.keys()
+    assert schema["properties"]["image"]["properties"].keys() == values["image"].keys()
+
+
+def test_the_source_alone_says_how_to_make_a_chart_of_it(tmp_path: pathlib.Path) -> None:
+    bare = tmp_path / "mig-manager"
+    shutil.copytree(SOURCE, bare)
+
+    done = helm(bare, {})
+
+    assert done.returncode != 0
+    assert "charts/assemble" in done.stderr
+
+
+def test_a_chart_that_is_there_already_is_not_mixed_with_another(chart: pathlib.Path) -> None:
+    done = run(str(ROOT / "charts" / "assemble"), str(chart.parent), home=chart.parent)
+
+    assert done.returncode == 1
+    assert "exists already" in done.stderr

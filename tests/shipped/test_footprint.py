@@ -1,0 +1,115 @@
+"""What the agent's process has of memory and of modules when it has nothing to do."""
+
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from bench import footprint
+from mig_manager.core import model
+from mig_manager.sandbox.show import stages
+from tests.pipeline import test_agent_process as rig
+
+_LIMIT = 45 << 20
+_UNWANTED = frozenset(
+    {
+        "aiohttp",
+        "asyncio.events",
+        "google.protobuf",
+        "grpc",
+        "jeepney",
+        "kubernetes.client.api_client",
+        "kubernetes.client.models",
+        "kubernetes.dynamic",
+        "oauthlib.oauth2.rfc6749",
+        "prometheus_client",
+        "pydantic",
+        "pynvml",
+        "requests",
+        "xml.etree.ElementTree",
+        "zipfile",
+    }
+)
+_TELL = """
+import os, signal, sys
+
+def tell(*_):
+    with open(os.environ["MODULES_FILE"] + ".new", "w") as file:
+        file.write(" ".join(sys.modules))
+    os.rename(os.environ["MODULES_FILE"] + ".new", os.environ["MODULES_FILE"])
+
+if "agent" in sys.orig_argv:
+    signal.signal(signal.SIGUSR1, tell)
+"""
+"""Has the interpreter of an agent, before it runs anything, ready to tell what it has loaded."""
+
+
+@pytest.fixture
+def told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Return the file in which agents that are started from now on tell what they have loaded."""
+    (tmp_path / "sitecustomize.py").write_text(_TELL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MODULES_FILE", str(tmp_path / "modules"))
+    return tmp_path / "modules"
+
+
+@pytest.fixture
+def rested() -> Iterator[stages.Stage]:
+    """Have an agent that has changed the layout twice."""
+    with rig.new_stage("2xA100-SXM4-40GB") as stage:
+        for layout in ("all-1g.5gb", "all-balanced"):
+            stage.label(layout)
+            assert stage.wait_for_end(layout) is model.State.SUCCESS
+        yield stage
+
+
+def agent(stage: stages.Stage) -> int:
+    assert stage._agent is not None
+    return stage._agent.pid
+
+
+def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
+    told: pathlib.Path, rested: stages.Stage
+) -> None:
+    assert rested._agent is not None
+    rested._agent.send_signal(signal.SIGUSR1)
+    rested.wait(told.exists, "the agent's modules")
+    loaded = set(told.read_text().split())
+    assert {"kubernetes.client.rest", "structlog"} <= loaded
+    assert loaded & _UNWANTED == set()
+
+
+def test_nothing_but_the_agent_is_left_of_a_run(rested: stages.Stage) -> None:
+    children = pathlib.Path(f"/proc/{agent(rested)}/task/{agent(rested)}/children")
+    rested.wait(lambda: not children.read_text().split(), "the end of the agent's workers")
+
+
+@pytest.mark.slow
+def test_an_agent_at_rest_fits_into_its_memory(rested: stages.Stage) -> None:
+    assert footprint.weigh(agent(rested)).resident <= _LIMIT
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("--help",), ("version",), ("assert", "all-disabled", "--simulate", "1xA100-SXM4-40GB")],
+)
+def test_a_command_loads_no_client_of_anything_that_it_does_not_talk_to(
+    argv: tuple[str, ...], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    # 'assert' asks the GPUs itself, and the simulated ones come from a file of the package.
+    unwanted = (_UNWANTED | {"kubernetes", "urllib3", "ssl", "watchdog"}) - {"pynvml", "zipfile"}
+    code = (
+        "import atexit, runpy, sys\n"
+        f"sys.argv = ['mig-manager', *{argv!r}]\n"
+        f"unwanted = {set(unwanted)!r}\n"
+        "atexit.register(lambda: print('\\nLOADED', *(unwanted & set(sys.modules))))\n"
+        "runpy.run_module('mig_manager', run_name='__main__', alter_sys=True)\n"
+    )
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1].split() == ["LOADED"]

@@ -1,0 +1,169 @@
+"""What krew gets: a manifest by its rules, and an archive whose one program needs Python alone.
+
+The rules are those of krew's own check (``internal/index/validation/validate.go``,
+``ValidatePlugin``), which runs before anything is installed.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import io
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from typing import Any
+
+import pytest
+import yaml
+
+import mig_manager
+from mig_manager.sandbox import apiserver
+from tests.shell import plugin_rig as rig
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACK = ROOT / "release" / "krew" / "pack.py"
+URL = "https://files.example.com/v1"
+MANIFEST_KEYS = {
+    "version", "homepage", "shortDescription", "description", "caveats", "platforms",
+}  # fmt: skip
+PLATFORM_KEYS = {"selector", "uri", "sha256", "bin", "files"}
+
+
+def pack(folder: pathlib.Path) -> pathlib.Path:
+    subprocess.run(  # noqa: S603 - the arguments are this file's own
+        [sys.executable, str(PACK), str(folder), URL],
+        env={"PATH": os.environ["PATH"], "SOURCE_DATE_EPOCH": "1700000000"},
+        check=True,
+        timeout=rig.TIMEOUT_S,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return pack(tmp_path_factory.mktemp("packed"))
+
+
+@pytest.fixture(scope="module")
+def archive(packed: pathlib.Path) -> pathlib.Path:
+    (found,) = packed.glob("*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="module")
+def manifest(packed: pathlib.Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((packed / "mig.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(
+    archive: pathlib.Path, manifest: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """A folder on the PATH as krew leaves it, and a Python without any package."""
+    store, folder = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("bin")
+    with tarfile.open(archive) as opened:
+        opened.extractall(store, filter="data")
+    program = store / manifest["spec"]["platforms"][0]["bin"]
+    for name in ("kubectl-mig", "kubectl_complete-mig"):
+        (folder / name).symlink_to(program)
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    return folder
+
+
+def test_the_manifest_passes_krews_own_check(manifest: dict[str, Any]) -> None:
+    assert manifest["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2"
+    assert manifest["kind"] == "Plugin"
+    assert manifest["metadata"] == {"name": "mig"}
+    assert (ROOT / "release" / "krew" / f"{manifest['metadata']['name']}.yaml.template").exists()
+    spec = manifest["spec"]
+    assert spec.keys() == MANIFEST_KEYS
+    assert spec["version"] == f"v{mig_manager.__version__}"
+    assert re.fullmatch(r"v\d+\.\d+\.\d+", spec["version"])
+    assert 0 < len(spec["shortDescription"]) <= 50
+    assert "\n" not in spec["shortDescription"]
+    (platform,) = spec["platforms"]
+    assert platform.keys() == PLATFORM_KEYS
+    assert re.fullmatch(r"[a-f0-9]{64}", platform["sha256"])
+    assert platform["bin"] == "kubectl-mig"
+    assert all(each["from"] and each["to"] for each in platform["files"])
+    (expression,) = platform["selector"]["matchExpressions"]
+    assert expression == {"key": "os", "operator": "In", "values": ["linux", "darwin"]}
+
+
+def test_the_manifest_names_the_archive_its_content_and_its_sum(
+    manifest: dict[str, Any], archive: pathlib.Path
+) -> None:
+    (platform,) = manifest["spec"]["platforms"]
+
+    assert platform["uri"] == f"{URL}/{archive.name}"
+    assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    with tarfile.open(archive) as opened:
+        modes = {member.name: member.mode for member in opened}
+    assert {each["from"] for each in platform["files"]} == set(modes)
+    assert modes["kubectl-mig"] == 0o755
+
+
+def test_another_packing_gives_the_same_bytes(
+    packed: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    again = pack(tmp_path)
+
+    for each in packed.iterdir():
+        assert (again / each.name).read_bytes() == each.read_bytes()
+
+
+def test_nothing_is_packed_but_what_looking_takes(archive: pathlib.Path) -> None:
+    with tarfile.open(archive) as opened:
+        program = opened.extractfile("kubectl-mig")
+        assert program
+        names = zipfile.ZipFile(io.BytesIO(program.read())).namelist()
+
+    assert {name.partition("/")[0] for name in names} == {"__main__.py", "mig_manager", "yaml"}
+    assert not [name for name in names if name.startswith("mig_manager/sandbox/")]
+    assert {name for name in names if name.startswith("mig_manager/catalogue/")} == {
+        f"mig_manager/catalogue/{name}"
+        for name in ("__init__.py", "hardware.json", "hardware.py", "products.py")
+    }
+    assert not [name for name in names if "nvml" in name or name.endswith((".so", ".pyc"))]
+
+
+def test_a_python_that_is_too_old_can_read_why() -> None:
+    spec = importlib.util.spec_from_file_location("pack", PACK)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    ast.parse(module.MAIN, feature_version=(3, 4))
+
+
+def test_kubectl_runs_what_krew_installs(installed: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with apiserver.serve() as server:
+        seen = rig.Seen(name="n1", gpus=rig.gpus("1xA100-SXM4-40GB", "all-balanced"))
+        server.store.create(seen.to_object())
+        bare = rig.Seen(
+            name="n2",
+            labels={"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"},
+        )
+        server.store.create(bare.to_object())
+        data = {"config.yaml": rig.CONFIG}
+        server.store.create(rig.config_map("mig-manager", "mig-manager-config", **data))
+        viewer = rig.viewer(server, tmp_path, plugins=installed)
+
+        assert viewer.mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"
+        status = viewer.mig("status", "n1")
+        plan = viewer.mig("plan", "all-disabled")
+        completed = viewer.kubectl("__complete", "mig", "status", "n")
+
+    assert (status.status, status.err) == (0, "")
+    assert "3g.20gb" in status.out
+    assert (plan.status, plan.err) == (0, "")
+    assert "1 GPU reset" in plan.out
+    assert completed.out.splitlines() == ["n1", "n2", ":4"]

@@ -1,0 +1,505 @@
+"""What is shipped and written about metrics, held against what the agent really tells."""
+
+import ast
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import parser
+
+from mig_manager import errors
+from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.agent import health, metrics, reconcile
+from mig_manager.catalogue import hardware
+from mig_manager.change import instrumentation
+from mig_manager.core import model, profile
+from mig_manager.core.node import cluster
+from mig_manager.core.planner import planner
+from mig_manager.sandbox import nvml as simulated
+from tests import fakes
+
+ROOT = pathlib.Path(__file__).parents[2]
+KUBECTL = shutil.which("kubectl")
+MONITORING = ROOT / "deploy" / "monitoring"
+DOCUMENT = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+TARGET_LABELS = frozenset({"node", "job"})
+"""Which the scrape adds; PodMonitor and Prometheus' operator see to them."""
+CONFIG = """
+version: v1
+mig-configs:
+  all-1g.5gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  all-disabled:
+  - {devices: all, mig-enabled: false}
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a scrape got: labels by sample name, types by the name that HELP and TYPE have."""
+
+    labels: Mapping[str, frozenset[str]]
+    types: Mapping[str, str]
+
+
+def busy_node() -> fakes.World:
+    """One GPU with a device plugin and a pod that holds the GPU."""
+    gpus = (hardware.template(hardware.find("A100-SXM4-40GB"), 0),)
+    node = fakes.World(gpus=gpus)
+    node.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    node.start_plugin()
+    node.add_pod("train", devices=frozenset({gpus[0].uuid}))
+    return node
+
+
+def reconciler(node: fakes.World, telemetry: instrumentation.Telemetry) -> reconcile.Reconciler:
+    return reconcile.Reconciler(
+        reconcile.World(
+            gpus=node.hardware,
+            node=node.node,
+            workloads=node.workloads,
+            allocations=node.allocations,
+            configs=fakes.FakeConfig(CONFIG),
+            clock=node.clock,
+            telemetry=telemetry,
+        ),
+        reconcile.Limits(),
+    )
+
+
+def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
+    """Have an agent's pipeline succeed, fail and give way, and hardware work done."""
+    node = busy_node()
+    pipeline = reconciler(node, heard)
+    heard.attempt_began(1)
+    pipeline.run("no-such-layout", fakes.FakeWish(node.clock, replaced=False))
+    heard.retry_scheduled(5.0)
+    heard.outcome_lost(errors.Reason.API_UNAVAILABLE)
+    done = pipeline.run("all-1g.5gb", fakes.FakeWish(node.clock, replaced=False))
+    assert done.state is model.State.SUCCESS
+    with pytest.raises(errors.Superseded):
+        pipeline.run("all-disabled", fakes.FakeWish(node.clock, ends_at=1, replaced=True))
+    partition(heard, state)
+
+
+def partition(heard: metrics.Metrics, state: pathlib.Path) -> None:
+    simulated.create("2xA100-SXM4-40GB", state)
+    command = gpu_child.worker_command(simulate_state=str(state))
+    gpus = gpu_child.ChildGpus(command=command, timeout_s=60.0, telemetry=heard)
+    before = gpus.observe()
+    devices = {profile.parse("1g.5gb"): 7}
+    wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
+    gpus.execute(planner.plan(before, wanted))
+    simulated.SharedState(state).lose_gpu(1)
+    gpus.observe()
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """A scrape over HTTP after a life with everything in it."""
+    heard = metrics.Metrics(contact_age_s=lambda: 1.0)
+    live(heard, tmp_path_factory.mktemp("told") / "gpus.json")
+    checks = health.Health(
+        health.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
+    )
+    with (
+        health.served(checks, heard.exposition, address="127.0.0.1", port=0) as port,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer,
+    ):
+        text = answer.read().decode()
+    families = list(parser.text_string_to_metric_families(text))
+    return Told(
+        labels={
+            sample.name: frozenset(sample.labels) for each in families for sample in each.samples
+        },
+        types={
+            f"{each.name}_total" if each.type == "counter" else each.name: each.type
+            for each in families
+        },
+    )
+
+
+def family(sample: str) -> str:
+    return re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", sample)
+
+
+def test_a_life_with_everything_in_it_leaves_no_metric_without_a_series(told: Told) -> None:
+    assert {family(name) for name in told.labels} == set(told.types)
+
+
+def test_there_are_few_series() -> None:
+    heard = metrics.Metrics(contact_age_s=lambda: 1.0)
+
+    assert len(heard.exposition().splitlines()) < 150
+
+
+class Ear(instrumentation.Telemetry):
+    """Remembers what it hears of runs."""
+
+    def __init__(self) -> None:
+        self.states: list[str] = []
+        self.phases: list[tuple[str, float]] = []
+        self.runs_s: list[float] = []
+        self.layouts: list[str] = []
+
+    def state_published(self, state: model.State) -> None:
+        self.states.append(state.value)
+
+    def phase_ended(self, phase: model.Phase, seconds: float) -> None:
+        self.phases.append((phase.value, seconds))
+
+    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+        self.runs_s.append(seconds)
+
+    def layout_applied(self, name: str, content_hash: str) -> None:
+        self.layouts.append(name)
+
+
+def test_phases_follow_each_other_and_fill_the_whole_run() -> None:
+    node, ear = busy_node(), Ear()
+
+    reconciler(node, ear).run("all-1g.5gb", fakes.FakeWish(node.clock, replaced=False))
+
+    assert [phase for phase, _ in ear.phases][:5] == [
+        "Resolve",
+        "Cordon",
+        "Drain",
+        "Pause",
+        "Execute",
+    ]
+    assert dict(ear.phases)["Drain"] > 0
+    assert ear.runs_s == [pytest.approx(sum(seconds for _, seconds in ear.phases))]
+    assert (set(ear.states[:-1]), ear.states[-1]) == ({"pending"}, "success")
+    assert ear.layouts == ["all-1g.5gb"]
+
+
+def test_an_end_that_the_api_did_not_take_is_not_told_as_published() -> None:
+    node, ear = busy_node(), Ear()
+    pipeline = reconciler(node, ear)
+    lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
+    node.failing.update(dict.fromkeys(range(10), lost))
+
+    with pytest.raises(errors.ClusterError):
+        pipeline.run("no-such-layout", fakes.FakeWish(node.clock, replaced=False))
+
+    assert (ear.states, ear.runs_s) == ([], [])
+
+
+# -- the language of expressions --------------------------------------------------------------
+
+
+TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<string>"[^"\\]*")
+      | (?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)
+      | (?P<duration>\[(?:\d+[smhd]|\$__rate_interval)\])
+      | (?P<number>\d+(?:\.\d+)?)
+      | (?P<mark>=~|!~|!=|==|>=|<=|[-+*/=<>(){},])
+    )""",
+    re.VERBOSE,
+)
+AGGREGATES = frozenset({"count", "max", "min", "sum", "topk"})
+FUNCTIONS = frozenset({"histogram_quantile", "increase", "rate", "time"})
+GROUPING = frozenset({"by", "without", "on", "ignoring"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """One metric in an expression, with what is asked of its labels."""
+
+    metric: str
+    matchers: tuple[tuple[str, str, str], ...]
+    grouped_by: frozenset[str]
+    """All labels that the expression groups by; each must be one of some metric in it."""
+
+
+def tokens(expression: str) -> list[tuple[str, str]]:
+    found, at = [], 0
+    while at < len(expression.rstrip()):
+        match = TOKEN.match(expression, at)
+        assert match, f"not understood: {expression[at:]!r}"
+        assert match.lastgroup
+        found.append((match.lastgroup, match[match.lastgroup]))
+        at = match.end()
+    return found
+
+
+def braced(words: list[tuple[str, str]], at: int) -> tuple[list[str], int]:
+    """Return what stands in brackets from ``at`` on, and where it goes on behind them."""
+    close = {"(": ")", "{": "}"}[words[at][1]]
+    end = next(i for i in range(at, len(words)) if words[i][1] == close)
+    return [text for _, text in words[at + 1 : end]], end + 1
+
+
+def uses(expression: str) -> list[Use]:
+    """Read an expression; fail at whatever is neither known to PromQL nor a metric."""
+    words = tokens(expression)
+    texts = [text for _, text in words]
+    assert texts.count("(") == texts.count(")")
+    assert texts.count("{") == texts.count("}")
+    metrics_used: list[tuple[str, tuple[tuple[str, str, str], ...]]] = []
+    grouped: set[str] = set()
+    at = 0
+    while at < len(words):
+        kind, text = words[at]
+        following = texts[at + 1] if at + 1 < len(texts) else ""
+        at += 1
+        if kind != "name" or text in AGGREGATES | {"and", "or", "unless"}:
+            continue
+        if text in GROUPING:
+            inside, at = braced(words, at)
+            grouped |= set(inside) - {","}
+        elif text in FUNCTIONS:
+            assert following == "("
+        else:
+            inside, at = braced(words, at) if following == "{" else ([], at)
+            metrics_used.append((text, matchers(inside)))
+    return [
+        Use(metric=m, matchers=found, grouped_by=frozenset(grouped)) for m, found in metrics_used
+    ]
+
+
+def matchers(inside: list[str]) -> tuple[tuple[str, str, str], ...]:
+    assert len(inside) % 4 in (0, 3)
+    assert all(comma == "," for comma in inside[3::4])
+    return tuple(
+        (inside[i], inside[i + 1], inside[i + 2].strip('"')) for i in range(0, len(inside), 4)
+    )
+
+
+def test_the_reader_of_expressions_finds_metrics_matchers_and_groups() -> None:
+    (use,) = uses('sum by (node) (rate(a_total{b="c", d=~"e|f"}[5m])) > 0.5')
+
+    assert use.metric == "a_total"
+    assert use.matchers == (("b", "=", "c"), ("d", "=~", "e|f"))
+    assert use.grouped_by == {"node"}
+
+
+@pytest.mark.parametrize("wrong", ["sum(a", "rate a[5m]", "a{b}", "a[5 minutes]", "a ~ b"])
+def test_the_reader_of_expressions_refuses_what_it_does_not_know(wrong: str) -> None:
+    with pytest.raises((AssertionError, StopIteration)):
+        uses(wrong)
+
+
+# -- dashboard and alerts ---------------------------------------------------------------------
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text("utf-8"))
+    return found
+
+
+def manifest(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((MONITORING / name).read_text("utf-8"))
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = [
+        rule for group in manifest("alerts.yaml")["spec"]["groups"] for rule in group["rules"]
+    ]
+    return rules
+
+
+def shown() -> Iterator[tuple[str, str, str]]:
+    """Where each expression stands, the expression, and the text that shows its labels."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"], target.get("legendFormat", "")
+    for rule in alerts():
+        yield rule["alert"], rule["expr"], " ".join(rule["annotations"].values())
+
+
+EXPRESSIONS = [pytest.param(*each, id=each[0]) for each in shown()]
+
+
+@pytest.mark.parametrize(("_where", "expression", "_text"), EXPRESSIONS)
+def test_every_metric_and_label_that_is_asked_for_exists(
+    told: Told, _where: str, expression: str, _text: str
+) -> None:
+    found = uses(expression)
+    assert found
+    for use in found:
+        labels = told.labels[use.metric] if use.metric != "up" else frozenset()
+        assert {name for name, _, _ in use.matchers} <= labels | TARGET_LABELS
+    known = frozenset().union(*(told.labels.get(use.metric, frozenset()) for use in found))
+    assert found[0].grouped_by <= known | TARGET_LABELS
+
+
+@pytest.mark.parametrize(("_where", "expression", "_text"), EXPRESSIONS)
+def test_every_value_that_is_asked_for_is_one_that_the_label_can_have(
+    _where: str, expression: str, _text: str
+) -> None:
+    values = {
+        "state": {state.value for state in model.State},
+        "reason": {reason.value for reason in errors.Reason},
+    }
+    for use in uses(expression):
+        for label, _, wanted in use.matchers:
+            assert label in TARGET_LABELS or set(wanted.split("|")) <= values[label]
+
+
+@pytest.mark.parametrize(("_where", "expression", "text"), EXPRESSIONS)
+def test_every_label_that_is_shown_is_one_that_is_left(
+    _where: str, expression: str, text: str
+) -> None:
+    labels = set(re.findall(r"{{\s*(?:\$labels\.)?(\w+)\s*}}", text))
+
+    assert labels <= uses(expression)[0].grouped_by
+
+
+def test_every_metric_is_on_the_dashboard(told: Told) -> None:
+    used = {family(use.metric) for _, expression, _ in shown() for use in uses(expression)}
+
+    assert set(told.types) <= used
+
+
+def test_panels_have_an_id_of_their_own_and_do_not_overlap() -> None:
+    panels = dashboard()["panels"]
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_every_alert_says_what_it_is_how_bad_and_where_the_remedy_stands() -> None:
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert "{{ $labels.node }}" in rule["annotations"]["summary"]
+        assert "docs/observability.md" in rule["annotations"]["description"]
+        assert f"| `{rule['alert']}` |" in DOCUMENT
+
+
+def test_the_pod_monitor_scrapes_the_port_of_the_daemon_set_and_names_the_node() -> None:
+    monitor = manifest("podmonitor.yaml")
+    daemons = yaml.safe_load((ROOT / "deploy/base/daemonset.yaml").read_text("utf-8"))
+    template = daemons["spec"]["template"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (container,) = template["spec"]["containers"]
+    (port,) = container["ports"]
+
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items()
+        <= template["metadata"]["labels"].items()
+    )
+    assert monitor["metadata"]["namespace"] == daemons["metadata"]["namespace"]
+    assert endpoint["port"] == port["name"]
+    assert [each["targetLabel"] for each in endpoint["relabelings"]] == ["node"]
+    job = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
+    assert any(f'up{{job="{job}"}}' in rule["expr"] for rule in alerts())
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+def test_one_command_applies_the_monitor_the_rules_and_the_dashboard() -> None:
+    rendered = subprocess.run(  # noqa: S603 - the arguments are this file's own
+        [str(KUBECTL), "kustomize", str(MONITORING)], capture_output=True, check=True
+    )
+    by_kind = {each["kind"]: each for each in yaml.safe_load_all(rendered.stdout)}
+
+    assert set(by_kind) == {"ConfigMap", "PodMonitor", "PrometheusRule"}
+    assert {each["metadata"]["namespace"] for each in by_kind.values()} == {"mig-manager"}
+    assert json.loads(by_kind["ConfigMap"]["data"]["dashboard.json"]) == dashboard()
+
+
+def test_probes_and_port_of_the_daemon_set_agree_with_what_the_agent_serves() -> None:
+    daemons = yaml.safe_load((ROOT / "deploy/base/daemonset.yaml").read_text("utf-8"))
+    (container,) = daemons["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    environ = {each["name"]: each.get("value") for each in container["env"]}
+
+    assert environ["MIG_MANAGER_HEALTH_PORT"] == str(port["containerPort"])
+    assert {
+        kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")
+    } == {
+        "startup": {"path": "/healthz", "port": port["name"]},
+        "liveness": {"path": "/healthz", "port": port["name"]},
+        "readiness": {"path": "/readyz", "port": port["name"]},
+    }
+
+
+# -- the document -----------------------------------------------------------------------------
+
+
+def table(heading: str, first: str) -> dict[str, list[str]]:
+    """Return the rows of a table by their first cell."""
+    section = DOCUMENT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = section.split(f"| {first} |", 1)[1].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+def test_the_document_has_every_metric_with_its_type_and_labels(told: Told) -> None:
+    rows = table("Metrics", "Name")
+
+    assert {name: row[0] for name, row in rows.items()} == told.types
+    for name, (_, labels, _) in rows.items():
+        sample = f"{name}_count" if told.types[name] == "histogram" else name
+        assert set(re.findall(r"`(\w+)`", labels)) == told.labels[sample]
+
+
+def test_the_document_has_every_reason_with_its_remedy() -> None:
+    assert table("Reasons", "Reason") == {
+        reason.value: ["yes" if reason.is_transient else "no", reason.remedy]
+        for reason in errors.Reason
+    }
+
+
+def code() -> Iterator[tuple[str, ast.Call]]:
+    """Every call in the agent's code, with what it calls."""
+    for path in sorted((ROOT / "mig_manager").rglob("*.py")):
+        if "sandbox" in path.parts:
+            continue
+        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(each, ast.Call):
+                function = each.func
+                name = function.attr if isinstance(function, ast.Attribute) else ""
+                yield getattr(function, "id", name), each
+
+
+def logged() -> dict[str, set[str]]:
+    """The fields of each event that the agent's code can log."""
+    found: dict[str, set[str]] = {}
+    for name, call in code():
+        constants = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+        is_logging = name in {"debug", "info", "warning", "error", "exception", "log", "write"}
+        events = [text for text in constants if isinstance(text, str) and "_" in text]
+        if is_logging and events and events[-1].isidentifier():
+            fields = {keyword.arg or "" for keyword in call.keywords}
+            if name == "exception" or "exc_info" in fields:
+                fields = {"exception"}
+            found.setdefault(events[-1], set()).update(fields)
+    return found
+
+
+def test_the_document_has_every_log_line_with_its_fields() -> None:
+    rows = table("Log lines", "Event")
+
+    assert {
+        event: set(re.findall(r"`(\w+)`", fields)) for event, (fields, _) in rows.items()
+    } == logged()
+
+
+def test_the_document_has_every_event_that_is_not_an_end() -> None:
+    reasons = {
+        value
+        for name, call in code()
+        if name in ("emit", "_announce")
+        for node in (*call.args[:1], *(k.value for k in call.keywords if k.arg == "reason"))
+        if isinstance(node, ast.Constant) and isinstance(value := node.value, str)
+    }
+
+    assert set(table("Events", "Reason")) == reasons

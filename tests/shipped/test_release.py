@@ -1,0 +1,302 @@
+"""What is published, built from the locks: the same twice, described in full, and working.
+
+Takes the package index. With the variable DIST what was built stays in that folder.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from typing import Any
+
+import packaging.utils
+import pytest
+
+import mig_manager
+from tests import programs
+from tests.shipped import locks
+
+pytestmark = pytest.mark.release
+
+ROOT = pathlib.Path(__file__).parents[2]
+TIMEOUT_S = 600
+EPOCH = "1700000000"
+SUITE = (
+    "tests/unit/test_config.py",
+    "tests/shell/test_applying.py",
+    "tests/shell/test_commands.py",
+    "tests/adapters/test_gpu_worker.py",
+    "tests/pipeline/test_settings.py",
+    "tests/shipped/test_shipped_profiles.py",
+)
+"""Quick tests of each kind: pure ones, at the shell, of processes, of shipped data."""
+
+_KEPT = ("PATH", "SSL_CERT_", "UV_")
+"""Of the environment only what leads to programs and to the package index."""
+
+Component = tuple[packaging.utils.NormalizedName, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """What one run of release/build left."""
+
+    dist: pathlib.Path
+    work: pathlib.Path
+
+    @property
+    def wheel(self) -> pathlib.Path:
+        """The wheel."""
+        return self.only("*.whl")
+
+    @property
+    def sdist(self) -> pathlib.Path:
+        """The source archive."""
+        return self.only("*.tar.gz")
+
+    @property
+    def bill(self) -> dict[str, Any]:
+        """The bill of materials."""
+        told: dict[str, Any] = json.loads(self.only("*.cdx.json").read_text(encoding="utf-8"))
+        return told
+
+    def only(self, pattern: str) -> pathlib.Path:
+        """Return the one file of that kind."""
+        (found,) = self.dist.glob(pattern)
+        return found
+
+
+def run(
+    *command: str | pathlib.Path, cwd: pathlib.Path, fails: bool = False, **environ: str
+) -> str:
+    """Run a command that knows of no checkout and no environment but by its arguments."""
+    kept = {name: text for name, text in os.environ.items() if name.startswith(_KEPT)}
+    done = subprocess.run(  # noqa: S603 - the arguments are this file's own
+        [str(word) for word in command],
+        cwd=cwd,
+        env=kept | {"HOME": str(cwd), "UV_CACHE_DIR": str(cache())} | environ,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode != 0) is fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def cache() -> pathlib.Path:
+    """Return where uv keeps what it has downloaded, which nothing here shall do twice."""
+    told = subprocess.run(  # noqa: S603 - the arguments are this file's own
+        (uv(), "cache", "dir", "--color", "never"), capture_output=True, text=True, check=True
+    )
+    return pathlib.Path(told.stdout.strip())
+
+
+def uv() -> str:
+    """Return the program that installs."""
+    return programs.needed("uv")
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    work = tmp_path_factory.mktemp("work")
+    dist = pathlib.Path(os.environ.get("DIST") or tmp_path_factory.mktemp("dist")).absolute()
+    uv()
+    run(ROOT / "release" / "build", dist, work, cwd=work, SOURCE_DATE_EPOCH=EPOCH)
+    return Release(dist=dist, work=work)
+
+
+@pytest.fixture(scope="module")
+def unpacked(release: Release, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """What the source archive holds, with times and rights that differ from the checkout's."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(release.sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (root,) = folder.iterdir()
+    for path in root.rglob("*"):
+        path.chmod(path.stat().st_mode & 0o700)
+        os.utime(path, (0, 0))
+    return root
+
+
+@pytest.fixture(scope="module")
+def python(release: Release, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The Python of a user who installs the wheel and what the demonstration takes."""
+    folder = tmp_path_factory.mktemp("user")
+    made = folder / "bin" / "python"
+    install = (uv(), "pip", "install", "--python", made, "--no-deps")
+    run(uv(), "venv", "--python", sys.executable, folder, "--clear", cwd=folder)
+    demo = ROOT / "release" / "demo.txt"
+    run(*install, "--require-hashes", "--only-binary=:all:", "-r", demo, cwd=folder)
+    run(*install, "--offline", release.wheel, cwd=folder)
+    return made
+
+
+def components(bill: dict[str, Any]) -> set[Component]:
+    """Return what a bill lists."""
+    return {
+        (packaging.utils.canonicalize_name(each["name"]), each["version"])
+        for each in bill["components"]
+    }
+
+
+# -- what is built ----------------------------------------------------------------------------
+
+
+def test_another_build_in_another_place_gives_the_same_bytes(
+    release: Release, unpacked: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """From the source archive itself, whose files have other times and rights."""
+    build = (release.work / "tools" / "bin" / "python", "-m", "build", "--no-isolation")
+    run(*build, "--outdir", tmp_path, cwd=unpacked, SOURCE_DATE_EPOCH=EPOCH, PYTHONHASHSEED="7")
+
+    for built in (release.wheel, release.sdist):
+        assert (tmp_path / built.name).read_bytes() == built.read_bytes()
+
+
+def test_the_time_that_is_asked_for_is_in_what_is_built(release: Release) -> None:
+    with tarfile.open(release.sdist) as archive:
+        assert {member.mtime for member in archive} == {int(EPOCH)}
+
+
+def test_the_plugin_is_packed_from_what_was_built_and_runs_by_itself(
+    release: Release, tmp_path: pathlib.Path
+) -> None:
+    folder = release.dist / "krew"
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+
+    told = run(sys.executable, "-S", tmp_path / "kubectl-mig", "version", cwd=tmp_path)
+
+    assert told == f"kubectl-mig {mig_manager.__version__}\n"
+    assert f"version: v{mig_manager.__version__}" in (folder / "mig.yaml").read_text("utf-8")
+
+
+# -- the bill of materials --------------------------------------------------------------------
+
+
+def test_the_bill_lists_what_the_image_is_locked_to_and_nothing_else(release: Release) -> None:
+    locked = {(pin.name, pin.version) for pin in locks.read("image").values() if pin.is_for_here}
+
+    assert components(release.bill) == locked
+
+
+def test_the_bill_is_of_this_program_in_this_version(release: Release) -> None:
+    bill = release.bill
+    subject = bill["metadata"]["component"]
+
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert (subject["name"], subject["version"]) == ("mig-manager", mig_manager.__version__)
+    assert subject["licenses"][0]["license"]["id"] == "Apache-2.0"
+
+
+def test_the_bill_names_a_licence_and_an_address_for_each_package(release: Release) -> None:
+    bare = [
+        each["name"]
+        for each in release.bill["components"]
+        if not each.get("licenses")
+        or each["purl"] != f"pkg:pypi/{each['name'].lower().replace('_', '-')}@{each['version']}"
+    ]
+
+    assert bare == []
+
+
+def test_nothing_is_locked_that_the_program_does_not_take(release: Release) -> None:
+    bill = release.bill
+    needs = {each["ref"]: set(each.get("dependsOn", ())) for each in bill["dependencies"]}
+    reached: set[str] = set()
+    ahead = {bill["metadata"]["component"]["bom-ref"]}
+    while ahead:
+        reached |= ahead
+        ahead = set().union(*(needs[ref] for ref in ahead)) - reached
+
+    assert {each["bom-ref"] for each in bill["components"]} - reached == set()
+
+
+# -- the locks --------------------------------------------------------------------------------
+
+
+def test_the_locked_packages_lack_nothing(release: Release) -> None:
+    told = run(uv(), "pip", "check", "--python", release.work / "image", cwd=release.work)
+
+    assert "All installed packages are compatible" in told
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_image_can_be_made_for_both_machines_without_compiling(
+    machine: str, tmp_path: pathlib.Path
+) -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (version,) = re.findall(r"^ARG PYTHON_IMAGE=python:(\S+)-slim$", text, re.MULTILINE)
+    target = ("--python-platform", f"{machine}-manylinux_2_28", "--python-version", version)
+    strictly = ("--no-deps", "--only-binary=:all:", "--require-hashes")
+    locked = ROOT / "release" / "image.txt"
+
+    told = run(
+        *(uv(), "pip", "install", "--dry-run", "--target", tmp_path / "none"),
+        *(*target, *strictly, "-r", locked),
+        cwd=tmp_path,
+    )
+
+    assert f"Would install {len(locks.read('image'))} packages" in told
+
+
+def test_a_package_that_is_not_the_locked_one_is_not_installed(tmp_path: pathlib.Path) -> None:
+    made = tmp_path / "environment"
+    run(uv(), "venv", "--python", sys.executable, made, cwd=tmp_path)
+    pin = next(iter(locks.read("image").values()))
+    forged = tmp_path / "forged.txt"
+    forged.write_text(f"{pin.name}=={pin.version} --hash=sha256:{'0' * 64}\n", encoding="utf-8")
+    install = (uv(), "pip", "install", "--python", made, "--no-deps", "--require-hashes")
+
+    told = run(*install, "-r", forged, cwd=tmp_path, fails=True)
+
+    assert "Hash mismatch" in told
+
+
+# -- what is installed ------------------------------------------------------------------------
+
+
+def test_the_installed_program_does_what_the_readme_promises(
+    python: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    def program(*given: str) -> str:
+        return run(python.with_name("mig-manager"), *given, cwd=tmp_path)
+
+    assert program("version") == f"mig-manager {mig_manager.__version__}\n"
+    assert program("validate", "all-1g.6gb", "--gpu", "NVIDIA A30")
+    assert "0 instances destroyed, 4 created" in program(
+        "apply", "all-1g.6gb", "--simulate", "1xA30"
+    )
+    assert "1g.6gb" in program("status", "--simulate", "1xA30")
+    assert program("assert", "all-1g.6gb", "--simulate", "1xA30")
+    told = program("demo", "--color", "never")
+    assert "success (Applied)" in told
+
+
+def test_all_tests_can_be_read_and_quick_ones_pass_against_the_installed_program(
+    python: pathlib.Path, unpacked: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """From the source archive, without the program's source, so that nothing else can be meant."""
+    bench = tmp_path / "bench"
+    shutil.copytree(unpacked, bench, ignore=shutil.ignore_patterns("mig_manager"))
+    tools = [
+        f"{name}=={importlib.metadata.version(name)}"
+        for name in ("hypothesis", "packaging", "pytest", "pytest-xdist")
+    ]
+    run(uv(), "pip", "install", "--python", python, *tools, cwd=bench)
+
+    where = run(python, "-c", "import mig_manager; print(mig_manager.__file__)", cwd=bench)
+    pytest_here = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    collected = run(*pytest_here, "--collect-only", "-n0", "-m", "", cwd=bench)
+    told = run(*pytest_here, *SUITE, cwd=bench)
+
+    assert pathlib.Path(where.strip()).is_relative_to(python.parents[1])
+    assert re.search(r"^\d{4,} tests collected", collected, re.MULTILINE), collected
+    assert re.search(r"^\d+ passed in", told, re.MULTILINE), told

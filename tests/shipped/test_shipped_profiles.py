@@ -1,0 +1,165 @@
+"""The layouts that we ship are right for every GPU that we know."""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.planner import planner
+
+PATH = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
+TEXT = PATH.read_text("utf-8")
+DOCUMENT = config.parse(TEXT, source=PATH.name)
+
+UPSTREAM = (
+    "all-1g.10gb", "all-1g.10gb.me", "all-1g.12gb", "all-1g.12gb.me", "all-1g.18gb",
+    "all-1g.18gb.me", "all-1g.20gb", "all-1g.23gb", "all-1g.23gb.me", "all-1g.24gb",
+    "all-1g.24gb-me", "all-1g.24gb.gfx", "all-1g.24gb.me", "all-1g.24gb.me.all", "all-1g.34gb",
+    "all-1g.34gb.me", "all-1g.35gb", "all-1g.35gb.me", "all-1g.36gb", "all-1g.45gb",
+    "all-1g.47gb", "all-1g.5gb", "all-1g.5gb.me", "all-1g.67gb", "all-1g.6gb", "all-1g.6gb.me",
+    "all-1g.70gb", "all-2g.10gb", "all-2g.12gb", "all-2g.12gb.me", "all-2g.20gb",
+    "all-2g.24gb", "all-2g.35gb", "all-2g.36gb", "all-2g.45gb", "all-2g.47gb", "all-2g.48gb",
+    "all-2g.48gb-me", "all-2g.48gb.gfx", "all-2g.48gb.me.all", "all-2g.67gb", "all-2g.70gb",
+    "all-3g.135gb", "all-3g.139gb", "all-3g.20gb", "all-3g.40gb", "all-3g.47gb", "all-3g.48gb",
+    "all-3g.71gb", "all-3g.72gb", "all-3g.90gb", "all-3g.93gb", "all-3g.95gb", "all-4g.135gb",
+    "all-4g.139gb", "all-4g.20gb", "all-4g.24gb", "all-4g.40gb", "all-4g.47gb", "all-4g.48gb",
+    "all-4g.71gb", "all-4g.72gb", "all-4g.90gb", "all-4g.93gb", "all-4g.95gb", "all-4g.96gb",
+    "all-4g.96gb.gfx", "all-7g.141gb", "all-7g.144gb", "all-7g.180gb", "all-7g.186gb",
+    "all-7g.189gb", "all-7g.269gb", "all-7g.278gb", "all-7g.40gb", "all-7g.80gb",
+    "all-7g.94gb", "all-7g.96gb", "all-balanced", "all-disabled", "all-enabled",
+)  # fmt: skip
+"""The 81 names that NVIDIA's GPU operator ships (``default-mig-parted-config``, August 2026)."""
+
+PRE_PRODUCTION = {"all-3g.95gb", "all-4g.95gb", "all-7g.189gb"}
+"""For GB200 boards that no table describes."""
+
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def gpus() -> Iterator[model.Gpu]:
+    """One idle GPU for every PCI id of every product whose slices are known."""
+    for product in hardware.products().values():
+        if product.not_simulatable:
+            continue
+        for device_id in product.pci_device_ids:
+            yield dataclasses.replace(hardware.template(product), pci_device_id=device_id)
+
+
+GPUS = [pytest.param(gpu, id=f"{gpu.name} {gpu.pci_device_id:08X}") for gpu in gpus()]
+MIG_GPUS = [
+    pytest.param(gpu, id=f"{gpu.name} {gpu.pci_device_id:08X}")
+    for gpu in gpus()
+    if gpu.is_mig_capable
+]
+
+
+def offered(gpu: model.Gpu) -> set[model.Profile]:
+    return {each.profile for each in gpu.profiles or ()}
+
+
+def deciding_rule(layout: config.Layout, gpu: model.Gpu) -> config.Rule | None:
+    return next((rule for rule in reversed(layout.rules) if rule.matches(gpu)), None)
+
+
+def is_for(rule: config.Rule, gpu: model.Gpu) -> bool:
+    """Tell whether a rule must fit: it names the model, or asks for what the GPU offers."""
+    profiles = {each.gpu_instance for each, _ in rule.wanted.devices}
+    return bool(rule.filters) or profiles <= offered(gpu)
+
+
+def carry_out(gpu: model.Gpu, wanted: model.WantedGpu) -> model.WantedGpu:
+    """Plan for the GPU; return what it would have afterwards."""
+    plan = planner.plan([gpu], {gpu.uuid: wanted})
+    if plan.is_empty:
+        return model.WantedGpu.of(model.MigMode.DISABLED, {})
+    counts: dict[model.Profile, int] = {}
+    for target in plan.gpus[0].target:
+        for compute in target.compute_instances:
+            counts[compute.profile] = counts.get(compute.profile, 0) + 1
+    return model.WantedGpu.of(model.MigMode.ENABLED, counts)
+
+
+def test_every_name_is_a_legal_label_value() -> None:
+    assert [name for name in DOCUMENT.layouts if not LABEL_VALUE.fullmatch(name)] == []
+
+
+def test_labels_that_work_with_the_gpu_operator_work_here() -> None:
+    assert len(UPSTREAM) == 81
+    assert [name for name in UPSTREAM if name not in DOCUMENT.layouts] == []
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_layout_fits_every_gpu_that_it_is_for(gpu: model.Gpu) -> None:
+    for layout in DOCUMENT.layouts.values():
+        rule = deciding_rule(layout, gpu)
+        if rule is None or not gpu.is_mig_capable or not is_for(rule, gpu):
+            continue
+        selected = config.select(layout, [gpu])
+        assert carry_out(gpu, selected[gpu.uuid]) == rule.wanted, layout.name
+
+
+@pytest.mark.parametrize("gpu", MIG_GPUS)
+def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: model.Gpu) -> None:
+    for profile in offered(gpu):
+        layout = DOCUMENT.layout(f"all-{profile}".replace("+", "."))
+        wanted = config.select(layout, [gpu])[gpu.uuid]
+        ((named, count),) = wanted.devices
+        assert named == profile
+        with pytest.raises(errors.LayoutError) as caught:
+            carry_out(gpu, model.WantedGpu.of(model.MigMode.ENABLED, {profile: count + 1}))
+        assert caught.value.reason is errors.Reason.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize("gpu", MIG_GPUS)
+def test_balanced_takes_every_compute_slice_of_every_gpu(gpu: model.Gpu) -> None:
+    wanted = config.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid]
+    taken = sum(profile.gpu_slices * count for profile, count in wanted.devices)
+    assert taken == max(profile.gpu_slices for profile in offered(gpu))
+
+
+def test_every_layout_is_for_some_gpu_that_we_know() -> None:
+    useless = {
+        layout.name
+        for layout in DOCUMENT.layouts.values()
+        if not any(
+            is_for(rule, gpu) for rule in layout.rules for gpu in gpus() if rule.matches(gpu)
+        )
+    }
+    assert useless == PRE_PRODUCTION
+
+
+def test_no_filter_names_a_gpu_that_we_do_not_know_or_one_twice() -> None:
+    known = {each for product in hardware.products().values() for each in product.pci_device_ids}
+    for layout in DOCUMENT.layouts.values():
+        named = [
+            each.device_id
+            for rule in layout.rules
+            for each in rule.filters
+            if isinstance(each, config.DeviceFilter)
+        ]
+        assert set(named) <= known, layout.name
+        assert len(named) == len(set(named)), layout.name
+
+
+def test_names_spell_the_profile_that_they_give() -> None:
+    for layout in DOCUMENT.layouts.values():
+        if re.match(r"all-\d", layout.name):
+            asked = {profile for rule in layout.rules for profile, _ in rule.wanted.devices}
+            assert {f"all-{each}".replace("+", ".") for each in asked} == {layout.name}
+
+
+def test_the_examples_in_the_comments_work_when_uncommented() -> None:
+    rest, marker, examples = TEXT.partition("# --- Layouts of your own")
+    code = re.sub(r"(?m)^  # (?=[a-z-]+:$|-|  )", "  ", examples)
+    document = config.parse(rest + marker + code, source="examples")
+    h100 = [hardware.template(hardware.find("h100"), index) for index in range(8)]
+    for name in ("training-and-notebooks", "inference", "shared-memory"):
+        for gpu in h100:
+            wanted = config.select(document.layout(name), h100)[gpu.uuid]
+            assert carry_out(gpu, wanted) == wanted

@@ -1,0 +1,62 @@
+"""What the unit files say, and what the program makes of it."""
+
+import pathlib
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from mig_manager.agent import settings
+from mig_manager.cli import arguments
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+class Asked(dict[str, str]):
+    """An environment that remembers which variables somebody has looked for."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        super().__init__(variables)
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def agent_settings(command_line: list[str], environ: Mapping[str, str]) -> settings.AgentSettings:
+    parsed = arguments.parse(command_line)
+    assert parsed["command"] == "agent"
+    return settings.agent_settings(parsed, environ)
+
+
+def longest_stop_s(given: settings.AgentSettings) -> float:
+    """How long an agent may take to end: a change is finished or undone, which takes another."""
+    return 2 * given.gpu_timeout_s
+
+
+def directives(name: str) -> dict[str, list[str]]:
+    """Return the values of a unit's directives; systemd allows several of each."""
+    found: dict[str, list[str]] = {}
+    for line in (ROOT / "systemd" / name).read_text(encoding="utf-8").splitlines():
+        key, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def unit_command_line(name: str = "mig-manager.service") -> list[str]:
+    (command,) = directives(name)["ExecStart"]
+    program, *rest = shlex.split(command)[:2]
+    assert [program, *rest] == ["/usr/bin/env", "mig-manager"]
+    return shlex.split(command)[2:]
+
+
+def unit_environ() -> dict[str, str]:
+    pairs = directives("mig-manager.service")["Environment"]
+    return dict(pair.replace("%H", "node-1").split("=", 1) for pair in pairs)
+
+
+def example_environ() -> dict[str, str]:
+    text = (ROOT / "systemd" / "mig-manager.env").read_text(encoding="utf-8")
+    return dict(re.findall(r"^#?([A-Z_]+)=(.*)$", text, re.MULTILINE))

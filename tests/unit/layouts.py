@@ -1,0 +1,68 @@
+"""Random layouts that a driver could have been brought to, whatever the order of calls."""
+
+import dataclasses
+
+from hypothesis import strategies as st
+
+from mig_manager.core import model
+from tests.unit import boards, machine, oracle
+
+
+@st.composite
+def gpus(
+    draw: st.DrawFn, board: str, *, splits: bool = True, idle: bool = True, index: int = 0
+) -> model.Gpu:
+    """Draw a GPU with instances anywhere, some of them split, some of them idle."""
+    empty = boards.gpu(boards.BOARDS[board], index=index)
+    spots = [(spec, place) for spec in empty.profiles or () for place in spec.placements]
+    chosen: list[tuple[model.GpuInstanceProfile, model.Placement]] = []
+    # Lists alone seldom fill a GPU, permutations always do.
+    order = st.lists(st.sampled_from(spots), max_size=6) | st.permutations(spots)
+    for spec, place in draw(order):
+        is_free = not any(place.overlaps(other) for _, other in chosen)
+        if is_free and machine.pool_allows(
+            empty, [spec.profile, *(known.profile for known, _ in chosen)]
+        ):
+            chosen.append((spec, place))
+    words = [_instance(draw, spec, place, splits=splits, idle=idle) for spec, place in chosen]
+    return boards.gpu(boards.BOARDS[board], *words, index=index)
+
+
+@st.composite
+def wishes(draw: st.DrawFn, board: str, *, splits: bool = True) -> model.WantedGpu:
+    """Draw a wish that fits the board, since something like it was there."""
+    there = draw(gpus(board, splits=splits, idle=False))
+    return model.WantedGpu.of(model.MigMode.ENABLED, boards.devices_of(there))
+
+
+@st.composite
+def any_wishes(draw: st.DrawFn, board: str) -> model.WantedGpu:
+    """Draw a wish that may or may not fit."""
+    names = [
+        dataclasses.replace(spec.profile, compute_slices=size)
+        for spec in boards.BOARDS[board]
+        for size in range(1, spec.profile.gpu_slices + 1)
+        if machine.spans(size, spec.profile.gpu_slices)
+    ]
+    devices = draw(st.dictionaries(st.sampled_from(names), st.integers(1, 4), max_size=3))
+    return model.WantedGpu.of(model.MigMode.ENABLED, devices)
+
+
+def _instance(
+    draw: st.DrawFn,
+    spec: model.GpuInstanceProfile,
+    place: model.Placement,
+    *,
+    splits: bool,
+    idle: bool,
+) -> str:
+    slices = spec.profile.gpu_slices
+    full = frozenset({(slices, 0)})
+    choices = [full, full]
+    if splits:
+        choices += [inside for inside in oracle.insides(slices) if inside]
+    if idle:
+        choices.append(frozenset())
+    inside = draw(st.sampled_from(choices))
+    words = " ".join(f"{size}c@{at}" for size, at in sorted(inside))
+    return f"{spec.profile}@{place.start}[{words}]"

@@ -1,0 +1,206 @@
+"""The best plan, found the slow way: by looking at everything there is.
+
+Shares no code with the planner and works on sets of slots instead of bit masks.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+
+from mig_manager.core import model
+from tests.unit import machine
+
+Inside = frozenset[tuple[int, int]]
+"""Compute instances of one GPU instance as (size, start)."""
+Spot = tuple[model.Profile, int]
+"""A GPU instance by profile and first memory slice."""
+State = Mapping[Spot, Inside]
+
+
+@functools.cache
+def insides(slices: int) -> tuple[Inside, ...]:
+    """Return every set of compute instances that a GPU instance of that many slices can hold."""
+    every = [(size, at) for size in range(1, slices + 1) for at in machine.spans(size, slices)]
+
+    def grow(rest: list[tuple[int, int]], free: frozenset[int]) -> Iterator[Inside]:
+        if not rest:
+            yield frozenset()
+            return
+        (size, at), *others = rest
+        yield from grow(others, free)
+        span = frozenset(range(at, at + size))
+        if span <= free:
+            for inside in grow(others, free - span):
+                yield inside | {(size, at)}
+
+    return tuple(grow(every, frozenset(range(slices))))
+
+
+def state_of(gpu: model.Gpu) -> dict[Spot, Inside]:
+    return {
+        (gi.profile, gi.placement.start): frozenset(
+            (ci.profile.compute_slices, ci.placement.start if ci.placement else -1)
+            for ci in gi.compute_instances
+        )
+        for gi in gpu.gpu_instances
+    }
+
+
+def devices_in(state: State) -> dict[model.Profile, int]:
+    return dict(
+        collections.Counter(
+            dataclasses.replace(profile, compute_slices=size)
+            for (profile, _), inside in state.items()
+            for size, _ in inside
+        )
+    )
+
+
+def goals(gpu: model.Gpu, devices: Mapping[model.Profile, int]) -> Iterator[State]:
+    """Yield every state without idle GPU instances that has exactly these devices."""
+    wanted = {device.gpu_instance for device in devices}
+    spots = [
+        (spec.profile, frozenset(range(place.start, place.end)))
+        for spec in gpu.profiles or ()
+        if spec.profile in wanted
+        for place in spec.placements
+    ]
+
+    def grow(
+        rest: list[tuple[model.Profile, frozenset[int]]], state: dict[Spot, Inside]
+    ) -> Iterator[State]:
+        has = devices_in(state)
+        if any(count > devices.get(device, 0) for device, count in has.items()):
+            return
+        if has == dict(devices):
+            yield state
+            return
+        for index, (profile, span) in enumerate(rest):
+            later = [spot for spot in rest[index + 1 :] if not spot[1] & span]
+            if not machine.pool_allows(gpu, [profile, *(known for known, _ in state)]):
+                continue
+            for inside in insides(profile.gpu_slices):
+                if inside:
+                    yield from grow(later, {**state, (profile, min(span)): inside})
+
+    return grow(spots, {})
+
+
+def price(gpu: model.Gpu, goal: State, busy: frozenset[str]) -> tuple[int, int]:
+    """Return how many busy devices end and how many calls it takes to reach ``goal``."""
+    lost = calls = 0
+    live = state_of(gpu)
+    for gi in gpu.gpu_instances:
+        spot = gi.profile, gi.placement.start
+        stays = goal.get(spot, frozenset())
+        for ci in gi.compute_instances:
+            at = ci.placement.start if ci.placement else -1
+            if (ci.profile.compute_slices, at) not in stays:
+                calls += 1
+                lost += ci.uuid in busy
+        calls += spot not in goal
+    for spot, inside in goal.items():
+        calls += len(inside - live[spot]) if spot in live else 1 + len(inside)
+    return lost, calls
+
+
+def room(gpu: model.Gpu, goal: State) -> tuple[int, ...]:
+    """Count, largest profile first, how many more of each alone the goal leaves room for."""
+    specs = by_size(gpu)
+    sizes = {spec.profile: spec.placements[0].size for spec in specs}
+    taken = {at + i for profile, at in goal for i in range(sizes[profile])}
+    present = [profile for profile, _ in goal]
+
+    def more(spec: model.GpuInstanceProfile, spans: list[set[int]], count: int) -> int:
+        if not machine.pool_allows(gpu, [*present, *[spec.profile] * (count + 1)]):
+            return count
+        return max(
+            (
+                more(spec, [later for later in spans[index + 1 :] if not later & span], count + 1)
+                for index, span in enumerate(spans)
+            ),
+            default=count,
+        )
+
+    def free(spec: model.GpuInstanceProfile) -> list[set[int]]:
+        spans = [set(range(place.start, place.end)) for place in spec.placements]
+        return [span for span in spans if not span & taken]
+
+    return tuple(more(spec, free(spec), 0) for spec in specs)
+
+
+def by_size(gpu: model.Gpu) -> list[model.GpuInstanceProfile]:
+    return sorted(
+        gpu.profiles or (),
+        key=lambda s: (-s.placements[0].size, -s.profile.gpu_slices, s.profile.sort_key),
+    )
+
+
+def starts(gpu: model.Gpu, goal: State) -> list[int]:
+    return [at for s in by_size(gpu) for at in sorted(a for p, a in goal if p == s.profile)]
+
+
+def best(
+    gpu: model.Gpu, devices: Mapping[model.Profile, int], busy: frozenset[str]
+) -> tuple[object, ...] | None:
+    """Return the lowest rank of any goal; None when the devices do not fit at all."""
+    priced = [(price(gpu, goal, busy), goal) for goal in goals(gpu, devices)]
+    if not priced:
+        return None
+    cheapest = min(cost for cost, _ in priced)
+    return min(rank(gpu, goal, busy) for cost, goal in priced if cost == cheapest)
+
+
+def rank(gpu: model.Gpu, goal: State, busy: frozenset[str]) -> tuple[object, ...]:
+    left = [-count for count in room(gpu, goal)]
+    return (*price(gpu, goal, busy), left, starts(gpu, goal))
+
+
+def fewest_calls(gpu: model.Gpu) -> dict[frozenset[tuple[model.Profile, int]], int]:
+    """Walk every sequence of driver calls; return the calls needed for each set of devices."""
+    start = frozenset(state_of(gpu).items())
+    found: dict[frozenset[tuple[model.Profile, int]], int] = {}
+    seen = {start}
+    edge = [start]
+    for depth in itertools.count():
+        if not edge:
+            return found
+        following = []
+        for state in edge:
+            if all(inside for _, inside in state):
+                found.setdefault(frozenset(devices_in(dict(state)).items()), depth)
+            for reached in _neighbours(gpu, state):
+                if reached not in seen:
+                    seen.add(reached)
+                    following.append(reached)
+        edge = following
+    raise AssertionError
+
+
+def _neighbours(
+    gpu: model.Gpu, state: frozenset[tuple[Spot, Inside]]
+) -> Iterator[frozenset[tuple[Spot, Inside]]]:
+    sizes = {spec.profile: spec.placements[0].size for spec in gpu.profiles or ()}
+    taken = {at + i for (profile, at), _ in state for i in range(sizes[profile])}
+    for entry in state:
+        yield from _inner_neighbours(state, entry)
+    present = [profile for (profile, _), _ in state]
+    for spec in gpu.profiles or ():
+        if machine.pool_allows(gpu, [*present, spec.profile]):
+            for place in spec.placements:
+                if not taken & set(range(place.start, place.end)):
+                    yield state | {((spec.profile, place.start), frozenset())}
+
+
+def _inner_neighbours(
+    state: frozenset[tuple[Spot, Inside]], entry: tuple[Spot, Inside]
+) -> Iterator[frozenset[tuple[Spot, Inside]]]:
+    spot, inside = entry
+    others = state - {entry}
+    if not inside:
+        yield others
+    for changed in insides(spot[0].gpu_slices):
+        if len(changed ^ inside) == 1:
+            yield others | {(spot, changed)}

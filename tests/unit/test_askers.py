@@ -1,0 +1,119 @@
+"""Which pods ask for which devices, and what a plan means to them."""
+
+import pytest
+
+from mig_manager.core import model
+from mig_manager.core.node import askers, cluster
+from mig_manager.core.planner import planner
+from tests.unit import boards
+
+MIXED = "mixed"
+
+
+def pod(name: str, *, phase: str = "Running", **asks: int) -> cluster.Pod:
+    return cluster.Pod(
+        namespace="ml",
+        name=name,
+        uid=name,
+        phase=phase,
+        labels={},
+        node_selector={},
+        owner_kind=None,
+        is_mirror=False,
+        is_ready=True,
+        is_terminating=False,
+        gpu_resources={
+            "nvidia.com/" + key.replace("mig_", "mig-").replace("_", "."): count
+            for key, count in asks.items()
+        },
+        container_names=("main",),
+    )
+
+
+NODE = (
+    boards.gpu(boards.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4"),
+    boards.gpu(boards.A100, "1g.5gb@0", "3g.20gb@4", index=1),
+    boards.gpu(boards.A100, mode=model.MigMode.DISABLED, index=2),
+)
+
+
+def told(*pods: cluster.Pod, strategy: str = MIXED) -> dict[str, tuple[int, dict[str, int]]]:
+    kinds = askers.kinds(NODE, pods, strategy=strategy)
+    return {
+        kind.resource.removeprefix("nvidia.com/"): (kind.count, dict(kind.pods)) for kind in kinds
+    }
+
+
+def test_devices_and_askers_are_counted_by_kind_and_whole_gpus_come_last() -> None:
+    found = told(pod("a", mig_1g_5gb=2), pod("b", gpu=1, mig_1g_5gb=1), pod("web"))
+
+    assert found == {
+        "mig-1g.5gb": (3, {"ml/a": 2, "ml/b": 1}),
+        "mig-2g.10gb": (1, {}),
+        "mig-3g.20gb": (2, {}),
+        "gpu": (1, {"ml/b": 1}),
+    }
+    assert list(found)[-1] == "gpu"
+
+
+def test_pods_that_have_ended_hold_nothing() -> None:
+    assert told(pod("a", phase="Succeeded", mig_1g_5gb=2))["mig-1g.5gb"] == (3, {})
+
+
+def test_shared_devices_go_by_their_kind() -> None:
+    assert told(pod("a", mig_1g_5gb_shared=4))["mig-1g.5gb"] == (3, {"ml/a": 4})
+
+
+def test_what_is_asked_for_and_not_there_is_told_too() -> None:
+    assert told(pod("a", mig_7g_40gb=1))["mig-7g.40gb"] == (0, {"ml/a": 1})
+
+
+@pytest.mark.parametrize(("strategy", "count"), [("single", 7), ("none", 3)])
+def test_with_other_strategies_all_devices_go_by_the_name_of_whole_gpus(
+    strategy: str, count: int
+) -> None:
+    assert told(pod("a", gpu=1), strategy=strategy) == {"gpu": (count, {"ml/a": 1})}
+
+
+def losses(
+    wish: dict[str, int], *pods: cluster.Pod, strategy: str = MIXED
+) -> tuple[askers.Loss, ...]:
+    plan = planner.plan(NODE, {NODE[0].uuid: boards.want(wish)})
+    return askers.losses(plan, NODE, pods, strategy=strategy)
+
+
+def test_all_holders_leave_when_all_devices_of_a_kind_end() -> None:
+    (loss,) = losses({"1g.5gb": 2, "3g.20gb": 1}, pod("a", mig_2g_10gb=1), pod("b", gpu=1))
+
+    assert (loss.kind.resource, loss.ending, loss.is_total) == ("nvidia.com/mig-2g.10gb", 1, True)
+
+
+@pytest.mark.parametrize(("held", "least"), [(1, 0), (2, 1)])
+def test_of_those_who_hold_some_of_a_kind_only_a_least_number_is_certain(
+    held: int, least: int
+) -> None:
+    (loss,) = losses({"1g.5gb": 2, "2g.10gb": 1}, pod("a", mig_3g_20gb=held))
+
+    assert (loss.ending, loss.is_total, loss.least) == (1, False, least)
+
+
+def test_a_switch_of_mode_ends_every_device_of_the_gpu() -> None:
+    off = boards.want(mode=model.MigMode.DISABLED)
+    on = boards.want({"1g.5gb": 1})
+    plan = planner.plan(NODE, {NODE[1].uuid: off, NODE[2].uuid: on})
+
+    found = askers.losses(
+        plan, NODE, [pod("a", gpu=1, mig_1g_5gb=1, mig_3g_20gb=1)], strategy=MIXED
+    )
+
+    assert {loss.kind.resource.rpartition("/")[2]: loss.ending for loss in found} == {
+        "mig-1g.5gb": 1,
+        "mig-3g.20gb": 1,
+        "gpu": 1,
+    }
+
+
+def test_a_gpu_handed_out_whole_is_lost_once_anything_on_it_ends() -> None:
+    (loss,) = losses({"1g.5gb": 2}, pod("a", gpu=1), strategy="none")
+
+    assert (loss.ending, loss.kind.count) == (1, 3)

@@ -1,0 +1,143 @@
+"""The planner accepts exactly what can be placed: every product, every layout, by trying it all.
+
+What can be placed is closed downwards: leaving an instance out never makes a layout impossible.
+So all layouts that fit, and each of them with one instance more, are all that need to be tried.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.planner import planner
+from tests.unit import machine, oracle
+
+Counts = tuple[int, ...]
+"""How many of each profile, in the order in which the GPU lists them."""
+
+PRODUCTS = [
+    product
+    for product in hardware.products().values()
+    if product.is_mig_capable and not product.not_simulatable
+]
+ONE_OF_EACH_GRID = {product.grid: product for product in reversed(PRODUCTS)}.values()
+
+
+def template(product: hardware.Product) -> model.Gpu:
+    """An idle GPU of the product, MIG on."""
+    return dataclasses.replace(
+        hardware.template(product),
+        current_mode=model.MigMode.ENABLED,
+        pending_mode=model.MigMode.ENABLED,
+    )
+
+
+def placeable(gpu: model.Gpu) -> frozenset[Counts]:
+    """Return every layout that can be placed: profile by profile, every subset of its places."""
+    specs = gpu.profiles or ()
+    states: set[tuple[Counts, frozenset[int]]] = {((), frozenset())}
+    for spec in specs:
+        spans = [frozenset(range(place.start, place.end)) for place in spec.placements]
+        states = {
+            (
+                (*counts, number),
+                taken,
+            )
+            for counts, before in states
+            for number, taken in set(_subsets(spans, before))
+        }
+    found = {counts for counts, _ in states}
+    return frozenset(c for c in found if machine.pool_allows(gpu, _instances(specs, c)))
+
+
+def _subsets(
+    spans: list[frozenset[int]], taken: frozenset[int], number: int = 0
+) -> Iterator[tuple[int, frozenset[int]]]:
+    yield number, taken
+    for index, span in enumerate(spans):
+        if not span & taken:
+            yield from _subsets(spans[index + 1 :], taken | span, number + 1)
+
+
+def _instances(
+    specs: Iterable[model.GpuInstanceProfile], counts: Counts
+) -> Iterator[model.Profile]:
+    for spec, count in zip(specs, counts, strict=True):
+        yield from [spec.profile] * count
+
+
+def one_more(counts: Counts) -> Iterator[Counts]:
+    for index, count in enumerate(counts):
+        yield (*counts[:index], count + 1, *counts[index + 1 :])
+
+
+def wish(gpu: model.Gpu, counts: Counts) -> model.WantedGpu:
+    profiles = [spec.profile for spec in gpu.profiles or ()]
+    return model.WantedGpu.of(model.MigMode.ENABLED, dict(zip(profiles, counts, strict=True)))
+
+
+def is_accepted(gpu: model.Gpu, counts: Counts) -> bool:
+    try:
+        plan = planner.plan([gpu], {gpu.uuid: wish(gpu, counts)})
+    except errors.LayoutError as error:
+        assert error.reason is errors.Reason.DOES_NOT_FIT  # noqa: PT017 - both are fine
+        return False
+    created = [step for step in plan.steps if isinstance(step, model.CreateGpuInstance)]
+    assert len(created) == sum(counts)
+    return True
+
+
+def judge(product: hardware.Product) -> tuple[int, int]:
+    """Compare the planner with the brute force; return how many layouts fit and do not."""
+    gpu = template(product)
+    possible = placeable(gpu)
+    beyond = {more for counts in possible for more in one_more(counts)} - possible
+    assert [counts for counts in sorted(possible) if not is_accepted(gpu, counts)] == []
+    assert [counts for counts in sorted(beyond) if is_accepted(gpu, counts)] == []
+    return len(possible), len(beyond)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        pytest.param(
+            product,
+            id=product.key,
+            marks=() if product in ONE_OF_EACH_GRID else pytest.mark.slow,
+        )
+        for product in PRODUCTS
+    ],
+)
+def test_the_planner_accepts_exactly_what_can_be_placed(product: hardware.Product) -> None:
+    fitting, others = judge(product)
+    assert fitting > 10
+    assert others > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: str(product.key))
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(
+    product: hardware.Product, data: st.DataObject
+) -> None:
+    gpu = template(product)
+    devices = [
+        dataclasses.replace(spec.profile, compute_slices=size)
+        for spec in gpu.profiles or ()
+        for size in range(1, spec.profile.gpu_slices + 1)
+        if machine.spans(size, spec.profile.gpu_slices)
+    ]
+    asked = data.draw(st.dictionaries(st.sampled_from(devices), st.integers(1, 4), max_size=3))
+    wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, asked)}
+    if next(oracle.goals(gpu, asked), None) is not None:
+        reached = machine.run(gpu, planner.plan([gpu], wanted).steps)
+        assert planner.plan([reached], wanted).is_empty
+    else:
+        with pytest.raises(errors.LayoutError, match="does not fit"):
+            planner.plan([gpu], wanted)

@@ -1,0 +1,398 @@
+"""The checkpoint: the peer's bytes, what is read of them, and what the GPUs are brought to."""
+
+import dataclasses
+import json
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.planner import recall
+from mig_manager.core.records import checkpoint
+from tests import fakes
+from tests.shell import applying_rig
+from tests.unit import boards, layouts, machine
+
+LAYOUTS = config.parse(
+    """
+version: v1
+mig-configs:
+  mixed:
+  - {devices: [0], mig-enabled: true, mig-devices: {1c.3g.20gb: 1, 2c.3g.20gb: 1, 2g.10gb: 1}}
+  - {devices: [1], mig-enabled: false}
+  small:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 4, 3g.20gb: 1}}
+  bare:
+  - {devices: all, mig-enabled: true, mig-devices: {}}
+  large:
+  - {devices: all, mig-enabled: true, mig-devices: {1c.7g.40gb: 3}}
+""",
+    source="layouts.yaml",
+)
+FIRST = "GPU-00000000-0000-0000-0000-000000000000"
+INSTANCE = {
+    "ProfileID": 2,
+    "Placement": {"Start": 4, "Size": 4},
+    "ComputeInstances": [{"ProfileID": 2, "EngProfileID": 0}],
+}
+
+
+def gpus_with(layout: str) -> applying_rig.Gpus:
+    gpus = applying_rig.Gpus()
+    applying_rig.apply(gpus, LAYOUTS.layout(layout))
+    return gpus
+
+
+def read(text: str) -> checkpoint.Checkpoint:
+    return checkpoint.parse(text, source="c.json")
+
+
+def device(**changes: object) -> dict[str, object]:
+    return {"UUID": FIRST, "MigMode": 1, "GpuInstances": [INSTANCE]} | changes
+
+
+def text_of(*devices: object, **changes: object) -> str:
+    return json.dumps({"Version": "v1", "MigState": {"Devices": list(devices)}} | changes)
+
+
+def test_what_is_written_is_what_the_peer_writes_byte_for_byte() -> None:
+    assert checkpoint.render(gpus_with("mixed").gpus) == (
+        '{"Version":"v1","MigState":{"Devices":['
+        f'{{"UUID":"{FIRST}","MigMode":1,"GpuInstances":['
+        '{"ProfileID":1,"Placement":{"Start":0,"Size":2},'
+        '"ComputeInstances":[{"ProfileID":1,"EngProfileID":0}]},'
+        '{"ProfileID":2,"Placement":{"Start":4,"Size":4},'
+        '"ComputeInstances":[{"ProfileID":1,"EngProfileID":0},{"ProfileID":0,"EngProfileID":0}]}'
+        "]},"
+        '{"UUID":"GPU-00000001-0000-0000-0000-000000000000","MigMode":0,"GpuInstances":null}'
+        "]}}"
+    )
+
+
+def test_gpus_without_mig_do_not_occur_and_nothing_at_all_is_null() -> None:
+    gpus = tuple(
+        dataclasses.replace(gpu, current_mode=None, pending_mode=None)
+        for gpu in applying_rig.Gpus().gpus
+    )
+
+    assert checkpoint.render(gpus) == '{"Version":"v1","MigState":{"Devices":null}}'
+    assert read(checkpoint.render(gpus)).devices == ()
+
+
+def test_a_gpu_instance_without_compute_instance_is_kept_too() -> None:
+    gpus = gpus_with("small")
+    gpus.gpus = tuple(
+        dataclasses.replace(
+            gpu,
+            gpu_instances=tuple(
+                dataclasses.replace(gi, compute_instances=()) for gi in gpu.gpu_instances
+            ),
+        )
+        for gpu in gpus.gpus
+    )
+    text = checkpoint.render(gpus.gpus)
+
+    assert '"ComputeInstances":null' in text
+    assert recall.plan(read(text), gpus.gpus).plan.is_empty
+
+
+def test_a_one_slice_instance_with_more_processors_is_filled_by_its_own_profile() -> None:
+    board = hardware.find("H100")
+    gpu = dataclasses.replace(
+        hardware.template(board, 0),
+        current_mode=model.MigMode.ENABLED,
+        pending_mode=model.MigMode.ENABLED,
+    )
+    world = fakes.brought_to(
+        (gpu,),
+        config.select(
+            config.parse(
+                "version: v1\nmig-configs:\n  a:\n"
+                "  - {devices: all, mig-enabled: true, mig-devices: {1g.20gb: 1, 1g.10gb: 1}}\n",
+                source="l",
+            ).layout("a"),
+            (gpu,),
+        )[gpu.uuid],
+    )
+    instances = json.loads(checkpoint.render(world))["MigState"]["Devices"][0]["GpuInstances"]
+
+    assert [(gi["ProfileID"], gi["ComputeInstances"][0]["ProfileID"]) for gi in instances] == [
+        (0, 0),
+        (9, 7),
+    ]
+    assert recall.plan(read(checkpoint.render(world)), world).plan.is_empty
+
+
+@pytest.mark.parametrize("layout", ["mixed", "small", "bare", "large"])
+@pytest.mark.parametrize("other", ["mixed", "small", "bare", "large"])
+def test_from_any_layout_a_checkpoint_of_any_other_is_restored_in_its_places(
+    layout: str, other: str
+) -> None:
+    was = gpus_with(layout)
+    text = checkpoint.render(was.gpus)
+    gpus = gpus_with(other)
+
+    gpus.execute(recall.plan(read(text), gpus.gpus).plan)
+
+    assert checkpoint.render(gpus.gpus) == text
+    assert recall.plan(read(text), gpus.gpus).plan.is_empty
+
+
+@pytest.mark.parametrize("name", ["A100-SXM4-40GB", "H100", "A30", "H200", "B200"])
+def test_every_single_profile_of_every_product_comes_back_after_a_reboot(name: str) -> None:
+    product = hardware.find(name)
+    for spec in hardware.template(product, 0).profiles or ():
+        gpu = applying_rig.Gpus(name)
+        gpu.gpus = gpu.gpus[:1]
+        wish = model.WantedGpu.of(model.MigMode.ENABLED, {spec.profile: 1})
+        gpu.gpus = fakes.brought_to(gpu.gpus, wish)
+        text = checkpoint.render(gpu.gpus)
+        gpu.reboot()
+
+        gpu.execute(recall.plan(read(text), gpu.gpus).plan)
+
+        assert checkpoint.render(gpu.gpus) == text
+
+
+def test_what_is_right_already_stays_also_within_a_gpu_instance() -> None:
+    gpus = gpus_with("large")
+    text = checkpoint.render(gpus.gpus)
+    kept = {uuid for gpu in gpus.gpus for uuid in gpu.mig_uuids}
+    one_less = tuple(
+        dataclasses.replace(
+            gpu,
+            gpu_instances=tuple(
+                dataclasses.replace(gi, compute_instances=gi.compute_instances[1:])
+                for gi in gpu.gpu_instances
+            ),
+        )
+        for gpu in gpus.gpus
+    )
+
+    plan = recall.plan(read(text), one_less).plan
+
+    assert {type(step) for step in plan.steps} == {model.CreateComputeInstance}
+    assert len(plan.steps) == 2
+    assert not plan.doomed_uuids & kept
+
+
+def test_gpus_that_a_checkpoint_does_not_tell_of_are_not_touched() -> None:
+    gpus = gpus_with("small")
+    found = recall.plan(read(text_of(device())), gpus.gpus)
+
+    assert found.covered == {FIRST}
+    assert {each.gpu_uuid for each in found.plan.gpus} == {FIRST}
+
+
+def test_the_order_of_gpus_does_not_matter_for_they_are_found_by_uuid() -> None:
+    gpus = gpus_with("mixed")
+    data = json.loads(checkpoint.render(gpus.gpus))
+    data["MigState"]["Devices"].reverse()
+
+    assert recall.plan(read(json.dumps(data)), gpus.gpus).plan.is_empty
+
+
+def test_with_the_mode_alone_instances_stay_where_it_is_right() -> None:
+    gpus = gpus_with("mixed")
+    wish = read(checkpoint.render(gpus_with("small").gpus))
+
+    plan = recall.plan(wish, gpus.gpus, is_mode_only=True).plan
+
+    assert [type(step) for step in plan.steps] == [model.SetMode]
+    assert plan.gpus[0].gpu_index == 1
+
+
+def test_where_profiles_are_told_only_with_mig_on_the_mode_comes_first() -> None:
+    text = checkpoint.render(gpus_with("small").gpus)
+    blind = tuple(dataclasses.replace(g, profiles=None) for g in applying_rig.Gpus().gpus)
+
+    plan = recall.plan(read(text), blind).plan
+
+    assert plan.is_provisional
+    assert {type(step) for step in plan.steps} == {model.SetMode}
+
+
+BAD = [
+    ("", "c.json:1:1: there is nothing"),
+    ("[]", "c.json:1:1: expected a mapping with Version, MigState"),
+    ("[}", "c.json:1:2: not readable"),
+    (text_of(device(), Version="v2"), "c.json:1:13: Version must be the text v1, not 'v2'"),
+    (text_of(device(), Version=None), "c.json:1:13: Version must be the text v1, not nothing"),
+    ('{"MigState": {}}', "c.json:1:1: 'Version' is missing"),
+    ('{"Version": "v1"}', "c.json:1:1: 'MigState' is missing"),
+    ('{"Version": "v1", "MigState": 1}', "c.json:1:31: expected a mapping with Devices"),
+    ('{"Version": "v1", "MigState": {}}', "c.json:1:31: 'Devices' is missing"),
+    (text_of(1), "expected a mapping with UUID"),
+    (text_of(device(UUID="")), "UUID must be a text"),
+    (text_of(device(UUID=7)), "UUID must be a text, not 7"),
+    (text_of(device(), device()), "is there twice"),
+    (text_of(device(MigMode=2)), "MigMode must be 0 or 1, not 2"),
+    (text_of(device(MigMode=True)), "MigMode must be a whole number"),
+    (text_of(device(MigMode=0)), "there are instances where MIG is off"),
+    (text_of(device(GpuInstances={})), "expected a list, not a mapping"),
+    (text_of(device(More=1)), "unexpected key 'More'"),
+    (text_of(device()).replace('"Start": 4', '"Start": -4'), "Start must be a whole number"),
+    (text_of(device()).replace('"Start": 4', '"Start": "4"'), "Start must be a whole number"),
+    (text_of(device()).replace('"Size": 4', '"Size": 0'), "Size must be 1 or more"),
+    (text_of(device()).replace('"EngProfileID": 0', '"EngProfileID": 1'), "no engine profile 1"),
+    (text_of(device()).replace('2, "EngP', '9, "EngP'), "no compute-instance profile 9"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), BAD)
+def test_a_file_that_is_none_is_refused_with_its_place(text: str, why: str) -> None:
+    with pytest.raises(errors.CheckpointError) as caught:
+        read(text)
+
+    assert why in caught.value.message
+    assert caught.value.message.startswith("c.json:1:")
+    assert caught.value.reason is errors.Reason.INVALID_CHECKPOINT
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (text_of(device(UUID="GPU-of-another-node")), "GPU-of-another-node is not on this node"),
+        (text_of(device()).replace('"ProfileID": 2, "Pl', '"ProfileID": 17, "Pl'), "profile 17"),
+        (
+            text_of(device()).replace('"Start": 4', '"Start": 2'),
+            f"3g.20gb cannot be at 2:4 on GPU 0 (NVIDIA A100-SXM4-40GB, {FIRST}); it can be at",
+        ),
+        (text_of(device()).replace('"Start": 4', f'"Start": {2**63}'), "cannot be at"),
+        (text_of(device()).replace('"Size": 4', '"Size": 3'), "cannot be at 4:3"),
+        (
+            text_of(device(GpuInstances=[INSTANCE, INSTANCE])),
+            "lies over another",
+        ),
+        (text_of(device()).replace('2, "EngP', '4, "EngP'), "no compute instance of 7 slices"),
+        (
+            text_of(device()).replace(
+                '{"ProfileID": 2, "EngProfileID": 0}',
+                ", ".join(['{"ProfileID": 1, "EngProfileID": 0}'] * 2),
+            ),
+            "compute instances of 2c, 2c do not fit 3g.20gb",
+        ),
+    ],
+)
+def test_what_these_gpus_cannot_have_is_told_with_its_place(text: str, why: str) -> None:
+    with pytest.raises(errors.CheckpointError) as caught:
+        recall.plan(read(text), applying_rig.Gpus().gpus)
+
+    assert why in caught.value.message
+    assert caught.value.message.startswith("c.json:1:")
+
+
+def test_a_gpu_without_mig_and_a_vgpu_are_refused() -> None:
+    gpus = applying_rig.Gpus().gpus
+    none = tuple(dataclasses.replace(gpu, current_mode=None) for gpu in gpus)
+    guests = tuple(
+        dataclasses.replace(gpu, virtualization=model.Virtualization.VGPU) for gpu in gpus
+    )
+
+    with pytest.raises(errors.CheckpointError, match="has no MIG"):
+        recall.plan(read(text_of(device())), none)
+    with pytest.raises(errors.LayoutError, match="is a vGPU"):
+        recall.plan(read(text_of(device())), guests)
+
+
+def test_compute_instances_by_the_thousand_are_refused_at_once() -> None:
+    many = [{"ProfileID": 0, "EngProfileID": 0}] * 5000
+    crowded = [{"ProfileID": 4, "Placement": {"Start": 0, "Size": 8}, "ComputeInstances": many}]
+
+    with pytest.raises(errors.CheckpointError, match="do not fit"):
+        recall.plan(read(text_of(device(GpuInstances=crowded))), applying_rig.Gpus().gpus)
+
+
+_GOOD = checkpoint.render(gpus_with("mixed").gpus)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["Version", "MigState", "Devices", "UUID", "MigMode", "GpuInstances", "Start"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+_NUMBERS = st.integers(min_value=0, max_value=20)
+
+
+@st.composite
+def checkpoints(draw: st.DrawFn) -> str:
+    """Draw what looks like a checkpoint of the first GPU, sense or nonsense."""
+    instances = st.fixed_dictionaries(
+        {
+            "ProfileID": _NUMBERS,
+            "Placement": st.fixed_dictionaries({"Start": _NUMBERS, "Size": _NUMBERS}),
+            "ComputeInstances": st.none()
+            | st.lists(
+                st.fixed_dictionaries(
+                    {"ProfileID": st.integers(0, 9), "EngProfileID": st.integers(0, 1)}
+                ),
+                max_size=4,
+            ),
+        }
+    )
+    return text_of(device(GpuInstances=draw(st.lists(instances, max_size=3))))
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> str:
+    """Draw a checkpoint with a piece of it replaced."""
+    at = draw(st.integers(0, len(_GOOD)))
+    length = draw(st.integers(0, 20))
+    return _GOOD[:at] + draw(st.text(max_size=5)) + _GOOD[at + length :]
+
+
+@hypothesis.given(st.one_of(st.text(), _JSON.map(json.dumps), checkpoints(), damaged()))
+@hypothesis.example(_GOOD)
+@hypothesis.example("[" * 5000)
+def test_any_text_is_restored_or_is_a_typed_error(text: str) -> None:
+    gpus = applying_rig.Gpus()
+    try:
+        plan = recall.plan(read(text), gpus.gpus).plan
+    except errors.CheckpointError:
+        return
+    gpus.execute(plan)
+    assert recall.plan(read(text), gpus.gpus).plan.is_empty
+
+
+def _content(gpu: model.Gpu) -> list[object]:
+    """Return what a checkpoint tells: of compute instances how many of each size."""
+    return [
+        (
+            gi.profile,
+            gi.placement,
+            sorted(ci.profile.compute_slices for ci in gi.compute_instances),
+        )
+        for gi in sorted(gpu.gpu_instances, key=lambda gi: gi.placement)
+    ]
+
+
+@pytest.mark.parametrize("board", boards.BOARDS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_from_anything_that_a_driver_can_have_to_anything_else_and_nothing_more_than_that(
+    board: str, data: st.DataObject
+) -> None:
+    was, now = data.draw(layouts.gpus(board)), data.draw(layouts.gpus(board))
+    wish = read(checkpoint.render([was]))
+
+    plan = recall.plan(wish, [now]).plan
+    after = machine.run(now, plan.steps)
+
+    assert _content(after) == _content(was)
+    assert recall.plan(wish, [after]).plan.is_empty
+    both = {(gi.profile, gi.placement) for gi in was.gpu_instances} & {
+        (gi.profile, gi.placement) for gi in now.gpu_instances
+    }
+    destroyed = [step for step in plan.steps if isinstance(step, model.DestroyGpuInstance)]
+    assert not both & {(step.profile, step.placement) for step in destroyed}

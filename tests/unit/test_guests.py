@@ -1,0 +1,61 @@
+"""GPUs of virtual machines: what only their host may do is not even planned."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.planner import planner
+from tests.unit import boards
+
+VIRTUALIZATIONS = tuple(model.Virtualization)
+ON, OFF = model.MigMode.ENABLED, model.MigMode.DISABLED
+
+
+def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
+    gpu = boards.gpu(boards.A100, *instances, mode=mode)
+    return dataclasses.replace(gpu, virtualization=model.Virtualization.VGPU)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "wanted"),
+    [
+        (guest(mode=OFF), model.WantedGpu(mode=ON)),
+        (guest(), model.WantedGpu(mode=OFF)),
+        (guest("3g.20gb@0"), boards.want({"3g.20gb": 2})),
+        (guest("3g.20gb@0"), boards.want({})),
+    ],
+)
+def test_a_vgpu_that_its_host_would_have_to_divide_is_refused(
+    gpu: model.Gpu, wanted: model.WantedGpu
+) -> None:
+    with pytest.raises(errors.LayoutError, match="its host decides about MIG") as caught:
+        planner.plan([gpu], {gpu.uuid: wanted})
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+
+
+def test_a_vgpu_that_is_as_wanted_or_needs_only_compute_instances_is_let_pass() -> None:
+    gpu = guest("3g.20gb@0")
+    assert planner.plan([gpu], {gpu.uuid: boards.want({"3g.20gb": 1})}).is_empty
+    inside = planner.plan([gpu], {gpu.uuid: boards.want({"1c.3g.20gb": 3})})
+    assert {type(step) for step in inside.steps} == {
+        model.DestroyComputeInstance,
+        model.CreateComputeInstance,
+    }
+
+
+def test_a_vgpu_that_no_layout_is_about_is_in_nobodys_way() -> None:
+    other = dataclasses.replace(boards.gpu(boards.A100, index=1))
+    plan = planner.plan([guest(mode=OFF), other], {other.uuid: boards.want({"7g.40gb": 1})})
+    assert [each.gpu_index for each in plan.gpus] == [1]
+
+
+@pytest.mark.parametrize(
+    "virtualization", [each for each in VIRTUALIZATIONS if each is not model.Virtualization.VGPU]
+)
+def test_whole_gpus_are_planned_for_wherever_they_are(
+    virtualization: model.Virtualization,
+) -> None:
+    gpu = dataclasses.replace(boards.gpu(boards.A100, mode=OFF), virtualization=virtualization)
+    assert planner.plan([gpu], {gpu.uuid: boards.want({"7g.40gb": 1})}).gpus[0].changes_mode

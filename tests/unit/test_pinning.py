@@ -1,0 +1,258 @@
+"""Layouts that say where instances lie."""
+
+import collections
+import itertools
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.layout import config, exporting
+from mig_manager.core.planner import planner
+from mig_manager.core.text import document
+from tests.unit import boards, layouts, machine, oracle
+
+
+def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:
+    plan = planner.plan([gpu], {gpu.uuid: boards.want(devices)})
+    return oracle.state_of(machine.run(gpu, plan.steps))
+
+
+def spots(state: oracle.State) -> dict[str, list[int]]:
+    """Start slices by profile."""
+    found: dict[str, list[int]] = {}
+    for profile, start in sorted(state, key=lambda spot: (spot[0].sort_key, spot[1])):
+        found.setdefault(str(profile), []).append(start)
+    return found
+
+
+def refusal(devices: dict[str, int], *instances: str, board: str = "A100") -> errors.LayoutError:
+    gpu = boards.gpu(boards.BOARDS[board], *instances)
+    with pytest.raises(errors.LayoutError) as caught:
+        planner.plan([gpu], {gpu.uuid: boards.want(devices)})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ({"1g.5gb@4": 1}, {"1g.5gb": [4]}),
+        ({"1g.5gb@6": 1, "1g.5gb@0": 1}, {"1g.5gb": [0, 6]}),
+        ({"1g.5gb@4": 1, "3g.20gb": 1}, {"3g.20gb": [0], "1g.5gb": [4]}),
+        ({"2g.10gb@2": 1, "1g.5gb": 5}, {"2g.10gb": [2], "1g.5gb": [0, 1, 4, 5, 6]}),
+        ({"3g.20gb@0": 1, "3g.20gb": 1}, {"3g.20gb": [0, 4]}),
+        ({"1g.5gb+me@3": 1, "1g.5gb@5": 1}, {"1g.5gb+me": [3], "1g.5gb": [5]}),
+    ],
+)
+def test_instances_lie_where_the_layout_says_and_the_rest_around_them(
+    devices: dict[str, int], expected: dict[str, list[int]]
+) -> None:
+    assert spots(after(boards.gpu(boards.A100), devices)) == expected
+
+
+def test_what_is_in_its_place_stays_and_what_lies_across_ends() -> None:
+    gpu = boards.gpu(boards.A100, "1g.5gb@4", "3g.20gb@0")
+    plan = planner.plan([gpu], {gpu.uuid: boards.want({"1g.5gb@4": 1, "2g.10gb@2": 1})})
+    assert [type(step).__name__ for step in plan.steps] == [
+        "DestroyComputeInstance",
+        "DestroyGpuInstance",
+        "CreateGpuInstance",
+        "CreateComputeInstance",
+    ]
+    assert [target.kept for target in plan.gpus[0].target] == [False, True]
+
+
+def test_a_layout_is_in_force_only_in_its_places() -> None:
+    wish = boards.want({"1g.5gb@4": 1, "2g.10gb": 1})
+    right = boards.gpu(boards.A100, "1g.5gb@4", "2g.10gb@2")
+    wrong = boards.gpu(boards.A100, "1g.5gb@5", "2g.10gb@2")
+    assert planner.plan([right], {right.uuid: wish}).is_empty
+    assert not planner.plan([wrong], {wrong.uuid: wish}).is_empty
+
+
+def test_compute_instances_of_several_sizes_share_the_gpu_instance_that_is_named() -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@4")
+    state = after(gpu, {"2c.3g.20gb@4": 1, "1c.3g.20gb@4": 1, "3g.20gb": 1})
+    three = boards.profile("3g.20gb")
+    assert state == {
+        (three, 0): frozenset({(3, 0)}),
+        (three, 4): frozenset({(2, 0), (1, 2)}),
+    }
+
+
+def test_a_gpu_instance_with_a_place_holds_nothing_but_what_is_named() -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0 1c@1]")
+    state = after(gpu, {"1c.3g.20gb@0": 1, "1c.3g.20gb": 1})
+    assert collections.Counter(len(inside) for inside in state.values()) == {1: 2}
+
+
+def test_a_compute_instance_in_use_keeps_its_place_inside() -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0 1c@1 1c@2]")
+    wish = boards.want({"1c.3g.20gb@0": 1})
+    plan = planner.plan([gpu], {gpu.uuid: wish}, busy=frozenset({"MIG-0-0-1"}))
+    assert "MIG-0-0-1" not in plan.doomed_uuids
+    assert len(plan.steps) == 2
+
+
+def test_with_mig_off_the_places_are_planned_as_well() -> None:
+    gpu = boards.gpu(boards.A100, mode=model.MigMode.DISABLED)
+    assert spots(after(gpu, {"1g.5gb@5": 1})) == {"1g.5gb": [5]}
+
+
+def test_a_driver_that_tells_profiles_only_with_mig_on_gets_a_provisional_plan() -> None:
+    gpu = boards.gpu(None, mode=model.MigMode.DISABLED)
+    assert planner.plan([gpu], {gpu.uuid: boards.want({"1g.5gb@5": 1})}).is_provisional
+
+
+@pytest.mark.parametrize(
+    ("devices", "why"),
+    [
+        ({"1g.5gb@7": 1}, "1g.5gb cannot start at memory slice 7; it can at 0-6"),
+        ({"2g.10gb@1": 1}, "2g.10gb cannot start at memory slice 1; it can at 0, 2 or 4"),
+        ({"7g.40gb@1": 1}, "7g.40gb cannot start at memory slice 1; it can at 0"),
+        (
+            {"3g.20gb@4": 1, "1g.5gb@5": 1},
+            "3g.20gb@4 needs memory slices 4-7 and 1g.5gb@5 slice 5; they collide in slice 5",
+        ),
+        (
+            {"3g.20gb@0": 1, "2g.10gb@2": 1},
+            "3g.20gb@0 needs memory slices 0-3 and 2g.10gb@2 slices 2-3; they collide",
+        ),
+        ({"1g.5gb+me@0": 1, "1g.5gb+me@1": 1}, "2 x optical-flow engine (OFA)"),
+        ({"1g.5gb+me@0": 1, "1g.5gb+me": 1}, "2 x optical-flow engine (OFA)"),
+        ({"1g.5gb@4": 1, "3g.20gb": 2}, "2 x 3g.20gb beside 1g.5gb at 4 does not fit"),
+        ({"2c.3g.20gb@0": 1, "3g.20gb@0": 1}, "do not fit into one 3g.20gb together"),
+        ({"2c.4g.20gb@0": 2, "1c.4g.20gb@0": 1}, "do not fit into one 4g.20gb together"),
+    ],
+)
+def test_places_that_cannot_be_are_refused_with_the_reason(
+    devices: dict[str, int], why: str
+) -> None:
+    error = refusal(devices, "3g.20gb@4")
+    assert error.reason is errors.Reason.DOES_NOT_FIT
+    assert why in error.message
+
+
+@pytest.mark.parametrize("name", ["1g.6gb@0", "3c.4g.20gb@0", "9c.1g.5gb@0", "0c.1g.5gb@0"])
+def test_an_unknown_profile_with_a_place_is_unknown(name: str) -> None:
+    assert refusal({name: 1}).reason is errors.Reason.UNKNOWN_PROFILE
+
+
+def parse(devices: str) -> config.Layout:
+    text = (
+        "version: v1\nmig-configs:\n  x:\n  - devices: all\n    mig-enabled: true\n"
+        f"    mig-devices: {devices}\n"
+    )
+    return config.parse(text, source="f").layout("x")
+
+
+def test_a_place_is_read_from_a_layout_whatever_its_spelling() -> None:
+    one = parse('{"1c.1g.5gb@04": 1, 2c.3g.20gb@0: 1, 1g.5gb@2: 0, 1g.5gb: 2}')
+    other = parse('{"1g.5gb": 2, "2c.3g.20gb@0": 1, "1g.5gb@4": 1}')
+    assert one == other
+    assert one.content_hash == other.content_hash
+    assert (
+        one.content_hash != parse('{"1g.5gb": 2, "2c.3g.20gb@0": 1, "1g.5gb@5": 1}').content_hash
+    )
+    assert {str(p): n for p, n in one.rules[0].wanted.counts.items()} == {
+        "2c.3g.20gb": 1,
+        "1g.5gb": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("devices", "complaint"),
+    [
+        ("{1g.5gb@: 1}", "f:6:19: '1g.5gb@': what follows @ is the memory slice"),
+        ("{1g.5gb@x: 1}", "what follows @ is the memory slice"),
+        ("{1g.5gb@-1: 1}", "what follows @ is the memory slice"),
+        ("{1g.5gb@4@4: 1}", "what follows @ is the memory slice"),
+        ('{"@4": 1}', "'' is not a MIG profile"),
+        ("{1g.5gb@4: 2}", "'1g.5gb@4': only one 1g.5gb can start at memory slice 4"),
+        ("{2c.3g.20gb@0: 1, 3g.20gb@0: 1}", "has 3 compute slices, not 5"),
+        ("{1g.5gb@4: 0}", "all counts in mig-devices are 0"),
+    ],
+)
+def test_a_place_that_makes_no_sense_is_refused_where_it_is_written(
+    devices: str, complaint: str
+) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        parse(devices)
+    assert complaint in caught.value.message
+
+
+def test_a_place_is_ours_alone() -> None:
+    text = "version: v1\nmig-configs:\n  x:\n  - devices: all\n    mig-enabled: true\n"
+    read = config.parse(text + "    mig-devices:\n      1g.5gb@4: 1\n", source="f")
+    assert str(read.extensions[0]).startswith("f:7:7: '1g.5gb@4' gives an instance its place")
+
+
+# Properties
+
+
+@pytest.mark.parametrize("board", boards.BOARDS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_what_is_exported_with_places_brings_every_instance_back(
+    board: str, data: st.DataObject
+) -> None:
+    before = data.draw(layouts.gpus(board, idle=False))
+    now = data.draw(layouts.gpus(board))
+    text = document.dump(config.export([before], label="x", has_placements=True))
+    wanted = config.select(config.parse(text, source="f").layout("x"), [now])
+    plan = planner.plan([now], wanted)
+    reached = machine.run(now, plan.steps)
+    assert planner.plan([reached], wanted).is_empty
+    assert exporting.current(reached, has_placements=True) == exporting.current(
+        before, has_placements=True
+    )
+    assert planner.plan([before], wanted).is_empty
+
+
+@pytest.mark.parametrize("board", boards.BOARDS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_places_are_granted_exactly_where_they_can_be(board: str, data: st.DataObject) -> None:
+    specs = boards.BOARDS[board]
+    names = {str(spec.profile): spec for spec in specs}
+    pins = data.draw(
+        st.dictionaries(
+            st.tuples(st.sampled_from(sorted(names)), st.integers(0, 7)), st.just(1), max_size=3
+        )
+    )
+    free = data.draw(
+        st.dictionaries(st.sampled_from(sorted(names)), st.integers(1, 2), max_size=2)
+    )
+    gpu = data.draw(layouts.gpus(board))
+    wish = boards.want({f"{name}@{at}": 1 for name, at in pins} | free)
+    if _is_possible(gpu, specs, list(pins), free):
+        plan = planner.plan([gpu], {gpu.uuid: wish})
+        reached = machine.run(gpu, plan.steps)
+        assert planner.plan([reached], {gpu.uuid: wish}).is_empty
+    else:
+        with pytest.raises(errors.LayoutError, match="does not fit"):
+            planner.plan([gpu], {gpu.uuid: wish})
+
+
+def _is_possible(
+    gpu: model.Gpu,
+    specs: tuple[model.GpuInstanceProfile, ...],
+    pins: list[tuple[str, int]],
+    free: dict[str, int],
+) -> bool:
+    """Try every way, with sets of slices."""
+    by_name = {str(spec.profile): spec for spec in specs}
+    menus = [
+        [place for place in by_name[name].placements if place.start == at] for name, at in pins
+    ]
+    menus += [list(by_name[name].placements) for name, n in free.items() for _ in range(n)]
+    everything = [by_name[name].profile for name, _ in pins]
+    everything += [by_name[name].profile for name, n in free.items() for _ in range(n)]
+    if not machine.pool_allows(gpu, everything):
+        return False
+    return any(
+        not any(a.overlaps(b) for a, b in itertools.combinations(way, 2))
+        for way in itertools.product(*menus)
+    )

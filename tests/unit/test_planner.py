@@ -1,0 +1,666 @@
+import dataclasses
+import itertools
+import random
+import re
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.planner import planner
+from tests.unit import boards, layouts, machine, oracle
+
+OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
+SEVEN_SMALL = tuple(f"1g.5gb@{start}" for start in range(7))
+
+
+def plan_for(
+    gpu: model.Gpu, devices: dict[str, int], *, busy: frozenset[str] = frozenset()
+) -> model.Plan:
+    return planner.plan([gpu], {gpu.uuid: boards.want(devices)}, busy=busy)
+
+
+def words(plan: model.Plan) -> list[str]:
+    """Write the steps so that a test can show them."""
+    lines = []
+    for step in plan.steps:
+        match step:
+            case model.DestroyComputeInstance():
+                lines.append(
+                    f"-ci {step.profile} {step.gpu_instance_id}/{step.compute_instance_id}"
+                )
+            case model.DestroyGpuInstance():
+                lines.append(f"-gi {step.profile} {step.placement}")
+            case model.SetMode():
+                lines.append(f"mode {step.mode.value}")
+            case model.CreateGpuInstance():
+                lines.append(f"+gi {step.profile} {step.placement}")
+            case model.CreateComputeInstance():
+                lines.append(
+                    f"+ci {step.profile} {step.placement} in {step.gpu_instance_placement}"
+                )
+    return lines
+
+
+def state_after(gpu: model.Gpu, plan: model.Plan) -> oracle.State:
+    return oracle.state_of(machine.run(gpu, plan.steps))
+
+
+# Applied
+
+
+@pytest.mark.parametrize(
+    ("instances", "devices"),
+    [
+        pytest.param(["3g.20gb@4", "1g.5gb@1"], {"1g.5gb": 1, "3g.20gb": 1}, id="elsewhere"),
+        pytest.param(
+            ["3g.20gb@0[1c@0]", "3g.20gb@4[1c@2]"], {"1c.3g.20gb": 2}, id="grouped-otherwise"
+        ),
+        pytest.param(["3g.20gb@0[1c 1c]"], {"1c.3g.20gb": 2}, id="spans-unknown"),
+        pytest.param([], {}, id="nothing"),
+    ],
+)
+def test_a_gpu_that_is_right_does_not_occur_in_the_plan(
+    instances: list[str], devices: dict[str, int]
+) -> None:
+    plan = plan_for(boards.gpu(boards.A100, *instances), devices)
+    assert plan.gpus == ()
+    assert plan.is_empty
+
+
+def test_an_idle_gpu_instance_is_removed_although_no_device_shows_it() -> None:
+    assert words(plan_for(boards.gpu(boards.A100, "3g.20gb@4[]"), {})) == ["-gi 3g.20gb 4:4"]
+
+
+def test_an_idle_gpu_instance_of_use_gets_its_compute_instance() -> None:
+    plan = plan_for(boards.gpu(boards.A100, "3g.20gb@4[]"), {"3g.20gb": 1})
+    assert words(plan) == ["+ci 3g.20gb 0:3 in 4:4"]
+
+
+def test_gpus_that_the_layout_does_not_mention_are_not_touched() -> None:
+    gpus = [boards.gpu(boards.A100, *SEVEN_SMALL, index=i) for i in range(2)]
+    plan = planner.plan(gpus, {"GPU-1": boards.want({})})
+    assert [gpu.gpu_uuid for gpu in plan.gpus] == ["GPU-1"]
+
+
+# What changes
+
+
+def test_what_can_stay_stays() -> None:
+    plan = plan_for(boards.gpu(boards.A100, *SEVEN_SMALL), {"1g.5gb": 6})
+    assert [line[:3] for line in words(plan)] == ["-ci", "-gi"]
+
+
+def test_the_driver_is_left_no_choice_of_places() -> None:
+    plan = plan_for(boards.gpu(boards.A100), {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
+    assert words(plan) == [
+        "+gi 3g.20gb 4:4",
+        "+ci 3g.20gb 0:3 in 4:4",
+        "+gi 2g.10gb 0:2",
+        "+ci 2g.10gb 0:2 in 0:2",
+        "+gi 1g.5gb 2:1",
+        "+ci 1g.5gb 0:1 in 2:1",
+        "+gi 1g.5gb 3:1",
+        "+ci 1g.5gb 0:1 in 3:1",
+    ]
+
+
+def test_what_ends_ends_before_anything_begins() -> None:
+    gpu = boards.gpu(boards.A100, "2g.10gb@2[1c@0 1c@1]", "1g.5gb@6")
+    assert words(plan_for(gpu, {"1g.5gb": 1, "4g.20gb": 1})) == [
+        "-ci 1c.2g.10gb 0/0",
+        "-ci 1c.2g.10gb 0/1",
+        "-gi 2g.10gb 2:2",
+        "+gi 4g.20gb 0:4",
+        "+ci 4g.20gb 0:4 in 0:4",
+    ]
+
+
+def test_the_target_lists_all_gpu_instances_and_which_of_them_stay() -> None:
+    gpu = boards.gpu(boards.A100, "1g.5gb@6", "3g.20gb@0[1c@1]")
+    (plan,) = plan_for(gpu, {"1g.5gb": 1, "1c.3g.20gb": 1, "2g.10gb": 1}).gpus
+    assert [(str(t.profile), t.placement.start, t.kept) for t in plan.target] == [
+        ("3g.20gb", 0, True),
+        ("2g.10gb", 4, False),
+        ("1g.5gb", 6, True),
+    ]
+    assert plan.target[0].compute_instances[0].placement == model.Placement(1, 1)
+
+
+def test_small_instances_are_kept_where_they_leave_room_for_large_ones() -> None:
+    gpu = boards.gpu(boards.A100, *SEVEN_SMALL)
+    plan = plan_for(gpu, {"1g.5gb": 3})
+    assert {start for _, start in state_after(gpu, plan)} == {4, 5, 6}
+
+
+def test_a_small_instance_goes_where_nothing_larger_could_be() -> None:
+    gpu = boards.gpu(boards.A100)
+    assert set(state_after(gpu, plan_for(gpu, {"1g.5gb": 1}))) == {(boards.profile("1g.5gb"), 6)}
+
+
+# Busy devices
+
+
+def test_busy_devices_are_spared_even_if_that_costs_calls() -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0]", "3g.20gb@4[1c@0 1c@1 1c@2]")
+    wanted = {"1c.3g.20gb": 3, "2g.10gb": 1}
+    busy = frozenset({"MIG-0-0-0"})
+    free, sparing = plan_for(gpu, wanted), plan_for(gpu, wanted, busy=busy)
+    assert free.doomed_uuids == busy
+    assert not sparing.doomed_uuids & busy
+    assert len(free.steps) < len(sparing.steps)
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_of_two_divided_gpu_instances_the_one_in_use_stays_whole(at: int) -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0 1c@1]", "3g.20gb@4[1c@0 1c@1]")
+    busy = frozenset({f"MIG-0-{at}-0", f"MIG-0-{at}-1"})
+    plan = plan_for(gpu, {"1c.3g.20gb": 3}, busy=busy)
+    assert len(plan.steps) == 1
+    assert not plan.doomed_uuids & busy
+
+
+def test_of_equal_devices_the_idle_ones_go() -> None:
+    gpu = boards.gpu(boards.A100, *SEVEN_SMALL)
+    busy = frozenset(f"MIG-0-{start}-0" for start in (0, 2, 5))
+    plan = plan_for(gpu, {"1g.5gb": 3}, busy=busy)
+    assert not plan.doomed_uuids & busy
+    assert len(plan.doomed_uuids) == 4
+
+
+def test_a_busy_compute_instance_keeps_its_place_while_its_neighbours_change() -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@2 1c@0 1c@1]")
+    plan = plan_for(gpu, {"1c.3g.20gb": 1, "2c.3g.20gb": 1}, busy=frozenset({"MIG-0-0-2"}))
+    assert plan.doomed_uuids == {"MIG-0-0-0", "MIG-0-0-1"}
+    assert words(plan)[-1] == "+ci 2c.3g.20gb 0:2 in 0:4"
+
+
+# Compute instances
+
+
+def test_one_slice_leaves_the_two_slices_of_a_3g_their_place() -> None:
+    gpu = boards.gpu(boards.A100)
+    plan = plan_for(gpu, {"1c.3g.20gb": 1, "2c.3g.20gb": 1})
+    assert words(plan)[1:] == ["+ci 2c.3g.20gb 0:2 in 4:4", "+ci 1c.3g.20gb 2:1 in 4:4"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpu_instances"),
+    [
+        ({"1c.3g.20gb": 6}, 2),
+        ({"1c.3g.20gb": 2}, 1),
+        ({"2c.3g.20gb": 1, "1c.3g.20gb": 4}, 2),
+        ({"1c.2g.10gb": 5}, 3),
+        ({"1c.7g.40gb": 7}, 1),
+        ({"4c.7g.40gb": 1, "3c.7g.40gb": 1}, 1),
+        ({"2c.7g.40gb": 3, "1c.7g.40gb": 1}, 1),
+        ({"1c.4g.20gb": 4, "3g.20gb": 1}, 2),
+    ],
+)
+def test_compute_instances_share_as_few_gpu_instances_as_they_can(
+    devices: dict[str, int], gpu_instances: int
+) -> None:
+    gpu = boards.gpu(boards.A100)
+    assert len(state_after(gpu, plan_for(gpu, devices))) == gpu_instances
+
+
+def test_the_first_gpu_instances_are_filled_first() -> None:
+    gpu = boards.gpu(boards.A100)
+    plan = plan_for(gpu, {"2c.3g.20gb": 1, "1c.3g.20gb": 3})
+    assert list(map(len, state_after(gpu, plan).values())) == [2, 2]
+
+
+def test_a_free_span_of_a_live_gpu_instance_is_used_before_a_new_one_is_made() -> None:
+    plan = plan_for(boards.gpu(boards.A100, "3g.20gb@4[1c@2]"), {"1c.3g.20gb": 2})
+    assert words(plan) == ["+ci 1c.3g.20gb 0:1 in 4:4"]
+
+
+def test_a_gpu_instance_is_divided_where_it_lies() -> None:
+    plan = plan_for(boards.gpu(boards.A100, "3g.20gb@4"), {"1c.3g.20gb": 3})
+    assert words(plan)[0] == "-ci 3g.20gb 0/0"
+    assert [type(step) for step in plan.steps[1:]] == [model.CreateComputeInstance] * 3
+
+
+def test_beside_unknown_spans_nothing_is_added() -> None:
+    plan = plan_for(boards.gpu(boards.A100, "4g.20gb@0[1c]"), {"1c.4g.20gb": 2})
+    assert words(plan)[0] == "-ci 1c.4g.20gb 0/0"
+    assert len(plan.steps) == 3
+
+
+def test_beside_unknown_spans_a_new_gpu_instance_can_be_the_cheaper_way() -> None:
+    plan = plan_for(boards.gpu(boards.A100, "3g.20gb@4[1c]"), {"1c.3g.20gb": 2})
+    assert [line[:3] for line in words(plan)] == ["+gi", "+ci"]
+
+
+def test_compute_instances_with_unknown_spans_can_stay_when_others_go() -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@4[1c 1c 1c]")
+    plan = plan_for(gpu, {"1c.3g.20gb": 2}, busy=frozenset({"MIG-0-4-0", "MIG-0-4-2"}))
+    assert words(plan) == ["-ci 1c.3g.20gb 0/1"]
+    spans = [ci.placement for ci in plan.gpus[0].target[0].compute_instances]
+    assert spans == [model.Placement(0, 1), model.Placement(1, 1)]
+
+
+# Mode
+
+
+def test_enabling_switches_the_mode_and_then_creates() -> None:
+    gpu = boards.gpu(boards.A100, mode=OFF)
+    plan = plan_for(gpu, {"7g.40gb": 1})
+    assert words(plan) == ["mode enabled", "+gi 7g.40gb 0:8", "+ci 7g.40gb 0:7 in 0:8"]
+    assert plan.gpus[0].needs_reset
+    assert not plan.is_provisional
+
+
+def test_no_reset_is_asked_for_where_the_gpu_needs_none() -> None:
+    plan = plan_for(boards.gpu(boards.H100, mode=OFF, needs_reset=False), {"7g.80gb": 1})
+    assert not plan.gpus[0].needs_reset
+
+
+def test_a_driver_that_tells_profiles_only_with_mig_on_gets_a_provisional_plan() -> None:
+    gpu = boards.gpu(None, mode=OFF)
+    plan = plan_for(gpu, {"7g.40gb": 1})
+    assert words(plan) == ["mode enabled"]
+    assert plan.is_provisional
+    assert not plan_for(gpu, {}).is_provisional
+
+
+def test_disabling_ends_all_instances_one_by_one_first() -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@4[1c@0 1c@1]", "1g.5gb@0[]")
+    plan = planner.plan([gpu], {gpu.uuid: boards.want(mode=OFF)})
+    assert words(plan) == [
+        "-ci 1c.3g.20gb 0/0",
+        "-ci 1c.3g.20gb 0/1",
+        "-gi 1g.5gb 0:1",
+        "-gi 3g.20gb 4:4",
+        "mode disabled",
+    ]
+    after = machine.run(gpu, plan.steps)
+    assert planner.plan([after], {gpu.uuid: boards.want(mode=OFF)}).is_empty
+
+
+@pytest.mark.parametrize(("mode", "pending"), [(ON, OFF), (OFF, ON)])
+def test_a_pending_change_that_nobody_wants_is_called_off_without_a_reset(
+    mode: model.MigMode, pending: model.MigMode
+) -> None:
+    gpu = boards.gpu(boards.A100, *(["7g.40gb@0"] if mode is ON else []))
+    gpu = dataclasses.replace(gpu, current_mode=mode, pending_mode=pending)
+    wish = boards.want({"7g.40gb": 1} if mode is ON else {}, mode=mode)
+    plan = planner.plan([gpu], {gpu.uuid: wish})
+    assert words(plan) == [f"mode {mode.value}"]
+    assert not plan.gpus[0].needs_reset
+
+
+def test_a_wanted_change_that_is_pending_is_still_to_be_done() -> None:
+    gpu = dataclasses.replace(boards.gpu(boards.A100, mode=OFF), pending_mode=ON)
+    assert words(plan_for(gpu, {})) == ["mode enabled"]
+
+
+def test_a_gpu_without_mig_is_as_good_as_one_with_mig_off() -> None:
+    gpu = dataclasses.replace(boards.gpu(None), current_mode=None, pending_mode=None)
+    assert planner.plan([gpu], {gpu.uuid: boards.want(mode=OFF)}).is_empty
+
+
+# Refusals
+
+
+def refusal(gpu: model.Gpu, devices: dict[str, int]) -> errors.LayoutError:
+    with pytest.raises(errors.LayoutError) as caught:
+        plan_for(gpu, devices)
+    return caught.value
+
+
+def test_a_gpu_without_mig_cannot_have_it_enabled() -> None:
+    gpu = dataclasses.replace(boards.gpu(None), current_mode=None, pending_mode=None)
+    assert refusal(gpu, {}).reason is errors.Reason.NOT_MIG_CAPABLE
+
+
+def test_a_gpu_that_is_not_there_is_an_error_and_not_a_success() -> None:
+    with pytest.raises(errors.LayoutError, match="GPU-9") as caught:
+        planner.plan([boards.gpu(boards.A100)], {"GPU-9": boards.want({})})
+    assert caught.value.reason is errors.Reason.NO_GPU_MATCHES
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"),
+    [
+        ({"1g.6gb": 1}, "no profile 1g.6gb: did you mean 1g.5gb?"),
+        ({"1g.5gb": 7, "99g.999gb": 1}, "it offers 7g.40gb, 4g.20gb, 3g.20gb"),
+        ({"3c.4g.20gb": 1}, "4g.20gb offers compute instances of 4, 2, 1 slices"),
+        ({"9c.1g.5gb": 1}, "1g.5gb offers compute instances of 1 slices"),
+    ],
+)
+def test_an_unknown_profile_is_refused_with_what_the_gpu_offers(
+    devices: dict[str, int], says: str
+) -> None:
+    error = refusal(boards.gpu(boards.A100), devices)
+    assert error.reason is errors.Reason.UNKNOWN_PROFILE
+    assert says in error.message
+    assert "GPU 0" in error.message
+
+
+def test_a_name_means_what_each_gpu_calls_so() -> None:
+    a100, h100 = boards.gpu(boards.A100, index=0), boards.gpu(boards.H100, index=1)
+    wish = boards.want({"1g.10gb": 4})
+    plan = planner.plan([a100, h100], {"GPU-0": wish, "GPU-1": wish})
+    ids = {
+        step.gpu_uuid: step.profile_id
+        for step in plan.steps
+        if isinstance(step, model.CreateGpuInstance)
+    }
+    assert ids == {"GPU-0": 15, "GPU-1": 19}
+
+
+@pytest.mark.parametrize(
+    ("board", "devices", "why", "part"),
+    [
+        ("A100", {"1g.5gb": 8}, "8 x 1g.5gb and the memory slices hold 7", "7 x 1g.5gb"),
+        ("A100", {"1g.5gb": 4, "2g.10gb": 2}, "overlap", "2 x 2g.10gb + 3 x 1g.5gb"),
+        ("A100", {"3g.20gb": 2, "1g.5gb": 1}, "9 memory slices and the GPU has 8", "2 x 3g.20gb"),
+        ("A100", {"1g.5gb+me": 2}, "2 x optical-flow engine (OFA)", "1 x 1g.5gb+me"),
+        ("A100", {"1c.3g.20gb": 7}, "3 x 3g.20gb and the memory slices hold 2", "6 x 1c.3g.20gb"),
+        ("A100", {"7g.40gb": 10**12}, "memory slices hold 1", "1 x 7g.40gb"),
+        ("A30", {"1g.6gb+me": 1, "2g.12gb+me": 1}, "JPEG", "1 x 2g.12gb+me"),
+        ("RTX6000", {"1g.24gb+me.all": 1, "1g.24gb": 1}, "5 x decoder", "1 x 1g.24gb+me.all"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused_with_what_is_exceeded(
+    board: str, devices: dict[str, int], why: str, part: str
+) -> None:
+    error = refusal(boards.gpu(boards.BOARDS[board]), devices)
+    assert error.reason is errors.Reason.DOES_NOT_FIT
+    assert why in error.message
+    assert re.search(rf"; the largest part that fits is {re.escape(part)}($| \()", error.message)
+
+
+def test_engines_that_the_driver_has_granted_are_not_disputed() -> None:
+    gpu = boards.gpu(boards.A100, "1g.5gb+me@0", "1g.5gb+me@1", "1g.5gb@2")
+    assert len(plan_for(gpu, {"1g.5gb+me": 2}).steps) == 2
+    assert len(plan_for(gpu, {"1g.5gb+me": 2, "1g.5gb": 2}).steps) == 2
+
+
+def test_instances_of_a_profile_that_the_driver_no_longer_tells_can_still_end() -> None:
+    specs = tuple(spec for spec in boards.A100 if spec.enum_index != 7)
+    gpu = boards.gpu(specs, "1g.5gb+me@6", "3g.20gb@0")
+    assert words(plan_for(gpu, {"3g.20gb": 1})) == ["-ci 1g.5gb+me 0/0", "-gi 1g.5gb+me 6:1"]
+
+
+# Tables
+
+
+@pytest.mark.parametrize(
+    ("devices", "fits"),
+    [
+        ({}, True),
+        ({"1g.5gb": 7}, True),
+        ({"1g.5gb": 8}, False),
+        ({"1g.5gb": 6}, True),
+        ({"1g.5gb": 3, "2g.10gb": 2}, True),
+        ({"1g.5gb": 2, "2g.10gb": 2}, True),
+        ({"1g.5gb": 2, "2g.10gb": 1}, True),
+        ({"1g.5gb": 4, "2g.10gb": 2}, False),
+        ({"3g.20gb": 2, "1g.5gb": 1}, False),
+        ({"4g.20gb": 1, "3g.20gb": 1}, True),
+        ({"4g.20gb": 2}, False),
+        ({"1g.5gb+me": 1, "1g.5gb": 6}, True),
+        ({"1g.5gb+me": 2}, False),
+        ({"1g.5gb+me": 1, "2g.10gb": 3}, True),
+        ({"1g.10gb": 4}, True),
+        ({"1g.10gb": 4, "1g.5gb": 1}, False),
+        ({"1g.10gb": 1, "2g.10gb": 3}, True),
+        ({"1g.10gb": 2, "3g.20gb": 1}, True),
+        ({"7g.40gb": 1}, True),
+        ({"7g.40gb": 1, "1g.5gb": 1}, False),
+        ({"2g.10gb": 3, "1g.5gb": 1}, True),
+        ({"2g.10gb": 4}, False),
+        ({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}, True),
+    ],
+)
+def test_the_a100_holds_what_is_known_to_fit_and_nothing_else(
+    devices: dict[str, int], *, fits: bool
+) -> None:
+    gpu = boards.gpu(boards.A100)
+    if not fits:
+        assert refusal(gpu, devices).reason is errors.Reason.DOES_NOT_FIT
+    else:
+        after = state_after(gpu, plan_for(gpu, devices))
+        assert oracle.devices_in(after) == dict(boards.want(devices).devices)
+
+
+@pytest.mark.parametrize(
+    ("devices", "fits"),
+    [
+        ({"1g.24gb+me.all": 1, "1g.24gb-me": 3}, True),
+        ({"1g.24gb+me.all": 1, "2g.48gb-me": 1, "1g.24gb-me": 1}, True),
+        ({"1g.24gb+me.all": 1, "1g.24gb": 1}, False),
+        ({"1g.24gb+me.all": 2}, False),
+        ({"2g.48gb+me.all": 1, "2g.48gb-me": 1}, True),
+        ({"2g.48gb+me.all": 1, "1g.24gb+gfx": 1}, False),
+        ({"1g.24gb+me": 1, "1g.24gb+gfx": 2, "1g.24gb": 1}, True),
+        ({"1g.24gb+me": 2}, False),
+        ({"1g.24gb+gfx": 4}, True),
+        ({"2g.48gb+gfx": 1, "2g.48gb": 1}, True),
+        ({"2g.48gb+gfx": 1, "1g.24gb": 1, "1g.24gb+me": 1}, True),
+        ({"4g.96gb+gfx": 1}, True),
+        ({"4g.96gb+gfx": 1, "1g.24gb-me": 1}, False),
+        ({"1g.24gb-me": 4}, True),
+        ({"1g.24gb-me": 5}, False),
+    ],
+)
+def test_the_rtx_pro_6000_mixes_profiles_as_far_as_its_engines_go(
+    devices: dict[str, int], *, fits: bool
+) -> None:
+    gpu = boards.gpu(boards.RTX6000, "2g.48gb@0", "1g.24gb+gfx@9")
+    if not fits:
+        assert refusal(gpu, devices).reason is errors.Reason.DOES_NOT_FIT
+    else:
+        after = state_after(gpu, plan_for(gpu, devices))
+        assert oracle.devices_in(after) == dict(boards.want(devices).devices)
+
+
+# Properties
+
+
+@pytest.mark.parametrize("board", boards.BOARDS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_carrying_out_the_plan_reaches_exactly_the_wish(board: str, data: st.DataObject) -> None:
+    gpu, wish = data.draw(layouts.gpus(board)), data.draw(layouts.wishes(board))
+    wanted = {gpu.uuid: wish}
+    plan = planner.plan([gpu], wanted)
+    after = machine.run(gpu, plan.steps)
+    assert boards.devices_of(after) == dict(wish.devices)
+    assert planner.plan([after], wanted).is_empty
+    for gpu_plan in plan.gpus:
+        assert {
+            (t.profile, t.placement.start): frozenset(
+                (ci.placement.size, ci.placement.start) for ci in t.compute_instances
+            )
+            for t in gpu_plan.target
+        } == oracle.state_of(after)
+
+
+@pytest.mark.parametrize("board", boards.BOARDS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_what_is_refused_is_what_cannot_be_placed_at_all(board: str, data: st.DataObject) -> None:
+    gpu, wish = data.draw(layouts.gpus(board)), data.draw(layouts.any_wishes(board))
+    possible = next(oracle.goals(gpu, dict(wish.devices)), None) is not None
+    if possible:
+        planner.plan([gpu], {gpu.uuid: wish})
+    else:
+        with pytest.raises(errors.LayoutError, match="does not fit"):
+            planner.plan([gpu], {gpu.uuid: wish})
+
+
+@hypothesis.given(data=st.data(), seeded=st.randoms(use_true_random=False))
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_the_order_in_which_things_are_listed_makes_no_difference(
+    data: st.DataObject, seeded: random.Random
+) -> None:
+    names = ("A100", "RTX6000", "A100")
+    gpus = [data.draw(layouts.gpus(name, index=i)) for i, name in enumerate(names)]
+    wanted = {
+        gpu.uuid: data.draw(layouts.wishes(name)) for gpu, name in zip(gpus, names, strict=True)
+    }
+    uuids = [uuid for gpu in gpus for uuid in gpu.mig_uuids]
+    busy = frozenset(data.draw(st.lists(st.sampled_from(uuids)))) if uuids else frozenset()
+    shuffle = seeded.sample
+    mixed = [
+        dataclasses.replace(
+            gpu,
+            gpu_instances=tuple(
+                dataclasses.replace(
+                    gi,
+                    compute_instances=tuple(
+                        shuffle(gi.compute_instances, len(gi.compute_instances))
+                    ),
+                )
+                for gi in shuffle(gpu.gpu_instances, len(gpu.gpu_instances))
+            ),
+        )
+        for gpu in shuffle(gpus, len(gpus))
+    ]
+    assert planner.plan(mixed, wanted, busy=busy) == planner.plan(gpus, wanted, busy=busy)
+
+
+def check_against_everything(data: st.DataObject, board: str, *, splits: bool) -> None:
+    gpu = data.draw(layouts.gpus(board, splits=splits))
+    wish = data.draw(layouts.wishes(board, splits=splits))
+    busy = frozenset(uuid for uuid in gpu.mig_uuids if data.draw(st.booleans()))
+    plan = planner.plan([gpu], {gpu.uuid: wish}, busy=busy)
+    lost = len(plan.doomed_uuids & busy)
+    goal = state_after(gpu, plan)
+    expected = oracle.best(gpu, dict(wish.devices), busy)
+    assert (lost, len(plan.steps), *oracle.rank(gpu, goal, busy)[2:]) == expected
+
+
+@pytest.mark.parametrize("board", ["A100", "H100", "RTX6000"])
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_no_way_to_the_wish_is_better(board: str, data: st.DataObject) -> None:
+    check_against_everything(data, board, splits=False)
+
+
+@pytest.mark.parametrize("board", ["A100", "A30", "RTX6000"])
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_no_way_to_wished_compute_instances_is_better(board: str, data: st.DataObject) -> None:
+    check_against_everything(data, board, splits=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("board", boards.BOARDS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=400)
+def test_no_way_to_many_wishes_is_better(board: str, data: st.DataObject, *, splits: bool) -> None:
+    check_against_everything(data, board, splits=splits)
+
+
+def check_all_wishes(gpu: model.Gpu) -> None:
+    for wish, calls in oracle.fewest_calls(gpu).items():
+        wanted = model.WantedGpu.of(ON, dict(wish))
+        assert len(planner.plan([gpu], {gpu.uuid: wanted}).steps) == calls
+
+
+@hypothesis.given(gpu=layouts.gpus("A30"))
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_no_sequence_of_driver_calls_is_shorter(gpu: model.Gpu) -> None:
+    check_all_wishes(gpu)
+
+
+@pytest.mark.slow
+@hypothesis.given(gpu=layouts.gpus("A30"))
+@hypothesis.settings(deadline=None, max_examples=400)
+def test_no_sequence_of_driver_calls_is_shorter_from_many_layouts(gpu: model.Gpu) -> None:
+    check_all_wishes(gpu)
+
+
+# Restore
+
+
+def test_restoring_what_is_there_takes_no_step() -> None:
+    gpu = boards.gpu(boards.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
+    assert planner.restore([gpu], [gpu.snapshot]).is_empty
+
+
+@pytest.mark.parametrize("board", boards.BOARDS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_restoring_brings_back_every_place_with_the_fewest_calls(
+    board: str, data: st.DataObject
+) -> None:
+    before, now = data.draw(layouts.gpus(board)), data.draw(layouts.gpus(board))
+    plan = planner.restore([now], [before.snapshot])
+    after = machine.run(now, plan.steps)
+    assert oracle.state_of(after) == oracle.state_of(before)
+    assert planner.restore([after], [before.snapshot]).is_empty
+    assert len(plan.steps) == oracle.price(now, oracle.state_of(before), frozenset())[1]
+
+
+@pytest.mark.parametrize("mode", [ON, OFF])
+def test_restoring_brings_the_mode_back(mode: model.MigMode) -> None:
+    on = boards.gpu(boards.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
+    off = boards.gpu(boards.A100, mode=OFF)
+    before, now = (on, off) if mode is ON else (off, on)
+    after = machine.run(now, planner.restore([now], [before.snapshot]).steps)
+    assert after.current_mode is mode
+    assert oracle.state_of(after) == oracle.state_of(before)
+
+
+def test_restoring_needs_no_profiles_from_the_driver() -> None:
+    before = boards.gpu(boards.A100, "3g.20gb@4")
+    plan = planner.restore([boards.gpu(None, mode=OFF)], [before.snapshot])
+    assert words(plan) == ["mode enabled", "+gi 3g.20gb 4:4", "+ci 3g.20gb 0:3 in 4:4"]
+
+
+def test_restoring_leaves_a_mode_pending_that_was_pending_before() -> None:
+    gpu = dataclasses.replace(boards.gpu(boards.A100, "7g.40gb@0"), pending_mode=OFF)
+    assert planner.restore([gpu], [gpu.snapshot]).is_empty
+    before = dataclasses.replace(gpu, pending_mode=ON)
+    assert words(planner.restore([gpu], [before.snapshot])) == ["mode enabled"]
+
+
+def test_restoring_leaves_out_gpus_that_are_gone_or_were_not_there() -> None:
+    old, new = boards.gpu(boards.A100, index=0), boards.gpu(boards.A100, *SEVEN_SMALL, index=1)
+    assert planner.restore([new], [old.snapshot]).is_empty
+
+
+def test_restoring_says_when_mig_is_gone() -> None:
+    gone = dataclasses.replace(boards.gpu(None), current_mode=None, pending_mode=None)
+    assert planner.restore([gone], [gone.snapshot]).is_empty
+    with pytest.raises(errors.LayoutError, match="no MIG"):
+        planner.restore([gone], [boards.gpu(boards.A100).snapshot])
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "steps"),
+    [
+        ("3g.20gb@0[1c 1c]", "3g.20gb@0[1c@0 1c@2]", 0),
+        ("3g.20gb@0[1c@0 1c@2]", "3g.20gb@0[1c 1c]", 0),
+        ("3g.20gb@0[1c@0]", "3g.20gb@0[2c 1c]", 3),
+        ("3g.20gb@4[1c@0]", "3g.20gb@0[2c 1c]", 5),
+    ],
+)
+def test_restoring_packs_anew_where_spans_are_not_known(now: str, before: str, steps: int) -> None:
+    gpu = boards.gpu(boards.A100, now)
+    plan = planner.restore([gpu], [boards.gpu(boards.A100, before).snapshot])
+    assert len(plan.steps) == steps
+    machine.run(gpu, plan.steps)
+
+
+def test_restoring_refuses_a_snapshot_that_no_gpu_instance_can_hold() -> None:
+    before = boards.gpu(boards.A100, "3g.20gb@0[2c 2c]")
+    with pytest.raises(errors.LayoutError) as caught:
+        planner.restore([boards.gpu(boards.A100)], [before.snapshot])
+    assert caught.value.reason is errors.Reason.DOES_NOT_FIT
+
+
+def test_alike_gpus_of_a_node_get_plans_of_their_own() -> None:
+    gpus = [boards.gpu(boards.A100, *SEVEN_SMALL, index=i) for i in range(8)]
+    plan = planner.plan(gpus, {gpu.uuid: boards.want({"1g.5gb": 6}) for gpu in gpus})
+    assert [p.gpu_index for p in plan.gpus] == list(range(8))
+    for gpu, gpu_plan in itertools.zip_longest(gpus, plan.gpus):
+        assert boards.devices_of(machine.run(gpu, gpu_plan.steps)) == {boards.profile("1g.5gb"): 6}
