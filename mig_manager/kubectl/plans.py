@@ -16,7 +16,7 @@ from mig_manager.core.fleet import standing
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers
 from mig_manager.core.records import gpu_records
-from mig_manager.core.text import bar, messages
+from mig_manager.core.text import bar, safetext
 from mig_manager.kubectl import layout as layouts
 from mig_manager.kubectl import selecting
 
@@ -91,7 +91,7 @@ def known() -> Sequence[model.Gpu]:
 
 def harmless(layout: config.Layout) -> config.Layout:
     """Return a layout whose name can be shown."""
-    return dataclasses.replace(layout, name=messages.printable(layout.name))
+    return dataclasses.replace(layout, name=safetext.printable(layout.name))
 
 
 _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
@@ -209,9 +209,9 @@ def _of_node(layout: config.Layout, told: standing.Report, pods: selecting.Pods)
     try:
         planned = commands.planned(gpus, layout, scope=commands.Scope.ALL, holders={})
     except errors.LayoutError as error:
-        why_not = messages.printable(error.message, " ")
+        why_not = safetext.printable(error.message, " ")
     if planned is not None:
-        notes += [messages.printable(str(remark), " ") for remark in planned.overlooked]
+        notes += [safetext.printable(str(remark), " ") for remark in planned.overlooked]
     return NodePlan(
         name=name,
         planned=planned,

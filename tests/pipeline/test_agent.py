@@ -1,4 +1,4 @@
-"""The agent's loop over a pipeline in memory; the whole process is tried in tests/e2e."""
+"""The agent's loop over a pipeline in memory; the whole process is tested in test_agent_process."""
 
 import contextlib
 import threading

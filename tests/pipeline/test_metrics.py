@@ -10,7 +10,7 @@ from prometheus_client import parser
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import sink
-from mig_manager.adapters.nvml import nvml_calls
+from mig_manager.adapters.nvml import nvml_calls, nvml_meter
 from mig_manager.adapters.nvml_worker import gpu_child
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
@@ -263,13 +263,13 @@ gpu_worker.main([])
 
 
 def test_the_meter_adds_up_calls_by_function_and_begins_anew_once_read() -> None:
-    nvml_calls.METER.take()
+    nvml_meter.METER.take()
     nvml_calls.call(len, "abc")
     nvml_calls.call(len, "abc")
     nvml_calls.call(abs, -1)
 
-    assert [(each.function, each.count) for each in nvml_calls.METER.take()] == [
+    assert [(each.function, each.count) for each in nvml_meter.METER.take()] == [
         ("abs", 1),
         ("len", 2),
     ]
-    assert nvml_calls.METER.take() == ()
+    assert nvml_meter.METER.take() == ()

@@ -18,7 +18,7 @@ from mig_manager.adapters.host import procfs, tools
 from mig_manager.core import model
 from mig_manager.core.host import holders, hostsettings
 from mig_manager.core.host import holders as processes
-from mig_manager.core.text import messages
+from mig_manager.core.text import safetext
 
 MAX_BYTES = 4 * 2**20
 """A GPU cut in seven with hundreds of processes needs a tenth of it."""
@@ -84,7 +84,7 @@ def parse(text: str) -> Look | None:
 
 
 def _name(process: ET.Element) -> str:
-    return messages.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
+    return safetext.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
 
 
 def _said(element: ET.Element, path: str) -> str:

@@ -22,7 +22,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import timing
-from mig_manager.core.text import messages
+from mig_manager.core.text import safetext
 
 _MODE = 0o600
 _HOLDER_MODE = 0o644
@@ -250,7 +250,7 @@ def _who(pid: int, text: bytes) -> str:
     if not pid:
         return "a process that does not say who it is"
     try:
-        name = messages.printable((_PROC / f"{pid}/comm").read_text(errors="replace").strip(), "?")
+        name = safetext.printable((_PROC / f"{pid}/comm").read_text(errors="replace").strip(), "?")
     except OSError:
         name = "a process"
     return f"{name} (pid {pid})"

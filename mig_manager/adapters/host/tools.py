@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import driverfiles, toolprocess
 from mig_manager.core.host import hostsettings
-from mig_manager.core.text import messages
+from mig_manager.core.text import safetext
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """How much of what a program says is kept where the caller does not need all of it."""
@@ -215,7 +215,7 @@ def last_line(text: str) -> str:
     """Return the last line that says something, without what a terminal would act on."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = lines[-1][:_MAX_SAID] if lines else ""
-    return messages.printable(said)
+    return safetext.printable(said)
 
 
 def _is_program(path: pathlib.Path) -> bool:

@@ -14,7 +14,7 @@ from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import nvml_calls, nvml_device, nvml_session
 from mig_manager.core import model
 from mig_manager.core.host import holders
-from mig_manager.core.text import messages
+from mig_manager.core.text import safetext
 
 NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that uses the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
@@ -196,7 +196,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[holders.Holder, ..
     found = {
         pid: holders.Holder(
             pid=pid,
-            name=messages.printable(process_name(pid)),
+            name=safetext.printable(process_name(pid)),
             home=homes.get(pid, ""),
             gpu_instances=tuple(sorted({ids[0] for ids in used})),
             compute_instances=tuple(sorted((one, two) for one, two in used if two is not None)),

@@ -1,7 +1,5 @@
-"""How often each NVML function is called, and how long that takes."""
+"""Call ``pynvml`` and translate its errors; each error names its NVML function."""
 
-import dataclasses
-import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -9,44 +7,7 @@ from typing import Any
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpu_progress
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
-    """What was spent on one NVML function."""
-
-    function: str
-    count: int
-    seconds: float
-
-
-class Meter:
-    """Adds up calls from all threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._totals: dict[str, tuple[int, float]] = {}
-
-    def add(self, function: str, seconds: float) -> None:
-        """Count one call."""
-        with self._lock:
-            count, spent = self._totals.get(function, (0, 0.0))
-            self._totals[function] = count + 1, spent + seconds
-
-    def take(self) -> tuple[Calls, ...]:
-        """Return the totals by name, and begin again."""
-        with self._lock:
-            totals, self._totals = self._totals, {}
-        return tuple(
-            Calls(function=name, count=count, seconds=seconds)
-            for name, (count, seconds) in sorted(totals.items())
-        )
-
-
-METER = Meter()
-"""Of this process, as the NVML session is."""
-
+from mig_manager.adapters.nvml import gpu_progress, nvml_meter
 
 REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_UNINITIALIZED: errors.Reason.DRIVER_NOT_LOADED,
@@ -159,7 +120,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
         raise from_code(pynvml.NVML_ERROR_UNKNOWN, operation=function.__name__) from error
     finally:
         gpu_progress.PROGRESS.ended()
-        METER.add(function.__name__, time.monotonic() - since)
+        nvml_meter.METER.add(function.__name__, time.monotonic() - since)
 
 
 def call_unless(

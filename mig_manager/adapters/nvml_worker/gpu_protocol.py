@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Iterable
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_calls
+from mig_manager.adapters.nvml import nvml_meter
 from mig_manager.core import model
 
 
@@ -42,7 +42,7 @@ Request = Observe | Execute
 class _Reply:
     """What all answers tell."""
 
-    calls: tuple[nvml_calls.Calls, ...] = ()
+    calls: tuple[nvml_meter.Calls, ...] = ()
     """What was spent on NVML."""
 
 

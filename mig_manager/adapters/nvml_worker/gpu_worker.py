@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.nvml import gpu_progress, nvml_calls, nvml_gpus
+from mig_manager.adapters.nvml import gpu_progress, nvml_gpus, nvml_meter
 from mig_manager.adapters.nvml_worker import gpu_process, gpu_protocol
 
 _PROC = pathlib.Path("/proc")
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         proc_root=_proc_root(arguments),
     )
     told = answer(request, gpus)
-    told = dataclasses.replace(told, calls=nvml_calls.METER.take())
+    told = dataclasses.replace(told, calls=nvml_meter.METER.take())
     with os.fdopen(answers, "wb") as stream:
         stream.write(gpu_protocol.encode(told))
     return 0

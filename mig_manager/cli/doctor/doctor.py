@@ -17,7 +17,7 @@ from mig_manager.cli.doctor import doctorsettings, findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.core.text import bar, document, messages, picture
+from mig_manager.core.text import bar, document, picture, safetext
 
 _MARGIN_S = 3.0
 """What a check may take beyond what it asks: to end a process that does not answer, and start."""
@@ -78,7 +78,7 @@ _TONES: Mapping[findings.Verdict, bar.Tone] = {
 
 def _wrapped(text: str, width: int) -> list[str]:
     # Names from the API and from processes end up here; they must not drive the terminal.
-    harmless = messages.printable(text, " ")
+    harmless = safetext.printable(text, " ")
     return textwrap.wrap(
         harmless,
         width,

@@ -8,7 +8,7 @@ from mig_manager.core import model
 from mig_manager.core.host import holders as holding
 from mig_manager.core.layout import config
 from mig_manager.core.planner import steps
-from mig_manager.core.text import bar, messages, picture
+from mig_manager.core.text import bar, messages, picture, safetext
 
 _MOST_NAMED = 8
 """Devices or pods that a sentence names before it counts the rest."""
@@ -37,7 +37,7 @@ def status(result: commands.Status, *, is_wide: bool, style: bar.Style) -> str:
 def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
     """Return a block about the GPUs that could not be observed; none where all could."""
     lines = [
-        style.paint(_wrapped(messages.printable(gpu.sentence, " ")), bar.Tone.BAD)
+        style.paint(_wrapped(safetext.printable(gpu.sentence, " ")), bar.Tone.BAD)
         for gpu in gpus.unreachable
     ]
     return ["\n".join(lines)] if lines else []

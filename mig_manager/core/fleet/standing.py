@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_records
-from mig_manager.core.text import messages
+from mig_manager.core.text import messages, safetext
 
 _LONGEST_RUN = dt.timedelta(hours=1)
 """Drain, change and proof have deadlines of their own that end well before."""
@@ -134,7 +134,7 @@ def judge(node: Node, now: dt.datetime) -> Report:
             told = read(text)
         except ValueError as error:
             is_unreadable = True
-            notes.append(f"the status cannot be read: {messages.printable(str(error))}")
+            notes.append(f"the status cannot be read: {safetext.printable(str(error))}")
     if is_unreadable:
         standing = Standing.UNREADABLE
     elif not node.wish:
@@ -168,7 +168,7 @@ def read(text: str) -> Told:
         state=model.State(data.get("state")),
         phase=_word(data, "phase"),
         reason=_word(data, "reason"),
-        message=messages.printable(str(data.get("message", ""))[:_MAX_MESSAGE], " "),
+        message=safetext.printable(str(data.get("message", ""))[:_MAX_MESSAGE], " "),
         attempt=attempt if isinstance(attempt, int) and 0 <= attempt < 2**31 else 1,
         started_at=messages.parse(data.get("startedAt")),
         finished_at=messages.parse(data.get("finishedAt")),
@@ -177,7 +177,7 @@ def read(text: str) -> Told:
 
 
 def _word(data: Mapping[str, Any], key: str) -> str:
-    return messages.printable(str(data.get(key, ""))[:_MAX_WORD])
+    return safetext.printable(str(data.get(key, ""))[:_MAX_WORD])
 
 
 def _of(node: Node, told: Told, now: dt.datetime) -> Standing:
@@ -210,7 +210,7 @@ def _gpus(node: Node, notes: list[str]) -> model.ObservedGpus | None:
 
 
 def _short(error: ValueError) -> str:
-    return messages.printable(str(error)[:_MAX_WORD])
+    return safetext.printable(str(error)[:_MAX_WORD])
 
 
 def _oddities(node: Node, told: Told | None, standing: Standing, now: dt.datetime) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import model, profile
-from mig_manager.core.text import messages
+from mig_manager.core.text import safetext
 
 _MAX_SLICE = 1_000
 """No GPU has so many; it keeps nonsense from being planned with."""
@@ -353,7 +353,7 @@ def _sound(named: model.Profile) -> model.Profile:
 def _text(value: object, *, most: int = _MOST_LETTERS) -> str:
     if not isinstance(value, str) or len(value) > most:
         raise ValueError("a text is missing or too long")
-    return messages.printable(value)
+    return safetext.printable(value)
 
 
 def _number(value: object) -> int:

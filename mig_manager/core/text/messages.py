@@ -45,11 +45,6 @@ def fit(text: str, limit: int) -> str:
     return (start.rpartition(" ")[0] or start) + tail
 
 
-def printable(text: str, instead: str = "?") -> str:
-    """Replace what a terminal would act on: whoever chose the text must not drive it."""
-    return "".join(letter if letter.isprintable() else instead for letter in text)
-
-
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _TWICE = 2
 
