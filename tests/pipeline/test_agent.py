@@ -1,4 +1,4 @@
-"""The agent's loop over a pipeline in memory; the whole process is tested in test_agent_process."""
+"""The agent's loop over a pipeline in memory; test_agent_process runs the whole process."""
 
 import contextlib
 import threading
