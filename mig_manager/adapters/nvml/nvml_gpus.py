@@ -92,7 +92,7 @@ class NvmlGpus:
         """Open a session in which a plan may be executed."""
         require_idle = self._idle_check(plan) if plan.requires_idle else None
         with self._session():
-            nvml_session.require(plan)
+            _require_functions(plan)
             if require_idle is not None:
                 require_idle()
                 for gpu in plan.gpus:
@@ -141,6 +141,44 @@ class NvmlGpus:
                 message=error.message.removeprefix(f"{error.gpu}: "),
             )
             return lost.identified(known) if known else lost
+
+
+_MODE_FUNCTIONS = ("nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode")
+_INSTANCE_FUNCTIONS = (
+    "nvmlDeviceGetGpuInstances",
+    "nvmlDeviceGetGpuInstanceById",
+    "nvmlGpuInstanceGetInfo",
+    "nvmlDeviceCreateGpuInstance",
+    "nvmlGpuInstanceDestroy",
+    "nvmlGpuInstanceGetComputeInstances",
+    "nvmlGpuInstanceGetComputeInstanceById",
+    "nvmlComputeInstanceGetInfo_v2",
+    "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlComputeInstanceDestroy",
+)
+"""To create and to destroy instances: a plan that does only one of these is rolled back by the
+other. The ``...WithPlacement`` functions, which R450 (for GPU instances) and R515 (for compute
+instances) lack, are not among them: ``nvml_execute`` does without."""
+
+
+def _require_functions(plan: model.Plan) -> None:
+    """Check that the loaded library has each function that a plan and its rollback need.
+
+    Raises:
+        HardwareError: NOT_SUPPORTED, with the names of the missing functions.
+    """
+    needed: tuple[str, ...] = ()
+    if any(isinstance(step, model.SetMode) for step in plan.steps):
+        needed += _MODE_FUNCTIONS
+    if any(not isinstance(step, model.SetMode) for step in plan.steps):
+        needed += _INSTANCE_FUNCTIONS
+    missing = [name for name in needed if not hasattr(pynvml.nvmlLib, name)]
+    if missing:
+        raise errors.HardwareError(
+            f"the driver's NVML library has no {', '.join(missing)}, which this change needs",
+            reason=errors.Reason.NOT_SUPPORTED,
+            operation=missing[0],
+        )
 
 
 _MAY_BE_UNREACHABLE = frozenset(
