@@ -104,13 +104,13 @@ def _note_unknown_variables(terminal: console.Console) -> None:
 
 def _shell(command: str, options: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager.adapters.host import log
-    from mig_manager.cli import shell, shellsettings
+    from mig_manager.cli import gpus, shellsettings
 
     given = shellsettings.command_settings(options, terminal.environ)
 
     level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.WARNING
     log.configure(level=level.value, is_json=False, stream=terminal.remarks)
-    return shell.run(command, given, terminal)
+    return gpus.run(command, given, terminal)
 
 
 def _agent(options: Mapping[str, object], terminal: console.Console) -> int:

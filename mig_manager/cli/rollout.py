@@ -14,9 +14,10 @@ from mig_manager import errors
 from mig_manager.adapters.host import clock, files
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli import console, rolloutsettings
-from mig_manager.cli.render import rolloutreport
+from mig_manager.cli.render import rollout_report
 from mig_manager.core import timing
-from mig_manager.core.fleet import members, previews, rollouts
+from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.fleet import preview, rollout
 from mig_manager.core.layout import config
 from mig_manager.core.text import bar, document
 
@@ -34,17 +35,19 @@ class Nodes(Protocol):
     def trouble(self) -> str:
         """See ``fleet.Fleet.trouble``."""
 
-    def nodes(self) -> tuple[members.Node, ...]:
+    def nodes(self) -> tuple[fleet_nodes.Node, ...]:
         """See ``fleet.Fleet.nodes``."""
 
     def wait(self, seconds: float) -> None:
         """See ``fleet.Fleet.wait``."""
 
-    def ask(self, seen: members.Node, layout: str | None, mark: members.Mark | None) -> bool:
+    def ask(
+        self, seen: fleet_nodes.Node, layout: str | None, mark: fleet_nodes.Mark | None
+    ) -> bool:
         """See ``fleet.Fleet.ask``."""
 
 
-Show = Callable[[rollouts.Turn], None]
+Show = Callable[[rollout.Turn], None]
 
 
 def run(given: rolloutsettings.RolloutSettings, terminal: console.Console) -> int:
@@ -70,13 +73,13 @@ def run(given: rolloutsettings.RolloutSettings, terminal: console.Console) -> in
 
 def roll(
     selected: Nodes,
-    goal: members.Goal,
-    limits: rollouts.Limits,
+    goal: fleet_nodes.Goal,
+    limits: rollout.Limits,
     *,
     clock: timing.Clock,
     show: Show,
     note: Callable[[str], None] = lambda _text: None,
-) -> rollouts.Turn:
+) -> rollout.Turn:
     """Ask one node after the other until there is nothing more to do.
 
     Args:
@@ -93,7 +96,7 @@ def roll(
     Raises:
         ClusterError: The API refused to have a node asked.
     """
-    mind = rollouts.Rollout(goal, limits)
+    mind = rollout.Rollout(goal, limits)
     noted = ""
     while True:
         seen = {node.name: node for node in selected.nodes()}
@@ -113,10 +116,10 @@ def roll(
 
 def _act(
     selected: Nodes,
-    goal: members.Goal,
-    mind: rollouts.Rollout,
-    turn: rollouts.Turn,
-    seen: Mapping[str, members.Node],
+    goal: fleet_nodes.Goal,
+    mind: rollout.Rollout,
+    turn: rollout.Turn,
+    seen: Mapping[str, fleet_nodes.Node],
 ) -> str:
     """Ask what is due; return what kept us from it, if that can pass."""
     try:
@@ -138,13 +141,13 @@ def _act(
 def _roll(
     given: rolloutsettings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> int:
-    title = rolloutreport.goal(given.goal)
-    last: list[rollouts.Turn] = []
+    title = rollout_report.goal(given.goal)
+    last: list[rollout.Turn] = []
     is_text = given.output_format is rolloutsettings.OutputFormat.TEXT
     status = _FAILED
     with _board(given, terminal, title) if is_text else contextlib.nullcontext(_silent) as show:
 
-        def keep(turn: rollouts.Turn) -> None:
+        def keep(turn: rollout.Turn) -> None:
             last[:] = [turn]
             show(turn)
 
@@ -157,7 +160,7 @@ def _roll(
                 show=keep,
                 note=terminal.note,
             )
-            status = _DONE if turn.phase is rollouts.Phase.DONE else _FAILED
+            status = _DONE if turn.phase is rollout.Phase.DONE else _FAILED
         except KeyboardInterrupt:
             if not last:
                 raise
@@ -165,13 +168,13 @@ def _roll(
     _answer(
         given,
         terminal,
-        rolloutreport.data(last[0], given.goal),
-        rolloutreport.ended(last[0], title),
+        rollout_report.data(last[0], given.goal),
+        rollout_report.ended(last[0], title),
     )
     return status
 
 
-def _silent(_turn: rollouts.Turn) -> None:
+def _silent(_turn: rollout.Turn) -> None:
     """Show nothing."""
 
 
@@ -194,14 +197,14 @@ class _Lines:
 
     def __init__(self, terminal: console.Console) -> None:
         self._terminal = terminal
-        self._before: dict[str, rollouts.Standing] = {}
+        self._before: dict[str, rollout.Standing] = {}
 
-    def show(self, turn: rollouts.Turn) -> None:
+    def show(self, turn: rollout.Turn) -> None:
         for node in turn.nodes:
-            was = self._before.get(node.name, rollouts.Standing.TO_DO)
+            was = self._before.get(node.name, rollout.Standing.TO_DO)
             self._before[node.name] = node.standing
             if node.standing is not was:
-                self._terminal.say(rolloutreport.event(node))
+                self._terminal.say(rollout_report.event(node))
 
 
 class _Table:
@@ -215,13 +218,13 @@ class _Table:
         self._drawn_s = float("-inf")
         self._clock = clock.SystemClock()
 
-    def show(self, turn: rollouts.Turn) -> None:
+    def show(self, turn: rollout.Turn) -> None:
         now_s = self._clock.monotonic()
         if now_s - self._drawn_s < _DRAW_S:
             return
         self._drawn_s = now_s
         size = shutil.get_terminal_size()
-        text = rolloutreport.table(
+        text = rollout_report.table(
             turn, self._title, style=self._style, size=(size.columns, size.lines)
         )
         self.clear()
@@ -238,19 +241,19 @@ def _preview(
     given: rolloutsettings.RolloutSettings,
     terminal: console.Console,
     kube: api.KubeApi,
-    nodes: Sequence[members.Node],
+    nodes: Sequence[fleet_nodes.Node],
 ) -> int:
     layout = _layout(given, kube)
     pods = fleet.pods_by_node(kube)
     found = [
-        previews.preview(node, layout, pods.get(node.name, ()))
+        preview.preview(node, layout, pods.get(node.name, ()))
         for node in sorted(nodes, key=lambda node: node.name)
     ]
-    title = rolloutreport.goal(given.goal)
+    title = rollout_report.goal(given.goal)
     style = terminal.style(given.colour)
     data = {"layout": layout.name, "nodes": [node.to_data() for node in found]}
-    _answer(given, terminal, data, rolloutreport.previewed(found, title, style=style))
-    good = (previews.Verdict.IN_FORCE, previews.Verdict.FITS)
+    _answer(given, terminal, data, rollout_report.previewed(found, title, style=style))
+    good = (preview.Verdict.IN_FORCE, preview.Verdict.FITS)
     return _DONE if all(node.verdict in good for node in found) else _FAILED
 
 
@@ -260,7 +263,7 @@ def _check_layout(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> 
     Raises:
         LayoutError: It has not.
     """
-    if not isinstance(given.goal, members.Forward):
+    if not isinstance(given.goal, fleet_nodes.Forward):
         return
     try:
         found = _document(given, kube)
@@ -273,7 +276,7 @@ def _check_layout(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> 
 
 def _layout(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> config.Layout:
     found = _document(given, kube)
-    if found is None or not isinstance(given.goal, members.Forward):
+    if found is None or not isinstance(given.goal, fleet_nodes.Forward):
         where = "/".join(given.config_map)
         raise errors.UsageError(
             f"there is no ConfigMap {where}; name the agents' one (--config-map), or a file (-f)"
@@ -310,6 +313,6 @@ def _answer(
 
 
 def _nobody(given: rolloutsettings.RolloutSettings) -> str:
-    if isinstance(given.goal, members.Back):
+    if isinstance(given.goal, fleet_nodes.Back):
         return f"no rollout has left its mark on a node that {given.selector!r} selects"
     return f"{given.selector!r} selects no node"

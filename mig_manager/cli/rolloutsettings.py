@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.core.fleet import members, rollouts
+from mig_manager.core.fleet import nodes, rollout
 from mig_manager.core.options import source
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
@@ -30,9 +30,9 @@ class OutputFormat(enum.Enum):
 class RolloutSettings:
     """Settings of one rollout."""
 
-    goal: members.Goal
+    goal: nodes.Goal
     selector: str
-    limits: rollouts.Limits
+    limits: rollout.Limits
     is_dry_run: bool
     config_file: pathlib.Path | None
     """Config document to plan with; None: that of the ConfigMap."""
@@ -58,7 +58,7 @@ def rollout_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         raise errors.UsageError("say which nodes: -l SELECTOR, as for kubectl")
     goal = _goal(given)
     is_dry_run = given.switch("dry-run")
-    if is_dry_run and isinstance(goal, members.Back):
+    if is_dry_run and isinstance(goal, nodes.Back):
         raise errors.UsageError("a dry run is of a layout, not of undo")
     return RolloutSettings(
         goal=goal,
@@ -75,27 +75,27 @@ def rollout_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
     )
 
 
-def _goal(given: source.Source) -> members.Goal:
+def _goal(given: source.Source) -> nodes.Goal:
     first, selected = given.text("layout"), given.text("selected-config")
     if first and selected and first != selected:
         raise errors.UsageError(f"-c names {selected!r} and the command line {first!r}; name one")
     if first == _UNDO and not selected:
-        return members.Back()
+        return nodes.Back()
     name = selected or first
     if not name:
         raise errors.UsageError("name a layout, or say undo")
     if not _LABEL.fullmatch(name):
         raise errors.UsageError(f"{name!r} cannot be the value of a label, so no node can have it")
-    return members.Forward(layout=name)
+    return nodes.Forward(layout=name)
 
 
-def _limits(given: source.Source) -> rollouts.Limits:
+def _limits(given: source.Source) -> rollout.Limits:
     amount = given.text("max-unavailable", default="1")
     if not _AMOUNT.fullmatch(amount):
         raise errors.UsageError(
             f"--max-unavailable: {amount!r} is neither a number of nodes nor a percentage"
         )
-    return rollouts.Limits(
+    return rollout.Limits(
         max_unavailable=amount,
         pauses=given.switch("pause-on-failure"),
         node_timeout_s=given.seconds("node-timeout-s", default=1800.0, least=1.0),

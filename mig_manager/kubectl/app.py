@@ -13,11 +13,11 @@ from mig_manager.adapters.host import configfile
 from mig_manager.agent import settings
 from mig_manager.change import validation
 from mig_manager.cli import console
-from mig_manager.cli.render import report
+from mig_manager.cli.render import gpu_report
 from mig_manager.core.layout import config
 from mig_manager.core.options import source
 from mig_manager.core.text import document, safetext
-from mig_manager.kubectl import arguments, histories, plans, selecting, statuses
+from mig_manager.kubectl import arguments, history, plan, selection, status
 
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
 _INTERRUPTED = 128 + 2
@@ -111,7 +111,7 @@ class _App:
         self._style = terminal.style(settings.colour(given, terminal.environ))
         self._format = str(options.get("output"))
         self._now = dt.datetime.now(tz=dt.UTC)
-        self._seen = selecting.Cluster(
+        self._seen = selection.Cluster(
             kubectl.Kubectl(arguments.kubectl_options(options), tell=terminal.note)
         )
 
@@ -130,21 +130,21 @@ class _App:
         is_drawn = self._is_drawn(nodes)
         # The table has no room for them, and the pods of many nodes are much to list.
         is_asked = is_drawn or self._format != "text"
-        pods = selecting.pods(self._seen, nodes.names) if is_asked else None
-        result = statuses.Status(
-            reports=nodes.reports, pods=pods or selecting.Pods(by_node=None), now=self._now
+        pods = selection.pods(self._seen, nodes.names) if is_asked else None
+        result = status.Status(
+            reports=nodes.reports, pods=pods or selection.Pods(by_node=None), now=self._now
         )
-        draw = statuses.pictures if is_drawn else statuses.table
+        draw = status.pictures if is_drawn else status.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
         return DONE if result.is_good and not nodes.missing else FAILED
 
     def _plan(self) -> int:
         found = self._document()
-        layout = plans.harmless(found.layout(str(self._options["layout"])))
+        layout = plan.harmless(found.layout(str(self._options["layout"])))
         nodes = self._nodes()
-        pods = selecting.pods(self._seen, nodes.names)
-        result = plans.plan(layout, nodes.reports, source=found.source, pods=pods)
-        draw = plans.pictures if self._is_drawn(nodes) else plans.table
+        pods = selection.pods(self._seen, nodes.names)
+        result = plan.plan(layout, nodes.reports, source=found.source, pods=pods)
+        draw = plan.pictures if self._is_drawn(nodes) else plan.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
         return DONE if result.is_good and not nodes.missing else FAILED
 
@@ -153,26 +153,26 @@ class _App:
         given = self._options.get("layout")
         names = [str(name) for name in given] if isinstance(given, list) else []
         layouts = [source_.layout(name) for name in names or source_.layouts]
-        found = plans.of_nodes(self._nodes().reports)
+        found = plan.of_nodes(self._nodes().reports)
         for note in found.notes:
             self._terminal.note(note)
         if not found.templates:
             raise errors.UsageError("no node tells which GPUs it has, so nothing can be checked")
         result = validation.against_products(
-            [plans.harmless(layout) for layout in layouts],
+            [plan.harmless(layout) for layout in layouts],
             source=source_.source,
             templates=found.templates,
             # Who names a layout means it for these nodes.
-            others=None if names else plans.known,
+            others=None if names else plan.known,
         )
-        self._answer(result.to_data, lambda: report.validated(result, style=self._style))
+        self._answer(result.to_data, lambda: gpu_report.validated(result, style=self._style))
         return FAILED if result.misfits else DONE
 
     def _history(self) -> int:
-        named = selecting.Selection(names=(str(self._options["node"]),), selector=None)
-        (told,) = selecting.find(self._seen, named, now=self._now).reports
-        result = histories.history(self._seen, told, now=self._now)
-        self._answer(result.to_data, lambda: histories.page(result, style=self._style))
+        named = selection.Selection(names=(str(self._options["node"]),), selector=None)
+        (told,) = selection.find(self._seen, named, now=self._now).reports
+        result = history.history(self._seen, told, now=self._now)
+        self._answer(result.to_data, lambda: history.page(result, style=self._style))
         return DONE
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
@@ -184,19 +184,19 @@ class _App:
             case _:
                 self._terminal.say(text())
 
-    def _nodes(self) -> selecting.Found:
+    def _nodes(self) -> selection.Found:
         given = self._options.get("node")
         selector = self._options.get("selector")
-        asked = selecting.Selection(
+        asked = selection.Selection(
             names=tuple(str(name) for name in given) if isinstance(given, list) else (),
             selector=None if selector is None else str(selector),
         )
-        found = selecting.find(self._seen, asked, now=self._now)
+        found = selection.find(self._seen, asked, now=self._now)
         for said in found.missing:
             self._terminal.note(said)
         return found
 
-    def _is_drawn(self, nodes: selecting.Found) -> bool:
+    def _is_drawn(self, nodes: selection.Found) -> bool:
         return len(nodes.reports) == 1 or self._format == "wide"
 
     def _document(self) -> config.Document:

@@ -9,7 +9,7 @@ import mig_manager
 from mig_manager import errors
 from mig_manager.adapters import kubectl
 from mig_manager.cli import console
-from mig_manager.kubectl import selecting
+from mig_manager.kubectl import selection
 
 PROGRAM = "kubectl mig"
 FORMATS = ("text", "wide", "json", "yaml")
@@ -318,7 +318,7 @@ def _words(name: str, before: Sequence[str]) -> Iterable[str]:
     """Return nodes or layouts, whichever come next."""
     rest = before[list(before).index(name) + 1 :]
     given = [each for each in rest if not each.startswith("-")]
-    seen = selecting.Cluster(_api(before))
+    seen = selection.Cluster(_api(before))
     match name:
         case "validate":
             return _layouts(seen)
@@ -331,7 +331,7 @@ def _words(name: str, before: Sequence[str]) -> Iterable[str]:
             return ()
 
 
-def _layouts(seen: selecting.Cluster) -> Iterable[str]:
+def _layouts(seen: selection.Cluster) -> Iterable[str]:
     # Whoever wrote the document must not drive the terminal.
     return [name for name in seen.document(None).layouts if name.isprintable()]
 

@@ -11,7 +11,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import api, fleet, nodewatch, podnews, stream
-from mig_manager.core.fleet import members
+from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources
@@ -162,4 +162,4 @@ def test_a_rollout_knows_that_what_it_holds_is_old_after_a_bug(
             return [node.wanted for node in nodes.nodes()]
 
         assert eventually(lambda: wishes() == ["new"] and not nodes.trouble)
-        assert isinstance(nodes.nodes()[0], members.Node)
+        assert isinstance(nodes.nodes()[0], fleet_nodes.Node)

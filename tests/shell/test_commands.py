@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import commands, validation
-from mig_manager.cli.render import report
+from mig_manager.cli.render import gpu_report
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.text import bar
@@ -146,7 +146,7 @@ def test_apply_changes_only_what_differs() -> None:
 
     (planned,) = applying_rig.apply(gpus, layout("small")).rounds
 
-    assert report.summary(planned) == "2 instances destroyed, 4 created, 6 stay; no reset"
+    assert gpu_report.summary(planned) == "2 instances destroyed, 4 created, 6 stay; no reset"
 
 
 def test_apply_proves_what_it_claims() -> None:
@@ -233,7 +233,7 @@ def test_a_plan_names_the_pods_that_hold_what_ends() -> None:
     planned = commands.plan(gpus, layout("small"), holders=holders)
 
     assert planned.evicted == ("team/train-0",)
-    assert "Pods that would be evicted: team/train-0" in report.plan(
+    assert "Pods that would be evicted: team/train-0" in gpu_report.plan(
         planned, is_wide=False, style=bar.Style()
     )
 
@@ -243,7 +243,7 @@ def test_a_plan_without_known_pods_names_the_devices_that_end() -> None:
     applying_rig.apply(gpus, layout("balanced"))
 
     planned = commands.plan(gpus, layout("small"))
-    text = report.plan(planned, is_wide=False, style=bar.Style())
+    text = gpu_report.plan(planned, is_wide=False, style=bar.Style())
 
     (doomed,) = planned.plan.doomed_uuids
     assert f"MIG devices that must have no user: {doomed}" in text
@@ -253,7 +253,7 @@ def test_a_plan_without_known_pods_names_the_devices_that_end() -> None:
 def test_a_plan_that_switches_mode_says_which_gpus_must_be_idle() -> None:
     planned = commands.plan(Gpus(*two_a100()), layout("balanced"))
 
-    text = report.plan(planned, is_wide=False, style=bar.Style())
+    text = gpu_report.plan(planned, is_wide=False, style=bar.Style())
 
     assert "GPU 0-1 must have no user at all." in text
     assert text.endswith("MIG mode of 2 GPUs switched; 2 GPUs reset.")
@@ -263,7 +263,9 @@ def test_an_empty_plan_says_that_there_is_nothing_to_do() -> None:
     gpus = Gpus(hardware.template(A100))
     applying_rig.apply(gpus, layout("balanced"))
 
-    text = report.plan(commands.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style())
+    text = gpu_report.plan(
+        commands.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style()
+    )
 
     assert text.endswith("Layout balanced is in force: nothing to do.")
 
@@ -275,7 +277,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
     checked = commands.check(gpus, layout("small"))
 
     assert not checked.is_applied
-    assert report.difference(checked.planned) == (
+    assert gpu_report.difference(checked.planned) == (
         "GPU 0 has 1x 3g.20gb, 1x 2g.10gb, 2x 1g.5gb instead of 1x 3g.20gb, 4x 1g.5gb; "
         "1 more GPU differs"
     )
@@ -387,7 +389,7 @@ def test_the_table_explains_what_does_not_fit() -> None:
         templates=[hardware.template(A100), hardware.template(A30)],
     )
 
-    text = report.validated(result, style=bar.Style(unicode=False))
+    text = gpu_report.validated(result, style=bar.Style(unicode=False))
 
     assert "balanced   y   ." in text
     assert "too-much   N   ." in text

@@ -7,12 +7,12 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.fleet import standing
+from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers
 from mig_manager.core.records import gpu_records
 from mig_manager.core.text import bar
-from mig_manager.kubectl import histories, layout, plans, selecting, statuses
+from mig_manager.kubectl import history, layout, plan, selection, status
 from tests.shell import plugin_rig as rig
 from tests.unit import boards
 
@@ -63,48 +63,48 @@ def test_what_a_loss_means_is_told_no_surer_than_it_is(ending: int, asked: int, 
 
 def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
-) -> standing.Report:
+) -> node_report.Report:
     thing = rig.Seen(name="n1", gpus=gpus, wish="all-balanced", state=state).to_object()
-    node = selecting.read(thing | {"metadata": thing["metadata"] | {"uid": "u"}})
-    return standing.judge(node, dt.datetime.now(tz=dt.UTC))
+    node = selection.read(thing | {"metadata": thing["metadata"] | {"uid": "u"}})
+    return node_report.judge(node, dt.datetime.now(tz=dt.UTC))
 
 
 def test_a_gpu_that_tells_its_profiles_only_with_mig_on_is_planned_so_far() -> None:
     blind = boards.gpu(None, mode=model.MigMode.DISABLED)
     document = config.parse(rig.CONFIG, source="f")
 
-    result = plans.plan(
+    result = plan.plan(
         document.layout("all-balanced"),
         [report((blind,))],
         source="f",
-        pods=selecting.Pods(by_node={}),
+        pods=selection.Pods(by_node={}),
     )
 
     assert result.nodes[0].fits is None
     assert not result.is_good
-    assert "the instances are planned once MIG is on" in plans.pictures(result, style=PLAIN)
-    assert plans.table(result, style=PLAIN).splitlines()[1].split()[1] == "?"
+    assert "the instances are planned once MIG is on" in plan.pictures(result, style=PLAIN)
+    assert plan.table(result, style=PLAIN).splitlines()[1].split()[1] == "?"
 
 
 def test_pods_with_claims_are_named_apart() -> None:
     item = rig.pod("dra", "n1")
     item["metadata"]["uid"] = "u"
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
-    found = selecting.read_pods([item], ["n1"])
-    shown = statuses.Status(
+    found = selection.read_pods([item], ["n1"])
+    shown = status.Status(
         reports=(report((boards.gpu(boards.A100, "1g.5gb@0"),)),),
-        pods=selecting.Pods(by_node=found),
+        pods=selection.Pods(by_node=found),
         now=NOW,
     )
 
-    assert "Pods with ResourceClaims, for these GPUs or others: ml/dra" in statuses.pictures(
+    assert "Pods with ResourceClaims, for these GPUs or others: ml/dra" in status.pictures(
         shown, style=PLAIN
     )
 
 
-def moment(minutes: int, what: str, *, is_warning: bool = False) -> histories.Moment:
+def moment(minutes: int, what: str, *, is_warning: bool = False) -> history.Moment:
     at = NOW - dt.timedelta(minutes=minutes)
-    return histories.Moment(at=at, what=what, message="layout all-balanced", is_warning=is_warning)
+    return history.Moment(at=at, what=what, message="layout all-balanced", is_warning=is_warning)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def moment(minutes: int, what: str, *, is_warning: bool = False) -> histories.Mo
     ],
 )
 def test_a_layout_is_in_force_since_it_was_applied_with_nothing_bad_since(
-    moments: list[histories.Moment], minutes: int
+    moments: list[history.Moment], minutes: int
 ) -> None:
     seen = report()
     assert seen.told
@@ -125,41 +125,41 @@ def test_a_layout_is_in_force_since_it_was_applied_with_nothing_bad_since(
         seen.told, finished_at=NOW - dt.timedelta(minutes=5), config="all-balanced"
     )
 
-    history = histories.History(
+    past = history.History(
         report=dataclasses.replace(seen, told=told),
         moments=tuple(moments),
         why_no_events="",
         now=NOW,
     )
 
-    assert history.in_force_since == NOW - dt.timedelta(minutes=minutes)
+    assert past.in_force_since == NOW - dt.timedelta(minutes=minutes)
 
 
 def test_what_failed_is_in_force_since_never() -> None:
-    history = histories.History(
+    past = history.History(
         report=report(state=model.State.FAILED), moments=(), why_no_events="", now=NOW
     )
 
-    assert history.in_force_since is None
+    assert past.in_force_since is None
 
 
 def test_a_node_of_which_nothing_is_kept_says_so() -> None:
-    node = selecting.read({"metadata": {"name": "n1", "uid": "u"}})
-    history = histories.History(
-        report=standing.judge(node, NOW), moments=(), why_no_events="", now=NOW
+    node = selection.read({"metadata": {"name": "n1", "uid": "u"}})
+    past = history.History(
+        report=node_report.judge(node, NOW), moments=(), why_no_events="", now=NOW
     )
 
-    assert histories.page(history, style=PLAIN).endswith("Nothing is kept of its past.")
+    assert history.page(past, style=PLAIN).endswith("Nothing is kept of its past.")
 
 
 def test_a_node_without_any_gpu_is_drawn_as_that() -> None:
-    shown = statuses.Status(reports=(report(),), pods=selecting.Pods(by_node={}), now=NOW)
+    shown = status.Status(reports=(report(),), pods=selection.Pods(by_node={}), now=NOW)
 
     assert gpu_records.from_json(gpu_records.to_json(())) == ()
-    assert "This node has no NVIDIA GPU." in statuses.pictures(shown, style=PLAIN)
-    assert statuses.slices(()) == "none"
+    assert "This node has no NVIDIA GPU." in status.pictures(shown, style=PLAIN)
+    assert status.slices(()) == "none"
 
 
 def test_an_object_that_is_no_node_is_an_error_of_ours() -> None:
     with pytest.raises(errors.ClusterError):
-        selecting.read({"metadata": {"name": "n1"}, "status": {"conditions": [7]}})
+        selection.read({"metadata": {"name": "n1"}, "status": {"conditions": [7]}})

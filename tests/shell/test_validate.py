@@ -13,7 +13,7 @@ import structlog
 import yaml
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli import console, main, shellvalidate
+from mig_manager.cli import console, main, validate
 from mig_manager.core.layout import config
 from mig_manager.sandbox import nvml
 
@@ -173,7 +173,7 @@ def test_every_product_has_a_name_that_a_filter_can_be() -> None:
     names = [name for product in hardware.products().values() for name in product.names]
     for name in names:
         document = config.parse(layouts(x=f'device-filter: "{name}", {SEVEN}'), source="f")
-        assert not shellvalidate.unknown_names(document)
+        assert not validate.unknown_names(document)
 
 
 def test_many_products_are_counted_rather_than_listed(shell: Shell) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile
-from mig_manager.core.fleet import members, previews
+from mig_manager.core.fleet import nodes, preview
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_records
@@ -15,7 +15,7 @@ from tests import fakes, scenes
 A100 = hardware.find("A100-SXM4-40GB")
 DOCUMENT = config.parse(scenes.CONFIG, source="test")
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
-Verdict = previews.Verdict
+Verdict = preview.Verdict
 
 
 def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[model.Gpu, ...]:
@@ -27,8 +27,8 @@ def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[mode
     return fakes.brought_to(bare, model.WantedGpu.of(model.MigMode.ENABLED, wanted))
 
 
-def node(there: tuple[model.Gpu, ...], **allocatable: int) -> members.Node:
-    return members.Node(
+def node(there: tuple[model.Gpu, ...], **allocatable: int) -> nodes.Node:
+    return nodes.Node(
         name="a",
         version="1",
         wanted=None,
@@ -59,8 +59,8 @@ def pod(name: str, resource: str, **changed: object) -> cluster.Pod:
     return dataclasses.replace(plain, **changed)  # type: ignore[arg-type]
 
 
-def look(there: members.Node, layout: str, *pods: cluster.Pod) -> previews.Preview:
-    return previews.preview(there, DOCUMENT.layout(layout), pods)
+def look(there: nodes.Node, layout: str, *pods: cluster.Pod) -> preview.Preview:
+    return preview.preview(there, DOCUMENT.layout(layout), pods)
 
 
 def test_what_is_in_force_costs_nothing() -> None:
@@ -97,7 +97,7 @@ def test_with_resources_by_profile_it_is_told_who_leaves_and_who_may_have_to() -
     only_gpu = node(gpus(scenes.BALANCED, count=1), **MIXED)
     layout = DOCUMENT.layout("one-slice-changed")
     alone = dataclasses.replace(layout, rules=layout.rules[:1])
-    assert previews.preview(
+    assert preview.preview(
         only_gpu, alone, [pod("gone", "nvidia.com/mig-2g.10gb"), pod("p", "nvidia.com/mig-1g.5gb")]
     ).evicted == ("default/gone",)
 

@@ -6,25 +6,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_manager.cli.render import rolloutreport
+from mig_manager.cli.render import rollout_report
 from mig_manager.core import model
-from mig_manager.core.fleet import members, rollouts
+from mig_manager.core.fleet import nodes, rollout
 from mig_manager.core.text import bar
 
 LAYOUT, FORMER = "new", "old"
-Standing = rollouts.Standing
-Phase = rollouts.Phase
+Standing = rollout.Standing
+Phase = rollout.Phase
 SUCCESS, PENDING, FAILED = (
     model.State.SUCCESS.value,
     model.State.PENDING.value,
     model.State.FAILED.value,
 )
-IN_FORCE = members.Told(config=FORMER, state=SUCCESS, phase="Done")
+IN_FORCE = nodes.Told(config=FORMER, state=SUCCESS, phase="Done")
 
 
-def node(name: str = "a", **changed: object) -> members.Node:
+def node(name: str = "a", **changed: object) -> nodes.Node:
     """A node at rest in the former layout."""
-    plain = members.Node(
+    plain = nodes.Node(
         name=name,
         version="1",
         wanted=FORMER,
@@ -37,41 +37,41 @@ def node(name: str = "a", **changed: object) -> members.Node:
     return dataclasses.replace(plain, **changed)  # type: ignore[arg-type]
 
 
-def asked(name: str = "a", **changed: object) -> members.Node:
+def asked(name: str = "a", **changed: object) -> nodes.Node:
     """A node that the rollout has asked, and whose agent has not reacted."""
-    mark = members.Mark(layout=LAYOUT, before=FORMER)
+    mark = nodes.Mark(layout=LAYOUT, before=FORMER)
     return dataclasses.replace(node(name, wanted=LAYOUT, mark=mark), **changed)  # type: ignore[arg-type]
 
 
-def busy(name: str = "a", *, phase: str = "Drain") -> members.Node:
-    told = members.Told(config=LAYOUT, state=PENDING, phase=phase)
+def busy(name: str = "a", *, phase: str = "Drain") -> nodes.Node:
+    told = nodes.Told(config=LAYOUT, state=PENDING, phase=phase)
     return asked(name, state=PENDING, is_cordoned=phase == "Drain", told=told)
 
 
-def done(name: str = "a") -> members.Node:
-    told = members.Told(config=LAYOUT, state=SUCCESS, phase="Done", reason="Applied")
+def done(name: str = "a") -> nodes.Node:
+    told = nodes.Told(config=LAYOUT, state=SUCCESS, phase="Done", reason="Applied")
     return asked(name, state=SUCCESS, applied=LAYOUT, told=told)
 
 
-def failed(name: str = "a", *, is_retried: bool = False) -> members.Node:
-    told = members.Told(
+def failed(name: str = "a", *, is_retried: bool = False) -> nodes.Node:
+    told = nodes.Told(
         config=LAYOUT, state=FAILED, reason="InUse", message="held", is_retried=is_retried
     )
     return asked(name, state=FAILED, told=told)
 
 
-def mind(most: str = "1", *, pauses: bool = False) -> rollouts.Rollout:
-    limits = rollouts.Limits(
+def mind(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
+    limits = rollout.Limits(
         max_unavailable=most, pauses=pauses, node_timeout_s=100, silence_timeout_s=10
     )
-    return rollouts.Rollout(members.Forward(layout=LAYOUT), limits)
+    return rollout.Rollout(nodes.Forward(layout=LAYOUT), limits)
 
 
-def judged(*nodes: members.Node, most: str = "1", now_s: float = 0.0) -> rollouts.Turn:
+def judged(*nodes: nodes.Node, most: str = "1", now_s: float = 0.0) -> rollout.Turn:
     return mind(most).judge(nodes, now_s)
 
 
-def standings(turn: rollouts.Turn) -> dict[str, Standing]:
+def standings(turn: rollout.Turn) -> dict[str, Standing]:
     return {each.name: each.standing for each in turn.nodes}
 
 
@@ -88,7 +88,7 @@ def test_as_many_nodes_are_asked_as_may_be_unavailable() -> None:
 def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
     most: str, count: int, expected: int
 ) -> None:
-    assert rollouts.Limits(max_unavailable=most).most(count) == expected
+    assert rollout.Limits(max_unavailable=most).most(count) == expected
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
         {"is_cordoned": True},
         {"is_ready": False},
         {"state": PENDING},
-        {"told": members.Told(config=FORMER, state=FAILED, is_retried=True)},
+        {"told": nodes.Told(config=FORMER, state=FAILED, is_retried=True)},
         {"wanted": "another"},
     ],
     ids=lambda away: next(iter(away)),
@@ -154,12 +154,12 @@ def test_all_in_force_is_the_end() -> None:
 
 
 def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
-    told = members.Told(
+    told = nodes.Told(
         config=LAYOUT, state=SUCCESS, phase="Done", reason="Applied", unreachable=("GPU 3",)
     )
     turn = judged(done("a"), dataclasses.replace(done("b"), told=told))
 
-    shown = rolloutreport.table(turn, "t", style=bar.Style(), size=(100, 24))
+    shown = rollout_report.table(turn, "t", style=bar.Style(), size=(100, 24))
 
     assert [line.split()[0] for line in shown.splitlines()] == ["t:", "b"]
     assert "without unreachable GPU 3" in shown
@@ -321,22 +321,20 @@ def test_a_node_that_is_deleted_is_forgotten() -> None:
 # -- the way back -----------------------------------------------------------------------------
 
 
-def back() -> rollouts.Rollout:
-    return rollouts.Rollout(members.Back(), rollouts.Limits(max_unavailable="1"))
+def back() -> rollout.Rollout:
+    return rollout.Rollout(nodes.Back(), rollout.Limits(max_unavailable="1"))
 
 
 def test_undo_is_about_the_nodes_that_a_rollout_has_asked() -> None:
     turn = back().judge([done("a"), node("b")], 0.0)
 
     assert standings(turn) == {"a": Standing.TO_DO}
-    assert members.Back().target(done("a")) == FORMER
-    assert members.Back().mark(done("a")) == members.Mark(
-        layout=LAYOUT, before=FORMER, is_undone=True
-    )
+    assert nodes.Back().target(done("a")) == FORMER
+    assert nodes.Back().mark(done("a")) == nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
 
 def test_undo_is_gone_on_with_where_it_was_interrupted() -> None:
-    mark = members.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
+    mark = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
     turn = back().judge([node("a", mark=mark), done("b")], 0.0)
 
@@ -345,23 +343,23 @@ def test_undo_is_gone_on_with_where_it_was_interrupted() -> None:
 
 
 def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
-    mark = members.Mark(layout=LAYOUT, before=None)
+    mark = nodes.Mark(layout=LAYOUT, before=None)
     unlabelled = node("a", wanted=None, mark=dataclasses.replace(mark, is_undone=True))
 
-    assert members.Back().target(dataclasses.replace(done("a"), mark=mark)) is None
+    assert nodes.Back().target(dataclasses.replace(done("a"), mark=mark)) is None
     assert back().judge([unlabelled], 0.0).phase is Phase.DONE
 
 
 def test_undo_lets_be_who_was_asked_for_something_else_since() -> None:
     moved = dataclasses.replace(node("a", wanted="third"), mark=done("a").mark)
-    undone = members.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
+    undone = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
     assert standings(back().judge([moved], 0.0)) == {"a": Standing.OTHER_WISH}
     assert back().judge([dataclasses.replace(moved, mark=undone)], 0.0).nodes == ()
 
 
 def test_a_node_that_is_asked_remembers_what_it_was_asked_for_before() -> None:
-    forward = members.Forward(layout=LAYOUT)
+    forward = nodes.Forward(layout=LAYOUT)
 
     assert forward.mark(node()).before == FORMER
     assert forward.mark(node(wanted=None, applied="kept")).before == "kept"
@@ -370,16 +368,16 @@ def test_a_node_that_is_asked_remembers_what_it_was_asked_for_before() -> None:
 
 @pytest.mark.parametrize("text", [None, "", "null", "[]", "{}", "[" * 9999, '{"layout": 1}'])
 def test_annotations_that_make_no_sense_say_nothing(text: str | None) -> None:
-    assert members.mark(text) is None
-    assert members.told(text) is None
+    assert nodes.mark(text) is None
+    assert nodes.told(text) is None
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
     for mark in (
-        members.Mark(layout="x", before=None),
-        members.Mark(layout="x", before="y", is_undone=True),
+        nodes.Mark(layout="x", before=None),
+        nodes.Mark(layout="x", before="y", is_undone=True),
     ):
-        assert members.mark(mark.to_json()) == mark
+        assert nodes.mark(mark.to_json()) == mark
 
 
 # -- all of it at once ------------------------------------------------------------------------
@@ -388,10 +386,10 @@ def test_a_mark_is_read_as_it_was_written() -> None:
 class Simulation:
     """Nodes whose agents react in any order and at any time, and whose labels show late."""
 
-    def __init__(self, ends: list[str], rollout: rollouts.Rollout) -> None:
+    def __init__(self, ends: list[str], rollout: rollout.Rollout) -> None:
         self.nodes = {f"n{index:02}": node(f"n{index:02}") for index in range(len(ends))}
         self._ends = dict(zip(self.nodes, ends, strict=True))
-        self._unseen: dict[str, members.Node] = {}
+        self._unseen: dict[str, nodes.Node] = {}
         self._rollout = rollout
 
     @property
@@ -402,7 +400,7 @@ class Simulation:
     def movable(self) -> list[str]:
         return [*self._unseen, *(n for n, each in self.nodes.items() if each.wanted == LAYOUT)]
 
-    def act(self, turn: rollouts.Turn) -> None:
+    def act(self, turn: rollout.Turn) -> None:
         for name in turn.retract:
             self.nodes[name] = node(name)
             self._rollout.retracted(name)
@@ -416,7 +414,7 @@ class Simulation:
         elif self._ends[name] != "dead":
             self.nodes[name] = self._next(self.nodes[name])
 
-    def _next(self, now: members.Node) -> members.Node:
+    def _next(self, now: nodes.Node) -> nodes.Node:
         told = now.told if now.told and now.told.config == LAYOUT else None
         if told is None or told.is_retried:
             return busy(now.name)

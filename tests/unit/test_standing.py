@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.fleet import standing
+from mig_manager.core.fleet import node_report
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_records
 from tests.unit import boards
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 GPUS = gpu_records.to_json([boards.gpu(boards.A100, "1g.5gb@0")])
-Standing = standing.Standing
+Standing = node_report.Standing
 
 WITHOUT_ONE = gpu_records.to_json(
     model.ObservedGpus(
@@ -55,7 +55,7 @@ def judge(
     labels: Mapping[str, str] | None = None,
     gpus: str | None = GPUS,
     is_ready: bool = True,
-) -> standing.Report:
+) -> node_report.Report:
     wished = {cluster.CONFIG_LABEL: wish} if wish is not None else {}
     annotations = {cluster.STATUS_ANNOTATION: told, cluster.GPUS_ANNOTATION: gpus}
     view = cluster.NodeView(
@@ -67,7 +67,7 @@ def judge(
         taint_keys=frozenset(),
         allocatable={},
     )
-    return standing.judge(standing.Node(view=view, is_ready=is_ready), NOW)
+    return node_report.judge(node_report.Node(view=view, is_ready=is_ready), NOW)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_status_that_cannot_be_read_is_told_even_where_nothing_is_wished() -> 
         (judge(None, labels={cluster.STATE_LABEL: "success"}), "another manager"),
     ],
 )
-def test_what_is_odd_is_noted(report: standing.Report, note: str) -> None:
+def test_what_is_odd_is_noted(report: node_report.Report, note: str) -> None:
     assert any(note in each for each in report.notes), report.notes
 
 
@@ -156,7 +156,7 @@ def test_a_node_is_about_gpus_when_anything_says_so(
 
 @given(st.dictionaries(st.sampled_from(["config", "reason", "phase", "message"]), st.text()))
 def test_texts_of_a_status_are_harmless(members: dict[str, str]) -> None:
-    told = standing.read(status(**members))
+    told = node_report.read(status(**members))
 
     assert (told.config + told.reason + told.phase + told.message).isprintable()
     assert model.State.SUCCESS is told.state

@@ -12,7 +12,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node, nodewatch
-from mig_manager.core.fleet import members
+from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster, objects
 
 _NODES = "/api/v1/nodes"
@@ -40,7 +40,7 @@ class Fleet:
         """
         self._kube = kube
         self._changed = threading.Condition()
-        self._nodes: dict[str, members.Node] = {}
+        self._nodes: dict[str, fleet_nodes.Node] = {}
         self._has_news = False
         self._trouble = ""
         followed = nodewatch.Collection(
@@ -66,7 +66,7 @@ class Fleet:
         """Why changes of the nodes do not reach us now; empty: they do."""
         return self._trouble
 
-    def nodes(self) -> tuple[members.Node, ...]:
+    def nodes(self) -> tuple[fleet_nodes.Node, ...]:
         """Return the nodes as they are now."""
         with self._changed:
             self._has_news = False
@@ -77,7 +77,9 @@ class Fleet:
         with self._changed:
             self._changed.wait_for(lambda: self._has_news, timeout=seconds)
 
-    def ask(self, seen: members.Node, layout: str | None, mark: members.Mark | None) -> bool:
+    def ask(
+        self, seen: fleet_nodes.Node, layout: str | None, mark: fleet_nodes.Mark | None
+    ) -> bool:
         """Have a node's label ask for a layout, if the node is still as it was seen.
 
         Args:
@@ -142,7 +144,7 @@ class Fleet:
         self._changed.notify_all()
 
 
-def read(item: Mapping[str, Any]) -> members.Node:
+def read(item: Mapping[str, Any]) -> fleet_nodes.Node:
     """Return what a rollout wants to know of a Node object.
 
     Raises:
@@ -153,7 +155,7 @@ def read(item: Mapping[str, Any]) -> members.Node:
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
         version = str(item["metadata"]["resourceVersion"])
-    return members.Node(
+    return fleet_nodes.Node(
         name=seen.name,
         version=version,
         wanted=seen.labels.get(cluster.CONFIG_LABEL) or None,
@@ -161,8 +163,8 @@ def read(item: Mapping[str, Any]) -> members.Node:
         applied=seen.labels.get(cluster.APPLIED_LABEL, ""),
         is_ready=is_ready,
         is_cordoned=seen.is_unschedulable or cluster.HOLD_TAINT in seen.taint_keys,
-        told=members.told(seen.annotations.get(cluster.STATUS_ANNOTATION)),
-        mark=members.mark(seen.annotations.get(cluster.ROLLOUT_ANNOTATION)),
+        told=fleet_nodes.told(seen.annotations.get(cluster.STATUS_ANNOTATION)),
+        mark=fleet_nodes.mark(seen.annotations.get(cluster.ROLLOUT_ANNOTATION)),
         gpus=seen.annotations.get(cluster.GPUS_ANNOTATION, ""),
         allocatable=seen.allocatable,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters import kubectl
-from mig_manager.core.fleet import standing
+from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, objects
 from mig_manager.core.text import messages, safetext
@@ -48,7 +48,7 @@ class Cluster:
     def __init__(self, api: kubectl.Kubectl) -> None:
         self._api = api
 
-    def node(self, name: str) -> standing.Node:
+    def node(self, name: str) -> node_report.Node:
         """Return a node.
 
         Raises:
@@ -56,7 +56,7 @@ class Cluster:
         """
         return read(self._api.get(f"{_NODES}/{urllib.parse.quote(name, safe='')}"))
 
-    def selected(self, selector: str | None) -> Iterator[standing.Node]:
+    def selected(self, selector: str | None) -> Iterator[node_report.Node]:
         """Return the nodes that a selector selects; None: all.
 
         Raises:
@@ -125,7 +125,7 @@ class Cluster:
         )
 
 
-def read(item: Mapping[str, Any]) -> standing.Node:
+def read(item: Mapping[str, Any]) -> node_report.Node:
     """Return what a viewer wants to know of a Node object.
 
     Raises:
@@ -138,7 +138,7 @@ def read(item: Mapping[str, Any]) -> standing.Node:
             each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
         )
         wished_by, wished_at = _wisher(item["metadata"])
-    return standing.Node(view=view, is_ready=is_ready, wished_by=wished_by, wished_at=wished_at)
+    return node_report.Node(view=view, is_ready=is_ready, wished_by=wished_by, wished_at=wished_at)
 
 
 def read_pods(
@@ -228,7 +228,7 @@ class Pods:
 class Found:
     """The nodes that a command is about."""
 
-    reports: tuple[standing.Report, ...]
+    reports: tuple[node_report.Report, ...]
     """How each stands; by name, never empty."""
     missing: tuple[str, ...]
     """What was said of nodes that are not there."""
@@ -260,12 +260,12 @@ def find(seen: Cluster, selection: Selection, *, now: dt.datetime) -> Found:
         raise errors.UsageError(f"the cluster has no node with {what}")
     ordered = sorted(nodes, key=lambda node: node.view.name)
     return Found(
-        reports=tuple(standing.judge(node, now) for node in ordered), missing=tuple(missing)
+        reports=tuple(node_report.judge(node, now) for node in ordered), missing=tuple(missing)
     )
 
 
-def _named(seen: Cluster, names: Sequence[str], missing: list[str]) -> list[standing.Node]:
-    nodes: list[standing.Node] = []
+def _named(seen: Cluster, names: Sequence[str], missing: list[str]) -> list[node_report.Node]:
+    nodes: list[node_report.Node] = []
     for name in dict.fromkeys(names):
         try:
             nodes.append(seen.node(name))

@@ -8,9 +8,9 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.core.fleet import standing
+from mig_manager.core.fleet import node_report
 from mig_manager.core.text import bar, messages
-from mig_manager.kubectl import layout, selecting, statuses
+from mig_manager.kubectl import layout, selection, status
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Moment:
 class History:
     """What is known of a node's past."""
 
-    report: standing.Report
+    report: node_report.Report
     moments: tuple[Moment, ...]
     """In their order; those without a time first."""
     why_no_events: str
@@ -39,7 +39,7 @@ class History:
     @property
     def in_force_since(self) -> dt.datetime | None:
         """Since when the layout has been in force at least; None: it is not, or nobody tells."""
-        if self.report.standing is not standing.Standing.IN_FORCE or self.report.told is None:
+        if self.report.standing is not node_report.Standing.IN_FORCE or self.report.told is None:
             return None
         config, since = self.report.told.config, self.report.told.at
         for moment in reversed(self.moments):
@@ -72,13 +72,13 @@ class History:
         }
 
 
-def history(seen: selecting.Cluster, report: standing.Report, *, now: dt.datetime) -> History:
+def history(seen: selection.Cluster, report: node_report.Report, *, now: dt.datetime) -> History:
     """Put together what is known of a node's past.
 
     Raises:
         ClusterError: The API does not answer; that it refuses to show Events is no failure.
     """
-    events: Sequence[selecting.Event] = ()
+    events: Sequence[selection.Event] = ()
     why_not = ""
     try:
         events = seen.events(report.node.view.name)
@@ -114,7 +114,7 @@ def _order(moment: Moment) -> tuple[dt.datetime, int]:
 _WISHED, _STARTED, _RETRY = _FIRST = ("wished", "started", "retry")
 
 
-def _from_node(report: standing.Report, told: Sequence[Moment]) -> Iterable[Moment]:
+def _from_node(report: node_report.Report, told: Sequence[Moment]) -> Iterable[Moment]:
     node, run = report.node, report.told
     if node.wish and node.wished_at:
         who = node.wished_by or "somebody"
@@ -142,7 +142,7 @@ def _from_node(report: standing.Report, told: Sequence[Moment]) -> Iterable[Mome
 
 def page(told: History, *, style: bar.Style) -> str:
     """Return a node's past, one line for each moment."""
-    lines = [statuses.headline(told.report, told.now, style)]
+    lines = [status.headline(told.report, told.now, style)]
     since = told.in_force_since
     if since:
         age = messages.age(since, told.now)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 
 from mig_manager.core import model
-from mig_manager.core.fleet import members
+from mig_manager.core.fleet import nodes
 
 
 class Standing(enum.Enum):
@@ -139,7 +139,7 @@ class Turn:
 class Rollout:
     """Judges what is seen of the nodes, turn by turn; remembers since when it has been so."""
 
-    def __init__(self, goal: members.Goal, limits: Limits) -> None:
+    def __init__(self, goal: nodes.Goal, limits: Limits) -> None:
         self._goal = goal
         self._limits = limits
         self._asked: set[str] = set()
@@ -167,7 +167,7 @@ class Rollout:
         """Remember that a node was asked for what it had before."""
         self._retracted.add(name)
 
-    def judge(self, nodes: Sequence[members.Node], now_s: float) -> Turn:
+    def judge(self, nodes: Sequence[nodes.Node], now_s: float) -> Turn:
         """Tell what is due.
 
         Args:
@@ -191,7 +191,7 @@ class Rollout:
             return dataclasses.replace(turn, retract=retract)
         return dataclasses.replace(turn, start=_due(turn), retract=retract)
 
-    def _is_ours(self, node: members.Node) -> bool:
+    def _is_ours(self, node: nodes.Node) -> bool:
         """Tell whether a rollout has asked for what the node's label says."""
         is_wanted = node.wanted == self._goal.target(node)
         return node.mark is not None and is_wanted and node.name not in self._retracted
@@ -233,10 +233,10 @@ class Rollout:
         is_in_time = node.seconds < self._limits.node_timeout_s
         return node.standing is Standing.UNDER_WAY or (node.is_retried and is_in_time)
 
-    def _progress(self, node: members.Node, now_s: float) -> Progress:
+    def _progress(self, node: nodes.Node, now_s: float) -> Progress:
         standing, why = self._stand(node, now_s)
         is_told = node.told is not None and node.told.config == node.wanted
-        told = node.told if is_told and node.told else members.Told()
+        told = node.told if is_told and node.told else nodes.Told()
         is_moving = standing in (Standing.UNDER_WAY, Standing.LATE)
         if standing in (Standing.IN_FORCE, Standing.TO_DO):
             self._since_s.pop(node.name, None)
@@ -258,7 +258,7 @@ class Rollout:
             or (standing is Standing.SILENT and not is_lost),
         )
 
-    def _is_settled(self, node: members.Node, now_s: float) -> bool:
+    def _is_settled(self, node: nodes.Node, now_s: float) -> bool:
         """Tell whether the node will stay as it is; an agent that never reacts does nothing."""
         if node.is_settled or node.has_reacted:
             self._unsettled_s.pop(node.name, None)
@@ -266,7 +266,7 @@ class Rollout:
         since_s = self._unsettled_s.setdefault(node.name, now_s)
         return now_s - since_s >= self._limits.silence_timeout_s
 
-    def _stand(self, node: members.Node, now_s: float) -> tuple[Standing, str]:
+    def _stand(self, node: nodes.Node, now_s: float) -> tuple[Standing, str]:
         """Return where a node is, and why where its agent does not say."""
         if node.name in self._retracted:
             return Standing.SILENT, "no agent reacted; what was asked is taken back"
@@ -280,14 +280,14 @@ class Rollout:
             return self._stand_in_time(node, now_s)
         return self._stand_off_course(node)
 
-    def _stand_off_course(self, node: members.Node) -> tuple[Standing, str]:
+    def _stand_off_course(self, node: nodes.Node) -> tuple[Standing, str]:
         if node.name in self._on_course or self._goal.has_left(node):
             return Standing.OTHER_WISH, f"somebody has asked it for {node.wanted} meanwhile"
         if not node.is_ready:
             return Standing.LEFT_OUT, "its kubelet does not answer"
         return Standing.TO_DO, ""
 
-    def _stand_on_course(self, node: members.Node, now_s: float) -> tuple[Standing, str]:
+    def _stand_on_course(self, node: nodes.Node, now_s: float) -> tuple[Standing, str]:
         if node.wanted is None:
             return (
                 Standing.IN_FORCE,
@@ -306,7 +306,7 @@ class Rollout:
             return Standing.FAILED, ""
         return self._stand_in_time(node, now_s)
 
-    def _stand_in_time(self, node: members.Node, now_s: float) -> tuple[Standing, str]:
+    def _stand_in_time(self, node: nodes.Node, now_s: float) -> tuple[Standing, str]:
         since_s = self._since_s.setdefault(node.name, now_s)
         is_asked = node.wanted == self._goal.target(node)
         silence_s = self._limits.silence_timeout_s

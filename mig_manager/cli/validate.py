@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.change import validation
-from mig_manager.cli import console, shellreach, shellsettings
-from mig_manager.cli.render import report
+from mig_manager.cli import console, gpu_access, shellsettings
+from mig_manager.cli.render import gpu_report
 from mig_manager.core import model
 from mig_manager.core.layout import config, selectors
 from mig_manager.core.text import bar, remarks
@@ -39,9 +39,9 @@ class Checked:
 
     def text(self, style: bar.Style) -> str:
         """Return the verdicts for people."""
-        parts = [report.validated(self.fits, style=style)] if self.fits else []
+        parts = [gpu_report.validated(self.fits, style=style)] if self.fits else []
         if self.is_portable_wanted:
-            parts.append(report.portability(self.document))
+            parts.append(gpu_report.portability(self.document))
         return "\n".join(parts)
 
 
@@ -77,7 +77,7 @@ class Validate:
         self,
         given: shellsettings.CommandSettings,
         terminal: console.Console,
-        reach: shellreach.Reach,
+        reach: gpu_access.Reach,
         read: Callable[[str | None], config.Document],
         style: bar.Style,
     ) -> None:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from mig_manager.core.fleet import members, previews, rollouts
+from mig_manager.core.fleet import nodes, preview, rollout
 from mig_manager.core.text import bar, messages, safetext
 
 _MOST_NAMED = 8
@@ -11,53 +11,53 @@ _MOST_ROWS = 20
 """Nodes that a live table shows at once, whatever room there is."""
 _WIDTH = 100
 
-_TONES: Mapping[rollouts.Standing, bar.Tone] = {
-    rollouts.Standing.IN_FORCE: bar.Tone.GOOD,
-    rollouts.Standing.UNDER_WAY: bar.Tone.CYAN,
-    rollouts.Standing.TO_DO: bar.Tone.FAINT,
-    rollouts.Standing.FAILED: bar.Tone.BAD,
-    rollouts.Standing.LATE: bar.Tone.BAD,
-    rollouts.Standing.SILENT: bar.Tone.BAD,
-    rollouts.Standing.LEFT_OUT: bar.Tone.WARN,
-    rollouts.Standing.OTHER_WISH: bar.Tone.WARN,
+_TONES: Mapping[rollout.Standing, bar.Tone] = {
+    rollout.Standing.IN_FORCE: bar.Tone.GOOD,
+    rollout.Standing.UNDER_WAY: bar.Tone.CYAN,
+    rollout.Standing.TO_DO: bar.Tone.FAINT,
+    rollout.Standing.FAILED: bar.Tone.BAD,
+    rollout.Standing.LATE: bar.Tone.BAD,
+    rollout.Standing.SILENT: bar.Tone.BAD,
+    rollout.Standing.LEFT_OUT: bar.Tone.WARN,
+    rollout.Standing.OTHER_WISH: bar.Tone.WARN,
 }
-_VERDICTS: Mapping[previews.Verdict, bar.Tone] = {
-    previews.Verdict.IN_FORCE: bar.Tone.GOOD,
-    previews.Verdict.FITS: bar.Tone.PLAIN,
-    previews.Verdict.DOES_NOT_FIT: bar.Tone.BAD,
-    previews.Verdict.UNKNOWN: bar.Tone.WARN,
+_VERDICTS: Mapping[preview.Verdict, bar.Tone] = {
+    preview.Verdict.IN_FORCE: bar.Tone.GOOD,
+    preview.Verdict.FITS: bar.Tone.PLAIN,
+    preview.Verdict.DOES_NOT_FIT: bar.Tone.BAD,
+    preview.Verdict.UNKNOWN: bar.Tone.WARN,
 }
 _SHOWN = (
-    rollouts.Standing.FAILED,
-    rollouts.Standing.LATE,
-    rollouts.Standing.SILENT,
-    rollouts.Standing.OTHER_WISH,
-    rollouts.Standing.UNDER_WAY,
-    rollouts.Standing.LEFT_OUT,
+    rollout.Standing.FAILED,
+    rollout.Standing.LATE,
+    rollout.Standing.SILENT,
+    rollout.Standing.OTHER_WISH,
+    rollout.Standing.UNDER_WAY,
+    rollout.Standing.LEFT_OUT,
 )
 """What a table lists node by node; the others are counted."""
-_ENDS: Mapping[rollouts.Phase, str] = {
-    rollouts.Phase.DONE: "done",
-    rollouts.Phase.FAILED: "ended; not every node has what it shall",
-    rollouts.Phase.PAUSED: "paused, because a node failed; the same command goes on",
-    rollouts.Phase.STALLED: "stalled: too many nodes are unavailable for another one to begin",
-    rollouts.Phase.ROLLING: "interrupted; agents finish what is under way, "
+_ENDS: Mapping[rollout.Phase, str] = {
+    rollout.Phase.DONE: "done",
+    rollout.Phase.FAILED: "ended; not every node has what it shall",
+    rollout.Phase.PAUSED: "paused, because a node failed; the same command goes on",
+    rollout.Phase.STALLED: "stalled: too many nodes are unavailable for another one to begin",
+    rollout.Phase.ROLLING: "interrupted; agents finish what is under way, "
     "and the same command goes on",
-    rollouts.Phase.PAUSING: "interrupted; agents finish what is under way, "
+    rollout.Phase.PAUSING: "interrupted; agents finish what is under way, "
     "and the same command goes on",
 }
 
 
-def goal(wanted: members.Goal) -> str:
+def goal(wanted: nodes.Goal) -> str:
     """Return what a rollout is about."""
     match wanted:
-        case members.Forward():
+        case nodes.Forward():
             return f"layout {wanted.layout}"
-        case members.Back():
+        case nodes.Back():
             return "back to the layouts from before"
 
 
-def table(turn: rollouts.Turn, title: str, *, style: bar.Style, size: tuple[int, int]) -> str:
+def table(turn: rollout.Turn, title: str, *, style: bar.Style, size: tuple[int, int]) -> str:
     """Return the live table.
 
     Args:
@@ -78,7 +78,7 @@ def table(turn: rollouts.Turn, title: str, *, style: bar.Style, size: tuple[int,
     return style.plain("\n".join(lines))
 
 
-def counts(turn: rollouts.Turn, title: str) -> str:
+def counts(turn: rollout.Turn, title: str) -> str:
     """Return how many nodes stand how, in one line."""
     parts = [
         f"{count} {standing.replace('-', ' ')}" for standing, count in turn.counts.items() if count
@@ -89,7 +89,7 @@ def counts(turn: rollouts.Turn, title: str) -> str:
     return f"{title}: {', '.join(parts)}; {away}"
 
 
-def event(node: rollouts.Progress) -> str:
+def event(node: rollout.Progress) -> str:
     """Return one node in one line."""
     why = ": ".join(filter(None, (node.phase, node.reason, safetext.printable(node.message, " "))))
     retried = ", tried again by itself" if node.is_retried else ""
@@ -97,27 +97,27 @@ def event(node: rollouts.Progress) -> str:
     return f"{node.name}: {standing}" + (f": {why}" if why else "")
 
 
-def ended(turn: rollouts.Turn, title: str) -> str:
+def ended(turn: rollout.Turn, title: str) -> str:
     """Return how it ended: every node on which the layout is not active on all GPUs, and why."""
     lines = [
         textwrap.fill(event(node), _WIDTH, initial_indent="  ", subsequent_indent="    ")
         for node in (
             *turn.failures,
-            *turn.of(rollouts.Standing.LEFT_OUT),
+            *turn.of(rollout.Standing.LEFT_OUT),
             *turn.incomplete,
         )
     ]
-    if turn.phase is rollouts.Phase.STALLED:
+    if turn.phase is rollout.Phase.STALLED:
         lines.append(f"  unavailable: {_named(turn.unavailable)}")
     head = [counts(turn, title), f"The rollout is {_ENDS[turn.phase]}."]
     return "\n".join([*head, *lines])
 
 
-def data(turn: rollouts.Turn, wanted: members.Goal) -> dict[str, object]:
+def data(turn: rollout.Turn, wanted: nodes.Goal) -> dict[str, object]:
     """Return how it ended as plain data; the keys are a public contract."""
     return {
-        "layout": wanted.layout if isinstance(wanted, members.Forward) else None,
-        "undo": isinstance(wanted, members.Back),
+        "layout": wanted.layout if isinstance(wanted, nodes.Forward) else None,
+        "undo": isinstance(wanted, nodes.Back),
         "state": turn.phase.value if turn.phase.is_over else "interrupted",
         "max_unavailable": turn.most,
         "unavailable": list(turn.unavailable),
@@ -143,7 +143,7 @@ def data(turn: rollouts.Turn, wanted: members.Goal) -> dict[str, object]:
     }
 
 
-def previewed(found: Sequence[previews.Preview], title: str, *, style: bar.Style) -> str:
+def previewed(found: Sequence[preview.Preview], title: str, *, style: bar.Style) -> str:
     """Return what a dry run found, node by node."""
     wide = max((len(node.name) for node in found), default=4)
     lines = [f"{'NODE':<{wide}}  {'VERDICT':<12}  KEPT  GONE  NEW  RESET  EVICTED"]
@@ -160,12 +160,12 @@ def previewed(found: Sequence[previews.Preview], title: str, *, style: bar.Style
         lines.append(row.rstrip())
     totals = [
         f"{sum(node.verdict is verdict for node in found)} {verdict.value.replace('-', ' ')}"
-        for verdict in previews.Verdict
+        for verdict in preview.Verdict
     ]
     return "\n".join([*lines, "", f"{title}: {', '.join(totals)}. Nothing was changed."])
 
 
-def _row(node: rollouts.Progress, *, style: bar.Style, columns: int) -> str:
+def _row(node: rollout.Progress, *, style: bar.Style, columns: int) -> str:
     standing = f"{node.standing.value:<10}"
     name = f"{node.name[:40]:<20}"
     why = " ".join(
@@ -185,7 +185,7 @@ def _row(node: rollouts.Progress, *, style: bar.Style, columns: int) -> str:
     return f"  {name}  {style.paint(standing, _TONES[node.standing])}  {rest[:room]}"
 
 
-def _without(node: rollouts.Progress) -> str:
+def _without(node: rollout.Progress) -> str:
     """Say which GPUs a node has the layout without; empty where it has it on all."""
     names = safetext.printable(_named(node.unreachable), " ")
     return f" without unreachable {names}" if names else ""
@@ -196,7 +196,7 @@ def _time(seconds: float) -> str:
     return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
-def _victims(node: previews.Preview) -> str:
+def _victims(node: preview.Preview) -> str:
     parts = []
     if node.evicted:
         parts.append(_named(node.evicted))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.fleet import members
+from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers, clients, cluster, resources
 from mig_manager.core.planner import planner
@@ -72,9 +72,7 @@ class Preview:
         }
 
 
-def preview(
-    node: members.Node, layout: config.Layout, pods: Sequence[cluster.Pod] = ()
-) -> Preview:
+def preview(node: nodes.Node, layout: config.Layout, pods: Sequence[cluster.Pod] = ()) -> Preview:
     """Plan a layout for a node.
 
     Args:
@@ -102,7 +100,7 @@ def preview(
 
 
 def _planned(
-    node: members.Node,
+    node: nodes.Node,
     gpus: tuple[model.Gpu, ...],
     plan: model.Plan,
     pods: Sequence[cluster.Pod],
@@ -125,7 +123,7 @@ def _planned(
 
 
 def _leaving(
-    node: members.Node,
+    node: nodes.Node,
     gpus: Sequence[model.Gpu],
     plan: model.Plan,
     pods: Sequence[cluster.Pod],

@@ -12,8 +12,8 @@ from mig_manager import errors
 from mig_manager.adapters.host import files, sink
 from mig_manager.agent import settings
 from mig_manager.change import applying, booting, commands
-from mig_manager.cli import console, shellreach, shellsettings, shellvalidate
-from mig_manager.cli.render import bootreport, report
+from mig_manager.cli import console, gpu_access, shellsettings, validate
+from mig_manager.cli.render import bootreport, gpu_report
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.text import document, messages, remarks
@@ -50,7 +50,7 @@ class _Shell:
     ) -> None:
         self._given = given
         self._terminal = terminal
-        self._reach = shellreach.Reach(command, given, terminal)
+        self._reach = gpu_access.Reach(command, given, terminal)
         self._style = terminal.style(given.colour)
         self._is_wide = given.output_format is shellsettings.OutputFormat.WIDE
         self._scope = commands.Scope.MODE_ONLY if given.is_mode_only else commands.Scope.ALL
@@ -77,7 +77,7 @@ class _Shell:
             result = dataclasses.replace(result, held=self._reach.holders())
         self._answer(
             result.to_data,
-            lambda: report.status(result, is_wide=self._is_wide, style=self._style),
+            lambda: gpu_report.status(result, is_wide=self._is_wide, style=self._style),
         )
         return DONE
 
@@ -87,7 +87,7 @@ class _Shell:
         )
         self._answer(
             result.to_data,
-            lambda: report.plan(result, is_wide=self._is_wide, style=self._style),
+            lambda: gpu_report.plan(result, is_wide=self._is_wide, style=self._style),
         )
         self._warn(result.overlooked)
         return DONE
@@ -103,7 +103,7 @@ class _Shell:
         self._warn(result.overlooked)
         self._warn_of(result.gpus.unreachable, "the layout is not active on it")
         for planned in result.rounds:
-            self._terminal.note(report.summary(planned))
+            self._terminal.note(gpu_report.summary(planned))
         if not result.is_changed:
             self._terminal.note(f"layout '{result.layout}' was in force already")
         return DONE
@@ -131,7 +131,7 @@ class _Shell:
         self._answer(result.to_data, lambda: "MIG configuration restored successfully")
         self._warn_of(result.gpus.unreachable, "nothing was restored on it")
         for planned in result.rounds:
-            self._terminal.note(report.summary(planned))
+            self._terminal.note(gpu_report.summary(planned))
         if not result.is_changed:
             self._terminal.note(f"the GPUs have what {source.name} tells: nothing was done")
         return DONE
@@ -153,7 +153,7 @@ class _Shell:
         )
         self._answer(result.to_data, lambda: bootreport.restored(result))
         for planned in result.rounds:
-            self._terminal.note(report.summary(planned))
+            self._terminal.note(gpu_report.summary(planned))
         for problem in result.problems:
             self._terminal.note(
                 problem.message, remedy=problem.remedy, priority=sink.Priority.ERROR
@@ -179,7 +179,7 @@ class _Shell:
         if self._given.output_format is not shellsettings.OutputFormat.TEXT:
             self._answer(result.to_data, lambda: "")
         self._terminal.note(
-            f"layout '{layout.name}' is not applied: {report.difference(result.planned)}",
+            f"layout '{layout.name}' is not applied: {gpu_report.difference(result.planned)}",
             remedy="'mig-manager plan' shows every difference, 'mig-manager apply' ends them.",
         )
         return FAILED
@@ -208,7 +208,7 @@ class _Shell:
         return DONE
 
     def _validate(self) -> int:
-        command = shellvalidate.Validate(
+        command = validate.Validate(
             self._given, self._terminal, self._reach, self._read, self._style
         )
         answer = command.run()

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.change import commands
-from mig_manager.cli.render import report
+from mig_manager.cli.render import gpu_report
 from mig_manager.core import model
-from mig_manager.core.fleet import standing
+from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers
 from mig_manager.core.records import gpu_records
 from mig_manager.core.text import bar, safetext
 from mig_manager.kubectl import layout as layouts
-from mig_manager.kubectl import selecting
+from mig_manager.kubectl import selection
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _COUNT_LABEL = "nvidia.com/gpu.count"
@@ -36,7 +36,7 @@ class Products:
     """What is guessed, and of which nodes nothing is known."""
 
 
-def of_nodes(reports: Sequence[standing.Report]) -> Products:
+def of_nodes(reports: Sequence[node_report.Report]) -> Products:
     """Return the products of nodes, each once."""
     found: dict[tuple[str, int, int], model.Gpu] = {}
     notes: list[str] = []
@@ -58,7 +58,7 @@ def of_nodes(reports: Sequence[standing.Report]) -> Products:
     return Products(templates=tuple(templates), notes=tuple(notes))
 
 
-def presumed(report: standing.Report) -> tuple[model.ObservedGpus, str]:
+def presumed(report: node_report.Report) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs that a node has by its labels, not partitioned, and a note that says so."""
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
 
@@ -169,10 +169,10 @@ class Plans:
 
 def plan(
     layout: config.Layout,
-    reports: Sequence[standing.Report],
+    reports: Sequence[node_report.Report],
     *,
     source: str,
-    pods: selecting.Pods,
+    pods: selection.Pods,
 ) -> Plans:
     """Work out what a layout would change on nodes.
 
@@ -190,7 +190,7 @@ def plan(
     )
 
 
-def _of_node(layout: config.Layout, told: standing.Report, pods: selecting.Pods) -> NodePlan:
+def _of_node(layout: config.Layout, told: node_report.Report, pods: selection.Pods) -> NodePlan:
     name, notes = told.node.view.name, list(_notes(layout, told))
     gpus = told.gpus
     if gpus is None:
@@ -229,7 +229,7 @@ def _fits(planned: commands.Planned | None) -> bool | None:
 
 
 def _losses(
-    planned: commands.Planned | None, told: standing.Report, pods: selecting.Pods
+    planned: commands.Planned | None, told: node_report.Report, pods: selection.Pods
 ) -> tuple[askers.Loss, ...] | None:
     found = pods.of(told.node.view.name)
     if found is None or planned is None:
@@ -237,9 +237,9 @@ def _losses(
     return askers.losses(planned.plan, planned.gpus, found, strategy=told.node.strategy)
 
 
-def _notes(layout: config.Layout, told: standing.Report) -> Iterable[str]:
+def _notes(layout: config.Layout, told: node_report.Report) -> Iterable[str]:
     yield from (note for note in told.notes if told.gpus is not None)
-    if told.standing is standing.Standing.CHANGING:
+    if told.standing is node_report.Standing.CHANGING:
         yield "the node is changing right now: ask again when it is done"
     is_same = told.told is not None and told.told.config == layout.name
     if is_same and told.told and told.told.config_hash not in ("", layout.content_hash):
@@ -258,7 +258,7 @@ def _picture(plans: Plans, node: NodePlan, style: bar.Style) -> str:
         verdict = "cannot be told" if node.fits is None else "cannot have it"
         lines.append(layouts.wrapped(f"{verdict}: {node.why_not}", indent="  "))
         return "\n".join(lines)
-    lines += ["", report.plan(node.planned, is_wide=False, style=style)]
+    lines += ["", gpu_report.plan(node.planned, is_wide=False, style=style)]
     if node.losses is None:
         lines.append(layouts.wrapped(f"Who would be hurt is not known: {plans.pods_not_known}"))
     else:
@@ -295,7 +295,7 @@ def _row(node: NodePlan) -> Sequence[str]:
     fits = {True: "yes", False: "no", None: "?"}[node.fits]
     if node.planned is None:
         return node.name, fits, "-", "-"
-    change = report.summary(node.planned) if node.is_changed else "nothing"
+    change = gpu_report.summary(node.planned) if node.is_changed else "nothing"
     return node.name, fits, change, _hurt(node.losses)
 
 

@@ -6,16 +6,16 @@ import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.fleet import standing
+from mig_manager.core.fleet import node_report
 from mig_manager.core.node import askers
 from mig_manager.core.text import bar, messages, picture, plain
-from mig_manager.kubectl import layout, selecting
+from mig_manager.kubectl import layout, selection
 
-_TONES: Mapping[standing.Standing, bar.Tone] = {
-    standing.Standing.IN_FORCE: bar.Tone.GOOD,
-    standing.Standing.CHANGING: bar.Tone.WARN,
-    standing.Standing.BEHIND: bar.Tone.WARN,
-    standing.Standing.NO_WISH: bar.Tone.FAINT,
+_TONES: Mapping[node_report.Standing, bar.Tone] = {
+    node_report.Standing.IN_FORCE: bar.Tone.GOOD,
+    node_report.Standing.CHANGING: bar.Tone.WARN,
+    node_report.Standing.BEHIND: bar.Tone.WARN,
+    node_report.Standing.NO_WISH: bar.Tone.FAINT,
 }
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "WISHED", "APPLIED", "SLICES")
 
@@ -24,8 +24,8 @@ _HEAD = ("NODE", "STATE", "REASON", "AGE", "WISHED", "APPLIED", "SLICES")
 class Status:
     """How nodes stand."""
 
-    reports: tuple[standing.Report, ...]
-    pods: selecting.Pods
+    reports: tuple[node_report.Report, ...]
+    pods: selection.Pods
     """Not asked for, and so without a word of why, where only a table is shown."""
     now: dt.datetime
 
@@ -34,14 +34,14 @@ class Status:
         """Whether every node has what is wished for it."""
         return all(report.standing.is_good for report in self.reports)
 
-    def kinds(self, report: standing.Report) -> tuple[askers.Kind, ...] | None:
+    def kinds(self, report: node_report.Report) -> tuple[askers.Kind, ...] | None:
         """Return who asks for which devices of a node; None when that is not known."""
         found = self.pods.of(report.node.view.name)
         if found is None or report.gpus is None:
             return None
         return askers.kinds(report.gpus, found, strategy=report.node.strategy)
 
-    def claiming(self, report: standing.Report) -> tuple[str, ...]:
+    def claiming(self, report: node_report.Report) -> tuple[str, ...]:
         """Return the pods whose devices, if any, are given by ResourceClaims."""
         found = self.pods.of(report.node.view.name) or ()
         return tuple(pod.key for pod in found if pod.has_claims and not pod.is_finished)
@@ -54,7 +54,7 @@ class Status:
             "nodes": [self._node(report) for report in self.reports],
         }
 
-    def _node(self, report: standing.Report) -> dict[str, object]:
+    def _node(self, report: node_report.Report) -> dict[str, object]:
         told, kinds = report.told, self.kinds(report)
         return {
             "node": report.node.view.name,
@@ -107,14 +107,14 @@ def table(status: Status, *, style: bar.Style) -> str:
     return "\n".join([*lines, "", *said] if said else lines)
 
 
-def _said(report: standing.Report) -> str:
+def _said(report: node_report.Report) -> str:
     parts = list(report.notes)
     if report.told and not report.standing.is_good and report.told.message:
         parts.insert(0, report.told.message)
     return f"{report.node.view.name}: {'; '.join(parts)}" if parts else ""
 
 
-def _row(report: standing.Report, now: dt.datetime) -> Sequence[str]:
+def _row(report: node_report.Report, now: dt.datetime) -> Sequence[str]:
     told = report.told
     return (
         report.node.view.name,
@@ -144,11 +144,11 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
     return ", ".join(parts) or "none"
 
 
-def _tone(value: standing.Standing) -> bar.Tone:
+def _tone(value: node_report.Standing) -> bar.Tone:
     return _TONES.get(value, bar.Tone.BAD)
 
 
-def headline(report: standing.Report, now: dt.datetime, style: bar.Style) -> str:
+def headline(report: node_report.Report, now: dt.datetime, style: bar.Style) -> str:
     """Return how a node stands, in one line."""
     told = report.told
     name = style.paint(report.node.view.name, bar.Tone.STRONG)
@@ -167,7 +167,7 @@ def headline(report: standing.Report, now: dt.datetime, style: bar.Style) -> str
     return style.plain(f"{name} · {state} · {' · '.join(rest)}")
 
 
-def _picture(status: Status, report: standing.Report, style: bar.Style) -> str:
+def _picture(status: Status, report: node_report.Report, style: bar.Style) -> str:
     lines = [headline(report, status.now, style)]
     if report.told and report.told.message:
         lines.append(layout.wrapped(report.told.message, indent="  "))
@@ -178,7 +178,7 @@ def _picture(status: Status, report: standing.Report, style: bar.Style) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _who(status: Status, report: standing.Report) -> Iterable[str]:
+def _who(status: Status, report: node_report.Report) -> Iterable[str]:
     kinds = status.kinds(report)
     if kinds is None:
         yield layout.wrapped(f"Who holds what is not known: {status.pods.why_not}")
