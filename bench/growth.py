@@ -24,7 +24,8 @@ from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import nvml_gpus
-from mig_manager.agent import mailbox, reconcile, service, settings
+from mig_manager.agent import dependencies, request, settings
+from mig_manager.agent import main as agent_main
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports
 from mig_manager.sandbox.cluster import nodeoptions
@@ -186,9 +187,9 @@ class _Loop:
     def __init__(self) -> None:
         self._world = _Brisk(_SPEC, is_gated=True, script_=script.Script())
         self._heard = _Heard()
-        self._box = mailbox.Mailbox()
+        self._box = request.Mailbox()
         self._served = 0
-        agent = service.assemble(
+        agent = agent_main.assemble(
             settings.agent_settings(
                 {
                     "node_name": "node-a",
@@ -200,7 +201,7 @@ class _Loop:
             ),
             api.KubeApi.at("http://127.0.0.1:9"),
             boot_id="boot-1",
-            overrides=service.Overrides(
+            overrides=agent_main.Overrides(
                 replace_ports=self._in_memory,
                 telemetry=self._heard,
                 box=self._box,
@@ -210,7 +211,7 @@ class _Loop:
         )
         self._thread = threading.Thread(target=agent.loop.serve, daemon=True)
 
-    def _in_memory(self, own: reconcile.World) -> reconcile.World:
+    def _in_memory(self, own: dependencies.Dependencies) -> dependencies.Dependencies:
         """Return the same with a cluster in memory, and GPUs within this process."""
         world = self._world
         return dataclasses.replace(

@@ -22,7 +22,7 @@ import urllib3
 
 from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
-from mig_manager.agent import service
+from mig_manager.agent import main as agent_main
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import cluster
@@ -76,7 +76,7 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
         one.stop()
 
 
-def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> service.Service:
+def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.Service:
     kube = api.KubeApi.connect(kubeconfig=kubeconfig)
     world = fakes.World(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
     agent = agents.assembled(

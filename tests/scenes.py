@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import reconcile
+from mig_manager.agent import dependencies, outcomes, reconcile
 from mig_manager.catalogue import hardware
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports
@@ -71,7 +71,7 @@ def reconciler(
     telemetry: instrumentation.Telemetry | None = None,
 ) -> reconcile.Reconciler:
     return reconcile.Reconciler(
-        reconcile.World(
+        dependencies.Dependencies(
             gpus=world.hardware,
             node=world.node,
             workloads=world.workloads,
@@ -92,7 +92,7 @@ def reconciler(
             hooks=world.programs if world.hooks else None,
             own_pod_uid="uid-of-the-agent",
         ),
-        reconcile.Limits(
+        dependencies.Limits(
             drain_timeout_s=20,
             plugin_timeout_s=20,
             monitor_timeout_s=5,
@@ -104,7 +104,7 @@ def reconciler(
     )
 
 
-def run(world: fakes.World, layout: str, text: str = CONFIG) -> reconcile.Outcome:
+def run(world: fakes.World, layout: str, text: str = CONFIG) -> outcomes.Outcome:
     wish = fakes.FakeWish(world.clock, replaced=False)
     return reconciler(world, text).run(layout, wish)
 

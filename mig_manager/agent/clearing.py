@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain, outcomes, record
-from mig_manager.agent import world as worlds
+from mig_manager.agent import dependencies, drain, outcomes, record
 from mig_manager.core import model, ports, timing
 from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster, extras, foreign
@@ -92,7 +91,12 @@ class Clearing:
     """The way of one run."""
 
     def __init__(
-        self, world: worlds.World, limits: worlds.Limits, written: record.Record, *, name: str
+        self,
+        world: dependencies.Dependencies,
+        limits: dependencies.Limits,
+        written: record.Record,
+        *,
+        name: str,
     ) -> None:
         self._world = world
         self._limits = limits

@@ -26,7 +26,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import evictionbudgets
+from mig_manager.agent import eviction
 from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
 from mig_manager.core import timing as pacing
@@ -150,7 +150,7 @@ class Drain:
         """UID -> why the API did not even say whether it may be evicted."""
         self._may_evict = False
         """Whether the eviction of every affected pod was possible once."""
-        self._budgets = evictionbudgets.EvictionBudgets(workloads)
+        self._budgets = eviction.EvictionBudgets(workloads)
         self._blocked: dict[str, str] = {}
         """Key of a pod -> why it was not evicted when the budgets were counted last."""
         self._ask_after = 0.0
@@ -290,7 +290,7 @@ class Drain:
         if turn:
             more = len(due) - len(turn)
             self._tell.on_turn(
-                f"rolling drain: evicting {evictionbudgets.names(turn)}; {more} more must leave"
+                f"rolling drain: evicting {eviction.names(turn)}; {more} more must leave"
             )
         return dict(counted.refused) | self._evict_each(turn)
 

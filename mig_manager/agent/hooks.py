@@ -10,7 +10,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import record
-from mig_manager.change import hookpoints, instrumentation
+from mig_manager.change import hook_points, instrumentation
 from mig_manager.core import model, ports
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import cluster
@@ -40,7 +40,7 @@ class RunHooks:
         self._record = written
         self._is_loaded = False
         self._has_tried_exit = False
-        self.points = hookpoints.HookPoints(
+        self.points = hook_points.HookPoints(
             programs, variables={"MIG_PARTED_SELECTED_CONFIG": name}, telemetry=telemetry
         )
 

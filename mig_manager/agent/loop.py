@@ -11,7 +11,7 @@ import structlog
 import tenacity
 
 from mig_manager import errors
-from mig_manager.agent import health, mailbox, outcomes, record
+from mig_manager.agent import health, outcomes, record, request
 from mig_manager.change import instrumentation
 from mig_manager.core import ports
 
@@ -63,7 +63,7 @@ class Agent:
     def __init__(
         self,
         pipeline: Pipeline,
-        box: mailbox.Mailbox,
+        box: request.Mailbox,
         *,
         patience: Patience,
         telemetry: instrumentation.Telemetry | None = None,
@@ -93,7 +93,7 @@ class Agent:
             jitter=patience.retry_initial_s,
         )
         self._is_recovered = False
-        self._served: mailbox.LabelWish | None = None
+        self._served: request.LabelWish | None = None
         self._ended: outcomes.Outcome | None = None
         """How the last run for that wish ended; None while that is not settled."""
 
@@ -159,7 +159,7 @@ class Agent:
             case outcomes.Next.RUN:
                 self._fulfil(wish)
 
-    def _fulfil(self, wish: mailbox.LabelWish, *, spares: bool = False) -> None:
+    def _fulfil(self, wish: request.LabelWish, *, spares: bool = False) -> None:
         """Try one wish until it is in force, cannot be, or is no longer wanted."""
         self._ended = None
         attempt = _Attempt(self._backoff)
@@ -172,11 +172,11 @@ class Agent:
         )
         retrying(lambda: self._begin(wish, attempt.begin(), spares=spares))
 
-    def _begin(self, wish: mailbox.LabelWish, attempt: record.Try, *, spares: bool) -> bool:
+    def _begin(self, wish: request.LabelWish, attempt: record.Try, *, spares: bool) -> bool:
         with self._alone():
             return self._try(wish, attempt, spares=spares)
 
-    def _try(self, wish: mailbox.LabelWish, attempt: record.Try, *, spares: bool) -> bool:
+    def _try(self, wish: request.LabelWish, attempt: record.Try, *, spares: bool) -> bool:
         """Run the pipeline once; tell whether to try again."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
         self._telemetry.attempt_began(attempt.number)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import daemons, record
+from mig_manager.agent import gpu_clients, record
 from mig_manager.core import ports, timing
 from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster
@@ -37,7 +37,7 @@ class Monitors:
         self._timeout_s = timeout_s
         self._pace = pace
 
-    def resume(self, paused: daemons.Paused, journal: record.Record, wish: ports.Wish) -> None:
+    def resume(self, paused: gpu_clients.Paused, journal: record.Record, wish: ports.Wish) -> None:
         """Give back the deploy labels one by one, and have the operator validate anew.
 
         Args:
@@ -54,7 +54,7 @@ class Monitors:
         self._look_again(paused)
 
     def _resume_each(
-        self, paused: daemons.Paused, journal: record.Record, wish: ports.Wish
+        self, paused: gpu_clients.Paused, journal: record.Record, wish: ports.Wish
     ) -> None:
         waited_for = [key for key in journal.journal.paused_labels if key in paused.staffed]
         for number, key in enumerate(waited_for):
@@ -81,7 +81,7 @@ class Monitors:
             wish.pause(self._pace.delay_s(turn))
             turn += 1
 
-    def _look_again(self, paused: daemons.Paused) -> None:
+    def _look_again(self, paused: gpu_clients.Paused) -> None:
         """Delete the pods whose successors shall look at the new devices."""
         # Feature discovery that a label places is new already; another must be made so.
         is_old = clients.DISCOVERY_DEPLOY_LABEL not in paused.staffed

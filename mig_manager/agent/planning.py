@@ -6,8 +6,7 @@ from collections.abc import Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import record
-from mig_manager.agent import world as worlds
+from mig_manager.agent import dependencies, record
 from mig_manager.core import model
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import extras
@@ -33,7 +32,12 @@ class Planning:
     """
 
     def __init__(
-        self, world: worlds.World, limits: worlds.Limits, written: record.Record, *, name: str
+        self,
+        world: dependencies.Dependencies,
+        limits: dependencies.Limits,
+        written: record.Record,
+        *,
+        name: str,
     ) -> None:
         self._world = world
         self._is_lenient = limits.is_lenient

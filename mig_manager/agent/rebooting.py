@@ -3,8 +3,7 @@
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.agent import clearing, record
-from mig_manager.agent import world as worlds
+from mig_manager.agent import clearing, dependencies, record
 from mig_manager.core import model, ports
 from mig_manager.core.node import policy as policies
 
@@ -25,8 +24,8 @@ class Rebooting:
 
     def __init__(
         self,
-        world: worlds.World,
-        limits: worlds.Limits,
+        world: dependencies.Dependencies,
+        limits: dependencies.Limits,
         written: record.Record,
         clears: clearing.Clearing,
         *,

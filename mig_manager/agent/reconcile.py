@@ -10,7 +10,8 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import daemons, outcomes, record, runs, world
+from mig_manager.agent import dependencies, gpu_clients, outcomes, record
+from mig_manager.agent import run as runs
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_records, status
@@ -82,19 +83,14 @@ def _marked(view: cluster.NodeView) -> status.Journal:
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
-# The names by which those who compose an agent know them.
-Outcome = outcomes.Outcome
-World = world.World
-Limits = world.Limits
-
 
 class Reconciler:
     """Brings one node to one wish."""
 
-    def __init__(self, world: World, limits: Limits) -> None:
+    def __init__(self, world: dependencies.Dependencies, limits: dependencies.Limits) -> None:
         self._world = world
         self._limits = limits
-        self._daemons = daemons.Daemons(
+        self._daemons = gpu_clients.Daemons(
             world.node,
             world.workloads,
             world.allocations,
@@ -263,7 +259,7 @@ class Reconciler:
         attempt: int = 1,
         retry_after_s: float = 0.0,
         spares: bool = False,
-    ) -> Outcome:
+    ) -> outcomes.Outcome:
         """Bring the layout ``name`` into force.
 
         Args:
@@ -308,7 +304,7 @@ class Reconciler:
             run.keep_for_next_boot()
         return outcome
 
-    def look(self, name: str, ended: Outcome) -> outcomes.Next:
+    def look(self, name: str, ended: outcomes.Outcome) -> outcomes.Next:
         """Look at the GPUs at rest, and publish if they drifted from their layout.
 
         Args:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.change import hookpoints
+from mig_manager.change import hook_points
 from mig_manager.core import model, ports, timing
 from mig_manager.core import timing as paces
 from mig_manager.core.planner import planner, steps
@@ -109,7 +109,7 @@ class Transaction:
         seen: Observed,
         replan: Replan,
         older: Snapshot = (),
-        points: hookpoints.HookPoints | None = None,
+        points: hook_points.HookPoints | None = None,
     ) -> tuple[Observed, tuple[model.Plan, ...]]:
         """Execute a plan, and a second one where the driver tells its profiles only with MIG on.
 
@@ -268,10 +268,10 @@ class _Rounds:
         self,
         transaction: Transaction,
         before: tuple[model.GpuSnapshot, ...],
-        points: hookpoints.HookPoints | None,
+        points: hook_points.HookPoints | None,
     ) -> None:
         self._transaction = transaction
-        self._points = points or hookpoints.HookPoints()
+        self._points = points or hook_points.HookPoints()
         self.before = before
         """What a rollback restores; grows with each plan."""
         self.executed: list[model.Plan] = []

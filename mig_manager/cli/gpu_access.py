@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml_worker import gpu_thread
-from mig_manager.change import standalone
+from mig_manager.change import local
 from mig_manager.cli import console, interrupts, shellsettings
 from mig_manager.core import model, ports
 from mig_manager.core.host import holders as holding
@@ -51,7 +51,7 @@ class Reach:
             timeout_s=self._given.gpu_timeout_s,
         )
 
-    def world(self) -> standalone.World:
+    def world(self) -> local.Dependencies:
         """Return what a change works with; its GPU work can be killed and undone."""
         from mig_manager.adapters.host import journalfile, lockfile  # noqa: PLC0415 - as above
         from mig_manager.adapters.nvml_worker import gpu_child  # noqa: PLC0415 - as above
@@ -60,7 +60,7 @@ class Reach:
         journal = journalfile.JournalFile(self._given.journal_file)
         proven = journalfile.ProvenFile(self._given.proven_file)
         state = self._given.gpus.simulate_state
-        world = standalone.World(
+        world = local.Dependencies(
             gpus=gpu_child.ChildGpus(
                 command=gpu_child.worker_command(
                     library_path=self._given.gpus.library_path,
@@ -100,7 +100,7 @@ class Reach:
             timeout_s=self._given.hook_timeout_s,
         )
 
-    def _with_machine(self, world: standalone.World) -> standalone.World:
+    def _with_machine(self, world: local.Dependencies) -> local.Dependencies:
         from mig_manager.adapters.host import (  # noqa: PLC0415 - as above
             device_nodes,
             gpu_reset,

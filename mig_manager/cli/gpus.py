@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import files, sink
 from mig_manager.agent import settings
-from mig_manager.change import applying, booting, commands
+from mig_manager.change import apply, boot, plans
 from mig_manager.cli import console, gpu_access, shellsettings, validate
 from mig_manager.cli.render import bootreport, gpu_report
 from mig_manager.core import model
@@ -53,7 +53,7 @@ class _Shell:
         self._reach = gpu_access.Reach(command, given, terminal)
         self._style = terminal.style(given.colour)
         self._is_wide = given.output_format is shellsettings.OutputFormat.WIDE
-        self._scope = commands.Scope.MODE_ONLY if given.is_mode_only else commands.Scope.ALL
+        self._scope = plans.Scope.MODE_ONLY if given.is_mode_only else plans.Scope.ALL
 
     @property
     def commands(self) -> Mapping[str, Callable[[], int]]:
@@ -72,7 +72,7 @@ class _Shell:
         }
 
     def _status(self) -> int:
-        result = commands.status(self._reach.gpus())
+        result = plans.status(self._reach.gpus())
         if self._given.output_format is not shellsettings.OutputFormat.TEXT:
             result = dataclasses.replace(result, held=self._reach.holders())
         self._answer(
@@ -82,7 +82,7 @@ class _Shell:
         return DONE
 
     def _plan(self) -> int:
-        result = commands.plan(
+        result = plans.plan(
             self._reach.gpus(), self._layout(), scope=self._scope, holders=self._reach.pods()
         )
         self._answer(
@@ -93,7 +93,7 @@ class _Shell:
         return DONE
 
     def _apply(self) -> int:
-        result = applying.apply(
+        result = apply.apply(
             self._reach.world(),
             self._layout,
             scope=self._scope,
@@ -120,12 +120,12 @@ class _Shell:
         return DONE
 
     def _restore(self) -> int:
-        from mig_manager.change import applying  # noqa: PLC0415 - seldom asked for
+        from mig_manager.change import apply  # noqa: PLC0415 - seldom asked for
 
         source = files.ConfigFile(self._checkpoint_file())
-        result = applying.restore(
+        result = apply.restore(
             self._reach.world(),
-            lambda: applying.CheckpointWish.of(source.read(), source=source.name),
+            lambda: apply.CheckpointWish.of(source.read(), source=source.name),
             scope=self._scope,
         )
         self._answer(result.to_data, lambda: "MIG configuration restored successfully")
@@ -146,7 +146,7 @@ class _Shell:
         if self._given.hooks_file:
             self._terminal.note(f"{self._given.hooks_file} is not run: there are no hooks at boot")
         is_told = bool(self._given.layouts or self._given.config_file)
-        result = booting.boot(
+        result = boot.boot(
             self._reach.world(),
             self._layout if is_told else None,
             driver_timeout_s=self._given.driver_timeout_s,
@@ -165,7 +165,7 @@ class _Shell:
         if self._given.is_valid_config_only:
             self._terminal.say("Selected MIG configuration is valid")
             return DONE
-        result = commands.check(self._reach.gpus(), layout, scope=self._scope)
+        result = plans.check(self._reach.gpus(), layout, scope=self._scope)
         self._warn(result.planned.overlooked)
         self._warn_of(result.planned.gpus.unreachable, "what it has was not compared")
         if result.is_applied:
@@ -185,7 +185,7 @@ class _Shell:
         return FAILED
 
     def _export(self) -> int:
-        result = commands.export(
+        result = plans.export(
             self._reach.gpus(),
             label=self._given.config_label,
             has_placements=self._given.has_placements,
@@ -195,7 +195,7 @@ class _Shell:
         return DONE
 
     def _generate_config(self) -> int:
-        result = commands.generate_config(
+        result = plans.generate_config(
             self._reach.kinds(), has_all_maximal=self._given.has_all_maximal
         )
         target = self._given.output_file

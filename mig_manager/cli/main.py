@@ -118,7 +118,7 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
     import structlog
 
     from mig_manager.adapters.host import log, this_machine
-    from mig_manager.agent import service
+    from mig_manager.agent import main
     from mig_manager.cli import commandline
 
     log.configure(
@@ -138,7 +138,7 @@ def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
         simulation.prepare(given.gpus)
         boot_id = simulation.boot_id(given.gpus)
         logger.warning("gpus_simulated", state=str(given.gpus.simulate_state))
-    return service.run(given, boot_id=boot_id)
+    return main.run(given, boot_id=boot_id)
 
 
 def _doctor(options: Mapping[str, object], terminal: console.Console) -> int:

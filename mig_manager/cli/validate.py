@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.change import validation
+from mig_manager.change import validate
 from mig_manager.cli import console, gpu_access, shellsettings
 from mig_manager.cli.render import gpu_report
 from mig_manager.core import model
@@ -18,7 +18,7 @@ class Checked:
     """What there is to say about one document."""
 
     document: config.Document
-    fits: validation.Validated | None
+    fits: validate.Validated | None
     """None: it was not compared with any GPU."""
     is_portable_wanted: bool
 
@@ -141,13 +141,13 @@ class Validate:
 
     def _fits(
         self, source: config.Document, layouts: Sequence[config.Layout], *, is_named: bool
-    ) -> validation.Validated:
+    ) -> validate.Validated:
         others = None if is_named or self._given.must_fit else known_gpus
         if self._given.products:
-            return validation.against_products(
+            return validate.against_products(
                 layouts, source=source.source, templates=self._templates, others=others
             )
-        return validation.against_node(
+        return validate.against_node(
             layouts, source=source.source, gpus=self._here, others=others
         )
 

@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters import kubectl
 from mig_manager.adapters.host import configfile
 from mig_manager.agent import settings
-from mig_manager.change import validation
+from mig_manager.change import validate
 from mig_manager.cli import console
 from mig_manager.cli.render import gpu_report
 from mig_manager.core.layout import config
@@ -158,7 +158,7 @@ class _App:
             self._terminal.note(note)
         if not found.templates:
             raise errors.UsageError("no node tells which GPUs it has, so nothing can be checked")
-        result = validation.against_products(
+        result = validate.against_products(
             [plan.harmless(layout) for layout in layouts],
             source=source_.source,
             templates=found.templates,

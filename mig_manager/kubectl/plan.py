@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.change import commands
+from mig_manager.change import plans
 from mig_manager.cli.render import gpu_report
 from mig_manager.core import model
 from mig_manager.core.fleet import node_report
@@ -102,7 +102,7 @@ class NodePlan:
     """What a layout would change on one node."""
 
     name: str
-    planned: commands.Planned | None
+    planned: plans.Planned | None
     """None: it cannot be had, or cannot be told."""
     why_not: str
     """Why there is no plan; empty when there is one."""
@@ -207,7 +207,7 @@ def _of_node(layout: config.Layout, told: node_report.Report, pods: selection.Po
         )
     planned, why_not = None, ""
     try:
-        planned = commands.planned(gpus, layout, scope=commands.Scope.ALL, holders={})
+        planned = plans.planned(gpus, layout, scope=plans.Scope.ALL, holders={})
     except errors.LayoutError as error:
         why_not = safetext.printable(error.message, " ")
     if planned is not None:
@@ -222,14 +222,14 @@ def _of_node(layout: config.Layout, told: node_report.Report, pods: selection.Po
     )
 
 
-def _fits(planned: commands.Planned | None) -> bool | None:
+def _fits(planned: plans.Planned | None) -> bool | None:
     if planned is None:
         return False
     return None if planned.plan.is_provisional else True
 
 
 def _losses(
-    planned: commands.Planned | None, told: node_report.Report, pods: selection.Pods
+    planned: plans.Planned | None, told: node_report.Report, pods: selection.Pods
 ) -> tuple[askers.Loss, ...] | None:
     found = pods.of(told.node.view.name)
     if found is None or planned is None:

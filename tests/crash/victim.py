@@ -17,7 +17,7 @@ from mig_manager.adapters.host import clock, log
 from mig_manager.adapters.kubelet import podresources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import nvml_gpus
-from mig_manager.agent import mailbox, reconcile, service, settings
+from mig_manager.agent import dependencies, main, request, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import ports
 from mig_manager.sandbox import nvml as simulated
@@ -63,11 +63,11 @@ def serve(order: Order) -> int:
     assert wanted.gpus.simulate_state is not None
     state = statefile.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
-    victim = service.assemble(
+    victim = main.assemble(
         wanted,
         kube,
         boot_id=state.boot_id,
-        overrides=service.Overrides(
+        overrides=main.Overrides(
             replace_ports=lambda own: _watched(
                 own if order.has_worker else _within_process(own, wanted, state, points), points
             ),
@@ -75,18 +75,18 @@ def serve(order: Order) -> int:
             box=_Mailbox(points),
         ),
     )
-    service.end_on_signals(victim.stop)
+    main.end_on_signals(victim.stop)
     victim.serve()
     kube.close()
     return 0
 
 
 def _within_process(
-    own: reconcile.World,
+    own: dependencies.Dependencies,
     wanted: settings.AgentSettings,
     state: statefile.SharedState,
     points: points_.Points,
-) -> reconcile.World:
+) -> dependencies.Dependencies:
     """Return the same without worker processes for the GPUs and for kubelet."""
     simulated._load(_Library(state, points))
     return dataclasses.replace(
@@ -97,7 +97,7 @@ def _within_process(
     )
 
 
-def _watched(own: reconcile.World, points: points_.Points) -> reconcile.World:
+def _watched(own: dependencies.Dependencies, points: points_.Points) -> dependencies.Dependencies:
     """Return the same with a point before and after each call of a port."""
     watched: dict[str, Any] = {
         name: cast("Any", points_.Port(port, name, points)) for name, port in _ports(own).items()
@@ -105,7 +105,7 @@ def _watched(own: reconcile.World, points: points_.Points) -> reconcile.World:
     return dataclasses.replace(own, clock=_Clock(), **watched)
 
 
-def _ports(world: reconcile.World) -> dict[str, object]:
+def _ports(world: dependencies.Dependencies) -> dict[str, object]:
     """Return everything in the world that is a port, whatever will be added to it."""
     everything = {f.name: getattr(world, f.name) for f in dataclasses.fields(world)}
     return {
@@ -115,14 +115,14 @@ def _ports(world: reconcile.World) -> dict[str, object]:
     }
 
 
-class _Mailbox(mailbox.Mailbox):
+class _Mailbox(request.Mailbox):
     """Notes when the agent has nothing to do."""
 
     def __init__(self, points: points_.Points) -> None:
         super().__init__()
         self._points = points
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> mailbox.LabelWish | None:
+    def next(self, seen: int, *, timeout_s: float | None = None) -> request.LabelWish | None:
         """Note that the agent is idle, and wait."""
         self._points.come_to(IDLE)
         return super().next(seen, timeout_s=timeout_s)

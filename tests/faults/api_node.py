@@ -18,7 +18,7 @@ from mig_manager.adapters.host import clock
 from mig_manager.adapters.kubelet import podresources
 from mig_manager.adapters.kubernetes import api, nodewatch
 from mig_manager.adapters.nvml import nvml_gpus
-from mig_manager.agent import health, reconcile, service, settings
+from mig_manager.agent import dependencies, health, main, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports
 from mig_manager.core import timing as pacing
@@ -170,11 +170,11 @@ class Stage(stages.Stage):
             sleep=lambda seconds: stopped.wait(min(seconds, _LONGEST_SLEEP_S)),
         )
         running.callback(kube.close)
-        served = service.assemble(
+        served = main.assemble(
             settings.agent_settings(self._settings(), {}),
             kube,
             boot_id="boot-1",
-            overrides=service.Overrides(
+            overrides=main.Overrides(
                 replace_ports=self._ports,
                 replace_limits=lambda own: dataclasses.replace(own, pace=_PACE),
                 telemetry=self.heard,
@@ -202,7 +202,7 @@ class Stage(stages.Stage):
             "drift_check_interval_s": "0",
         }
 
-    def _ports(self, own: reconcile.World) -> reconcile.World:
+    def _ports(self, own: dependencies.Dependencies) -> dependencies.Dependencies:
         """Return the same with GPUs and kubelet reached within this process."""
         kubelet = podresources.PodResources(
             str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=_hurry

@@ -13,7 +13,7 @@ import structlog.testing
 
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.adapters.nvml_worker import gpu_child
-from mig_manager.agent import reconcile
+from mig_manager.agent import dependencies, outcomes, reconcile
 from mig_manager.core import model, ports
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.cluster import nodeoptions
@@ -95,7 +95,7 @@ class Site:
 class Ended:
     """How a run ended, and what it said on the way."""
 
-    outcome: reconcile.Outcome
+    outcome: outcomes.Outcome
     tracebacks: Sequence[object]
     """Log lines with one."""
 
@@ -227,7 +227,7 @@ class Node:
     def _new_pipeline(self) -> reconcile.Reconciler:
         world = self.cluster
         return reconcile.Reconciler(
-            reconcile.World(
+            dependencies.Dependencies(
                 gpus=self.gpus,
                 node=world.node,
                 workloads=world.workloads,
@@ -235,7 +235,7 @@ class Node:
                 configs=fakes.FakeConfig(LAYOUTS),
                 clock=world.clock,
             ),
-            reconcile.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
+            dependencies.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
         )
 
 

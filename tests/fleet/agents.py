@@ -15,7 +15,7 @@ import pytest
 
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.kubernetes import api, nodewatch
-from mig_manager.agent import reconcile, service, settings
+from mig_manager.agent import dependencies, main, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
@@ -112,7 +112,7 @@ class Hosted:
 
 def assembled(
     kube: api.KubeApi, name: str, world: fakes.World, folder: pathlib.Path, **options: str
-) -> service.Service:
+) -> main.Service:
     """Assemble an agent whose GPUs and kubelet are values in memory.
 
     Args:
@@ -123,7 +123,7 @@ def assembled(
         options: Of the agent's command line.
     """
 
-    def in_memory(own: reconcile.World) -> reconcile.World:
+    def in_memory(own: dependencies.Dependencies) -> dependencies.Dependencies:
         return dataclasses.replace(
             own,
             gpus=world.hardware,
@@ -133,13 +133,11 @@ def assembled(
         )
 
     state = folder / f"{name}.json"
-    return service.assemble(
+    return main.assemble(
         settings.agent_settings({"node_name": name, "simulate_state": str(state)} | options, {}),
         kube,
         boot_id="boot-1",
-        overrides=service.Overrides(
-            replace_ports=in_memory, watch_pace=_PACE, watches_files=False
-        ),
+        overrides=main.Overrides(replace_ports=in_memory, watch_pace=_PACE, watches_files=False),
     )
 
 

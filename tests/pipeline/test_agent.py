@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from mig_manager import errors
-from mig_manager.agent import loop, mailbox, outcomes
+from mig_manager.agent import loop, outcomes, request
 from mig_manager.core import model, ports
 
 
@@ -18,7 +18,7 @@ def outcome(reason: errors.Reason) -> outcomes.Outcome:
 class Pipeline:
     """Answers each run from a script; stops the agent after the last answer."""
 
-    def __init__(self, box: mailbox.Mailbox, *script: errors.Reason | Exception) -> None:
+    def __init__(self, box: request.Mailbox, *script: errors.Reason | Exception) -> None:
         self._box = box
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
@@ -83,7 +83,7 @@ def patience(retry_s: float = 0.01, look_after_s: float = 0.0) -> loop.Patience:
     )
 
 
-def serve(box: mailbox.Mailbox, pipeline: Pipeline) -> None:
+def serve(box: request.Mailbox, pipeline: Pipeline) -> None:
     served = loop.Agent(pipeline, box, patience=patience())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
@@ -92,7 +92,7 @@ def serve(box: mailbox.Mailbox, pipeline: Pipeline) -> None:
 
 
 def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(
         box, errors.Reason.IN_USE, errors.Reason.DRIVER_NOT_LOADED, errors.Reason.APPLIED
@@ -106,7 +106,7 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
 
 
 def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     served = loop.Agent(pipeline, box, patience=patience(look_after_s=0.01))
     thread = threading.Thread(target=served.serve, daemon=True)
@@ -122,7 +122,7 @@ def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_la
 
 
 def test_a_permanent_failure_waits_for_another_wish() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
     pipeline.on_run = lambda: box.put_label("b")
@@ -133,7 +133,7 @@ def test_a_permanent_failure_waits_for_another_wish() -> None:
 
 
 def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label("a")
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
     pipeline = Pipeline(box, lost, errors.Reason.APPLIED)
@@ -145,7 +145,7 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
 
 
 def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     locked = [errors.LockedError("another manager is at work: apply")]
@@ -163,7 +163,7 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
 
 
 def test_a_newer_wish_interrupts_the_pause_before_a_retry() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
     served = loop.Agent(pipeline, box, patience=patience(600))
@@ -176,7 +176,7 @@ def test_a_newer_wish_interrupts_the_pause_before_a_retry() -> None:
 
 
 def test_a_node_without_a_label_is_come_back_to_until_its_gpus_are_told() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     pipeline.restless = 3
@@ -191,7 +191,7 @@ def test_a_node_without_a_label_is_come_back_to_until_its_gpus_are_told() -> Non
 
 
 def test_without_a_label_what_was_left_is_given_back_and_nothing_is_pending() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     thread = threading.Thread(
@@ -207,7 +207,7 @@ def test_without_a_label_what_was_left_is_given_back_and_nothing_is_pending() ->
 
 
 def test_at_rest_the_gpus_are_looked_at_and_a_drift_is_healed_sparing_everybody() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
     pipeline.due = outcomes.Next.HEAL
@@ -222,7 +222,7 @@ def test_at_rest_the_gpus_are_looked_at_and_a_drift_is_healed_sparing_everybody(
 
 
 def test_a_failure_for_good_is_tried_anew_once_the_hardware_has_changed() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
     pipeline.due = outcomes.Next.RUN
@@ -237,7 +237,7 @@ def test_a_failure_for_good_is_tried_anew_once_the_hardware_has_changed() -> Non
 
 
 def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
     told: list[str] = []

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import reconcile
+from mig_manager.agent import outcomes, reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from tests import fakes, scenes
@@ -52,7 +52,7 @@ def pipeline(world: fakes.World, slots: FakeSlots) -> reconcile.Reconciler:
 
 def run(
     world: fakes.World, slots: FakeSlots, layout: str = "one-slice-changed", **wished: object
-) -> reconcile.Outcome:
+) -> outcomes.Outcome:
     wish = fakes.FakeWish(world.clock, replaced=False, **wished)  # type: ignore[arg-type]
     return pipeline(world, slots).run(layout, wish)
 

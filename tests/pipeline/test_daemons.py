@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import daemons, monitors, outcomes, record
+from mig_manager.agent import gpu_clients, monitors, outcomes, record
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core import timing as pacing
@@ -37,8 +37,8 @@ def emptying(world: fakes.World) -> model.Plan:
     return planner.plan(world.gpus, {world.gpus[0].uuid: nothing})
 
 
-def staff(world: fakes.World) -> daemons.Daemons:
-    return daemons.Daemons(
+def staff(world: fakes.World) -> gpu_clients.Daemons:
+    return gpu_clients.Daemons(
         world.node,
         world.workloads,
         world.allocations,
@@ -56,7 +56,7 @@ def wish(world: fakes.World, *, ends_at: int | None = None) -> fakes.FakeWish:
     return fakes.FakeWish(world.clock, ends_at=ends_at, replaced=True)
 
 
-def paused(world: fakes.World, taken: record.Record) -> daemons.Paused:
+def paused(world: fakes.World, taken: record.Record) -> gpu_clients.Paused:
     return staff(world).pause(emptying(world), taken, wish(world), (WATCHER,))
 
 
@@ -128,7 +128,7 @@ def test_a_config_that_was_there_already_is_not_the_runs_to_take_back() -> None:
     assert not staff(world).has_config("whole")
 
 
-def monitored_node() -> tuple[fakes.World, record.Record, daemons.Paused]:
+def monitored_node() -> tuple[fakes.World, record.Record, gpu_clients.Paused]:
     """The plugin is back already; two monitors are still away."""
     world = sliced_node()
     world.labels |= {EXPORTER: "true", DCGM: "true"}
@@ -241,6 +241,6 @@ def test_a_watch_that_shows_a_plugin_that_has_gone_proves_nothing() -> None:
     world.plugin_is_broken = True
 
     with pytest.raises(errors.NotReadyError) as caught:
-        staff(world).prove(daemons.ANY_PLUGIN, world.gpus, wish(world))
+        staff(world).prove(gpu_clients.ANY_PLUGIN, world.gpus, wish(world))
 
     assert caught.value.reason is errors.Reason.PLUGIN_NOT_READY

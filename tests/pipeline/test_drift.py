@@ -21,7 +21,7 @@ def steadfast(world: fakes.World) -> fakes.FakeWish:
     return fakes.FakeWish(world.clock, replaced=False)
 
 
-def settled(*, heals: bool = False) -> tuple[fakes.World, reconcile.Reconciler, reconcile.Outcome]:
+def settled(*, heals: bool = False) -> tuple[fakes.World, reconcile.Reconciler, outcomes.Outcome]:
     """Return a node whose layout has just been found in force."""
     world = scenes.node(layout=LAYOUT)
     ours = scenes.reconciler(world, heals_drift=heals)

@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import webserver
-from mig_manager.agent import health, loop, mailbox, outcomes
+from mig_manager.agent import health, loop, outcomes, request
 from mig_manager.core import model, ports
 
 STUCK_AFTER_S = 10.0
@@ -122,7 +122,7 @@ def test_a_stuck_agent_is_not_ready_either(life: Life) -> None:
 class Worker:
     """A pipeline that asks after its wish; notes how the agent's health looks meanwhile."""
 
-    def __init__(self, life: Life, box: mailbox.Mailbox) -> None:
+    def __init__(self, life: Life, box: request.Mailbox) -> None:
         self._life = life
         self._box = box
         self._served: loop.Agent | None = None
@@ -179,7 +179,7 @@ class Worker:
 def test_a_run_lives_by_asking_after_its_wish_and_the_pause_before_a_retry_needs_no_sign(
     life: Life,
 ) -> None:
-    box = mailbox.Mailbox()
+    box = request.Mailbox()
     box.put_label("a")
     worker = Worker(life, box)
 

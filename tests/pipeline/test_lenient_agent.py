@@ -6,7 +6,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent import planning, reconcile, settings
+from mig_manager.agent import outcomes, planning, settings
 from mig_manager.cli import arguments
 from mig_manager.core import model
 from tests import fakes, scenes
@@ -31,7 +31,7 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
     return captured
 
 
-def play(world: fakes.World, layout: str, text: str, *, is_lenient: bool) -> reconcile.Outcome:
+def play(world: fakes.World, layout: str, text: str, *, is_lenient: bool) -> outcomes.Outcome:
     wish = fakes.FakeWish(world.clock, replaced=False)
     return scenes.reconciler(world, text, is_lenient=is_lenient).run(layout, wish)
 

@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, tools
 from mig_manager.adapters.nvml import nvml_gpus
-from mig_manager.agent import reconcile
+from mig_manager.agent import dependencies, outcomes, reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import nvml as simulated
@@ -76,7 +76,7 @@ class Node:
         """Return an agent that has just started."""
         world = self.cluster
         return reconcile.Reconciler(
-            reconcile.World(
+            dependencies.Dependencies(
                 gpus=self._gpus,
                 node=world.node,
                 workloads=world.workloads,
@@ -87,10 +87,10 @@ class Node:
                 reset=self,
                 reboot=self if self.may_reboot else None,
             ),
-            reconcile.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
+            dependencies.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
         )
 
-    def run(self, layout: str) -> reconcile.Outcome:
+    def run(self, layout: str) -> outcomes.Outcome:
         """Start an agent and let it do its work once."""
         agent = self.agent()
         agent.recover(layout)

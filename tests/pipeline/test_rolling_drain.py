@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import reconcile
+from mig_manager.agent import outcomes
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
@@ -128,7 +128,7 @@ class Agent:
         self.reconciler = scenes.reconciler(world, CONFIG)
         self.attempt = 0
 
-    def try_once(self, layout: str = LAYOUT) -> reconcile.Outcome:
+    def try_once(self, layout: str = LAYOUT) -> outcomes.Outcome:
         self.attempt += 1
         outcome = self.reconciler.run(
             layout, fakes.FakeWish(self.world.clock, replaced=False), attempt=self.attempt

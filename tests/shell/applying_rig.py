@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.change import applying, booting, commands, standalone
+from mig_manager.change import apply as applying
+from mig_manager.change import boot, local, plans
 from mig_manager.core import model, ports
 from mig_manager.core.layout import config
 from tests import fakes
@@ -171,9 +172,9 @@ class Rig:
         self,
         layout: config.Layout | errors.MigManagerError,
         *,
-        scope: commands.Scope = commands.Scope.ALL,
+        scope: plans.Scope = plans.Scope.ALL,
         may_reset: bool = True,
-    ) -> commands.Applied:
+    ) -> plans.Applied:
         """Apply a layout, or what comes of one that cannot be had."""
 
         def resolve() -> config.Layout:
@@ -183,9 +184,7 @@ class Rig:
 
         return applying.apply(self._world(), resolve, scope=scope, may_reset=may_reset)
 
-    def restore(
-        self, text: str, *, scope: commands.Scope = commands.Scope.ALL
-    ) -> commands.Applied:
+    def restore(self, text: str, *, scope: plans.Scope = plans.Scope.ALL) -> plans.Applied:
         """Return the GPUs to a checkpoint."""
         return applying.restore(
             self._world(),
@@ -195,16 +194,16 @@ class Rig:
 
     def boot(
         self, fallback: config.Layout | None = None, *, driver_timeout_s: float = 120.0
-    ) -> booting.Restored:
+    ) -> boot.Restored:
         """Bring back what is kept, or a fallback."""
-        return booting.boot(
+        return boot.boot(
             self._world(),
             (lambda: fallback) if fallback else None,
             driver_timeout_s=driver_timeout_s,
         )
 
-    def _world(self) -> standalone.World:
-        return standalone.World(
+    def _world(self) -> local.Dependencies:
+        return local.Dependencies(
             gpus=self.gpus,
             exclusion=self.exclusion,
             journal=self.journal,
@@ -223,8 +222,8 @@ def apply(
     gpus: ports.Gpus,
     layout: config.Layout,
     *,
-    scope: commands.Scope = commands.Scope.ALL,
+    scope: plans.Scope = plans.Scope.ALL,
     may_reset: bool = True,
-) -> commands.Applied:
+) -> plans.Applied:
     """Apply a layout on a node where nobody else is at work and nothing was cut off."""
     return Rig(gpus).apply(layout, scope=scope, may_reset=may_reset)

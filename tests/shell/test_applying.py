@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import commands
+from mig_manager.change import plans
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
@@ -50,7 +50,7 @@ def unknown() -> errors.LayoutError:
 
 
 def is_in_force(gpus: Gpus, name: str) -> bool:
-    return commands.check(gpus, layout(name)).is_applied
+    return plans.check(gpus, layout(name)).is_applied
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.change import commands, validation
+from mig_manager.change import plans, validate
 from mig_manager.cli.render import gpu_report
 from mig_manager.core import model
 from mig_manager.core.layout import config
@@ -126,7 +126,7 @@ def test_apply_brings_a_layout_into_force() -> None:
     result = applying_rig.apply(gpus, layout("balanced"))
 
     assert result.is_changed
-    assert commands.check(gpus, layout("balanced")).is_applied
+    assert plans.check(gpus, layout("balanced")).is_applied
     assert [len(gpu.gpu_instances) for gpu in gpus.gpus] == [4, 4]
 
 
@@ -165,7 +165,7 @@ def test_apply_plans_again_where_profiles_are_told_only_with_mig_on() -> None:
     result = applying_rig.apply(gpus, layout("balanced"))
 
     assert [planned.plan.is_provisional for planned in result.rounds] == [True, False]
-    assert commands.check(gpus, layout("balanced")).is_applied
+    assert plans.check(gpus, layout("balanced")).is_applied
 
 
 def test_a_layout_that_does_not_fit_touches_nothing() -> None:
@@ -182,7 +182,7 @@ def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() 
     gpus = Passthrough(hardware.template(A100, 0))
 
     with pytest.raises(errors.HardwareError) as caught:
-        applying_rig.apply(gpus, layout("first-only"), scope=commands.Scope.MODE_ONLY)
+        applying_rig.apply(gpus, layout("first-only"), scope=plans.Scope.MODE_ONLY)
     assert caught.value.reason is errors.Reason.RESET_REQUIRED
     (waiting,) = gpus.observe()
     assert waiting.pending_mode is model.MigMode.ENABLED
@@ -195,23 +195,23 @@ def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() 
 
 def test_mode_only_switches_mig_and_makes_no_instances() -> None:
     gpus = Gpus(*two_a100())
-    mode_only = commands.Scope.MODE_ONLY
+    mode_only = plans.Scope.MODE_ONLY
 
     applying_rig.apply(gpus, layout("balanced"), scope=mode_only)
 
     assert [gpu.current_mode for gpu in gpus.gpus] == [model.MigMode.ENABLED] * 2
     assert [gpu.gpu_instances for gpu in gpus.gpus] == [(), ()]
-    assert commands.check(gpus, layout("balanced"), scope=mode_only).is_applied
-    assert not commands.check(gpus, layout("balanced")).is_applied
+    assert plans.check(gpus, layout("balanced"), scope=mode_only).is_applied
+    assert not plans.check(gpus, layout("balanced")).is_applied
 
 
 def test_mode_only_leaves_instances_of_a_right_gpu_alone() -> None:
     gpus = Gpus(*two_a100())
     applying_rig.apply(gpus, layout("balanced"))
 
-    applying_rig.apply(gpus, layout("small"), scope=commands.Scope.MODE_ONLY)
+    applying_rig.apply(gpus, layout("small"), scope=plans.Scope.MODE_ONLY)
 
-    assert commands.check(gpus, layout("balanced")).is_applied
+    assert plans.check(gpus, layout("balanced")).is_applied
 
 
 def test_gpus_that_a_layout_does_not_name_stay_as_they_are() -> None:
@@ -220,7 +220,7 @@ def test_gpus_that_a_layout_does_not_name_stay_as_they_are() -> None:
     applying_rig.apply(gpus, layout("first-only"))
 
     assert gpus.gpus[1] == hardware.template(A100, 1)
-    assert commands.check(gpus, layout("first-only")).is_applied
+    assert plans.check(gpus, layout("first-only")).is_applied
 
 
 def test_a_plan_names_the_pods_that_hold_what_ends() -> None:
@@ -230,7 +230,7 @@ def test_a_plan_names_the_pods_that_hold_what_ends() -> None:
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
     holders = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
 
-    planned = commands.plan(gpus, layout("small"), holders=holders)
+    planned = plans.plan(gpus, layout("small"), holders=holders)
 
     assert planned.evicted == ("team/train-0",)
     assert "Pods that would be evicted: team/train-0" in gpu_report.plan(
@@ -242,7 +242,7 @@ def test_a_plan_without_known_pods_names_the_devices_that_end() -> None:
     gpus = Gpus(hardware.template(A100))
     applying_rig.apply(gpus, layout("balanced"))
 
-    planned = commands.plan(gpus, layout("small"))
+    planned = plans.plan(gpus, layout("small"))
     text = gpu_report.plan(planned, is_wide=False, style=bar.Style())
 
     (doomed,) = planned.plan.doomed_uuids
@@ -251,7 +251,7 @@ def test_a_plan_without_known_pods_names_the_devices_that_end() -> None:
 
 
 def test_a_plan_that_switches_mode_says_which_gpus_must_be_idle() -> None:
-    planned = commands.plan(Gpus(*two_a100()), layout("balanced"))
+    planned = plans.plan(Gpus(*two_a100()), layout("balanced"))
 
     text = gpu_report.plan(planned, is_wide=False, style=bar.Style())
 
@@ -264,7 +264,7 @@ def test_an_empty_plan_says_that_there_is_nothing_to_do() -> None:
     applying_rig.apply(gpus, layout("balanced"))
 
     text = gpu_report.plan(
-        commands.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style()
+        plans.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style()
     )
 
     assert text.endswith("Layout balanced is in force: nothing to do.")
@@ -274,7 +274,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
     gpus = Gpus(*two_a100())
     applying_rig.apply(gpus, layout("balanced"))
 
-    checked = commands.check(gpus, layout("small"))
+    checked = plans.check(gpus, layout("small"))
 
     assert not checked.is_applied
     assert gpu_report.difference(checked.planned) == (
@@ -287,7 +287,7 @@ def test_status_as_data_has_every_instance_with_its_place() -> None:
     gpus = Gpus(hardware.template(A100))
     applying_rig.apply(gpus, layout("first-only"))
 
-    data = commands.status(gpus).to_data()
+    data = plans.status(gpus).to_data()
 
     assert isinstance(data["gpus"], list)
     (gpu,) = data["gpus"]
@@ -299,7 +299,7 @@ def test_status_as_data_has_every_instance_with_its_place() -> None:
 
 
 def test_a_plan_as_data_counts_and_lists_its_steps() -> None:
-    data = commands.plan(Gpus(hardware.template(A100)), layout("first-only")).to_data()
+    data = plans.plan(Gpus(hardware.template(A100)), layout("first-only")).to_data()
 
     assert data["instances"] == {"destroyed": 0, "created": 1, "staying": 0}
     assert isinstance(data["gpus"], list)
@@ -314,36 +314,36 @@ def test_export_writes_what_apply_reads() -> None:
     gpus = Gpus(*two_a100())
     applying_rig.apply(gpus, layout("balanced"))
 
-    exported = commands.export(gpus, label="current").document
+    exported = plans.export(gpus, label="current").document
 
     again = config.parse(repr(exported).replace("True", "true"), source="export")
-    assert commands.check(gpus, again.layout("current")).is_applied
+    assert plans.check(gpus, again.layout("current")).is_applied
 
 
 @pytest.mark.parametrize(
     ("name", "product", "fit"),
     [
-        ("balanced", A100, validation.Fit.FITS),
-        ("balanced", A30, validation.Fit.NOT_FOR_IT),
-        ("too-much", A100, validation.Fit.DOES_NOT_FIT),
-        ("too-much", A30, validation.Fit.NOT_FOR_IT),
-        ("everywhere", A30, validation.Fit.DOES_NOT_FIT),
-        ("first-only", A100, validation.Fit.FITS),
-        ("replaced", A100, validation.Fit.FITS),
-        ("everywhere", hardware.find("T4"), validation.Fit.DOES_NOT_FIT),
-        ("replaced", hardware.find("T4"), validation.Fit.FITS),
+        ("balanced", A100, validate.Fit.FITS),
+        ("balanced", A30, validate.Fit.NOT_FOR_IT),
+        ("too-much", A100, validate.Fit.DOES_NOT_FIT),
+        ("too-much", A30, validate.Fit.NOT_FOR_IT),
+        ("everywhere", A30, validate.Fit.DOES_NOT_FIT),
+        ("first-only", A100, validate.Fit.FITS),
+        ("replaced", A100, validate.Fit.FITS),
+        ("everywhere", hardware.find("T4"), validate.Fit.DOES_NOT_FIT),
+        ("replaced", hardware.find("T4"), validate.Fit.FITS),
     ],
 )
 def test_a_layout_is_judged_for_a_product(
-    name: str, product: hardware.Product, fit: validation.Fit
+    name: str, product: hardware.Product, fit: validate.Fit
 ) -> None:
     template = hardware.template(product)
 
-    result = validation.against_products([layout(name)], source="f", templates=[template])
+    result = validate.against_products([layout(name)], source="f", templates=[template])
 
     (verdict,) = result.verdicts.values()
     assert verdict.fit is fit
-    assert bool(result.misfits) is (fit is validation.Fit.DOES_NOT_FIT)
+    assert bool(result.misfits) is (fit is validate.Fit.DOES_NOT_FIT)
 
 
 def test_products_that_share_a_name_are_told_apart() -> None:
@@ -351,7 +351,7 @@ def test_products_that_share_a_name_are_told_apart() -> None:
     names = [template.name for template in templates]
     assert len(set(names)) < len(names)
 
-    result = validation.against_products([layout("balanced")], source="f", templates=templates)
+    result = validate.against_products([layout("balanced")], source="f", templates=templates)
 
     assert len(result.verdicts) == len(templates)
 
@@ -359,31 +359,31 @@ def test_products_that_share_a_name_are_told_apart() -> None:
 def test_a_node_is_judged_by_the_gpus_it_has() -> None:
     gpus = [hardware.template(A100, 0), hardware.template(A30, 1)]
 
-    result = validation.against_node(
+    result = validate.against_node(
         [layout("balanced"), layout("first-only"), layout("everywhere")], source="f", gpus=gpus
     )
 
     assert {key: verdict.fit for key, verdict in result.verdicts.items()} == {
-        ("balanced", A100.name): validation.Fit.FITS,
-        ("balanced", A30.name): validation.Fit.NOT_FOR_IT,
-        ("first-only", A100.name): validation.Fit.FITS,
-        ("first-only", A30.name): validation.Fit.NOT_FOR_IT,
-        ("everywhere", A100.name): validation.Fit.FITS,
-        ("everywhere", A30.name): validation.Fit.DOES_NOT_FIT,
+        ("balanced", A100.name): validate.Fit.FITS,
+        ("balanced", A30.name): validate.Fit.NOT_FOR_IT,
+        ("first-only", A100.name): validate.Fit.FITS,
+        ("first-only", A30.name): validate.Fit.NOT_FOR_IT,
+        ("everywhere", A100.name): validate.Fit.FITS,
+        ("everywhere", A30.name): validate.Fit.DOES_NOT_FIT,
     }
 
 
 def test_what_cannot_be_told_before_mig_is_on_is_said_to_be_unknown() -> None:
     gpu = dataclasses.replace(hardware.template(A100), profiles=None)
 
-    result = validation.against_node([layout("balanced")], source="f", gpus=[gpu])
+    result = validate.against_node([layout("balanced")], source="f", gpus=[gpu])
 
-    assert result.verdicts["balanced", A100.name].fit is validation.Fit.UNKNOWN
+    assert result.verdicts["balanced", A100.name].fit is validate.Fit.UNKNOWN
     assert not result.misfits
 
 
 def test_the_table_explains_what_does_not_fit() -> None:
-    result = validation.against_products(
+    result = validate.against_products(
         [layout("balanced"), layout("too-much")],
         source="f",
         templates=[hardware.template(A100), hardware.template(A30)],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import commands
+from mig_manager.change import plans
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import checkpoint
@@ -67,7 +67,7 @@ class Played:
         if kind and kind not in seen[since + 1 :]:
             seen.append(kind)
 
-    def apply(self, layout: str, **options: object) -> commands.Applied:
+    def apply(self, layout: str, **options: object) -> plans.Applied:
         return self.rig.apply(LAYOUTS.layout(layout), **options)  # type: ignore[arg-type]
 
 
@@ -94,14 +94,14 @@ def test_each_point_comes_in_its_order_and_only_where_it_has_something_before_it
     played.apply(layout)
 
     assert played.happened == happened
-    assert commands.check(played.gpus, LAYOUTS.layout(layout)).is_applied
+    assert plans.check(played.gpus, LAYOUTS.layout(layout)).is_applied
     assert played.rig.journal.text is None
 
 
 def test_with_the_mode_alone_there_is_no_point_before_instances() -> None:
     played = Played("off")
 
-    played.apply("wanted", scope=commands.Scope.MODE_ONLY)
+    played.apply("wanted", scope=plans.Scope.MODE_ONLY)
 
     assert played.happened == ["start", "mode", "MODE", "exit"]
 
@@ -163,7 +163,7 @@ def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_in_
     assert caught.value.reason is errors.Reason.HOOK_FAILED
     assert played.happened == AFTER_A_FAILURE[point]
     assert played.rig.journal.text is None
-    is_done = commands.check(played.gpus, LAYOUTS.layout("wanted")).is_applied
+    is_done = plans.check(played.gpus, LAYOUTS.layout("wanted")).is_applied
     assert is_done is (point == "exit")
     if is_done:
         assert caught.value.message.endswith("the layout is in force all the same")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import commands
+from mig_manager.change import plans
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import checkpoint
@@ -164,7 +164,7 @@ def test_a_bad_checkpoint_changes_nothing_not_even_the_gpus_that_it_is_right_abo
 def test_with_the_mode_alone_no_instance_is_made() -> None:
     gpus = gpus_with("off")
 
-    applying_rig.Rig(gpus).restore(CHECKPOINT, scope=commands.Scope.MODE_ONLY)
+    applying_rig.Rig(gpus).restore(CHECKPOINT, scope=plans.Scope.MODE_ONLY)
 
     assert [(g.current_mode, g.gpu_instances) for g in gpus.gpus] == [
         (model.MigMode.ENABLED, ())

@@ -17,7 +17,7 @@ from prometheus_client import parser
 
 from mig_manager import errors
 from mig_manager.adapters.nvml_worker import gpu_child
-from mig_manager.agent import health, metrics, reconcile
+from mig_manager.agent import dependencies, health, metrics, reconcile
 from mig_manager.catalogue import hardware
 from mig_manager.change import instrumentation
 from mig_manager.core import model, profile
@@ -62,7 +62,7 @@ def busy_node() -> fakes.World:
 
 def reconciler(node: fakes.World, telemetry: instrumentation.Telemetry) -> reconcile.Reconciler:
     return reconcile.Reconciler(
-        reconcile.World(
+        dependencies.Dependencies(
             gpus=node.hardware,
             node=node.node,
             workloads=node.workloads,
@@ -71,7 +71,7 @@ def reconciler(node: fakes.World, telemetry: instrumentation.Telemetry) -> recon
             clock=node.clock,
             telemetry=telemetry,
         ),
-        reconcile.Limits(),
+        dependencies.Limits(),
     )
 
 

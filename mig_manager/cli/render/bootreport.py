@@ -1,9 +1,9 @@
 """What ``boot`` answers to people; apart from the other answers, which take less to import."""
 
-from mig_manager.change import booting
+from mig_manager.change import boot
 
 
-def restored(result: booting.Restored) -> str:
+def restored(result: boot.Restored) -> str:
     """Return in one sentence what came back after a reboot."""
     if not result.layout:
         return "No layout is kept for the boot: nothing was done."

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from mig_manager.change import commands, validation
+from mig_manager.change import plans, validate
 from mig_manager.core import model
 from mig_manager.core.host import holders as holding
 from mig_manager.core.layout import config
@@ -15,7 +15,7 @@ _MOST_NAMED = 8
 _MOST_EXPLAINED = 12
 
 
-def status(result: commands.Status, *, is_wide: bool, style: bar.Style) -> str:
+def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
     """Draw every GPU; wide: also instances with ids and UUIDs, and holders."""
     if not result.gpus:
         return "This node has no NVIDIA GPU."
@@ -43,7 +43,7 @@ def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def plan(result: commands.Planned, *, is_wide: bool, style: bar.Style) -> str:
+def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
     """Draw the change and say what goes, what comes and whom it hurts."""
     blocks = [
         picture.draw_change(result.gpus, result.plan, selected=result.wanted.keys(), style=style)
@@ -56,7 +56,7 @@ def plan(result: commands.Planned, *, is_wide: bool, style: bar.Style) -> str:
     return "\n\n".join(blocks)
 
 
-def summary(result: commands.Planned) -> str:
+def summary(result: plans.Planned) -> str:
     """Return what a change amounts to, such as ``2 instances destroyed, 1 created, 5 stay``."""
     counts = [
         f"{_count(len(result.destroyed), 'instance')} destroyed",
@@ -73,7 +73,7 @@ def summary(result: commands.Planned) -> str:
     return f"{sentence}; " + (f"{_count(resets, 'GPU')} reset" if resets else "no reset")
 
 
-def difference(result: commands.Planned) -> str:
+def difference(result: plans.Planned) -> str:
     """Return in one sentence how a GPU is not as the layout wants it, and how many more are."""
     by_uuid = {gpu.uuid: gpu for gpu in result.gpus}
     wrong = [by_uuid[gpu_plan.gpu_uuid] for gpu_plan in result.plan.gpus if gpu_plan.steps]
@@ -89,7 +89,7 @@ def difference(result: commands.Planned) -> str:
     return sentence
 
 
-def validated(result: validation.Validated, *, style: bar.Style) -> str:
+def validated(result: validate.Validated, *, style: bar.Style) -> str:
     """Return a table of layouts and products, and why what does not fit does not."""
     width = max((len(name) for name in result.layouts), default=0)
     table = _by_layout if len(result.products) > _MOST_COLUMNS else _by_product
@@ -120,22 +120,22 @@ def portability(document: config.Document) -> str:
 
 _MOST_COLUMNS = 16
 _GLYPHS = {
-    validation.Fit.FITS: ("✓", bar.Tone.GOOD),
-    validation.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD),
-    validation.Fit.ELSEWHERE: ("-", bar.Tone.FAINT),
-    validation.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT),
-    validation.Fit.UNKNOWN: ("?", bar.Tone.WARN),
+    validate.Fit.FITS: ("✓", bar.Tone.GOOD),
+    validate.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD),
+    validate.Fit.ELSEWHERE: ("-", bar.Tone.FAINT),
+    validate.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT),
+    validate.Fit.UNKNOWN: ("?", bar.Tone.WARN),
 }
 _LEGEND = (
-    (validation.Fit.FITS, "✓ fits"),
-    (validation.Fit.DOES_NOT_FIT, "✗ does not fit"),
-    (validation.Fit.ELSEWHERE, "- fits other GPUs only"),
-    (validation.Fit.NOT_FOR_IT, "· is about other GPUs"),
-    (validation.Fit.UNKNOWN, "? cannot be told"),
+    (validate.Fit.FITS, "✓ fits"),
+    (validate.Fit.DOES_NOT_FIT, "✗ does not fit"),
+    (validate.Fit.ELSEWHERE, "- fits other GPUs only"),
+    (validate.Fit.NOT_FOR_IT, "· is about other GPUs"),
+    (validate.Fit.UNKNOWN, "? cannot be told"),
 )
 
 
-def _by_product(result: validation.Validated, width: int, style: bar.Style) -> Iterable[str]:
+def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
     columns = [str(number + 1) for number in range(len(result.products))]
     for number, name in zip(columns, result.products, strict=True):
         yield f"  {number:>2}  {name}"
@@ -146,7 +146,7 @@ def _by_product(result: validation.Validated, width: int, style: bar.Style) -> I
         yield " ".join([layout.ljust(width), *(_glyph(fit, style) for fit in fits)])
 
 
-def _by_layout(result: validation.Validated, width: int, style: bar.Style) -> Iterable[str]:
+def _by_layout(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
     """Yield how many products each layout fits: of that many no line could tell all."""
     for layout in result.layouts:
         fits = [result.verdicts[layout, product].fit for product in result.products]
@@ -156,9 +156,9 @@ def _by_layout(result: validation.Validated, width: int, style: bar.Style) -> It
         yield f"{layout.ljust(width)}  {'  '.join(told)}"
 
 
-def _explained(result: validation.Validated) -> Iterable[str]:
+def _explained(result: validate.Validated) -> Iterable[str]:
     told = result.misfits or tuple(
-        v for v in result.verdicts.values() if v.fit is validation.Fit.UNKNOWN
+        v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN
     )
     for verdict in told[:_MOST_EXPLAINED]:
         place = f" [{verdict.location}]" if verdict.location else ""
@@ -167,16 +167,16 @@ def _explained(result: validation.Validated) -> Iterable[str]:
         yield f"{len(told) - _MOST_EXPLAINED} more; -o json explains them all"
 
 
-def _summed_up(result: validation.Validated, style: bar.Style) -> str:
+def _summed_up(result: validate.Validated, style: bar.Style) -> str:
     if result.misfits:
         names = {verdict.layout for verdict in result.misfits}
         of_all = f"of {_count(len(result.layouts), 'layout')}"
         return style.paint(
             f"{len(names)} {of_all} {'does' if len(names) == 1 else 'do'} not fit.", bar.Tone.BAD
         )
-    elsewhere = {
-        v.layout for v in result.verdicts.values() if v.fit is validation.Fit.ELSEWHERE
-    } - {v.layout for v in result.verdicts.values() if v.fit is validation.Fit.FITS}
+    elsewhere = {v.layout for v in result.verdicts.values() if v.fit is validate.Fit.ELSEWHERE} - {
+        v.layout for v in result.verdicts.values() if v.fit is validate.Fit.FITS
+    }
     if elsewhere:
         verb = "fits" if len(elsewhere) == 1 else "fit"
         return (
@@ -186,7 +186,7 @@ def _summed_up(result: validation.Validated, style: bar.Style) -> str:
     return style.paint("Every layout fits the GPUs that it is for.", bar.Tone.GOOD)
 
 
-def _glyph(fit: validation.Fit, style: bar.Style) -> str:
+def _glyph(fit: validate.Fit, style: bar.Style) -> str:
     glyph, tone = _GLYPHS[fit]
     return "  " + style.paint(style.plain(glyph), tone)
 
@@ -207,7 +207,7 @@ def _wish(wanted: model.WantedGpu) -> str:
             return picture.counted(wanted.counts)
 
 
-def _changed_inside(result: commands.Planned) -> int:
+def _changed_inside(result: plans.Planned) -> int:
     """Count GPU instances that stay and whose compute instances change."""
     created = {(step.gpu_uuid, step.placement) for step in result.created}
     destroyed = {(step.gpu_uuid, step.gpu_instance_id) for step in result.destroyed}
@@ -225,7 +225,7 @@ def _changed_inside(result: commands.Planned) -> int:
     return len(inside - created)
 
 
-def _victims(result: commands.Planned) -> str:
+def _victims(result: plans.Planned) -> str:
     """Say which pods would be evicted, or else what their users must let go of."""
     if result.evicted:
         return _listing("Pods that would be evicted", result.evicted)
@@ -252,12 +252,12 @@ def _wrapped(text: str) -> str:
     )
 
 
-def _unserved(result: commands.Planned) -> Iterable[str]:
+def _unserved(result: plans.Planned) -> Iterable[str]:
     for strategy, why in () if result.plan.is_empty else result.unserved.items():
         yield _wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
 
 
-def _verdict(result: commands.Planned, style: bar.Style) -> str:
+def _verdict(result: plans.Planned, style: bar.Style) -> str:
     if result.plan.is_empty:
         return style.paint(f"Layout {result.layout} is in force: nothing to do.", bar.Tone.GOOD)
     later = (
@@ -266,7 +266,7 @@ def _verdict(result: commands.Planned, style: bar.Style) -> str:
     return style.paint(f"Layout {result.layout}: {summary(result)}{later}.", bar.Tone.STRONG)
 
 
-def _steps(result: commands.Planned) -> Iterable[str]:
+def _steps(result: plans.Planned) -> Iterable[str]:
     for gpu_plan in result.plan.gpus:
         for step in gpu_plan.steps:
             yield f"GPU {gpu_plan.gpu_index}  {steps.described(step)}"

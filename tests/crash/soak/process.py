@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.agent import mailbox, reconcile, service, settings
+from mig_manager.agent import dependencies, main, request, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
@@ -70,11 +70,11 @@ class Process:
         self._heard = _Telemetry(world)
         self._box = _Mailbox(world, self._heard)
         self._heard.box = self._box
-        agent = service.assemble(
+        agent = main.assemble(
             _settings(heals=heals),
             _NO_API,
             boot_id=world.state.boot_id,
-            overrides=service.Overrides(
+            overrides=main.Overrides(
                 replace_ports=lambda own: _in_memory(own, world, configs),
                 telemetry=self._heard,
                 box=self._box,
@@ -134,7 +134,7 @@ class Process:
         if self._error is not None:
             raise self._error
 
-    def _live(self, agent: service.Service) -> None:
+    def _live(self, agent: main.Service) -> None:
         try:
             agent.loop.serve()
         except script.Killed:
@@ -202,7 +202,7 @@ class _Telemetry(instrumentation.Telemetry):
         self.is_retry_due = True
 
 
-class _Mailbox(mailbox.Mailbox):
+class _Mailbox(request.Mailbox):
     """Passes time by the node's clock, and ends a turn where the agent has nothing to do.
 
     The label arrives as a watch brings it: at the next question whether the request still stands.
@@ -220,7 +220,7 @@ class _Mailbox(mailbox.Mailbox):
         self.served: str | None = None
         """The layout that is served, or was last."""
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> mailbox.LabelWish | None:
+    def next(self, seen: int, *, timeout_s: float | None = None) -> request.LabelWish | None:
         """Return what is newer; end the turn first where nothing is."""
         self._deliver()
         if not (self.is_stopping or self._generation > seen or self._is_look_due):
@@ -280,8 +280,8 @@ def _settings(*, heals: bool) -> settings.AgentSettings:
 
 
 def _in_memory(
-    own: reconcile.World, world: soak_cluster.Cluster, configs: fakes.FakeConfig
-) -> reconcile.World:
+    own: dependencies.Dependencies, world: soak_cluster.Cluster, configs: fakes.FakeConfig
+) -> dependencies.Dependencies:
     """Return ports to the node in memory, each heard by the script."""
     each: dict[str, object] = {
         "gpus": driver.real_adapter(world.clock),

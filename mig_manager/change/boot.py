@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.change import applying, commands, standalone, transaction
+from mig_manager.change import apply, local, plans, transaction
 from mig_manager.core import model
 from mig_manager.core import timing as paces
 from mig_manager.core.layout import config
@@ -36,7 +36,7 @@ class Restored:
 
     layout: str
     """Its name; empty when there was nothing to bring back."""
-    rounds: tuple[commands.Planned, ...]
+    rounds: tuple[plans.Planned, ...]
     """The plans that were run; empty when nothing had to be done."""
     problems: tuple[Problem, ...]
 
@@ -51,7 +51,7 @@ class Restored:
 
 
 def boot(
-    world: standalone.World,
+    world: local.Dependencies,
     fallback: Callable[[], config.Layout] | None,
     *,
     driver_timeout_s: float,
@@ -76,12 +76,12 @@ def boot(
     world = dataclasses.replace(world, gpus=_Awaited(world, driver_timeout_s))
     proven, problems = _read(world)
     if proven is not None:
-        with standalone.held(world, f"bring back layout {proven.config}"):
+        with local.held(world, f"bring back layout {proven.config}"):
             return _Run(world, proven).run()
     if fallback is not None:
-        applied = applying.apply(world, fallback)
+        applied = apply.apply(world, fallback)
         return Restored(layout=applied.layout, rounds=applied.rounds, problems=problems)
-    said = standalone.undo_unfinished(world)
+    said = local.undo_unfinished(world)
     if said:
         world.tell(said)
     return Restored(layout="", rounds=(), problems=problems)
@@ -94,7 +94,7 @@ def _lost(gpu: model.UnreachableGpu) -> Problem:
     )
 
 
-def _read(world: standalone.World) -> tuple[status.Proven | None, tuple[Problem, ...]]:
+def _read(world: local.Dependencies) -> tuple[status.Proven | None, tuple[Problem, ...]]:
     """Return what is kept, or what is wrong with it."""
     try:
         text = world.proven.read()
@@ -114,7 +114,7 @@ def _read(world: standalone.World) -> tuple[status.Proven | None, tuple[Problem,
 class _Awaited:
     """Implements ``ports.Gpus``: the first look waits until the driver is loaded."""
 
-    def __init__(self, world: standalone.World, timeout_s: float) -> None:
+    def __init__(self, world: local.Dependencies, timeout_s: float) -> None:
         self._gpus = world.gpus
         self._clock = world.clock
         self._tell = world.tell
@@ -152,8 +152,8 @@ class _Journal:
     It names the GPUs of the change under way, and those that earlier ones have left in between.
     """
 
-    def __init__(self, world: standalone.World, name: str) -> None:
-        self._file = standalone.Journal(world, name)
+    def __init__(self, world: local.Dependencies, name: str) -> None:
+        self._file = local.Journal(world, name)
         self._under_way: tuple[str, ...] = ()
         self.between: dict[str, model.GpuSnapshot] = {}
         """What GPUs had before, by UUID: of those that a change has left in between."""
@@ -185,11 +185,11 @@ class _Journal:
 class _Run:
     """One kept layout on its way back, under the lock."""
 
-    def __init__(self, world: standalone.World, proven: status.Proven) -> None:
+    def __init__(self, world: local.Dependencies, proven: status.Proven) -> None:
         self._world = world
         self._name = proven.config
         self._observed = world.gpus.observe()
-        pending = standalone.Pending(world, self._observed, may_reset=True)
+        pending = local.Pending(world, self._observed, may_reset=True)
         # A rollback leads back past a run that was cut off.
         self._older = {gpu.uuid: gpu for gpu in pending.snapshot}
         # A GPU of which nothing was proven may have been part of that run.
@@ -203,7 +203,7 @@ class _Run:
 
     def run(self) -> Restored:
         due = tuple(gpu.uuid for gpu in self._observed if self._is_due(gpu))
-        rounds: tuple[commands.Planned, ...] = ()
+        rounds: tuple[plans.Planned, ...] = ()
         if due:
             # The journal is true again before a signal takes its effect.
             with self._world.guard() as check:
@@ -249,20 +249,20 @@ class _Run:
 
     def _bring_back(self, due: tuple[str, ...]) -> tuple[model.Plan, ...]:
         """Bring GPUs back at once; where one fails, each by itself, to lose no other."""
-        plans, error = self._change(due)
+        executed, error = self._change(due)
         if error is None:
-            return plans
+            return executed
         # A driver that hangs does so for every GPU, for a whole deadline each.
         if len(due) == 1 or error.reason is errors.Reason.NVML_TIMEOUT:
             self._note(error)
-            return plans
+            return executed
         self._world.tell(f"{error.message}; trying one GPU after the other")
         for uuid in due:
             more, error = self._change((uuid,))
-            plans += more
+            executed += more
             if error is not None:
                 self._note(error)
-        return plans
+        return executed
 
     def _change(
         self, due: tuple[str, ...]
@@ -275,7 +275,7 @@ class _Run:
                 self._journal.settle(due)
                 return (), None
             older = self._older | self._journal.between
-            after, plans = self._transaction().run(
+            after, executed = self._transaction().run(
                 plan,
                 seen=seen,
                 older=[older[uuid] for uuid in due if uuid in older],
@@ -285,12 +285,12 @@ class _Run:
             return (), error
         lost = set(after.unreachable) - set(self._observed.unreachable)
         self._problems += [_lost(gpu) for gpu in after.unreachable if gpu in lost]
-        return plans, None
+        return executed, None
 
     def _transaction(self) -> transaction.Transaction:
         # The device files are refreshed once, after the last GPU.
         world = dataclasses.replace(self._world, device_files=None)
-        return standalone.new_transaction(world, self._journal, check=self._check)
+        return local.new_transaction(world, self._journal, check=self._check)
 
     def _refresh(self) -> None:
         """Bring device files up to date; that they are not is a problem, and undoes nothing."""
@@ -304,10 +304,8 @@ class _Run:
         remedy = error.reason.remedy_at_shell or _APPLY_AGAIN
         self._problems.append(Problem(message=error.message, remedy=remedy))
 
-    def _told(self, plans: Iterable[model.Plan]) -> tuple[commands.Planned, ...]:
+    def _told(self, executed: Iterable[model.Plan]) -> tuple[plans.Planned, ...]:
         return tuple(
-            commands.Planned(
-                layout=self._name, gpus=self._observed, wanted={}, plan=plan, holders={}
-            )
-            for plan in plans
+            plans.Planned(layout=self._name, gpus=self._observed, wanted={}, plan=plan, holders={})
+            for plan in executed
         )

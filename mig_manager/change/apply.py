@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.change import commands, hookpoints, standalone, waiting
+from mig_manager.change import hook_points, local, plans, waiting
 from mig_manager.core import model
 from mig_manager.core.layout import config, selection
 from mig_manager.core.planner import planner, recall
@@ -40,7 +40,7 @@ class Wish(Protocol):
     ) -> tuple[model.GpuSnapshot, ...]:
         """Return what stays due on unreachable GPUs that it is not about."""
 
-    def planned(self, observed: model.ObservedGpus, *, scope: commands.Scope) -> commands.Planned:
+    def planned(self, observed: model.ObservedGpus, *, scope: plans.Scope) -> plans.Planned:
         """Return what it would change.
 
         Raises:
@@ -78,22 +78,22 @@ class LayoutWish:
         """Return what stays due on unreachable GPUs that it is not about."""
         return selection.due_elsewhere(self.layout, observed, due)
 
-    def planned(self, observed: model.ObservedGpus, *, scope: commands.Scope) -> commands.Planned:
+    def planned(self, observed: model.ObservedGpus, *, scope: plans.Scope) -> plans.Planned:
         """Return what it would change.
 
         Raises:
             LayoutError: It cannot be had on these GPUs.
         """
-        return commands.planned(observed, self.layout, scope=scope, holders={})
+        return plans.planned(observed, self.layout, scope=scope, holders={})
 
 
 def apply(
-    world: standalone.World,
+    world: local.Dependencies,
     resolve: Callable[[], config.Layout],
     *,
-    scope: commands.Scope = commands.Scope.ALL,
+    scope: plans.Scope = plans.Scope.ALL,
     may_reset: bool = True,
-) -> commands.Applied:
+) -> plans.Applied:
     """Bring a layout into force, and prove that it is.
 
     What an ``apply`` that was cut off has changed of GPUs that this layout is not about returns
@@ -126,14 +126,14 @@ def apply(
 
 
 def bring(
-    world: standalone.World,
+    world: local.Dependencies,
     resolve: Callable[[], Wish],
     *,
-    scope: commands.Scope,
+    scope: plans.Scope,
     may_reset: bool = True,
     doing: str = "apply",
     told: Callable[[Wish], Mapping[str, str]] = lambda _wish: {},
-) -> commands.Applied:
+) -> plans.Applied:
     """Bring a wish into force; see ``apply``.
 
     Args:
@@ -150,9 +150,9 @@ def bring(
     # What is wrong with the request itself shows before the GPUs are even looked at: it is no
     # reason to undo anything.
     wish = resolve()
-    points = hookpoints.HookPoints(world.hooks, variables=told(wish))
+    points = hook_points.HookPoints(world.hooks, variables=told(wish))
     points.load()
-    with standalone.held(world, f"{doing} {wish.name}"):
+    with local.held(world, f"{doing} {wish.name}"):
         return _Run(world, wish, points, scope=scope, may_reset=may_reset).run()
 
 
@@ -161,11 +161,11 @@ class _Run:
 
     def __init__(
         self,
-        world: standalone.World,
+        world: local.Dependencies,
         wish: Wish,
-        points: hookpoints.HookPoints,
+        points: hook_points.HookPoints,
         *,
-        scope: commands.Scope,
+        scope: plans.Scope,
         may_reset: bool,
     ) -> None:
         self._world = world
@@ -173,13 +173,13 @@ class _Run:
         self._points = points
         self._scope = scope
         self._may_reset = may_reset
-        self._may_wait = scope is commands.Scope.MODE_ONLY and not may_reset
+        self._may_wait = scope is plans.Scope.MODE_ONLY and not may_reset
         self._observed = world.gpus.observe()
-        self._pending = standalone.Pending(world, self._observed, may_reset=may_reset)
+        self._pending = local.Pending(world, self._observed, may_reset=may_reset)
         self._others: tuple[model.GpuSnapshot, ...] = ()
         self._check: Callable[[], object] = lambda: None
 
-    def run(self) -> commands.Applied:
+    def run(self) -> plans.Applied:
         with contextlib.ExitStack() as stack:
             try:
                 first = self._first()
@@ -207,7 +207,7 @@ class _Run:
             self._check = check
             self._points.check = check
 
-    def _settled(self, first: commands.Planned) -> commands.Applied:
+    def _settled(self, first: plans.Planned) -> plans.Applied:
         if first.plan.is_empty:
             self._pending.keep(self._due_elsewhere(self._observed))
             self._keep(self._observed)
@@ -216,23 +216,23 @@ class _Run:
         # With hooks it has begun already.
         with self._world.guard() if self._points.is_empty else contextlib.nullcontext() as check:
             self._let_end(check)
-            plans = self._change(first.plan)
-        return self._applied(first, plans)
+            executed = self._change(first.plan)
+        return self._applied(first, executed)
 
-    def _applied(self, first: commands.Planned, plans: tuple[model.Plan, ...]) -> commands.Applied:
-        return commands.Applied(
+    def _applied(self, first: plans.Planned, executed: tuple[model.Plan, ...]) -> plans.Applied:
+        return plans.Applied(
             layout=self._wish.name,
             gpus=self._observed,
-            rounds=tuple(dataclasses.replace(first, plan=run) for run in plans),
+            rounds=tuple(dataclasses.replace(first, plan=run) for run in executed),
             overlooked=first.overlooked,
         )
 
-    def _first(self) -> commands.Planned:
+    def _first(self) -> plans.Planned:
         covered = self._wish.covered(self._observed)
         self._others = tuple(gpu for gpu in self._pending.snapshot if gpu.uuid not in covered)
         return self._planned(self._observed)
 
-    def _planned(self, observed: model.ObservedGpus) -> commands.Planned:
+    def _planned(self, observed: model.ObservedGpus) -> plans.Planned:
         """Plan the wish, and the way back of GPUs that it is not about."""
         planned = self._wish.planned(observed, scope=self._scope)
         back = planner.restore(observed, self._others)
@@ -246,15 +246,15 @@ class _Run:
         return waiting.without(planned.plan, waiting.for_their_mode(after, planned.wanted))
 
     def _change(self, first: model.Plan) -> tuple[model.Plan, ...]:
-        journal = standalone.Journal(self._world, self._wish.name, on_done=self._conclude)
-        transaction = standalone.new_transaction(
+        journal = local.Journal(self._world, self._wish.name, on_done=self._conclude)
+        transaction = local.new_transaction(
             self._world, journal, may_reset=self._may_reset, check=self._check
         )
         if self._may_wait:
             gpus = waiting.Lenient(self._world.gpus)
             transaction = dataclasses.replace(transaction, gpus=gpus)
         try:
-            after, plans = transaction.run(
+            after, executed = transaction.run(
                 first,
                 seen=self._observed,
                 older=self._pending.snapshot,
@@ -263,10 +263,10 @@ class _Run:
             )
         except errors.MigManagerError as error:
             if journal.is_open:
-                error.add(standalone.LATER)
+                error.add(local.LATER)
             raise
         self._observed = after
-        return plans
+        return executed
 
     def _due_elsewhere(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
         return self._wish.due_elsewhere(gpus, self._pending.snapshot)
@@ -285,9 +285,7 @@ class _Run:
             self._world.tell(f"the MIG mode of {gpu} waits for a reset or a reboot")
 
     def _keep(self, gpus: model.ObservedGpus) -> None:
-        standalone.keep(
-            self._world, gpus, config=self._wish.name, config_hash=self._wish.content_hash
-        )
+        local.keep(self._world, gpus, config=self._wish.name, config_hash=self._wish.content_hash)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,25 +327,23 @@ class CheckpointWish:
         """Return what stays due on unreachable GPUs: it cannot tell of any of them."""
         return observed.missing(due)
 
-    def planned(self, observed: model.ObservedGpus, *, scope: commands.Scope) -> commands.Planned:
+    def planned(self, observed: model.ObservedGpus, *, scope: plans.Scope) -> plans.Planned:
         """Return what the way back to it would change.
 
         Raises:
             CheckpointError: The GPUs cannot have what they had.
             LayoutError: NOT_SUPPORTED: a GPU is a vGPU.
         """
-        due = recall.plan(
-            self.content, observed, is_mode_only=scope is commands.Scope.MODE_ONLY
-        ).plan
-        return commands.Planned(layout=self.name, gpus=observed, wanted={}, plan=due, holders={})
+        due = recall.plan(self.content, observed, is_mode_only=scope is plans.Scope.MODE_ONLY).plan
+        return plans.Planned(layout=self.name, gpus=observed, wanted={}, plan=due, holders={})
 
 
 def restore(
-    world: standalone.World,
+    world: local.Dependencies,
     read: Callable[[], CheckpointWish],
     *,
-    scope: commands.Scope = commands.Scope.ALL,
-) -> commands.Applied:
+    scope: plans.Scope = plans.Scope.ALL,
+) -> plans.Applied:
     """Return GPUs to what a checkpoint tells of them, and prove that they have it.
 
     What is right already stays. GPUs that the checkpoint does not tell of are not touched.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import daemons, drain, record
+from mig_manager.agent import drain, gpu_clients, record
 from mig_manager.change import instrumentation, transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import clients
@@ -37,7 +37,7 @@ class WayBack:
         workloads: ports.Workloads,
         allocations: ports.DeviceAllocations,
         *,
-        staff: daemons.Daemons,
+        staff: gpu_clients.Daemons,
         telemetry: instrumentation.Telemetry,
     ) -> None:
         self._telemetry = telemetry

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import record
-from mig_manager.agent import world as worlds
+from mig_manager.agent import dependencies, record
 from mig_manager.core import model
 from mig_manager.core.host import hostclients
 from mig_manager.core.node import clients
@@ -18,7 +17,7 @@ _log = structlog.get_logger()
 class Machine:
     """The host of one node, as far as its owner lets us have it."""
 
-    def __init__(self, world: worlds.World) -> None:
+    def __init__(self, world: dependencies.Dependencies) -> None:
         self._world = world
 
     def stop_services(

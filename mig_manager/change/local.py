@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.change import bootlayout, transaction, turn
+from mig_manager.change import bootlayout, node_lock, transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -30,7 +30,7 @@ class KeptLayout(ports.ProvenLayouts, Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Dependencies:
     """What a run without a cluster works with."""
 
     gpus: ports.Gpus
@@ -59,14 +59,14 @@ class World:
     """How long to wait for processes that use what a change destroys; 0: it is refused at once."""
 
 
-def held(world: World, doing: str) -> contextlib.AbstractContextManager[None]:
+def held(world: Dependencies, doing: str) -> contextlib.AbstractContextManager[None]:
     """Keep every other manager off while the context lasts, once it is our turn.
 
     Raises:
         LockedError: On entering: another manager was at work all the time.
         UsageError: On entering: the lock cannot be kept where it should be.
     """
-    return turn.held(
+    return node_lock.held(
         world.exclusion,
         doing,
         clock=world.clock,
@@ -90,7 +90,7 @@ class Journal:
 
     def __init__(
         self,
-        world: World,
+        world: Dependencies,
         name: str,
         *,
         on_done: Callable[[model.ObservedGpus], object] = lambda _gpus: None,
@@ -141,7 +141,7 @@ class Journal:
 
 
 def new_transaction(
-    world: World,
+    world: Dependencies,
     journal: transaction.Journal,
     *,
     may_reset: bool = True,
@@ -177,7 +177,7 @@ def new_transaction(
     )
 
 
-def forget(world: World) -> None:
+def forget(world: Dependencies) -> None:
     """Remove the journal; a change is not undone because that fails."""
     try:
         world.journal.clear()
@@ -185,7 +185,7 @@ def forget(world: World) -> None:
         world.tell(f"{error.message}; remove it, for what it says is no longer true")
 
 
-def keep(world: World, gpus: model.ObservedGpus, *, config: str, config_hash: str) -> None:
+def keep(world: Dependencies, gpus: model.ObservedGpus, *, config: str, config_hash: str) -> None:
     """Keep a layout for the next boot; one that is in force stays so where that fails."""
     try:
         bootlayout.save(
@@ -195,7 +195,7 @@ def keep(world: World, gpus: model.ObservedGpus, *, config: str, config_hash: st
         world.tell(f"{error.message}; the next boot will not bring this layout back")
 
 
-def undo_unfinished(world: World, *, may_reset: bool = True) -> str:
+def undo_unfinished(world: Dependencies, *, may_reset: bool = True) -> str:
     """Return the GPUs to what they had before a run that was cut off, if one was.
 
     Returns:
@@ -226,7 +226,9 @@ class Pending:
         UsageError: A journal that makes no sense cannot be moved out of the way.
     """
 
-    def __init__(self, world: World, observed: model.ObservedGpus, *, may_reset: bool) -> None:
+    def __init__(
+        self, world: Dependencies, observed: model.ObservedGpus, *, may_reset: bool
+    ) -> None:
         self._world = world
         self._observed = observed
         self._may_reset = may_reset

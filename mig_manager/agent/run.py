@@ -20,18 +20,18 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import (
     clearing,
-    daemons,
+    dependencies,
+    gpu_clients,
     hooks,
-    machine,
+    host,
     monitors,
     outcomes,
     planning,
     rebooting,
     record,
-    wayback,
+    rollback,
 )
-from mig_manager.agent import world as worlds
-from mig_manager.change import bootlayout, transaction, turn
+from mig_manager.change import bootlayout, node_lock, transaction
 from mig_manager.core import model, ports
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import clients, mig_strategy
@@ -44,9 +44,9 @@ class Run:
 
     def __init__(
         self,
-        world: worlds.World,
-        limits: worlds.Limits,
-        staff: daemons.Daemons,
+        world: dependencies.Dependencies,
+        limits: dependencies.Limits,
+        staff: gpu_clients.Daemons,
         *,
         name: str,
         written: record.Record,
@@ -71,16 +71,16 @@ class Run:
             reset=world.reset.reset if world.reset else None,
             device_files=world.device_files,
         )
-        self._way_back = wayback.WayBack(
+        self._way_back = rollback.WayBack(
             self._transaction,
             world.workloads,
             world.allocations,
             staff=staff,
             telemetry=world.telemetry,
         )
-        self._paused = daemons.ANY_PLUGIN
+        self._paused = gpu_clients.ANY_PLUGIN
         """What the pause before the change found."""
-        self._machine = machine.Machine(world)
+        self._machine = host.Machine(world)
         self._hooks = hooks.RunHooks(world.hooks, written, name=name, telemetry=world.telemetry)
         self._hash = ""
         self._proven: model.ObservedGpus = model.NO_GPUS
@@ -231,7 +231,7 @@ class Run:
     def _turn(self, wish: ports.Wish) -> contextlib.AbstractContextManager[None]:
         if self._world.exclusion is None:
             return contextlib.nullcontext()
-        return turn.held(
+        return node_lock.held(
             self._world.exclusion,
             f"applying layout {self.name}",
             clock=self._world.clock,
@@ -295,7 +295,7 @@ class Run:
         )
 
     def _bring_back(
-        self, paused: daemons.Paused, gpus: model.ObservedGpus, wish: ports.Wish
+        self, paused: gpu_clients.Paused, gpus: model.ObservedGpus, wish: ports.Wish
     ) -> None:
         """Have the daemons come back to GPUs that are as they shall be, and prove it."""
         self._machine.bring_back(self.record)
@@ -335,7 +335,7 @@ class Run:
             self.name, errors.Reason.ALREADY_APPLIED, "is already in force", gpus=gpus
         )
 
-    def _resume_monitors(self, paused: daemons.Paused, wish: ports.Wish) -> None:
+    def _resume_monitors(self, paused: gpu_clients.Paused, wish: ports.Wish) -> None:
         monitors.Monitors(
             self._world.node,
             self._world.workloads,
@@ -344,10 +344,10 @@ class Run:
             pace=self._limits.pace,
         ).resume(paused, self.record, wish)
 
-    def _plugin_to_prove(self, gpus: model.ObservedGpus) -> daemons.Paused:
+    def _plugin_to_prove(self, gpus: model.ObservedGpus) -> gpu_clients.Paused:
         """Restart a plugin that offers something else, but not again at every retry."""
         if self.record.attempt > 1:
-            return daemons.ANY_PLUGIN
+            return gpu_clients.ANY_PLUGIN
         return self._daemons.restart_stale_plugin(gpus)
 
     def _left_elsewhere(

@@ -10,7 +10,7 @@ from mig_manager.core.node import policy as policies
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Dependencies:
     """Everything the pipeline reaches."""
 
     gpus: ports.Gpus

@@ -25,7 +25,7 @@ from mig_manager.adapters.kubelet import podresources_child
 from mig_manager.adapters.kubernetes import advertise, api, node, nodewatch, podnews, pods
 from mig_manager.adapters.kubernetes import nodewatch as watching
 from mig_manager.adapters.nvml_worker import gpu_child, gpu_events
-from mig_manager.agent import health, loop, mailbox, reconcile, settings
+from mig_manager.agent import dependencies, health, loop, reconcile, request, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
 from mig_manager.core import timing as pacing
@@ -45,13 +45,15 @@ _log = structlog.get_logger()
 class Overrides:
     """Parts that a test or a benchmark replaces; the agent itself replaces none."""
 
-    replace_ports: Callable[[reconcile.World], reconcile.World] = lambda own: own
+    replace_ports: Callable[[dependencies.Dependencies], dependencies.Dependencies] = lambda own: (
+        own
+    )
     """From the ports that the settings call for to the ports that are used."""
-    replace_limits: Callable[[reconcile.Limits], reconcile.Limits] = lambda own: own
+    replace_limits: Callable[[dependencies.Limits], dependencies.Limits] = lambda own: own
     """The same for the limits."""
     telemetry: instrumentation.Telemetry | None = None
     pulse: health.Pulse | None = None
-    box: mailbox.Mailbox | None = None
+    box: request.Mailbox | None = None
     watch_pace: watching.Pace | None = None
     watches_files: bool = True
     """False where one process has many agents: the kernel allows a user few inotify instances."""
@@ -75,7 +77,7 @@ class Service:
         self._wanted = wanted
         self._watches_files = own.watches_files
         self._stop = threading.Event()
-        self.box = own.box or mailbox.Mailbox()
+        self.box = own.box or request.Mailbox()
         self.watch = nodewatch.NodeWatch(
             kube,
             name=wanted.node_name,
@@ -178,7 +180,7 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     return 0
 
 
-def _take(box: mailbox.Mailbox, view: cluster.NodeView) -> None:
+def _take(box: request.Mailbox, view: cluster.NodeView) -> None:
     box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
     # What a run waits for may be among what kubelet has just told.
     box.put_news()
@@ -192,7 +194,7 @@ def _start_watch(watch: nodewatch.NodeWatch, stack: contextlib.ExitStack) -> Non
 
 
 def _start_file_watches(
-    wanted: settings.AgentSettings, stack: contextlib.ExitStack, box: mailbox.Mailbox
+    wanted: settings.AgentSettings, stack: contextlib.ExitStack, box: request.Mailbox
 ) -> None:
     """Watch the owner's files until the stack ends."""
     watched = (
@@ -208,7 +210,7 @@ def _start_file_watches(
 
 
 def _gpu_events(
-    wanted: settings.AgentSettings, box: mailbox.Mailbox
+    wanted: settings.AgentSettings, box: request.Mailbox
 ) -> gpu_events.GpuEvents | None:
     """Return who tells of changes that others make; nobody unless asked for: it has a price."""
     if not wanted.watches_gpu_events:
@@ -250,12 +252,12 @@ def world(
     telemetry: instrumentation.Telemetry,
     boot_id: str,
     news: podnews.PodNews,
-) -> reconcile.World:
+) -> dependencies.Dependencies:
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
     workers = gpu_workers(wanted, telemetry)
     kubelet = podresources_child.ChildPodResources(str(wanted.pod_resources_socket))
-    reached = reconcile.World(
+    reached = dependencies.Dependencies(
         gpus=gpus(wanted, kube, workers),
         standby=ports.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
@@ -315,7 +317,9 @@ def _slots(
     )
 
 
-def _with_machine(reached: reconcile.World, wanted: settings.AgentSettings) -> reconcile.World:
+def _with_machine(
+    reached: dependencies.Dependencies, wanted: settings.AgentSettings
+) -> dependencies.Dependencies:
     """Return the same with what the owner allows of the machine underneath."""
     host = wanted.host
     reached = dataclasses.replace(
@@ -385,9 +389,9 @@ def longest_operation_s(wanted: settings.AgentSettings) -> float:
     return max(wanted.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s)
 
 
-def limits(wanted: settings.AgentSettings) -> reconcile.Limits:
+def limits(wanted: settings.AgentSettings) -> dependencies.Limits:
     """Return what the node's owner allows."""
-    return reconcile.Limits(
+    return dependencies.Limits(
         drain_timeout_s=wanted.drain_timeout_s,
         plugin_timeout_s=wanted.plugin_timeout_s,
         monitor_timeout_s=wanted.monitor_timeout_s,
