@@ -147,9 +147,7 @@ class Validate:
             return validate.against_products(
                 layouts, source=source.source, templates=self._templates, others=others
             )
-        return validate.against_node(
-            layouts, source=source.source, gpus=self._here, others=others
-        )
+        return validate.against_node(layouts, source=source.source, gpus=self._here, others=others)
 
     @functools.cached_property
     def _templates(self) -> Sequence[model.Gpu]:

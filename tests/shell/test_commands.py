@@ -263,9 +263,7 @@ def test_an_empty_plan_says_that_there_is_nothing_to_do() -> None:
     gpus = Gpus(hardware.template(A100))
     applying_rig.apply(gpus, layout("balanced"))
 
-    text = gpu_report.plan(
-        plans.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style()
-    )
+    text = gpu_report.plan(plans.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style())
 
     assert text.endswith("Layout balanced is in force: nothing to do.")
 
