@@ -1,6 +1,6 @@
 """Settings: frozen values made from a command line over environment variables over defaults.
 
-Here those of the agent and what all have in common; those of a command are in ``shellsettings``,
+Here those of the agent and what all have in common; those of a command: ``command_settings``,
 those for the machine underneath in ``hostsettings``.
 
 The only reader of the environment. Names and variables of NVIDIA's ``nvidia-mig-parted`` and

@@ -5,7 +5,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from mig_manager.cli import arguments, placeholders
+from mig_manager.cli import parser, placeholders
 
 _PEERS_VARIABLE = re.compile(r" \[([A-Z_]+)\]$")
 _PREFIX = "MIG_MANAGER_"
@@ -96,24 +96,24 @@ def _closest(name: str, known: Collection[str]) -> str:
 
 def program() -> Command:
     """Return the program: what may stand before a command."""
-    return _command("", "", arguments.build())
+    return _command("", "", parser.build())
 
 
 def commands() -> tuple[Command, ...]:
     """Return all commands in the order of the help."""
-    parser = arguments.build()
+    built = parser.build()
     (choices,) = (
         action.choices
-        for action in parser._actions  # noqa: SLF001 - argparse has no other way to ask
+        for action in built._actions  # noqa: SLF001 - argparse has no other way to ask
         if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001 - as above
     )
     return tuple(
-        _command(name, summary, choices[name]) for name, summary in arguments.COMMANDS.items()
+        _command(name, summary, choices[name]) for name, summary in parser.COMMANDS.items()
     )
 
 
-def _command(name: str, summary: str, parser: argparse.ArgumentParser) -> Command:
-    found = tuple(_actions(parser))
+def _command(name: str, summary: str, built: argparse.ArgumentParser) -> Command:
+    found = tuple(_actions(built))
     return Command(
         name=name,
         summary=summary,
@@ -126,8 +126,8 @@ def _command(name: str, summary: str, parser: argparse.ArgumentParser) -> Comman
     )
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
-    for group in parser._action_groups:  # noqa: SLF001 - as above
+def _actions(built: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    for group in built._action_groups:  # noqa: SLF001 - as above
         for action in group._group_actions:  # noqa: SLF001 - as above
             yield group.title or "", action
 
@@ -163,5 +163,5 @@ def _words(action: argparse.Action) -> tuple[str, ...]:
     if isinstance(action.metavar, placeholders.OneOf):
         return action.metavar.words
     if action.metavar == "COMMAND":
-        return tuple(arguments.COMMANDS)
+        return tuple(parser.COMMANDS)
     return ()

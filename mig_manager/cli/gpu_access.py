@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml_worker import gpu_thread
 from mig_manager.change import local
-from mig_manager.cli import console, interrupts, shellsettings
+from mig_manager.cli import command_settings, console, interrupts
 from mig_manager.core import model, ports
 from mig_manager.core.host import holders as holding
 from mig_manager.core.layout import generator
@@ -26,7 +26,7 @@ class Reach:
     """The GPUs, and what else is beneath one command."""
 
     def __init__(
-        self, command: str, given: shellsettings.CommandSettings, terminal: console.Console
+        self, command: str, given: command_settings.CommandSettings, terminal: console.Console
     ) -> None:
         self._command = command
         self._given = given
@@ -95,7 +95,7 @@ class Reach:
 
         return hooks.HookPrograms(
             file,
-            variables=shellsettings.hook_variables(self._command, self._given),
+            variables=command_settings.hook_variables(self._command, self._given),
             search_path=self._given.search_path,
             timeout_s=self._given.hook_timeout_s,
         )

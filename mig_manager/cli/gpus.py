@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import files, sink
 from mig_manager.agent import settings
 from mig_manager.change import apply, boot, plans
-from mig_manager.cli import console, gpu_access, shellsettings, validate
+from mig_manager.cli import command_settings, console, gpu_access, validate
 from mig_manager.cli.render import bootreport, gpu_report
 from mig_manager.core import model
 from mig_manager.core.layout import config
@@ -25,7 +25,7 @@ _MAX_CHARACTERS = document.MAX_CHARACTERS + 1
 """What to read of standard input: one more than is allowed, so that too much is seen as such."""
 
 
-def run(command: str, given: shellsettings.CommandSettings, terminal: console.Console) -> int:
+def run(command: str, given: command_settings.CommandSettings, terminal: console.Console) -> int:
     """Run a command and write its answer.
 
     Args:
@@ -46,13 +46,13 @@ class _Shell:
     """One command line."""
 
     def __init__(
-        self, command: str, given: shellsettings.CommandSettings, terminal: console.Console
+        self, command: str, given: command_settings.CommandSettings, terminal: console.Console
     ) -> None:
         self._given = given
         self._terminal = terminal
         self._reach = gpu_access.Reach(command, given, terminal)
         self._style = terminal.style(given.colour)
-        self._is_wide = given.output_format is shellsettings.OutputFormat.WIDE
+        self._is_wide = given.output_format is command_settings.OutputFormat.WIDE
         self._scope = plans.Scope.MODE_ONLY if given.is_mode_only else plans.Scope.ALL
 
     @property
@@ -73,7 +73,7 @@ class _Shell:
 
     def _status(self) -> int:
         result = plans.status(self._reach.gpus())
-        if self._given.output_format is not shellsettings.OutputFormat.TEXT:
+        if self._given.output_format is not command_settings.OutputFormat.TEXT:
             result = dataclasses.replace(result, held=self._reach.holders())
         self._answer(
             result.to_data,
@@ -176,7 +176,7 @@ class _Shell:
             )
             self._answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
             return DONE
-        if self._given.output_format is not shellsettings.OutputFormat.TEXT:
+        if self._given.output_format is not command_settings.OutputFormat.TEXT:
             self._answer(result.to_data, lambda: "")
         self._terminal.note(
             f"layout '{layout.name}' is not applied: {gpu_report.difference(result.planned)}",
@@ -217,13 +217,13 @@ class _Shell:
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
         match self._given.output_format:
-            case shellsettings.OutputFormat.JSON | shellsettings.OutputFormat.YAML:
+            case command_settings.OutputFormat.JSON | command_settings.OutputFormat.YAML:
                 self._terminal.say(self._rendered(data()))
-            case shellsettings.OutputFormat.TEXT | shellsettings.OutputFormat.WIDE:
+            case command_settings.OutputFormat.TEXT | command_settings.OutputFormat.WIDE:
                 self._terminal.say(text())
 
     def _rendered(self, data: Mapping[str, object]) -> str:
-        if self._given.output_format is shellsettings.OutputFormat.JSON:
+        if self._given.output_format is command_settings.OutputFormat.JSON:
             return json.dumps(data, indent=2) + "\n"
         return document.dump(data)
 

@@ -13,14 +13,14 @@ import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import sink
 from mig_manager.agent import settings
-from mig_manager.cli import arguments, console
+from mig_manager.cli import console, parser
 
 _DONE, _FAILED, _UNUSABLE, _UNKNOWN_COMMAND = 0, 1, 2, 3
 _PEER = "nvidia-mig-parted"
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 """As a shell reports a program that SIGINT or SIGPIPE ended."""
-_WARNING_OF_VARIABLES = frozenset(arguments.COMMANDS) - {"agent", "completion", "help", "version"}
+_WARNING_OF_VARIABLES = frozenset(parser.COMMANDS) - {"agent", "completion", "help", "version"}
 """The agent writes its warning into its log."""
 _INPUT_REASONS = frozenset(
     {
@@ -32,9 +32,7 @@ _INPUT_REASONS = frozenset(
 )
 
 
-def main(
-    argv: Sequence[str], terminal: console.Console, *, program: str = arguments.PROGRAM
-) -> int:
+def main(argv: Sequence[str], terminal: console.Console, *, program: str = parser.PROGRAM) -> int:
     """Run one command line.
 
     Args:
@@ -75,7 +73,7 @@ def _main(argv: Sequence[str], terminal: console.Console) -> int:
 def _run(argv: Sequence[str], terminal: console.Console) -> int:
     try:
         with contextlib.redirect_stdout(terminal.stdout):
-            options = arguments.parse(argv)
+            options = parser.parse(argv)
     except SystemExit:
         terminal.stdout.flush()
         return _DONE
@@ -83,7 +81,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
         _note_unknown_variables(terminal)
     match options["command"]:
         case None:
-            terminal.say(arguments.build().format_help())
+            terminal.say(parser.build().format_help())
             return _DONE
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
@@ -104,9 +102,9 @@ def _note_unknown_variables(terminal: console.Console) -> None:
 
 def _shell(command: str, options: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager.adapters.host import log
-    from mig_manager.cli import gpus, shellsettings
+    from mig_manager.cli import command_settings, gpus
 
-    given = shellsettings.command_settings(options, terminal.environ)
+    given = command_settings.command_settings(options, terminal.environ)
 
     level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.WARNING
     log.configure(level=level.value, is_json=False, stream=terminal.remarks)
@@ -214,7 +212,7 @@ _WITH_SETTINGS_OF_THEIR_OWN = {
 
 
 def _status_of(error: errors.MigManagerError) -> int:
-    if isinstance(error, arguments.UnknownCommandError):
+    if isinstance(error, parser.UnknownCommandError):
         return _UNKNOWN_COMMAND
     return _UNUSABLE if error.reason in _INPUT_REASONS else _FAILED
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import arguments
+from mig_manager.cli import parser
 from mig_manager.core.options import source
 
 TIMEOUT_S = 3.0
@@ -82,7 +82,7 @@ def _options(command: Sequence[str]) -> Mapping[str, object]:
     words = [word for word in command if word]
     names = [word.rpartition("/")[2] for word in words]
     where = next((at for at, name in enumerate(names) if name in _PROGRAMS), None)
-    return {} if where is None else arguments.parse(words[where + 1 :])
+    return {} if where is None else parser.parse(words[where + 1 :])
 
 
 if __name__ == "__main__":

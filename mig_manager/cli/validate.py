@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.change import validate
-from mig_manager.cli import console, gpu_access, shellsettings
+from mig_manager.cli import command_settings, console, gpu_access
 from mig_manager.cli.render import gpu_report
 from mig_manager.core import model
 from mig_manager.core.layout import config, selectors
@@ -75,7 +75,7 @@ class Validate:
 
     def __init__(
         self,
-        given: shellsettings.CommandSettings,
+        given: command_settings.CommandSettings,
         terminal: console.Console,
         reach: gpu_access.Reach,
         read: Callable[[str | None], config.Document],

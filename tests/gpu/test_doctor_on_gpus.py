@@ -2,14 +2,14 @@
 
 import pytest
 
-from mig_manager.cli import arguments
+from mig_manager.cli import parser
 from mig_manager.cli.doctor import doctor, doctorsettings, findings
 
 pytestmark = pytest.mark.gpu
 
 
 def test_doctor_looks_at_every_gpu_and_breaks_nowhere() -> None:
-    given = doctorsettings.doctor_settings(arguments.parse(["doctor", "--timeout-s", "60"]), {})
+    given = doctorsettings.doctor_settings(parser.parse(["doctor", "--timeout-s", "60"]), {})
 
     report = doctor.examine(given)
 

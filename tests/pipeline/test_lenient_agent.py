@@ -7,7 +7,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.agent import outcomes, planning, settings
-from mig_manager.cli import arguments
+from mig_manager.cli import parser
 from mig_manager.core import model
 from tests import fakes, scenes
 
@@ -85,9 +85,9 @@ def test_an_agent_is_made_lenient_by_option_or_variable() -> None:
     line = ["agent", "-n", "n1"]
     variable = {"MIG_MANAGER_LENIENT": "1"}
 
-    assert not settings.agent_settings(arguments.parse(line), {}).is_lenient
-    assert settings.agent_settings(arguments.parse([*line, "--lenient"]), {}).is_lenient
-    assert settings.agent_settings(arguments.parse(line), variable).is_lenient
+    assert not settings.agent_settings(parser.parse(line), {}).is_lenient
+    assert settings.agent_settings(parser.parse([*line, "--lenient"]), {}).is_lenient
+    assert settings.agent_settings(parser.parse(line), variable).is_lenient
 
 
 def test_a_layout_with_places_is_served_like_any_other() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import arguments, shellsettings
+from mig_manager.cli import command_settings, parser
 from mig_manager.core.node import policy
 
 AGENT = {"NODE_NAME": "n1"}
@@ -18,8 +18,8 @@ def agent(environ: dict[str, str] | None = None, **options: object) -> settings.
 
 def command(
     name: str = "apply", environ: dict[str, str] | None = None, **options: object
-) -> shellsettings.CommandSettings:
-    return shellsettings.command_settings({"command": name} | options, environ or {})
+) -> command_settings.CommandSettings:
+    return command_settings.command_settings({"command": name} | options, environ or {})
 
 
 def test_an_agent_needs_to_know_its_node() -> None:
@@ -68,7 +68,7 @@ def test_the_owners_decisions_can_be_given_on_the_command_line() -> None:
     line = ["agent", "-n", "n1", "--force-drain", "--drain-policy", "node"]
     line += ["--plugin-configs", "a=b,*=c", "--monitor-timeout-s", "7"]
 
-    given = settings.agent_settings(arguments.parse(line), {})
+    given = settings.agent_settings(parser.parse(line), {})
 
     assert given.policy.is_forced
     assert given.policy.plugin_config("other") == "c"
@@ -162,12 +162,10 @@ def test_what_may_be_done_to_the_machine_is_told_by_nvidias_variables() -> None:
 def test_a_reset_can_be_forbidden_and_allowed_again_on_the_command_line() -> None:
     line = ["agent", "-n", "n1"]
 
-    assert not settings.agent_settings(
-        arguments.parse([*line, "--no-gpu-reset"]), {}
-    ).host.gpu_reset
+    assert not settings.agent_settings(parser.parse([*line, "--no-gpu-reset"]), {}).host.gpu_reset
     assert not agent({"MIG_MANAGER_GPU_RESET": "false"}).host.gpu_reset
     both = settings.agent_settings(
-        arguments.parse([*line, "--gpu-reset"]), {"MIG_MANAGER_GPU_RESET": "false"}
+        parser.parse([*line, "--gpu-reset"]), {"MIG_MANAGER_GPU_RESET": "false"}
     )
     assert both.host.gpu_reset
 
@@ -176,7 +174,7 @@ def test_patience_with_the_machine_can_be_given_on_the_command_line() -> None:
     line = ["agent", "-n", "n1", "--service-stop-timeout-s", "1", "--service-start-timeout-s", "2"]
     line += ["--reboot-timeout-s", "3", "--dbus-address", "unix:path=/b", "--proven-file", "/p"]
 
-    given = settings.agent_settings(arguments.parse(line), {})
+    given = settings.agent_settings(parser.parse(line), {})
 
     assert (given.host.service_stop_timeout_s, given.host.service_start_timeout_s) == (1, 2)
     assert given.host.reboot_timeout_s == 3
@@ -390,14 +388,14 @@ def test_two_names_for_the_layout_are_refused() -> None:
 
 
 def test_export_writes_yaml_unless_told_otherwise() -> None:
-    assert command("export").output_format is shellsettings.OutputFormat.YAML
+    assert command("export").output_format is command_settings.OutputFormat.YAML
     assert (
         command("export", {"MIG_PARTED_OUTPUT_FORMAT": "json"}).output_format
-        is shellsettings.OutputFormat.JSON
+        is command_settings.OutputFormat.JSON
     )
     assert (
         command("status", {"MIG_PARTED_OUTPUT_FORMAT": "json"}).output_format
-        is shellsettings.OutputFormat.TEXT
+        is command_settings.OutputFormat.TEXT
     )
 
 
@@ -446,7 +444,7 @@ def test_what_an_agent_does_about_others_can_be_given_on_the_command_line() -> N
     line += ["--drift-check-interval-s", "0", "--heal-drift", "--watch-gpu-events"]
     line += ["--allow-foreign-managers"]
 
-    given = settings.agent_settings(arguments.parse(line), {})
+    given = settings.agent_settings(parser.parse(line), {})
 
     assert given.lock_file == pathlib.Path("/l")
     assert (given.lock_timeout_s, given.drift_check_interval_s) == (0, 0)

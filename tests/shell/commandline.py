@@ -7,7 +7,7 @@ import pathlib
 
 import structlog
 
-from mig_manager.cli import arguments, console, main
+from mig_manager.cli import console, main, parser
 from mig_manager.sandbox import nvml
 
 
@@ -28,7 +28,7 @@ class Shell:
         self.environ = {"HOME": str(home)}
 
     def __call__(
-        self, *argv: str, stdin: str = "", program: str = arguments.PROGRAM, **environ: str
+        self, *argv: str, stdin: str = "", program: str = parser.PROGRAM, **environ: str
     ) -> Answer:
         """Run a command line."""
         out, err = io.StringIO(), io.StringIO()

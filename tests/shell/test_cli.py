@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import arguments, commandline, console, interrupts, main, shellsettings
+from mig_manager.cli import command_settings, commandline, console, interrupts, main, parser
 from mig_manager.core.text import document
 from tests.shell.commandline import Shell, forget
 
@@ -468,14 +468,14 @@ def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:
 
 @pytest.mark.parametrize("argv", [("--debug", "status"), ("status", "-d"), ("-d", "status")])
 def test_debug_goes_before_or_after_the_command(shell: Shell, argv: tuple[str, ...]) -> None:
-    assert shellsettings.command_settings(arguments.parse(argv), {}).is_debug
+    assert command_settings.command_settings(parser.parse(argv), {}).is_debug
     assert shell(*argv, *SPEC).status == 0
 
 
 def test_help_is_there_for_every_command(shell: Shell) -> None:
     assert "apply" in shell().out
     assert shell().status == 0
-    for command in arguments.COMMANDS:
+    for command in parser.COMMANDS:
         answer = shell(command, "--help")
         assert answer.status == 0
         assert answer.out.startswith(f"usage: mig-manager {command}")
@@ -486,7 +486,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     argv += ["-k", "kubelet.service", "-g", "/g", "-r", "-d", "-p", "ns", "-t", "/t", "-a", "/a"]
     argv += ["--cdi-enabled", "-b", "/b", "-j", "/j", "--nvidia-cdi-hook-path", "/h"]
 
-    given = settings.agent_settings(arguments.parse(argv), {})
+    given = settings.agent_settings(parser.parse(argv), {})
 
     assert given.node_name == "n1"
     assert len(given.not_needed) == 5
@@ -498,7 +498,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
 
 
 def test_the_demonstration_takes_its_node_and_its_story_from_the_command_line() -> None:
-    options = arguments.parse(["demo", "--simulate", "2xA30", "--scenario", "budget", "--keep"])
+    options = parser.parse(["demo", "--simulate", "2xA30", "--scenario", "budget", "--keep"])
 
     given = settings.demo_settings(options, {})
 

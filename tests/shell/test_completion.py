@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.catalogue import products
-from mig_manager.cli import arguments, commandline
+from mig_manager.cli import commandline, parser
 from tests import programs
 from tests.shell import commandline as shells
 from tests.shell.commandline import Shell
@@ -269,7 +269,7 @@ def test_the_words_offered_are_those_that_are_taken() -> None:
             if option.long == long
         )
         assert all(word in told for word in words), (command, long)
-    assert set(arguments.COMMANDS) == {each.name for each in commandline.commands()}
+    assert set(parser.COMMANDS) == {each.name for each in commandline.commands()}
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import yaml
 from mig_manager.adapters.host import clock, lockfile
 from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
-from mig_manager.cli import arguments, console, main
+from mig_manager.cli import console, main, parser
 from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.cli.doctor import doctor, doctorsettings, findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
@@ -81,7 +81,7 @@ class Patient:
 
     def settings(self, *argv: str, **changes: object) -> doctorsettings.DoctorSettings:
         given = doctorsettings.doctor_settings(
-            arguments.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
+            parser.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
         )
         return dataclasses.replace(given, **changes)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.cli import arguments, shellsettings
+from mig_manager.cli import command_settings, parser
 from mig_manager.core.text import document
 from tests.shell import commandline
 from tests.shell.commandline import Answer, Shell
@@ -121,13 +121,13 @@ SPELLINGS = [
 TYPED: Mapping[str, Callable[[str], object]] = {
     "layouts": lambda value: (value,),
     "output_file": pathlib.Path,
-    "output_format": shellsettings.OutputFormat,
+    "output_format": command_settings.OutputFormat,
 }
 RUN_SPELLINGS = ("long", "short", "variable")
 
 
-def settings_of(argv: list[str], environ: Mapping[str, str]) -> shellsettings.CommandSettings:
-    return shellsettings.command_settings(arguments.parse(argv), {"HOME": "/"} | dict(environ))
+def settings_of(argv: list[str], environ: Mapping[str, str]) -> command_settings.CommandSettings:
+    return command_settings.command_settings(parser.parse(argv), {"HOME": "/"} | dict(environ))
 
 
 @pytest.mark.parametrize(("row", "argv", "environ"), SPELLINGS)

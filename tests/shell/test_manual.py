@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import arguments, commandline, helptexts, rolloutsettings, shellsettings
+from mig_manager.cli import command_settings, commandline, helptexts, parser, rolloutsettings
 from mig_manager.cli.doctor import doctorsettings
 from tests.shell import commandline as shells
 from tests.shell.commandline import Shell
@@ -79,7 +79,7 @@ def test_a_manual_page_is_well_formed(page: pathlib.Path) -> None:
     assert [line for line in said.stdout.splitlines() if "missing date" not in line] == []
 
 
-@pytest.mark.parametrize("command", arguments.COMMANDS)
+@pytest.mark.parametrize("command", parser.COMMANDS)
 def test_help_has_every_option_its_meaning_examples_and_statuses(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -118,14 +118,14 @@ def test_an_example_is_a_command_line_that_the_program_takes(line: str) -> None:
 
     assert words[0] == "mig-manager"
     if words[1] == "help":
-        arguments.check_command(words[2])
+        parser.check_command(words[2])
     else:
-        assert arguments.parse(words[1:])["command"] == words[1]
+        assert parser.parse(words[1:])["command"] == words[1]
 
 
 def test_an_unknown_command_is_no_topic_of_help() -> None:
     with pytest.raises(errors.UsageError, match="did you mean 'apply'"):
-        arguments.parse(["help", "aply"])
+        parser.parse(["help", "aply"])
 
 
 class Asked(dict[str, str]):
@@ -148,7 +148,7 @@ READERS: dict[str, Callable[[dict[str, object], Asked], object]] = {
 }
 
 
-@pytest.mark.parametrize("command", sorted(set(arguments.COMMANDS) - {"help", "version"}))
+@pytest.mark.parametrize("command", sorted(set(parser.COMMANDS) - {"help", "version"}))
 def test_every_variable_that_the_manual_names_is_read(command: str) -> None:
     environ = Asked()
     # What there must be, or nothing else is asked for.
@@ -156,7 +156,7 @@ def test_every_variable_that_the_manual_names_is_read(command: str) -> None:
     if command == "rollout":
         environ |= {"MIG_MANAGER_SELECTOR": "a=b", "MIG_MANAGER_SELECTED_CONFIG": "all-1g.5gb"}
 
-    READERS.get(command, shellsettings.command_settings)(arguments.parse([command]), environ)
+    READERS.get(command, command_settings.command_settings)(parser.parse([command]), environ)
 
     (described,) = (each for each in commandline.commands() if each.name == command)
     named = {name for option in described.options for name in option.variables}

@@ -20,7 +20,7 @@ import packaging.utils
 import pytest
 
 import mig_manager
-from mig_manager.cli import arguments
+from mig_manager.cli import parser
 from tests.shipped import locks
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -168,7 +168,7 @@ def test_the_installed_program_is_the_one_from_the_wheel(
 @pytest.mark.slow
 def test_the_installed_program_helps_itself_and_tells_its_version(program: Program) -> None:
     assert program("--version") == f"mig-manager {mig_manager.__version__}\n"
-    assert all(command in program("--help") for command in arguments.COMMANDS)
+    assert all(command in program("--help") for command in parser.COMMANDS)
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_all_that_the_image_is_built_from_exists_and_reaches_the_builder() -> No
 def test_the_image_starts_the_agent_when_nothing_else_is_asked_for() -> None:
     assert instructions("ENTRYPOINT") == ['["mig-manager"]']
     (command,) = instructions("CMD")
-    assert arguments.parse(json.loads(command))["command"] == "agent"
+    assert parser.parse(json.loads(command))["command"] == "agent"
 
 
 def test_the_image_has_the_names_of_nvidias_programs() -> None:

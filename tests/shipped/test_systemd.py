@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import pytest
 
 import mig_manager
-from mig_manager.cli import arguments, shellsettings
+from mig_manager.cli import command_settings, parser
 from tests import programs
 from tests.shipped.unit_files import (
     ROOT,
@@ -37,10 +37,10 @@ NO_SYSTEMD = pytest.mark.skipif(
 )
 
 
-def boot_settings(environ: Mapping[str, str]) -> shellsettings.CommandSettings:
-    parsed = arguments.parse(unit_command_line(BOOT))
+def boot_settings(environ: Mapping[str, str]) -> command_settings.CommandSettings:
+    parsed = parser.parse(unit_command_line(BOOT))
     assert parsed["command"] == "boot"
-    return shellsettings.command_settings(parsed, environ)
+    return command_settings.command_settings(parsed, environ)
 
 
 def run(*command: str | pathlib.Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -130,7 +130,7 @@ def test_systemd_makes_the_folders_of_lock_and_journal_and_lets_the_lock_outlive
 ) -> None:
     said = directives(unit)
     (running,), (state,) = said["RuntimeDirectory"], said["StateDirectory"]
-    at_a_shell = shellsettings.command_settings({}, {})
+    at_a_shell = command_settings.command_settings({}, {})
 
     # Everything else is read-only to the unit, and what goes with it would be another's lock.
     assert said["ProtectSystem"] == ["strict"]

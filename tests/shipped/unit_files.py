@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.agent import settings
-from mig_manager.cli import arguments
+from mig_manager.cli import parser
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ class Asked(dict[str, str]):
 
 
 def agent_settings(command_line: list[str], environ: Mapping[str, str]) -> settings.AgentSettings:
-    parsed = arguments.parse(command_line)
+    parsed = parser.parse(command_line)
     assert parsed["command"] == "agent"
     return settings.agent_settings(parsed, environ)
 

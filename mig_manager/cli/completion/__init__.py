@@ -41,10 +41,10 @@ def answer(options: Mapping[str, object], environ: Mapping[str, str]) -> str:
 def _layouts(options: Mapping[str, object], environ: Mapping[str, str]) -> str:
     from mig_manager.adapters.host import files  # noqa: PLC0415 - only for layouts
     from mig_manager.agent import settings  # noqa: PLC0415 - only for layouts
-    from mig_manager.cli import shellsettings  # noqa: PLC0415 - only for layouts
+    from mig_manager.cli import command_settings  # noqa: PLC0415 - only for layouts
     from mig_manager.core.layout import config  # noqa: PLC0415 - only for layouts
 
-    name = shellsettings.command_settings(options, environ).config_file
+    name = command_settings.command_settings(options, environ).config_file
     # Standard input is the user's, who is still typing.
     source = files.ConfigFile(settings.packaged_config() if name in (None, "-") else name)
     found = config.parse(source.read(), source=source.name).layouts

@@ -11,7 +11,7 @@ from mig_manager.adapters.host import clock, this_machine
 from mig_manager.adapters.kubelet import podresources
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.nvml_worker import gpu_child, gpu_inspection
-from mig_manager.cli import console, shellsettings
+from mig_manager.cli import command_settings, console
 from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.cli.doctor import doctorsettings, findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
@@ -35,11 +35,11 @@ def run(given: doctorsettings.DoctorSettings, terminal: console.Console) -> bool
     """
     report = examine(given)
     match given.output_format:
-        case shellsettings.OutputFormat.JSON:
+        case command_settings.OutputFormat.JSON:
             terminal.say(json.dumps(report.to_data(), indent=2))
-        case shellsettings.OutputFormat.YAML:
+        case command_settings.OutputFormat.YAML:
             terminal.say(document.dump(report.to_data()))
-        case shellsettings.OutputFormat.TEXT | shellsettings.OutputFormat.WIDE:
+        case command_settings.OutputFormat.TEXT | command_settings.OutputFormat.WIDE:
             terminal.say(table(report, style=terminal.style(given.colour)))
     return report.is_good
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import placeholders, shellsettings
+from mig_manager.cli import command_settings, placeholders
 from mig_manager.core.host import hostsettings
 from mig_manager.core.options import source
 
@@ -75,7 +75,7 @@ class DoctorSettings:
     own_pod_uid: str | None
     timeout_s: float
     """How long each check may take."""
-    output_format: shellsettings.OutputFormat
+    output_format: command_settings.OutputFormat
     colour: settings.Colour
     is_debug: bool
 
@@ -96,7 +96,7 @@ def doctor_settings(options: Mapping[str, object], environ: Mapping[str, str]) -
         config_file=settings.agent_config_file(given, environ),
         is_lenient=given.switch("lenient"),
         lock_file=settings.lock_file(given, gpus),
-        journal_file=shellsettings.journal_file(given, gpus),
+        journal_file=command_settings.journal_file(given, gpus),
         proven_file=settings.proven_file(given, gpus),
         node_name=given.text("node-name", variable="NODE_NAME"),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
@@ -112,9 +112,9 @@ def doctor_settings(options: Mapping[str, object], environ: Mapping[str, str]) -
     )
 
 
-def _output_format(given: source.Source) -> shellsettings.OutputFormat:
-    text = shellsettings.OutputFormat.TEXT
-    wanted = given.choice("output-format", shellsettings.OutputFormat, default=text)
-    if wanted is shellsettings.OutputFormat.WIDE:
+def _output_format(given: source.Source) -> command_settings.OutputFormat:
+    text = command_settings.OutputFormat.TEXT
+    wanted = given.choice("output-format", command_settings.OutputFormat, default=text)
+    if wanted is command_settings.OutputFormat.WIDE:
         raise errors.UsageError("doctor writes text, json or yaml, not wide")
     return wanted
