@@ -99,18 +99,18 @@ def served(
         UsageError: Nobody can listen there.
     """
     # An agent that serves no pages need not carry the server.
-    from mig_manager.adapters.host import webserver  # noqa: PLC0415
+    from mig_manager.adapters.host import web_server  # noqa: PLC0415
 
-    def page(why: str) -> webserver.Page:
-        return webserver.Page(body=f"{why or 'ok'}\n".encode(), is_good=not why)
+    def page(why: str) -> web_server.Page:
+        return web_server.Page(body=f"{why or 'ok'}\n".encode(), is_good=not why)
 
     pages = {
         "/healthz": lambda: page(health.why_dead()),
         "/readyz": lambda: page(health.why_unready()),
-        "/metrics": lambda: webserver.Page(body=exposition(), content_type=webserver.METRICS),
+        "/metrics": lambda: web_server.Page(body=exposition(), content_type=web_server.METRICS),
     }
     try:
-        server = webserver.WebServer(pages, address=address, port=port)
+        server = web_server.WebServer(pages, address=address, port=port)
     except OSError as error:
         raise errors.UsageError(
             f"cannot listen on {address or '*'}:{port}: {error.strerror or error}"

@@ -12,18 +12,18 @@ from types import FrameType
 import structlog
 
 from mig_manager.adapters.host import (
+    atomic_file,
     clock,
     device_nodes,
     files,
     hooks,
-    journalfile,
-    lockfile,
+    lock_file,
     this_machine,
     tools,
 )
 from mig_manager.adapters.kubelet import podresources_child
-from mig_manager.adapters.kubernetes import advertise, api, node, nodewatch, podnews, pods
-from mig_manager.adapters.kubernetes import nodewatch as watching
+from mig_manager.adapters.kubernetes import advertise, api, node, podnews, pods
+from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml_worker import gpu_child, gpu_events
 from mig_manager.agent import dependencies, health, loop, reconcile, request, settings
 from mig_manager.change import instrumentation
@@ -78,7 +78,7 @@ class Service:
         self._watches_files = own.watches_files
         self._stop = threading.Event()
         self.box = own.box or request.Mailbox()
-        self.watch = nodewatch.NodeWatch(
+        self.watch = watching.NodeWatch(
             kube,
             name=wanted.node_name,
             on_node=functools.partial(_take, self.box),
@@ -186,7 +186,7 @@ def _take(box: request.Mailbox, view: cluster.NodeView) -> None:
     box.put_news()
 
 
-def _start_watch(watch: nodewatch.NodeWatch, stack: contextlib.ExitStack) -> None:
+def _start_watch(watch: watching.NodeWatch, stack: contextlib.ExitStack) -> None:
     """Follow the node; the stack waits for the end, which the watch's own event brings."""
     watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
     watcher.start()
@@ -225,7 +225,7 @@ def _gpu_events(
 
 
 def _listener(
-    wanted: settings.AgentSettings, watch: nodewatch.NodeWatch, pulse: health.Pulse
+    wanted: settings.AgentSettings, watch: watching.NodeWatch, pulse: health.Pulse
 ) -> tuple[instrumentation.Telemetry, Callable[[], bytes]]:
     """Return who hears what happens, and what it has to tell; nobody where nobody asks."""
     if not wanted.health_port:
@@ -269,7 +269,7 @@ def world(
         else None,
         clock=system,
         telemetry=telemetry,
-        exclusion=lockfile.LockFile(
+        exclusion=lock_file.LockFile(
             wanted.lock_file,
             program=f"mig-manager's agent on node {wanted.node_name}",
             clock=system,
@@ -279,7 +279,7 @@ def world(
         boot_id=boot_id,
         hooks=_hooks(wanted),
         own_pod_uid=this_machine.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
-        proven=journalfile.ProvenFile(wanted.proven_file),
+        proven=atomic_file.ProvenFile(wanted.proven_file),
         slots=_slots(wanted, kube, system),
     )
     # Simulated GPUs are no reason to do anything to the real machine.
@@ -306,9 +306,9 @@ def _slots(
 ) -> ports.Slots | None:
     if not wanted.max_concurrent_nodes:
         return None
-    from mig_manager.adapters.kubernetes import slots  # noqa: PLC0415 - only where there is a budget
+    from mig_manager.adapters.kubernetes import leases  # noqa: PLC0415 - only where there is a budget
 
-    return slots.LeaseSlots(
+    return leases.LeaseSlots(
         kube,
         namespace=wanted.slots_namespace,
         node_name=wanted.node_name,

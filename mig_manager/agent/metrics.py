@@ -12,7 +12,7 @@ import prometheus_client
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import sink
+from mig_manager.adapters.host import line_writer
 from mig_manager.change import instrumentation
 from mig_manager.core import model
 
@@ -47,7 +47,7 @@ class Metrics(instrumentation.Telemetry):
         self._on_progress = on_progress
         self._now = now
         self._exposing = threading.Lock()
-        self._lines_counted = sink.Sink.dropped
+        self._lines_counted = line_writer.LineWriter.dropped
         self._define_outcomes()
         self._define_retries(contact_age_s)
         self._define_gpus()
@@ -128,7 +128,7 @@ class Metrics(instrumentation.Telemetry):
         """Return all metrics in the text format 0.0.4."""
         with self._exposing:
             # Whoever drops a line must not wait, so it is not reported to here, but looked up.
-            dropped = sink.Sink.dropped
+            dropped = line_writer.LineWriter.dropped
             self._lines_dropped.inc(dropped - self._lines_counted)
             self._lines_counted = dropped
         return prometheus_client.generate_latest(self.registry)

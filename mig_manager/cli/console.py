@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from mig_manager.adapters.host import sink
+from mig_manager.adapters.host import line_writer
 from mig_manager.agent import settings
 from mig_manager.core.text import bar
 
@@ -31,12 +31,14 @@ class Console:
     environ: Mapping[str, str]
     program: str = "mig-manager"
     """Stands before each remark."""
-    remarks: sink.Sink = dataclasses.field(init=False)
+    remarks: line_writer.LineWriter = dataclasses.field(init=False)
     """Standard error as remarks and log lines are written to it: no write raises or blocks."""
 
     def __post_init__(self) -> None:
         """Prepare standard error."""
-        remarks = sink.Sink(self.stderr, journal_stream=self.environ.get("JOURNAL_STREAM", ""))
+        remarks = line_writer.LineWriter(
+            self.stderr, journal_stream=self.environ.get("JOURNAL_STREAM", "")
+        )
         object.__setattr__(self, "remarks", remarks)
 
     @staticmethod
@@ -81,7 +83,11 @@ class Console:
             raise AnswerLostError(f"cannot write the answer: {why}") from error
 
     def note(
-        self, text: str, *, remedy: str = "", priority: sink.Priority = sink.Priority.NOTICE
+        self,
+        text: str,
+        *,
+        remedy: str = "",
+        priority: line_writer.Priority = line_writer.Priority.NOTICE,
     ) -> None:
         """Write a remark or an error, each of its parts on a line of its own; never raises.
 

@@ -53,12 +53,12 @@ class Reach:
 
     def world(self) -> local.Dependencies:
         """Return what a change works with; its GPU work can be killed and undone."""
-        from mig_manager.adapters.host import journalfile, lockfile  # noqa: PLC0415 - as above
+        from mig_manager.adapters.host import atomic_file, lock_file  # noqa: PLC0415 - as above
         from mig_manager.adapters.nvml_worker import gpu_child  # noqa: PLC0415 - as above
 
         self._simulate()
-        journal = journalfile.JournalFile(self._given.journal_file)
-        proven = journalfile.ProvenFile(self._given.proven_file)
+        journal = atomic_file.JournalFile(self._given.journal_file)
+        proven = atomic_file.ProvenFile(self._given.proven_file)
         state = self._given.gpus.simulate_state
         world = local.Dependencies(
             gpus=gpu_child.ChildGpus(
@@ -70,7 +70,7 @@ class Reach:
                 ),
                 timeout_s=self._given.gpu_timeout_s,
             ),
-            exclusion=lockfile.LockFile(
+            exclusion=lock_file.LockFile(
                 self._given.lock_file,
                 program=f"mig-manager {self._command}",
                 clock=clock.SystemClock(),

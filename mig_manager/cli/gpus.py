@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import files, sink
+from mig_manager.adapters.host import files, line_writer
 from mig_manager.agent import settings
 from mig_manager.change import apply, boot, plans
 from mig_manager.cli import command_settings, console, gpu_access, validate
@@ -156,7 +156,7 @@ class _Shell:
             self._terminal.note(gpu_report.summary(planned))
         for problem in result.problems:
             self._terminal.note(
-                problem.message, remedy=problem.remedy, priority=sink.Priority.ERROR
+                problem.message, remedy=problem.remedy, priority=line_writer.Priority.ERROR
             )
         return FAILED if result.problems else DONE
 
@@ -242,7 +242,7 @@ class _Shell:
 
     def _warn(self, passed: Sequence[remarks.Remark]) -> None:
         for remark in passed:
-            self._terminal.note(f"warning: {remark}", priority=sink.Priority.WARNING)
+            self._terminal.note(f"warning: {remark}", priority=line_writer.Priority.WARNING)
 
     def _warn_of(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:
         for gpu in unreachable:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import sink
+from mig_manager.adapters.host import line_writer
 from mig_manager.agent import settings
 from mig_manager.cli import console, parser
 
@@ -53,7 +53,7 @@ def _main(argv: Sequence[str], terminal: console.Console) -> int:
         return _run(argv, terminal)
     except errors.MigManagerError as error:
         terminal.note(
-            error.message, remedy=error.reason.remedy_at_shell, priority=sink.Priority.ERROR
+            error.message, remedy=error.reason.remedy_at_shell, priority=line_writer.Priority.ERROR
         )
         return _status_of(error)
     except KeyboardInterrupt:
@@ -62,7 +62,7 @@ def _main(argv: Sequence[str], terminal: console.Console) -> int:
         terminal.forget()
         return _BROKEN_PIPE
     except console.AnswerLostError as error:
-        terminal.note(str(error), priority=sink.Priority.ERROR)
+        terminal.note(str(error), priority=line_writer.Priority.ERROR)
         terminal.forget()
         return _FAILED
     except Exception as error:  # noqa: BLE001 - a bug must not end in a traceback
@@ -223,5 +223,5 @@ def _confess(error: Exception, argv: Sequence[str], terminal: console.Console) -
     terminal.note(
         f"internal error: {type(error).__name__}: {error}",
         remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
-        priority=sink.Priority.ERROR,
+        priority=line_writer.Priority.ERROR,
     )

@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.host import cdispecs, device_nodes, tools
+from mig_manager.adapters.host import cdi, device_nodes, tools
 from mig_manager.core.host import hostsettings
 from tests import privileges
 from tests.adapters import proc_tree, stand_ins
@@ -60,7 +60,7 @@ class Host:
 
     def specs(self, *, makes_management: bool = False, timeout_s: float = 30.0) -> str:
         """Refresh the specs; return what was told on the way."""
-        fresh = cdispecs.CdiSpecs(
+        fresh = cdi.CdiSpecs(
             self.roots,
             makes_management=makes_management,
             timeout_s=timeout_s,
@@ -315,7 +315,7 @@ def test_a_tool_of_our_own_sees_other_places_which_are_then_renamed(
         cdi_hook=None,
     )
 
-    cdispecs.CdiSpecs(roots, makes_management=True, timeout_s=30.0, here=host.root).refresh()
+    cdi.CdiSpecs(roots, makes_management=True, timeout_s=30.0, here=host.root).refresh()
 
     assert host.runs()[0].endswith("--driver-root=/driver-root --dev-root=/host")
     assert host.runs()[1:] == [

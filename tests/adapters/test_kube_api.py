@@ -18,7 +18,7 @@ from kubernetes.client import configuration as kube_configuration
 from kubernetes.config import incluster_config
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import answers, api
+from mig_manager.adapters.kubernetes import api, api_errors
 
 _TOKEN = "a-secret-token"  # noqa: S105 - of a server in this file
 
@@ -249,7 +249,7 @@ class TestErrors:
         self, kube: api.KubeApi, server: Server
     ) -> None:
         server.script = [refuse(429, "Cannot evict pod.", causes=("The budget web needs 1.",))]
-        with pytest.raises(answers.ApiError) as caught:
+        with pytest.raises(api_errors.ApiError) as caught:
             kube.post("/x", {})
         assert caught.value.explanation == "Cannot evict pod. The budget web needs 1."
 
@@ -647,7 +647,7 @@ class TestWatch:
 def test_requests_beyond_the_limit_are_held_back(server: Server, pauses: list[float]) -> None:
     configuration = kube_configuration.Configuration()
     configuration.host = server.url
-    limit = answers.Throttle(per_s=0.5, burst=2, monotonic=lambda: 0.0)
+    limit = api_errors.Throttle(per_s=0.5, burst=2, monotonic=lambda: 0.0)
     client = api.KubeApi(configuration, sleep=pauses.append, limit=limit)
     server.script = [answer({}) for _ in range(4)]
     for _ in range(4):

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from mig_manager.adapters.kubernetes import api, nodewatch, stream
+from mig_manager.adapters.kubernetes import api, stream, watch
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources
 
 _SOON_S = 10.0
-_BRISK = nodewatch.Pace(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
+_BRISK = watch.Pace(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
 
 
 class Follower:
@@ -26,7 +26,7 @@ class Follower:
         self,
         server: apiserver.ApiServer,
         *,
-        pace: nodewatch.Pace = _BRISK,
+        pace: watch.Pace = _BRISK,
         on_node: Callable[[cluster.NodeView], None] | None = None,
         request_timeout_s: float = 10.0,
         kind: type[api.KubeApi] = api.KubeApi,
@@ -37,7 +37,7 @@ class Follower:
         self.kube = kind.at(
             server.url, request_timeout_s=request_timeout_s, sleep=lambda _seconds: None
         )
-        self.watch = nodewatch.NodeWatch(
+        self.watch = watch.NodeWatch(
             self.kube, name="n1", on_node=on_node or self.views.put, stop=self.stop, pace=pace
         )
         self.thread = threading.Thread(target=self.watch.run)
@@ -210,7 +210,7 @@ def test_whatever_the_server_answers_it_goes_on(
 
 def test_a_silent_watch_is_given_up_and_renewed(server: apiserver.ApiServer) -> None:
     server.inject(apiserver.Fault(verb="watch", stall=True))
-    pace = nodewatch.Pace(watch_s=0.2, stall_s=0.3, steady_s=0.0, first_wait_s=0.01)
+    pace = watch.Pace(watch_s=0.2, stall_s=0.3, steady_s=0.0, first_wait_s=0.01)
     with following(Follower(server, pace=pace)) as follower:
         assert follower.wish() == "one"
         label(server, "two")
@@ -233,7 +233,7 @@ def test_a_server_that_ends_each_watch_at_once_is_not_hammered(
     if not is_orderly:
         server.inject(apiserver.Fault(verb="watch", status=503, times=None))
     kind = Curt if is_orderly else api.KubeApi
-    pace = nodewatch.Pace(first_wait_s=0.1, longest_wait_s=60)
+    pace = watch.Pace(first_wait_s=0.1, longest_wait_s=60)
     with following(Follower(server, pace=pace, kind=kind)) as follower:
         assert follower.wish() == "one"
         assert not follower.stop.wait(1.0)
@@ -241,7 +241,7 @@ def test_a_server_that_ends_each_watch_at_once_is_not_hammered(
 
 
 def test_the_pause_grows_to_its_limit_and_is_half_chance() -> None:
-    pace = nodewatch.Pace(first_wait_s=1, longest_wait_s=30)
+    pace = watch.Pace(first_wait_s=1, longest_wait_s=30)
     assert [pace.wait_s(failures, 1.0) for failures in (1, 2, 3, 6, 10_000)] == [1, 2, 4, 30, 30]
     assert pace.wait_s(3, 0.0) == 2
 
@@ -308,7 +308,7 @@ class TestStop:
 
     def test_while_it_waits_to_try_again(self, server: apiserver.ApiServer) -> None:
         server.inject(apiserver.Fault(verb="list", status=403, times=None))
-        pace = nodewatch.Pace(first_wait_s=600, longest_wait_s=600)
+        pace = watch.Pace(first_wait_s=600, longest_wait_s=600)
         with following(Follower(server, pace=pace)) as follower:
             assert eventually(lambda: server.log.count("list", "nodes") == 1)
             self.stops_promptly(follower)

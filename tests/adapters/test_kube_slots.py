@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, slots
+from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
@@ -17,7 +17,7 @@ from tests import fakes
 from tests.sandbox import apirig
 
 NAMESPACE = "mig-manager"
-NEVER = slots.Times(renew_s=3600)
+NEVER = leases.Times(renew_s=3600)
 """Renewals are for the tests that are about them."""
 
 
@@ -36,15 +36,15 @@ class Rig:
     server: apiserver.ApiServer
     clock: fakes.FakeClock = dataclasses.field(default_factory=fakes.FakeClock)
     opened: list[api.KubeApi] = dataclasses.field(default_factory=list)
-    given: list[slots.LeaseSlots] = dataclasses.field(default_factory=list)
+    given: list[leases.LeaseSlots] = dataclasses.field(default_factory=list)
 
-    def of(self, node: str, *, limit: int = 1, times: slots.Times = NEVER) -> slots.LeaseSlots:
+    def of(self, node: str, *, limit: int = 1, times: leases.Times = NEVER) -> leases.LeaseSlots:
         kube = api.KubeApi.at(
             self.server.url, token=node, request_timeout_s=0.4, sleep=lambda _seconds: None
         )
         self.opened.append(kube)
         self.given.append(
-            slots.LeaseSlots(
+            leases.LeaseSlots(
                 kube,
                 namespace=NAMESPACE,
                 node_name=node,
@@ -200,7 +200,7 @@ def has_renewed(rig: Rig, more_than: int) -> bool:
 
 
 def test_a_slot_that_is_renewed_never_expires(rig: Rig) -> None:
-    rig.of("a", times=slots.Times(renew_s=0.01)).take()
+    rig.of("a", times=leases.Times(renew_s=0.01)).take()
     other = rig.of("b")
     other.take()
 
@@ -225,7 +225,7 @@ class BrokenClock(fakes.FakeClock):
 
 def test_a_bug_does_not_end_the_renewal_without_a_word(rig: Rig) -> None:
     rig.clock = clock = BrokenClock()
-    held = rig.of("a", times=slots.Times(renew_s=0.01))
+    held = rig.of("a", times=leases.Times(renew_s=0.01))
     held.take()
     with structlog.testing.capture_logs() as logs:
         clock.faults = 1
@@ -266,7 +266,7 @@ def test_a_slot_that_another_has_taken_meanwhile_is_not_ours_any_more(rig: Rig) 
 
 
 def test_a_lease_that_somebody_deletes_is_made_again_by_its_holder(rig: Rig) -> None:
-    rig.of("a", times=slots.Times(renew_s=0.01)).take()
+    rig.of("a", times=leases.Times(renew_s=0.01)).take()
 
     rig.server.store.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
 
@@ -313,7 +313,7 @@ SWEPT = [
 ]
 
 
-def take(held: slots.LeaseSlots) -> None:
+def take(held: leases.LeaseSlots) -> None:
     """Take a slot in as many tries as it takes."""
     for _ in range(10):
         try:
@@ -357,7 +357,7 @@ def test_a_slot_that_cannot_be_given_back_expires(rig: Rig) -> None:
 
 @pytest.mark.parametrize("name", SWEPT)
 def test_a_renewal_that_fails_in_any_way_costs_no_slot(rig: Rig, name: str) -> None:
-    held = rig.of("a", times=slots.Times(renew_s=0.01))
+    held = rig.of("a", times=leases.Times(renew_s=0.01))
     held.take()
 
     rig.server.inject(dataclasses.replace(FAULTS[name], verb="update", resource="leases"))

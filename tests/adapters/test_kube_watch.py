@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from mig_manager.adapters.kubernetes import api, fleet, nodewatch, podnews, stream
+from mig_manager.adapters.kubernetes import api, fleet, podnews, stream, watch
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
@@ -52,7 +52,7 @@ def kube(server: apiserver.ApiServer) -> Iterator[FaultyApi]:
 @contextlib.contextmanager
 def node_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
     stop = threading.Event()
-    follower = nodewatch.NodeWatch(kube, name="n1", on_node=lambda _: heard(), stop=stop)
+    follower = watch.NodeWatch(kube, name="n1", on_node=lambda _: heard(), stop=stop)
     thread = threading.Thread(target=follower.run)
     thread.start()
     yield
@@ -145,7 +145,7 @@ def test_a_connection_that_died_in_silence_is_noticed_before_the_second_bookmark
 def test_a_rollout_knows_that_what_it_holds_is_old_after_a_bug(
     server: apiserver.ApiServer, kube: FaultyApi
 ) -> None:
-    pace = nodewatch.Pace(first_wait_s=0.01, longest_wait_s=0.02)
+    pace = watch.Pace(first_wait_s=0.01, longest_wait_s=0.02)
     nodes = fleet.Fleet(kube, selector="", pace=pace)
     kube.faults = 1000
     nodes.start()

@@ -16,12 +16,12 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock, lockfile
+from mig_manager.adapters.host import clock, lock_file
 
 HOLDER = """
 import pathlib, sys
-from mig_manager.adapters.host import clock, lockfile
-lock = lockfile.LockFile(
+from mig_manager.adapters.host import clock, lock_file
+lock = lock_file.LockFile(
     pathlib.Path(sys.argv[1]), program="other", clock=clock.SystemClock(), is_required=True
 )
 with lock.hold("apply all-1g.5gb"):
@@ -30,8 +30,8 @@ with lock.hold("apply all-1g.5gb"):
 """
 
 
-def lock_at(path: pathlib.Path, *, is_required: bool = True) -> lockfile.LockFile:
-    return lockfile.LockFile(
+def lock_at(path: pathlib.Path, *, is_required: bool = True) -> lock_file.LockFile:
+    return lock_file.LockFile(
         path, program="test", clock=clock.SystemClock(), is_required=is_required
     )
 
@@ -181,7 +181,7 @@ def test_a_script_that_holds_the_lock_is_named_and_not_the_last_manager(
 
         with pytest.raises(errors.LockedError) as caught, lock_at(path).hold("x"):
             pass
-        seen = lockfile.holder(path)
+        seen = lock_file.holder(path)
 
     assert caught.value.holder == seen
     assert f"(pid {os.getpid()})" in seen
@@ -205,7 +205,7 @@ def test_a_manager_in_a_container_is_named_by_the_pid_that_it_has_here(path: pat
         inside = pathlib.Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text()
         assert json.loads(told(path).read_text())["pid"] == 1
 
-        assert lockfile.holder(path).startswith(f"other (pid {int(inside)} on ")
+        assert lock_file.holder(path).startswith(f"other (pid {int(inside)} on ")
         outside.kill()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import driverfiles, tools
+from mig_manager.adapters.host import driver_files, tools
 from tests.adapters import stand_ins
 
 WHY = errors.Reason.DEVICE_FILES_FAILED
@@ -84,9 +84,9 @@ def test_a_link_leads_to_a_place_below_the_root_it_lies_in(tmp_path: pathlib.Pat
     (tmp_path / "usr/bin/sh").symlink_to("/bin/sh-of-the-test-machine")
 
     for name in ("usr/bin/one", "bin/two", "/usr/bin/one"):
-        assert driverfiles.inside(tmp_path, name) == tmp_path / "opt/nvidia/smi"
-    assert driverfiles.inside(tmp_path, "usr/bin/sh") is None
-    assert driverfiles.inside(tmp_path, "/..") == tmp_path
+        assert driver_files.inside(tmp_path, name) == tmp_path / "opt/nvidia/smi"
+    assert driver_files.inside(tmp_path, "usr/bin/sh") is None
+    assert driver_files.inside(tmp_path, "/..") == tmp_path
 
 
 def test_it_is_told_what_a_program_said_and_how_it_ended(tmp_path: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubernetes import answers, api, node, pods
+from mig_manager.adapters.kubernetes import api, api_errors, node, pods
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from tests.cluster import worlds
@@ -275,7 +275,7 @@ def test_a_refusal_has_the_same_status_and_words(
         "merge": functools.partial(kube.patch, path, body or {}, kind=api.PatchType.MERGE),
     }
 
-    with pytest.raises(answers.ApiError) as raised:
+    with pytest.raises(api_errors.ApiError) as raised:
         requests[method]()
 
     assert raised.value.status == status
@@ -288,7 +288,7 @@ def test_what_is_forbidden_is_told_with_verb_and_resource(
     lame = worlds.SHIPPED.without(("", "pods", "list"))
     with where.admit(tmp_path, lame) as credentials:
         agent = api.KubeApi.connect(kubeconfig=str(credentials.agent))
-        with pytest.raises(answers.ApiError) as raised:
+        with pytest.raises(api_errors.ApiError) as raised:
             agent.get("/api/v1/pods")
         agent.close()
 

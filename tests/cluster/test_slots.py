@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubernetes import answers, api, slots
+from mig_manager.adapters.kubernetes import api, api_errors, leases
 from mig_manager.core import model
 from mig_manager.sandbox.cluster import objects
 from mig_manager.sandbox.show import stages
@@ -108,14 +108,14 @@ def test_slots_are_taken_renewed_and_given_back_as_the_api_has_them(
     with where.admit(tmp_path, worlds.BUDGET) as credentials:
         kube = api.KubeApi.connect(kubeconfig=str(credentials.people))
 
-        def of(node: str) -> slots.LeaseSlots:
-            return slots.LeaseSlots(
+        def of(node: str) -> leases.LeaseSlots:
+            return leases.LeaseSlots(
                 kube,
                 namespace=NAMESPACE,
                 node_name=node,
                 limit=1,
                 clock=clock.SystemClock(),
-                times=slots.Times(lease_s=1, renew_s=0.05),
+                times=leases.Times(lease_s=1, renew_s=0.05),
             )
 
         first, second = of("a"), of("b")
@@ -164,7 +164,7 @@ def refusal(act: Callable[[], object]) -> str:
     """Return the policy's words; nothing if it lets the act pass."""
     try:
         act()
-    except answers.ApiError as error:
+    except api_errors.ApiError as error:
         if error.reason is errors.Reason.FORBIDDEN and "AdmissionPolicy" in error.explanation:
             return error.explanation
         if error.status == 409:

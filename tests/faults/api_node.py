@@ -16,7 +16,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.kubelet import podresources
-from mig_manager.adapters.kubernetes import api, nodewatch
+from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import nvml_gpus
 from mig_manager.agent import dependencies, health, main, settings
 from mig_manager.change import instrumentation
@@ -49,9 +49,7 @@ REQUEST_TIMEOUT_S = 15.0
 SILENCE_TIMEOUT_S = 0.7
 """In its place where the silence itself is what is tried."""
 _LONGEST_SLEEP_S = 0.02
-_WATCH = nodewatch.Pace(
-    watch_s=1.0, stall_s=1.7, steady_s=0.0, first_wait_s=0.02, longest_wait_s=0.05
-)
+_WATCH = watch.Pace(watch_s=1.0, stall_s=1.7, steady_s=0.0, first_wait_s=0.02, longest_wait_s=0.05)
 _PACE = pacing.Pace(first_s=0.01, max_s=0.05)
 
 GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubernetes import api, nodewatch
+from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.agent import dependencies, main, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports
@@ -26,7 +26,7 @@ from tests.sandbox import apirig
 
 NAMESPACE = "mig-manager"
 DEADLINE_S = 120.0
-_PACE = nodewatch.Pace(first_wait_s=0.05, longest_wait_s=0.2)
+_PACE = watch.Pace(first_wait_s=0.05, longest_wait_s=0.2)
 
 
 def names(count: int) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubernetes import api, slots
+from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import model, timing
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
@@ -59,7 +59,7 @@ def test_a_node_waits_visibly_while_another_has_the_only_slot() -> None:
     with apiserver.serve() as server:
         names = agents.populate(server, 2)
         kube = api.KubeApi.at(server.url)
-        other = slots.LeaseSlots(
+        other = leases.LeaseSlots(
             kube, namespace=NAMESPACE, node_name="other", limit=1, clock=clock.SystemClock()
         )
         assert other.take() == ""
@@ -112,7 +112,7 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
         (name,) = agents.populate(server, 1)
         kube = api.KubeApi.at(server.url)
         # As an agent leaves it that was killed after the cordon.
-        killed = slots.LeaseSlots(
+        killed = leases.LeaseSlots(
             kube, namespace=NAMESPACE, node_name=name, limit=1, clock=clock.SystemClock()
         )
         assert killed.take() == ""
@@ -141,7 +141,7 @@ class Contender:
         self._name = name
         self._clock = clock.SystemClock()
         self._kube = api.KubeApi.at(server.url, token=name)
-        self._slots = slots.LeaseSlots(
+        self._slots = leases.LeaseSlots(
             self._kube, namespace=NAMESPACE, node_name=name, limit=limit, clock=self._clock
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import webserver
+from mig_manager.adapters.host import web_server
 from mig_manager.agent import health, loop, outcomes, request
 from mig_manager.core import model, ports
 
@@ -255,17 +255,17 @@ def test_an_address_that_is_not_ours_is_a_usage_error(life: Life) -> None:
 
 def test_clients_that_say_nothing_do_not_keep_a_probe_from_its_answer(life: Life) -> None:
     with serving(life) as port, contextlib.ExitStack() as idle:
-        for _ in range(3 * webserver._MOST_CONNECTIONS):
+        for _ in range(3 * web_server._MOST_CONNECTIONS):
             idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
 
         assert ask(port, "/healthz")[0] == 200
-        assert len(threading.enumerate()) < 3 * webserver._MOST_CONNECTIONS
+        assert len(threading.enumerate()) < 3 * web_server._MOST_CONNECTIONS
 
 
 def test_a_connection_that_lasts_too_long_is_cut_off(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webserver, "_CONNECTION_S", 0.0)
+    monkeypatch.setattr(web_server, "_CONNECTION_S", 0.0)
     with (
         serving(life) as port,
         socket.create_connection(("127.0.0.1", port), timeout=20) as slow,

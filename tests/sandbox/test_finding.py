@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mig_manager.adapters.host import driverfiles
+from mig_manager.adapters.host import driver_files
 from mig_manager.sandbox import nvml, smi
 from mig_manager.sandbox.driver import states
 from tests.sandbox import library
@@ -85,7 +85,7 @@ def test_the_library_is_found_where_distributions_put_it(
     library.parent.mkdir(parents=True)
     library.touch()
 
-    assert list(driverfiles.libraries(tmp_path)) == [library]
+    assert list(driver_files.libraries(tmp_path)) == [library]
 
 
 def test_commands_find_the_library_below_a_driver_root(

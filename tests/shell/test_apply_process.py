@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mig_manager.adapters.host import clock, lockfile
+from mig_manager.adapters.host import clock, lock_file
 from tests.shell.shell_node import Node, wait_for
 
 
@@ -133,7 +133,7 @@ def test_a_look_at_a_driver_that_hangs_obeys_an_interrupt_at_once(fresh: Node) -
 
 
 def test_apply_says_who_is_at_work_when_it_is_kept_off(fresh: Node) -> None:
-    other = lockfile.LockFile(
+    other = lock_file.LockFile(
         fresh.state.beside("manager.lock"),
         program="mig-manager agent",
         clock=clock.SystemClock(),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import yaml
 
-from mig_manager.adapters.host import clock, lockfile
+from mig_manager.adapters.host import clock, lock_file
 from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.cli import console, main, parser
@@ -394,7 +394,7 @@ def test_processes_are_told_with_their_pod(patient: Patient, proc: proc_tree.Pro
 
 def test_the_lock_is_told_with_its_holder_and_left_alone(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "lock"
-    lock = lockfile.LockFile(path, program="other", clock=clock.SystemClock(), is_required=True)
+    lock = lock_file.LockFile(path, program="other", clock=clock.SystemClock(), is_required=True)
 
     before = machine.lock(path)
     with lock.hold("apply all-1g.5gb"):

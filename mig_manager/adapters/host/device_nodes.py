@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import cdispecs, procfs
+from mig_manager.adapters.host import cdi, procfs
 from mig_manager.core.host import hostsettings
 
 _MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
@@ -237,9 +237,7 @@ class DeviceFiles:
             dev=roots.dev_here / "dev",
             roots=(roots.host_here, roots.driver_here),
         )
-        self._specs = cdispecs.CdiSpecs(
-            roots, makes_management=is_cdi_enabled, timeout_s=timeout_s
-        )
+        self._specs = cdi.CdiSpecs(roots, makes_management=is_cdi_enabled, timeout_s=timeout_s)
 
     def refresh(self) -> None:
         """Bring them up to date with the GPUs; what this machine does not have is skipped.

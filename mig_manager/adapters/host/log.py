@@ -13,12 +13,12 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from mig_manager.adapters.host import sink
+from mig_manager.adapters.host import line_writer
 
 _LEVELS = logging.getLevelNamesMapping()
 
 
-def configure(*, level: str, is_json: bool, stream: TextIO | sink.Sink) -> None:
+def configure(*, level: str, is_json: bool, stream: TextIO | line_writer.LineWriter) -> None:
     """Send this process's log lines to a stream.
 
     Args:
@@ -27,7 +27,9 @@ def configure(*, level: str, is_json: bool, stream: TextIO | sink.Sink) -> None:
         stream: Where lines go; standard error, so that answers on standard output stay clean.
     """
     threshold = _LEVELS[level.upper()]
-    lines = stream if isinstance(stream, sink.Sink) else sink.Sink(stream)
+    lines = (
+        stream if isinstance(stream, line_writer.LineWriter) else line_writer.LineWriter(stream)
+    )
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -48,25 +50,25 @@ def configure(*, level: str, is_json: bool, stream: TextIO | sink.Sink) -> None:
 class _Logger:
     """Writes rendered lines, with the priority of the method that structlog calls."""
 
-    def __init__(self, lines: sink.Sink) -> None:
+    def __init__(self, lines: line_writer.LineWriter) -> None:
         self._lines = lines
 
     def debug(self, line: str) -> None:
-        self._lines.put(line, sink.Priority.DEBUG)
+        self._lines.put(line, line_writer.Priority.DEBUG)
 
     def info(self, line: str) -> None:
-        self._lines.put(line, sink.Priority.INFO)
+        self._lines.put(line, line_writer.Priority.INFO)
 
     def warning(self, line: str) -> None:
-        self._lines.put(line, sink.Priority.WARNING)
+        self._lines.put(line, line_writer.Priority.WARNING)
 
     def error(self, line: str) -> None:
-        self._lines.put(line, sink.Priority.ERROR)
+        self._lines.put(line, line_writer.Priority.ERROR)
 
     critical = exception = error
 
 
-def _never_raising(threshold: int, lines: sink.Sink) -> type[Any]:
+def _never_raising(threshold: int, lines: line_writer.LineWriter) -> type[Any]:
     """Return structlog's logger for a level, without errors for those who call it."""
     logger: Any = structlog.make_filtering_bound_logger(threshold)
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import systembus
+from mig_manager.adapters.host import system_bus
 from mig_manager.core.host import hostclients
 from mig_manager.errors import Reason
 
@@ -22,10 +22,10 @@ _LOOK_S = 1.0
 """A job's end is told by a signal; one that was lost is missed for no longer than this."""
 
 _SYSTEMD = "org.freedesktop.systemd1"
-_MANAGER = systembus.Target(
+_MANAGER = system_bus.Target(
     owner=_SYSTEMD, path="/org/freedesktop/systemd1", interface="org.freedesktop.systemd1.Manager"
 )
-_LOGIND = systembus.Target(
+_LOGIND = system_bus.Target(
     owner="org.freedesktop.login1",
     path="/org/freedesktop/login1",
     interface="org.freedesktop.login1.Manager",
@@ -172,12 +172,12 @@ class Systemd:
         return was_down
 
     @contextlib.contextmanager
-    def _session(self, doing: str, timeout_s: float) -> Iterator[systembus.Connection]:
+    def _session(self, doing: str, timeout_s: float) -> Iterator[system_bus.Connection]:
         with (
-            systembus.translated(
+            system_bus.translated(
                 doing, failed=Reason.HOST_SERVICE_FAILED, denied=Reason.NO_PERMISSION
             ),
-            systembus.Connection(self._address, timeout_s=timeout_s) as connection,
+            system_bus.Connection(self._address, timeout_s=timeout_s) as connection,
         ):
             yield connection
 
@@ -200,7 +200,7 @@ class Reboot:
         with self._session("asking systemd-logind for a reboot") as connection:
             try:
                 connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
-            except systembus.Refused as error:
+            except system_bus.Refused as error:
                 if error.name not in _ABSENT:
                     raise
                 by = "systemd"
@@ -213,38 +213,38 @@ class Reboot:
         _log.warning("reboot_requested", by=by, why=why)
 
     @contextlib.contextmanager
-    def _session(self, doing: str) -> Iterator[systembus.Connection]:
+    def _session(self, doing: str) -> Iterator[system_bus.Connection]:
         refused = Reason.REBOOT_REQUIRED
         with (
-            systembus.translated(doing, failed=refused, denied=refused),
-            systembus.Connection(self._address, timeout_s=self._call_timeout_s) as connection,
+            system_bus.translated(doing, failed=refused, denied=refused),
+            system_bus.Connection(self._address, timeout_s=self._call_timeout_s) as connection,
         ):
             yield connection
 
 
-def _unit(connection: systembus.Connection, name: str) -> str | None:
+def _unit(connection: system_bus.Connection, name: str) -> str | None:
     """Return the object of a unit; None when systemd has none, and so nothing runs."""
     try:
         (path,) = connection.call(_MANAGER, "GetUnit", "s", name)
-    except systembus.Refused as error:
+    except system_bus.Refused as error:
         if error.name == _UNKNOWN_UNIT:
             return None
         raise
     return str(path)
 
 
-def _property(connection: systembus.Connection, path: str, kind: str, name: str) -> str:
+def _property(connection: system_bus.Connection, path: str, kind: str, name: str) -> str:
     """Return a property of one of systemd's objects, a Unit, a Service or a Job, as text."""
-    target = systembus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.{kind}")
+    target = system_bus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.{kind}")
     return str(connection.get(target, name))
 
 
-def _state(connection: systembus.Connection, name: str) -> str:
+def _state(connection: system_bus.Connection, name: str) -> str:
     path = _unit(connection, name)
     return _property(connection, path, "Unit", "ActiveState") if path else "inactive"
 
 
-def _stopped_along(connection: systembus.Connection, name: str) -> tuple[str, ...]:
+def _stopped_along(connection: system_bus.Connection, name: str) -> tuple[str, ...]:
     """Return the running units that systemd stops along with one, in that order.
 
     Raises:
@@ -264,27 +264,27 @@ def _stopped_along(connection: systembus.Connection, name: str) -> tuple[str, ..
     return tuple(each for each in reversed(found) if hostclients.can_be_restarted(each))
 
 
-def _dependents(connection: systembus.Connection, name: str) -> Iterator[str]:
+def _dependents(connection: system_bus.Connection, name: str) -> Iterator[str]:
     path = _unit(connection, name)
     if path is None:
         return
-    target = systembus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.Unit")
+    target = system_bus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.Unit")
     for kind in _STOP_PROPERTIES:
         # PropagatesStopTo= came with systemd 249.
-        with contextlib.suppress(systembus.Refused):
+        with contextlib.suppress(system_bus.Refused):
             yield from connection.get(target, kind)
 
 
-def _stopped_with(connection: systembus.Connection, name: str) -> set[str]:
+def _stopped_with(connection: system_bus.Connection, name: str) -> set[str]:
     """Return the units with which systemd stops a unit, loaded or not."""
     found: set[str] = set()
     due = [name]
     while due and len(found) < _MOST_DEPENDENCIES:
         (path,) = connection.call(_MANAGER, "LoadUnit", "s", due.pop())
-        target = systembus.Target(owner=_SYSTEMD, path=str(path), interface=f"{_SYSTEMD}.Unit")
+        target = system_bus.Target(owner=_SYSTEMD, path=str(path), interface=f"{_SYSTEMD}.Unit")
         for kind in _STOPPED_WITH_PROPERTIES:
             # StopPropagatedFrom= came with systemd 249.
-            with contextlib.suppress(systembus.Refused):
+            with contextlib.suppress(system_bus.Refused):
                 new = set(connection.get(target, kind)) - found
                 found |= new
                 due += [
@@ -295,7 +295,7 @@ def _stopped_with(connection: systembus.Connection, name: str) -> set[str]:
     return found
 
 
-def _own_stop_timeout_s(connection: systembus.Connection, name: str) -> float:
+def _own_stop_timeout_s(connection: system_bus.Connection, name: str) -> float:
     """Return how long systemd gives a unit to stop; 0 where it does not say, or has no limit."""
     kind, _, suffix = name.rpartition(".")
     interface, prop = _STOP_TIMEOUTS.get(suffix, ("", ""))
@@ -306,32 +306,32 @@ def _own_stop_timeout_s(connection: systembus.Connection, name: str) -> float:
     return 0.0 if told_us == _NO_LIMIT_US else told_us / 1e6 + _KILL_MARGIN_S
 
 
-def _is_running(connection: systembus.Connection, name: str) -> bool:
+def _is_running(connection: system_bus.Connection, name: str) -> bool:
     path = _unit(connection, name)
     if path is None or _property(connection, path, "Unit", "LoadState") == "masked":
         return False
     if _property(connection, path, "Unit", "ActiveState") in _UP:
         return True
-    target = systembus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.Unit")
+    target = system_bus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.Unit")
     number, job = connection.get(target, "Job")
     # In the middle of a restart a unit is down, and about to be up.
     return bool(number) and _job_type(connection, job) in _STARTING_JOBS
 
 
-def _job_type(connection: systembus.Connection, job: str) -> str:
+def _job_type(connection: system_bus.Connection, job: str) -> str:
     """Return what a job does; empty when it has ended by now."""
     try:
         return _property(connection, job, "Job", "JobType")
-    except systembus.Refused:
+    except system_bus.Refused:
         return ""
 
 
 def _run_job(
-    connection: systembus.Connection, method: str, name: str, *, timeout_s: float
+    connection: system_bus.Connection, method: str, name: str, *, timeout_s: float
 ) -> str | None:
     """Have systemd do something to a unit; return how that ended, None: it has not in time."""
     until = time.monotonic() + timeout_s
-    connection.call(systembus.BUS, "AddMatch", "s", _JOB_ENDS)
+    connection.call(system_bus.BUS, "AddMatch", "s", _JOB_ENDS)
     connection.call(_MANAGER, "Subscribe")
     (job,) = connection.call(_MANAGER, method, "ss", name, "replace")
     while (left_s := until - time.monotonic()) > 0:
@@ -345,11 +345,11 @@ def _run_job(
     return None
 
 
-def _result(heard: Sequence[systembus.Signal], job: str) -> str | None:
+def _result(heard: Sequence[system_bus.Signal], job: str) -> str | None:
     """Return how a job ended; None: nobody said so."""
     for signal in heard:
         match signal:
-            case systembus.Signal(name="JobRemoved", body=(_, ended, _, result)) if ended == job:
+            case system_bus.Signal(name="JobRemoved", body=(_, ended, _, result)) if ended == job:
                 return str(result)
             case _:
                 pass
@@ -373,7 +373,7 @@ def _why_not_down(result: str | None, state: str, timeout_s: float) -> str:
 
 
 def _why_not_up(
-    connection: systembus.Connection, name: str, result: str | None, timeout_s: float
+    connection: system_bus.Connection, name: str, result: str | None, timeout_s: float
 ) -> str | None:
     """Return why a unit is not up; None when it is, or has done its work and ended well."""
     path, state = _unit(connection, name), _state(connection, name)
@@ -395,12 +395,12 @@ def _why_not_up(
     return f"did not start: {why}; it is {state}"
 
 
-def _dies(connection: systembus.Connection, path: str | None) -> bool:
+def _dies(connection: system_bus.Connection, path: str | None) -> bool:
     """Tell whether a unit has died since it started, and waits to be started anew."""
     return path is not None and _property(connection, path, "Unit", "SubState") == "auto-restart"
 
 
-def _last_words(connection: systembus.Connection, path: str | None, name: str) -> str:
+def _last_words(connection: system_bus.Connection, path: str | None, name: str) -> str:
     """Return why a service failed, in systemd's words."""
     if path is None or not name.endswith(".service"):
         return "it failed"

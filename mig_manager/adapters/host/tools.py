@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import driverfiles, toolprocess
+from mig_manager.adapters.host import driver_files, toolprocess
 from mig_manager.core.host import hostsettings
 from mig_manager.core.text import safetext
 
@@ -99,7 +99,7 @@ class Tools:
         self,
         roots: Sequence[Root] = (Root(),),
         *,
-        folders: Sequence[str] = driverfiles.PROGRAM_FOLDERS,
+        folders: Sequence[str] = driver_files.PROGRAM_FOLDERS,
         search_path: str = "",
         loader_variables: Mapping[str, str] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -179,7 +179,7 @@ class Tools:
     def _in(self, root: Root, name: str) -> Program | None:
         for folder in self._folders:
             path = pathlib.PurePosixPath("/", folder, name)
-            place = driverfiles.inside(root.driver_here, path)
+            place = driver_files.inside(root.driver_here, path)
             if place is not None and _is_program(place):
                 if not root.is_at_top:
                     path = _as_seen(root, place)
@@ -232,9 +232,9 @@ def _variables(root: Root, folder: str) -> Mapping[str, str]:
     That library alone, as NVIDIA's own manager does it: beside it there may be the C library of
     another distribution, with which no program of this root would start.
     """
-    if root.is_at_top and not folder.startswith(driverfiles.GKE):
+    if root.is_at_top and not folder.startswith(driver_files.GKE):
         return {}
-    library = next(driverfiles.libraries(root.driver_here), None)
+    library = next(driver_files.libraries(root.driver_here), None)
     return {"LD_PRELOAD": str(_as_seen(root, library))} if library else {}
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 import urllib3
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import answers, client, stream
+from mig_manager.adapters.kubernetes import api_errors, client, stream
 
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
@@ -41,7 +41,7 @@ class PatchType(enum.Enum):
 class KubeApi:
     """A connection to the API server; safe to use from several threads.
 
-    Every method raises ``errors.ClusterError`` (in fact its subclass ``answers.ApiError``) and
+    Every method raises ``errors.ClusterError`` (in fact its subclass ``api_errors.ApiError``) and
     nothing else: FORBIDDEN for 401 and 403, API_UNAVAILABLE for 429, 5xx and no answer, API_ERROR
     for all others, told apart by ``status``.
     """
@@ -53,7 +53,7 @@ class KubeApi:
         request_timeout_s: float = 10.0,
         reload: Callable[[], None] | None = None,
         sleep: Callable[[float], object] | None = None,
-        limit: answers.Throttle | None = None,
+        limit: api_errors.Throttle | None = None,
     ) -> None:
         """Wrap a configuration; ``connect`` and ``at`` are the usual ways in.
 
@@ -90,7 +90,7 @@ class KubeApi:
         configuration = client.Configuration()
         load = functools.partial(_load, configuration, kubeconfig)
         load()
-        limit = answers.Throttle(per_s=_REQUESTS_PER_S, burst=_BURST)
+        limit = api_errors.Throttle(per_s=_REQUESTS_PER_S, burst=_BURST)
         return cls(configuration, request_timeout_s=request_timeout_s, reload=load, limit=limit)
 
     @classmethod
@@ -112,7 +112,7 @@ class KubeApi:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Read an object or a list."""
-        return self._request("GET", _with_query(path, query), when=answers.When.READ)
+        return self._request("GET", _with_query(path, query), when=api_errors.When.READ)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never sent twice."""
@@ -130,7 +130,7 @@ class KubeApi:
     ) -> dict[str, Any]:
         """Delete an object; a repetition after a broken connection may find it gone (404)."""
         return self._request(
-            "DELETE", _with_query(path, query), body=body, when=answers.When.IDEMPOTENT
+            "DELETE", _with_query(path, query), body=body, when=api_errors.When.IDEMPOTENT
         )
 
     def patch(
@@ -141,7 +141,7 @@ class KubeApi:
         A merge writes absolute values and may be repeated after a broken connection; the
         operations of a JSON patch may not.
         """
-        when = answers.When.UNSENT if kind is PatchType.JSON else answers.When.IDEMPOTENT
+        when = api_errors.When.UNSENT if kind is PatchType.JSON else api_errors.When.IDEMPOTENT
         return self._request("PATCH", path, body=body, content_type=kind.value, when=when)
 
     def watch(
@@ -180,9 +180,9 @@ class KubeApi:
         *,
         body: Mapping[str, Any] | list[Any] | None = None,
         content_type: str = "application/json",
-        when: answers.When = answers.When.NEVER,
+        when: api_errors.When = api_errors.When.NEVER,
     ) -> dict[str, Any]:
-        retrying = answers.retrying(
+        retrying = api_errors.retrying(
             when,
             limit_s=2 * self._timeout_s,
             ended=self._closed,
@@ -199,7 +199,7 @@ class KubeApi:
     ) -> dict[str, Any]:
         request = _name(method, path)
         response = self._open(method, path, body, content_type)
-        return answers.parse(request, self._read(response, request))
+        return api_errors.parse(request, self._read(response, request))
 
     def _open(
         self,
@@ -216,7 +216,7 @@ class KubeApi:
         if response.status // 100 != _SUCCESS:
             request = _name(method, path)
             text = self._read_error(response, request)
-            raise answers.refusal(request, response.status, response.headers, text)
+            raise api_errors.refusal(request, response.status, response.headers, text)
         return response
 
     def _send(
@@ -242,12 +242,12 @@ class KubeApi:
             urllib3.exceptions.NewConnectionError,
             urllib3.exceptions.ConnectTimeoutError,
         ) as e:
-            raise answers.no_answer(request, str(e), was_sent=False) from e
+            raise api_errors.no_answer(request, str(e), was_sent=False) from e
         except client.ApiException as err:
             # How the client reports a failed TLS handshake.
-            raise answers.no_answer(request, str(err.reason), was_sent=False) from err
+            raise api_errors.no_answer(request, str(err.reason), was_sent=False) from err
         except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise answers.no_answer(request, str(err)) from err
+            raise api_errors.no_answer(request, str(err)) from err
         response: urllib3.BaseHTTPResponse = answer.response
         return response
 
@@ -272,7 +272,7 @@ class KubeApi:
         except Exception as err:
             # Whatever a file provokes, such as OverflowError by a time in year 1.
             detail = f"the credentials cannot be read: {err}"
-            raise answers.no_answer(request, detail, was_sent=False) from err
+            raise api_errors.no_answer(request, detail, was_sent=False) from err
         if auth is not None and auth["value"]:
             # A stray line end would make http.client quote the whole token in its error.
             headers["Authorization"] = " ".join(auth["value"].split())
@@ -282,7 +282,7 @@ class KubeApi:
         """Read the body of a refusal; one that is too large explains nothing."""
         try:
             return self._read(response, request, limit=_LARGEST_ERROR)
-        except answers.ApiError as error:
+        except api_errors.ApiError as error:
             if error.status is None:
                 raise
             return b"(a body that is too large)"
@@ -298,11 +298,11 @@ class KubeApi:
             while chunk := response.read1(_CHUNK, decode_content=False):
                 body += chunk
                 if len(body) > limit:
-                    raise answers.too_large(request, response.status, limit)
+                    raise api_errors.too_large(request, response.status, limit)
                 if time.monotonic() > deadline:
-                    raise answers.no_answer(request, "the answer does not end")
+                    raise api_errors.no_answer(request, "the answer does not end")
         except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise answers.no_answer(request, str(err)) from err
+            raise api_errors.no_answer(request, str(err)) from err
         else:
             response.release_conn()
             return bytes(body)

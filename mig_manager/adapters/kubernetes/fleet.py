@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, node, nodewatch
+from mig_manager.adapters.kubernetes import api, node, watch
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster, objects
 
@@ -19,9 +19,7 @@ _NODES = "/api/v1/nodes"
 _PAGE = 500
 _MOST_PAGES = 1000
 """More pages than this are a server that repeats itself."""
-_PACE = nodewatch.Pace(
-    watch_s=30.0, stall_s=40.0, steady_s=5.0, first_wait_s=0.2, longest_wait_s=10.0
-)
+_PACE = watch.Pace(watch_s=30.0, stall_s=40.0, steady_s=5.0, first_wait_s=0.2, longest_wait_s=10.0)
 """Short, for a connection that died in silence shows an old picture until the watch is over."""
 
 _log = structlog.get_logger()
@@ -30,7 +28,7 @@ _log = structlog.get_logger()
 class Fleet:
     """The nodes that a selector names, as they are now; for one reader and one writer."""
 
-    def __init__(self, kube: api.KubeApi, *, selector: str, pace: nodewatch.Pace = _PACE) -> None:
+    def __init__(self, kube: api.KubeApi, *, selector: str, pace: watch.Pace = _PACE) -> None:
         """Prepare to follow; nothing is sent yet.
 
         Args:
@@ -43,10 +41,8 @@ class Fleet:
         self._nodes: dict[str, fleet_nodes.Node] = {}
         self._has_news = False
         self._trouble = ""
-        followed = nodewatch.Collection(
-            path=_NODES, selector={"labelSelector": selector}, what="node"
-        )
-        self._watch = nodewatch.Watch(kube, followed, self, name="fleet", pace=pace)
+        followed = watch.Collection(path=_NODES, selector={"labelSelector": selector}, what="node")
+        self._watch = watch.Watch(kube, followed, self, name="fleet", pace=pace)
 
     def start(self) -> None:
         """List the nodes, and follow them from now on.

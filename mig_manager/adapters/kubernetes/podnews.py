@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, nodewatch
+from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.core import ports
 from mig_manager.core.node import cluster, objects
 
@@ -28,14 +28,14 @@ class PodNews(ports.Standby):
 
     def __init__(self, kube: api.KubeApi, *, node_name: str, on_news: Callable[[], None]) -> None:
         self._kube = kube
-        self._pods = nodewatch.Collection(
+        self._pods = watch.Collection(
             path="/api/v1/pods",
             selector={"fieldSelector": f"spec.nodeName={node_name}"},
             what="pod",
         )
         self._on_news = on_news
         self._may_watch = True
-        self._watch: nodewatch.Watch | None = None
+        self._watch: watch.Watch | None = None
         self._picture: _Picture | None = None
 
     def pods(self) -> tuple[cluster.Pod, ...] | None:
@@ -49,7 +49,7 @@ class PodNews(ports.Standby):
         """Begin to watch, unless that is so already or the API has forbidden it before."""
         if self._watch is None and self._may_watch:
             self._picture = _Picture(on_news=self._on_news, on_forbidden=self._give_up)
-            self._watch = nodewatch.Watch(self._kube, self._pods, self._picture, name="pod-news")
+            self._watch = watch.Watch(self._kube, self._pods, self._picture, name="pod-news")
             self._watch.start()
 
     def dismiss(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import answers, api, podnews
+from mig_manager.adapters.kubernetes import api, api_errors, podnews
 from mig_manager.core import ports
 from mig_manager.core.node import cluster, disruption, objects
 
@@ -65,7 +65,7 @@ class ClaimDrivers:
             path = "/apis/resource.k8s.io/{}/namespaces/{}/resourceclaims/{}"
             try:
                 return self._kube.get(path.format(version, *quoted))
-            except answers.ApiError as error:
+            except api_errors.ApiError as error:
                 # Neither the version nor the claim can be told from the status.
                 if error.status != http.HTTPStatus.NOT_FOUND or version == _VERSIONS[-1]:
                     raise
@@ -173,7 +173,7 @@ class KubeWorkloads:
         }
         try:
             self._kube.post(f"{_path(pod)}/eviction", eviction)
-        except answers.ApiError as err:
+        except api_errors.ApiError as err:
             if _is_gone(err):
                 return ports.Verdict(answer=ports.Eviction.GONE)
             if _is_blocked(err):
@@ -190,7 +190,7 @@ class KubeWorkloads:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", **_guarded_by_uid(pod)}
         try:
             self._kube.delete(_path(pod), options)
-        except answers.ApiError as err:
+        except api_errors.ApiError as err:
             if not _is_gone(err):
                 raise
 
@@ -240,7 +240,7 @@ def _guarded_by_uid(pod: cluster.Pod) -> dict[str, Any]:
     return {"preconditions": {"uid": pod.uid}}
 
 
-def _is_gone(err: answers.ApiError) -> bool:
+def _is_gone(err: api_errors.ApiError) -> bool:
     if err.status == http.HTTPStatus.NOT_FOUND:
         return True
     # The API has no machine-readable cause for a failed precondition; both of its texts (the
@@ -249,7 +249,7 @@ def _is_gone(err: answers.ApiError) -> bool:
     return err.status == http.HTTPStatus.CONFLICT and "precondition" in said and "uid" in said
 
 
-def _is_blocked(err: answers.ApiError) -> bool:
+def _is_blocked(err: api_errors.ApiError) -> bool:
     """Tell whether a later eviction may be let through.
 
     Beside 429, which is a budget's refusal, that is a conflict with another writer, and the 500

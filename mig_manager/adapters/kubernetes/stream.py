@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import urllib3
 
-from mig_manager.adapters.kubernetes import answers
+from mig_manager.adapters.kubernetes import api_errors
 
 _CHUNK = 1 << 16
 MAX_LINE = 8 << 20
@@ -68,7 +68,9 @@ class WatchStream(Iterator[dict[str, Any]]):
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
             if searched > MAX_LINE:
-                raise answers.no_answer(self._request, f"an event of more than {MAX_LINE} bytes")
+                raise api_errors.no_answer(
+                    self._request, f"an event of more than {MAX_LINE} bytes"
+                )
             chunk = self._read()
             if not chunk:
                 self._check_end()
@@ -85,20 +87,20 @@ class WatchStream(Iterator[dict[str, Any]]):
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as err:
             if self._is_interrupted:
                 return b""
-            raise answers.no_answer(self._request, str(err)) from err
+            raise api_errors.no_answer(self._request, str(err)) from err
 
     def _check_end(self) -> None:
         if self._buffer.strip() and not self._is_interrupted:
-            raise answers.no_answer(self._request, "the stream ends in the middle of an event")
+            raise api_errors.no_answer(self._request, "the stream ends in the middle of an event")
         self._buffer.clear()
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
-            event = answers.decode(line)
+            event = api_errors.decode(line)
         except ValueError as err:
-            raise answers.no_answer(self._request, f"not an event: {err}") from err
+            raise api_errors.no_answer(self._request, f"not an event: {err}") from err
         if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-            raise answers.no_answer(self._request, "not an event")
+            raise api_errors.no_answer(self._request, "not an event")
         if event.get("type") == "ERROR":
-            raise answers.stream_error(self._request, event["object"])
+            raise api_errors.stream_error(self._request, event["object"])
         return event

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.host import driverfiles
+from mig_manager.adapters.host import driver_files
 from mig_manager.adapters.nvml import gpu_progress, nvml_calls
 
 
 def candidates(roots: Iterable[str]) -> Iterator[str]:
     """Yield the files of the library below file systems with a driver, best first."""
     for root in roots:
-        yield from map(str, driverfiles.libraries(pathlib.Path(root)))
+        yield from map(str, driver_files.libraries(pathlib.Path(root)))
 
 
 def find(roots: Iterable[str], *, is_known: Callable[[], bool] | None = None) -> str | None:
@@ -34,7 +34,7 @@ def find(roots: Iterable[str], *, is_known: Callable[[], bool] | None = None) ->
 def _is_loadable() -> bool:
     try:
         with gpu_progress.PROGRESS.calling("dlopen"):
-            ctypes.CDLL(driverfiles.LIBRARY)
+            ctypes.CDLL(driver_files.LIBRARY)
     except OSError:
         return False
     return True

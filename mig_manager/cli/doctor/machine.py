@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import files, journalfile, lockfile, procfs, this_machine
+from mig_manager.adapters.host import atomic_file, files, lock_file, procfs, this_machine
 from mig_manager.cli.doctor import findings
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core.layout import config
@@ -88,7 +88,7 @@ def kernel_modules(proc: pathlib.Path, gpus: gpu_checks.Gpus) -> Sequence[findin
 def lock(path: pathlib.Path) -> Sequence[findings.Found]:
     """Tell who is at work."""
     try:
-        holder = lockfile.holder(path)
+        holder = lock_file.holder(path)
     except OSError as error:
         return (findings.warn(f"{path}: {error.strerror or error}"),)
     if holder:
@@ -111,7 +111,7 @@ def config_file(path: pathlib.Path, *, is_lenient: bool) -> Sequence[findings.Fo
 
 def proven_file(path: pathlib.Path) -> Sequence[findings.Found]:
     """Tell what comes back at the next boot."""
-    text = _read(journalfile.ProvenFile(path).read)
+    text = _read(atomic_file.ProvenFile(path).read)
     if text is None:
         return (findings.ok(f"{path}: nothing is kept for the next boot"),)
     try:
@@ -123,7 +123,7 @@ def proven_file(path: pathlib.Path) -> Sequence[findings.Found]:
 
 def journal_file(path: pathlib.Path) -> Sequence[findings.Found]:
     """Tell whether a command was killed in the middle of a change."""
-    text = _read(journalfile.JournalFile(path).read)
+    text = _read(atomic_file.JournalFile(path).read)
     if text is None:
         return (findings.ok(f"{path}: no change is under way"),)
     try:

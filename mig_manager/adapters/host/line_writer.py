@@ -34,7 +34,7 @@ def _plain_notice(count: int) -> str:
     return f"{count} lines could not be written before this one"
 
 
-class Sink:
+class LineWriter:
     """Writes lines to a stream; never raises and never blocks.
 
     Args:
@@ -66,7 +66,7 @@ class Sink:
     def drop(self) -> None:
         """Count a line that never got here."""
         with self._lock:
-            Sink.dropped += 1
+            LineWriter.dropped += 1
             self._unreported += 1
 
     def put(self, text: str, priority: Priority = Priority.INFO) -> None:

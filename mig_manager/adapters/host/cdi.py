@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import driverfiles, tools
+from mig_manager.adapters.host import driver_files, tools
 from mig_manager.core.host import hostsettings
 from mig_manager.core.text import document
 
@@ -99,7 +99,7 @@ class CdiSpecs:
         served = variables.pop(_OUTPUT_VARIABLE, SPEC)
         empty: Mapping[str, str] = {}
         for place, given in {STATIC_SPEC: empty, served: variables}.items():
-            path = driverfiles.inside(self._roots.host_here, place)
+            path = driver_files.inside(self._roots.host_here, place)
             if path is not None and path.is_file():
                 self._refresh_workloads(path, given)
         if self._makes_management:
@@ -149,7 +149,7 @@ class CdiSpecs:
 
     def _management_path(self) -> pathlib.Path | None:
         for root in (self._here, self._roots.host_here):
-            folder = driverfiles.inside(root, _FOLDER)
+            folder = driver_files.inside(root, _FOLDER)
             if folder is not None and folder.is_dir():
                 return folder / _MANAGEMENT_SPEC
         return None
@@ -162,7 +162,7 @@ class CdiSpecs:
             # Whoever uses it will miss the new devices.
             _log.warning("cdi_spec_kept", path=str(path), why="its folder cannot be written to")
             return
-        if program.root != pathlib.Path("/") and driverfiles.inside(program.root, _SCRATCH):
+        if program.root != pathlib.Path("/") and driver_files.inside(program.root, _SCRATCH):
             # The tool writes to a temporary file first, and the host may be mounted read-only.
             scratch = {"TMPDIR": _SCRATCH, **program.variables}
             program = dataclasses.replace(program, variables=scratch)
@@ -192,7 +192,7 @@ class CdiSpecs:
 
 def _variables(host: pathlib.Path) -> dict[str, str]:
     """Return what the administrator has the host's own refresh service use."""
-    path = driverfiles.inside(host, _VARIABLES_FILE)
+    path = driver_files.inside(host, _VARIABLES_FILE)
     text = "" if path is None else _read(path)
     return {name: value.strip("\"'") for name, value in _VARIABLE.findall(text)}
 
