@@ -23,7 +23,7 @@ from typing import Self
 from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
-from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, request, settings
 from mig_manager.agent import main as agent_main
 from mig_manager.change import instrumentation

@@ -20,8 +20,9 @@ from typing import Any
 
 from bench import matrix
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.nvml import nvml_gpus, nvml_observe, nvml_session
-from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_observe, nvml_session
+from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.change import instrumentation
 from mig_manager.core import model
 from mig_manager.core.planner import planner
@@ -208,8 +209,8 @@ def _once(transition: matrix.Transition, path: pathlib.Path, start: states.NodeS
     """
     simulated.SharedState(path).update(lambda _: (start, None))
     counts = Counts()
-    gpus = gpu_child.ChildGpus(
-        command=gpu_child.worker_command(simulate_state=str(path)),
+    gpus = nvml_worker.WorkerGpus(
+        command=nvml_worker.worker_command(simulate_state=str(path)),
         timeout_s=600.0,
         telemetry=counts,
     )
@@ -240,9 +241,9 @@ def start_up_s(repeats: int) -> float:
     taken: list[float] = []
     with _folder() as path:
         simulated.create("a30", path)
-        command = gpu_child.worker_command(simulate_state=str(path))
+        command = nvml_worker.worker_command(simulate_state=str(path))
         for _ in range(repeats):
-            gpus = gpu_child.ChildGpus(command=command, timeout_s=60.0)
+            gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0)
             cold = _timed(gpus.observe)
             ready(gpus)
             taken.append(cold - _timed(gpus.observe))
@@ -292,7 +293,7 @@ def _folder() -> Iterator[pathlib.Path]:
         yield pathlib.Path(f) / "gpus.json"
 
 
-def ready(gpus: gpu_child.ChildGpus) -> None:
+def ready(gpus: nvml_worker.WorkerGpus) -> None:
     """Have a worker started, and wait until it waits."""
     gpus.prepare()
     worker = gpus._ready  # noqa: SLF001 - it does not say when it has loaded what it needs

@@ -18,13 +18,14 @@ from mig_manager.adapters.host import (
     files,
     hooks,
     lock_file,
+    programs,
     this_machine,
-    tools,
 )
-from mig_manager.adapters.kubelet import podresources_child
+from mig_manager.adapters.kubelet import client as kubelet_client
 from mig_manager.adapters.kubernetes import advertise, api, node, podnews, pods
 from mig_manager.adapters.kubernetes import watch as watching
-from mig_manager.adapters.nvml_worker import gpu_child, gpu_events
+from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml_worker import event_listener
 from mig_manager.agent import dependencies, health, loop, reconcile, request, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
@@ -211,17 +212,17 @@ def _start_file_watches(
 
 def _gpu_events(
     wanted: settings.AgentSettings, box: request.Mailbox
-) -> gpu_events.GpuEvents | None:
+) -> event_listener.GpuEvents | None:
     """Return who tells of changes that others make; nobody unless asked for: it has a price."""
     if not wanted.watches_gpu_events:
         return None
     state = wanted.gpus.simulate_state
-    command = gpu_events.listener_command(
+    command = event_listener.listener_command(
         library_path=wanted.gpus.library_path,
         driver_roots=wanted.gpus.driver_roots,
         simulate_state=str(state) if state else None,
     )
-    return gpu_events.GpuEvents(command=command, on_change=box.put_gpu_change)
+    return event_listener.GpuEvents(command=command, on_change=box.put_gpu_change)
 
 
 def _listener(
@@ -256,7 +257,7 @@ def world(
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
     workers = gpu_workers(wanted, telemetry)
-    kubelet = podresources_child.ChildPodResources(str(wanted.pod_resources_socket))
+    kubelet = kubelet_client.WorkerPodResources(str(wanted.pod_resources_socket))
     reached = dependencies.Dependencies(
         gpus=gpus(wanted, kube, workers),
         standby=ports.Standbys(workers, kubelet),
@@ -329,7 +330,7 @@ def _with_machine(
     if host.gpu_reset:
         from mig_manager.adapters.host import gpu_reset  # noqa: PLC0415 - reads XML
 
-        found = tools.Tools(
+        found = programs.Programs(
             gpu_reset.roots(host.roots),
             search_path=wanted.search_path,
             loader_variables=wanted.gpus.loader_variables,
@@ -357,22 +358,22 @@ def _with_machine(
 
 def gpu_workers(
     wanted: settings.AgentSettings, telemetry: instrumentation.Telemetry
-) -> gpu_child.ChildGpus:
+) -> nvml_worker.WorkerGpus:
     """Return the GPUs, each operation in a process of its own."""
     state = wanted.gpus.simulate_state
-    command = gpu_child.worker_command(
+    command = nvml_worker.worker_command(
         library_path=wanted.gpus.library_path,
         driver_roots=wanted.gpus.driver_roots,
         simulate_state=str(state) if state else None,
         in_use_timeout_s=wanted.in_use_timeout_s,
     )
-    return gpu_child.ChildGpus(
+    return nvml_worker.WorkerGpus(
         command=command, timeout_s=wanted.gpu_timeout_s, telemetry=telemetry
     )
 
 
 def gpus(
-    wanted: settings.AgentSettings, kube: api.KubeApi, workers: gpu_child.ChildGpus
+    wanted: settings.AgentSettings, kube: api.KubeApi, workers: nvml_worker.WorkerGpus
 ) -> ports.Gpus:
     """Return the GPUs; simulated ones that no plugin offers are advertised as well."""
     if not wanted.advertises_simulated:

@@ -34,7 +34,7 @@ class Reach:
 
     def gpus(self) -> ports.Gpus:
         """Return GPUs to look at, in this process, because that is quickest."""
-        from mig_manager.adapters.nvml import nvml_gpus  # noqa: PLC0415 - not for `validate --gpu`
+        from mig_manager.adapters.nvml import gpus as nvml_gpus  # noqa: PLC0415 - not for `validate --gpu`
 
         self._simulate()
         if self._given.gpus.is_simulated:
@@ -54,15 +54,15 @@ class Reach:
     def world(self) -> local.Dependencies:
         """Return what a change works with; its GPU work can be killed and undone."""
         from mig_manager.adapters.host import atomic_file, lock_file  # noqa: PLC0415 - as above
-        from mig_manager.adapters.nvml_worker import gpu_child  # noqa: PLC0415 - as above
+        from mig_manager.adapters.nvml_worker import client as nvml_worker  # noqa: PLC0415 - as above
 
         self._simulate()
         journal = atomic_file.JournalFile(self._given.journal_file)
         proven = atomic_file.ProvenFile(self._given.proven_file)
         state = self._given.gpus.simulate_state
         world = local.Dependencies(
-            gpus=gpu_child.ChildGpus(
-                command=gpu_child.worker_command(
+            gpus=nvml_worker.WorkerGpus(
+                command=nvml_worker.worker_command(
                     library_path=self._given.gpus.library_path,
                     driver_roots=self._given.gpus.driver_roots,
                     simulate_state=str(state) if state else None,
@@ -104,11 +104,11 @@ class Reach:
         from mig_manager.adapters.host import (  # noqa: PLC0415 - as above
             device_nodes,
             gpu_reset,
-            tools,
+            programs,
         )
 
         roots = self._given.roots
-        found = tools.Tools(
+        found = programs.Programs(
             gpu_reset.roots(roots),
             search_path=self._given.search_path,
             loader_variables=self._given.gpus.loader_variables,
@@ -139,10 +139,10 @@ class Reach:
         """Return the pods by the UUID of what they hold; None where no kubelet is asked."""
         if self._given.pod_resources_socket is None:
             return None
-        from mig_manager.adapters.kubelet import podresources  # noqa: PLC0415 - only when asked for
+        from mig_manager.adapters.kubelet import pod_resources  # noqa: PLC0415 - only when asked for
 
         holders: dict[str, tuple[str, ...]] = {}
-        for pod in podresources.PodResources(str(self._given.pod_resources_socket)).assigned():
+        for pod in pod_resources.PodResources(str(self._given.pod_resources_socket)).assigned():
             for device_id in pod.device_ids:
                 holders[device_id] = (*holders.get(device_id, ()), pod.key)
         return holders
@@ -168,7 +168,7 @@ class Reach:
     def holders(self) -> Mapping[str, tuple[holding.Holder, ...]] | None:
         """Return who holds the GPUs; None where that is not told, which is no failure."""
         from mig_manager.adapters.host import procfs  # noqa: PLC0415 - seldom asked
-        from mig_manager.adapters.nvml import gpu_processes  # noqa: PLC0415 - seldom asked
+        from mig_manager.adapters.nvml import processes as gpu_processes  # noqa: PLC0415 - seldom asked
 
         look = functools.partial(
             gpu_processes.inspect,

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from mig_manager.adapters.kubelet import podresources_messages as messages
+from mig_manager.adapters.kubelet import messages
 
 GPU = "nvidia.com/mig-1g.10gb"
 

@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model, profile
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states

@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.host import cdi, device_nodes, tools
+from mig_manager.adapters.host import cdi, device_nodes, programs
 from mig_manager.core.host import hostsettings
 from tests import privileges
 from tests.adapters import proc_tree, stand_ins
@@ -384,11 +384,11 @@ def test_programs_are_looked_for_where_the_driver_has_its_device_nodes(
         dev_here=host,
         cdi_hook=None,
     )
-    at_driver = tools.Root(path=driver)
-    at_host = tools.Root(path=host, driver="/run/nvidia/driver")
+    at_driver = programs.Root(path=driver)
+    at_host = programs.Root(path=host, driver="/run/nvidia/driver")
 
-    assert tools.roots(roots) == (tools.Root(), at_host, at_driver, tools.Root(path=host))
+    assert programs.roots(roots) == (programs.Root(), at_host, at_driver, programs.Root(path=host))
     with_driver = dataclasses.replace(roots, dev_here=driver)
-    assert tools.roots(with_driver)[1:3] == (at_driver, at_host)
+    assert programs.roots(with_driver)[1:3] == (at_driver, at_host)
     at_top = dataclasses.replace(roots, driver=ROOT, driver_here=ROOT, host_here=ROOT)
-    assert tools.roots(at_top) == (tools.Root(),)
+    assert programs.roots(at_top) == (programs.Root(),)

@@ -16,7 +16,8 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.nvml_worker import gpu_child, gpu_protocol, gpu_worker
+from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml_worker import gpu_protocol, gpu_worker
 from mig_manager.core import model
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
@@ -42,7 +43,7 @@ PLAN = model.Plan(gpus=(model.GpuPlan(gpu_uuid=GPU.uuid, gpu_index=0, steps=(), 
 PREAMBLE = """
 import os, signal, sys, time
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_gpus as nvml
+from mig_manager.adapters.nvml import gpus as nvml
 from mig_manager.adapters.nvml_worker import gpu_process, gpu_protocol, gpu_worker
 def seen(*gpus):
     return gpu_protocol.Observed(gpus=gpu_protocol.model.ObservedGpus(gpus))
@@ -57,9 +58,9 @@ def _made(gpu: model.Gpu) -> str:
     return re.sub(r"<(\w+\.\w+): '\w+'>", r"\1", repr(gpu))
 
 
-def child(script: str, *, timeout_s: float = 30.0) -> gpu_child.ChildGpus:
+def child(script: str, *, timeout_s: float = 30.0) -> nvml_worker.WorkerGpus:
     """Return GPUs whose worker is this script."""
-    return gpu_child.ChildGpus(
+    return nvml_worker.WorkerGpus(
         command=[sys.executable, "-c", PREAMBLE + script], timeout_s=timeout_s
     )
 
@@ -223,17 +224,17 @@ def test_an_answer_to_another_question_is_our_own_fault() -> None:
 
 def test_a_worker_that_cannot_be_started_is_a_typed_error() -> None:
     with pytest.raises(errors.HardwareError, match="cannot be started"):
-        gpu_child.ChildGpus(command=["/does/not/exist"], timeout_s=1.0).observe()
+        nvml_worker.WorkerGpus(command=["/does/not/exist"], timeout_s=1.0).observe()
 
 
 def test_whatever_runs_out_at_the_start_is_a_typed_error_and_nothing_is_left_open() -> None:
     script = """
 import os, resource, sys
 from mig_manager import errors
-from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.adapters.nvml_worker import client as nvml_worker
 worker = "import sys; from mig_manager.adapters.nvml_worker import gpu_protocol as p; " \
     "sys.stdout.buffer.write(p.encode(p.Observed(gpus=p.model.NO_GPUS)))"
-gpus = gpu_child.ChildGpus(command=[sys.executable, "-c", worker], timeout_s=60)
+gpus = nvml_worker.WorkerGpus(command=[sys.executable, "-c", worker], timeout_s=60)
 gpus.observe()
 top = os.open("/dev/null", os.O_RDONLY)
 os.close(top)
@@ -299,7 +300,7 @@ def test_one_client_serves_call_after_call() -> None:
     assert [gpus.observe(), gpus.observe()] == [(), ()]
 
 
-def answering_with_pid(pid_file: pathlib.Path) -> gpu_child.ChildGpus:
+def answering_with_pid(pid_file: pathlib.Path) -> nvml_worker.WorkerGpus:
     """Return GPUs whose worker says who it is when it starts, and answers when asked."""
     return child(f"""
 open({str(pid_file)!r}, "w").write(str(os.getpid()))
@@ -342,7 +343,7 @@ def test_a_worker_that_died_while_it_waited_is_replaced(tmp_path: pathlib.Path) 
 
 
 def test_getting_ready_never_fails() -> None:
-    gpus = gpu_child.ChildGpus(command=["/does/not/exist"], timeout_s=1.0)
+    gpus = nvml_worker.WorkerGpus(command=["/does/not/exist"], timeout_s=1.0)
     gpus.prepare()
     with pytest.raises(errors.HardwareError, match="cannot be started"):
         gpus.observe()
@@ -351,7 +352,7 @@ def test_getting_ready_never_fails() -> None:
 
 def test_the_agents_side_does_not_load_the_nvml_binding() -> None:
     script = (
-        "import sys, mig_manager.adapters.nvml_worker.gpu_child; sys.exit('pynvml' in sys.modules)"
+        "import sys, mig_manager.adapters.nvml_worker.client; sys.exit('pynvml' in sys.modules)"
     )
     assert (
         subprocess.run(  # noqa: S603 - our own interpreter
@@ -418,7 +419,7 @@ sys.exit(gpu_worker.main([]))
 
 
 def test_the_worker_does_nothing_when_nothing_is_asked() -> None:
-    command = gpu_child.worker_command()
+    command = nvml_worker.worker_command()
     done = subprocess.run(  # noqa: S603 - our own interpreter
         command, input=b"", capture_output=True, check=False
     )
@@ -426,7 +427,7 @@ def test_the_worker_does_nothing_when_nothing_is_asked() -> None:
 
 
 def test_the_worker_takes_the_command_line_that_is_built_for_it() -> None:
-    command = gpu_child.worker_command(
+    command = nvml_worker.worker_command(
         library_path="/lib/x.so", simulate_state="/x/state", in_use_timeout_s=1.5
     )
     arguments = gpu_worker._parser().parse_args(command[4:])
@@ -444,8 +445,9 @@ os.kill(os.getppid(), signal.SIGKILL)
 signal.pause()
 """
     agent = f"""
-from mig_manager.adapters.nvml_worker import gpu_child
-gpu_child.ChildGpus(command={[sys.executable, "-c", PREAMBLE + worker]!r}, timeout_s=60).observe()
+from mig_manager.adapters.nvml_worker import client as nvml_worker
+command = {[sys.executable, "-c", PREAMBLE + worker]!r}
+nvml_worker.WorkerGpus(command=command, timeout_s=60).observe()
 """
     done = subprocess.run(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", agent], check=False, capture_output=True
@@ -465,9 +467,9 @@ def state(tmp_path: pathlib.Path) -> Iterator[simulated.SharedState]:
         yield state
 
 
-def simulating(state: simulated.SharedState, *, timeout_s: float = 60.0) -> gpu_child.ChildGpus:
-    command = gpu_child.worker_command(simulate_state=str(state.path), in_use_timeout_s=0.0)
-    return gpu_child.ChildGpus(command=command, timeout_s=timeout_s)
+def simulating(state: simulated.SharedState, *, timeout_s: float = 60.0) -> nvml_worker.WorkerGpus:
+    command = nvml_worker.worker_command(simulate_state=str(state.path), in_use_timeout_s=0.0)
+    return nvml_worker.WorkerGpus(command=command, timeout_s=timeout_s)
 
 
 def switch_on(gpu: model.Gpu) -> model.Plan:
@@ -498,7 +500,7 @@ def test_a_step_that_fails_in_a_worker_is_told_in_full(state: simulated.SharedSt
 def hang(
     state: simulated.SharedState,
     fault: states.Fault,
-    gpus: Callable[[float], gpu_child.ChildGpus],
+    gpus: Callable[[float], nvml_worker.WorkerGpus],
 ) -> tuple[errors.HardwareError, float]:
     """Observe with a fault that hangs; return what is said, and the deadline it was given."""
     for timeout_s in (3.0, 6.0, 12.0, 24.0):
@@ -555,11 +557,11 @@ def test_who_has_the_hung_gpu_open_is_told_without_asking_the_driver(
     access = proc.root / "driver/nvidia/capabilities/gpu1/mig/gi1/access"
     access.unlink()
     os.mkfifo(access)
-    command = gpu_child.worker_command(simulate_state=str(state.path), proc_root=str(proc.root))
+    command = nvml_worker.worker_command(simulate_state=str(state.path), proc_root=str(proc.root))
     error, _ = hang(
         state,
         states.Fault(function="nvmlDeviceGetMigMode", gpu=1, hang_s=600.0),
-        lambda s: gpu_child.ChildGpus(command=command, timeout_s=s, proc_root=proc.root),
+        lambda s: nvml_worker.WorkerGpus(command=command, timeout_s=s, proc_root=proc.root),
     )
     assert error.message.endswith(
         "the GPU worker was killed; "

@@ -15,7 +15,7 @@ import pytest
 import structlog.testing
 from structlog.typing import EventDict
 
-from mig_manager.adapters.nvml_worker import gpu_events, gpu_talker
+from mig_manager.adapters.nvml_worker import event_listener, gpu_talker
 from mig_manager.core import timing
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
@@ -72,7 +72,7 @@ def _leaves_nothing_behind() -> Iterator[None]:
 class Rig:
     """A watch, how often it has called back, and what was logged meanwhile."""
 
-    def __init__(self, events: gpu_events.GpuEvents, logs: list[EventDict]) -> None:
+    def __init__(self, events: event_listener.GpuEvents, logs: list[EventDict]) -> None:
         self.events = events
         self.logs = logs
         self.calls = 0
@@ -101,7 +101,7 @@ def watching(
         rig.calls += 1
         on_change()
 
-    events = gpu_events.GpuEvents(
+    events = event_listener.GpuEvents(
         command=command,
         on_change=count,
         quiet_s=0.1,
@@ -132,7 +132,7 @@ class Node:
         self.path = path
 
     def command(self) -> tuple[str, ...]:
-        return gpu_events.listener_command(simulate_state=str(self.path))
+        return event_listener.listener_command(simulate_state=str(self.path))
 
     def change(self, code: str) -> None:
         """Have another process run code on the first GPU."""
@@ -257,13 +257,13 @@ def test_a_listener_dies_with_the_agent(node: Node, tmp_path: pathlib.Path) -> N
     pid_file = tmp_path / "pid"
     agent = f"""
 import os, pathlib, signal
-from mig_manager.adapters.nvml_worker import gpu_events
+from mig_manager.adapters.nvml_worker import event_listener
 def told():
     task = pathlib.Path("/proc/self/task")
     pids = [pid for each in task.iterdir() for pid in (each / "children").read_text().split()]
     pathlib.Path({str(pid_file)!r}).write_text(pids[0])
     os.kill(os.getpid(), signal.SIGKILL)
-events = gpu_events.GpuEvents(command={node.command()!r}, on_change=told, quiet_s=0.0)
+events = event_listener.GpuEvents(command={node.command()!r}, on_change=told, quiet_s=0.0)
 events.start()
 signal.pause()
 """
@@ -435,7 +435,7 @@ def test_suspensions_nest_and_interrupt_a_pause(tmp_path: pathlib.Path) -> None:
 
 
 def test_without_a_start_there_is_nothing_to_suspend_or_to_stop() -> None:
-    events = gpu_events.GpuEvents(command=["/does/not/exist"], on_change=lambda: None)
+    events = event_listener.GpuEvents(command=["/does/not/exist"], on_change=lambda: None)
     since = time.monotonic()
     with events.suspended():
         pass

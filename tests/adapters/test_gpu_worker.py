@@ -3,7 +3,8 @@
 import pathlib
 import subprocess
 
-from mig_manager.adapters.nvml_worker import gpu_child, gpu_protocol
+from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml_worker import gpu_protocol
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import libnvml, states
 
@@ -11,7 +12,7 @@ from mig_manager.sandbox.driver import libnvml, states
 def ask(state: pathlib.Path, *, is_awaited: bool) -> int:
     """Leave a request, as a parent does that is killed right after; return the exit status."""
     with subprocess.Popen(  # noqa: S603 - our own program
-        gpu_child.worker_command(simulate_state=str(state)),
+        nvml_worker.worker_command(simulate_state=str(state)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as worker:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import gpu_reset, tools
+from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
 from mig_manager.core.host import hostsettings
 from mig_manager.sandbox import smi
@@ -38,7 +38,7 @@ class Machine:
         return self.rig.gpus.observe()
 
     def reset(self, gpus: Sequence[model.Gpu], *, timeout_s: float = 60.0) -> None:
-        found = tools.Tools(folders=[str(self.bin)])
+        found = programs.Programs(folders=[str(self.bin)])
         gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root).reset(gpus)
 
     def refusal(self, gpus: Sequence[model.Gpu], *, timeout_s: float = 60.0) -> errors.HostError:
@@ -473,7 +473,7 @@ def test_nvidia_smi_is_looked_for_where_it_sees_the_drivers_daemons() -> None:
     alone = dataclasses.replace(
         roots, host_here=here, driver=here, driver_here=here, dev=here, dev_here=here
     )
-    assert gpu_reset.roots(alone) == (tools.Root(path=here),)
+    assert gpu_reset.roots(alone) == (programs.Root(path=here),)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
@@ -487,7 +487,9 @@ def test_nvidia_smi_is_run_in_the_root_where_it_lies(tmp_path: pathlib.Path) -> 
         "</current_mig><pending_mig>'$mode'</pending_mig></mig_mode></gpu></nvidia_smi_log>'",
     )
     gpu = _waiting_gpu()
-    reset = gpu_reset.SmiReset(tools.Tools((tools.Root(path=root),)), proc=tmp_path / "no-proc")
+    reset = gpu_reset.SmiReset(
+        programs.Programs((programs.Root(path=root),)), proc=tmp_path / "no-proc"
+    )
 
     reset.reset([gpu])
 

@@ -9,7 +9,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.kubernetes import advertise, api
-from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner

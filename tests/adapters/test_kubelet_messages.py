@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.core.node import cluster
 from tests import programs
 from tests.adapters import kubelet_rig
@@ -26,10 +26,10 @@ def kubelet() -> Iterator[kubelet_rig.Kubelet]:
         yield running
 
 
-def served(kubelet: kubelet_rig.Kubelet, name: str) -> podresources.PodResources:
+def served(kubelet: kubelet_rig.Kubelet, name: str) -> pod_resources.PodResources:
     kubelet.writes = lambda _message: written(name)
     kubelet.start()
-    return podresources.PodResources(str(kubelet.path), sleep=lambda _seconds: None)
+    return pod_resources.PodResources(str(kubelet.path), sleep=lambda _seconds: None)
 
 
 def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import libnvml, states
 from tests.adapters import nvml_rig, proc_tree
@@ -58,20 +58,20 @@ class Node:
         with nvml_rig.rig(folder / "state") as node:
             self.before = node.fill("1g.5gb", "3g.20gb")
         self.state = simulated.SharedState(folder / "state")
-        self._command = gpu_child.worker_command(
+        self._command = nvml_worker.worker_command(
             simulate_state=str(folder / "state"), in_use_timeout_s=0.0, proc_root=str(proc.root)
         )
 
-    def gpus(self, *, timeout_s: float = 60.0) -> gpu_child.ChildGpus:
-        return gpu_child.ChildGpus(command=self._command, timeout_s=timeout_s)
+    def gpus(self, *, timeout_s: float = 60.0) -> nvml_worker.WorkerGpus:
+        return nvml_worker.WorkerGpus(command=self._command, timeout_s=timeout_s)
 
-    def observe(self, gpus: gpu_child.ChildGpus) -> None:
+    def observe(self, gpus: nvml_worker.WorkerGpus) -> None:
         assert nvml_rig.names(gpus.observe()[0])
 
-    def execute(self, gpus: gpu_child.ChildGpus) -> None:
+    def execute(self, gpus: nvml_worker.WorkerGpus) -> None:
         gpus.execute(nvml_rig.everything(self.before))
 
-    def meet_a_holder(self, gpus: gpu_child.ChildGpus) -> None:
+    def meet_a_holder(self, gpus: nvml_worker.WorkerGpus) -> None:
         """Execute what a process in a GPU instance forbids; NVML is asked who it is."""
         refusal = None
         try:
@@ -83,7 +83,7 @@ class Node:
         assert refusal is not None
         assert "held by python3 (pid 4711" in refusal.message
 
-    def functions(self, act: Callable[[gpu_child.ChildGpus], None]) -> list[str]:
+    def functions(self, act: Callable[[nvml_worker.WorkerGpus], None]) -> list[str]:
         """Return the C functions that an act calls in peace."""
         self._log_calls(is_on=True)
         act(self.gpus())
@@ -110,7 +110,7 @@ def named(function: str) -> str:
 
 
 def hang(
-    node: Node, function: str, act: Callable[[gpu_child.ChildGpus], None]
+    node: Node, function: str, act: Callable[[nvml_worker.WorkerGpus], None]
 ) -> errors.HardwareError:
     """Have a function hang once; return what is said of it."""
     deadline_s = FIRST_DEADLINE_S
@@ -128,7 +128,7 @@ def hang(
         deadline_s *= 2
 
 
-def check(node: Node, function: str, act: Callable[[gpu_child.ChildGpus], None]) -> None:
+def check(node: Node, function: str, act: Callable[[nvml_worker.WorkerGpus], None]) -> None:
     """Have a function hang, and look at everything that is left."""
     before = resources()
     error = hang(node, function, act)

@@ -6,7 +6,8 @@ import pathlib
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_gpus, nvml_session
+from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_session
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from tests import fakes

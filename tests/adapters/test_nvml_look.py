@@ -6,7 +6,7 @@ import pytest
 
 from bench import matrix
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
 

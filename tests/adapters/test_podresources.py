@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubelet import pod_resources
 from tests.adapters import kubelet_rig
 from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
 
@@ -22,8 +22,8 @@ def kubelet() -> Iterator[Kubelet]:
         yield running
 
 
-def ask(kubelet: Kubelet, *, timeout_s: float = 10.0) -> podresources.PodResources:
-    return podresources.PodResources(
+def ask(kubelet: Kubelet, *, timeout_s: float = 10.0) -> pod_resources.PodResources:
+    return pod_resources.PodResources(
         str(kubelet.path), timeout_s=timeout_s, sleep=lambda _seconds: None
     )
 
@@ -175,8 +175,8 @@ def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:
 def test_loads_no_coroutines_of_grpc_and_leaves_them_to_whoever_wants_them() -> None:
     script = (
         "import sys\n"
-        "from mig_manager.adapters.kubelet import podresources\n"
-        "podresources.load()\n"
+        "from mig_manager.adapters.kubelet import pod_resources\n"
+        "pod_resources.load()\n"
         "assert 'grpc' in sys.modules and 'tenacity' not in sys.modules\n"
         "assert not sys.modules.get('asyncio') and 'grpc.aio' not in sys.modules\n"
         "import grpc.aio\n"
@@ -191,9 +191,9 @@ def test_says_nothing_on_standard_error_and_leaves_the_process_free_to_fork(
     kubelet.start()
     script = (
         "import os, subprocess, sys\n"
-        "from mig_manager.adapters.kubelet import podresources\n"
+        "from mig_manager.adapters.kubelet import pod_resources\n"
         "assert 'grpc' not in sys.modules\n"
-        "client = podresources.PodResources(sys.argv[1])\n"
+        "client = pod_resources.PodResources(sys.argv[1])\n"
         "client.assigned()\n"
         "subprocess.run(['true'], check=True)\n"
         "child = os.fork()\n"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import podresources_child
+from mig_manager.adapters.kubelet import client as kubelet_client
 from tests.adapters import kubelet_rig
 from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
 
@@ -25,15 +25,15 @@ def kubelet() -> Iterator[Kubelet]:
 
 
 @pytest.fixture
-def client(kubelet: Kubelet) -> Iterator[podresources_child.ChildPodResources]:
+def client(kubelet: Kubelet) -> Iterator[kubelet_client.WorkerPodResources]:
     kubelet.start()
-    made = podresources_child.ChildPodResources(str(kubelet.path))
+    made = kubelet_client.WorkerPodResources(str(kubelet.path))
     yield made
     made.dismiss()
 
 
-def a_client(kubelet: Kubelet, *command: str) -> podresources_child.ChildPodResources:
-    return podresources_child.ChildPodResources(
+def a_client(kubelet: Kubelet, *command: str) -> kubelet_client.WorkerPodResources:
+    return kubelet_client.WorkerPodResources(
         str(kubelet.path), command=command or (sys.executable, "-c", "")
     )
 
@@ -59,7 +59,7 @@ def open_files() -> int:
 
 
 def test_tells_what_kubelet_does(
-    kubelet: Kubelet, client: podresources_child.ChildPodResources
+    kubelet: Kubelet, client: kubelet_client.WorkerPodResources
 ) -> None:
     kubelet.pods = [pod("train", devices(GPU, "MIG-b", "MIG-a")), claiming("gpu.nvidia.com")]
     kubelet.devices = [devices(GPU, "MIG-a"), devices("nvidia.com/gpu", "GPU-1")]
@@ -73,14 +73,14 @@ def test_tells_what_kubelet_does(
 
 
 def test_an_answer_may_be_long(
-    kubelet: Kubelet, client: podresources_child.ChildPodResources
+    kubelet: Kubelet, client: kubelet_client.WorkerPodResources
 ) -> None:
     kubelet.pods = [pod(f"p{n}", devices(GPU, "MIG-" + "x" * 1_000_000)) for n in range(6)]
     assert len(client.assigned()) == 6
 
 
 def test_questions_share_a_process_that_ends_when_it_is_dismissed(
-    client: podresources_child.ChildPodResources,
+    client: kubelet_client.WorkerPodResources,
 ) -> None:
     before = workers()
     client.allocatable()
@@ -93,7 +93,7 @@ def test_questions_share_a_process_that_ends_when_it_is_dismissed(
 
 
 def test_a_process_that_was_started_ahead_is_the_one_that_is_asked(
-    client: podresources_child.ChildPodResources,
+    client: kubelet_client.WorkerPodResources,
 ) -> None:
     before = workers()
     client.prepare()
@@ -111,7 +111,7 @@ def test_getting_ready_without_a_socket_starts_nothing(kubelet: Kubelet) -> None
 
 def test_nothing_is_left_of_a_process_that_nobody_asks(kubelet: Kubelet) -> None:
     kubelet.start()
-    command = podresources_child.worker_command(str(kubelet.path), linger_s=0.1)
+    command = kubelet_client.worker_command(str(kubelet.path), linger_s=0.1)
     client = a_client(kubelet, *command)
     before, files = workers(), open_files()
     client.allocatable()
@@ -121,7 +121,7 @@ def test_nothing_is_left_of_a_process_that_nobody_asks(kubelet: Kubelet) -> None
 
 
 def test_a_process_that_was_killed_is_replaced(
-    kubelet: Kubelet, client: podresources_child.ChildPodResources
+    kubelet: Kubelet, client: kubelet_client.WorkerPodResources
 ) -> None:
     before = workers()
     client.allocatable()
@@ -134,7 +134,7 @@ def test_a_process_that_was_killed_is_replaced(
 def test_kubelets_refusal_is_told_as_by_the_client_itself(kubelet: Kubelet) -> None:
     kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
     kubelet.start()
-    client = podresources_child.ChildPodResources(str(kubelet.path))
+    client = kubelet_client.WorkerPodResources(str(kubelet.path))
     for question in (client.assigned, client.allocatable):
         with pytest.raises(errors.ClusterError, match="makes no sense") as caught:
             question()
@@ -178,10 +178,10 @@ def test_a_process_that_cannot_be_started_is_an_error(kubelet: Kubelet) -> None:
 def test_a_process_that_does_not_answer_is_ended(
     kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(podresources_child, "_START_S", 0.2)
+    monkeypatch.setattr(kubelet_client, "_START_S", 0.2)
     kubelet.start()
     before = workers()
-    client = podresources_child.ChildPodResources(
+    client = kubelet_client.WorkerPodResources(
         str(kubelet.path), timeout_s=0.1, command=("sleep", "60")
     )
     with pytest.raises(errors.ClusterError, match="no answer in time"):
@@ -193,8 +193,8 @@ def test_it_ends_with_whoever_asks(kubelet: Kubelet) -> None:
     kubelet.start()
     script = (
         "import os, sys\n"
-        "from mig_manager.adapters.kubelet import podresources_child\n"
-        "client = podresources_child.ChildPodResources(sys.argv[1])\n"
+        "from mig_manager.adapters.kubelet import client as kubelet_client\n"
+        "client = kubelet_client.WorkerPodResources(sys.argv[1])\n"
         "client.assigned()\n"
         "print(client._child._process.pid, 'grpc' in sys.modules, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

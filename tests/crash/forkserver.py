@@ -18,10 +18,10 @@ from typing import Self
 
 import grpc
 
-from mig_manager.adapters.kubelet import podresources_messages
+from mig_manager.adapters.kubelet import messages
 from tests.crash import victim
 
-_PRELOADED = (grpc, podresources_messages)
+_PRELOADED = (grpc, messages)
 """What the agent imports at its first use."""
 _ROOT = pathlib.Path(__file__).parents[2]
 _STOP_S = 10.0

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from mig_manager.adapters.host import clock, log
-from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api
-from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, main, request, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import ports
@@ -92,7 +92,7 @@ def _within_process(
     return dataclasses.replace(
         own,
         gpus=nvml_gpus.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s),
-        allocations=podresources.PodResources(str(wanted.pod_resources_socket)),
+        allocations=pod_resources.PodResources(str(wanted.pod_resources_socket)),
         standby=ports.Standby(),
     )
 

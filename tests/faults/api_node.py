@@ -15,9 +15,9 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api, watch
-from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, health, main, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports
@@ -202,7 +202,7 @@ class Stage(stages.Stage):
 
     def _ports(self, own: dependencies.Dependencies) -> dependencies.Dependencies:
         """Return the same with GPUs and kubelet reached within this process."""
-        kubelet = podresources.PodResources(
+        kubelet = pod_resources.PodResources(
             str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=_hurry
         )
         return dataclasses.replace(

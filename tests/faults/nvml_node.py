@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog.testing
 
-from mig_manager.adapters.nvml import nvml_gpus
-from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import dependencies, outcomes, reconcile
 from mig_manager.core import model, ports
 from mig_manager.sandbox import nvml as simulated
@@ -162,8 +162,8 @@ class Node:
 
     def put_child_before_gpus(self, *, timeout_s: float) -> None:
         """Have the GPUs reached through a process that can be killed, from the next run on."""
-        command = gpu_child.worker_command(simulate_state=str(self.state.path))
-        self.gpus = gpu_child.ChildGpus(command=command, timeout_s=timeout_s)
+        command = nvml_worker.worker_command(simulate_state=str(self.state.path))
+        self.gpus = nvml_worker.WorkerGpus(command=command, timeout_s=timeout_s)
 
     def begin(self) -> None:
         """Bring everything back to the start of the scenario."""

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from mig_manager.adapters.kubelet import podresources_messages as messages
+from mig_manager.adapters.kubelet import messages
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from tests.faults import api_node

@@ -7,8 +7,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.nvml import nvml_events, nvml_gpus
-from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import nvml_events
+from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.core import model
 
 pytestmark = pytest.mark.gpu
@@ -60,7 +61,7 @@ def test_looking_again_and_from_another_process_shows_the_same(
     gpus: tuple[model.Gpu, ...],
 ) -> None:
     assert nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe() == gpus
-    child = gpu_child.ChildGpus(command=gpu_child.worker_command(), timeout_s=60.0)
+    child = nvml_worker.WorkerGpus(command=nvml_worker.worker_command(), timeout_s=60.0)
     assert child.observe() == gpus
 
 

@@ -11,7 +11,7 @@ import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import line_writer
 from mig_manager.adapters.nvml import nvml_calls, nvml_meter
-from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile
@@ -221,10 +221,10 @@ def test_no_series_tells_of_times_of_birth(heard: metrics.Metrics) -> None:
 # -- what the hardware's adapters tell --------------------------------------------------------
 
 
-def hung(heard: metrics.Metrics) -> gpu_child.ChildGpus:
+def hung(heard: metrics.Metrics) -> nvml_worker.WorkerGpus:
     """GPUs whose worker never answers; each look at the clock finds it half a second later."""
     times = iter(range(100))
-    return gpu_child.ChildGpus(
+    return nvml_worker.WorkerGpus(
         command=[sys.executable, "-c", "import signal; signal.pause()"],
         timeout_s=0.2,
         telemetry=heard,
@@ -253,7 +253,7 @@ def nvmlInit():
 pynvml.nvmlInit = nvmlInit
 gpu_worker.main([])
 """
-    gpus = gpu_child.ChildGpus(
+    gpus = nvml_worker.WorkerGpus(
         command=[sys.executable, "-c", script], timeout_s=60.0, telemetry=heard
     )
     with pytest.raises(errors.HardwareError):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import gpu_reset, tools
-from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.adapters.host import gpu_reset, programs
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, outcomes, reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
@@ -59,7 +59,7 @@ class Node:
         self._layouts = LAYOUTS.replace("HALF", "3g.40gb" if "h100" in spec else "3g.20gb")
         self._gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=self.cluster.clock)
         self._reset = gpu_reset.SmiReset(
-            tools.Tools(folders=[str(folder / "bin")]),
+            programs.Programs(folders=[str(folder / "bin")]),
             proc=proc_tree.ProcTree(folder / "proc").root,
         )
 

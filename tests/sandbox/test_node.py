@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pynvml
 import pytest
 
-from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver, node, nvml
@@ -46,7 +46,7 @@ class World:
         self.sandbox = sandbox
         self.state_file = state_file
         self.api = api.KubeApi.at(url)
-        self.pod_resources = podresources.PodResources(str(socket))
+        self.pod_resources = pod_resources.PodResources(str(socket))
 
     def node(self) -> objects.JsonObject:
         return self.api.get("/api/v1/nodes/n1")

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.nvml import nvml_gpus as nvml_adapter
+from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.cluster import nodeoptions

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import deviceplugin, manifests, objects, podresources_server
 
@@ -20,12 +20,12 @@ def manager() -> deviceplugin.DeviceManager:
 
 
 @pytest.fixture
-def client(manager: deviceplugin.DeviceManager) -> Iterator[podresources.PodResources]:
+def client(manager: deviceplugin.DeviceManager) -> Iterator[pod_resources.PodResources]:
     # A test's own directory has too long a name for a socket.
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "pod-resources", "kubelet.sock")
         with podresources_server.PodResourcesServer(path, manager):
-            yield podresources.PodResources(str(path))
+            yield pod_resources.PodResources(str(path))
 
 
 def pod(name: str) -> objects.JsonObject:
@@ -36,7 +36,7 @@ def pod(name: str) -> objects.JsonObject:
 
 
 def test_pods_are_listed_with_the_devices_of_their_containers(
-    manager: deviceplugin.DeviceManager, client: podresources.PodResources
+    manager: deviceplugin.DeviceManager, client: pod_resources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
 
@@ -45,7 +45,7 @@ def test_pods_are_listed_with_the_devices_of_their_containers(
 
 
 def test_a_released_pod_is_no_longer_listed(
-    manager: deviceplugin.DeviceManager, client: podresources.PodResources
+    manager: deviceplugin.DeviceManager, client: pod_resources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
     manager.release("p1")
@@ -54,7 +54,7 @@ def test_a_released_pod_is_no_longer_listed(
 
 
 def test_allocatable_are_all_healthy_devices_in_use_or_not(
-    manager: deviceplugin.DeviceManager, client: podresources.PodResources
+    manager: deviceplugin.DeviceManager, client: pod_resources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
     manager.disconnect(["nvidia.com/gpu"], 1.0)

@@ -11,7 +11,7 @@ HEAVY = (
     "grpc",
     "kubernetes",
     "mig_manager.adapters.kubernetes.api",
-    "mig_manager.adapters.nvml.nvml_gpus",
+    "mig_manager.adapters.nvml.gpus",
     "mig_manager.sandbox",
     "prometheus_client",
     "pynvml",

@@ -16,7 +16,7 @@ import yaml
 from prometheus_client import parser
 
 from mig_manager import errors
-from mig_manager.adapters.nvml_worker import gpu_child
+from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import dependencies, health, metrics, reconcile
 from mig_manager.catalogue import hardware
 from mig_manager.change import instrumentation
@@ -92,8 +92,8 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
 
 def partition(heard: metrics.Metrics, state: pathlib.Path) -> None:
     simulated.create("2xA100-SXM4-40GB", state)
-    command = gpu_child.worker_command(simulate_state=str(state))
-    gpus = gpu_child.ChildGpus(command=command, timeout_s=60.0, telemetry=heard)
+    command = nvml_worker.worker_command(simulate_state=str(state))
+    gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
     before = gpus.observe()
     devices = {profile.parse("1g.5gb"): 7}
     wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, devices) for gpu in before}

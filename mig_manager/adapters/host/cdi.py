@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import driver_files, tools
+from mig_manager.adapters.host import driver_files, programs
 from mig_manager.core.host import hostsettings
 from mig_manager.core.text import document
 
@@ -85,8 +85,10 @@ class CdiSpecs:
         self._makes_management = makes_management
         self._timeout_s = timeout_s
         self._here = here
-        self._host = tools.Tools((tools.Root(path=roots.host_here),))
-        self._any = tools.Tools((tools.Root(path=here), tools.Root(path=roots.host_here)))
+        self._host = programs.Programs((programs.Root(path=roots.host_here),))
+        self._any = programs.Programs(
+            (programs.Root(path=here), programs.Root(path=roots.host_here))
+        )
 
     def refresh(self) -> None:
         """Bring the specs up to date; skips those that this machine does not have.
@@ -155,7 +157,7 @@ class CdiSpecs:
         return None
 
     def _make(
-        self, path: pathlib.Path, program: tools.Program, steps: Sequence[Sequence[str]]
+        self, path: pathlib.Path, program: programs.Program, steps: Sequence[Sequence[str]]
     ) -> None:
         """Have the tool make a spec, each step from what the former one wrote, and keep it."""
         if not os.access(path.parent, os.W_OK):
@@ -214,7 +216,7 @@ def _as_before(path: pathlib.Path, variables: Mapping[str, str]) -> Iterator[str
 
 
 def _places(
-    path: pathlib.Path, text: str, program: tools.Program
+    path: pathlib.Path, text: str, program: programs.Program
 ) -> tuple[tuple[pathlib.Path, _Spec], ...]:
     """Return the specs with where each belongs.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import procfs, tools
+from mig_manager.adapters.host import procfs, programs
 from mig_manager.core import model
 from mig_manager.core.host import holders, hostsettings
 from mig_manager.core.host import holders as processes
@@ -120,7 +120,7 @@ class SmiReset:
 
     def __init__(
         self,
-        found: tools.Tools,
+        found: programs.Programs,
         *,
         timeout_s: float = _RESET_TIMEOUT_S,
         proc: pathlib.Path = procfs.ROOT,
@@ -154,7 +154,7 @@ class SmiReset:
             done = self._reset(program, due[:1], due)
             due = [gpu for gpu in due if gpu not in done]
 
-    def _program(self) -> tools.Program:
+    def _program(self) -> programs.Program:
         program = self._tools.find(_TOOL)
         if program is None:
             raise errors.HostError(
@@ -163,7 +163,7 @@ class SmiReset:
             )
         return program
 
-    def _look(self, program: tools.Program, gpu: model.Gpu) -> Look:
+    def _look(self, program: programs.Program, gpu: model.Gpu) -> Look:
         """Ask the tool itself about a GPU: which one it takes it for, and what is on it now."""
         done = self._tools.run(
             program,
@@ -206,7 +206,7 @@ class SmiReset:
         return [name for _, name in sorted({**listed, **seen}.items())]
 
     def _reset(
-        self, program: tools.Program, chosen: Sequence[model.Gpu], due: Sequence[model.Gpu]
+        self, program: programs.Program, chosen: Sequence[model.Gpu], due: Sequence[model.Gpu]
     ) -> Sequence[model.Gpu]:
         """Reset GPUs in one command, and those of ``due`` that are tied to them; return which."""
         done = self._reset_once(program, chosen)
@@ -228,7 +228,9 @@ class SmiReset:
             raise _tied(chosen, tied, done)
         raise self._refused(program, chosen, done, said)
 
-    def _reset_once(self, program: tools.Program, chosen: Sequence[model.Gpu]) -> tools.Finished:
+    def _reset_once(
+        self, program: programs.Program, chosen: Sequence[model.Gpu]
+    ) -> programs.Finished:
         return self._tools.run(
             program,
             ["--gpu-reset", "-i", _bus_ids(chosen)],
@@ -238,7 +240,7 @@ class SmiReset:
 
     @contextlib.contextmanager
     def _without_persistence(
-        self, program: tools.Program, gpus: Sequence[model.Gpu]
+        self, program: programs.Program, gpus: Sequence[model.Gpu]
     ) -> Iterator[None]:
         """Switch persistence mode off for the body, and on again afterwards.
 
@@ -251,7 +253,7 @@ class SmiReset:
             self._set_persistence(program, gpus, is_on=True)
 
     def _set_persistence(
-        self, program: tools.Program, gpus: Sequence[model.Gpu], *, is_on: bool
+        self, program: programs.Program, gpus: Sequence[model.Gpu], *, is_on: bool
     ) -> None:
         """Switch persistence mode; the reset then shows whether a failure matters."""
         arguments = ["-pm", str(int(is_on)), "-i", _bus_ids(gpus)]
@@ -265,7 +267,7 @@ class SmiReset:
         else:
             _log.info("persistence_mode_set", gpus=uuids, is_on=is_on)
 
-    def _require_in_force(self, program: tools.Program, gpu: model.Gpu) -> None:
+    def _require_in_force(self, program: programs.Program, gpu: model.Gpu) -> None:
         if self._look(program, gpu).is_pending:
             raise errors.HostError(
                 f"{_TOOL} says that it reset {gpu}, yet its MIG mode is still pending",
@@ -274,9 +276,9 @@ class SmiReset:
 
     def _refused(
         self,
-        program: tools.Program,
+        program: programs.Program,
         chosen: Sequence[model.Gpu],
-        done: tools.Finished,
+        done: programs.Finished,
         said: str,
     ) -> errors.HostError:
         """Return the error for a reset that the tool refused."""
@@ -291,7 +293,7 @@ class SmiReset:
         return done.refused(_REASON)
 
     def _in_use(
-        self, program: tools.Program, chosen: Sequence[model.Gpu], done: tools.Finished
+        self, program: programs.Program, chosen: Sequence[model.Gpu], done: programs.Finished
     ) -> errors.HostError:
         holders = [holder for gpu in chosen for holder in self._holders(self._look(program, gpu))]
         who = procfs.listed(list(dict.fromkeys(holders)))
@@ -304,7 +306,7 @@ class SmiReset:
         )
 
 
-def roots(host: hostsettings.HostRoots) -> tuple[tools.Root, ...]:
+def roots(host: hostsettings.HostRoots) -> tuple[programs.Root, ...]:
     """Return where to look for ``nvidia-smi``, best first: with the driver, on the host, here.
 
     Not here first, as for other tools: the persistence daemon lets go of a GPU only for an
@@ -313,7 +315,7 @@ def roots(host: hostsettings.HostRoots) -> tuple[tools.Root, ...]:
     Args:
         host: Where driver and host are.
     """
-    here, *others = tools.roots(host)
+    here, *others = programs.roots(host)
     return (*others, here)
 
 
@@ -348,7 +350,7 @@ def _with_instances(gpu: model.Gpu) -> errors.HostError:
 
 
 def _tied(
-    chosen: Sequence[model.Gpu], tied: set[_Address], done: tools.Finished
+    chosen: Sequence[model.Gpu], tied: set[_Address], done: programs.Finished
 ) -> errors.HostError:
     names = ", ".join(f"{a:08X}:{b:02X}:{c:02X}.{d:X}" for a, b, c, d in sorted(tied))
     which = ", ".join(map(str, chosen))
@@ -360,7 +362,7 @@ def _tied(
     )
 
 
-def _output(done: tools.Finished) -> str:
+def _output(done: programs.Finished) -> str:
     return f"{done.stdout}\n{done.stderr}"
 
 

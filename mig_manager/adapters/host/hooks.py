@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import files, toolprocess, tools
+from mig_manager.adapters.host import files, programs, subprocesses
 from mig_manager.core.host import hooks
 from mig_manager.core.text import safetext
 
@@ -85,7 +85,7 @@ class HookPrograms:
         if program is None:
             raise _failed(f"{name} cannot be run: there is no such program here")
         try:
-            process = toolprocess.start_bare(
+            process = subprocesses.start_bare(
                 (program, *hook.args), environment=environment, folder=hook.workdir or None
             )
         except OSError as error:
@@ -101,12 +101,12 @@ class HookPrograms:
             return self._monotonic() >= began_s + timeout_s
 
         with contextlib.ExitStack() as stack:
-            stack.callback(toolprocess.end, process, hook.command)
+            stack.callback(subprocesses.end, process, hook.command)
             outputs = (
-                toolprocess.Kept(process.stdout, tools.MAX_OUTPUT_BYTES, is_end=True),
-                toolprocess.Kept(process.stderr, tools.MAX_OUTPUT_BYTES, is_end=True),
+                subprocesses.Kept(process.stdout, programs.MAX_OUTPUT_BYTES, is_end=True),
+                subprocesses.Kept(process.stderr, programs.MAX_OUTPUT_BYTES, is_end=True),
             )
-            is_done = toolprocess.attend(process.pid, outputs, is_late)
+            is_done = subprocesses.attend(process.pid, outputs, is_late)
         out, err = (output.text() for output in outputs)
         how = _ending(process.returncode) if is_done else f"was killed after {timeout_s:g} s"
         write = _log.warning if how else _log.info
@@ -120,7 +120,7 @@ class HookPrograms:
             stderr=_tail(err),
         )
         if how:
-            said = tools.last_line(err) or tools.last_line(out)
+            said = programs.last_line(err) or programs.last_line(out)
             raise _failed(f"{name} {how}{f': {said}' if said else ''}")
 
     def _find(self, hook: hooks.Hook) -> str | None:

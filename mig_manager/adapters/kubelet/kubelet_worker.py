@@ -9,7 +9,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from mig_manager.adapters.kubelet import podresources, podresources_lines
+from mig_manager.adapters.kubelet import pod_resources, podresources_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             the arguments of the process.
     """
     path, timeout_s, linger_s = sys.argv[1:] if argv is None else argv
-    kubelet = podresources.PodResources(path, timeout_s=float(timeout_s))
+    kubelet = pod_resources.PodResources(path, timeout_s=float(timeout_s))
     # Whoever started us ahead asks only later.
     kubelet.warm_up()
     # One question at a time, so that nothing is left in a buffer when we wait for the next.

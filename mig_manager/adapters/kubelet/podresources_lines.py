@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.core.node import cluster
 
 ASSIGNED, ALLOCATABLE = "assigned", "allocatable"
 """The questions."""
 
 
-def answer(question: str, kubelet: podresources.PodResources) -> dict[str, Any]:
+def answer(question: str, kubelet: pod_resources.PodResources) -> dict[str, Any]:
     """Ask kubelet; return what ``pods`` or ``devices`` understands, by question, or an error."""
     try:
         if question == ASSIGNED:

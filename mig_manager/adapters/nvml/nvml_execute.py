@@ -205,7 +205,7 @@ class _Executor:
                 instance_id = step.gpu_instance_id
             case _:
                 instance_id = None
-        from mig_manager.adapters.nvml import gpu_processes  # noqa: PLC0415 - seldom needed
+        from mig_manager.adapters.nvml import processes as gpu_processes  # noqa: PLC0415 - seldom needed
 
         try:
             return gpu_processes.named(

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters.host import toolprocess
-from mig_manager.adapters.nvml import gpu_processes
+from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.nvml import processes as gpu_processes
 from mig_manager.adapters.nvml_worker import gpu_process
 from mig_manager.core.host import holders
 
@@ -56,20 +56,20 @@ def inspect(
     """
     root = pathlib.Path("/")
     try:
-        process = toolprocess.start(line, root=root, variables=variables, given="")
+        process = subprocesses.start(line, root=root, variables=variables, given="")
     except OSError as error:
         raise errors.HardwareError(
             f"the GPU inspector cannot be started: {error}", reason=errors.Reason.INTERNAL
         ) from error
-    told = toolprocess.Kept(process.stdout, _MAX_BYTES)
-    said = toolprocess.Kept(process.stderr, _MAX_ERROR_BYTES, is_end=True)
+    told = subprocesses.Kept(process.stdout, _MAX_BYTES)
+    said = subprocesses.Kept(process.stderr, _MAX_ERROR_BYTES, is_end=True)
     deadline = time.monotonic() + timeout_s
     try:
-        has_ended = toolprocess.attend(
+        has_ended = subprocesses.attend(
             process.pid, (told, said), lambda: time.monotonic() > deadline
         )
     finally:
-        toolprocess.end(process, "gpu_inspector")
+        subprocesses.end(process, "gpu_inspector")
     if not has_ended:
         raise errors.HardwareError(
             f"NVML gave no answer within {timeout_s:g} s", reason=errors.Reason.NVML_TIMEOUT

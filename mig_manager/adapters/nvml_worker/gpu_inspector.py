@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpu_processes
+from mig_manager.adapters.nvml import processes as gpu_processes
 from mig_manager.adapters.nvml_worker import gpu_process
 
 

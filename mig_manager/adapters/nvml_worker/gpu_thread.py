@@ -23,7 +23,7 @@ _NAME = "gpu-call"
 class ThreadGpus:
     """Implements ``ports.Gpus``: each call of other GPUs in a thread of its own.
 
-    Nothing should be executed this way that cannot be left half done; ``gpu_child.ChildGpus``
+    Nothing should be executed this way that cannot be left half done; ``gpu_child.WorkerGpus``
     can end what hangs.
 
     Args:

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.nvml import gpu_progress, nvml_gpus, nvml_meter
+from mig_manager.adapters.nvml import gpu_progress, nvml_meter
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml_worker import gpu_process, gpu_protocol
 
 _PROC = pathlib.Path("/proc")

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock, this_machine
-from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api, node, pods
-from mig_manager.adapters.nvml_worker import gpu_child, gpu_inspection
+from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml_worker import gpu_inspection
 from mig_manager.cli import command_settings, console
 from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.cli.doctor import doctorsettings, findings, machine
@@ -127,12 +128,12 @@ def _gpu_looks(
 
 def _observe(given: doctorsettings.DoctorSettings) -> model.ObservedGpus:
     state = given.gpus.simulate_state
-    command = gpu_child.worker_command(
+    command = nvml_worker.worker_command(
         library_path=given.gpus.library_path,
         driver_roots=given.gpus.driver_roots,
         simulate_state=str(state) if state else None,
     )
-    return gpu_child.ChildGpus(command=command, timeout_s=given.timeout_s).observe()
+    return nvml_worker.WorkerGpus(command=command, timeout_s=given.timeout_s).observe()
 
 
 def _machine_looks(
@@ -223,5 +224,5 @@ def _offers(given: doctorsettings.DoctorSettings) -> Mapping[str, frozenset[str]
         raise findings.NotAskedError(
             f"no kubelet: there is no {given.pod_resources_socket.parent}"
         )
-    socket = podresources.PodResources(str(given.pod_resources_socket), timeout_s=given.timeout_s)
+    socket = pod_resources.PodResources(str(given.pod_resources_socket), timeout_s=given.timeout_s)
     return socket.allocatable()

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Callable, Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpu_processes
+from mig_manager.adapters.nvml import processes as gpu_processes
 from mig_manager.cli.doctor import findings
 from mig_manager.core import model
 from mig_manager.core.text import picture

@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import podresources_messages as messages
+from mig_manager.adapters.kubelet import messages
 from mig_manager.sandbox.cluster import deviceplugin
 
 _LONGEST_PATH = 107

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubelet import podresources
+from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api
-from mig_manager.adapters.nvml import nvml_gpus
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver, node
@@ -235,7 +235,7 @@ class Stage:
 
     def held(self) -> dict[str, frozenset[str]]:
         """Return which pod holds which devices, by name, as kubelet tells."""
-        assigned = podresources.PodResources(str(self.socket)).assigned()
+        assigned = pod_resources.PodResources(str(self.socket)).assigned()
         return {pod.name: pod.device_ids for pod in assigned}
 
     # -- what people do ------------------------------------------------------------------

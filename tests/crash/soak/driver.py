@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_gpus as nvml_adapter
+from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model, timing
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import identities, libnvml, statefile, states, transitions

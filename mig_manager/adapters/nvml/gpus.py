@@ -24,7 +24,7 @@ _LONGEST_WAIT_S = 1.0
 class NvmlGpus:
     """Implements ``ports.Gpus``: one NVML session for each call, one thread for each GPU.
 
-    A call into a hung driver does not return and cannot be cancelled; ``gpu_child.ChildGpus``
+    A call into a hung driver does not return and cannot be cancelled; ``gpu_child.WorkerGpus``
     puts a process around this class for callers that must go on.
 
     Args:
@@ -111,7 +111,7 @@ class NvmlGpus:
         """Return what raises ``GpuInUseError``, within a session, while the plan is in the way."""
         # Only for plans that destroy something. The device nodes are looked at before the session
         # is opened, which would have us among those who have the GPUs open.
-        from mig_manager.adapters.nvml import gpu_processes  # noqa: PLC0415
+        from mig_manager.adapters.nvml import processes as gpu_processes  # noqa: PLC0415
 
         files = gpu_processes.OpenFiles.seen(
             self._proc_root, self._driver_roots, but=(os.getpid(), os.getppid())

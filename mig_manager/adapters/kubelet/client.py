@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import podresources, podresources_lines
+from mig_manager.adapters.kubelet import pod_resources, podresources_lines
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 
@@ -45,7 +45,7 @@ def worker_command(
     return (*program, socket_path, str(timeout_s), str(linger_s))
 
 
-class ChildPodResources(ports.Standby):
+class WorkerPodResources(ports.Standby):
     """Implements ``ports.DeviceAllocations``; for one thread at a time.
 
     As ``ports.Standby`` it starts the child ahead, which loads what it needs and then waits.
@@ -59,18 +59,18 @@ class ChildPodResources(ports.Standby):
     def __init__(
         self, socket_path: str, *, timeout_s: float = 10.0, command: Sequence[str] | None = None
     ) -> None:
-        self._socket = podresources.PodResources(socket_path, timeout_s=timeout_s)
+        self._socket = pod_resources.PodResources(socket_path, timeout_s=timeout_s)
         self._command = command or worker_command(socket_path, timeout_s=timeout_s)
         # A question that is repeated takes up to twice as long.
         self._timeout_s = _START_S + 2 * timeout_s
         self._child: _Child | None = None
 
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
-        """Return which pod holds which devices; see ``podresources.PodResources``."""
+        """Return which pod holds which devices; see ``pod_resources.PodResources``."""
         return self._ask(podresources_lines.ASSIGNED, podresources_lines.pods)
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
-        """Return the healthy device ids by resource; see ``podresources.PodResources``."""
+        """Return the healthy device ids by resource; see ``pod_resources.PodResources``."""
         return self._ask(podresources_lines.ALLOCATABLE, podresources_lines.devices)
 
     def prepare(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import driver_files, tools
+from mig_manager.adapters.host import driver_files, programs
 from tests.adapters import stand_ins
 
 WHY = errors.Reason.DEVICE_FILES_FAILED
@@ -20,12 +20,12 @@ def run(
     *arguments: str,
     timeout_s: float = 20.0,
     given: str = "",
-    max_output_bytes: int = tools.MAX_OUTPUT_BYTES,
-) -> tools.Finished:
+    max_output_bytes: int = programs.MAX_OUTPUT_BYTES,
+) -> programs.Finished:
     """Run a shell script as a program that was found below a root, without a change of root."""
     stand_ins.script(root / "tool", script)
-    program = tools.Program(path=str(root / "tool"), root=pathlib.Path("/"))
-    return tools.Tools().run(
+    program = programs.Program(path=str(root / "tool"), root=pathlib.Path("/"))
+    return programs.Programs().run(
         program,
         arguments,
         timeout_s=timeout_s,
@@ -57,10 +57,12 @@ def test_a_program_is_found_in_the_first_root_that_has_it(tmp_path: pathlib.Path
     stand_ins.script(host / "usr/bin/nvidia-smi", "exit 0")
     stand_ins.script(host / "usr/sbin/only-host", "exit 0")
     stand_ins.script(driver / "usr/local/bin/nvidia-smi", "exit 0")
-    found = tools.Tools((tools.Root(path=driver), tools.Root(path=host)))
+    found = programs.Programs((programs.Root(path=driver), programs.Root(path=host)))
 
-    assert found.find("nvidia-smi") == tools.Program(path="/usr/local/bin/nvidia-smi", root=driver)
-    assert found.find("only-host") == tools.Program(path="/usr/sbin/only-host", root=host)
+    assert found.find("nvidia-smi") == programs.Program(
+        path="/usr/local/bin/nvidia-smi", root=driver
+    )
+    assert found.find("only-host") == programs.Program(path="/usr/sbin/only-host", root=host)
 
 
 def test_what_cannot_be_run_is_not_found(tmp_path: pathlib.Path) -> None:
@@ -68,7 +70,9 @@ def test_what_cannot_be_run_is_not_found(tmp_path: pathlib.Path) -> None:
     (tmp_path / "usr/bin/text").write_text("no program")
     (tmp_path / "usr/bin/nowhere").symlink_to("/nowhere")
     (tmp_path / "usr/bin/round").symlink_to("round")
-    found = tools.Tools((tools.Root(path=tmp_path), tools.Root(path=tmp_path / "missing")))
+    found = programs.Programs(
+        (programs.Root(path=tmp_path), programs.Root(path=tmp_path / "missing"))
+    )
 
     assert [found.find(each) for each in ("folder", "text", "nowhere", "round", "none")] == (
         [None] * 5
@@ -171,7 +175,7 @@ def test_a_program_that_floods_us_fills_no_memory_and_ends_at_its_deadline(
 ) -> None:
     done = run(tmp_path, "head -c 5000000 /dev/zero; echo last; echo last >&2; exit 1")
 
-    assert len(done.stdout) == tools.MAX_OUTPUT_BYTES
+    assert len(done.stdout) == programs.MAX_OUTPUT_BYTES
     assert done.is_cut
     assert done.refused(WHY).message.endswith(": last")
     with pytest.raises(errors.HostError, match="did not end within"):
@@ -181,7 +185,7 @@ def test_a_program_that_floods_us_fills_no_memory_and_ends_at_its_deadline(
 def test_of_a_flood_on_stderr_the_end_is_kept(tmp_path: pathlib.Path) -> None:
     done = run(tmp_path, "head -c 500000 /dev/zero >&2; echo the cause >&2; exit 1")
 
-    assert len(done.stderr) == tools.MAX_OUTPUT_BYTES
+    assert len(done.stderr) == programs.MAX_OUTPUT_BYTES
     assert done.stderr.endswith("the cause\n")
     assert not done.is_cut
 
@@ -191,9 +195,9 @@ def test_a_program_that_is_gone_or_no_program_is_told_of(tmp_path: pathlib.Path)
     (tmp_path / "noise").chmod(0o755)
 
     for name, why in (("none", "No such file"), ("noise", "Exec format error")):
-        program = tools.Program(path=str(tmp_path / name), root=pathlib.Path("/"))
+        program = programs.Program(path=str(tmp_path / name), root=pathlib.Path("/"))
         with pytest.raises(errors.HostError, match=f"{name} --help cannot be run: {why}"):
-            tools.Tools().run(program, ["--help"], timeout_s=5.0, reason=WHY)
+            programs.Programs().run(program, ["--help"], timeout_s=5.0, reason=WHY)
 
 
 def test_running_programs_leaves_no_descriptor_open(tmp_path: pathlib.Path) -> None:
@@ -215,7 +219,7 @@ def test_a_driver_that_an_installer_put_aside_brings_its_library_along(
     stand_ins.script(aside / "bin/nvidia-smi", "exit 0")
     stand_ins.script(aside / "lib64/libnvidia-ml.so.1", "exit 0")
 
-    found = tools.Tools((tools.Root(path=tmp_path),)).find("nvidia-smi")
+    found = programs.Programs((programs.Root(path=tmp_path),)).find("nvidia-smi")
 
     assert found is not None
     assert found.variables == {"LD_PRELOAD": "/home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1"}
@@ -229,7 +233,7 @@ def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None
     root = stand_ins.filesystem(tmp_path / "root")
     stand_ins.script(root / "usr/bin/nvidia-smi", 'cat /etc/name; cat; pwd; echo "$LC_ALL $1"')
     (root / "etc/name").write_text("the driver's\n")
-    found = tools.Tools((tools.Root(path=root),))
+    found = programs.Programs((programs.Root(path=root),))
     program = found.find("nvidia-smi")
     assert program is not None
 
@@ -248,7 +252,7 @@ def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathli
     (driver / "usr/lib64").mkdir(parents=True)
     # As good as any library: it must be there and it must be one.
     stand_ins.library(driver / "usr/lib64/libnvidia-ml.so.1")
-    found = tools.Tools((tools.Root(path=root, driver="/run/nvidia/driver"),))
+    found = programs.Programs((programs.Root(path=root, driver="/run/nvidia/driver"),))
     program = found.find("nvidia-smi")
     assert program is not None
 
@@ -263,7 +267,7 @@ def test_below_a_root_a_hanging_program_is_killed_and_a_missing_one_told_of(
 ) -> None:
     root = stand_ins.filesystem(tmp_path / "root")
     stand_ins.script(root / "usr/bin/hangs", "sleep 1000")
-    found = tools.Tools((tools.Root(path=root),))
+    found = programs.Programs((programs.Root(path=root),))
     program = found.find("hangs")
     assert program is not None
 

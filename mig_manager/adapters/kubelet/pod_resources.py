@@ -58,7 +58,7 @@ class PodResources:
 
         Kubelet tells of app containers and sidecars only, not of an init container that runs.
         """
-        from mig_manager.adapters.kubelet import podresources_messages as messages  # noqa: PLC0415
+        from mig_manager.adapters.kubelet import messages  # noqa: PLC0415
 
         answer = self._ask(
             messages.LIST, messages.ListPodResourcesRequest(), messages.ListPodResourcesResponse
@@ -67,7 +67,7 @@ class PodResources:
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         """Return the healthy device ids by resource; see ``ports.DeviceAllocations``."""
-        from mig_manager.adapters.kubelet import podresources_messages as messages  # noqa: PLC0415
+        from mig_manager.adapters.kubelet import messages  # noqa: PLC0415
 
         answer = self._ask(
             messages.GET_ALLOCATABLE,
@@ -115,7 +115,7 @@ class PodResources:
         return retrying(self._call, method, request, answer)
 
     def _call(self, method: str, request: Any, answer: Any) -> Any:
-        from mig_manager.adapters.kubelet import podresources_messages as messages  # noqa: PLC0415
+        from mig_manager.adapters.kubelet import messages  # noqa: PLC0415
 
         with self._channel() as channel:
             # Read here and not by gRPC, which writes a traceback about bytes that are no message.
@@ -164,7 +164,7 @@ def load() -> types.ModuleType:
     with sparing.left_out("grpc.aio"):
         import grpc  # noqa: PLC0415
 
-    from mig_manager.adapters.kubelet import podresources_messages  # noqa: PLC0415, F401
+    from mig_manager.adapters.kubelet import messages  # noqa: PLC0415, F401
 
     return grpc
 

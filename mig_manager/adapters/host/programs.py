@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import driver_files, toolprocess
+from mig_manager.adapters.host import driver_files, subprocesses
 from mig_manager.core.host import hostsettings
 from mig_manager.core.text import safetext
 
@@ -84,7 +84,7 @@ class Finished:
         )
 
 
-class Tools:
+class Programs:
     """Finds and runs programs; for any thread.
 
     Args:
@@ -144,7 +144,7 @@ class Tools:
         """
         line = " ".join((str(program), *arguments))
         try:
-            process = toolprocess.start(
+            process = subprocesses.start(
                 (program.path, *arguments),
                 root=program.root,
                 variables=program.variables,
@@ -154,11 +154,11 @@ class Tools:
             why = error.strerror or error
             raise errors.HostError(f"{line} cannot be run: {why}", reason=reason) from error
         with contextlib.ExitStack() as stack:
-            stack.callback(toolprocess.end, process, line)
-            stdout = toolprocess.Kept(process.stdout, max_output_bytes)
-            stderr = toolprocess.Kept(process.stderr, MAX_OUTPUT_BYTES, is_end=True)
+            stack.callback(subprocesses.end, process, line)
+            stdout = subprocesses.Kept(process.stdout, max_output_bytes)
+            stderr = subprocesses.Kept(process.stderr, MAX_OUTPUT_BYTES, is_end=True)
             deadline_s = self._monotonic() + timeout_s
-            is_done = toolprocess.attend(
+            is_done = subprocesses.attend(
                 process.pid, (stdout, stderr), lambda: self._monotonic() >= deadline_s
             )
         if not is_done:

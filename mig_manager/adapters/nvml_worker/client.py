@@ -105,7 +105,7 @@ class _Worker:
         self.board.close()
 
 
-class ChildGpus(ports.Standby):
+class WorkerGpus(ports.Standby):
     """Implements ``ports.Gpus``: each call in a process of its own.
 
     For one thread at a time. As ``ports.Standby`` it starts the process of the next call ahead,
