@@ -1,5 +1,5 @@
-# Everything that is done to this repository by hand or by CI: `just` lists it.
-# Takes the programs of the environment that is active, or of .venv.
+# The tasks of this repository: `just` lists them.
+# They use the active environment, or .venv.
 
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 
@@ -12,46 +12,46 @@ lint:
     ruff check .
     ruff format --check .
 
-# Put what a program can put into the right form
+# Fix and format what ruff can
 format:
     ruff check --fix .
     ruff format .
 
-# Types, strictly
+# Check types strictly
 types:
     mypy
 
-# Who may import whom
+# Check which layer imports which
 layers:
     lint-imports --no-logo
 
-# The tests; or some: just test tests/unit -k placement
+# Run the default tests, or some: just test tests/unit -k placement
 test *ARGS:
     python -m pytest {{ ARGS }}
 
-# Write anew what pages have from the code, and the pictures
+# Write the generated parts of the pages, and the pictures
 generate:
     python docs/generate.py
     python -m docs.generator --demo
 
 # Not --quiet, which keeps MkDocs from counting warnings.
 
-# The site, into site/; fails where links, navigation or generated parts are wrong
+# Build the site into site/; fails on wrong links, navigation or generated parts
 docs:
     python -m docs.generator --check
     NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
-# The site while writing
+# Serve the site while you write
 docs-serve:
     mkdocs serve
 
-# What an agent asks of the API
+# Count the API requests of an agent
 bench:
     python bench/api_requests.py
 
-# What a change must pass before it is committed
+# Everything to pass before a commit
 check: lint types layers docs test
 
-# Everything, on a clean clone and a bare machine: an hour
+# Everything, on a clean clone and a bare machine
 ci:
     .ci/run

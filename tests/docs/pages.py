@@ -1,4 +1,4 @@
-"""The pages as data: links, anchors, and the steps that they tell a reader to take."""
+"""Parse the pages: links, anchors, and the commands that they show."""
 
 import dataclasses
 import pathlib
@@ -22,17 +22,17 @@ _HERE_DOCUMENT = re.compile(r"<<'(\w+)'$")
 
 
 def prose(page: pathlib.Path) -> str:
-    """Return a page without what stands in fences."""
+    """Return a page without its fenced blocks."""
     return _FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def links(page: pathlib.Path) -> list[str]:
-    """Return where a page's links and pictures lead."""
+    """Return the targets of a page's links and pictures."""
     return _LINK.findall(prose(page))
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    """Return the anchors that GitHub and the site give to a page's headings."""
     return {slug(heading) for heading in _HEADING.findall(prose(page))}
 
 
@@ -43,7 +43,7 @@ def slug(heading: str) -> str:
 
 
 def is_outside(link: str) -> bool:
-    """Tell whether a link leads to another site."""
+    """Return whether a link leads to another site."""
     return bool(urllib.parse.urlparse(link).scheme)
 
 
@@ -65,13 +65,13 @@ def named_paths(page: pathlib.Path) -> set[pathlib.Path]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One command, and what the page shows of its output."""
+    """One command, and the output that the page shows."""
 
     how: str
-    """What the page says to the test of the block; empty: nothing."""
+    """The page's remark about how to run the block; empty if it has none."""
     command: str
     shown: str
-    """``...`` stands for anything; empty: nothing is shown."""
+    """The expected output; ``...`` matches anything; empty: any output."""
 
 
 def steps(page: pathlib.Path) -> list[Step]:
@@ -97,7 +97,7 @@ def _commands(text: str, how: str) -> Iterator[Step]:
 
 
 def is_as_shown(shown: str, output: str) -> bool:
-    """Tell whether an output is what a page shows, up to white space and ``...``."""
+    """Return whether an output is what a page shows, up to white space and ``...``."""
     pieces = [
         r"\s+".join(re.escape(word) for word in piece.split()) for piece in shown.split("...")
     ]

@@ -1,4 +1,4 @@
-"""What contributors are told agrees with what is run."""
+"""The contributor guide agrees with the task runner and with CI."""
 
 import os
 import pathlib
@@ -29,10 +29,10 @@ def test_ci_runs_the_checks_of_the_task_runner() -> None:
 
 
 def test_the_guide_names_the_tasks_that_there_are() -> None:
-    told = set(re.findall(r"^\| `just ([a-z-]+)`", GUIDE, re.MULTILINE))
+    documented = set(re.findall(r"^\| `just ([a-z-]+)`", GUIDE, re.MULTILINE))
 
-    assert told <= RECIPES
-    assert RECIPES - told <= {"default", "docs-serve", "format"}
+    assert documented <= RECIPES
+    assert RECIPES - documented <= {"default", "docs-serve", "format"}
 
 
 def test_hooks_before_a_commit_run_tasks_that_there_are_and_download_nothing() -> None:
@@ -55,14 +55,14 @@ def test_the_task_runner_understands_its_file() -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
 def test_a_form_for_issues_has_what_its_host_asks_for(form: pathlib.Path) -> None:
-    said = yaml.safe_load(form.read_text(encoding="utf-8"))
+    content = yaml.safe_load(form.read_text(encoding="utf-8"))
     if form.stem == "config":
-        assert set(said) <= {"blank_issues_enabled", "contact_links"}
+        assert set(content) <= {"blank_issues_enabled", "contact_links"}
         return
-    fields = [each for each in said["body"] if each["type"] != "markdown"]
+    fields = [each for each in content["body"] if each["type"] != "markdown"]
 
-    assert said["name"]
-    assert said["description"]
+    assert content["name"]
+    assert content["description"]
     assert any(each.get("validations", {}).get("required") for each in fields)
     assert len({each["id"] for each in fields}) == len(fields)
     assert all(each["attributes"]["label"] for each in fields)

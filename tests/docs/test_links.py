@@ -12,7 +12,7 @@ def nav() -> list[str]:
     """Return the pages of the navigation, in order."""
 
     class Loader(yaml.SafeLoader):
-        """Reads what concerns us of a file with tags for Python."""
+        """Ignore the tags for Python in the navigation file."""
 
     Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
     text = (pages.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -68,13 +68,15 @@ def test_every_path_of_the_repository_that_a_page_names_is_there(page: pathlib.P
 
 
 def test_from_the_readme_links_lead_to_every_page_of_the_site() -> None:
-    reached, due = set(), [pages.ROOT / "README.md"]
-    while due:
-        page = due.pop()
+    reached, pending = set(), [pages.ROOT / "README.md"]
+    while pending:
+        page = pending.pop()
         reached.add(page)
         paths = [
             link.partition("#")[0] for link in pages.links(page) if not pages.is_outside(link)
         ]
-        due += {(page.parent / path).resolve() for path in paths if path.endswith(".md")} - reached
+        pending += {
+            (page.parent / path).resolve() for path in paths if path.endswith(".md")
+        } - reached
 
     assert [named(page) for page in pages.SITE if page not in reached] == []

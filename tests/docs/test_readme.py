@@ -1,4 +1,4 @@
-"""The README's first command, run as by somebody who has the repository and Python alone."""
+"""The README's first command works with nothing but the repository and Python."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""The steps of the guides, taken as they are shown: nobody needs to read source to take them."""
+"""The commands of the guides give the output that the guides show."""
 
 import pathlib
 
@@ -27,10 +27,10 @@ def test_the_quick_start_leads_to_a_changed_node_and_from_a_mistake_to_its_remed
     with walk.reader(tmp_path) as reader:
         for step in steps:
             reader.take(step)
-        told = pictures.timeline(reader.demonstration().splitlines())
+        timeline = pictures.timeline(reader.demonstration().splitlines())
 
-    # If this fails, 'just generate' draws the README's picture anew.
-    assert pictures.differences(PICTURE.read_text("utf-8"), told) == []
+    # If this fails, 'just generate' draws the README's picture.
+    assert pictures.differences(PICTURE.read_text("utf-8"), timeline) == []
 
 
 @pytest.mark.slow

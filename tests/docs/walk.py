@@ -1,4 +1,4 @@
-"""Takes the steps that a page shows, as its reader would, against a demonstration left up."""
+"""Run the commands that a page shows against a running demonstration."""
 
 import contextlib
 import os
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from tests.docs import pages
 
 _TIMEOUT_S = 240.0
-_LOOK_AGAIN_S = 0.5
+_POLL_S = 0.5
 _LOOKS = re.compile(r"kubectl (get|describe) ")
 _EXPORT = re.compile(r"^ *(export KUBECONFIG=\S+)$", re.MULTILINE)
 
 
 class Reader:
-    """Somebody with two terminals.
+    """A reader with two terminals.
 
     Args:
         home: A folder of their own.
@@ -41,7 +41,7 @@ class Reader:
         self._demo: subprocess.Popen[bytes] | None = None
 
     def take(self, step: pages.Step) -> None:
-        """Take one step, and compare what comes of it with what is shown."""
+        """Run one command, and compare its output with the page."""
         match step.how:
             case "not here, the test has an environment already":
                 return
@@ -74,7 +74,7 @@ class Reader:
             assert self._demo.poll() is None, self.demonstration()
             assert time.monotonic() < deadline, self.demonstration()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._demo.wait(_LOOK_AGAIN_S)
+                self._demo.wait(_POLL_S)
 
     def _as_printed(self, command: str) -> str:
         if "…" not in command:
@@ -100,7 +100,7 @@ class Reader:
             assert done.returncode == 0, f"{step.command}: {done.stderr}"
             if not step.shown or pages.is_as_shown(step.shown, done.stdout):
                 return
-            # A person who looks a moment too early looks again; what was done is not done twice.
+            # Only commands that read are repeated until they show the expected output.
             may_wait = _LOOKS.match(step.command) and time.monotonic() < deadline
             assert may_wait, f"{step.command}: the page shows\n{step.shown}\nit is\n{done.stdout}"
 
@@ -118,9 +118,9 @@ class Reader:
 
 @contextlib.contextmanager
 def reader(home: pathlib.Path) -> Iterator[Reader]:
-    """Return a reader who tidies up."""
-    somebody = Reader(home)
+    """Yield a reader, and stop its demonstration at the end."""
+    visitor = Reader(home)
     try:
-        yield somebody
+        yield visitor
     finally:
-        somebody.leave()
+        visitor.leave()

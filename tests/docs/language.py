@@ -1,0 +1,213 @@
+"""List words that this project replaces: ``python tests/docs/language.py [PATH...]``.
+
+Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
+``file:line: word (say: ...)``; ``--count`` prints one line per file instead.
+"""
+
+import ast
+import collections
+import functools
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+SCANNED = (
+    "mig_manager",
+    "tests",
+    "testkit",
+    "bench",
+    "docs",
+    "deploy",
+    "charts",
+    "systemd",
+    "profiles",
+    "release",
+    ".ci",
+    ".github",
+    "README.md",
+    "CONTRIBUTING.md",
+    "Dockerfile",
+    "justfile",
+    "mkdocs.yml",
+    "pyproject.toml",
+)
+_DATA = {".json", ".svg", ".txt", ".pyc", ".css", ".sum", ".mod", ".so"}
+_ABOUT_WORDS = {"tests/docs/language.py", "tests/docs/test_language.py"}
+
+WORDS = {
+    # Say: instead of any of these. Spaces stand for any white space, "-" or "_".
+    "requested layout, desired layout": (
+        "wish|wishes|wished|wishing|what is wanted|what is asked|asked of|something else is wanted"
+    ),
+    "roll back, rollback": (
+        "way back|wayback|(?:bring|brings|brought|bringing) back|(?:take|takes|taken|taking) back"
+    ),
+    "active, applied": "in force",
+    "verified, schedulable": "proven|proves|prove|offered",
+    "in use by, uses, keeps": ("held|holder|holders|has a user|has no user|sits on|sit on"),
+    "reported, published": "told|tell|tells|telling",
+    "release, restore": "(?:give|gives|given|giving|gave) back",
+    "drain, evict, cordon, uncordon": (
+        "clear the way|have pods leave|let it be|let them be|let be|close the node|must leave"
+    ),
+    "affected pods": "victim|victims|in the way",
+    "GPU clients": "staff",
+    "operands of the operator, other pods": "stranger|strangers",
+    "retry, backoff": "patience|pace|paces|tries? again later",
+    "drift, drift check": "lookout|sight|look(?! (?:at|for|up|like|into|in|them up|it up)\\b)",
+    "lock, round": "turn|turns",
+    "node agent, command line": "standalone",
+    "dependencies, ports, adapters": "world|worlds",
+    "journal, pending": "due|what is left",
+    "resume, undo": (
+        "(?:carry|carries|carried) on|(?:make|makes|made|making) good|settle|settles|settled"
+    ),
+    "superseded": "(?:ended|ends|end) early",
+    "nvidia-mig-parted": "peer|peers",
+    "placements, instances": "places",
+    "MIG mode change": "mode switch|mode switches|switch(?:es)? of (?:the )?(?:mig )?mode",
+    "worker process, request, answer": "talker|talkers|board|boards|exchange|exchanges",
+    "last call": "epitaph|epitaphs|postmortem|post mortem",
+    "a named subject": "nobody|somebody|whoever",
+    "plain words": "lest|anew|thereby|of which|such that|mind|minds",
+}
+
+NAMES = {"said", "given", "left", "told", "held", "mind", "staff"}
+"""Names that hide what a thing is: no variable, parameter, function or class has one of these."""
+
+
+class Exempt(NamedTuple):
+    """A use of a word that is right."""
+
+    context: str
+    """Pattern of the words in question, with what surrounds them."""
+    where: str
+    """Pattern of the path below the repository; empty: everywhere."""
+    reason: str
+
+
+EXEMPT = (
+    Exempt(r"\bdue to\b", "", "ordinary English"),
+    Exempt(r"\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b", "", "a lock is held"),
+    Exempt(
+        r"\bin turn\b|\bturn(?:s|ed)?(?: it| them)?[ _](?:on|off|into)\b", "", "ordinary English"
+    ),
+    Exempt(r"\bdecimal places\b", "", "ordinary English"),
+    Exempt(r"\bso peer ?cred\w*|\bpeer (?:certificate|credentials?)\b", "", "names of the system"),
+    Exempt(
+        r"\bexchanges?\b",
+        r"(?:mig_manager|tests)/sandbox/",
+        "HTTP's term for request and response",
+    ),
+    Exempt(r"\bworld[- ]readable\b", "", "term of file permissions"),
+    Exempt(r"\b(?:tells?|told)(?: \w+){1,4} apart\b|\btell apart\b", "", "ordinary English"),
+)
+
+
+class Finding(NamedTuple):
+    """One use of a word that has a better term."""
+
+    path: str
+    line: int
+    word: str
+    say: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.word} (say: {self.say})"
+
+
+def files(paths: Iterable[pathlib.Path]) -> Iterator[pathlib.Path]:
+    """Return the text files below some paths; generated data and pictures are left out."""
+    for path in paths:
+        below = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for each in below:
+            if each.is_file() and each.suffix not in _DATA and "__pycache__" not in each.parts:
+                yield each
+
+
+def findings(path: pathlib.Path) -> list[Finding]:
+    """Return the uses of such words in a file, in order."""
+    name = path.resolve().relative_to(ROOT).as_posix()
+    if name in _ABOUT_WORDS:
+        return []
+    text = path.read_text(encoding="utf-8")
+    plain = _without_exempt(_plain(text), name)
+    found = [
+        Finding(
+            name, plain.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), _say(match)
+        )
+        for match in _any_word().finditer(plain)
+    ]
+    if path.suffix == ".py" and any(each in plain for each in NAMES):
+        found += [Finding(name, line, f"name {word}", "what it is") for word, line in _names(text)]
+    return sorted(found)
+
+
+def _plain(text: str) -> str:
+    """Return a text in lower case whose identifiers are separate words; lines stay lines."""
+    text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
+    return re.sub(r"[_\-#*`]", " ", text).lower()
+
+
+def _without_exempt(text: str, name: str) -> str:
+    for exempt in EXEMPT:
+        if re.match(exempt.where, name):
+            text = _spaced(exempt.context).sub(lambda match: re.sub(r"\S", ".", match[0]), text)
+    return text
+
+
+@functools.cache
+def _spaced(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern.replace(" ", r"\s+"))
+
+
+@functools.cache
+def _any_word() -> re.Pattern[str]:
+    return _spaced(rf"(?<![a-z])(?:{'|'.join(WORDS.values())})(?![a-z])")
+
+
+def _say(match: re.Match[str]) -> str:
+    """Return the terms that replace a word."""
+    return next(
+        say
+        for say, words in WORDS.items()
+        if _spaced(rf"(?:{words})").match(match.string, match.start())
+    )
+
+
+def _names(text: str) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                pass
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                pass
+            case _:
+                continue
+        if name.strip("_").lower() in NAMES:
+            yield name, node.lineno
+
+
+def main(arguments: list[str]) -> int:
+    """Print the findings below some paths; the exit status is 1 if there are any."""
+    counts_only = "--count" in arguments
+    paths = [pathlib.Path(each) for each in arguments if each != "--count"]
+    found = [
+        each
+        for path in files(paths or [ROOT / name for name in SCANNED if (ROOT / name).exists()])
+        for each in findings(path)
+    ]
+    by_file = collections.Counter(each.path for each in found)
+    lines = (f"{count:5} {path}" for path, count in by_file.most_common())
+    for line in lines if counts_only else map(str, found):
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{len(found)} in all\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
