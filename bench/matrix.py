@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
@@ -62,7 +62,7 @@ def _wanted(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, m
     return {
         gpu.uuid: model.WantedGpu.of(
             model.MigMode.DISABLED if devices is None else model.MigMode.ENABLED,
-            {profile.parse(name): count for name, count in (devices or {}).items()},
+            {profile_name.parse(name): count for name, count in (devices or {}).items()},
         )
         for gpu, devices in zip(gpus, layout, strict=True)
     }

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from mig_manager import errors
-from mig_manager.core.text import safetext
+from mig_manager.core import safetext
 
 _PROGRAMS = ("kubectl", "oc")
 """OpenShift's client runs plugins of kubectl too, and takes the same options."""

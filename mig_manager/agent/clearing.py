@@ -8,11 +8,10 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, drain, outcomes, record
-from mig_manager.core import model, ports, timing
+from mig_manager.core import messages, model, ports, timing
 from mig_manager.core import timing as pacing
-from mig_manager.core.node import clients, cluster, extras, foreign
+from mig_manager.core.node import clients, cluster, extras, other_managers
 from mig_manager.core.node import policy as policies
-from mig_manager.core.text import messages
 
 _log = structlog.get_logger()
 
@@ -116,9 +115,9 @@ class Clearing:
         """
         holders = drain.survey(self._world.workloads, self._world.allocations)
         if not self._limits.allows_foreign_managers:
-            others = foreign.managers(holders.pods, self._world.own_pod_uid)
+            others = other_managers.managers(holders.pods, self._world.own_pod_uid)
             if others:
-                raise foreign.refusal(others)
+                raise other_managers.refusal(others)
         return holders
 
     def close(

@@ -28,11 +28,10 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import eviction
 from mig_manager.change import instrumentation
-from mig_manager.core import ports, timing
+from mig_manager.core import messages, ports, timing
 from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster, extras
 from mig_manager.core.node import policy as policies
-from mig_manager.core.text import messages
 
 _log = structlog.get_logger()
 

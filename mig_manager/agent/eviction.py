@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.core import ports
+from mig_manager.core import messages, ports
 from mig_manager.core.node import cluster, disruption
-from mig_manager.core.text import messages
 
 _log = structlog.get_logger()
 

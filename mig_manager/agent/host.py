@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import dependencies, record
 from mig_manager.core import model
-from mig_manager.core.host import hostclients
+from mig_manager.core.host import host_services
 from mig_manager.core.node import clients
 
 _log = structlog.get_logger()
@@ -61,7 +61,7 @@ class Machine:
             What did not start and why, as a part of a sentence; empty when all did.
         """
         failed: list[str] = []
-        for name in hostclients.start_order(journal.journal.host_services):
+        for name in host_services.start_order(journal.journal.host_services):
             self._world.telemetry.still_working()
             try:
                 self._start(name)

@@ -30,7 +30,7 @@ from mig_manager.agent import dependencies, health, loop, reconcile, request, se
 from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
 from mig_manager.core import timing as pacing
-from mig_manager.core.host import hostclients
+from mig_manager.core.host import host_services
 from mig_manager.core.node import cluster
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
@@ -349,7 +349,7 @@ def _with_machine(
                 stop_timeout_s=host.service_stop_timeout_s,
                 start_timeout_s=host.service_start_timeout_s,
             ),
-            service_names=lambda: hostclients.parse(listed.read(), source=listed.name),
+            service_names=lambda: host_services.parse(listed.read(), source=listed.name),
         )
     if host.with_reboot:
         reached = dataclasses.replace(reached, reboot=systemd.Reboot(host.dbus_address))

@@ -5,8 +5,7 @@ import enum
 from collections.abc import Hashable, Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.text import messages
+from mig_manager.core import messages, model
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

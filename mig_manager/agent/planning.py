@@ -7,11 +7,10 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, record
-from mig_manager.core import model
+from mig_manager.core import model, remarks
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import extras
 from mig_manager.core.planner import planner
-from mig_manager.core.text import remarks
 
 Gpus = model.ObservedGpus
 

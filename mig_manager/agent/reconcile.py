@@ -14,7 +14,7 @@ from mig_manager.agent import dependencies, gpu_clients, outcomes, record
 from mig_manager.agent import run as runs
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_records, status
+from mig_manager.core.records import gpu_codec, status
 
 _MAX_KEPT_CHARACTERS = 16 * 1024
 """Of a journal that makes no sense: enough to look into, and no load on the Node object."""
@@ -233,7 +233,7 @@ class Reconciler:
         """
         try:
             with self._alone("looking at the GPUs"):
-                told = gpu_records.to_json(self._world.gpus.observe())
+                told = gpu_codec.to_json(self._world.gpus.observe())
         except (errors.HardwareError, errors.LockedError) as error:
             _log.info("gpus_not_told", reason=error.reason.value, error=error.message)
             return error.reason.is_transient

@@ -16,7 +16,7 @@ from mig_manager.agent import outcomes
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_records, status
+from mig_manager.core.records import gpu_codec, status
 
 _log = structlog.get_logger()
 
@@ -386,7 +386,7 @@ class Record:
     def _annotations(self, journal: status.Journal | None) -> dict[str, str | None]:
         annotations: dict[str, str | None] = {cluster.STATUS_ANNOTATION: self._status.to_json()}
         if self._status.gpus is not self._published_gpus:
-            annotations[cluster.GPUS_ANNOTATION] = gpu_records.to_json(self._status.gpus)
+            annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
         if journal is not None:
             text = None if journal.is_empty else journal.to_json()
             annotations[cluster.JOURNAL_ANNOTATION] = text

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.core.host import hostsettings
+from mig_manager.core.host import host_settings
 from mig_manager.core.node import policy as policies
 from mig_manager.core.options import peer, source
 
@@ -103,7 +103,7 @@ class AgentSettings:
     kubeconfig: pathlib.Path | None
     """None: the credentials of the pod's ServiceAccount."""
     gpus: GpuAccess
-    host: hostsettings.HostSettings
+    host: host_settings.HostSettings
     """What may be done to the machine, and where its files are."""
     proven_file: pathlib.Path
     """Where the layout last proven in force is kept, for after a reboot."""
@@ -216,7 +216,7 @@ def gpu_access(options: Mapping[str, object], environ: Mapping[str, str]) -> Gpu
         )
     return GpuAccess(
         library_path=given.text("library-path") or None,
-        driver_roots=() if state else hostsettings.library_roots(given),
+        driver_roots=() if state else host_settings.library_roots(given),
         loader_variables={name: environ[name] for name in _LOADER_VARIABLES if environ.get(name)},
         simulate_spec=spec,
         simulate_state=state,
@@ -283,11 +283,11 @@ def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) ->
         is_lenient=given.switch("lenient"),
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
         gpus=gpus,
-        host=hostsettings.host_settings(given),
+        host=host_settings.host_settings(given),
         proven_file=proven_file(given, gpus),
         advertises_simulated=advertises_simulated,
         pod_resources_socket=given.path("pod-resources-socket")
-        or hostsettings.pod_resources_socket(given),
+        or host_settings.pod_resources_socket(given),
         max_concurrent_nodes=given.count("max-concurrent-nodes"),
         slots_namespace=given.text(
             "slots-namespace", variable="POD_NAMESPACE", default="mig-manager"

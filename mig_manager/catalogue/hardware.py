@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 
 MAX_GPUS = 16
 """GPUs of one simulated node; no machine in the field has more."""
@@ -250,10 +250,12 @@ def resized(gpu: model.Gpu, *, memory_mib: int) -> model.Gpu:
     def stretched(spec: model.GpuInstanceProfile) -> model.GpuInstanceProfile:
         # Down to whole MiB, or an instance could end up with more than its eighths.
         instance_mib = spec.memory_mib * memory_mib // gpu.memory_mib
-        named = profile.from_nvml(
+        named = profile_name.from_nvml(
             enum_index=spec.enum_index,
             slice_count=spec.profile.gpu_slices,
-            memory_gb=profile.memory_gb(instance_mib=instance_mib, total_bytes=memory_mib * 2**20),
+            memory_gb=profile_name.memory_gb(
+                instance_mib=instance_mib, total_bytes=memory_mib * 2**20
+            ),
         )
         return dataclasses.replace(spec, profile=named, memory_mib=instance_mib)
 
@@ -263,10 +265,10 @@ def resized(gpu: model.Gpu, *, memory_mib: int) -> model.Gpu:
 
 def profile_of(product: Product, row: GpuProfile) -> model.Profile:
     """Name a profile by the driver's numbers, through the same rule as for a real GPU."""
-    return profile.from_nvml(
+    return profile_name.from_nvml(
         enum_index=row.enum_index,
         slice_count=row.slices,
-        memory_gb=profile.memory_gb(
+        memory_gb=profile_name.memory_gb(
             instance_mib=row.memory_mib, total_bytes=product.memory_mib * 2**20
         ),
     )

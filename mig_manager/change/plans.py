@@ -8,12 +8,11 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from mig_manager.core import model, ports
+from mig_manager.core import data, model, ports, remarks
 from mig_manager.core.host import holders as holding
 from mig_manager.core.layout import config, generator, selection
 from mig_manager.core.node import clients, mig_strategy
 from mig_manager.core.planner import planner
-from mig_manager.core.text import plain, remarks
 
 
 class Scope(enum.Enum):
@@ -35,8 +34,8 @@ class Status:
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
         return {
-            "gpus": [plain.gpu(gpu) | {"holders": self._holders(gpu)} for gpu in self.gpus],
-            "unreachable_gpus": [plain.unreachable(gpu) for gpu in self.gpus.unreachable],
+            "gpus": [data.gpu(gpu) | {"holders": self._holders(gpu)} for gpu in self.gpus],
+            "unreachable_gpus": [data.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
     def _holders(self, gpu: model.Gpu) -> list[dict[str, object]] | None:
@@ -106,8 +105,8 @@ class Planned:
             "evicted_pods": list(self.evicted),
             "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
             "warnings": [str(remark) for remark in self.overlooked],
-            "gpus": [plain.gpu_plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
-            "unreachable_gpus": [plain.unreachable(gpu) for gpu in self.gpus.unreachable],
+            "gpus": [data.gpu_plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
+            "unreachable_gpus": [data.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
 
@@ -135,7 +134,7 @@ class Applied:
             "is_changed": self.is_changed,
             "warnings": [str(remark) for remark in self.overlooked],
             "plans": [planned.to_data() for planned in self.rounds],
-            "unreachable_gpus": [plain.unreachable(gpu) for gpu in self.gpus.unreachable],
+            "unreachable_gpus": [data.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
 

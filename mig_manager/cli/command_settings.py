@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.core.host import hostsettings
+from mig_manager.core.host import host_settings
 from mig_manager.core.options import source
 
 _JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
@@ -87,7 +87,7 @@ class CommandSettings:
     """Where what the GPUs had is written down before they are changed."""
     proven_file: pathlib.Path
     """Where a layout is kept for the next boot once it is proven in force."""
-    roots: hostsettings.HostRoots
+    roots: host_settings.HostRoots
     """Where driver, devices and the host's tools are."""
     driver_timeout_s: float
     """How long ``boot`` waits for the driver to be loaded; seconds."""
@@ -142,7 +142,7 @@ def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) 
         lock_timeout_s=given.seconds("lock-timeout-s", default=30.0),
         journal_file=journal_file(given, gpus),
         proven_file=settings.proven_file(given, gpus),
-        roots=hostsettings.host_roots(given),
+        roots=host_settings.host_roots(given),
         driver_timeout_s=given.seconds("driver-timeout-s", default=120.0),
         pod_resources_socket=given.path("pod-resources-socket"),
     )

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from mig_manager.adapters.host import line_writer
 from mig_manager.agent import settings
-from mig_manager.core.text import bar
+from mig_manager.core import bar
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _DRAWN_WITH = "┌─┬│·→✓░"

@@ -14,14 +14,13 @@ from mig_manager.agent import settings
 from mig_manager.change import apply, boot, plans
 from mig_manager.cli import command_settings, console, gpu_access, validate
 from mig_manager.cli.render import bootreport, gpu_report
-from mig_manager.core import model
+from mig_manager.core import messages, model, remarks, yaml_tree
 from mig_manager.core.layout import config
-from mig_manager.core.text import document, messages, remarks
 
 DONE, FAILED = 0, 1
 _MOST_NAMED = 6
 """Layouts that an error names before it counts the rest."""
-_MAX_CHARACTERS = document.MAX_CHARACTERS + 1
+_MAX_CHARACTERS = yaml_tree.MAX_CHARACTERS + 1
 """What to read of standard input: one more than is allowed, so that too much is seen as such."""
 
 
@@ -191,7 +190,7 @@ class _Shell:
             has_placements=self._given.has_placements,
         )
         self._warn_of(result.unreachable, "it is not in the document")
-        self._answer(result.to_data, lambda: document.dump(result.to_data()))
+        self._answer(result.to_data, lambda: yaml_tree.dump(result.to_data()))
         return DONE
 
     def _generate_config(self) -> int:
@@ -225,7 +224,7 @@ class _Shell:
     def _rendered(self, data: Mapping[str, object]) -> str:
         if self._given.output_format is command_settings.OutputFormat.JSON:
             return json.dumps(data, indent=2) + "\n"
-        return document.dump(data)
+        return yaml_tree.dump(data)
 
     def _document(self) -> config.Document:
         source = self._read(self._given.config_file)

@@ -15,11 +15,10 @@ from mig_manager.adapters.host import clock, files
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli import console, rolloutsettings
 from mig_manager.cli.render import rollout_report
-from mig_manager.core import timing
+from mig_manager.core import bar, timing, yaml_tree
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import preview, rollout
 from mig_manager.core.layout import config
-from mig_manager.core.text import bar, document
 
 _DONE, _FAILED = 0, 1
 _INTERRUPTED = 128 + 2
@@ -307,7 +306,7 @@ def _answer(
         case rolloutsettings.OutputFormat.JSON:
             terminal.say(json.dumps(data, indent=2))
         case rolloutsettings.OutputFormat.YAML:
-            terminal.say(document.dump(data))
+            terminal.say(yaml_tree.dump(data))
         case rolloutsettings.OutputFormat.TEXT:
             terminal.say(text)
 

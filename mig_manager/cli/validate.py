@@ -8,9 +8,8 @@ from mig_manager import errors
 from mig_manager.change import validate
 from mig_manager.cli import command_settings, console, gpu_access
 from mig_manager.cli.render import gpu_report
-from mig_manager.core import model
-from mig_manager.core.layout import config, selectors
-from mig_manager.core.text import bar, remarks
+from mig_manager.core import bar, model, remarks
+from mig_manager.core.layout import config, device_filter
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +171,7 @@ def unknown_names(source: config.Document) -> Sequence[remarks.Remark]:
         for layout in source.layouts.values()
         for rule in layout.rules
         for each in rule.filters
-        if isinstance(each, selectors.NameFilter)
+        if isinstance(each, device_filter.NameFilter)
     }
     if not named:
         return ()
@@ -187,7 +186,7 @@ def unknown_names(source: config.Document) -> Sequence[remarks.Remark]:
     ]
 
 
-def _unknown(name: selectors.NameFilter, known: set[str]) -> str:
-    wider = selectors.NameFilter(pattern=f"*{name.pattern}*")
+def _unknown(name: device_filter.NameFilter, known: set[str]) -> str:
+    wider = device_filter.NameFilter(pattern=f"*{name.pattern}*")
     hint = f"; did you mean '{wider}'?" if any(wider.matches_name(each) for each in known) else ""
     return f"no product known here is called '{name}'{hint}"

@@ -14,9 +14,9 @@ from mig_manager.agent import settings
 from mig_manager.change import validate
 from mig_manager.cli import console
 from mig_manager.cli.render import gpu_report
+from mig_manager.core import safetext, yaml_tree
 from mig_manager.core.layout import config
 from mig_manager.core.options import source
-from mig_manager.core.text import document, safetext
 from mig_manager.kubectl import arguments, history, plan, selection, status
 
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
@@ -25,7 +25,7 @@ _BROKEN_PIPE = 128 + 13
 _INPUT_REASONS = frozenset(
     {errors.Reason.USAGE, errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG}
 )
-_MAX_CHARACTERS = document.MAX_CHARACTERS + 1
+_MAX_CHARACTERS = yaml_tree.MAX_CHARACTERS + 1
 """What to read of standard input: one more than is allowed, so that too much is seen as such."""
 _REMEDIES = {
     errors.Reason.USAGE: f"See '{arguments.PROGRAM} --help'.",
@@ -180,7 +180,7 @@ class _App:
             case "json":
                 self._terminal.say(json.dumps(data(), indent=2))
             case "yaml":
-                self._terminal.say(document.dump(data()))
+                self._terminal.say(yaml_tree.dump(data()))
             case _:
                 self._terminal.say(text())
 

@@ -8,8 +8,8 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
+from mig_manager.core import bar, messages
 from mig_manager.core.fleet import node_report
-from mig_manager.core.text import bar, messages
 from mig_manager.kubectl import layout, selection, status
 
 

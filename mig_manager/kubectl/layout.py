@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
+from mig_manager.core import bar, messages, picture
 from mig_manager.core.node import askers, resources
-from mig_manager.core.text import bar, messages, picture
 
 _GAP = "   "
 _MOST_NAMED = 8

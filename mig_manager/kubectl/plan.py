@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from mig_manager import errors
 from mig_manager.change import plans
 from mig_manager.cli.render import gpu_report
-from mig_manager.core import model
+from mig_manager.core import bar, model, safetext
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers
-from mig_manager.core.records import gpu_records
-from mig_manager.core.text import bar, safetext
+from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import layout as layouts
 from mig_manager.kubectl import selection
 
@@ -50,7 +49,7 @@ def of_nodes(reports: Sequence[node_report.Report]) -> Products:
             continue
         for gpu in gpus:
             key = gpu.name, gpu.pci_device_id, gpu.pci_subsystem_id
-            found.setdefault(key, gpu_records.idle(gpu))
+            found.setdefault(key, gpu_codec.idle(gpu))
     told = {gpu.name for gpu in found.values()}
     others = [gpu for name, gpu in guessed.items() if name not in told]
     # By their names and places in the table: the order of nodes means nothing.

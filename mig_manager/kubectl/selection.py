@@ -9,10 +9,10 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters import kubectl
+from mig_manager.core import messages, safetext
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, objects
-from mig_manager.core.text import messages, safetext
 
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"

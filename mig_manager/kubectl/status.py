@@ -5,10 +5,9 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import model
+from mig_manager.core import bar, data, messages, model, picture
 from mig_manager.core.fleet import node_report
 from mig_manager.core.node import askers
-from mig_manager.core.text import bar, messages, picture, plain
 from mig_manager.kubectl import layout, selection
 
 _TONES: Mapping[node_report.Standing, bar.Tone] = {
@@ -74,10 +73,10 @@ class Status:
             "notes": list(report.notes),
             "gpus": None
             if report.gpus is None
-            else [layout.without_ids(plain.gpu(gpu)) for gpu in report.gpus],
+            else [layout.without_ids(data.gpu(gpu)) for gpu in report.gpus],
             "unreachable_gpus": None
             if report.gpus is None
-            else [plain.unreachable(gpu) for gpu in report.gpus.unreachable],
+            else [data.unreachable(gpu) for gpu in report.gpus.unreachable],
             "asked_for": None
             if kinds is None
             else [

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from mig_manager.adapters.host import clock
 from mig_manager.catalogue import hardware
+from mig_manager.core import bar, picture
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.core.text import bar, picture
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import scenarios, stages, timeline
 

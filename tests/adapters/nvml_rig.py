@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
 from tests import fakes
@@ -80,7 +80,7 @@ def plan_of(gpus: Sequence[model.Gpu], *steps: model.Step) -> model.Plan:
 
 def offered(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:
     """Find a GPU-instance profile by the name of it or of a part of it."""
-    wanted = profile.parse(name).gpu_instance
+    wanted = profile_name.parse(name).gpu_instance
     return next(row for row in gpu.profiles or () if row.profile == wanted)
 
 
@@ -108,7 +108,7 @@ def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> model.Create
 def ci_step(
     created: model.CreateGpuInstance, name: str, start: int = 0
 ) -> model.CreateComputeInstance:
-    wanted = profile.parse(name)
+    wanted = profile_name.parse(name)
     return model.CreateComputeInstance(
         gpu_uuid=created.gpu_uuid,
         gpu_instance_placement=created.placement,

@@ -10,7 +10,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.host import cdi, device_nodes, programs
-from mig_manager.core.host import hostsettings
+from mig_manager.core.host import host_settings
 from tests import privileges
 from tests.adapters import proc_tree, stand_ins
 
@@ -40,7 +40,7 @@ class Host:
         self.served = root / "run/cdi/nvidia.yaml"
         self.static = root / "etc/cdi/nvidia.yaml"
         self.management = root / "run/cdi/management.nvidia.com-gpu.yaml"
-        self.roots = hostsettings.HostRoots(
+        self.roots = host_settings.HostRoots(
             host_here=root, driver=ROOT, driver_here=root, dev=ROOT, dev_here=root, cdi_hook=None
         )
 
@@ -280,7 +280,7 @@ def test_what_a_killed_writer_left_is_not_in_the_way_and_a_full_disk_is_told_of(
 
 @needs_root
 def test_the_operators_spec_is_made_as_the_host_names_places(host: Host) -> None:
-    host.roots = hostsettings.HostRoots(
+    host.roots = host_settings.HostRoots(
         host_here=host.root,
         driver=pathlib.Path("/run/nvidia/driver"),
         driver_here=pathlib.Path("/driver-root"),
@@ -306,7 +306,7 @@ def test_a_tool_of_our_own_sees_other_places_which_are_then_renamed(
     host: Host, tmp_path: pathlib.Path
 ) -> None:
     host.install()
-    roots = hostsettings.HostRoots(
+    roots = host_settings.HostRoots(
         host_here=tmp_path / "empty",
         driver=pathlib.Path("/run/nvidia/driver"),
         driver_here=pathlib.Path("/driver-root"),
@@ -358,7 +358,7 @@ def test_nodes_are_there_before_a_spec_is_made_of_them(host: Host) -> None:
 
 
 def test_a_machine_with_nothing_of_it_is_left_alone(tmp_path: pathlib.Path) -> None:
-    roots = hostsettings.HostRoots(
+    roots = host_settings.HostRoots(
         host_here=tmp_path,
         driver=ROOT,
         driver_here=tmp_path,
@@ -376,7 +376,7 @@ def test_programs_are_looked_for_where_the_driver_has_its_device_nodes(
     tmp_path: pathlib.Path,
 ) -> None:
     driver, host = tmp_path / "driver-root", tmp_path / "host"
-    roots = hostsettings.HostRoots(
+    roots = host_settings.HostRoots(
         host_here=host,
         driver=pathlib.Path("/run/nvidia/driver"),
         driver_here=driver,

@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
-from mig_manager.core.host import hostsettings
+from mig_manager.core.host import host_settings
 from mig_manager.sandbox import smi
 from mig_manager.sandbox.driver import states
 from tests.adapters import nvml_rig, proc_tree, stand_ins
@@ -456,7 +456,7 @@ def test_the_name_of_a_process_cannot_write_to_a_terminal() -> None:
 
 
 def test_nvidia_smi_is_looked_for_where_it_sees_the_drivers_daemons() -> None:
-    roots = hostsettings.HostRoots(
+    roots = host_settings.HostRoots(
         host_here=pathlib.Path("/host"),
         driver=pathlib.Path("/run/nvidia/driver"),
         driver_here=pathlib.Path("/driver-root"),

@@ -12,7 +12,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import nvml_execute
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import libnvml, states
 from tests.adapters import nvml_rig
@@ -122,8 +122,8 @@ def test_the_biggest_of_equal_compute_profiles_spans_and_the_first_is_a_part() -
         )
 
     rows = (offer(0, 16), offer(7, 26))
-    assert nvml_execute._compute_profile(rows, profile.parse("1g.20gb")).profile_id == 7
-    assert nvml_execute._compute_profile(rows, profile.parse("1c.2g.20gb")).profile_id == 0
+    assert nvml_execute._compute_profile(rows, profile_name.parse("1g.20gb")).profile_id == 7
+    assert nvml_execute._compute_profile(rows, profile_name.parse("1c.2g.20gb")).profile_id == 0
 
 
 def test_instances_are_created_where_the_plan_wants_them(tmp_path: pathlib.Path) -> None:
@@ -242,7 +242,7 @@ def test_a_plan_takes_a_gpu_from_off_to_the_layout_and_the_next_plan_is_empty(
 ) -> None:
     wish = model.WantedGpu.of(
         model.MigMode.ENABLED,
-        {profile.parse(name): count for name, count in (("1g.5gb", 2), ("1c.2g.10gb", 2))},
+        {profile_name.parse(name): count for name, count in (("1g.5gb", 2), ("1c.2g.10gb", 2))},
     )
     with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
         wanted = {gpu.uuid: wish for gpu in node.gpus.observe()}

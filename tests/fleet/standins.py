@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_records
+from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 
@@ -174,7 +174,7 @@ class StandIns:
 def _introduce(thing: stores.Object) -> None:
     """Have an agent tell that it is there, by the GPUs of its node."""
     annotations = thing["metadata"].setdefault("annotations", {})
-    annotations[cluster.GPUS_ANNOTATION] = gpu_records.to_json(())
+    annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(())
 
 
 @contextlib.contextmanager

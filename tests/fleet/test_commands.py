@@ -14,7 +14,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli import console, main
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_records
+from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources, stores
 from tests import fakes, scenes
@@ -90,7 +90,7 @@ class Rig:
     def tell_gpus(self, name: str, gpus: tuple[model.Gpu, ...]) -> None:
         def tell(thing: stores.Object) -> None:
             annotations = thing["metadata"].setdefault("annotations", {})
-            annotations[cluster.GPUS_ANNOTATION] = gpu_records.to_json(gpus)
+            annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
 
         self.change(name, tell)
 

@@ -14,7 +14,7 @@ from mig_manager.adapters.nvml import nvml_calls, nvml_meter
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from tests import fakes
 
 NOW = 1_700_000_000.0
@@ -46,7 +46,7 @@ def value(heard: metrics.Metrics, name: str, labels: str = "") -> float:
 
 def partitioned(wanted: dict[str, int]) -> model.ObservedGpus:
     gpus = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), i) for i in range(2))
-    devices = {profile.parse(name): count for name, count in wanted.items()}
+    devices = {profile_name.parse(name): count for name, count in wanted.items()}
     wanted_each = model.WantedGpu.of(model.MigMode.ENABLED, devices)
     return model.ObservedGpus(fakes.brought_to(gpus, wanted_each))
 

@@ -13,7 +13,7 @@ from mig_manager.core import model, ports
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_records, status
+from mig_manager.core.records import gpu_codec, status
 from tests import fakes
 from tests.scenes import (
     BROKEN,
@@ -975,7 +975,7 @@ def test_a_run_publishes_the_gpus_as_they_are_afterwards() -> None:
 
     assert run(world, "all-1g.5gb").state is model.State.SUCCESS
 
-    told = gpu_records.from_json(world.annotations[cluster.GPUS_ANNOTATION])
+    told = gpu_codec.from_json(world.annotations[cluster.GPUS_ANNOTATION])
     assert [gpu.uuid for gpu in told] == [gpu.uuid for gpu in world.gpus]
     assert [status.device_counts(gpu) for gpu in told] == [
         status.device_counts(gpu) for gpu in world.gpus

@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_records, status
+from mig_manager.core.records import gpu_codec, status
 from tests import fakes, scenes
 from tests.shell import applying_rig
 
@@ -491,7 +491,7 @@ def test_a_node_without_a_wish_tells_its_gpus_once() -> None:
     reconciler = scenes.reconciler(world)
 
     reconciler.rest()
-    assert gpu_records.from_json(world.annotations[cluster.GPUS_ANNOTATION]) == world.gpus
+    assert gpu_codec.from_json(world.annotations[cluster.GPUS_ANNOTATION]) == world.gpus
     world.log.clear()
     reconciler.rest()
 

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
 from tests import fakes
 from tests.sandbox import driver_rules
@@ -15,7 +15,7 @@ OFF = hardware.template(hardware.find("A100-SXM4-40GB"))
 
 
 def wanted(*names: str) -> model.WantedGpu:
-    counts = collections.Counter(profile.parse(name) for name in names)
+    counts = collections.Counter(profile_name.parse(name) for name in names)
     return model.WantedGpu.of(model.MigMode.ENABLED, counts)
 
 

@@ -19,7 +19,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli import console
 from mig_manager.core import model
 from mig_manager.core.layout import config
-from mig_manager.core.records import gpu_records, status
+from mig_manager.core.records import gpu_codec, status
 from mig_manager.kubectl import app, arguments
 from mig_manager.sandbox import apiserver
 from tests import fakes, programs
@@ -104,7 +104,7 @@ class Seen:
         if self.wish is not None:
             labels["nvidia.com/mig.config"] = self.wish
         if self.gpus is not None:
-            annotations["mig-manager.io/gpus"] = gpu_records.to_json(self.gpus)
+            annotations["mig-manager.io/gpus"] = gpu_codec.to_json(self.gpus)
         if self.wish is not None and self.state is not None:
             labels["nvidia.com/mig.config.state"] = self.state.value
             annotations["mig-manager.io/status"] = self._status(self.state).to_json()

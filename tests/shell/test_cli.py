@@ -14,7 +14,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.cli import command_settings, commandline, console, interrupts, main, parser
-from mig_manager.core.text import document
+from mig_manager.core import yaml_tree
 from tests.shell.commandline import Shell, forget
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
@@ -168,7 +168,7 @@ def test_every_answer_can_be_had_as_json_and_yaml(shell: Shell, argv: tuple[str,
     as_json = shell(*argv, "-o", "json", *SPEC)
     as_yaml = shell(*argv, "-o", "yaml", *SPEC)
 
-    parsed = document.plain(document.parse(as_yaml.out, source="out"))
+    parsed = yaml_tree.plain(yaml_tree.parse(as_yaml.out, source="out"))
     assert json.loads(as_json.out) == parsed
     assert (as_json.status, as_yaml.status) == (0, 0)
 

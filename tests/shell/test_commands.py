@@ -9,9 +9,8 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import plans, validate
 from mig_manager.cli.render import gpu_report
-from mig_manager.core import model
+from mig_manager.core import bar, model
 from mig_manager.core.layout import config
-from mig_manager.core.text import bar
 from tests import fakes
 from tests.shell import applying_rig
 

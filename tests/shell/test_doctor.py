@@ -21,7 +21,7 @@ from mig_manager.cli import console, main, parser
 from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.cli.doctor import doctor, doctorsettings, findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, rights
 from mig_manager.core.records import status
 from mig_manager.sandbox import apiserver, node, nvml
@@ -257,7 +257,7 @@ def test_gpus_of_a_virtual_machine_are_explained(
 def test_an_instance_that_nobody_can_use_is_named() -> None:
     garbage = model.GpuInstance(
         instance_id=3,
-        profile=profile.parse("1g.5gb"),
+        profile=profile_name.parse("1g.5gb"),
         profile_id=19,
         placement=model.Placement(4, 1),
         compute_instances=(),

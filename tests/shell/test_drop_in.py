@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mig_manager.cli import command_settings, parser
-from mig_manager.core.text import document
+from mig_manager.core import yaml_tree
 from tests.shell import commandline
 from tests.shell.commandline import Answer, Shell
 
@@ -278,7 +278,7 @@ def test_documents_are_written_as_json_or_yaml(
     as_json = shell(command, *argv, *SPEC, **environ)
     as_yaml = shell(command, *SPEC)
 
-    parsed = document.plain(document.parse(as_yaml.out, source="out"))
+    parsed = yaml_tree.plain(yaml_tree.parse(as_yaml.out, source="out"))
     assert (as_json.status, as_yaml.status) == (0, 0)
     assert as_yaml.out.startswith("version: v1\nmig-configs:\n")
     assert json.loads(as_json.out) == parsed

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import mig_manager
-from mig_manager.core.text import picture
+from mig_manager.core import picture
 from mig_manager.sandbox import apiserver
 from tests.shell import plugin_rig as rig
 

@@ -6,12 +6,11 @@ import datetime as dt
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import bar, model
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers
-from mig_manager.core.records import gpu_records
-from mig_manager.core.text import bar
+from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import history, layout, plan, selection, status
 from tests.shell import plugin_rig as rig
 from tests.unit import boards
@@ -155,7 +154,7 @@ def test_a_node_of_which_nothing_is_kept_says_so() -> None:
 def test_a_node_without_any_gpu_is_drawn_as_that() -> None:
     shown = status.Status(reports=(report(),), pods=selection.Pods(by_node={}), now=NOW)
 
-    assert gpu_records.from_json(gpu_records.to_json(())) == ()
+    assert gpu_codec.from_json(gpu_codec.to_json(())) == ()
     assert "This node has no NVIDIA GPU." in status.pictures(shown, style=PLAIN)
     assert status.slices(()) == "none"
 

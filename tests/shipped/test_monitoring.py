@@ -20,7 +20,7 @@ from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import dependencies, health, metrics, reconcile
 from mig_manager.catalogue import hardware
 from mig_manager.change import instrumentation
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
@@ -95,7 +95,7 @@ def partition(heard: metrics.Metrics, state: pathlib.Path) -> None:
     command = nvml_worker.worker_command(simulate_state=str(state))
     gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
     before = gpus.observe()
-    devices = {profile.parse("1g.5gb"): 7}
+    devices = {profile_name.parse("1g.5gb"): 7}
     wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
     gpus.execute(planner.plan(before, wanted))
     simulated.SharedState(state).lose_gpu(1)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name, yaml_tree
 from mig_manager.core.layout import config, exporting, rules
-from mig_manager.core.text import document
 
 A100 = 0x20B010DE
 A30 = 0x20B710DE
@@ -44,7 +43,7 @@ def gpu(
 
 
 def instance(number: int, names: tuple[str, ...]) -> model.GpuInstance:
-    profiles = [profile.parse(name) for name in names] or [profile.parse("1g.5gb")]
+    profiles = [profile_name.parse(name) for name in names] or [profile_name.parse("1g.5gb")]
     return model.GpuInstance(
         instance_id=number,
         profile=profiles[0].gpu_instance,
@@ -52,7 +51,7 @@ def instance(number: int, names: tuple[str, ...]) -> model.GpuInstance:
         placement=model.Placement(number, 1),
         compute_instances=tuple(
             model.ComputeInstance(
-                instance_id=each, profile=profile.parse(name), placement=None, uuid=None
+                instance_id=each, profile=profile_name.parse(name), placement=None, uuid=None
             )
             for each, name in enumerate(names)
         ),
@@ -89,7 +88,7 @@ def wanted(mode: model.MigMode = ENABLED, **counts: int) -> model.WantedGpu:
     return model.WantedGpu.of(
         mode,
         {
-            profile.parse(name.removeprefix("p").replace("_", ".")): count
+            profile_name.parse(name.removeprefix("p").replace("_", ".")): count
             for name, count in counts.items()
         },
     )
@@ -747,7 +746,7 @@ def test_what_is_exported_selects_what_was_there(
     label: str,
 ) -> None:
     data = config.export(gpus, label=label)
-    text = json.dumps(data) if as_json else document.dump(data)
+    text = json.dumps(data) if as_json else yaml_tree.dump(data)
     layout = config.parse(text, source="f").layout(label)
     expected = {each.uuid: exporting.current(each) for each in gpus if each.is_mig_capable}
     assert config.select(layout, gpus) == expected
@@ -769,9 +768,9 @@ def test_what_is_exported_selects_what_was_there(
 )
 def test_no_document_whatever_its_form_makes_the_parser_fail_otherwise(data: object) -> None:
     for text in (
-        document.dump(data),
-        document.dump({"version": "v1", "mig-configs": data}),
-        document.dump({"version": "v1", "mig-configs": {"x": [data]}}),
+        yaml_tree.dump(data),
+        yaml_tree.dump({"version": "v1", "mig-configs": data}),
+        yaml_tree.dump({"version": "v1", "mig-configs": {"x": [data]}}),
     ):
         try:
             config.parse(text, source="f")

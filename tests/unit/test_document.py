@@ -6,7 +6,7 @@ import yaml
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core.text import document
+from mig_manager.core import yaml_tree
 
 SCALARS = (
     st.none()
@@ -28,16 +28,16 @@ DATA = st.recursive(
 def _both_parsers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     # The library can come without its C part; everything must hold for either.
     if request.param == "Python":
-        monkeypatch.setattr(document, "_Loader", yaml.SafeLoader)
+        monkeypatch.setattr(yaml_tree, "_Loader", yaml.SafeLoader)
 
 
 def read(text: str) -> object:
-    return document.plain(document.parse(text, source="f"))
+    return yaml_tree.plain(yaml_tree.parse(text, source="f"))
 
 
 def error_of(text: str) -> str:
     with pytest.raises(errors.ConfigError) as caught:
-        document.parse(text, source="f")
+        yaml_tree.parse(text, source="f")
     assert caught.value.location is not None
     return str(caught.value)
 
@@ -100,18 +100,18 @@ def test_json_is_read_too() -> None:
 
 
 def test_every_key_and_value_knows_its_place() -> None:
-    root = document.parse("# top\na:\n  - b: 1\n    c: [2]\n", source="file.yaml")
-    assert isinstance(root, document.Mapping)
+    root = yaml_tree.parse("# top\na:\n  - b: 1\n    c: [2]\n", source="file.yaml")
+    assert isinstance(root, yaml_tree.Mapping)
     assert str(root.location) == "file.yaml:2:1"
     (entry,) = root.entries
     assert str(entry.location) == "file.yaml:2:1"
-    assert isinstance(entry.value, document.Sequence)
+    assert isinstance(entry.value, yaml_tree.Sequence)
     item = entry.value.items[0]
-    assert isinstance(item, document.Mapping)
+    assert isinstance(item, yaml_tree.Mapping)
     assert [str(each.location) for each in item.entries] == ["file.yaml:3:5", "file.yaml:4:5"]
     assert str(item.entries[1].value.location) == "file.yaml:4:8"
     number = item.get("b")
-    assert isinstance(number, document.Scalar)
+    assert isinstance(number, yaml_tree.Scalar)
     assert (number.value, number.text, str(number.location)) == (1, "1", "file.yaml:3:8")
     assert item.get("d") is None
 
@@ -155,10 +155,10 @@ def test_merged_keys_yield_to_own_ones_and_the_first_merge_wins() -> None:
 
 
 def test_a_merged_entry_keeps_the_place_where_it_was_written() -> None:
-    root = document.parse("a: &a\n  p: 1\nb:\n  <<: *a\n", source="f")
-    assert isinstance(root, document.Mapping)
+    root = yaml_tree.parse("a: &a\n  p: 1\nb:\n  <<: *a\n", source="f")
+    assert isinstance(root, yaml_tree.Mapping)
     merged = root.get("b")
-    assert isinstance(merged, document.Mapping)
+    assert isinstance(merged, yaml_tree.Mapping)
     assert str(merged.entries[0].location) == "f:2:3"
 
 
@@ -203,7 +203,7 @@ def test_deep_nesting_is_refused_rather_than_followed() -> None:
 
 
 def test_a_huge_text_is_refused_unread() -> None:
-    assert "characters" in error_of("#" * (document.MAX_CHARACTERS + 1))
+    assert "characters" in error_of("#" * (yaml_tree.MAX_CHARACTERS + 1))
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_value_that_its_kind_cannot_hold_is_an_error(text: str) -> None:
 )
 def test_any_text_is_either_read_or_refused_with_a_place(text: str) -> None:
     try:
-        document.parse(text, source="f")
+        yaml_tree.parse(text, source="f")
     except errors.ConfigError as error:
         assert error.location is not None  # noqa: PT017 - both outcomes are fine
 
@@ -272,7 +272,7 @@ def test_any_text_is_either_read_or_refused_with_a_place(text: str) -> None:
 )
 def test_any_jumble_of_yaml_signs_is_either_read_or_refused(text: str) -> None:
     try:
-        document.parse(text, source="f")
+        yaml_tree.parse(text, source="f")
     except errors.ConfigError as error:
         assert error.location is not None  # noqa: PT017 - both outcomes are fine
 
@@ -298,7 +298,7 @@ def test_yaml_is_written_in_the_shape_that_people_know() -> None:
         },
     }
     assert (
-        document.dump(data)
+        yaml_tree.dump(data)
         == """\
 version: v1
 mig-configs:
@@ -317,14 +317,14 @@ mig-configs:
 
 
 def test_texts_that_look_like_something_else_are_quoted() -> None:
-    assert document.dump({"on": "", "1": "yes", "n": None, "m": "null"}) == (
+    assert yaml_tree.dump({"on": "", "1": "yes", "n": None, "m": "null"}) == (
         '"on": ""\n"1": "yes"\nn: null\nm: "null"\n'
     )
 
 
 def test_long_lists_stay_on_one_line_and_shared_parts_are_written_out() -> None:
     shared = {"a": 1}
-    written = document.dump({"x": shared, "y": shared, "z": list(range(100))})
+    written = yaml_tree.dump({"x": shared, "y": shared, "z": list(range(100))})
     assert "&" not in written
     assert len(written.splitlines()) == 5
 
@@ -332,4 +332,4 @@ def test_long_lists_stay_on_one_line_and_shared_parts_are_written_out() -> None:
 @hypothesis.given(DATA)
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 def test_what_is_written_is_read_back(data: object) -> None:
-    assert read(document.dump(data)) == data
+    assert read(yaml_tree.dump(data)) == data

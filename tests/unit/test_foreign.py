@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import cluster, foreign
+from mig_manager.core.node import cluster, other_managers
 
 OWN = "11111111-2222-3333-4444-555555555555"
 
@@ -104,7 +104,7 @@ OURS = pod(
     ],
 )
 def test_a_manager_is_named_with_what_it_is(other: cluster.Pod, what: str) -> None:
-    assert foreign.managers([pod(), other], OWN) == (f"ns/{other.name} ({what})",)
+    assert other_managers.managers([pod(), other], OWN) == (f"ns/{other.name} ({what})",)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_manager_is_named_with_what_it_is(other: cluster.Pod, what: str) -> No
 def test_what_cannot_be_ourselves_counts_also_where_we_do_not_know_our_own_pod(
     other: cluster.Pod,
 ) -> None:
-    assert len(foreign.managers([other], None)) == 1
+    assert len(other_managers.managers([other], None)) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,24 +150,24 @@ def test_what_cannot_be_ourselves_counts_also_where_we_do_not_know_our_own_pod(
     ],
 )
 def test_what_changes_no_instances_is_no_manager(other: cluster.Pod) -> None:
-    assert foreign.managers([other], OWN) == ()
-    assert foreign.managers([other], None) == ()
+    assert other_managers.managers([other], OWN) == ()
+    assert other_managers.managers([other], None) == ()
 
 
 @pytest.mark.parametrize("ours", [OURS, OURS_IN_ITS_PLACE])
 def test_we_are_not_foreign_to_ourselves_wherever_we_run(ours: cluster.Pod) -> None:
-    assert foreign.managers([ours], OWN) == ()
+    assert other_managers.managers([ours], OWN) == ()
 
 
 @pytest.mark.parametrize("ours", [OURS, OURS_IN_ITS_PLACE])
 def test_where_we_do_not_know_our_own_pod_what_may_be_ourselves_does_not_count(
     ours: cluster.Pod,
 ) -> None:
-    assert foreign.managers([ours], None) == ()
+    assert other_managers.managers([ours], None) == ()
 
 
 def test_a_second_agent_of_ours_is_foreign_to_the_one_that_knows_itself() -> None:
-    assert foreign.managers([OURS, OURS_IN_ITS_PLACE], "third") == (
+    assert other_managers.managers([OURS, OURS_IN_ITS_PLACE], "third") == (
         "ns/mig-manager-abcde (another mig-manager)",
         "ns/nvidia-mig-manager-fghij (NVIDIA's mig-manager)",
     )
@@ -182,11 +182,11 @@ def test_a_manager_counts_from_the_moment_it_may_start_until_it_has_ended(
 ) -> None:
     other = pod(phase=phase, container_names=("das-daemonset",))
 
-    assert bool(foreign.managers([other], OWN)) is counts
+    assert bool(other_managers.managers([other], OWN)) is counts
 
 
 def test_the_refusal_names_every_manager_and_can_pass_by_itself() -> None:
-    error = foreign.refusal(foreign.managers([OPERATORS, DYNAMIC_DRA], OWN))
+    error = other_managers.refusal(other_managers.managers([OPERATORS, DYNAMIC_DRA], OWN))
 
     assert error.reason is errors.Reason.FOREIGN_MANAGER
     assert error.reason.is_transient

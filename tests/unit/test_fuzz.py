@@ -8,9 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.layout import config, exporting, layouts, rules, selectors
-from mig_manager.core.text import document
+from mig_manager.core import model, yaml_tree
+from mig_manager.core.layout import config, device_filter, exporting, layouts, rules
 
 SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
@@ -67,7 +66,7 @@ def check(text: str) -> None:
 
 
 def written(read: config.Document) -> str:
-    return document.dump(exporting.render(read))
+    return yaml_tree.dump(exporting.render(read))
 
 
 @st.composite
@@ -98,7 +97,7 @@ DATA = st.recursive(
 )
 STRUCTURED = st.tuples(DATA, st.booleans(), st.booleans()).map(
     lambda drawn: (
-        document.dump(_around(drawn[0], is_rule=drawn[1]))
+        yaml_tree.dump(_around(drawn[0], is_rule=drawn[1]))
         if drawn[2]
         else json.dumps(_around(drawn[0], is_rule=drawn[1]))
     )
@@ -173,11 +172,11 @@ PINS = st.builds(
 )
 UINT32 = st.integers(0, 2**32 - 1)
 FILTERS = st.builds(
-    lambda device, subsystem: selectors.DeviceFilter(device_id=device, subsystem_id=subsystem),
+    lambda device, subsystem: device_filter.DeviceFilter(device_id=device, subsystem_id=subsystem),
     UINT32,
     st.none() | UINT32,
 ) | st.sampled_from(["A100-SXM4-40GB", "NVIDIA H100*", "*", "rtx pro 6000 [a-z]*", "A?0"]).map(
-    selectors.parse_filter
+    device_filter.parse_filter
 )
 IDENTITIES = st.uuids().map(lambda each: f"GPU-{each}") | st.tuples(
     UINT32, st.integers(0, 255), st.integers(0, 31), st.integers(0, 7)

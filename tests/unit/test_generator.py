@@ -10,10 +10,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware, products
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name, yaml_tree
 from mig_manager.core.layout import config, generator
 from mig_manager.core.planner import planner
-from mig_manager.core.text import document
 
 A100_40, A100_80, A30, H100 = "a100-sxm4-40gb", "a100-sxm4-80gb", "a30", "h100-sxm5-80gb"
 RTX = "rtx-pro-6000-blackwell-server"
@@ -67,7 +66,7 @@ def kind(device_id: int, *rows: tuple[str, tuple[int, ...], int]) -> generator.K
         device_ids=(device_id,),
         profiles=tuple(
             model.GpuInstanceProfile(
-                profile=profile.parse(name),
+                profile=profile_name.parse(name),
                 enum_index=number,
                 profile_id=number,
                 memory_mib=1024,
@@ -217,7 +216,7 @@ def test_how_many_fit_is_what_the_driver_says(name: str) -> None:
 @pytest.mark.parametrize("name", products.names())
 def test_every_layout_is_one_that_the_planner_can_do(name: str) -> None:
     gpu = hardware.template(hardware.find(name))
-    text = document.dump(generator.document(kinds(name), has_all_maximal=True))
+    text = yaml_tree.dump(generator.document(kinds(name), has_all_maximal=True))
 
     for layout in config.parse(text, source="generated").layouts.values():
         wanted = config.select(layout, [gpu])
@@ -288,7 +287,7 @@ def test_every_name_is_a_legal_label_value_and_short_enough(name: str) -> None:
 def test_a_name_that_would_be_too_long_is_cut_and_stays_its_own() -> None:
     names = [f"{slices}g.{slices}00gb+me.all" for slices in range(1, 8)]
     counts = [
-        tuple((profile.parse(name), 2) for name in chosen)
+        tuple((profile_name.parse(name), 2) for name in chosen)
         for chosen in itertools.combinations(names, 6)
     ]
 
@@ -299,7 +298,7 @@ def test_a_name_that_would_be_too_long_is_cut_and_stays_its_own() -> None:
 
 
 def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
-    text = document.dump(generator.document(kinds(*products.names()), has_all_maximal=True))
+    text = yaml_tree.dump(generator.document(kinds(*products.names()), has_all_maximal=True))
 
     assert len(config.parse(text, source="generated").layouts) > 500
 

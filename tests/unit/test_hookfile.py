@@ -5,9 +5,9 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
+from mig_manager.core import yaml_tree
 from mig_manager.core.host import hooks
 from mig_manager.core.host.hooks import Point
-from mig_manager.core.text import document
 
 TWO_BY_TWO = """
 version: v1
@@ -44,8 +44,8 @@ def test_two_points_with_two_hooks_each_are_read_in_their_order() -> None:
 
 
 def test_what_is_written_out_and_read_again_is_the_same() -> None:
-    plain = document.plain(document.parse(TWO_BY_TWO, source="h.yaml"))
-    again = parse(document.dump(plain))
+    plain = yaml_tree.plain(yaml_tree.parse(TWO_BY_TWO, source="h.yaml"))
+    again = parse(yaml_tree.dump(plain))
 
     def bare(table: hooks.Table) -> object:
         return {

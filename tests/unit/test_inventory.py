@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_records
+from mig_manager.core.records import gpu_codec
 from tests import fakes
 
 PRODUCTS = [each for each in hardware.products().values() if not each.not_simulatable]
@@ -43,7 +43,7 @@ def test_of_every_product_the_gpus_come_back_as_they_were_but_for_ids(
 ) -> None:
     gpus = full(product)
 
-    back = gpu_records.from_json(gpu_records.to_json(gpus))
+    back = gpu_codec.from_json(gpu_codec.to_json(gpus))
 
     assert planner.restore(back, [gpu.snapshot for gpu in gpus]).is_empty
     bare = [dataclasses.replace(gpu, gpu_instances=()) for gpu in gpus]
@@ -52,7 +52,7 @@ def test_of_every_product_the_gpus_come_back_as_they_were_but_for_ids(
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.key)
 def test_eight_full_gpus_are_told_in_five_kilobytes(product: hardware.Product) -> None:
-    assert len(gpu_records.to_json(full(product))) < 5 * 1024
+    assert len(gpu_codec.to_json(full(product))) < 5 * 1024
 
 
 @given(
@@ -61,7 +61,7 @@ def test_eight_full_gpus_are_told_in_five_kilobytes(product: hardware.Product) -
 )
 def test_the_plan_is_the_same_from_both(before: dict[str, int], after: dict[str, int]) -> None:
     def wanted(counts: dict[str, int]) -> model.WantedGpu:
-        devices = {profile.parse(name): count for name, count in counts.items()}
+        devices = {profile_name.parse(name): count for name, count in counts.items()}
         return model.WantedGpu.of(model.MigMode.ENABLED, devices)
 
     def shape(gpus: tuple[model.Gpu, ...]) -> object:
@@ -79,7 +79,7 @@ def test_the_plan_is_the_same_from_both(before: dict[str, int], after: dict[str,
         # What does not fit is not there before.
         gpus = fakes.brought_to(gpus, wanted(before))
 
-    assert shape(gpu_records.from_json(gpu_records.to_json(gpus))) == shape(gpus)
+    assert shape(gpu_codec.from_json(gpu_codec.to_json(gpus))) == shape(gpus)
 
 
 def test_a_gpu_whose_profiles_are_not_told_while_mig_is_off_and_one_without_mig_come_back() -> (
@@ -91,10 +91,10 @@ def test_a_gpu_whose_profiles_are_not_told_while_mig_is_off_and_one_without_mig_
         dataclasses.replace(hardware.template(product, 1), current_mode=None, pending_mode=None),
     )
 
-    assert gpu_records.from_json(gpu_records.to_json(gpus)) == gpus
+    assert gpu_codec.from_json(gpu_codec.to_json(gpus)) == gpus
 
 
-GOOD = json.loads(gpu_records.to_json(eight(hardware.find("A30"))[:1]))
+GOOD = json.loads(gpu_codec.to_json(eight(hardware.find("A30"))[:1]))
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ GOOD = json.loads(gpu_records.to_json(eight(hardware.find("A30"))[:1]))
 )
 def test_nonsense_is_refused_with_one_kind_of_error(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any text of it
-        gpu_records.from_json(text)
+        gpu_codec.from_json(text)
 
 
 def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> None:
     gpus = eight(hardware.find("A100-SXM4-40GB"))
     seen = fakes.seen_of(gpus, {gpus[3].uuid})
 
-    back = gpu_records.from_json(gpu_records.to_json(seen))
+    back = gpu_codec.from_json(gpu_codec.to_json(seen))
 
     assert [gpu.index for gpu in back] == [0, 1, 2, 4, 5, 6, 7]
     assert back.unreachable == seen.unreachable
@@ -131,7 +131,7 @@ def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> N
 
 @pytest.mark.parametrize("row", [3, {}, {"index": -1}, {"index": 3, "uuid": "x" * 999}])
 def test_an_unreachable_gpu_that_makes_no_sense_is_refused(row: object) -> None:
-    data = json.loads(gpu_records.to_json(eight(hardware.find("A100-SXM4-40GB"))))
+    data = json.loads(gpu_codec.to_json(eight(hardware.find("A100-SXM4-40GB"))))
 
     with pytest.raises(ValueError, match=r"."):
-        gpu_records.from_json(json.dumps(data | {"unreachable": [row]}))
+        gpu_codec.from_json(json.dumps(data | {"unreachable": [row]}))

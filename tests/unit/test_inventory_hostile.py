@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_manager.core import model
-from mig_manager.core.records import gpu_records
-from mig_manager.core.text import bar, picture
+from mig_manager.core import bar, model, picture
+from mig_manager.core.records import gpu_codec
 from tests.unit import boards
 
 BALANCED = ("1g.5gb@0", "1g.5gb@1", "2g.10gb@2[1c@0 1c@1]", "3g.20gb@4")
@@ -32,7 +31,7 @@ GPUS = [
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_a_gpu_looks_the_same_from_afar(gpu: model.Gpu) -> None:
-    (back,) = gpu_records.from_json(gpu_records.to_json([gpu]))
+    (back,) = gpu_codec.from_json(gpu_codec.to_json([gpu]))
 
     assert picture.draw_gpus([back], style=bar.Style()) == picture.draw_gpus(
         [gpu], style=bar.Style()
@@ -45,14 +44,14 @@ def test_a_gpu_looks_the_same_from_afar(gpu: model.Gpu) -> None:
 def test_a_product_can_be_had_idle() -> None:
     gpu = boards.gpu(boards.A100, *BALANCED)
 
-    assert gpu_records.idle(gpu) == boards.gpu(boards.A100, mode=model.MigMode.DISABLED)
-    assert gpu_records.idle(boards.gpu(None, mode=None)).current_mode is None
+    assert gpu_codec.idle(gpu) == boards.gpu(boards.A100, mode=model.MigMode.DISABLED)
+    assert gpu_codec.idle(boards.gpu(None, mode=None)).current_mode is None
 
 
 def test_a_text_of_somebody_else_cannot_drive_a_terminal() -> None:
     gpu = dataclasses.replace(boards.gpu(boards.A100), name="A\x1b[2J\u202e100", uuid="GPU-\r0")
 
-    (back,) = gpu_records.from_json(gpu_records.to_json([gpu]))
+    (back,) = gpu_codec.from_json(gpu_codec.to_json([gpu]))
 
     assert back.name.isprintable()
     assert back.uuid.isprintable()
@@ -60,7 +59,7 @@ def test_a_text_of_somebody_else_cannot_drive_a_terminal() -> None:
 
 def changed(**members: Any) -> str:
     """Return a good annotation with members of its GPU or model replaced."""
-    data = json.loads(gpu_records.to_json([boards.gpu(boards.A100, *BALANCED)]))
+    data = json.loads(gpu_codec.to_json([boards.gpu(boards.A100, *BALANCED)]))
     for name, value in members.items():
         where = data["gpus"][0] if name in data["gpus"][0] else data["models"][0]
         (where if name in where else data)[name] = value
@@ -101,7 +100,7 @@ BAD = {
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
 def test_what_no_gpu_can_have_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        gpu_records.from_json(text)
+        gpu_codec.from_json(text)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_two_gpus_cannot_share_an_identity(index: int, uuid: str, member: str) -
     other = dataclasses.replace(first, index=index, uuid=uuid)
 
     with pytest.raises(ValueError, match=f"same {member}"):
-        gpu_records.from_json(gpu_records.to_json([first, other]))
+        gpu_codec.from_json(gpu_codec.to_json([first, other]))
 
 
 @given(
@@ -131,7 +130,7 @@ def test_two_gpus_cannot_share_an_identity(index: int, uuid: str, member: str) -
 def test_no_json_provokes_anything_but_a_refusal(data: object) -> None:
     whole = {"version": 1, **data} if isinstance(data, dict) else data
     try:
-        found = gpu_records.from_json(json.dumps(whole))
+        found = gpu_codec.from_json(json.dumps(whole))
     except ValueError:
         return
     assert all(gpu.name.isprintable() for gpu in found)

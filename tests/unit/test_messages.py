@@ -2,7 +2,7 @@
 
 from mig_manager import errors
 from mig_manager.agent import outcomes
-from mig_manager.core.text import messages
+from mig_manager.core import messages
 
 
 def test_a_few_of_many_are_named_and_the_others_counted() -> None:

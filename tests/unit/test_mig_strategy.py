@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.node import mig_strategy
 from mig_manager.sandbox.cluster import deviceplugin, nodeoptions, programs
 
@@ -25,7 +25,7 @@ def layout(index: int, mode: str, names: tuple[str, ...]) -> mig_strategy.GpuLay
     return mig_strategy.GpuLayout(
         name=f"GPU {index}",
         is_enabled=mode == "on",
-        profiles=[profile.parse(name) for name in names],
+        profiles=[profile_name.parse(name) for name in names],
     )
 
 
@@ -38,7 +38,7 @@ def seen(index: int, mode: str, names: tuple[str, ...]) -> nodeoptions.SeenGpu:
         is_mig_capable=True,
         is_mig_enabled=mode == "on",
         mig_devices=tuple(
-            nodeoptions.MigDevice(uuid=f"MIG-{index}-{number}", profile=profile.parse(name))
+            nodeoptions.MigDevice(uuid=f"MIG-{index}-{number}", profile=profile_name.parse(name))
             for number, name in enumerate(names)
         ),
     )
@@ -79,6 +79,8 @@ def test_the_cause_is_named(layouts: list[tuple[str, tuple[str, ...]]], why: str
 def test_console_gpus_do_not_count() -> None:
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     display = dataclasses.replace(gpu, index=1, uuid="GPU-display", name="DGX Display")
-    wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, {profile.parse("1g.5gb"): 7})}
+    wanted = {
+        gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
+    }
 
     assert not mig_strategy.refusals(mig_strategy.of_node((gpu, display), wanted))

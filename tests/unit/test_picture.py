@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from mig_manager.core import model
+from mig_manager.core import bar, model, picture
 from mig_manager.core.planner import planner
-from mig_manager.core.text import bar, picture
 from tests.unit import boards
 
 PLAIN = bar.Style()

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config, exporting
 from mig_manager.core.planner import planner
-from mig_manager.core.text import document
 from tests.unit import boards, layouts, machine, oracle
 
 
@@ -200,7 +199,7 @@ def test_what_is_exported_with_places_brings_every_instance_back(
 ) -> None:
     before = data.draw(layouts.gpus(board, idle=False))
     now = data.draw(layouts.gpus(board))
-    text = document.dump(config.export([before], label="x", has_placements=True))
+    text = yaml_tree.dump(config.export([before], label="x", has_placements=True))
     wanted = config.select(config.parse(text, source="f").layout("x"), [now])
     plan = planner.plan([now], wanted)
     reached = machine.run(now, plan.steps)

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import nodes, preview
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_records
+from mig_manager.core.records import gpu_codec
 from tests import fakes, scenes
 
 A100 = hardware.find("A100-SXM4-40GB")
@@ -23,7 +23,7 @@ def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[mode
     bare = tuple(hardware.template(A100, index) for index in range(count))
     if devices is None:
         return bare
-    wanted = {profile.parse(name): number for name, number in devices.items()}
+    wanted = {profile_name.parse(name): number for name, number in devices.items()}
     return fakes.brought_to(bare, model.WantedGpu.of(model.MigMode.ENABLED, wanted))
 
 
@@ -36,7 +36,7 @@ def node(there: tuple[model.Gpu, ...], **allocatable: int) -> nodes.Node:
         applied="",
         is_ready=True,
         is_cordoned=False,
-        gpus=gpu_records.to_json(there),
+        gpus=gpu_codec.to_json(there),
         allocatable=allocatable,
     )
 

@@ -5,7 +5,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 
 WELL_FORMED = (
     "1g.5gb",
@@ -98,26 +98,26 @@ GIB = 2**30
 
 
 def gpu_instances(*names: str) -> tuple[model.Profile, ...]:
-    return tuple(profile.parse(name) for name in names)
+    return tuple(profile_name.parse(name) for name in names)
 
 
 @pytest.mark.parametrize("text", WELL_FORMED)
 def test_a_well_formed_name_is_read_and_reading_what_is_printed_gives_the_same(text: str) -> None:
-    read = profile.parse(text)
-    assert profile.parse(str(read)) == read
+    read = profile_name.parse(text)
+    assert profile_name.parse(str(read)) == read
 
 
 @pytest.mark.parametrize("text", MALFORMED)
 def test_a_malformed_name_is_refused_in_a_sentence(text: str) -> None:
     with pytest.raises(ValueError, match=r"profile"):
-        profile.parse(text)
+        profile_name.parse(text)
 
 
 def test_the_fields_of_a_name_are_told_apart() -> None:
-    assert profile.parse("1c.2g.10gb+me.all,gfx") == model.Profile(
+    assert profile_name.parse("1c.2g.10gb+me.all,gfx") == model.Profile(
         compute_slices=1, gpu_slices=2, memory_gb=10, attributes=("gfx", "me.all")
     )
-    assert profile.parse("2g.48gb-me") == model.Profile(
+    assert profile_name.parse("2g.48gb-me") == model.Profile(
         compute_slices=2, gpu_slices=2, memory_gb=48, negated_attributes=("me",)
     )
 
@@ -127,18 +127,18 @@ def test_the_fields_of_a_name_are_told_apart() -> None:
     [("1c.1g.5gb", "1g.5gb"), ("01g.05gb", "1g.5gb"), ("1g.5gb+b,a", "1g.5gb+a,b")],
 )
 def test_spellings_of_the_same_profile_are_equal(one: str, other: str) -> None:
-    assert profile.parse(one) == profile.parse(other)
+    assert profile_name.parse(one) == profile_name.parse(other)
 
 
 @hypothesis.given(PROFILES)
 def test_any_profile_survives_being_printed_and_read(known: model.Profile) -> None:
-    assert profile.parse(str(known)) == known
+    assert profile_name.parse(str(known)) == known
 
 
 @hypothesis.given(st.text(max_size=30))
 def test_no_text_makes_the_parser_fail_otherwise(text: str) -> None:
     try:
-        profile.parse(text)
+        profile_name.parse(text)
     except ValueError as error:
         assert str(error)  # noqa: PT017 - a sentence is all that is asked
 
@@ -154,17 +154,17 @@ def test_no_text_makes_the_parser_fail_otherwise(text: str) -> None:
 )
 def test_a_usual_slip_is_answered_with_the_right_spelling(slip: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean '{meant.replace('+', r'[+]')}'"):
-        profile.parse(slip)
+        profile_name.parse(slip)
 
 
 def test_other_mistakes_are_answered_with_examples() -> None:
     with pytest.raises(ValueError, match=r"'bogus' is not a MIG profile; profiles look like 1g"):
-        profile.parse("bogus")
+        profile_name.parse("bogus")
 
 
 def test_a_very_long_text_is_not_repeated_in_full() -> None:
     with pytest.raises(ValueError, match=r"xxx\.\.\.") as caught:
-        profile.parse("x" * 10_000)
+        profile_name.parse("x" * 10_000)
     assert len(str(caught.value)) < 250
 
 
@@ -198,7 +198,7 @@ def test_a_very_long_text_is_not_repeated_in_full() -> None:
 def test_memory_in_a_name_is_rounded_as_the_driver_rounds(
     total_mib: int, instance_mib: int, expected: int
 ) -> None:
-    got = profile.memory_gb(instance_mib=instance_mib, total_bytes=total_mib * 2**20)
+    got = profile_name.memory_gb(instance_mib=instance_mib, total_bytes=total_mib * 2**20)
     assert got == expected
 
 
@@ -209,14 +209,15 @@ def test_memory_is_rounded_up_to_the_next_eighth_of_the_whole(total_gib: int) ->
         share = math.ceil(fractions.Fraction(instance_mib, 128 * total_gib))
         expected = math.floor(fractions.Fraction(share * total_gib, 8) + fractions.Fraction(1, 2))
         assert (
-            profile.memory_gb(instance_mib=instance_mib, total_bytes=total_gib * GIB) == expected
+            profile_name.memory_gb(instance_mib=instance_mib, total_bytes=total_gib * GIB)
+            == expected
         )
 
 
 @pytest.mark.parametrize("total_bytes", [0, -1])
 def test_a_gpu_without_memory_has_no_profile_names(total_bytes: int) -> None:
     with pytest.raises(ValueError, match="cannot be"):
-        profile.memory_gb(instance_mib=1, total_bytes=total_bytes)
+        profile_name.memory_gb(instance_mib=1, total_bytes=total_bytes)
 
 
 @pytest.mark.parametrize(
@@ -245,15 +246,15 @@ def test_a_gpu_without_memory_has_no_profile_names(total_bytes: int) -> None:
 def test_every_profile_number_of_nvml_has_a_name(
     enum_index: int, slices: int, expected: str
 ) -> None:
-    named = profile.from_nvml(enum_index=enum_index, slice_count=slices, memory_gb=24)
+    named = profile_name.from_nvml(enum_index=enum_index, slice_count=slices, memory_gb=24)
     assert str(named) == expected
-    assert named == profile.parse(expected)
+    assert named == profile_name.parse(expected)
 
 
 @pytest.mark.parametrize("enum_index", [-1, 18, 99])
 def test_a_profile_number_from_the_future_is_not_given_a_name(enum_index: int) -> None:
     with pytest.raises(ValueError, match="unknown to this version"):
-        profile.from_nvml(enum_index=enum_index, slice_count=1, memory_gb=5)
+        profile_name.from_nvml(enum_index=enum_index, slice_count=1, memory_gb=5)
 
 
 A100_80 = gpu_instances(
@@ -262,27 +263,27 @@ A100_80 = gpu_instances(
 
 
 def test_the_same_slices_with_other_memory_are_suggested_nearest_first() -> None:
-    suggested = profile.suggest(profile.parse("1g.5gb"), A100_80)
+    suggested = profile_name.suggest(profile_name.parse("1g.5gb"), A100_80)
     assert suggested == gpu_instances("1g.10gb", "1g.20gb", "1g.10gb+me")
 
 
 def test_the_same_attributes_are_suggested_before_others() -> None:
-    suggested = profile.suggest("1g.5gb+me", A100_80)
-    assert suggested[0] == profile.parse("1g.10gb+me")
+    suggested = profile_name.suggest("1g.5gb+me", A100_80)
+    assert suggested[0] == profile_name.parse("1g.10gb+me")
 
 
 def test_compute_slices_are_carried_over_to_the_suggestion() -> None:
-    assert profile.suggest("1c.2g.10gb", A100_80) == gpu_instances("1c.2g.20gb")
+    assert profile_name.suggest("1c.2g.10gb", A100_80) == gpu_instances("1c.2g.20gb")
 
 
 def test_what_was_asked_for_is_never_suggested() -> None:
-    assert profile.suggest("7g.80gb", A100_80) == ()
+    assert profile_name.suggest("7g.80gb", A100_80) == ()
 
 
 def test_slices_that_the_gpu_lacks_lead_to_no_suggestion() -> None:
-    assert profile.suggest(profile.parse("6g.60gb"), A100_80) == ()
+    assert profile_name.suggest(profile_name.parse("6g.60gb"), A100_80) == ()
 
 
 def test_text_that_is_no_profile_is_compared_by_its_letters() -> None:
-    assert profile.suggest("3G.40GB", A100_80)[0] == profile.parse("3g.40gb")
-    assert profile.suggest("nonsense", A100_80) == ()
+    assert profile_name.suggest("3G.40GB", A100_80)[0] == profile_name.parse("3g.40gb")
+    assert profile_name.suggest("nonsense", A100_80) == ()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.node import resources
 
 
@@ -14,13 +14,13 @@ def gpu(mode: model.MigMode, *profiles: str) -> model.Gpu:
     instances = tuple(
         model.GpuInstance(
             instance_id=number,
-            profile=profile.parse(name).gpu_instance,
+            profile=profile_name.parse(name).gpu_instance,
             profile_id=19,
             placement=model.Placement(number, 1),
             compute_instances=(
                 model.ComputeInstance(
                     instance_id=0,
-                    profile=profile.parse(name),
+                    profile=profile_name.parse(name),
                     placement=None,
                     uuid=f"MIG-{number}",
                 ),
@@ -44,7 +44,7 @@ def gpu(mode: model.MigMode, *profiles: str) -> model.Gpu:
 def test_a_profile_has_the_name_that_nvidias_plugin_gives_it(
     name: str, resource: str | None
 ) -> None:
-    assert resources.of_profile(profile.parse(name)) == resource
+    assert resources.of_profile(profile_name.parse(name)) == resource
 
 
 def test_whole_gpus_and_devices_are_counted_and_what_has_no_name_is_left_out() -> None:

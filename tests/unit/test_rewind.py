@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_records
+from mig_manager.core.records import gpu_codec
 from tests import fakes
 
 ON = model.MigMode.ENABLED
@@ -17,7 +17,7 @@ ON = model.MigMode.ENABLED
 def gpu_with(**counts: int) -> model.Gpu:
     """Return an A100 with so many instances of each profile, such as ``g1=2``."""
     names = {"g1": "1g.5gb", "g2": "2g.10gb", "g3": "3g.20gb", "c1": "1c.3g.20gb"}
-    wanted = {profile.parse(names[key]): count for key, count in counts.items()}
+    wanted = {profile_name.parse(names[key]): count for key, count in counts.items()}
     empty = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     return fakes.brought_to((empty,), model.WantedGpu.of(ON, wanted))[0]
 
@@ -189,7 +189,7 @@ def test_the_journal_keeps_what_a_change_creates() -> None:
     plan, _ = replan(gpu, c1=2)
     (before,) = planner.baseline(plan, (gpu,))
 
-    (read,) = gpu_records.from_data(gpu_records.to_data([before]))
+    (read,) = gpu_codec.from_data(gpu_codec.to_data([before]))
 
     assert before.created
     assert read.created == before.created
@@ -198,8 +198,8 @@ def test_the_journal_keeps_what_a_change_creates() -> None:
 @pytest.mark.parametrize("row", [[], ["1g.5gb"], ["1g.5gb", 0, 1, 0], ["x", 0, 1], 3])
 def test_a_creation_that_makes_no_sense_is_refused(row: object) -> None:
     gpu = gpu_with(g2=1)
-    data = gpu_records.to_data([gpu.snapshot])
+    data = gpu_codec.to_data([gpu.snapshot])
     data[0]["created"] = [row]
 
     with pytest.raises(ValueError, match=r"."):
-        gpu_records.from_data(data)
+        gpu_codec.from_data(data)

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mig_manager.cli.render import rollout_report
-from mig_manager.core import model
+from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes, rollout
-from mig_manager.core.text import bar
 
 LAYOUT, FORMER = "new", "old"
 Standing = rollout.Standing

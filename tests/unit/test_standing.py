@@ -12,16 +12,16 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import node_report
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_records
+from mig_manager.core.records import gpu_codec
 from tests.unit import boards
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
-GPUS = gpu_records.to_json([boards.gpu(boards.A100, "1g.5gb@0")])
+GPUS = gpu_codec.to_json([boards.gpu(boards.A100, "1g.5gb@0")])
 Standing = node_report.Standing
 
-WITHOUT_ONE = gpu_records.to_json(
+WITHOUT_ONE = gpu_codec.to_json(
     model.ObservedGpus(
-        gpu_records.from_json(GPUS),
+        gpu_codec.from_json(GPUS),
         [
             model.UnreachableGpu(
                 index=7,

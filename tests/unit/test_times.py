@@ -4,7 +4,7 @@ import datetime as dt
 
 import pytest
 
-from mig_manager.core.text import messages
+from mig_manager.core import messages
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 

@@ -16,12 +16,12 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import driver_files, programs
-from mig_manager.core.host import hostsettings
-from mig_manager.core.text import document
+from mig_manager.core import yaml_tree
+from mig_manager.core.host import host_settings
 
 _REASON = errors.Reason.DEVICE_FILES_FAILED
 _TOOL = "nvidia-ctk"
-_MAX_SPEC_BYTES = document.MAX_CHARACTERS
+_MAX_SPEC_BYTES = yaml_tree.MAX_CHARACTERS
 """Eight GPUs cut in seven, each under two names, come to less than a tenth of it."""
 
 SPEC = "/var/run/cdi/nvidia.yaml"
@@ -75,7 +75,7 @@ class CdiSpecs:
 
     def __init__(
         self,
-        roots: hostsettings.HostRoots,
+        roots: host_settings.HostRoots,
         *,
         makes_management: bool,
         timeout_s: float,
@@ -247,7 +247,7 @@ def _documents(text: str, source: str) -> tuple[_Spec, ...]:
 
 def _spec(text: str, source: str) -> _Spec:
     try:
-        data = document.plain(document.parse(text, source=source))
+        data = yaml_tree.plain(yaml_tree.parse(text, source=source))
     except errors.ConfigError as error:
         raise errors.HostError(
             f"{source} is no CDI spec: {error.message}", reason=_REASON

@@ -26,7 +26,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import cdi, procfs
-from mig_manager.core.host import hostsettings
+from mig_manager.core.host import host_settings
 
 _MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
 _FIELD = re.compile(r"^(DeviceFile\w+): (\d+)$", re.MULTILINE)
@@ -226,7 +226,7 @@ class DeviceFiles:
 
     def __init__(
         self,
-        roots: hostsettings.HostRoots,
+        roots: host_settings.HostRoots,
         *,
         is_cdi_enabled: bool = False,
         timeout_s: float = _TIMEOUT_S,

@@ -15,10 +15,9 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, programs
-from mig_manager.core import model
-from mig_manager.core.host import holders, hostsettings
+from mig_manager.core import model, safetext
+from mig_manager.core.host import holders, host_settings
 from mig_manager.core.host import holders as processes
-from mig_manager.core.text import safetext
 
 MAX_BYTES = 4 * 2**20
 """A GPU cut in seven with hundreds of processes needs a tenth of it."""
@@ -306,7 +305,7 @@ class SmiReset:
         )
 
 
-def roots(host: hostsettings.HostRoots) -> tuple[programs.Root, ...]:
+def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
     """Return where to look for ``nvidia-smi``, best first: with the driver, on the host, here.
 
     Not here first, as for other tools: the persistence daemon lets go of a GPU only for an

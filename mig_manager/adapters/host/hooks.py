@@ -15,8 +15,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, programs, subprocesses
+from mig_manager.core import safetext
 from mig_manager.core.host import hooks
-from mig_manager.core.text import safetext
 
 _MAX_LOGGED = 4096
 """Characters of a hook's output, each of its two kinds, in the log."""

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.core import timing
-from mig_manager.core.text import safetext
+from mig_manager.core import safetext, timing
 
 _MODE = 0o600
 _HOLDER_MODE = 0o644

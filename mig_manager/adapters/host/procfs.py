@@ -18,7 +18,7 @@ import pathlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from mig_manager.core.text import messages, safetext
+from mig_manager.core import messages, safetext
 
 ROOT = pathlib.Path("/proc")
 

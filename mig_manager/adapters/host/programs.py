@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import driver_files, subprocesses
-from mig_manager.core.host import hostsettings
-from mig_manager.core.text import safetext
+from mig_manager.core import safetext
+from mig_manager.core.host import host_settings
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """How much of what a program says is kept where the caller does not need all of it."""
@@ -195,7 +195,7 @@ class Programs:
         return Program(path=path, root=_TOP, variables=self._loader_variables)
 
 
-def roots(host: hostsettings.HostRoots, *, here: pathlib.Path = _TOP) -> tuple[Root, ...]:
+def roots(host: host_settings.HostRoots, *, here: pathlib.Path = _TOP) -> tuple[Root, ...]:
     """Return where the driver's programs may be, best first.
 
     Our own root comes first: NVIDIA's container toolkit puts them there. A driver that has its

@@ -13,7 +13,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import system_bus
-from mig_manager.core.host import hostclients
+from mig_manager.core.host import host_services
 from mig_manager.errors import Reason
 
 CALL_TIMEOUT_S = 10.0
@@ -114,7 +114,7 @@ class Systemd:
             for name in names:
                 if _is_running(connection, name):
                     found |= dict.fromkeys((*_stopped_along(connection, name), name))
-        return hostclients.stop_order(tuple(found))
+        return host_services.stop_order(tuple(found))
 
     def stop(self, name: str) -> None:
         """Stop a service and wait until it has; done when it is not running.
@@ -146,7 +146,7 @@ class Systemd:
         """
         if name in listed:
             return True
-        if not hostclients.is_stoppable(name):
+        if not host_services.is_stoppable(name):
             return False
         with self._session(f"asking what {name} depends on", self._call_timeout_s) as connection:
             return not _stopped_with(connection, name).isdisjoint(listed)
@@ -257,11 +257,11 @@ def _stopped_along(connection: system_bus.Connection, name: str) -> tuple[str, .
             if each not in found and each != name and _is_running(connection, each):
                 found[each] = None
                 due.append(each)
-    lost = [each for each in found if hostclients.is_protected(each)]
+    lost = [each for each in found if host_services.is_protected(each)]
     if lost:
         raise _failure(name, f"cannot be stopped: systemd would stop {', '.join(lost)} along")
     # Those found last depend on those found first.
-    return tuple(each for each in reversed(found) if hostclients.can_be_restarted(each))
+    return tuple(each for each in reversed(found) if host_services.can_be_restarted(each))
 
 
 def _dependents(connection: system_bus.Connection, name: str) -> Iterator[str]:
@@ -290,7 +290,7 @@ def _stopped_with(connection: system_bus.Connection, name: str) -> set[str]:
                 due += [
                     each
                     for each in new
-                    if hostclients.can_be_restarted(each) or each.endswith(".target")
+                    if host_services.can_be_restarted(each) or each.endswith(".target")
                 ]
     return found
 

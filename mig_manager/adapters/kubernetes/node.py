@@ -13,9 +13,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core import timing
+from mig_manager.core import messages, timing
 from mig_manager.core.node import cluster, objects
-from mig_manager.core.text import messages
 
 _PATH = "/api/v1/namespaces/default/events"
 """Events about objects without a namespace live here, by validation of the API server."""

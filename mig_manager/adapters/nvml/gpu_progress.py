@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from mig_manager.core.text import safetext
+from mig_manager.core import safetext
 
 _SLOTS = 128
 """Threads that can tell: one for each GPU, the main thread, and plenty to spare."""

@@ -7,7 +7,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import nvml_calls
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 
 Handle = Any
 """An opaque NVML handle; valid until what it names is destroyed, or MIG mode is switched."""
@@ -124,9 +124,9 @@ def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
                 reason=errors.Reason.NOT_SUPPORTED,
                 operation="nvmlDeviceGetMemoryInfo",
             )
-        memory_gb = profile.memory_gb(instance_mib=info.memorySizeMB, total_bytes=total_bytes)
-    if enum_index in profile.GPU_INSTANCE_PROFILES:
-        return profile.from_nvml(
+        memory_gb = profile_name.memory_gb(instance_mib=info.memorySizeMB, total_bytes=total_bytes)
+    if enum_index in profile_name.GPU_INSTANCE_PROFILES:
+        return profile_name.from_nvml(
             enum_index=enum_index, slice_count=info.sliceCount, memory_gb=memory_gb
         )
     # Its name is not known, yet its instances take room: they must be seen and can be destroyed.

@@ -12,9 +12,8 @@ import pynvml
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import nvml_calls, nvml_device, nvml_session
-from mig_manager.core import model
+from mig_manager.core import model, safetext
 from mig_manager.core.host import holders
-from mig_manager.core.text import safetext
 
 NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that uses the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import gpu_progress
-from mig_manager.core.text import messages
+from mig_manager.core import messages
 
 _MAX_CALLS = 8
 

@@ -6,7 +6,7 @@ from mig_manager.adapters.kubernetes import access, api
 from mig_manager.cli.doctor import findings
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model
-from mig_manager.core.node import clients, cluster, foreign, rights
+from mig_manager.core.node import clients, cluster, other_managers, rights
 
 Api = findings.Once[api.KubeApi]
 Node = findings.Once[cluster.NodeView]
@@ -105,7 +105,7 @@ def interrupted_run(node: Node) -> Sequence[findings.Found]:
 
 def foreign_managers(pods: Pods, own_pod_uid: str | None) -> Sequence[findings.Found]:
     """Tell who else manages MIG here."""
-    found = foreign.managers(pods.needed(), own_pod_uid)
+    found = other_managers.managers(pods.needed(), own_pod_uid)
     return [findings.fail(name) for name in found] or [findings.ok("none on this node")]
 
 

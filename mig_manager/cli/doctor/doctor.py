@@ -16,9 +16,8 @@ from mig_manager.cli import command_settings, console
 from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.cli.doctor import doctorsettings, findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
-from mig_manager.core import model
+from mig_manager.core import bar, model, picture, safetext, yaml_tree
 from mig_manager.core.node import cluster
-from mig_manager.core.text import bar, document, picture, safetext
 
 _MARGIN_S = 3.0
 """What a check may take beyond what it asks: to end a process that does not answer, and start."""
@@ -39,7 +38,7 @@ def run(given: doctorsettings.DoctorSettings, terminal: console.Console) -> bool
         case command_settings.OutputFormat.JSON:
             terminal.say(json.dumps(report.to_data(), indent=2))
         case command_settings.OutputFormat.YAML:
-            terminal.say(document.dump(report.to_data()))
+            terminal.say(yaml_tree.dump(report.to_data()))
         case command_settings.OutputFormat.TEXT | command_settings.OutputFormat.WIDE:
             terminal.say(table(report, style=terminal.style(given.colour)))
     return report.is_good

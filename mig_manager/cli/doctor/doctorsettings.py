@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.cli import command_settings, placeholders
-from mig_manager.core.host import hostsettings
+from mig_manager.core.host import host_settings
 from mig_manager.core.options import source
 
 
@@ -92,7 +92,7 @@ def doctor_settings(options: Mapping[str, object], environ: Mapping[str, str]) -
     return DoctorSettings(
         gpus=gpus,
         proc=None if gpus.is_simulated else _PROC,
-        dev=hostsettings.host_roots(given).dev_here / "dev",
+        dev=host_settings.host_roots(given).dev_here / "dev",
         config_file=settings.agent_config_file(given, environ),
         is_lenient=given.switch("lenient"),
         lock_file=settings.lock_file(given, gpus),
@@ -102,7 +102,7 @@ def doctor_settings(options: Mapping[str, object], environ: Mapping[str, str]) -
         kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
         has_cluster=has_cluster,
         pod_resources_socket=given.path("pod-resources-socket")
-        or hostsettings.pod_resources_socket(given),
+        or host_settings.pod_resources_socket(given),
         has_kubelet=given.is_given("pod-resources-socket"),
         own_pod_uid=given.text("pod-uid", variable="POD_UID") or None,
         timeout_s=given.seconds("timeout-s", default=10.0, least=_LEAST_TIMEOUT_S),

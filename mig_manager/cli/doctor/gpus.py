@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from mig_manager import errors
 from mig_manager.adapters.nvml import processes as gpu_processes
 from mig_manager.cli.doctor import findings
-from mig_manager.core import model
-from mig_manager.core.text import picture
+from mig_manager.core import model, picture
 
 _OLDEST_DRIVER = 450
 """The first branch with MIG (NVIDIA MIG User Guide, "Deployment Considerations")."""

@@ -4,11 +4,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from mig_manager.change import plans, validate
-from mig_manager.core import model
+from mig_manager.core import bar, messages, model, picture, safetext
 from mig_manager.core.host import holders as holding
 from mig_manager.core.layout import config
 from mig_manager.core.planner import steps
-from mig_manager.core.text import bar, messages, picture, safetext
 
 _MOST_NAMED = 8
 """Devices or pods that a sentence names before it counts the rest."""

@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from mig_manager.core import bar, messages, safetext
 from mig_manager.core.fleet import nodes, preview, rollout
-from mig_manager.core.text import bar, messages, safetext
 
 _MOST_NAMED = 8
 _MOST_ROWS = 20

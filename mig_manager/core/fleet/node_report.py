@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import messages, model, safetext
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_records
-from mig_manager.core.text import messages, safetext
+from mig_manager.core.records import gpu_codec
 
 _LONGEST_RUN = dt.timedelta(hours=1)
 """Drain, change and proof have deadlines of their own that end well before."""
@@ -203,7 +202,7 @@ def _gpus(node: Node, notes: list[str]) -> model.ObservedGpus | None:
             notes.append("no agent has published the GPUs of this node")
         return None
     try:
-        return gpu_records.from_json(text)
+        return gpu_codec.from_json(text)
     except ValueError as error:
         notes.append(f"what is published of the GPUs cannot be read: {_short(error)}")
         return None

@@ -15,7 +15,7 @@ from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers, clients, cluster, resources
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_records
+from mig_manager.core.records import gpu_codec
 
 
 class Verdict(enum.Enum):
@@ -81,7 +81,7 @@ def preview(node: nodes.Node, layout: config.Layout, pods: Sequence[cluster.Pod]
         pods: Those on the node that ask for GPUs.
     """
     try:
-        gpus = gpu_records.from_json(node.gpus)
+        gpus = gpu_codec.from_json(node.gpus)
     except ValueError as error:
         why = f"what its agent tells of its GPUs makes no sense: {error}"
         if not node.gpus:

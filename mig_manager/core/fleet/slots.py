@@ -8,8 +8,8 @@ when we saw its Lease change, and never by comparing its clock with ours.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from mig_manager.core import messages
 from mig_manager.core.node import cluster
-from mig_manager.core.text import messages
 
 PREFIX = "mig-manager-slot-"
 _MOST_NAMED = 10

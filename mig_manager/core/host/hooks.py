@@ -8,7 +8,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core.text import document, fields
+from mig_manager.core import fields, yaml_tree
 
 
 class Point(enum.Enum):
@@ -74,20 +74,20 @@ def parse(text: str, *, source: str) -> Table:
     Raises:
         ConfigError: It breaks the format; the message says where and what is right.
     """
-    root = document.parse(text, source=source)
+    root = yaml_tree.parse(text, source=source)
     if root is None or fields.is_null(root):
         return Table()
     top = _Fields(root, _KEYS, f"a mapping with 'version: {VERSION}' and 'hooks'")
     version = top.get("version")
     # The peer does not look at it, so a file may well lack it.
     if version is not None and not (
-        isinstance(version, document.Scalar) and version.value == VERSION
+        isinstance(version, yaml_tree.Scalar) and version.value == VERSION
     ):
         fields.fail(version, f"version must be the text {VERSION}, not {fields.shown(version)}")
     points = top.get("hooks")
     if points is None or fields.is_null(points):
         return Table()
-    if not isinstance(points, document.Mapping):
+    if not isinstance(points, yaml_tree.Mapping):
         fields.fail(points, f"hooks must be a mapping of points, not {fields.shown(points)}")
     fields.check_keys(points, [point.value for point in Point])
     return Table(points={Point(entry.key): tuple(_hooks(entry.value)) for entry in points.entries})
@@ -96,11 +96,11 @@ def parse(text: str, *, source: str) -> Table:
 class _Fields:
     """A mapping whose keys may be written in any case, as the peer reads them."""
 
-    def __init__(self, node: document.Node, known: Sequence[str], what: str) -> None:
-        if not isinstance(node, document.Mapping):
+    def __init__(self, node: yaml_tree.Node, known: Sequence[str], what: str) -> None:
+        if not isinstance(node, yaml_tree.Mapping):
             fields.fail(node, f"expected {what}, not {fields.shown(node)}")
         self.node = node
-        self._entries: dict[str, document.Node] = {}
+        self._entries: dict[str, yaml_tree.Node] = {}
         for entry in node.entries:
             key = entry.key.lower()
             if key in self._entries:
@@ -111,21 +111,21 @@ class _Fields:
         )
         fields.check_keys(dataclasses.replace(node, entries=lowered), known)
 
-    def get(self, key: str) -> document.Node | None:
+    def get(self, key: str) -> yaml_tree.Node | None:
         """Return the value of a key; None when it is not there."""
         return self._entries.get(key)
 
 
-def _hooks(node: document.Node) -> Iterator[Hook]:
+def _hooks(node: yaml_tree.Node) -> Iterator[Hook]:
     if fields.is_null(node):
         return
-    if not isinstance(node, document.Sequence):
+    if not isinstance(node, yaml_tree.Sequence):
         fields.fail(node, f"the hooks of a point must be a list, not {fields.shown(node)}")
     for item in node.items:
         yield _hook(item)
 
 
-def _hook(node: document.Node) -> Hook:
+def _hook(node: yaml_tree.Node) -> Hook:
     given = _Fields(node, _HOOK_KEYS, "a mapping with 'command'")
     command = given.get("command")
     if command is None:
@@ -144,19 +144,19 @@ def _hook(node: document.Node) -> Hook:
     )
 
 
-def _args(node: document.Node | None) -> Iterator[str]:
+def _args(node: yaml_tree.Node | None) -> Iterator[str]:
     if node is None or fields.is_null(node):
         return
-    if not isinstance(node, document.Sequence):
+    if not isinstance(node, yaml_tree.Sequence):
         fields.fail(node, f"args must be a list, not {fields.shown(node)}")
     for item in node.items:
         yield _text(item, "an argument")
 
 
-def _envs(node: document.Node | None) -> Iterator[tuple[str, str]]:
+def _envs(node: yaml_tree.Node | None) -> Iterator[tuple[str, str]]:
     if node is None or fields.is_null(node):
         return
-    if not isinstance(node, document.Mapping):
+    if not isinstance(node, yaml_tree.Mapping):
         fields.fail(node, f"envs must be a mapping, not {fields.shown(node)}")
     for entry in node.entries:
         if not entry.key or "=" in entry.key or not _is_passable(entry.key):
@@ -166,9 +166,9 @@ def _envs(node: document.Node | None) -> Iterator[tuple[str, str]]:
         yield entry.key, _text(entry.value, f"variable {entry.key[:60]!r}")
 
 
-def _text(node: document.Node, what: str) -> str:
+def _text(node: yaml_tree.Node, what: str) -> str:
     """Return a scalar as the text that the peer makes of it: ``1`` as "1", ``yes`` as "true"."""
-    if not isinstance(node, document.Scalar):
+    if not isinstance(node, yaml_tree.Scalar):
         fields.fail(node, f"{what} must be a text, not {fields.shown(node)}")
     text = node.key or ""
     if not _is_passable(text):
@@ -185,10 +185,10 @@ def _is_passable(text: str) -> bool:
     return "\0" not in text
 
 
-def _timeout_s(node: document.Node | None) -> float | None:
+def _timeout_s(node: yaml_tree.Node | None) -> float | None:
     if node is None or fields.is_null(node):
         return None
-    value = node.value if isinstance(node, document.Scalar) else None
+    value = node.value if isinstance(node, yaml_tree.Scalar) else None
     # To Python, true is a number.
     if (
         isinstance(value, bool)

@@ -18,18 +18,18 @@ Parsing normalises, so that ``==`` and ``content_hash`` compare what layouts mea
 are spelled.
 """
 
-from mig_manager.core.layout import exporting, layouts, rules, selection, selectors
-from mig_manager.core.text import document, fields, remarks
+from mig_manager.core import fields, remarks, yaml_tree
+from mig_manager.core.layout import device_filter, exporting, layouts, rules, selection
 
 VERSION = "v1"
 
 _DOCUMENT_KEYS = ("version", "mig-configs")
 
-DeviceFilter = selectors.DeviceFilter
+DeviceFilter = device_filter.DeviceFilter
 Rule = layouts.Rule
 Layout = layouts.Layout
 Document = layouts.Document
-parse_filter = selectors.parse_filter
+parse_filter = device_filter.parse_filter
 select = selection.select
 export = exporting.export
 """The names by which those who only work with documents know them."""
@@ -47,7 +47,7 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
         ConfigError: The document breaks the format; the message says where and what is right.
     """
     remarked = remarks.Remarks(is_lenient=is_lenient)
-    root = document.parse(text, source=source, remarks=remarked)
+    root = yaml_tree.parse(text, source=source, remarks=remarked)
     read = {} if root is None or fields.is_null(root) else _layouts(root, remarked)
     return Document(
         source=source,
@@ -57,25 +57,25 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
     )
 
 
-def _layouts(root: document.Node, remarked: remarks.Remarks) -> dict[str, Layout]:
-    if not isinstance(root, document.Mapping):
+def _layouts(root: yaml_tree.Node, remarked: remarks.Remarks) -> dict[str, Layout]:
+    if not isinstance(root, yaml_tree.Mapping):
         fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'mig-configs'")
     fields.check_keys(root, _DOCUMENT_KEYS)
     version = fields.required(root, "version", example=VERSION)
-    if not (isinstance(version, document.Scalar) and version.value == VERSION):
+    if not (isinstance(version, yaml_tree.Scalar) and version.value == VERSION):
         fields.fail(version, f"version must be the text {VERSION}, not {fields.shown(version)}")
     configs = root.get("mig-configs")
     if configs is None:
         return {}
-    if not (isinstance(configs, document.Mapping) and configs.entries):
+    if not (isinstance(configs, yaml_tree.Mapping) and configs.entries):
         fields.fail(
             configs, f"mig-configs must map layout names to rules, not {fields.shown(configs)}"
         )
     return {entry.key: _layout(entry, remarked) for entry in configs.entries}
 
 
-def _layout(entry: document.Entry, remarked: remarks.Remarks) -> Layout:
-    if not (isinstance(entry.value, document.Sequence) and entry.value.items):
+def _layout(entry: yaml_tree.Entry, remarked: remarks.Remarks) -> Layout:
+    if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
         fields.fail(entry.value, f"layout '{entry.key}' must be a list of rules (- devices: ...)")
     read = tuple(rules.read(item, remarked) for item in entry.value.items)
     return Layout(

@@ -6,16 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.layout import selectors
-from mig_manager.core.text import fields, remarks
+from mig_manager.core import fields, model, remarks
+from mig_manager.core.layout import device_filter
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One element of a layout: which GPUs, and what they shall have."""
 
-    filters: tuple[selectors.Filter, ...]
+    filters: tuple[device_filter.Filter, ...]
     """Any of them; empty: every model. Sorted, unique."""
     indices: tuple[int, ...] | None
     """Indices among all GPUs of the node, not among those filtered. None: all. Sorted, unique."""
@@ -25,7 +24,7 @@ class Rule:
     location: errors.Location = dataclasses.field(compare=False)
     profile_locations: Mapping[model.Profile, errors.Location] = dataclasses.field(compare=False)
     """Where each profile is asked for."""
-    filter_locations: Mapping[selectors.Filter, errors.Location] = dataclasses.field(
+    filter_locations: Mapping[device_filter.Filter, errors.Location] = dataclasses.field(
         compare=False, default_factory=dict
     )
     """Where each filter is written."""

@@ -4,9 +4,8 @@ import dataclasses
 import re
 
 from mig_manager import errors
-from mig_manager.core import model, profile
-from mig_manager.core.layout import layouts, selectors
-from mig_manager.core.text import document, fields, remarks
+from mig_manager.core import fields, model, profile_name, remarks, yaml_tree
+from mig_manager.core.layout import device_filter, layouts
 
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
@@ -15,7 +14,7 @@ _NEITHER = "devices must be all, or a list of GPU indices, UUIDs or PCI addresse
 _START = re.compile(r"[0-9]{1,3}")
 
 
-def read(node: document.Node, remarked: remarks.Remarks) -> layouts.Rule:
+def read(node: yaml_tree.Node, remarked: remarks.Remarks) -> layouts.Rule:
     """Read a rule.
 
     Args:
@@ -25,7 +24,7 @@ def read(node: document.Node, remarked: remarks.Remarks) -> layouts.Rule:
     Raises:
         ConfigError: The rule breaks the format; the message says where and what is right.
     """
-    if not isinstance(node, document.Mapping):
+    if not isinstance(node, yaml_tree.Mapping):
         fields.fail(
             node,
             f"a rule must be a mapping with 'devices' and 'mig-enabled', not {fields.shown(node)}",
@@ -48,29 +47,29 @@ def read(node: document.Node, remarked: remarks.Remarks) -> layouts.Rule:
 
 
 def _filters(
-    node: document.Node | None, remarked: remarks.Remarks
-) -> dict[selectors.Filter, errors.Location]:
+    node: yaml_tree.Node | None, remarked: remarks.Remarks
+) -> dict[device_filter.Filter, errors.Location]:
     # Nothing, null, "" and [] all mean "every model" to the peer.
-    if node is None or (isinstance(node, document.Scalar) and node.value in (None, "")):
+    if node is None or (isinstance(node, yaml_tree.Scalar) and node.value in (None, "")):
         return {}
-    items = node.items if isinstance(node, document.Sequence) else (node,)
-    found: dict[selectors.Filter, errors.Location] = {}
+    items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
+    found: dict[device_filter.Filter, errors.Location] = {}
     for item in items:
         found.setdefault(_filter(item, remarked), item.location)
     return found
 
 
-def _filter(node: document.Node, remarked: remarks.Remarks) -> selectors.Filter:
-    if not (isinstance(node, document.Scalar) and isinstance(node.value, str)):
+def _filter(node: yaml_tree.Node, remarked: remarks.Remarks) -> device_filter.Filter:
+    if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
         fields.fail(
-            node, f"{fields.shown(node)} must be a text in quotes; {selectors.FILTER_HELP}"
+            node, f"{fields.shown(node)} must be a text in quotes; {device_filter.FILTER_HELP}"
         )
     try:
-        read = selectors.parse_filter(node.value)
+        read = device_filter.parse_filter(node.value)
     except ValueError as error:
         remarked.doubt(node.location, str(error), passes="it matches no GPU")
-        return selectors.NOTHING
-    if isinstance(read, selectors.NameFilter):
+        return device_filter.NOTHING
+    if isinstance(read, device_filter.NameFilter):
         remarked.extend(
             node.location,
             f"device-filter {fields.shown(node)} is a product name; nvidia-mig-parted knows PCI "
@@ -80,25 +79,25 @@ def _filter(node: document.Node, remarked: remarks.Remarks) -> selectors.Filter:
 
 
 def _gpus(
-    node: document.Node, remarked: remarks.Remarks
+    node: yaml_tree.Node, remarked: remarks.Remarks
 ) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
-    if isinstance(node, document.Scalar):
+    if isinstance(node, yaml_tree.Scalar):
         if node.value == "all":
             return None, ()
         if not isinstance(node.value, str):
             remarked.extend(
                 node.location, f"devices is a single value; nvidia-mig-parted takes [{node.text}]"
             )
-    items = node.items if isinstance(node, document.Sequence) else (node,)
+    items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
     read = [_gpu(item, remarked, is_alone=item is node) for item in items]
     indices = {each for each in read if isinstance(each, int)}
     identities = {each for each in read if isinstance(each, str)}
     return tuple(sorted(indices)), tuple(sorted(identities))
 
 
-def _gpu(node: document.Node, remarked: remarks.Remarks, *, is_alone: bool) -> int | str | None:
+def _gpu(node: yaml_tree.Node, remarked: remarks.Remarks, *, is_alone: bool) -> int | str | None:
     """Read an index, a UUID or a PCI address; None for what matches no GPU."""
-    value = node.value if isinstance(node, document.Scalar) else None
+    value = node.value if isinstance(node, yaml_tree.Scalar) else None
     if isinstance(value, str):
         return _identity(node, value, remarked, is_alone=is_alone)
     number = fields.whole(node)
@@ -114,8 +113,10 @@ def _gpu(node: document.Node, remarked: remarks.Remarks, *, is_alone: bool) -> i
     return number
 
 
-def _identity(node: document.Node, text: str, remarked: remarks.Remarks, *, is_alone: bool) -> str:
-    identity = selectors.parse_identity(text)
+def _identity(
+    node: yaml_tree.Node, text: str, remarked: remarks.Remarks, *, is_alone: bool
+) -> str:
+    identity = device_filter.parse_identity(text)
     if identity is None:
         fields.fail(
             node,
@@ -140,8 +141,8 @@ def _meant(text: str, *, is_alone: bool) -> str:
     return "; did you mean 'all'?" if is_alone and text.lower().startswith("al") else ""
 
 
-def _mode(node: document.Node) -> model.MigMode:
-    value = node.value if isinstance(node, document.Scalar) else node
+def _mode(node: yaml_tree.Node) -> model.MigMode:
+    value = node.value if isinstance(node, yaml_tree.Scalar) else node
     if value is True:
         return model.MigMode.ENABLED
     # The peer takes a key without a value for false.
@@ -160,7 +161,7 @@ class _Devices:
     pins: dict[model.Pin, int] = dataclasses.field(default_factory=dict)
     locations: dict[model.Profile, errors.Location] = dataclasses.field(default_factory=dict)
 
-    def add(self, entry: document.Entry, remarked: remarks.Remarks) -> None:
+    def add(self, entry: yaml_tree.Entry, remarked: remarks.Remarks) -> None:
         name, at, start = entry.key.partition("@")
         asked = _profile(name, entry)
         self.locations.setdefault(asked, entry.location)
@@ -177,7 +178,7 @@ class _Devices:
         self.pins[pin] = self.pins.get(pin, 0) + count
         self._check_room(pin, entry)
 
-    def _check_room(self, pin: model.Pin, entry: document.Entry) -> None:
+    def _check_room(self, pin: model.Pin, entry: yaml_tree.Entry) -> None:
         whole = pin.profile.gpu_instance
         taken = sum(
             other.profile.compute_slices * count
@@ -192,12 +193,12 @@ class _Devices:
             )
 
 
-def _devices(rule: document.Mapping, mode: model.MigMode, remarked: remarks.Remarks) -> _Devices:
+def _devices(rule: yaml_tree.Mapping, mode: model.MigMode, remarked: remarks.Remarks) -> _Devices:
     node = rule.get("mig-devices")
     read = _Devices()
     if (node is None or fields.is_null(node)) and mode is model.MigMode.DISABLED:
         return read
-    if not isinstance(node, document.Mapping):
+    if not isinstance(node, yaml_tree.Mapping):
         fields.fail(
             node or rule,
             "mig-devices must map profiles to counts when mig-enabled is true; {} for none",
@@ -211,14 +212,14 @@ def _devices(rule: document.Mapping, mode: model.MigMode, remarked: remarks.Rema
     return read
 
 
-def _profile(text: str, entry: document.Entry) -> model.Profile:
+def _profile(text: str, entry: yaml_tree.Entry) -> model.Profile:
     try:
-        return profile.parse(text)
+        return profile_name.parse(text)
     except ValueError as error:
         raise errors.ConfigError(str(error), location=entry.location) from None
 
 
-def _start(text: str, entry: document.Entry) -> int:
+def _start(text: str, entry: yaml_tree.Entry) -> int:
     if not _START.fullmatch(text):
         raise errors.ConfigError(
             f"{entry.key[:60]!r}: what follows @ is the memory slice at which the instance "
@@ -228,7 +229,7 @@ def _start(text: str, entry: document.Entry) -> int:
     return int(text)
 
 
-def _count(entry: document.Entry) -> int:
+def _count(entry: yaml_tree.Entry) -> int:
     if fields.is_null(entry.value):
         return 0
     return fields.natural(entry.value, f"the count of {entry.key}")

@@ -5,9 +5,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.layout import layouts, selectors
-from mig_manager.core.text import remarks
+from mig_manager.core import model, remarks
+from mig_manager.core.layout import device_filter, layouts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +153,11 @@ def _may_match(rule: layouts.Rule, gpu: model.UnreachableGpu) -> bool:
     )
 
 
-def _filter_may_match(each: selectors.Filter, gpu: model.UnreachableGpu) -> bool:
+def _filter_may_match(each: device_filter.Filter, gpu: model.UnreachableGpu) -> bool:
     match each:
-        case selectors.DeviceFilter():
+        case device_filter.DeviceFilter():
             return gpu.pci_device_id in (None, each.device_id)
-        case selectors.NameFilter():
+        case device_filter.NameFilter():
             return not gpu.name or each.matches_name(gpu.name)
 
 
@@ -172,7 +171,7 @@ def _missing(
     indices = sorted(set(rule.indices) - {gpu.index for gpu in every})
     here = {gpu.pci_address for gpu in every}
     addresses = [
-        each for each in rule.identities if not selectors.is_uuid(each) and each not in here
+        each for each in rule.identities if not device_filter.is_uuid(each) and each not in here
     ]
     has = f"this node has {len(every)}, counted from 0"
     for what in [f"{each}, and {has}" for each in indices] + [

@@ -16,8 +16,8 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from mig_manager.core import fields, yaml_tree
 from mig_manager.core.node import cluster
-from mig_manager.core.text import document, fields
 
 VERSION = "v1"
 
@@ -65,10 +65,10 @@ def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
     Raises:
         ConfigError: The table breaks the format; the message says where and what is right.
     """
-    root = document.parse(text, source=source)
+    root = yaml_tree.parse(text, source=source)
     if root is None or fields.is_null(root):
         return ()
-    if not isinstance(root, document.Mapping):
+    if not isinstance(root, yaml_tree.Mapping):
         fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'clients'")
     fields.check_keys(root, _DOCUMENT_KEYS)
     version = fields.required(root, "version", example=VERSION)
@@ -77,18 +77,18 @@ def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
     clients = root.get("clients")
     if clients is None or fields.is_null(clients):
         return ()
-    if not isinstance(clients, document.Sequence):
+    if not isinstance(clients, yaml_tree.Sequence):
         fields.fail(clients, f"clients must be a list, not {fields.shown(clients)}")
     return tuple(_client(item) for item in clients.items)
 
 
-def _client(node: document.Node) -> ExtraClient:
-    if not isinstance(node, document.Mapping):
+def _client(node: yaml_tree.Node) -> ExtraClient:
+    if not isinstance(node, yaml_tree.Mapping):
         fields.fail(node, f"a client is a mapping with 'labels', not {fields.shown(node)}")
     fields.check_keys(node, _CLIENT_KEYS)
     labels = fields.required(node, "labels", example=_EXAMPLE)
     # No labels at all would mean every pod of the node.
-    if not (isinstance(labels, document.Mapping) and labels.entries):
+    if not (isinstance(labels, yaml_tree.Mapping) and labels.entries):
         fields.fail(labels, f"labels must be a mapping such as {_EXAMPLE}")
     namespace, deploy = node.get("namespace"), node.get("deploy-label")
     return ExtraClient(
@@ -98,7 +98,7 @@ def _client(node: document.Node) -> ExtraClient:
     )
 
 
-def _deploy_label(node: document.Node) -> str:
+def _deploy_label(node: yaml_tree.Node) -> str:
     key = _text(node, "deploy-label")
     if not _DEPLOY_LABEL.fullmatch(key):
         fields.fail(
@@ -109,7 +109,7 @@ def _deploy_label(node: document.Node) -> str:
     return key
 
 
-def _text(node: document.Node, what: str) -> str:
-    if not (isinstance(node, document.Scalar) and isinstance(node.value, str)):
+def _text(node: yaml_tree.Node, what: str) -> str:
+    if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
         fields.fail(node, f"{what} must be a text, in quotes if need be, not {fields.shown(node)}")
     return node.value

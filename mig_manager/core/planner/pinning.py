@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.planner import misfit, packing, placement, steps
+from mig_manager.core.planner import explain, packing, placement, steps
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +119,19 @@ def locate(
         spec = board.find(each.profile)
         possible = {place.start: place for place in spec.placements} if spec else {}
         if each.start not in possible:
-            raise _refuse(gpu, misfit.bad_start(each.profile, each.start, sorted(possible)))
+            raise _refuse(gpu, explain.bad_start(each.profile, each.start, sorted(possible)))
         if packing.fit(each.counts) is None:
             raise _refuse(
-                gpu, f"{misfit.show(each.devices)} do not fit into one {each.profile} together"
+                gpu, f"{explain.show(each.devices)} do not fit into one {each.profile} together"
             )
         place = possible[each.start]
         for other, taken in found.items():
             if place.overlaps(taken):
-                raise _refuse(gpu, misfit.collision((other.profile, taken), (each.profile, place)))
+                raise _refuse(
+                    gpu, explain.collision((other.profile, taken), (each.profile, place))
+                )
         found[each] = place
-    drained = misfit.drained(collections.Counter(each.profile for each in found), board)
+    drained = explain.drained(collections.Counter(each.profile for each in found), board)
     if drained:
         raise _refuse(gpu, "; ".join(drained))
     return found

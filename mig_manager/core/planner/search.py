@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.planner import misfit, packing, pinning, placement, steps
+from mig_manager.core.planner import explain, packing, pinning, placement, steps
 
 Devices = Mapping[model.Profile, int]
 
@@ -110,7 +110,7 @@ def _decide(gpu: model.Gpu, holders: Sequence[_Holder], wish: model.WantedGpu) -
     for profile in wish.counts:
         has_size = packing.is_offered(profile.compute_slices, profile.gpu_slices)
         if not has_size or board.find(profile.gpu_instance) is None:
-            raise misfit.unknown_profile(gpu, profile, board)
+            raise explain.unknown_profile(gpu, profile, board)
     settled = pinning.settle(gpu, board, holders, wish.pins)
     free = [holders[position] for position in settled.positions]
     candidates = sorted(_candidates(board, free, dict(wish.devices)), key=lambda c: c.price)
@@ -119,7 +119,9 @@ def _decide(gpu: model.Gpu, holders: Sequence[_Holder], wish: model.WantedGpu) -
         if ways:
             way, candidate = min(ways, key=lambda pair: pair[0].rank)
             return _settle(board, candidate, way, free, settled)
-    raise misfit.does_not_fit(gpu, dict(wish.devices), board, pinned=(*settled.kept, *settled.new))
+    raise explain.does_not_fit(
+        gpu, dict(wish.devices), board, pinned=(*settled.kept, *settled.new)
+    )
 
 
 def _candidates(

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.text import document, fields
+from mig_manager.core import fields, model, yaml_tree
 
 VERSION = "v1"
 
@@ -134,13 +133,13 @@ def _compute_enum(
 
 
 def _devices(text: str, source: str) -> Iterator[Device]:
-    root = document.parse(text, source=source)
+    root = yaml_tree.parse(text, source=source)
     if root is None:
         start = errors.Location(source=source, line=1, column=1)
         raise errors.ConfigError("there is nothing in it", location=start)
     top = _mapping(root, ("Version", "MigState"))
     version = _member(top, "Version")
-    if not (isinstance(version, document.Scalar) and version.value == VERSION):
+    if not (isinstance(version, yaml_tree.Scalar) and version.value == VERSION):
         fields.fail(version, f"Version must be the text {VERSION}, not {fields.shown(version)}")
     seen: dict[str, errors.Location] = {}
     for item in _list(_member(_mapping(_member(top, "MigState"), ("Devices",)), "Devices")):
@@ -151,10 +150,10 @@ def _devices(text: str, source: str) -> Iterator[Device]:
         yield device
 
 
-def _device(node: document.Node) -> Device:
+def _device(node: yaml_tree.Node) -> Device:
     data = _mapping(node, ("UUID", "MigMode", "GpuInstances"))
     uuid = _member(data, "UUID")
-    if not (isinstance(uuid, document.Scalar) and isinstance(uuid.value, str) and uuid.value):
+    if not (isinstance(uuid, yaml_tree.Scalar) and isinstance(uuid.value, str) and uuid.value):
         fields.fail(uuid, f"UUID must be a text, not {fields.shown(uuid)}")
     mode_node = _member(data, "MigMode")
     mode = {number: mode for mode, number in _MODES.items()}.get(
@@ -169,7 +168,7 @@ def _device(node: document.Node) -> Device:
     return Device(uuid=uuid.value, mode=mode, instances=instances, location=uuid.location)
 
 
-def _instance(node: document.Node) -> Instance:
+def _instance(node: yaml_tree.Node) -> Instance:
     data = _mapping(node, ("ProfileID", "Placement", "ComputeInstances"))
     place = _mapping(_member(data, "Placement"), ("Start", "Size"))
     size_node = _member(place, "Size")
@@ -186,7 +185,7 @@ def _instance(node: document.Node) -> Instance:
     )
 
 
-def _compute_slices(node: document.Node) -> int:
+def _compute_slices(node: yaml_tree.Node) -> int:
     data = _mapping(node, ("ProfileID", "EngProfileID"))
     profile = _member(data, "ProfileID")
     slices = _SLICES.get(fields.natural(profile, "ProfileID"))
@@ -198,23 +197,23 @@ def _compute_slices(node: document.Node) -> int:
     return slices
 
 
-def _mapping(node: document.Node, known: Sequence[str]) -> document.Mapping:
-    if not isinstance(node, document.Mapping):
+def _mapping(node: yaml_tree.Node, known: Sequence[str]) -> yaml_tree.Mapping:
+    if not isinstance(node, yaml_tree.Mapping):
         fields.fail(node, f"expected a mapping with {', '.join(known)}, not {fields.shown(node)}")
     fields.check_keys(node, known)
     return node
 
 
-def _member(node: document.Mapping, key: str) -> document.Node:
+def _member(node: yaml_tree.Mapping, key: str) -> yaml_tree.Node:
     value = node.get(key)
     if value is None:
         fields.fail(node, f"'{key}' is missing")
     return value
 
 
-def _list(node: document.Node) -> tuple[document.Node, ...]:
+def _list(node: yaml_tree.Node) -> tuple[yaml_tree.Node, ...]:
     if fields.is_null(node):
         return ()
-    if not isinstance(node, document.Sequence):
+    if not isinstance(node, yaml_tree.Sequence):
         fields.fail(node, f"expected a list, not {fields.shown(node)}")
     return node.items

@@ -9,7 +9,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_records as snapshots
+from mig_manager.core.records import gpu_codec as snapshots
 
 JOURNAL_VERSION = 2
 """1 had neither boot id nor snapshot."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import model, profile
+from mig_manager.core import model, profile_name
 from mig_manager.sandbox.driver import identities, statefile, states
 
 
@@ -173,4 +173,4 @@ def _profile(
 ) -> model.Profile:
     row = board.row(instance.profile_id)
     slices = next(c.slices for c in row.compute if c.profile_id == compute.profile_id)
-    return dataclasses.replace(profile.parse(row.name), compute_slices=slices)
+    return dataclasses.replace(profile_name.parse(row.name), compute_slices=slices)

@@ -4,10 +4,9 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mig_manager.core import model
+from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.core.text import document
 from mig_manager.sandbox.cluster import objects
 from mig_manager.sandbox.show import stages
 
@@ -56,7 +55,7 @@ def extra_layouts(gpus: Sequence[model.Gpu], packaged: config.Document) -> str:
         gpu.uuid: {_plain(gpu, 1): 1 + len(_placements(gpu, 1))} for gpu in gpus if gpu.profiles
     }
     layouts = {ONE_SLICE: _rules(gpus, changed), TOO_MUCH: _rules(gpus, too_much)}
-    text = document.dump(layouts)
+    text = yaml_tree.dump(layouts)
     return "".join(f"  {line}\n" for line in text.splitlines())
 
 

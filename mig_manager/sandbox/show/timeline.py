@@ -4,9 +4,8 @@ import json
 import threading
 from collections.abc import Callable
 
-from mig_manager.core import timing
+from mig_manager.core import bar, timing
 from mig_manager.core.node import cluster
-from mig_manager.core.text import bar
 from mig_manager.sandbox.cluster import manifests, objects, view
 
 _WHO_TONES = {

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core import profile as profiles
+from mig_manager.core import profile_name as profiles
 from mig_manager.core.planner import packing, placement
 
 _ENGINES = (

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from mig_manager import errors
-from mig_manager.core.text import document
+from mig_manager.core import yaml_tree
 
 
-def fail(node: document.Node, message: str) -> NoReturn:
+def fail(node: yaml_tree.Node, message: str) -> NoReturn:
     """Raise an error about a node.
 
     Raises:
@@ -16,7 +16,7 @@ def fail(node: document.Node, message: str) -> NoReturn:
     raise errors.ConfigError(message, location=node.location)
 
 
-def check_keys(node: document.Mapping, known: Sequence[str]) -> None:
+def check_keys(node: yaml_tree.Mapping, known: Sequence[str]) -> None:
     """Refuse keys that are not known, rather than ignore what somebody meant.
 
     Raises:
@@ -31,7 +31,7 @@ def check_keys(node: document.Mapping, known: Sequence[str]) -> None:
             )
 
 
-def required(node: document.Mapping, key: str, *, example: str) -> document.Node:
+def required(node: yaml_tree.Mapping, key: str, *, example: str) -> yaml_tree.Node:
     """Return the value of a key.
 
     Raises:
@@ -43,12 +43,12 @@ def required(node: document.Mapping, key: str, *, example: str) -> document.Node
     return value
 
 
-def is_null(node: document.Node) -> bool:
+def is_null(node: yaml_tree.Node) -> bool:
     """Tell whether a key has no value, ``null`` or ``~``."""
-    return isinstance(node, document.Scalar) and node.value is None
+    return isinstance(node, yaml_tree.Scalar) and node.value is None
 
 
-def natural(node: document.Node, what: str) -> int:
+def natural(node: yaml_tree.Node, what: str) -> int:
     """Return a whole number, 0 or more; ``1.0`` is one, as in JSON.
 
     Raises:
@@ -60,27 +60,27 @@ def natural(node: document.Node, what: str) -> int:
     return number
 
 
-def whole(node: document.Node) -> int | None:
+def whole(node: yaml_tree.Node) -> int | None:
     """Return a whole number, which ``1.0`` is, too; None if the node is something else."""
-    value = node.value if isinstance(node, document.Scalar) else None
+    value = node.value if isinstance(node, yaml_tree.Scalar) else None
     # To Python, true is a number; infinity and what is no number have a rest.
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
         return None
     return int(value)
 
 
-def shown(node: document.Node) -> str:
+def shown(node: yaml_tree.Node) -> str:
     """Return a node as an error message quotes it."""
     match node:
-        case document.Scalar(value=None):
+        case yaml_tree.Scalar(value=None):
             return "nothing"
-        case document.Scalar(value=str()):
+        case yaml_tree.Scalar(value=str()):
             return repr(node.text[:60])
-        case document.Scalar():
+        case yaml_tree.Scalar():
             return node.text[:60]
-        case document.Sequence():
+        case yaml_tree.Sequence():
             return "a list"
-        case document.Mapping():
+        case yaml_tree.Mapping():
             return "a mapping"
 
 

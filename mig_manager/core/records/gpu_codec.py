@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import model, profile
-from mig_manager.core.text import safetext
+from mig_manager.core import model, profile_name, safetext
 
 _MAX_SLICE = 1_000
 """No GPU has so many; it keeps nonsense from being planned with."""
@@ -87,7 +86,7 @@ def _created(data: object) -> model.Creation:
     row = _list(data)
     name, start, size, *span = _row(row, 5 if len(row) != 3 else 3)  # noqa: PLR2004 - see to_data
     return model.Creation(
-        profile=profile.parse(str(name)),
+        profile=profile_name.parse(str(name)),
         gpu_instance=_place(start, size),
         span=_place(*span) if span else None,
     )
@@ -101,7 +100,7 @@ def _instance(number: int, data: object) -> model.GpuInstance:
     name, profile_id, start, size, inside = _row(data, 5)
     return model.GpuInstance(
         instance_id=number,
-        profile=profile.parse(str(name)),
+        profile=profile_name.parse(str(name)),
         profile_id=_whole(profile_id),
         placement=_place(start, size),
         compute_instances=tuple(
@@ -115,7 +114,7 @@ def _compute_instance(number: int, data: object) -> model.ComputeInstance:
     name, start, size = _row(row, 3) if len(row) != 1 else (row[0], None, None)
     return model.ComputeInstance(
         instance_id=number,
-        profile=profile.parse(str(name)),
+        profile=profile_name.parse(str(name)),
         placement=None if start is None else _place(start, size),
         uuid=None,
     )
@@ -285,7 +284,7 @@ def _profile(row: object) -> model.GpuInstanceProfile:
     )
     decoders, encoders, jpegs, ofas = map(_number, _inventory_list(engines, length=_ENGINE_ROW))
     return model.GpuInstanceProfile(
-        profile=_sound(profile.parse(_text(name))),
+        profile=_sound(profile_name.parse(_text(name))),
         enum_index=_number(enum_index),
         profile_id=_number(profile_id),
         memory_mib=_number(memory),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from mig_manager.core.text import document, fields
+from mig_manager.core import fields, yaml_tree
 
 VERSION = "v1"
 MOST_SERVICES = 64
@@ -47,27 +47,27 @@ def parse(text: str, *, source: str) -> tuple[str, ...]:
         ConfigError: The list breaks the format, names a unit twice, or one that must not be
             stopped; the message says where and what is right.
     """
-    root = document.parse(text, source=source)
+    root = yaml_tree.parse(text, source=source)
     if root is None or fields.is_null(root):
         return ()
-    if not isinstance(root, document.Mapping):
+    if not isinstance(root, yaml_tree.Mapping):
         fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'systemd-services'")
     fields.check_keys(root, _KEYS)
     version = fields.required(root, "version", example=VERSION)
-    if not (isinstance(version, document.Scalar) and version.value == VERSION):
+    if not (isinstance(version, yaml_tree.Scalar) and version.value == VERSION):
         fields.fail(version, f"version must be the text {VERSION}, not {fields.shown(version)}")
     services = root.get("systemd-services")
     if services is None or fields.is_null(services):
         return ()
-    if not isinstance(services, document.Sequence):
+    if not isinstance(services, yaml_tree.Sequence):
         fields.fail(services, f"systemd-services must be a list, not {fields.shown(services)}")
     return _units(services)
 
 
-def _units(services: document.Sequence) -> tuple[str, ...]:
+def _units(services: yaml_tree.Sequence) -> tuple[str, ...]:
     if len(services.items) > MOST_SERVICES:
         fields.fail(services, f"there are {len(services.items)} services; {MOST_SERVICES} at most")
-    places: dict[str, document.Node] = {}
+    places: dict[str, yaml_tree.Node] = {}
     for node in services.items:
         name = _unit(node)
         if name in places:
@@ -117,9 +117,9 @@ def is_protected(name: str) -> bool:
     return stem in _OWN or _PROTECTED.fullmatch(stem) is not None
 
 
-def _unit(node: document.Node) -> str:
+def _unit(node: yaml_tree.Node) -> str:
     """Return the name of a unit, with its suffix."""
-    if not (isinstance(node, document.Scalar) and isinstance(node.value, str)):
+    if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
         fields.fail(node, f"a service is a name such as nvsm.service, not {fields.shown(node)}")
     written = node.value
     if written.endswith(_OTHER_KINDS):
@@ -135,9 +135,9 @@ def _unit(node: document.Node) -> str:
     return name
 
 
-def _refuse(node: document.Node, why: str) -> NoReturn:
+def _refuse(node: yaml_tree.Node, why: str) -> NoReturn:
     fields.fail(node, f"cannot stop {fields.shown(node)}: {why}")
 
 
-def _line(node: document.Node) -> int:
+def _line(node: yaml_tree.Node) -> int:
     return node.location.line

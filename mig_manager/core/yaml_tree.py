@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from mig_manager import errors
-from mig_manager.core.text import remarks as remarking
+from mig_manager.core import remarks as remarking
 
 MAX_CHARACTERS = 2**20
 """A ConfigMap holds 1 MiB at most."""

@@ -8,8 +8,7 @@ import dataclasses
 import textwrap
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
-from mig_manager.core import model
-from mig_manager.core.text import bar
+from mig_manager.core import bar, model
 
 WIDTH = 100
 """Columns that a picture stays within."""

@@ -1,1 +1,0 @@
-"""Text in and out: YAML trees with positions, messages, pictures, plain data."""
