@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, record
-from mig_manager.core import model, remarks
+from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import extras
 from mig_manager.core.planner import planner
@@ -42,7 +42,7 @@ class Planning:
         self._is_lenient = limits.is_lenient
         self._record = written
         self._name = name
-        self._warnings: tuple[remarks.Remark, ...] = ()
+        self._warnings: tuple[yaml_tree.Remark, ...] = ()
         self._others: tuple[model.GpuSnapshot, ...] = ()
 
     def resolve(self) -> config.Layout:

@@ -8,7 +8,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from mig_manager.core import data, model, ports, remarks
+from mig_manager.core import data, model, ports, yaml_tree
 from mig_manager.core.host import holders as holding
 from mig_manager.core.layout import config, generator, selection
 from mig_manager.core.node import clients, mig_strategy
@@ -56,7 +56,7 @@ class Planned:
     plan: model.Plan
     holders: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU they hold, as far as known."""
-    overlooked: tuple[remarks.Remark, ...] = ()
+    overlooked: tuple[yaml_tree.Remark, ...] = ()
     """What passed because the layout was read leniently."""
 
     @property
@@ -119,7 +119,7 @@ class Applied:
     layout: str
     gpus: model.ObservedGpus
     """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
-    overlooked: tuple[remarks.Remark, ...] = ()
+    overlooked: tuple[yaml_tree.Remark, ...] = ()
     """What passed because the layout was read leniently."""
 
     @property

@@ -14,7 +14,7 @@ from mig_manager.agent import settings
 from mig_manager.change import apply, boot, plans
 from mig_manager.cli import command_settings, console, gpu_access, validate
 from mig_manager.cli.render import bootreport, gpu_report
-from mig_manager.core import messages, model, remarks, yaml_tree
+from mig_manager.core import messages, model, yaml_tree
 from mig_manager.core.layout import config
 
 DONE, FAILED = 0, 1
@@ -239,7 +239,7 @@ class _Shell:
             text, name = source.read(), source.name
         return config.parse(text, source=name, is_lenient=self._given.is_lenient)
 
-    def _warn(self, passed: Sequence[remarks.Remark]) -> None:
+    def _warn(self, passed: Sequence[yaml_tree.Remark]) -> None:
         for remark in passed:
             self._terminal.note(f"warning: {remark}", priority=line_writer.Priority.WARNING)
 

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.change import validate
 from mig_manager.cli import command_settings, console, gpu_access
 from mig_manager.cli.render import gpu_report
-from mig_manager.core import bar, model, remarks
+from mig_manager.core import bar, model, yaml_tree
 from mig_manager.core.layout import config, device_filter
 
 
@@ -164,7 +164,7 @@ def known_gpus() -> Sequence[model.Gpu]:
     return products.known()
 
 
-def unknown_names(source: config.Document) -> Sequence[remarks.Remark]:
+def unknown_names(source: config.Document) -> Sequence[yaml_tree.Remark]:
     """Return remarks on filters by a name that no known product has."""
     named = {
         each: rule.filter_locations[each]
@@ -180,7 +180,7 @@ def unknown_names(source: config.Document) -> Sequence[remarks.Remark]:
     products = hardware.products().values()
     names = {name for product in products for name in (product.key, *product.names)}
     return [
-        remarks.Remark(place, _unknown(each, names))
+        yaml_tree.Remark(place, _unknown(each, names))
         for each, place in named.items()
         if not any(each.matches_name(name) for product in products for name in product.names)
     ]

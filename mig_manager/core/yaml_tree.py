@@ -15,7 +15,59 @@ from typing import Any
 import yaml
 
 from mig_manager import errors
-from mig_manager.core import remarks as remarking
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Remark:
+    """One sentence about one place."""
+
+    location: errors.Location
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.message}"
+
+
+class Remarks:
+    """Collects remarks while a document is read.
+
+    Attributes:
+        is_lenient: Whether what is dubious passes.
+        warnings: What passed and does not do what it seems to.
+        extensions: What is good here and would be refused, or ignored, by the peer.
+    """
+
+    def __init__(self, *, is_lenient: bool = False) -> None:
+        """Start without any."""
+        self.is_lenient = is_lenient
+        self.warnings: list[Remark] = []
+        self.extensions: list[Remark] = []
+
+    def doubt(self, location: errors.Location, problem: str, *, passes: str) -> None:
+        """Refuse something dubious, or let it pass with a warning.
+
+        Args:
+            location: Where it is.
+            problem: What is wrong with it, and what would be right.
+            passes: What it means when it passes.
+
+        Raises:
+            ConfigError: It does not pass.
+        """
+        if not self.is_lenient:
+            raise errors.ConfigError(problem, location=location)
+        self.warnings.append(Remark(location, f"{problem} ({passes})"))
+
+    def extend(self, location: errors.Location, what: str) -> None:
+        """Remark on something that only we understand."""
+        self.extensions.append(Remark(location, what))
+
+
+def in_order(found: Iterable[Remark]) -> tuple[Remark, ...]:
+    """Return remarks by their places; what a document repeats by an alias is told once."""
+    unique = dict.fromkeys(found)
+    return tuple(sorted(unique, key=lambda each: (each.location.line, each.location.column)))
+
 
 MAX_CHARACTERS = 2**20
 """A ConfigMap holds 1 MiB at most."""
@@ -89,7 +141,7 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-def parse(text: str, *, source: str, remarks: remarking.Remarks | None = None) -> Node | None:
+def parse(text: str, *, source: str, remarks: Remarks | None = None) -> Node | None:
     """Read one YAML document; None when there is nothing but white space and comments.
 
     Args:
@@ -106,7 +158,7 @@ def parse(text: str, *, source: str, remarks: remarking.Remarks | None = None) -
     _check_characters(text, source)
     loader = _Loader(text)
     try:
-        return _Reader(loader, source, remarks or remarking.Remarks()).document()
+        return _Reader(loader, source, remarks or Remarks()).document()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
@@ -154,7 +206,7 @@ class _Reader:
     An anchor is known once its node is complete, so no tree can contain itself.
     """
 
-    def __init__(self, loader: Any, source: str, remarks: remarking.Remarks) -> None:
+    def __init__(self, loader: Any, source: str, remarks: Remarks) -> None:
         self._loader = loader  # its stubs leave every method that we call untyped
         self._source = source
         self._remarks = remarks

@@ -18,7 +18,7 @@ Parsing normalises, so that ``==`` and ``content_hash`` compare what layouts mea
 are spelled.
 """
 
-from mig_manager.core import fields, remarks, yaml_tree
+from mig_manager.core import fields, yaml_tree
 from mig_manager.core.layout import device_filter, exporting, layouts, rules, selection
 
 VERSION = "v1"
@@ -46,18 +46,18 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
     Raises:
         ConfigError: The document breaks the format; the message says where and what is right.
     """
-    remarked = remarks.Remarks(is_lenient=is_lenient)
+    remarked = yaml_tree.Remarks(is_lenient=is_lenient)
     root = yaml_tree.parse(text, source=source, remarks=remarked)
     read = {} if root is None or fields.is_null(root) else _layouts(root, remarked)
     return Document(
         source=source,
         layouts=read,
-        warnings=remarks.in_order(remarked.warnings),
-        extensions=remarks.in_order(remarked.extensions),
+        warnings=yaml_tree.in_order(remarked.warnings),
+        extensions=yaml_tree.in_order(remarked.extensions),
     )
 
 
-def _layouts(root: yaml_tree.Node, remarked: remarks.Remarks) -> dict[str, Layout]:
+def _layouts(root: yaml_tree.Node, remarked: yaml_tree.Remarks) -> dict[str, Layout]:
     if not isinstance(root, yaml_tree.Mapping):
         fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'mig-configs'")
     fields.check_keys(root, _DOCUMENT_KEYS)
@@ -74,7 +74,7 @@ def _layouts(root: yaml_tree.Node, remarked: remarks.Remarks) -> dict[str, Layou
     return {entry.key: _layout(entry, remarked) for entry in configs.entries}
 
 
-def _layout(entry: yaml_tree.Entry, remarked: remarks.Remarks) -> Layout:
+def _layout(entry: yaml_tree.Entry, remarked: yaml_tree.Remarks) -> Layout:
     if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
         fields.fail(entry.value, f"layout '{entry.key}' must be a list of rules (- devices: ...)")
     read = tuple(rules.read(item, remarked) for item in entry.value.items)

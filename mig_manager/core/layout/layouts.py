@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from mig_manager import errors
-from mig_manager.core import fields, model, remarks
+from mig_manager.core import fields, model, yaml_tree
 from mig_manager.core.layout import device_filter
 
 
@@ -64,9 +64,9 @@ class Document:
 
     source: str
     layouts: Mapping[str, Layout]
-    warnings: tuple[remarks.Remark, ...] = dataclasses.field(default=(), compare=False)
+    warnings: tuple[yaml_tree.Remark, ...] = dataclasses.field(default=(), compare=False)
     """What a lenient reader let pass, in the order of the file."""
-    extensions: tuple[remarks.Remark, ...] = dataclasses.field(default=(), compare=False)
+    extensions: tuple[yaml_tree.Remark, ...] = dataclasses.field(default=(), compare=False)
     """What the peer would not understand, in the order of the file."""
 
     def layout(self, name: str) -> Layout:

@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from mig_manager import errors
-from mig_manager.core import fields, model, profile_name, remarks, yaml_tree
+from mig_manager.core import fields, model, profile_name, yaml_tree
 from mig_manager.core.layout import device_filter, layouts
 
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
@@ -14,7 +14,7 @@ _NEITHER = "devices must be all, or a list of GPU indices, UUIDs or PCI addresse
 _START = re.compile(r"[0-9]{1,3}")
 
 
-def read(node: yaml_tree.Node, remarked: remarks.Remarks) -> layouts.Rule:
+def read(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> layouts.Rule:
     """Read a rule.
 
     Args:
@@ -47,7 +47,7 @@ def read(node: yaml_tree.Node, remarked: remarks.Remarks) -> layouts.Rule:
 
 
 def _filters(
-    node: yaml_tree.Node | None, remarked: remarks.Remarks
+    node: yaml_tree.Node | None, remarked: yaml_tree.Remarks
 ) -> dict[device_filter.Filter, errors.Location]:
     # Nothing, null, "" and [] all mean "every model" to the peer.
     if node is None or (isinstance(node, yaml_tree.Scalar) and node.value in (None, "")):
@@ -59,7 +59,7 @@ def _filters(
     return found
 
 
-def _filter(node: yaml_tree.Node, remarked: remarks.Remarks) -> device_filter.Filter:
+def _filter(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> device_filter.Filter:
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
         fields.fail(
             node, f"{fields.shown(node)} must be a text in quotes; {device_filter.FILTER_HELP}"
@@ -79,7 +79,7 @@ def _filter(node: yaml_tree.Node, remarked: remarks.Remarks) -> device_filter.Fi
 
 
 def _gpus(
-    node: yaml_tree.Node, remarked: remarks.Remarks
+    node: yaml_tree.Node, remarked: yaml_tree.Remarks
 ) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
     if isinstance(node, yaml_tree.Scalar):
         if node.value == "all":
@@ -95,7 +95,7 @@ def _gpus(
     return tuple(sorted(indices)), tuple(sorted(identities))
 
 
-def _gpu(node: yaml_tree.Node, remarked: remarks.Remarks, *, is_alone: bool) -> int | str | None:
+def _gpu(node: yaml_tree.Node, remarked: yaml_tree.Remarks, *, is_alone: bool) -> int | str | None:
     """Read an index, a UUID or a PCI address; None for what matches no GPU."""
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
     if isinstance(value, str):
@@ -114,7 +114,7 @@ def _gpu(node: yaml_tree.Node, remarked: remarks.Remarks, *, is_alone: bool) -> 
 
 
 def _identity(
-    node: yaml_tree.Node, text: str, remarked: remarks.Remarks, *, is_alone: bool
+    node: yaml_tree.Node, text: str, remarked: yaml_tree.Remarks, *, is_alone: bool
 ) -> str:
     identity = device_filter.parse_identity(text)
     if identity is None:
@@ -161,7 +161,7 @@ class _Devices:
     pins: dict[model.Pin, int] = dataclasses.field(default_factory=dict)
     locations: dict[model.Profile, errors.Location] = dataclasses.field(default_factory=dict)
 
-    def add(self, entry: yaml_tree.Entry, remarked: remarks.Remarks) -> None:
+    def add(self, entry: yaml_tree.Entry, remarked: yaml_tree.Remarks) -> None:
         name, at, start = entry.key.partition("@")
         asked = _profile(name, entry)
         self.locations.setdefault(asked, entry.location)
@@ -193,7 +193,9 @@ class _Devices:
             )
 
 
-def _devices(rule: yaml_tree.Mapping, mode: model.MigMode, remarked: remarks.Remarks) -> _Devices:
+def _devices(
+    rule: yaml_tree.Mapping, mode: model.MigMode, remarked: yaml_tree.Remarks
+) -> _Devices:
     node = rule.get("mig-devices")
     read = _Devices()
     if (node is None or fields.is_null(node)) and mode is model.MigMode.DISABLED:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, remarks
+from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import device_filter, layouts
 
 
@@ -79,13 +79,13 @@ def located(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> Iterator[None]
         raise
 
 
-def overlooked(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> tuple[remarks.Remark, ...]:
+def overlooked(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> tuple[yaml_tree.Remark, ...]:
     """Return what ``select`` lets pass on these GPUs because the layout was read leniently."""
     if not layout.is_lenient:
         return ()
     found = _problems(layout, gpus, _deciding(layout, gpus))
     return tuple(
-        remarks.Remark(each.location, f"{each.message} ({each.passes})") for each in found
+        yaml_tree.Remark(each.location, f"{each.message} ({each.passes})") for each in found
     )
 
 
