@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from mig_manager import errors
-from mig_manager.core import safetext
+from mig_manager.core import messages
 
 _PROGRAMS = ("kubectl", "oc")
 """OpenShift's client runs plugins of kubectl too, and takes the same options."""
@@ -147,7 +147,7 @@ class Kubectl:
         """Pass on what is not the end of it at once: a login may wait for its reader."""
         said: list[str] = []
         for raw in stderr or ():
-            line = safetext.printable(raw.decode(errors="replace").rstrip(), " ")
+            line = messages.printable(raw.decode(errors="replace").rstrip(), " ")
             if line.startswith(("Error ", "error: ", "The connection ", "Unable to ")):
                 said.append(line)
             elif line:

@@ -3,6 +3,12 @@
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
+
+def printable(text: str, instead: str = "?") -> str:
+    """Replace what a terminal would act on: whoever chose the text must not drive it."""
+    return "".join(letter if letter.isprintable() else instead for letter in text)
+
+
 LONGEST_BYTES = 4096
 """Of a message in the status annotation."""
 LONGEST_EVENT_BYTES = 1024

@@ -14,7 +14,7 @@ from mig_manager.agent import settings
 from mig_manager.change import validate
 from mig_manager.cli import console
 from mig_manager.cli.render import gpu_report
-from mig_manager.core import safetext, yaml_tree
+from mig_manager.core import messages, yaml_tree
 from mig_manager.core.layout import config
 from mig_manager.core.options import source
 from mig_manager.kubectl import arguments, history, plan, selection, status
@@ -56,7 +56,7 @@ def main(argv: Sequence[str], terminal: console.Console) -> int:
     try:
         return _run(argv, terminal)
     except errors.MigManagerError as error:
-        said = safetext.printable(error.message, " ")
+        said = messages.printable(error.message, " ")
         terminal.note(said, remedy=_REMEDIES.get(error.reason, error.reason.remedy_at_shell))
         return _status_of(error)
     except KeyboardInterrupt:
@@ -202,7 +202,7 @@ class _App:
     def _document(self) -> config.Document:
         found = self._found_document()
         for remark in found.warnings:
-            self._terminal.note(f"warning: {safetext.printable(str(remark), ' ')}")
+            self._terminal.note(f"warning: {messages.printable(str(remark), ' ')}")
         return found
 
     def _found_document(self) -> config.Document:

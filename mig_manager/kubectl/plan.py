@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from mig_manager import errors
 from mig_manager.change import plans
 from mig_manager.cli.render import gpu_report
-from mig_manager.core import bar, model, safetext
+from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
 from mig_manager.core.node import askers
@@ -90,7 +90,7 @@ def known() -> Sequence[model.Gpu]:
 
 def harmless(layout: config.Layout) -> config.Layout:
     """Return a layout whose name can be shown."""
-    return dataclasses.replace(layout, name=safetext.printable(layout.name))
+    return dataclasses.replace(layout, name=messages.printable(layout.name))
 
 
 _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
@@ -208,9 +208,9 @@ def _of_node(layout: config.Layout, told: node_report.Report, pods: selection.Po
     try:
         planned = plans.planned(gpus, layout, scope=plans.Scope.ALL, holders={})
     except errors.LayoutError as error:
-        why_not = safetext.printable(error.message, " ")
+        why_not = messages.printable(error.message, " ")
     if planned is not None:
-        notes += [safetext.printable(str(remark), " ") for remark in planned.overlooked]
+        notes += [messages.printable(str(remark), " ") for remark in planned.overlooked]
     return NodePlan(
         name=name,
         planned=planned,

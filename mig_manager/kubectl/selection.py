@@ -9,7 +9,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters import kubectl
-from mig_manager.core import messages, safetext
+from mig_manager.core import messages
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, objects
@@ -163,7 +163,7 @@ def _wisher(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
     for entry in metadata.get("managedFields") or ():
         owned = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
         if f"f:{cluster.CONFIG_LABEL}" in (owned.get("f:labels") or {}):
-            who = safetext.printable(str(entry.get("manager") or ""))
+            who = messages.printable(str(entry.get("manager") or ""))
             return who, messages.parse(entry.get("time"))
     return "", None
 
@@ -183,8 +183,8 @@ def _event(item: Mapping[str, Any]) -> Event:
     count = series.get("count") or item.get("count") or 1
     return Event(
         at=next(filter(None, map(messages.parse, moments)), None),
-        reason=safetext.printable(str(item.get("reason") or "")),
-        message=safetext.printable(str(item.get("message") or "")[:_MAX_MESSAGE], " "),
+        reason=messages.printable(str(item.get("reason") or "")),
+        message=messages.printable(str(item.get("message") or "")[:_MAX_MESSAGE], " "),
         is_warning=item.get("type") == "Warning",
         count=int(count),
     )

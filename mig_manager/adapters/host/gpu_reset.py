@@ -15,7 +15,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, programs
-from mig_manager.core import model, safetext
+from mig_manager.core import messages, model
 from mig_manager.core.host import holders, host_settings
 from mig_manager.core.host import holders as processes
 
@@ -83,7 +83,7 @@ def parse(text: str) -> Look | None:
 
 
 def _name(process: ET.Element) -> str:
-    return safetext.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
+    return messages.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
 
 
 def _said(element: ET.Element, path: str) -> str:

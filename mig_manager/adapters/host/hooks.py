@@ -15,7 +15,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, programs, subprocesses
-from mig_manager.core import safetext
+from mig_manager.core import messages
 from mig_manager.core.host import hooks
 
 _MAX_LOGGED = 4096
@@ -148,10 +148,10 @@ def _ending(status: int) -> str:
 
 
 def _shown(text: str) -> str:
-    return safetext.printable(text[:200])
+    return messages.printable(text[:200])
 
 
 def _tail(text: str) -> str:
     """Return the end of what a hook wrote, its lines kept, without what drives a terminal."""
     lines = text[-_MAX_LOGGED:].splitlines()
-    return "\n".join(safetext.printable(line) for line in lines)
+    return "\n".join(messages.printable(line) for line in lines)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.core import safetext, timing
+from mig_manager.core import messages, timing
 
 _MODE = 0o600
 _HOLDER_MODE = 0o644
@@ -249,7 +249,7 @@ def _who(pid: int, text: bytes) -> str:
     if not pid:
         return "a process that does not say who it is"
     try:
-        name = safetext.printable((_PROC / f"{pid}/comm").read_text(errors="replace").strip(), "?")
+        name = messages.printable((_PROC / f"{pid}/comm").read_text(errors="replace").strip(), "?")
     except OSError:
         name = "a process"
     return f"{name} (pid {pid})"

@@ -18,7 +18,7 @@ import pathlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from mig_manager.core import messages, safetext
+from mig_manager.core import messages
 
 ROOT = pathlib.Path("/proc")
 
@@ -237,7 +237,7 @@ def _is_hidden(process: pathlib.Path) -> bool:
 
 
 def _name(process: pathlib.Path) -> str:
-    return safetext.printable(text(process / "comm").strip()) or "process"
+    return messages.printable(text(process / "comm").strip()) or "process"
 
 
 def _home(process: pathlib.Path) -> str:
@@ -246,7 +246,7 @@ def _home(process: pathlib.Path) -> str:
         return f"pod {pod[1].replace('_', '-')}"
     if units := _UNIT.findall(groups):
         # The innermost: user@1000.service is around the units of that user.
-        return f"unit {safetext.printable(units[-1])}"
+        return f"unit {messages.printable(units[-1])}"
     return ""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import driver_files, subprocesses
-from mig_manager.core import safetext
+from mig_manager.core import messages
 from mig_manager.core.host import host_settings
 
 MAX_OUTPUT_BYTES = 64 * 1024
@@ -215,7 +215,7 @@ def last_line(text: str) -> str:
     """Return the last line that says something, without what a terminal would act on."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = lines[-1][:_MAX_SAID] if lines else ""
-    return safetext.printable(said)
+    return messages.printable(said)
 
 
 def _is_program(path: pathlib.Path) -> bool:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from mig_manager.core import safetext
+from mig_manager.core import messages
 
 _SLOTS = 128
 """Threads that can tell: one for each GPU, the main thread, and plenty to spare."""
@@ -181,4 +181,4 @@ def _name(index: int, uuid: str) -> str:
 def _text(data: bytes) -> str:
     """Return the text in a field; a library gone wild may have written anything over it."""
     text = data.split(b"\0", maxsplit=1)[0].decode("ascii", errors="replace")
-    return safetext.printable(text)
+    return messages.printable(text)

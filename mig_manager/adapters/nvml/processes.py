@@ -12,7 +12,7 @@ import pynvml
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import nvml_calls, nvml_device, nvml_session
-from mig_manager.core import model, safetext
+from mig_manager.core import messages, model
 from mig_manager.core.host import holders
 
 NO_INSTANCE = 0xFFFFFFFF
@@ -195,7 +195,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[holders.Holder, ..
     found = {
         pid: holders.Holder(
             pid=pid,
-            name=safetext.printable(process_name(pid)),
+            name=messages.printable(process_name(pid)),
             home=homes.get(pid, ""),
             gpu_instances=tuple(sorted({ids[0] for ids in used})),
             compute_instances=tuple(sorted((one, two) for one, two in used if two is not None)),

@@ -16,7 +16,7 @@ from mig_manager.cli import command_settings, console
 from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.cli.doctor import doctorsettings, findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
-from mig_manager.core import bar, model, picture, safetext, yaml_tree
+from mig_manager.core import bar, messages, model, picture, yaml_tree
 from mig_manager.core.node import cluster
 
 _MARGIN_S = 3.0
@@ -78,7 +78,7 @@ _TONES: Mapping[findings.Verdict, bar.Tone] = {
 
 def _wrapped(text: str, width: int) -> list[str]:
     # Names from the API and from processes end up here; they must not drive the terminal.
-    harmless = safetext.printable(text, " ")
+    harmless = messages.printable(text, " ")
     return textwrap.wrap(
         harmless,
         width,

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from mig_manager.change import plans, validate
-from mig_manager.core import bar, messages, model, picture, safetext
+from mig_manager.core import bar, messages, model, picture
 from mig_manager.core.host import holders as holding
 from mig_manager.core.layout import config
 from mig_manager.core.planner import steps
@@ -36,7 +36,7 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
 def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
     """Return a block about the GPUs that could not be observed; none where all could."""
     lines = [
-        style.paint(_wrapped(safetext.printable(gpu.sentence, " ")), bar.Tone.BAD)
+        style.paint(_wrapped(messages.printable(gpu.sentence, " ")), bar.Tone.BAD)
         for gpu in gpus.unreachable
     ]
     return ["\n".join(lines)] if lines else []

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from mig_manager.core import bar, messages, safetext
+from mig_manager.core import bar, messages
 from mig_manager.core.fleet import nodes, preview, rollout
 
 _MOST_NAMED = 8
@@ -91,7 +91,7 @@ def counts(turn: rollout.Turn, title: str) -> str:
 
 def event(node: rollout.Progress) -> str:
     """Return one node in one line."""
-    why = ": ".join(filter(None, (node.phase, node.reason, safetext.printable(node.message, " "))))
+    why = ": ".join(filter(None, (node.phase, node.reason, messages.printable(node.message, " "))))
     retried = ", tried again by itself" if node.is_retried else ""
     standing = f"{node.standing.value}{_without(node)}{retried}"
     return f"{node.name}: {standing}" + (f": {why}" if why else "")
@@ -155,7 +155,7 @@ def previewed(found: Sequence[preview.Preview], title: str, *, style: bar.Style)
             f"{node.created:>3}  {reset:>5}  {_victims(node)}"
         )
         if node.message:
-            said = safetext.printable(node.message, " ")
+            said = messages.printable(node.message, " ")
             row = f"{node.name:<{wide}}  {verdict}  {node.reason}: {said}"
         lines.append(row.rstrip())
     totals = [
@@ -175,7 +175,7 @@ def _row(node: rollout.Progress, *, style: bar.Style, columns: int) -> str:
                 _without(node).strip(),
                 node.phase,
                 node.reason,
-                safetext.printable(node.message, " "),
+                messages.printable(node.message, " "),
             ),
         )
     )
@@ -187,7 +187,7 @@ def _row(node: rollout.Progress, *, style: bar.Style, columns: int) -> str:
 
 def _without(node: rollout.Progress) -> str:
     """Say which GPUs a node has the layout without; empty where it has it on all."""
-    names = safetext.printable(_named(node.unreachable), " ")
+    names = messages.printable(_named(node.unreachable), " ")
     return f" without unreachable {names}" if names else ""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import messages, model, safetext
+from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 
@@ -133,7 +133,7 @@ def judge(node: Node, now: dt.datetime) -> Report:
             told = read(text)
         except ValueError as error:
             is_unreadable = True
-            notes.append(f"the status cannot be read: {safetext.printable(str(error))}")
+            notes.append(f"the status cannot be read: {messages.printable(str(error))}")
     if is_unreadable:
         standing = Standing.UNREADABLE
     elif not node.wish:
@@ -167,7 +167,7 @@ def read(text: str) -> Told:
         state=model.State(data.get("state")),
         phase=_word(data, "phase"),
         reason=_word(data, "reason"),
-        message=safetext.printable(str(data.get("message", ""))[:_MAX_MESSAGE], " "),
+        message=messages.printable(str(data.get("message", ""))[:_MAX_MESSAGE], " "),
         attempt=attempt if isinstance(attempt, int) and 0 <= attempt < 2**31 else 1,
         started_at=messages.parse(data.get("startedAt")),
         finished_at=messages.parse(data.get("finishedAt")),
@@ -176,7 +176,7 @@ def read(text: str) -> Told:
 
 
 def _word(data: Mapping[str, Any], key: str) -> str:
-    return safetext.printable(str(data.get(key, ""))[:_MAX_WORD])
+    return messages.printable(str(data.get(key, ""))[:_MAX_WORD])
 
 
 def _of(node: Node, told: Told, now: dt.datetime) -> Standing:
@@ -209,7 +209,7 @@ def _gpus(node: Node, notes: list[str]) -> model.ObservedGpus | None:
 
 
 def _short(error: ValueError) -> str:
-    return safetext.printable(str(error)[:_MAX_WORD])
+    return messages.printable(str(error)[:_MAX_WORD])
 
 
 def _oddities(node: Node, told: Told | None, standing: Standing, now: dt.datetime) -> list[str]:

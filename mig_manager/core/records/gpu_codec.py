@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import model, profile_name, safetext
+from mig_manager.core import messages, model, profile_name
 
 _MAX_SLICE = 1_000
 """No GPU has so many; it keeps nonsense from being planned with."""
@@ -352,7 +352,7 @@ def _sound(named: model.Profile) -> model.Profile:
 def _text(value: object, *, most: int = _MOST_LETTERS) -> str:
     if not isinstance(value, str) or len(value) > most:
         raise ValueError("a text is missing or too long")
-    return safetext.printable(value)
+    return messages.printable(value)
 
 
 def _number(value: object) -> int:
