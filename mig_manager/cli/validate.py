@@ -9,7 +9,7 @@ from mig_manager.change import validate
 from mig_manager.cli import command_settings, console, gpu_access
 from mig_manager.cli.render import gpu_report
 from mig_manager.core import bar, model, yaml_tree
-from mig_manager.core.layout import config, device_filter
+from mig_manager.core.layout import config, layouts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ def unknown_names(source: config.Document) -> Sequence[yaml_tree.Remark]:
         for layout in source.layouts.values()
         for rule in layout.rules
         for each in rule.filters
-        if isinstance(each, device_filter.NameFilter)
+        if isinstance(each, layouts.NameFilter)
     }
     if not named:
         return ()
@@ -186,7 +186,7 @@ def unknown_names(source: config.Document) -> Sequence[yaml_tree.Remark]:
     ]
 
 
-def _unknown(name: device_filter.NameFilter, known: set[str]) -> str:
-    wider = device_filter.NameFilter(pattern=f"*{name.pattern}*")
+def _unknown(name: layouts.NameFilter, known: set[str]) -> str:
+    wider = layouts.NameFilter(pattern=f"*{name.pattern}*")
     hint = f"; did you mean '{wider}'?" if any(wider.matches_name(each) for each in known) else ""
     return f"no product known here is called '{name}'{hint}"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model, yaml_tree
-from mig_manager.core.layout import config, device_filter, exporting, layouts, rules
+from mig_manager.core.layout import config, exporting, layouts, rules
 
 SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
@@ -172,11 +172,11 @@ PINS = st.builds(
 )
 UINT32 = st.integers(0, 2**32 - 1)
 FILTERS = st.builds(
-    lambda device, subsystem: device_filter.DeviceFilter(device_id=device, subsystem_id=subsystem),
+    lambda device, subsystem: layouts.DeviceFilter(device_id=device, subsystem_id=subsystem),
     UINT32,
     st.none() | UINT32,
 ) | st.sampled_from(["A100-SXM4-40GB", "NVIDIA H100*", "*", "rtx pro 6000 [a-z]*", "A?0"]).map(
-    device_filter.parse_filter
+    layouts.parse_filter
 )
 IDENTITIES = st.uuids().map(lambda each: f"GPU-{each}") | st.tuples(
     UINT32, st.integers(0, 255), st.integers(0, 31), st.integers(0, 7)

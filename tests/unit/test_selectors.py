@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import config, device_filter, selection
+from mig_manager.core.layout import config, layouts, selection
 from tests.unit import boards
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000f"
@@ -141,10 +141,10 @@ def test_names_and_ids_can_stand_side_by_side() -> None:
 @hypothesis.given(st.text(max_size=20) | st.text("NVIDAnvida 10-*?[]x:_", max_size=20))
 def test_any_filter_is_read_or_refused_and_prints_as_itself(text: str) -> None:
     try:
-        read = device_filter.parse_filter(text)
+        read = layouts.parse_filter(text)
     except ValueError:
         return
-    assert device_filter.parse_filter(str(read)) == read
+    assert layouts.parse_filter(str(read)) == read
 
 
 # What the peer cannot read

@@ -19,17 +19,17 @@ are spelled.
 """
 
 from mig_manager.core import fields, yaml_tree
-from mig_manager.core.layout import device_filter, exporting, layouts, rules, selection
+from mig_manager.core.layout import exporting, layouts, rules, selection
 
 VERSION = "v1"
 
 _DOCUMENT_KEYS = ("version", "mig-configs")
 
-DeviceFilter = device_filter.DeviceFilter
+DeviceFilter = layouts.DeviceFilter
 Rule = layouts.Rule
 Layout = layouts.Layout
 Document = layouts.Document
-parse_filter = device_filter.parse_filter
+parse_filter = layouts.parse_filter
 select = selection.select
 export = exporting.export
 """The names by which those who only work with documents know them."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import device_filter, layouts
+from mig_manager.core.layout import layouts
 
 _VERSION = "v1"
 
@@ -97,7 +97,7 @@ def _rules(
     rules = []
     for wanted, members in groups.items():
         ids = {gpu.pci_device_id for gpu in members}
-        names = sorted(str(device_filter.DeviceFilter(device_id=each)) for each in ids)
+        names = sorted(str(layouts.DeviceFilter(device_id=each)) for each in ids)
         same_model = [gpu for gpu in gpus if gpu.pci_device_id in ids]
         is_all = len(members) == len(same_model)
         rules.append(

@@ -5,7 +5,7 @@ import re
 
 from mig_manager import errors
 from mig_manager.core import fields, model, profile_name, yaml_tree
-from mig_manager.core.layout import device_filter, layouts
+from mig_manager.core.layout import layouts
 
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
@@ -48,28 +48,26 @@ def read(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> layouts.Rule:
 
 def _filters(
     node: yaml_tree.Node | None, remarked: yaml_tree.Remarks
-) -> dict[device_filter.Filter, errors.Location]:
+) -> dict[layouts.Filter, errors.Location]:
     # Nothing, null, "" and [] all mean "every model" to the peer.
     if node is None or (isinstance(node, yaml_tree.Scalar) and node.value in (None, "")):
         return {}
     items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
-    found: dict[device_filter.Filter, errors.Location] = {}
+    found: dict[layouts.Filter, errors.Location] = {}
     for item in items:
         found.setdefault(_filter(item, remarked), item.location)
     return found
 
 
-def _filter(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> device_filter.Filter:
+def _filter(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> layouts.Filter:
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(
-            node, f"{fields.shown(node)} must be a text in quotes; {device_filter.FILTER_HELP}"
-        )
+        fields.fail(node, f"{fields.shown(node)} must be a text in quotes; {layouts.FILTER_HELP}")
     try:
-        read = device_filter.parse_filter(node.value)
+        read = layouts.parse_filter(node.value)
     except ValueError as error:
         remarked.doubt(node.location, str(error), passes="it matches no GPU")
-        return device_filter.NOTHING
-    if isinstance(read, device_filter.NameFilter):
+        return layouts.NOTHING
+    if isinstance(read, layouts.NameFilter):
         remarked.extend(
             node.location,
             f"device-filter {fields.shown(node)} is a product name; nvidia-mig-parted knows PCI "
@@ -116,7 +114,7 @@ def _gpu(node: yaml_tree.Node, remarked: yaml_tree.Remarks, *, is_alone: bool) -
 def _identity(
     node: yaml_tree.Node, text: str, remarked: yaml_tree.Remarks, *, is_alone: bool
 ) -> str:
-    identity = device_filter.parse_identity(text)
+    identity = layouts.parse_identity(text)
     if identity is None:
         fields.fail(
             node,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, yaml_tree
-from mig_manager.core.layout import device_filter, layouts
+from mig_manager.core.layout import layouts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +153,11 @@ def _may_match(rule: layouts.Rule, gpu: model.UnreachableGpu) -> bool:
     )
 
 
-def _filter_may_match(each: device_filter.Filter, gpu: model.UnreachableGpu) -> bool:
+def _filter_may_match(each: layouts.Filter, gpu: model.UnreachableGpu) -> bool:
     match each:
-        case device_filter.DeviceFilter():
+        case layouts.DeviceFilter():
             return gpu.pci_device_id in (None, each.device_id)
-        case device_filter.NameFilter():
+        case layouts.NameFilter():
             return not gpu.name or each.matches_name(gpu.name)
 
 
@@ -171,7 +171,7 @@ def _missing(
     indices = sorted(set(rule.indices) - {gpu.index for gpu in every})
     here = {gpu.pci_address for gpu in every}
     addresses = [
-        each for each in rule.identities if not device_filter.is_uuid(each) and each not in here
+        each for each in rule.identities if not layouts.is_uuid(each) and each not in here
     ]
     has = f"this node has {len(every)}, counted from 0"
     for what in [f"{each}, and {has}" for each in indices] + [
