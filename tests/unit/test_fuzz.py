@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model, yaml_tree
-from mig_manager.core.layout import config, exporting, layouts, rules
+from mig_manager.core.layout import config, exporting, layouts
 
 SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
@@ -42,7 +42,7 @@ mig-configs:
 WORDS = st.sampled_from(
     [
         *config._DOCUMENT_KEYS,
-        *rules.KEYS,
+        *config.KEYS,
         *("all", "v1", "x", "", "0", "-1", "1.5", "~", "yes", "0x20B010DE", '"0x20B010DE"'),
         *("1g.5gb", "1g.5gb@4", "1c.3g.20gb@0", "1g.5gb+me", "bogus", "*a", "&a", "<<", "---"),
         *(": ", "- ", ", ", "[", "]", "{", "}", "\n", "\n  ", "\n    ", "#", "'", '"', "!!int "),
@@ -88,7 +88,7 @@ DATA = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from([*config._DOCUMENT_KEYS, *rules.KEYS, "x", "1g.5gb", "1g.5gb@4"]),
+            st.sampled_from([*config._DOCUMENT_KEYS, *config.KEYS, "x", "1g.5gb", "1g.5gb@4"]),
             inner,
             max_size=4,
         )

@@ -18,8 +18,240 @@ Parsing normalises, so that ``==`` and ``content_hash`` compare what layouts mea
 are spelled.
 """
 
-from mig_manager.core import fields, yaml_tree
-from mig_manager.core.layout import exporting, layouts, rules, selection
+import dataclasses
+import re
+
+from mig_manager import errors
+from mig_manager.core import fields, model, profile_name, yaml_tree
+from mig_manager.core.layout import exporting, layouts, selection
+
+KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
+
+_NEITHER = "devices must be all, or a list of GPU indices, UUIDs or PCI addresses"
+
+_START = re.compile(r"[0-9]{1,3}")
+
+
+def _rule(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> layouts.Rule:
+    """Read a rule.
+
+    Args:
+        node: The element of the layout's list.
+        remarked: Takes what is lenient or beyond the peer.
+
+    Raises:
+        ConfigError: The rule breaks the format; the message says where and what is right.
+    """
+    if not isinstance(node, yaml_tree.Mapping):
+        fields.fail(
+            node,
+            f"a rule must be a mapping with 'devices' and 'mig-enabled', not {fields.shown(node)}",
+        )
+    fields.check_keys(node, KEYS)
+    filters = _filters(node.get("device-filter"), remarked)
+    indices, identities = _gpus(fields.required(node, "devices", example="all"), remarked)
+    mode = _mode(fields.required(node, "mig-enabled", example="true"))
+    devices = _devices(node, mode, remarked)
+    return layouts.Rule(
+        # Sorted by what they print: None and a number do not compare.
+        filters=tuple(sorted(filters, key=str)),
+        filter_locations=filters,
+        indices=indices,
+        identities=identities,
+        wanted=model.WantedGpu.of(mode, devices.counts, devices.pins),
+        location=node.location,
+        profile_locations=devices.locations,
+    )
+
+
+def _filters(
+    node: yaml_tree.Node | None, remarked: yaml_tree.Remarks
+) -> dict[layouts.Filter, errors.Location]:
+    # Nothing, null, "" and [] all mean "every model" to the peer.
+    if node is None or (isinstance(node, yaml_tree.Scalar) and node.value in (None, "")):
+        return {}
+    items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
+    found: dict[layouts.Filter, errors.Location] = {}
+    for item in items:
+        found.setdefault(_filter(item, remarked), item.location)
+    return found
+
+
+def _filter(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> layouts.Filter:
+    if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
+        fields.fail(node, f"{fields.shown(node)} must be a text in quotes; {layouts.FILTER_HELP}")
+    try:
+        read = layouts.parse_filter(node.value)
+    except ValueError as error:
+        remarked.doubt(node.location, str(error), passes="it matches no GPU")
+        return layouts.NOTHING
+    if isinstance(read, layouts.NameFilter):
+        remarked.extend(
+            node.location,
+            f"device-filter {fields.shown(node)} is a product name; nvidia-mig-parted knows PCI "
+            'ids such as "0x20B010DE" alone',
+        )
+    return read
+
+
+def _gpus(
+    node: yaml_tree.Node, remarked: yaml_tree.Remarks
+) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+    if isinstance(node, yaml_tree.Scalar):
+        if node.value == "all":
+            return None, ()
+        if not isinstance(node.value, str):
+            remarked.extend(
+                node.location, f"devices is a single value; nvidia-mig-parted takes [{node.text}]"
+            )
+    items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
+    read = [_gpu(item, remarked, is_alone=item is node) for item in items]
+    indices = {each for each in read if isinstance(each, int)}
+    identities = {each for each in read if isinstance(each, str)}
+    return tuple(sorted(indices)), tuple(sorted(identities))
+
+
+def _gpu(node: yaml_tree.Node, remarked: yaml_tree.Remarks, *, is_alone: bool) -> int | str | None:
+    """Read an index, a UUID or a PCI address; None for what matches no GPU."""
+    value = node.value if isinstance(node, yaml_tree.Scalar) else None
+    if isinstance(value, str):
+        return _identity(node, value, remarked, is_alone=is_alone)
+    number = fields.whole(node)
+    problem = f"a GPU index must be a whole number, 0 or more, not {fields.shown(node)}"
+    if fields.is_null(node) and not is_alone:
+        remarked.doubt(node.location, problem, passes="it counts as 0")
+        return 0
+    if number is None:
+        fields.fail(node, f"{_NEITHER}, not {fields.shown(node)}" if is_alone else problem)
+    if number < 0:
+        remarked.doubt(node.location, problem, passes="it matches no GPU")
+        return None
+    return number
+
+
+def _identity(
+    node: yaml_tree.Node, text: str, remarked: yaml_tree.Remarks, *, is_alone: bool
+) -> str:
+    identity = layouts.parse_identity(text)
+    if identity is None:
+        fields.fail(
+            node,
+            f"{_NEITHER}, not {fields.shown(node)}{_meant(text, is_alone=is_alone)}",
+        )
+    remarked.extend(
+        node.location,
+        f"{fields.shown(node)} names a GPU; nvidia-mig-parted knows indices alone",
+    )
+    return identity
+
+
+def _meant(text: str, *, is_alone: bool) -> str:
+    if re.fullmatch(r"[0-9]{1,3}", text):
+        return f"; did you mean {text}, without quotes?"
+    if text.strip().lower() == "all":
+        return "; did you mean 'devices: all'?"
+    if text.startswith("MIG-"):
+        return "; that is a MIG device, and it is GPUs that are divided"
+    if text.lower().startswith("gpu-"):
+        return "; a UUID is 'GPU-' and 32 hexadecimal digits with dashes, as 'status' shows it"
+    return "; did you mean 'all'?" if is_alone and text.lower().startswith("al") else ""
+
+
+def _mode(node: yaml_tree.Node) -> model.MigMode:
+    value = node.value if isinstance(node, yaml_tree.Scalar) else node
+    if value is True:
+        return model.MigMode.ENABLED
+    # The peer takes a key without a value for false.
+    if not (value is None or value is False):
+        fields.fail(
+            node, f"mig-enabled must be true or false, without quotes, not {fields.shown(node)}"
+        )
+    return model.MigMode.DISABLED
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Devices:
+    """What ``mig-devices`` holds, as far as it is read."""
+
+    counts: dict[model.Profile, int] = dataclasses.field(default_factory=dict)
+    pins: dict[model.Pin, int] = dataclasses.field(default_factory=dict)
+    locations: dict[model.Profile, errors.Location] = dataclasses.field(default_factory=dict)
+
+    def add(self, entry: yaml_tree.Entry, remarked: yaml_tree.Remarks) -> None:
+        name, at, start = entry.key.partition("@")
+        asked = _profile(name, entry)
+        self.locations.setdefault(asked, entry.location)
+        count = _count(entry)
+        if not at:
+            # One profile in two spellings is two wishes for it, as the peer's apply reads it.
+            self.counts[asked] = self.counts.get(asked, 0) + count
+            return
+        remarked.extend(
+            entry.location,
+            f"'{entry.key}' gives an instance its place; nvidia-mig-parted takes profiles alone",
+        )
+        pin = model.Pin(profile=asked, start=_start(start, entry))
+        self.pins[pin] = self.pins.get(pin, 0) + count
+        self._check_room(pin, entry)
+
+    def _check_room(self, pin: model.Pin, entry: yaml_tree.Entry) -> None:
+        whole = pin.profile.gpu_instance
+        taken = sum(
+            other.profile.compute_slices * count
+            for other, count in self.pins.items()
+            if (other.profile.gpu_instance, other.start) == (whole, pin.start)
+        )
+        if taken > whole.gpu_slices:
+            raise errors.ConfigError(
+                f"'{entry.key}': only one {whole} can start at memory slice {pin.start}, and it "
+                f"has {whole.gpu_slices} compute slices, not {taken}",
+                location=entry.location,
+            )
+
+
+def _devices(
+    rule: yaml_tree.Mapping, mode: model.MigMode, remarked: yaml_tree.Remarks
+) -> _Devices:
+    node = rule.get("mig-devices")
+    read = _Devices()
+    if (node is None or fields.is_null(node)) and mode is model.MigMode.DISABLED:
+        return read
+    if not isinstance(node, yaml_tree.Mapping):
+        fields.fail(
+            node or rule,
+            "mig-devices must map profiles to counts when mig-enabled is true; {} for none",
+        )
+    for entry in node.entries:
+        read.add(entry, remarked)
+    if node.entries and not (any(read.counts.values()) or any(read.pins.values())):
+        fields.fail(node, "all counts in mig-devices are 0; write {} for no instances")
+    if node.entries and mode is model.MigMode.DISABLED:
+        fields.fail(node, "mig-devices must be empty when mig-enabled is false")
+    return read
+
+
+def _profile(text: str, entry: yaml_tree.Entry) -> model.Profile:
+    try:
+        return profile_name.parse(text)
+    except ValueError as error:
+        raise errors.ConfigError(str(error), location=entry.location) from None
+
+
+def _start(text: str, entry: yaml_tree.Entry) -> int:
+    if not _START.fullmatch(text):
+        raise errors.ConfigError(
+            f"{entry.key[:60]!r}: what follows @ is the memory slice at which the instance "
+            "starts, such as 1g.5gb@4",
+            location=entry.location,
+        )
+    return int(text)
+
+
+def _count(entry: yaml_tree.Entry) -> int:
+    if fields.is_null(entry.value):
+        return 0
+    return fields.natural(entry.value, f"the count of {entry.key}")
+
 
 VERSION = "v1"
 
@@ -77,7 +309,7 @@ def _layouts(root: yaml_tree.Node, remarked: yaml_tree.Remarks) -> dict[str, Lay
 def _layout(entry: yaml_tree.Entry, remarked: yaml_tree.Remarks) -> Layout:
     if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
         fields.fail(entry.value, f"layout '{entry.key}' must be a list of rules (- devices: ...)")
-    read = tuple(rules.read(item, remarked) for item in entry.value.items)
+    read = tuple(_rule(item, remarked) for item in entry.value.items)
     return Layout(
         name=entry.key,
         rules=read,
