@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, messages, picture
-from mig_manager.core.node import askers, resources
+from mig_manager.core.node import resources
 
 _GAP = "   "
 _MOST_NAMED = 8
@@ -83,7 +83,7 @@ def pods(asking: Mapping[str, int]) -> str:
     return messages.listed(named, most=_MOST_NAMED)
 
 
-def held(kind: askers.Kind) -> str:
+def held(kind: resources.Kind) -> str:
     """Say who asks for devices of a kind, and whether that tells which are held."""
     if not kind.pods:
         return f"{kind.count} free"
@@ -97,7 +97,7 @@ def held(kind: askers.Kind) -> str:
     return f"{kind.asked} of {kind.count} held by {who}"
 
 
-def loss(lost: askers.Loss) -> str:
+def loss(lost: resources.Loss) -> str:
     """Say what the end of devices of a kind means to those who ask for them."""
     kind, who = lost.kind, pods(lost.kind.pods)
     what = f"{lost.ending} of {kind.count} {kind_name(kind.resource)} go"

@@ -14,7 +14,7 @@ from mig_manager.cli.render import gpu_report
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
-from mig_manager.core.node import askers
+from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import layout as layouts
 from mig_manager.kubectl import selection
@@ -107,7 +107,7 @@ class NodePlan:
     """Why there is no plan; empty when there is one."""
     fits: bool | None
     """Whether the node can have the layout; None: cannot be told."""
-    losses: tuple[askers.Loss, ...] | None
+    losses: tuple[resources.Loss, ...] | None
     """Devices that end and that pods ask for; None: pods are not known."""
     notes: tuple[str, ...]
 
@@ -229,11 +229,11 @@ def _fits(planned: plans.Planned | None) -> bool | None:
 
 def _losses(
     planned: plans.Planned | None, told: node_report.Report, pods: selection.Pods
-) -> tuple[askers.Loss, ...] | None:
+) -> tuple[resources.Loss, ...] | None:
     found = pods.of(told.node.view.name)
     if found is None or planned is None:
         return None
-    return askers.losses(planned.plan, planned.gpus, found, strategy=told.node.strategy)
+    return resources.losses(planned.plan, planned.gpus, found, strategy=told.node.strategy)
 
 
 def _notes(layout: config.Layout, told: node_report.Report) -> Iterable[str]:
@@ -298,7 +298,7 @@ def _row(node: NodePlan) -> Sequence[str]:
     return node.name, fits, change, _hurt(node.losses)
 
 
-def _hurt(losses: Sequence[askers.Loss] | None) -> str:
+def _hurt(losses: Sequence[resources.Loss] | None) -> str:
     if losses is None:
         return "?"
     sure = {pod for lost in losses if lost.is_total for pod in lost.kind.pods}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, data, messages, model, picture
 from mig_manager.core.fleet import node_report
-from mig_manager.core.node import askers
+from mig_manager.core.node import resources
 from mig_manager.kubectl import layout, selection
 
 _TONES: Mapping[node_report.Standing, bar.Tone] = {
@@ -33,12 +33,12 @@ class Status:
         """Whether every node has what is wished for it."""
         return all(report.standing.is_good for report in self.reports)
 
-    def kinds(self, report: node_report.Report) -> tuple[askers.Kind, ...] | None:
+    def kinds(self, report: node_report.Report) -> tuple[resources.Kind, ...] | None:
         """Return who asks for which devices of a node; None when that is not known."""
         found = self.pods.of(report.node.view.name)
         if found is None or report.gpus is None:
             return None
-        return askers.kinds(report.gpus, found, strategy=report.node.strategy)
+        return resources.kinds(report.gpus, found, strategy=report.node.strategy)
 
     def claiming(self, report: node_report.Report) -> tuple[str, ...]:
         """Return the pods whose devices, if any, are given by ResourceClaims."""

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
-from mig_manager.core.node import askers
+from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import history, layout, plan, selection, status
 from tests.shell import plugin_rig as rig
@@ -39,7 +39,7 @@ PLAIN = bar.Style()
 def test_who_asks_for_a_kind_is_told_as_far_as_it_is_known(
     count: int, pods: dict[str, int], said: str
 ) -> None:
-    assert layout.held(askers.Kind(resource=KIND, count=count, pods=pods)) == said
+    assert layout.held(resources.Kind(resource=KIND, count=count, pods=pods)) == said
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_who_asks_for_a_kind_is_told_as_far_as_it_is_known(
     ],
 )
 def test_what_a_loss_means_is_told_no_surer_than_it_is(ending: int, asked: int, said: str) -> None:
-    kind = askers.Kind(resource=KIND, count=4, pods={"ml/a": asked})
+    kind = resources.Kind(resource=KIND, count=4, pods={"ml/a": asked})
 
-    assert layout.loss(askers.Loss(kind=kind, ending=ending)) == said
+    assert layout.loss(resources.Loss(kind=kind, ending=ending)) == said
 
 
 def report(

@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import askers, cluster
+from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
 from tests.unit import boards
 
@@ -38,7 +38,7 @@ NODE = (
 
 
 def told(*pods: cluster.Pod, strategy: str = MIXED) -> dict[str, tuple[int, dict[str, int]]]:
-    kinds = askers.kinds(NODE, pods, strategy=strategy)
+    kinds = resources.kinds(NODE, pods, strategy=strategy)
     return {
         kind.resource.removeprefix("nvidia.com/"): (kind.count, dict(kind.pods)) for kind in kinds
     }
@@ -77,9 +77,9 @@ def test_with_other_strategies_all_devices_go_by_the_name_of_whole_gpus(
 
 def losses(
     wish: dict[str, int], *pods: cluster.Pod, strategy: str = MIXED
-) -> tuple[askers.Loss, ...]:
+) -> tuple[resources.Loss, ...]:
     plan = planner.plan(NODE, {NODE[0].uuid: boards.want(wish)})
-    return askers.losses(plan, NODE, pods, strategy=strategy)
+    return resources.losses(plan, NODE, pods, strategy=strategy)
 
 
 def test_all_holders_leave_when_all_devices_of_a_kind_end() -> None:
@@ -102,7 +102,7 @@ def test_a_switch_of_mode_ends_every_device_of_the_gpu() -> None:
     on = boards.want({"1g.5gb": 1})
     plan = planner.plan(NODE, {NODE[1].uuid: off, NODE[2].uuid: on})
 
-    found = askers.losses(
+    found = resources.losses(
         plan, NODE, [pod("a", gpu=1, mig_1g_5gb=1, mig_3g_20gb=1)], strategy=MIXED
     )
 

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
-from mig_manager.core.node import askers, clients, cluster, resources
+from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
 
@@ -135,7 +135,7 @@ def _leaving(
     asking = [pod for pod in pods if not clients.is_device_plugin(pod)]
     # With any other strategy all devices are plain GPUs to those who ask.
     strategy = "mixed" if is_mixed else "single"
-    lost = askers.losses(plan, gpus, asking, strategy=strategy)
+    lost = resources.losses(plan, gpus, asking, strategy=strategy)
     evicted = {key for loss in lost if loss.is_total for key in loss.kind.pods}
     maybe = {key for loss in lost for key in loss.kind.pods}
     if any(_ends_devices(gpu_plan) for gpu_plan in plan.gpus):
