@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import dependencies, drain, outcomes, record
 from mig_manager.core import messages, model, ports, timing
 from mig_manager.core import timing as pacing
-from mig_manager.core.node import clients, cluster, extras, other_managers
+from mig_manager.core.node import clients, cluster, other_managers
 from mig_manager.core.node import policy as policies
 
 _log = structlog.get_logger()
@@ -125,7 +125,7 @@ class Clearing:
         plan: model.Plan,
         gpus: Gpus,
         holders: drain.Holders,
-        table: Sequence[extras.ExtraClient],
+        table: Sequence[clients.ExtraClient],
     ) -> drain.Drain:
         """Close the node to newcomers, and return the drain for those who must leave.
 
@@ -175,7 +175,7 @@ class Clearing:
         return self._drain(order), drain.survey(self._world.workloads, self._world.allocations)
 
     def _order(
-        self, plan: model.Plan, gpus: Gpus, table: Sequence[extras.ExtraClient]
+        self, plan: model.Plan, gpus: Gpus, table: Sequence[clients.ExtraClient]
     ) -> drain.Order:
         policy = self._limits.policy
         if self.spares:

@@ -30,7 +30,7 @@ from mig_manager.agent import eviction
 from mig_manager.change import instrumentation
 from mig_manager.core import messages, ports, timing
 from mig_manager.core import timing as pacing
-from mig_manager.core.node import clients, cluster, extras
+from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
 
 _log = structlog.get_logger()
@@ -59,7 +59,7 @@ class Order:
     affected: frozenset[str]
     """Device ids that are taken away."""
     policy: policies.Policy
-    daemons: tuple[extras.ExtraClient, ...] = ()
+    daemons: tuple[clients.ExtraClient, ...] = ()
     """Those that are paused later, and so need not leave."""
     has_begun: bool = False
     """Whether an earlier try of this drain has evicted pods."""

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import record
 from mig_manager.core import model, ports, timing
 from mig_manager.core import timing as pacing
-from mig_manager.core.node import clients, cluster, extras, mig_strategy
+from mig_manager.core.node import clients, cluster, mig_strategy
 from mig_manager.core.records import status
 
 _log = structlog.get_logger()
@@ -25,7 +25,7 @@ class Paused:
     """False: no device plugin serves this node, so there is nothing to restart or to prove."""
     staffed: frozenset[str] = frozenset()
     """Deploy labels that placed a pod here: its successor is worth waiting for."""
-    table: tuple[extras.ExtraClient, ...] = ()
+    table: tuple[clients.ExtraClient, ...] = ()
     """The owner's daemons that were sent away."""
     changed: frozenset[str] = frozenset()
     """UUIDs of the GPUs that the change is about: all of their devices must be offered."""
@@ -64,7 +64,7 @@ class Daemons:
         plan: model.Plan,
         journal: record.Record,
         wish: ports.Wish,
-        table: tuple[extras.ExtraClient, ...] = (),
+        table: tuple[clients.ExtraClient, ...] = (),
     ) -> Paused:
         """Take the daemons off the GPUs: by deploy label, or by taint and deletion.
 
@@ -166,7 +166,7 @@ class Daemons:
         pods = self._workloads.list()
         early = (
             *(pod for pod in pods if clients.is_device_plugin(pod)),
-            *extras.members(pods, paused.table),
+            *clients.members(pods, paused.table),
         )
         key = cluster.PLUGIN_DEPLOY_LABEL
         had = journal.journal
@@ -375,13 +375,13 @@ class _Pause:
         view: cluster.NodeView,
         pods: tuple[cluster.Pod, ...],
         plan: model.Plan,
-        table: tuple[extras.ExtraClient, ...],
+        table: tuple[clients.ExtraClient, ...],
     ) -> "_Pause":
         """Choose them for the node as it is."""
         labels = clients.labels_to_pause(view.labels, plan, table)
         gated = clients.gated_by(pods, labels)
         plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
-        every = {pod.uid: pod for pod in (*plugins, *extras.members(pods, table))}
+        every = {pod.uid: pod for pod in (*plugins, *clients.members(pods, table))}
         return _Pause(
             labels=labels,
             gated=gated,

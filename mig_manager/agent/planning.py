@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import dependencies, record
 from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config, selection
-from mig_manager.core.node import extras
+from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
 
 Gpus = model.ObservedGpus
@@ -59,14 +59,14 @@ class Planning:
         self._warnings = document.warnings
         return layout
 
-    def extra_clients(self) -> tuple[extras.ExtraClient, ...]:
+    def extra_clients(self) -> tuple[clients.ExtraClient, ...]:
         """Read the table of the owner's other GPU daemons.
 
         Raises:
             ConfigError: The file cannot be read or breaks the format.
         """
         source = self._world.extra_clients
-        return extras.parse(source.read(), source=source.name) if source else ()
+        return clients.parse(source.read(), source=source.name) if source else ()
 
     def warn(self, layout: config.Layout, gpus: Gpus) -> None:
         """Say what passed because the document is read leniently."""

@@ -9,7 +9,7 @@ from mig_manager.agent import gpu_clients, monitors, outcomes, record
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core import timing as pacing
-from mig_manager.core.node import clients, cluster, extras
+from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from tests import fakes
@@ -17,7 +17,7 @@ from tests import fakes
 DCGM, EXPORTER, CLIENT = (
     cluster.DEPLOY_LABEL_PREFIX + name for name in ("dcgm", "dcgm-exporter", "client")
 )
-WATCHER = extras.ExtraClient(labels={"app": "watcher"})
+WATCHER = clients.ExtraClient(labels={"app": "watcher"})
 
 
 def sliced_node() -> fakes.World:

@@ -12,7 +12,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.change import instrumentation
 from mig_manager.core import ports
 from mig_manager.core import timing as pacing
-from mig_manager.core.node import cluster, extras
+from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
 from tests import fakes
 
@@ -55,7 +55,7 @@ def prepared(
         order=drain.Order(
             affected=affected,
             policy=policy or policies.Policy(),
-            daemons=(extras.ExtraClient(labels={"app": "watcher"}),),
+            daemons=(clients.ExtraClient(labels={"app": "watcher"}),),
             timeout_s=20,
             pace=pacing.Pace(),
         ),

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.node import clients, cluster, extras
+from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from tests import fakes
@@ -175,7 +175,7 @@ def test_a_whole_node_is_left_by_all_who_have_or_want_a_gpu_and_by_nobody_else()
 
 
 def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
-    daemon = extras.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
+    daemon = clients.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
     pod = dataclasses.replace(POD, labels={"app": "watcher"}, owner_kind="DaemonSet")
     gpus = balanced()
     plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import extras
+from mig_manager.core.node import clients
 from tests.unit import test_clients
 
 TABLE = """\
@@ -19,9 +19,9 @@ clients:
 
 
 def test_a_table_reads_as_it_is_documented() -> None:
-    assert extras.parse(TABLE, source="t") == (
-        extras.ExtraClient(labels={"app": "watcher"}),
-        extras.ExtraClient(
+    assert clients.parse(TABLE, source="t") == (
+        clients.ExtraClient(labels={"app": "watcher"}),
+        clients.ExtraClient(
             labels={"app": "sampler", "tier": "gpu"},
             namespace="monitoring",
             deploy_label="nvidia.com/gpu.deploy.sampler",
@@ -31,11 +31,11 @@ def test_a_table_reads_as_it_is_documented() -> None:
 
 @pytest.mark.parametrize("text", ["", "null", "version: v1", "version: v1\nclients:\n"])
 def test_an_empty_table_has_no_daemons(text: str) -> None:
-    assert extras.parse(text, source="t") == ()
+    assert clients.parse(text, source="t") == ()
 
 
 def test_a_daemons_pods_have_all_of_its_labels_and_are_in_its_namespace() -> None:
-    anywhere, in_place = extras.parse(TABLE, source="t")
+    anywhere, in_place = clients.parse(TABLE, source="t")
     labels = {"app": "sampler", "tier": "gpu", "more": "x"}
     pod = dataclasses.replace(test_clients.POD, namespace="monitoring", labels=labels)
 
@@ -43,7 +43,7 @@ def test_a_daemons_pods_have_all_of_its_labels_and_are_in_its_namespace() -> Non
     assert not anywhere.matches(pod)
     assert not in_place.matches(dataclasses.replace(pod, namespace="default"))
     assert not in_place.matches(dataclasses.replace(pod, labels={"app": "sampler"}))
-    assert extras.members([pod], (anywhere, in_place)) == (pod,)
+    assert clients.members([pod], (anywhere, in_place)) == (pod,)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_breaks_the_format_is_refused_with_its_place(
     text: str, place: str, said: str
 ) -> None:
     with pytest.raises(errors.ConfigError) as caught:
-        extras.parse(text, source="t.yaml")
+        clients.parse(text, source="t.yaml")
 
     assert caught.value.message.startswith(f"t.yaml:{place}: ")
     assert said in caught.value.message
