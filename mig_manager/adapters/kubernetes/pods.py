@@ -145,7 +145,7 @@ class KubeWorkloads:
             for budget in self._all(
                 f"/apis/policy/v1/namespaces/{_quoted(namespace)}/poddisruptionbudgets",
                 {},
-                objects.parse_budget,
+                disruption.parse_budget,
             )
         )
 

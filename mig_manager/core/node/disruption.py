@@ -9,6 +9,7 @@ budgets are counted here, by the rules of the API server (kubernetes/kubernetes,
 import dataclasses
 import enum
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from mig_manager.core.node import cluster
 
@@ -174,3 +175,41 @@ def _guards(pod: cluster.Pod, budgets: Iterable[Budget]) -> list[Budget]:
     if pod.phase == "Pending" or pod.is_finished or pod.is_terminating:
         return []
     return [budget for budget in budgets if budget.covers(pod)]
+
+
+def parse_budget(item: Mapping[str, Any]) -> Budget:
+    """Return what we want to know of a budget; surprises are the caller's to translate."""
+    metadata = item["metadata"]
+    spec, status = item.get("spec") or {}, item.get("status") or {}
+    return Budget(
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
+        selector=_selector(spec.get("selector")),
+        allowed=int(status.get("disruptionsAllowed") or 0),
+        healthy=int(status.get("currentHealthy") or 0),
+        desired=int(status.get("desiredHealthy") or 0),
+        is_current=int(status.get("observedGeneration") or 0)
+        >= int(metadata.get("generation") or 0),
+        always_allows_unready=spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow",
+    )
+
+
+def _selector(selector: Mapping[str, Any] | None) -> tuple[Requirement, ...] | None:
+    """Return the requirements; None for a selector that is absent, as ``LabelSelector`` has it."""
+    if selector is None:
+        return None
+    equal = (selector.get("matchLabels") or {}).items()
+    return (
+        *(
+            Requirement(key=str(key), operator=Operator.IN, values=frozenset({str(value)}))
+            for key, value in equal
+        ),
+        *(
+            Requirement(
+                key=str(each["key"]),
+                operator=Operator(each["operator"]),
+                values=frozenset(map(str, each.get("values") or ())),
+            )
+            for each in selector.get("matchExpressions") or ()
+        ),
+    )
