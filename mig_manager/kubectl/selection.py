@@ -12,7 +12,7 @@ from mig_manager.adapters import kubectl
 from mig_manager.core import messages
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
-from mig_manager.core.node import cluster, objects
+from mig_manager.core.node import cluster
 
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
@@ -88,7 +88,7 @@ class Cluster:
             ClusterError: The API refused or does not answer.
         """
         query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
-        with objects.understood("the list of Events"):
+        with cluster.understood("the list of Events"):
             return tuple(
                 _event(item)
                 for item in self._api.items(_EVENTS, query)
@@ -131,8 +131,8 @@ def read(item: Mapping[str, Any]) -> node_report.Node:
     Raises:
         ClusterError: It is not a Node object.
     """
-    view = objects.parse_node(item)
-    with objects.understood(f"node {view.name}"):
+    view = cluster.parse_node(item)
+    with cluster.understood(f"node {view.name}"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(
             each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
@@ -151,8 +151,8 @@ def read_pods(
     """
     found: dict[str, list[cluster.Pod]] = {name: [] for name in names}
     for item in items:
-        with objects.understood("the list of pods"):
-            bound, pod = str(item["spec"].get("nodeName")), objects.parse_pod(item)
+        with cluster.understood("the list of pods"):
+            bound, pod = str(item["spec"].get("nodeName")), cluster.parse_pod(item)
         if bound in found and (pod.gpu_resources or pod.has_claims):
             found[bound].append(pod)
     return {name: tuple(pods) for name, pods in found.items()}
@@ -191,8 +191,8 @@ def _event(item: Mapping[str, Any]) -> Event:
 
 
 def _document(config_map: Mapping[str, Any], source: str) -> config.Document:
-    with objects.understood(source):
-        data = objects.strings(config_map.get("data"))
+    with cluster.understood(source):
+        data = cluster.strings(config_map.get("data"))
     if _DOCUMENT_KEY in data:
         text = data[_DOCUMENT_KEY]
     elif len(data) == 1:

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.core.node import cluster, objects
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import access, resources
 
@@ -102,7 +102,7 @@ def test_a_missing_node_is_404(kube: api.KubeApi) -> None:
 )
 def test_a_malformed_node_is_an_error_of_ours(thing: dict[str, Any]) -> None:
     with pytest.raises(errors.ClusterError, match="makes no sense"):
-        objects.parse_node(thing)
+        cluster.parse_node(thing)
 
 
 def holding(*, is_held: bool) -> Callable[[cluster.NodeView], cluster.NodePatch]:
@@ -406,7 +406,7 @@ class TestEmit:
     ],
 )
 def test_a_quantity_is_a_whole_number_rounded_up(text: str | int, value: int) -> None:
-    assert objects.quantity(text) == value
+    assert cluster.quantity(text) == value
 
 
 @pytest.mark.parametrize(
@@ -415,4 +415,4 @@ def test_a_quantity_is_a_whole_number_rounded_up(text: str | int, value: int) ->
 )
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
-        objects.quantity(text)
+        cluster.quantity(text)

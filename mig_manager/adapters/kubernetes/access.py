@@ -3,7 +3,7 @@
 from typing import Any
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.node import objects, rights
+from mig_manager.core.node import cluster, rights
 
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -35,5 +35,5 @@ def may(kube: api.KubeApi, right: rights.Right, *, name: str = "") -> bool:
             "spec": {"resourceAttributes": attributes},
         },
     )
-    with objects.understood("the review of our rights"):
+    with cluster.understood("the review of our rights"):
         return answer["status"]["allowed"] is True

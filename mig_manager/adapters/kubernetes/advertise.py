@@ -12,7 +12,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import model, ports
-from mig_manager.core.node import objects, resources
+from mig_manager.core.node import cluster, resources
 
 _log = structlog.get_logger()
 
@@ -37,8 +37,8 @@ class NodeResources:
         wanted: dict[str, dict[str, str]] = {}
         # Kubelet derives allocatable from capacity, but only with its next heartbeat.
         for field in ("capacity", "allocatable"):
-            with objects.understood("the node"):
-                known = objects.gpu_resources(status.get(field))
+            with cluster.understood("the node"):
+                known = cluster.gpu_resources(status.get(field))
             offered = {name: 0 for name in known if resources.is_device(name)} | dict(counts)
             wanted[field] = {
                 name: str(count) for name, count in offered.items() if known.get(name) != count

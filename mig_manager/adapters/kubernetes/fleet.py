@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node, watch
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.node import cluster, objects
+from mig_manager.core.node import cluster
 
 _NODES = "/api/v1/nodes"
 _PAGE = 500
@@ -146,8 +146,8 @@ def read(item: Mapping[str, Any]) -> fleet_nodes.Node:
     Raises:
         ClusterError: It is not a Node object.
     """
-    seen = objects.parse_node(item)
-    with objects.understood("the node"):
+    seen = cluster.parse_node(item)
+    with cluster.understood("the node"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
         version = str(item["metadata"]["resourceVersion"])
@@ -176,10 +176,10 @@ def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
     query = {"limit": str(_PAGE)}
     for _ in range(_MOST_PAGES):
         page = kube.get("/api/v1/pods", query)
-        with objects.understood("the list of pods"):
+        with cluster.understood("the list of pods"):
             for item in page["items"] or ():
                 where = str(item["spec"].get("nodeName") or "")
-                pod = objects.parse_pod(item)
+                pod = cluster.parse_pod(item)
                 if where and (pod.gpu_resources or pod.has_claims) and not pod.is_finished:
                     found.setdefault(where, []).append(pod)
             token = (page.get("metadata") or {}).get("continue")
@@ -201,5 +201,5 @@ def config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
         if error.status == http.HTTPStatus.NOT_FOUND:
             return None
         raise
-    with objects.understood(f"ConfigMap {namespace}/{name}"):
+    with cluster.understood(f"ConfigMap {namespace}/{name}"):
         return str(found["data"]["config.yaml"])

@@ -24,7 +24,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import timing
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import objects
+from mig_manager.core.node import cluster
 
 _log = structlog.get_logger()
 
@@ -157,13 +157,13 @@ class LeaseSlots:
 
     def _list(self) -> tuple[slots.Slot, ...]:
         answer = self._kube.get(self._path)
-        with objects.understood("the list of Leases"):
+        with cluster.understood("the list of Leases"):
             found = [_slot(item) for item in answer["items"] or ()]
         return tuple(slot for slot in found if slot is not None)
 
     def _is_disrupted(self, holder: str) -> bool:
         try:
-            return slots.is_disrupted(objects.parse_node(self._kube.get(node.path(holder))))
+            return slots.is_disrupted(cluster.parse_node(self._kube.get(node.path(holder))))
         except errors.ClusterError as error:
             if error.status == http.HTTPStatus.NOT_FOUND:
                 return False
@@ -189,7 +189,7 @@ class LeaseSlots:
             if error.status == http.HTTPStatus.CONFLICT or is_gone:
                 return False
             raise
-        with objects.understood("a Lease"):
+        with cluster.understood("a Lease"):
             self._held = _slot(answer)
         if slot.holder != self._node:
             _log.info("slot_taken", slot=slot.name, before=slot.holder or None)

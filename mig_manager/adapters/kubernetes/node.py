@@ -14,7 +14,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import messages, timing
-from mig_manager.core.node import cluster, objects
+from mig_manager.core.node import cluster
 
 _PATH = "/api/v1/namespaces/default/events"
 """Events about objects without a namespace live here, by validation of the API server."""
@@ -181,8 +181,8 @@ class KubeNode:
         return self._remember(self._kube.patch(self._path, body, kind=api.PatchType.MERGE)).view
 
     def _remember(self, node: Mapping[str, Any]) -> "_Seen":
-        view = objects.parse_node(node)
-        with objects.understood(f"node {self._name}"):
+        view = cluster.parse_node(node)
+        with cluster.understood(f"node {self._name}"):
             self._seen = _Seen(
                 view=view,
                 version=str(node["metadata"].get("resourceVersion") or ""),

@@ -12,7 +12,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.core import ports
-from mig_manager.core.node import cluster, objects
+from mig_manager.core.node import cluster
 
 _log = structlog.get_logger()
 
@@ -108,5 +108,5 @@ class _Picture:
 
 
 def _read(item: Mapping[str, Any]) -> cluster.Pod:
-    with objects.understood("a pod"):
-        return objects.parse_pod(item)
+    with cluster.understood("a pod"):
+        return cluster.parse_pod(item)

@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, api_errors, podnews
 from mig_manager.core import ports
-from mig_manager.core.node import cluster, disruption, objects
+from mig_manager.core.node import cluster, disruption
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Of resource.k8s.io, newest first: Kubernetes 1.34, 1.33 and 1.32."""
@@ -51,7 +51,7 @@ class ClaimDrivers:
         """Return the drivers of an allocated claim; None if that is not known."""
         try:
             claim = self._claim(namespace, name)
-            with objects.understood("a ResourceClaim"):
+            with cluster.understood("a ResourceClaim"):
                 return _allocated(claim)
         except errors.ClusterError as error:
             if error.reason is errors.Reason.FORBIDDEN:
@@ -195,7 +195,7 @@ class KubeWorkloads:
                 raise
 
     def _pods(self, path: str, query: Mapping[str, str]) -> tuple[cluster.Pod, ...]:
-        return self._all(path, query, objects.parse_pod)
+        return self._all(path, query, cluster.parse_pod)
 
     def _all(
         self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any]], _Thing]
@@ -216,7 +216,7 @@ class KubeWorkloads:
         asked = {**query, "limit": str(_PAGE)}
         for _ in range(_MOST_PAGES):
             page = self._kube.get(path, asked)
-            with objects.understood(f"the {what}"):
+            with cluster.understood(f"the {what}"):
                 found += [read(item) for item in page["items"] or ()]
                 token = (page.get("metadata") or {}).get("continue")
             if not token:

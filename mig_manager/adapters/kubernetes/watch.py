@@ -14,7 +14,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, stream
-from mig_manager.core.node import cluster, objects
+from mig_manager.core.node import cluster
 
 _PAGE = 500
 _MOST_PAGES = 1000
@@ -206,7 +206,7 @@ class Watch:
         for _ in range(_MOST_PAGES):
             page = self._kube.get(self._collection.path, query)
             self._contact = self._monotonic()
-            with objects.understood(what):
+            with cluster.understood(what):
                 items = list(page["items"] or ())
                 self._listed_version = str(page["metadata"]["resourceVersion"])
                 token = page["metadata"].get("continue")
@@ -221,7 +221,7 @@ class Watch:
         kind, item = str(event.get("type")), event["object"]
         if kind in _CHANGES and not self._stop.is_set():
             self._listener.changed(kind, item)
-        with objects.understood(f"an event of the {self._collection.what}"):
+        with cluster.understood(f"an event of the {self._collection.what}"):
             self._version = str(item["metadata"]["resourceVersion"])
 
 
@@ -318,6 +318,6 @@ class _Listener:
             )
 
     def _deliver(self, item: Mapping[str, Any]) -> None:
-        seen = objects.parse_node(item)
+        seen = cluster.parse_node(item)
         if not self._stop.is_set():
             self._on_node(seen)

@@ -3,8 +3,14 @@
 The keys are the contract with users and with NVIDIA's GPU operator; see docs/labels.md.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import decimal
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mig_manager import errors
 
 CONFIG_LABEL = "nvidia.com/mig.config"
 STATE_LABEL = "nvidia.com/mig.config.state"
@@ -141,3 +147,245 @@ class PodDevices:
     def key(self) -> str:
         """``namespace/name``."""
         return f"{self.namespace}/{self.name}"
+
+
+_QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
+_LARGEST = 2**63 - 1
+_TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
+"""What Go takes for true (``strconv.ParseBool``)."""
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_SUFFIXES = {
+    **{
+        suffix: decimal.Decimal(1000) ** power
+        for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
+    },
+    **{f"{suffix}i": decimal.Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+}
+
+
+@contextlib.contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Turn the surprise at a malformed object into an error of ours.
+
+    Raises:
+        ClusterError: The code within met a field that is missing or of another type.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
+        raise errors.ClusterError(
+            f"{what} as the Kubernetes API sends it makes no sense: {err!r}",
+            reason=errors.Reason.API_ERROR,
+        ) from err
+
+
+def quantity(text: str | float) -> int:
+    """Return a Kubernetes quantity as a whole number, rounded up as the scheduler does.
+
+    Raises:
+        ValueError: It is not a quantity.
+    """
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    number, exponent, suffix = match.groups()
+    try:
+        value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""]
+    except ArithmeticError as err:
+        raise ValueError(f"{text!r} is not a quantity") from err
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{text!r} is not a quantity: it is too large")
+    return int(value.to_integral_value(rounding=decimal.ROUND_CEILING))
+
+
+def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return the ``nvidia.com/*`` entries of a resource list."""
+    return {
+        name: quantity(amount)
+        for name, amount in (resources or {}).items()
+        if name.startswith(RESOURCE_PREFIX)
+    }
+
+
+def strings(mapping: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return labels, annotations or a selector; what is absent is empty."""
+    return {str(key): str(value) for key, value in (mapping or {}).items()}
+
+
+def switches(text: str) -> dict[str, bool]:
+    """Return what ``Name=true,Other=false`` says, which is how Kubernetes writes feature gates."""
+    pairs = (pair.partition("=") for pair in text.split(","))
+    return {name.strip(): value.strip() in _TRUE for name, equals, value in pairs if equals}
+
+
+def parse_node(node: Mapping[str, Any]) -> NodeView:
+    """Return what we want to know of a Node object.
+
+    Raises:
+        ClusterError: It is not a Node object.
+    """
+    with understood("the node"):
+        metadata = node["metadata"]
+        spec = node.get("spec") or {}
+        status = node.get("status") or {}
+        return NodeView(
+            name=str(metadata["name"]),
+            uid=str(metadata.get("uid") or ""),
+            labels=strings(metadata.get("labels")),
+            annotations=strings(metadata.get("annotations")),
+            is_unschedulable=bool(spec.get("unschedulable")),
+            taint_keys=frozenset(str(taint["key"]) for taint in spec.get("taints") or ()),
+            allocatable=gpu_resources(status.get("allocatable")),
+            capacity=gpu_resources(status.get("capacity")),
+        )
+
+
+_MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""Set by kubelet on the pod that shows a static pod in the API."""
+_DEFAULT_GRACE_S = 30
+"""What the API server writes where the pod's author says nothing."""
+
+
+def parse_pod(item: Mapping[str, Any]) -> Pod:
+    """Return what we want to know of a Pod object; surprises are the caller's to translate."""
+    metadata, spec = item["metadata"], item["spec"]
+    status = item.get("status") or {}
+    annotations = strings(metadata.get("annotations"))
+    # The API server sets Pending; only an object that never went through it has none.
+    phase = str(status.get("phase") or "Pending")
+    return Pod(
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
+        uid=str(metadata["uid"]),
+        phase=phase,
+        labels=strings(metadata.get("labels")),
+        node_selector=strings(spec.get("nodeSelector")),
+        owner_kind=_owner_kind(metadata),
+        is_mirror=_MIRROR_ANNOTATION in annotations,
+        is_ready=any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in status.get("conditions") or ()
+        ),
+        is_terminating=bool(metadata.get("deletionTimestamp")),
+        gpu_resources=_gpu_resources(spec),
+        container_names=tuple(str(container["name"]) for container in spec["containers"]),
+        node_name=str(spec.get("nodeName") or ""),
+        is_kept=annotations.get(KEEP_ANNOTATION) == "true",
+        grace_s=_grace_s(spec),
+        has_claims=bool(spec.get("resourceClaims")),
+        claims=_claims(spec, status),
+        may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
+        mounts_plugin_sockets=_mounts_plugin_sockets(spec),
+        images=tuple(str(container.get("image") or "") for container in spec["containers"]),
+        mig_strategy=_mig_strategy(spec),
+        feature_gates=_feature_gates(spec),
+    )
+
+
+def _mounts_plugin_sockets(spec: Mapping[str, Any]) -> bool:
+    """Tell whether a pod mounts kubelet's ``device-plugins``, wherever kubelet's root is.
+
+    ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 ends so; k0s, MicroK8s and
+    ``--root-dir`` change what stands before it.
+    """
+    paths = (
+        str((volume.get("hostPath") or {}).get("path") or "")
+        for volume in spec.get("volumes") or ()
+    )
+    return any(path.rstrip("/").endswith("/device-plugins") for path in paths)
+
+
+def _grace_s(spec: Mapping[str, Any]) -> int:
+    asked = spec.get("terminationGracePeriodSeconds")
+    return _DEFAULT_GRACE_S if asked is None else int(asked)
+
+
+def _has_gpu_init(spec: Mapping[str, Any]) -> bool:
+    return any(
+        container.get("restartPolicy") != "Always" and _container_resources(container)
+        for container in spec.get("initContainers") or ()
+    )
+
+
+def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a pod's claims; those made from a template are in its status."""
+    made = {
+        str(each["name"]): str(each.get("resourceClaimName") or "")
+        for each in status.get("resourceClaimStatuses") or ()
+    }
+    names = [
+        str(each.get("resourceClaimName") or made.get(str(each["name"]), ""))
+        for each in spec.get("resourceClaims") or ()
+    ]
+    # One that is not known by name may be for a GPU, whatever the others are for.
+    return tuple(names) if all(names) else ()
+
+
+def _mig_strategy(spec: Mapping[str, Any]) -> str:
+    """Return what NVIDIA's device plugin was told: its options go before its variables."""
+    for container in spec["containers"]:
+        words = [str(each) for each in (container.get("command") or ())]
+        words += [str(each) for each in (container.get("args") or ())]
+        for word, following in zip(words, [*words[1:], ""], strict=False):
+            flag, equals, value = word.partition("=")
+            if flag == "--mig-strategy":
+                return value if equals else following
+    return next(
+        (
+            str(variable.get("value") or "")
+            for container in spec["containers"]
+            for variable in container.get("env") or ()
+            if variable.get("name") == "MIG_STRATEGY"
+        ),
+        "",
+    )
+
+
+def _feature_gates(spec: Mapping[str, Any]) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    for container in spec["containers"]:
+        for variable in container.get("env") or ():
+            if variable.get("name") == "FEATURE_GATES":
+                found |= switches(str(variable.get("value") or ""))
+    return found
+
+
+def _owner_kind(metadata: Mapping[str, Any]) -> str | None:
+    owners = metadata.get("ownerReferences") or ()
+    return next((str(owner["kind"]) for owner in owners if owner.get("controller")), None)
+
+
+def _gpu_resources(spec: Mapping[str, Any]) -> dict[str, int]:
+    """Return what a pod needs at its hungriest moment, by the scheduler's rule.
+
+    Init containers run one after the other, each beside the sidecars (init containers that
+    restart) before it; then all app containers run beside all sidecars.
+    https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/
+    """
+    sidecars: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for container in spec.get("initContainers") or ():
+        with_sidecars = _plus(sidecars, _container_resources(container))
+        peak = _larger(peak, with_sidecars)
+        if container.get("restartPolicy") == "Always":
+            sidecars = with_sidecars
+    running = sidecars
+    for container in spec["containers"]:
+        running = _plus(running, _container_resources(container))
+    return {name: amount for name, amount in _larger(peak, running).items() if amount}
+
+
+def _container_resources(container: Mapping[str, Any]) -> dict[str, int]:
+    resources = container.get("resources") or {}
+    return _larger(
+        gpu_resources(resources.get("requests")),
+        gpu_resources(resources.get("limits")),
+    )
+
+
+def _plus(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
+
+
+def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)}
