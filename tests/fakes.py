@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.core import model, ports
 from mig_manager.core.host import hooks
-from mig_manager.core.node import clients, cluster, disruption
+from mig_manager.core.node import clients, cluster, policy
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
 from tests.sandbox import driver_rules
@@ -80,7 +80,7 @@ class FakeBudget:
     replicas: int
     max_unavailable: int
 
-    def observed(self, world: "World") -> disruption.Budget:
+    def observed(self, world: "World") -> policy.Budget:
         """Return it with its status as it is now."""
         ready = [
             pod
@@ -88,12 +88,12 @@ class FakeBudget:
             if self.covers(pod) and pod.is_ready and not pod.is_terminating
         ]
         desired = self.replicas - self.max_unavailable
-        return disruption.Budget(
+        return policy.Budget(
             namespace="default",
             name=self.name,
             selector=(
-                disruption.Requirement(
-                    key="app", operator=disruption.Operator.IN, values=frozenset({self.app})
+                policy.Requirement(
+                    key="app", operator=policy.Operator.IN, values=frozenset({self.app})
                 ),
             ),
             allowed=max(0, len(ready) - desired),
@@ -436,12 +436,12 @@ class FakeWorkloads:
         self._world.called("workloads.may_evict")
         return self._verdict(pod)
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[disruption.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
         self._world.called("workloads.budgets")
         known = self._world.disruption_budgets if "default" in namespaces else ()
         return tuple(budget.observed(self._world) for budget in known)
 
-    def covered(self, budget: disruption.Budget) -> tuple[cluster.Pod, ...]:
+    def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
         self._world.called("workloads.covered")
         (ours,) = (one for one in self._world.disruption_budgets if one.name == budget.name)
         pods = (*self._world.pods.values(), *self._world.elsewhere.values())

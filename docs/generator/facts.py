@@ -179,7 +179,7 @@ def node_keys() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in vars(cluster).items():
         kind = kinds.get(name.rpartition("_")[2])
-        if kind is None or name in {"RESOURCE_PREFIX", "PLUGIN_DEPLOY_LABEL"}:
+        if kind is None or name[0] == "_" or name in {"RESOURCE_PREFIX", "PLUGIN_DEPLOY_LABEL"}:
             continue
         found[f"{value}*" if kind == "labels" else value] = kind
     found[cluster.KEEP_ANNOTATION] = "annotation on pods"

@@ -6,7 +6,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import messages, ports
-from mig_manager.core.node import cluster, disruption
+from mig_manager.core.node import cluster, policy
 
 _log = structlog.get_logger()
 
@@ -20,17 +20,17 @@ class EvictionBudgets:
         """Whether the API lets us list them."""
         self.failure: errors.ClusterError | None = None
         """Why they could not be listed last."""
-        self.spent: tuple[disruption.Budget, ...] = ()
+        self.spent: tuple[policy.Budget, ...] = ()
         """Those that did not grant all evictions when they were counted last."""
 
-    def count(self, pods: Sequence[cluster.Pod]) -> disruption.Count:
+    def count(self, pods: Sequence[cluster.Pod]) -> policy.Count:
         """Count what the budgets grant of some evictions: all where we may not list budgets.
 
         Raises:
             ClusterError: The API refused the request as such.
         """
         self.failure, self.spent = None, ()
-        known: tuple[disruption.Budget, ...] = ()
+        known: tuple[policy.Budget, ...] = ()
         if self.are_known:
             try:
                 known = self._workloads.budgets({pod.namespace for pod in pods})
@@ -39,12 +39,12 @@ class EvictionBudgets:
                     _log.warning("budgets_not_listed", error=error.message)
                     self.failure = error
                     why = f"the Kubernetes API failed to list budgets ({error.reason.value})"
-                    return disruption.none_granted(pods, why)
+                    return policy.none_granted(pods, why)
                 if error.reason is not errors.Reason.FORBIDDEN:
                     raise
                 _log.warning("budgets_not_counted", error=error.message)
                 self.are_known = False
-        counted = disruption.count(pods, known)
+        counted = policy.count(pods, known)
         self.spent = counted.spent
         return counted
 

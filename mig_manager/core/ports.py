@@ -12,7 +12,7 @@ from typing import Protocol
 
 from mig_manager.core import model
 from mig_manager.core.host import hooks
-from mig_manager.core.node import cluster, disruption
+from mig_manager.core.node import cluster, policy
 
 
 class Gpus(Protocol):
@@ -188,14 +188,14 @@ class Workloads(Protocol):
             ClusterError: The API refused (FORBIDDEN) or does not answer.
         """
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[disruption.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
         """Return the PodDisruptionBudgets of some namespaces.
 
         Raises:
             ClusterError: The API refused (FORBIDDEN) or does not answer.
         """
 
-    def covered(self, budget: disruption.Budget) -> tuple[cluster.Pod, ...]:
+    def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
         """Return all pods that a budget covers, on whatever node, and unscheduled ones.
 
         Raises:

@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, api_errors, podnews
 from mig_manager.core import ports
-from mig_manager.core.node import cluster, disruption
+from mig_manager.core.node import cluster, policy
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Of resource.k8s.io, newest first: Kubernetes 1.34, 1.33 and 1.32."""
@@ -137,7 +137,7 @@ class KubeWorkloads:
             for pod in found
         )
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[disruption.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
         """Return PodDisruptionBudgets; see ``ports.Workloads``."""
         return tuple(
             budget
@@ -145,11 +145,11 @@ class KubeWorkloads:
             for budget in self._all(
                 f"/apis/policy/v1/namespaces/{_quoted(namespace)}/poddisruptionbudgets",
                 {},
-                disruption.parse_budget,
+                policy.parse_budget,
             )
         )
 
-    def covered(self, budget: disruption.Budget) -> tuple[cluster.Pod, ...]:
+    def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
         """Return the pods that a budget covers; see ``ports.Workloads``."""
         path = f"/api/v1/namespaces/{_quoted(budget.namespace)}/pods"
         selector = budget.label_selector

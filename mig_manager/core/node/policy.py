@@ -14,9 +14,11 @@ config at its start; a run that does not end in success puts back what was there
 import dataclasses
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from mig_manager import errors
+from mig_manager.core.node import cluster
 
 _ANY_LAYOUT = "*"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -80,3 +82,204 @@ def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
             raise errors.UsageError(f"{origin}: layout {layout!r} is named twice")
         found[layout] = config
     return found
+
+
+class Operator(enum.Enum):
+    """How a requirement of a label selector compares."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """One requirement of a label selector."""
+
+    key: str
+    operator: Operator
+    values: frozenset[str] = frozenset()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether labels meet it."""
+        match self.operator:
+            case Operator.IN:
+                return labels.get(self.key) in self.values
+            case Operator.NOT_IN:
+                return labels.get(self.key) not in self.values
+            case Operator.EXISTS:
+                return self.key in labels
+            case Operator.DOES_NOT_EXIST:
+                return self.key not in labels
+
+    def __str__(self) -> str:
+        values = f"({','.join(sorted(self.values))})"
+        match self.operator:
+            case Operator.IN:
+                return f"{self.key} in {values}"
+            case Operator.NOT_IN:
+                return f"{self.key} notin {values}"
+            case Operator.EXISTS:
+                return self.key
+            case Operator.DOES_NOT_EXIST:
+                return f"!{self.key}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """A PodDisruptionBudget with the status that the disruption controller gave it."""
+
+    namespace: str
+    name: str
+    selector: tuple[Requirement, ...] | None
+    """Empty: every pod of the namespace (policy/v1); None: no pod."""
+    allowed: int
+    """``disruptionsAllowed``: how many evictions it grants now."""
+    healthy: int
+    desired: int
+    is_current: bool = True
+    """Whether the status belongs to the present spec; the API server refuses until it does."""
+    always_allows_unready: bool = False
+    """``unhealthyPodEvictionPolicy: AlwaysAllow``."""
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def label_selector(self) -> str:
+        """Its selector in the form of a query; of no use where it selects no pod."""
+        return ",".join(str(requirement) for requirement in self.selector or ())
+
+    def covers(self, pod: cluster.Pod) -> bool:
+        """Tell whether a pod is one of the budget's."""
+        return (
+            self.selector is not None
+            and pod.namespace == self.namespace
+            and all(requirement.matches(pod.labels) for requirement in self.selector)
+        )
+
+    def is_used_by(self, pod: cluster.Pod) -> bool:
+        """Tell whether the eviction of a pod that it covers uses it up."""
+        if pod.is_ready:
+            return True
+        return not (self.always_allows_unready or self.healthy >= self.desired > 0)
+
+    @property
+    def refusal(self) -> str:
+        """Why it grants no eviction now."""
+        if not self.is_current:
+            return f"PodDisruptionBudget {self.name} is still being processed"
+        return (
+            f"PodDisruptionBudget {self.name} needs {self.desired} healthy pods "
+            f"and has {self.healthy}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """What the budgets grant of a set of evictions."""
+
+    rolling: tuple[cluster.Pod, ...]
+    """Pods that can be evicted now and whose budget covers more pods than it grants."""
+    refused: Mapping[str, str]
+    """Key of a pod -> why it cannot be evicted together with all others; empty: all can."""
+    exhausted: Mapping[str, str]
+    """Those of ``refused`` whose budget grants no eviction at all."""
+    spent: tuple[Budget, ...]
+    """The budgets that refuse."""
+
+
+def count(pods: Sequence[cluster.Pod], budgets: Iterable[Budget]) -> Count:
+    """Count what the budgets grant of the evictions of some pods.
+
+    Args:
+        pods: The pods to be evicted; of one budget the first ones are granted first.
+        budgets: Every budget of their namespaces.
+    """
+    known = tuple(budgets)
+    refused: dict[str, str] = {}
+    exhausted: dict[str, str] = {}
+    members: dict[str, list[cluster.Pod]] = {}
+    for pod in pods:
+        guards = _guards(pod, known)
+        if len(guards) > 1:
+            names = " and ".join(sorted(budget.name for budget in guards))
+            why = f"PodDisruptionBudgets {names} both cover it, and the API evicts no such pod"
+            refused[pod.key] = exhausted[pod.key] = why
+        elif guards and guards[0].is_used_by(pod):
+            members.setdefault(guards[0].key, []).append(pod)
+    rolling: list[cluster.Pod] = []
+    spent: list[Budget] = []
+    for budget in known:
+        guarded = members.get(budget.key, [])
+        room = max(0, budget.allowed) if budget.is_current else 0
+        if len(guarded) > room:
+            spent.append(budget)
+            rolling += guarded[:room]
+            refused |= {
+                pod.key: budget.refusal
+                if not room
+                else f"PodDisruptionBudget {budget.name} allows {room} of {len(guarded)} evictions"
+                for pod in guarded[room:]
+            }
+            exhausted |= {pod.key: budget.refusal for pod in guarded if not room}
+    return Count(
+        rolling=tuple(rolling),
+        refused=refused,
+        exhausted=exhausted,
+        spent=tuple(spent),
+    )
+
+
+def none_granted(pods: Iterable[cluster.Pod], why: str) -> Count:
+    """Return the count for budgets that are not known now."""
+    refused = {pod.key: why for pod in pods}
+    return Count(rolling=(), refused=refused, exhausted=refused, spent=())
+
+
+def _guards(pod: cluster.Pod, budgets: Iterable[Budget]) -> list[Budget]:
+    """Return the budgets that an eviction asks: none for a pod that does not run."""
+    if pod.phase == "Pending" or pod.is_finished or pod.is_terminating:
+        return []
+    return [budget for budget in budgets if budget.covers(pod)]
+
+
+def parse_budget(item: Mapping[str, Any]) -> Budget:
+    """Return what we want to know of a budget; surprises are the caller's to translate."""
+    metadata = item["metadata"]
+    spec, status = item.get("spec") or {}, item.get("status") or {}
+    return Budget(
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
+        selector=_selector(spec.get("selector")),
+        allowed=int(status.get("disruptionsAllowed") or 0),
+        healthy=int(status.get("currentHealthy") or 0),
+        desired=int(status.get("desiredHealthy") or 0),
+        is_current=int(status.get("observedGeneration") or 0)
+        >= int(metadata.get("generation") or 0),
+        always_allows_unready=spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow",
+    )
+
+
+def _selector(selector: Mapping[str, Any] | None) -> tuple[Requirement, ...] | None:
+    """Return the requirements; None for a selector that is absent, as ``LabelSelector`` has it."""
+    if selector is None:
+        return None
+    equal = (selector.get("matchLabels") or {}).items()
+    return (
+        *(
+            Requirement(key=str(key), operator=Operator.IN, values=frozenset({str(value)}))
+            for key, value in equal
+        ),
+        *(
+            Requirement(
+                key=str(each["key"]),
+                operator=Operator(each["operator"]),
+                values=frozenset(map(str, each.get("values") or ())),
+            )
+            for each in selector.get("matchExpressions") or ()
+        ),
+    )
