@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name, yaml_tree
-from mig_manager.core.layout import config, exporting, rules
+from mig_manager.core.layout import config, exporting
 
 A100 = 0x20B010DE
 A30 = 0x20B710DE
@@ -758,7 +758,7 @@ def test_what_is_exported_selects_what_was_there(
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from([*config._DOCUMENT_KEYS, *rules.KEYS, "x", "1g.5gb"]),
+                st.sampled_from([*config._DOCUMENT_KEYS, *config.KEYS, "x", "1g.5gb"]),
                 inner,
                 max_size=4,
             )
