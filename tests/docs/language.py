@@ -47,7 +47,7 @@ WORDS = {
         "way back|wayback|(?:bring|brings|brought|bringing) back|(?:take|takes|taken|taking) back"
     ),
     "active, applied": "in force",
-    "verified, schedulable": "proven|proves|prove|offered",
+    "verified, schedulable": "proven|offered",
     "in use by, uses, keeps": ("held|holder|holders|has a user|has no user|sits on|sit on"),
     "reported, published": "told|tell|tells|telling",
     "release, restore": "(?:give|gives|given|giving|gave) back",
@@ -91,6 +91,7 @@ class Exempt(NamedTuple):
 
 
 EXEMPT = (
+    Exempt(r"\bproven[ .]json\b", "", "the name of a file on the host"),
     Exempt(r"\bdue to\b", "", "ordinary English"),
     Exempt(r"\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b", "", "a lock is held"),
     Exempt(
