@@ -40,7 +40,7 @@ class Transition:
         """The node, as the simulation names it."""
         return f"{len(self.before)}x{self.product}"
 
-    def wanted(self, gpus: Sequence[model.Gpu]) -> dict[str, model.WantedGpu]:
+    def wanted(self, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
         """Return what is wanted of the GPUs in the end, by UUID."""
         return _wanted(gpus, self.after)
 
@@ -58,9 +58,9 @@ def prepare(transition: Transition, path: pathlib.Path) -> states.NodeState:
     return simulated.SharedState(path).read()
 
 
-def _wanted(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, model.WantedGpu]:
+def _wanted(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, model.DesiredGpu]:
     return {
-        gpu.uuid: model.WantedGpu.of(
+        gpu.uuid: model.DesiredGpu.of(
             model.MigMode.DISABLED if devices is None else model.MigMode.ENABLED,
             {profile_name.parse(name): count for name, count in (devices or {}).items()},
         )

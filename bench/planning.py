@@ -64,7 +64,7 @@ def measure(*, seed: int = 0) -> Iterator[Planned]:
 
 def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
     """Return every maximal layout of a GPU, one arrangement for each set of profiles."""
-    board = placement.Board(gpu.profiles or ())
+    board = placement.Capacity(gpu.profiles or ())
     found: dict[tuple[str, ...], _Layout] = {}
     spots = [(spec, place) for spec in board.specs for place in spec.placements]
 
@@ -126,7 +126,7 @@ def _node(gpu: model.Gpu, layouts: Sequence[_Layout], chance: random.Random) -> 
 
 
 def _timed(
-    gpus: Sequence[model.Gpu], wanted: Mapping[str, model.WantedGpu], busy: frozenset[str]
+    gpus: Sequence[model.Gpu], wanted: Mapping[str, model.DesiredGpu], busy: frozenset[str]
 ) -> float:
     since = time.perf_counter()
     planner.plan(gpus, wanted, busy=busy)
@@ -154,11 +154,11 @@ def _filled(gpu: model.Gpu, layout: _Layout) -> model.Gpu:
     return dataclasses.replace(gpu, gpu_instances=instances)
 
 
-def _wish(layout: _Layout) -> model.WantedGpu:
+def _wish(layout: _Layout) -> model.DesiredGpu:
     devices: dict[model.Profile, int] = {}
     for spec, _ in layout:
         devices[spec.profile] = devices.get(spec.profile, 0) + 1
-    return model.WantedGpu.of(model.MigMode.ENABLED, devices)
+    return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
 
 
 def _told(layout: _Layout) -> str:

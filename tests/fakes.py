@@ -432,8 +432,8 @@ class FakeWorkloads:
             self._end(pod)
         return verdict
 
-    def may_evict(self, pod: cluster.Pod) -> ports.Verdict:
-        self._world.called("workloads.may_evict")
+    def can_evict(self, pod: cluster.Pod) -> ports.Verdict:
+        self._world.called("workloads.can_evict")
         return self._verdict(pod)
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
@@ -736,7 +736,7 @@ def mig_uuid(name: str) -> str:
     return f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, name)}"
 
 
-def brought_to(gpus: tuple[model.Gpu, ...], wanted: model.WantedGpu) -> tuple[model.Gpu, ...]:
+def brought_to(gpus: tuple[model.Gpu, ...], wanted: model.DesiredGpu) -> tuple[model.Gpu, ...]:
     """Return the GPUs as they are once each has what is wanted."""
     for step in planner.plan(gpus, {gpu.uuid: wanted for gpu in gpus}).steps:
         gpus = tuple(apply_step(g, step) if g.uuid == step.gpu_uuid else g for g in gpus)

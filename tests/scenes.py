@@ -65,7 +65,7 @@ def reconciler(
     world: fakes.World,
     text: str = CONFIG,
     *,
-    exclusion: ports.Exclusion | None = None,
+    exclusion: ports.NodeLock | None = None,
     heals_drift: bool = False,
     is_lenient: bool = False,
     telemetry: instrumentation.Telemetry | None = None,

@@ -9,13 +9,12 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import dependencies, drain, outcomes, record
 from mig_manager.core import messages, model, ports, timing
-from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster, other_managers
 from mig_manager.core.node import policy as policies
 
 _log = structlog.get_logger()
 
-_PACE = pacing.Pace(first_s=0.25, max_s=10.0)
+_PACE = timing.Backoff(first_s=0.25, max_s=10.0)
 """A slot that becomes free is taken soon where many wait, for their looks are spread."""
 _TELL_AGAIN_S = 60.0
 """Hundreds of nodes may wait: each says anew who is before it only so often."""
@@ -30,7 +29,7 @@ class Admission:
         written: record.Record,
         clock: timing.Clock,
         *,
-        pace: pacing.Pace = _PACE,
+        pace: timing.Backoff = _PACE,
     ) -> None:
         self._slots = slots
         self._record = written
@@ -48,7 +47,7 @@ class Admission:
         if denial:
             _log.warning("slot_not_taken_again", why=denial)
 
-    def wait(self, wish: ports.Wish) -> None:
+    def wait(self, wish: ports.Cancellation) -> None:
         """Return once a slot is held.
 
         Args:
@@ -146,7 +145,9 @@ class Clearing:
             raise outcomes.Drifted(self._name, tuple(pod.key for pod in leaving))
         self._taint()
         if leaving:
-            names = messages.listed([clients.told(pod, holders.assigned) for pod in leaving])
+            names = messages.listed(
+                [clients.describe_pod(pod, holders.assigned) for pod in leaving]
+            )
             pods = "1 pod" if len(leaving) == 1 else f"{len(leaving)} pods"
             self._announce("Draining", f"{pods} must leave: {names}", is_warning=False)
         return self._drain(order)
@@ -190,7 +191,7 @@ class Clearing:
         )
 
     def _taint(self) -> None:
-        if self._world.slots is not None and not self._record.journal.is_node_taken:
+        if self._world.slots is not None and not self._record.journal.blocks_workloads:
             self._world.slots.check()
         self._record.take(model.Phase.CORDON, self._closing)
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
-from mig_manager.core import timing as pacing
 from mig_manager.core.node import policy as policies
 
 
@@ -24,7 +23,7 @@ class Dependencies:
     )
     standby: ports.Standby = dataclasses.field(default_factory=ports.Standby)
     """Told when the GPUs are going to be asked, or changed."""
-    exclusion: ports.Exclusion | None = None
+    exclusion: ports.NodeLock | None = None
     """Keeps other managers off while this one works; None: nothing does."""
     boot_id: str = ""
     """Another one after each reboot."""
@@ -38,7 +37,7 @@ class Dependencies:
     """The services that hold GPUs, in the order in which they are stopped."""
     device_files: ports.DeviceFiles | None = None
     """None: the driver and others look after them."""
-    proven: ports.ProvenLayouts | None = None
+    proven: ports.VerifiedLayouts | None = None
     """None: nothing is kept for the next boot."""
     hooks: ports.Hooks | None = None
     """The owner's programs around a change; None: there are none."""
@@ -71,4 +70,4 @@ class Limits:
     heals_drift: bool = False
     """Whether a layout that somebody changed is brought back, if nobody must leave for it."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
-    pace: pacing.Pace = dataclasses.field(default_factory=pacing.Pace)
+    pace: timing.Backoff = dataclasses.field(default_factory=timing.Backoff)

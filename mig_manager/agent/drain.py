@@ -29,7 +29,6 @@ from mig_manager import errors
 from mig_manager.agent import eviction
 from mig_manager.change import instrumentation
 from mig_manager.core import messages, ports, timing
-from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
 
@@ -64,7 +63,7 @@ class Order:
     has_begun: bool = False
     """Whether an earlier try of this drain has evicted pods."""
     timeout_s: float
-    pace: pacing.Pace
+    pace: timing.Backoff
 
     @property
     def is_passive(self) -> bool:
@@ -73,7 +72,7 @@ class Order:
 
     def leaving(self, holders: Holders) -> tuple[cluster.Pod, ...]:
         """Return the pods that must leave, of those found."""
-        return clients.victims(
+        return clients.affected_pods(
             holders.pods,
             holders.assigned,
             self.affected,
@@ -160,7 +159,7 @@ class Drain:
         self.forced: list[str] = []
         """Names of the pods that were deleted by force."""
 
-    def run(self, holders: Holders, wish: ports.Wish) -> int:
+    def run(self, holders: Holders, wish: ports.Cancellation) -> int:
         """Return once no pod holds an affected device; look at least once.
 
         Args:
@@ -279,7 +278,7 @@ class Drain:
             is_whole = self._order.policy.strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
             if is_possible and not blocked:
-                blocked = self._try_each(due, self._workloads.may_evict)
+                blocked = self._try_each(due, self._workloads.can_evict)
             if blocked or not is_possible:
                 return blocked
             self._may_evict = True
@@ -380,7 +379,7 @@ class Drain:
         self, waiting: Sequence[cluster.Pod], blocked: Mapping[str, str], now: Holders
     ) -> errors.DrainError:
         said = messages.by_cause(
-            (clients.told(pod, now.assigned), blocked.get(pod.key) or _still(pod))
+            (clients.describe_pod(pod, now.assigned), blocked.get(pod.key) or _still(pod))
             for pod in waiting
         )
         by_force = ", and as long again by force" if self._is_forcing else ""

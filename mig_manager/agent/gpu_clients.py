@@ -8,7 +8,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import record
 from mig_manager.core import model, ports, timing
-from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster, mig_strategy
 from mig_manager.core.records import status
 
@@ -46,7 +45,7 @@ class Daemons:
         clock: timing.Clock,
         *,
         timeout_s: float,
-        pace: pacing.Pace,
+        pace: timing.Backoff,
     ) -> None:
         self._node = node
         self._workloads = workloads
@@ -63,7 +62,7 @@ class Daemons:
         self,
         plan: model.Plan,
         journal: record.Record,
-        wish: ports.Wish,
+        wish: ports.Cancellation,
         table: tuple[clients.ExtraClient, ...] = (),
     ) -> Paused:
         """Take the daemons off the GPUs: by deploy label, or by taint and deletion.
@@ -127,7 +126,7 @@ class Daemons:
                 reason=errors.Reason.IN_USE,
             )
 
-    def _wait_gone(self, uids: Collection[str], wish: ports.Wish) -> None:
+    def _wait_gone(self, uids: Collection[str], wish: ports.Cancellation) -> None:
         deadline = self._clock.monotonic() + self._timeout_s
         turn = 0
         while uids:
@@ -282,7 +281,7 @@ class Daemons:
             changed=frozenset(gpu.uuid for gpu in left.snapshot),
         )
 
-    def prove(self, paused: Paused, gpus: Sequence[model.Gpu], wish: ports.Wish) -> None:
+    def prove(self, paused: Paused, gpus: Sequence[model.Gpu], wish: ports.Cancellation) -> None:
         """Wait until a new device plugin is ready and the node offers what the GPUs have.
 
         Raises:
@@ -328,7 +327,7 @@ class Daemons:
             names = ", ".join(pod.key for pod in plugins) or "none has started"
             return errors.Reason.PLUGIN_NOT_READY, f"no new device plugin pod is ready: {names}"
         offered, node = self._offered(), clients.NodeDevices.of(self._node.read())
-        why = clients.why_not_offered(gpus, offered, node, changed=paused.changed)
+        why = clients.why_not_schedulable(gpus, offered, node, changed=paused.changed)
         return errors.Reason.NOT_ALLOCATABLE, why
 
     def _offered(self) -> Mapping[str, frozenset[str]] | None:

@@ -53,7 +53,7 @@ class RunHooks:
         self.points.load()
         self._is_loaded = True
 
-    def start(self, plan: model.Plan, wish: ports.Wish) -> None:
+    def start(self, plan: model.Plan, wish: ports.Cancellation) -> None:
         """Pass the first point, if all programs are there that this change would run.
 
         Raises:
@@ -158,4 +158,6 @@ class RunJournal:
     def due_elsewhere(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
         """Return what is due on unreachable GPUs that the layout is not about."""
         due = self._record.journal.snapshot
-        return selection.due_elsewhere(self.layout, gpus, due) if self.layout and due else ()
+        return (
+            selection.unrestored_elsewhere(self.layout, gpus, due) if self.layout and due else ()
+        )

@@ -34,7 +34,7 @@ class Machine:
             ClusterError: The API refused or does not answer; then none was stopped.
             HostError: HOST_SERVICE_FAILED: one did not stop.
         """
-        if self._world.services is None or not names or not clients.takes_away(plan):
+        if self._world.services is None or not names or not clients.destroys_instances(plan):
             return
         had = journal.journal.host_services
         running = tuple(name for name in self._world.services.running(names) if name not in had)

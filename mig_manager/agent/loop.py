@@ -35,7 +35,7 @@ class Pipeline(Protocol):
     def run(
         self,
         name: str,
-        wish: ports.Wish,
+        wish: ports.Cancellation,
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,
@@ -242,9 +242,9 @@ class _Attempt:
 
 
 class _Watched:
-    """A wish whose every question is a sign of life; implements ``ports.Wish``."""
+    """A wish whose every question is a sign of life; implements ``ports.Cancellation``."""
 
-    def __init__(self, wish: ports.Wish, pulse: health.Pulse) -> None:
+    def __init__(self, wish: ports.Cancellation, pulse: health.Pulse) -> None:
         self._wish = wish
         self._pulse = pulse
 

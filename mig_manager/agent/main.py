@@ -29,7 +29,6 @@ from mig_manager.adapters.nvml_worker import event_listener
 from mig_manager.agent import dependencies, health, loop, reconcile, request, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
-from mig_manager.core import timing as pacing
 from mig_manager.core.host import host_services
 from mig_manager.core.node import cluster
 
@@ -403,7 +402,7 @@ def limits(wanted: settings.AgentSettings) -> dependencies.Limits:
         heals_drift=wanted.heals_drift,
         reboot_timeout_s=wanted.host.reboot_timeout_s,
         policy=wanted.policy,
-        pace=pacing.Pace(max_s=wanted.poll_interval_s),
+        pace=timing.Backoff(max_s=wanted.poll_interval_s),
     )
 
 

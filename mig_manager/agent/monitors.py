@@ -13,7 +13,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import gpu_clients, record
 from mig_manager.core import ports, timing
-from mig_manager.core import timing as pacing
 from mig_manager.core.node import clients, cluster
 
 _log = structlog.get_logger()
@@ -29,7 +28,7 @@ class Monitors:
         clock: timing.Clock,
         *,
         timeout_s: float,
-        pace: pacing.Pace,
+        pace: timing.Backoff,
     ) -> None:
         self._node = node
         self._workloads = workloads
@@ -37,7 +36,9 @@ class Monitors:
         self._timeout_s = timeout_s
         self._pace = pace
 
-    def resume(self, paused: gpu_clients.Paused, journal: record.Record, wish: ports.Wish) -> None:
+    def resume(
+        self, paused: gpu_clients.Paused, journal: record.Record, wish: ports.Cancellation
+    ) -> None:
         """Give back the deploy labels one by one, and have the operator validate anew.
 
         Args:
@@ -54,7 +55,7 @@ class Monitors:
         self._look_again(paused)
 
     def _resume_each(
-        self, paused: gpu_clients.Paused, journal: record.Record, wish: ports.Wish
+        self, paused: gpu_clients.Paused, journal: record.Record, wish: ports.Cancellation
     ) -> None:
         waited_for = [key for key in journal.journal.paused_labels if key in paused.staffed]
         for number, key in enumerate(waited_for):
@@ -67,7 +68,7 @@ class Monitors:
                     is_warning=True,
                 )
 
-    def _is_back(self, key: str, wish: ports.Wish) -> bool:
+    def _is_back(self, key: str, wish: ports.Cancellation) -> bool:
         deadline = self._clock.monotonic() + self._timeout_s
         turn = 0
         while True:

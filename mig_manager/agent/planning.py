@@ -42,7 +42,7 @@ class Planning:
         self._is_lenient = limits.is_lenient
         self._record = written
         self._name = name
-        self._warnings: tuple[yaml_tree.Remark, ...] = ()
+        self._warnings: tuple[yaml_tree.Diagnostic, ...] = ()
         self._others: tuple[model.GpuSnapshot, ...] = ()
 
     def resolve(self) -> config.Layout:
@@ -70,7 +70,7 @@ class Planning:
 
     def warn(self, layout: config.Layout, gpus: Gpus) -> None:
         """Say what passed because the document is read leniently."""
-        for remark in (*self._warnings, *selection.overlooked(layout, gpus)):
+        for remark in (*self._warnings, *selection.lenient_warnings(layout, gpus)):
             _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
 
     def observe(self) -> Gpus:
@@ -99,7 +99,7 @@ class Planning:
     def plan(
         self,
         gpus: Gpus,
-        wanted: Mapping[str, model.WantedGpu],
+        wanted: Mapping[str, model.DesiredGpu],
         *,
         busy: frozenset[str] = frozenset(),
     ) -> model.Plan:
@@ -109,7 +109,7 @@ class Planning:
             LayoutError: It cannot be had on these GPUs.
         """
         plan = planner.plan(gpus, wanted, busy=busy)
-        return planner.together(plan, planner.restore(gpus, self._others))
+        return planner.combined(plan, planner.restore(gpus, self._others))
 
     def alone(self, layout: config.Layout, gpus: Gpus) -> model.Plan:
         """Plan the layout and nothing beside it.

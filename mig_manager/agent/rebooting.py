@@ -67,11 +67,11 @@ class Rebooting:
     def _is_mode_pending(self) -> bool:
         """Check whether a GPU has a pending MIG mode that differs from its current one."""
         try:
-            return any(gpu.waits_for_mode for gpu in self._world.gpus.observe())
+            return any(gpu.has_pending_mode for gpu in self._world.gpus.observe())
         except errors.HardwareError:
             return False
 
-    def request(self, error: errors.MigManagerError, wish: ports.Wish) -> str:
+    def request(self, error: errors.MigManagerError, wish: ports.Cancellation) -> str:
         """Have everybody leave whom a reboot would hurt, ask for it, and wait for it to come.
 
         Returns:
@@ -95,7 +95,7 @@ class Rebooting:
         limit = self._limits.reboot_timeout_s
         return f"the machine is still up {limit:g} s after it was asked"
 
-    def _wait_for_end(self, wish: ports.Wish) -> None:
+    def _wait_for_end(self, wish: ports.Cancellation) -> None:
         """Wait for the signal to end; another layout does not cut it short.
 
         A run for that layout would work on a machine that is going down.

@@ -122,8 +122,8 @@ class Reconciler:
         """
         view = self._world.node.read()
         told = view.annotations.get(cluster.STATUS_ANNOTATION)
-        self._fulfilled = status.fulfilled(told) or self._fulfilled
-        self._rebooted = status.rebooted(told)
+        self._fulfilled = status.applied_layout(told) or self._fulfilled
+        self._rebooted = status.rebooted_layout(told)
         self._left = None
         found = find(view)
         if found.why_unreadable:
@@ -131,7 +131,7 @@ class Reconciler:
         left = found.journal
         if left is None:
             return
-        if status.fulfilled(told) and dataclasses.replace(left, snapshot=()).is_empty:
+        if status.applied_layout(told) and dataclasses.replace(left, snapshot=()).is_empty:
             # That run has ended: what is due waits for an unreachable GPU to be back.
             self._left = left
             return
@@ -223,7 +223,7 @@ class Reconciler:
     @property
     def _is_closed(self) -> bool:
         """Whether the last run left the node closed."""
-        return self._left is not None and self._left.is_node_taken
+        return self._left is not None and self._left.blocks_workloads
 
     def _tell_gpus(self, view: cluster.NodeView) -> bool:
         """Publish what GPUs there are: a rollout is planned before anybody has set a label.
@@ -254,7 +254,7 @@ class Reconciler:
     def run(
         self,
         name: str,
-        wish: ports.Wish,
+        wish: ports.Cancellation,
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,
@@ -366,7 +366,7 @@ class Reconciler:
     def _keep_due(self, run: runs.Run) -> None:
         journal = run.record.journal
         self._left = None if journal.is_empty else journal
-        if self._world.slots is not None and not journal.is_node_taken:
+        if self._world.slots is not None and not journal.blocks_workloads:
             self._world.slots.release()
 
     def _new_run(

@@ -333,7 +333,7 @@ class Record:
             ClusterError: The API refused or does not answer; the journal stays for that run.
         """
         self._end_phase()
-        due = self.journal.due
+        due = self.journal.remaining
         text = None if due.is_empty else due.to_json()
         self._node.update(
             lambda view: _merge(
@@ -370,7 +370,7 @@ class Record:
     def _settle(self, labels: Mapping[str, str | None], *, keeps_closed: bool) -> None:
         """Restore what was taken, in one patch with how the run ended."""
         had = self.journal
-        kept = had.closed if keeps_closed else had.due
+        kept = had.closed if keeps_closed else had.remaining
         taken = dataclasses.replace(had, cordoned=False, hold_taint=False) if keeps_closed else had
         self._node.update(
             lambda view: _merge(

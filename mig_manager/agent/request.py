@@ -129,7 +129,7 @@ class Mailbox:
 
 
 class LabelWish:
-    """One wish of the label; implements ``ports.Wish``."""
+    """One wish of the label; implements ``ports.Cancellation``."""
 
     def __init__(self, mailbox: Mailbox, *, name: str | None, generation: int) -> None:
         self._mailbox = mailbox

@@ -108,11 +108,13 @@ class WayBack:
     def _hurt(self, plan: model.Plan, now: Sequence[model.Gpu]) -> tuple[str, ...]:
         holders = drain.survey(self._workloads, self._allocations)
         affected = clients.affected_ids(plan, now)
-        return tuple(pod.key for pod in clients.victims(holders.pods, holders.assigned, affected))
+        return tuple(
+            pod.key for pod in clients.affected_pods(holders.pods, holders.assigned, affected)
+        )
 
 
 class _Steadfast:
-    """Implements ``ports.Wish`` for what must be finished whatever is wanted meanwhile."""
+    """Implements ``ports.Cancellation`` for what must be finished whatever is wanted meanwhile."""
 
     def __init__(self, clock: timing.Clock, telemetry: instrumentation.Telemetry) -> None:
         self._clock = clock

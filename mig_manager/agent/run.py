@@ -101,7 +101,7 @@ class Run:
         """Let it be rather than make a pod leave."""
         self._clearing.spares = True
 
-    def attempt(self, wish: ports.Wish) -> outcomes.Outcome:
+    def attempt(self, wish: ports.Cancellation) -> outcomes.Outcome:
         """Bring the layout into force, or the GPUs back to where they were.
 
         Returns:
@@ -119,19 +119,19 @@ class Run:
         except (errors.ClusterError, errors.LockedError) as error:
             return self._failed(error.reason, error.message)
 
-    def _wait_for_slot(self, wish: ports.Wish) -> None:
+    def _wait_for_slot(self, wish: ports.Cancellation) -> None:
         """Take a slot where the owner has a budget; before the node's lock, for it may be long."""
         if self._world.slots is None:
             return
         from mig_manager.agent import clearing  # noqa: PLC0415 - only where there is a budget
 
         entrance = clearing.Admission(self._world.slots, self.record, self._world.clock)
-        if self.record.journal.is_node_taken:
+        if self.record.journal.blocks_workloads:
             entrance.take_again()
         elif self._planning.is_anything_due():
             entrance.wait(wish)
 
-    def _guarded(self, wish: ports.Wish) -> outcomes.Outcome:
+    def _guarded(self, wish: ports.Cancellation) -> outcomes.Outcome:
         try:
             return self._rebooted_if_need_be(wish)
         except errors.Superseded as end:
@@ -147,7 +147,7 @@ class Run:
             said = self.settle()
             return self._failed(errors.Reason.INTERNAL, f"{type(error).__name__}: {error}", said)
 
-    def _rebooted_if_need_be(self, wish: ports.Wish) -> outcomes.Outcome:
+    def _rebooted_if_need_be(self, wish: ports.Cancellation) -> outcomes.Outcome:
         try:
             return self._through(wish)
         except errors.MigManagerError as error:
@@ -228,7 +228,7 @@ class Run:
         gpus, plan = self._seen
         return self._clearing.in_the_way(plan, gpus)
 
-    def _turn(self, wish: ports.Wish) -> contextlib.AbstractContextManager[None]:
+    def _turn(self, wish: ports.Cancellation) -> contextlib.AbstractContextManager[None]:
         if self._world.exclusion is None:
             return contextlib.nullcontext()
         return node_lock.held(
@@ -255,7 +255,7 @@ class Run:
             self.record.rebooted()
         return layout
 
-    def _through(self, wish: ports.Wish) -> outcomes.Outcome:
+    def _through(self, wish: ports.Cancellation) -> outcomes.Outcome:
         layout = self._begin()
         table = self._planning.extra_clients()
         services = self._world.service_names()
@@ -295,7 +295,7 @@ class Run:
         )
 
     def _bring_back(
-        self, paused: gpu_clients.Paused, gpus: model.ObservedGpus, wish: ports.Wish
+        self, paused: gpu_clients.Paused, gpus: model.ObservedGpus, wish: ports.Cancellation
     ) -> None:
         """Have the daemons come back to GPUs that are as they shall be, and prove it."""
         self._machine.bring_back(self.record)
@@ -307,7 +307,7 @@ class Run:
         self._proven = gpus
         self._resume_monitors(paused, wish)
 
-    def _keep(self, gpus: model.ObservedGpus, wish: ports.Wish) -> outcomes.Outcome:
+    def _keep(self, gpus: model.ObservedGpus, wish: ports.Cancellation) -> outcomes.Outcome:
         """Change nothing; but an earlier run may have ended between change and proof."""
         left, due = self.record.journal, self._journal.due_elsewhere(gpus)
         self.record.proven(due)
@@ -335,7 +335,7 @@ class Run:
             self.name, errors.Reason.ALREADY_APPLIED, "is already in force", gpus=gpus
         )
 
-    def _resume_monitors(self, paused: gpu_clients.Paused, wish: ports.Wish) -> None:
+    def _resume_monitors(self, paused: gpu_clients.Paused, wish: ports.Cancellation) -> None:
         monitors.Monitors(
             self._world.node,
             self._world.workloads,
@@ -361,7 +361,7 @@ class Run:
         plan: model.Plan,
         before: model.ObservedGpus,
         layout: config.Layout,
-        wish: ports.Wish,
+        wish: ports.Cancellation,
     ) -> model.ObservedGpus:
         waiting = dataclasses.replace(
             self._transaction,
@@ -416,7 +416,7 @@ class Run:
         return outcomes.failed(
             reason,
             "; ".join(filter(None, parts)),
-            is_unfinished=not self.record.journal.due.is_empty,
+            is_unfinished=not self.record.journal.remaining.is_empty,
             # Evicted pods must not start here again before the others have left.
             keeps_closed=self.record.journal.draining and reason.is_transient,
         )

@@ -76,7 +76,7 @@ class LayoutWish:
         self, observed: model.ObservedGpus, due: Sequence[model.GpuSnapshot]
     ) -> tuple[model.GpuSnapshot, ...]:
         """Return what stays due on unreachable GPUs that it is not about."""
-        return selection.due_elsewhere(self.layout, observed, due)
+        return selection.unrestored_elsewhere(self.layout, observed, due)
 
     def planned(self, observed: model.ObservedGpus, *, scope: plans.Scope) -> plans.Planned:
         """Return what it would change.
@@ -236,7 +236,7 @@ class _Run:
         """Plan the wish, and the way back of GPUs that it is not about."""
         planned = self._wish.planned(observed, scope=self._scope)
         back = planner.restore(observed, self._others)
-        return dataclasses.replace(planned, plan=planner.together(planned.plan, back))
+        return dataclasses.replace(planned, plan=planner.combined(planned.plan, back))
 
     def _rest(self, after: model.ObservedGpus) -> model.Plan:
         """Return what is still due: not a mode that may wait."""

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.change import apply, local, plans, transaction
-from mig_manager.core import model
-from mig_manager.core import timing as paces
+from mig_manager.core import model, timing
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 
-_PACE = paces.Pace()
+_PACE = timing.Backoff()
 _APPLY_ONE = "Apply a layout: what is then proven in force comes back at the next boot."
 _APPLY_AGAIN = "Apply the layout again, or another one; see 'mig-manager status'."
 
@@ -94,11 +93,11 @@ def _lost(gpu: model.UnreachableGpu) -> Problem:
     )
 
 
-def _read(world: local.Dependencies) -> tuple[status.Proven | None, tuple[Problem, ...]]:
+def _read(world: local.Dependencies) -> tuple[status.VerifiedLayout | None, tuple[Problem, ...]]:
     """Return what is kept, or what is wrong with it."""
     try:
         text = world.proven.read()
-        return (status.Proven.from_json(text) if text is not None else None), ()
+        return (status.VerifiedLayout.from_json(text) if text is not None else None), ()
     except (ValueError, errors.ConfigError) as error:
         why = error.message if isinstance(error, errors.ConfigError) else str(error)
     try:
@@ -185,7 +184,7 @@ class _Journal:
 class _Run:
     """One kept layout on its way back, under the lock."""
 
-    def __init__(self, world: local.Dependencies, proven: status.Proven) -> None:
+    def __init__(self, world: local.Dependencies, proven: status.VerifiedLayout) -> None:
         self._world = world
         self._name = proven.config
         self._observed = world.gpus.observe()

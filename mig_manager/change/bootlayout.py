@@ -6,7 +6,7 @@ from mig_manager.core.records import status
 
 
 def save(
-    store: ports.ProvenLayouts,
+    store: ports.VerifiedLayouts,
     gpus: model.ObservedGpus,
     *,
     config: str,
@@ -28,16 +28,16 @@ def save(
     snapshot = tuple(gpu.snapshot for gpu in gpus)
     if gpus.unreachable:
         snapshot += gpus.missing(_saved(store))
-    verified = status.Proven(
+    verified = status.VerifiedLayout(
         config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot
     )
     store.save(verified.to_json())
 
 
-def _saved(store: ports.ProvenLayouts) -> tuple[model.GpuSnapshot, ...]:
+def _saved(store: ports.VerifiedLayouts) -> tuple[model.GpuSnapshot, ...]:
     """Return what is saved already; nothing where that cannot be read."""
     try:
         text = store.read()
-        return status.Proven.from_json(text).snapshot if text is not None else ()
+        return status.VerifiedLayout.from_json(text).snapshot if text is not None else ()
     except (ValueError, errors.ConfigError):
         return ()

@@ -18,7 +18,7 @@ from mig_manager.core.records import status
 LATER = "the next 'apply' tries again"
 
 
-class KeptLayout(ports.ProvenLayouts, Protocol):
+class KeptLayout(ports.VerifiedLayouts, Protocol):
     """The layout last proven, for those who also read it."""
 
     def set_aside(self) -> str:
@@ -34,7 +34,7 @@ class Dependencies:
     """What a run without a cluster works with."""
 
     gpus: ports.Gpus
-    exclusion: ports.Exclusion
+    exclusion: ports.NodeLock
     journal: ports.JournalStore
     proven: KeptLayout
     clock: timing.Clock
@@ -289,7 +289,7 @@ class Pending:
         except (ValueError, errors.LayoutError) as error:
             self._set_aside(str(error))
             return
-        is_complete = not planner.foreign(self._observed, journal.snapshot)
+        is_complete = not planner.unowned_instances(self._observed, journal.snapshot)
         if self.due.is_empty and is_complete and not self._observed.missing(journal.snapshot):
             forget(self._world)
         elif self._is_outdated(journal):

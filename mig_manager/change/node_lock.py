@@ -5,20 +5,19 @@ from collections.abc import Callable, Iterator
 
 from mig_manager import errors
 from mig_manager.core import ports, timing
-from mig_manager.core import timing as paces
 
-_PACE = paces.Pace()
+_PACE = timing.Backoff()
 
 
 @contextlib.contextmanager
 def held(  # noqa: PLR0913 - each is named where it is called
-    exclusion: ports.Exclusion,
+    exclusion: ports.NodeLock,
     doing: str,
     *,
     clock: timing.Clock,
     wait: Callable[[float], object],
     timeout_s: float,
-    pace: paces.Pace = _PACE,
+    pace: timing.Backoff = _PACE,
     on_wait: Callable[[errors.LockedError], object] = lambda _error: None,
 ) -> Iterator[None]:
     """Keep every other manager off while the context lasts, once it is our turn.

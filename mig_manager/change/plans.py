@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from mig_manager.core import data, model, ports, yaml_tree
-from mig_manager.core.host import holders as holding
+from mig_manager.core.host import gpu_processes
 from mig_manager.core.layout import config, generator, selection
 from mig_manager.core.node import clients, mig_strategy
 from mig_manager.core.planner import planner
@@ -28,7 +28,7 @@ class Status:
     """What the GPUs have."""
 
     gpus: model.ObservedGpus
-    held: Mapping[str, tuple[holding.Holder, ...]] | None = None
+    held: Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None = None
     """Who holds what, by the GPU's UUID; None: not asked, or not told."""
 
     def to_data(self) -> dict[str, object]:
@@ -51,12 +51,12 @@ class Planned:
     layout: str
     gpus: model.ObservedGpus
     """All GPUs of the node, as observed."""
-    wanted: Mapping[str, model.WantedGpu]
+    wanted: Mapping[str, model.DesiredGpu]
     """By UUID; GPUs that the layout is not about do not occur."""
     plan: model.Plan
     holders: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU they hold, as far as known."""
-    overlooked: tuple[yaml_tree.Remark, ...] = ()
+    overlooked: tuple[yaml_tree.Diagnostic, ...] = ()
     """What passed because the layout was read leniently."""
 
     @property
@@ -101,7 +101,7 @@ class Planned:
                 "created": len(self.created),
                 "staying": self.staying,
             },
-            "doomed_uuids": sorted(self.plan.doomed_uuids),
+            "destroyed_uuids": sorted(self.plan.destroyed_uuids),
             "evicted_pods": list(self.evicted),
             "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
             "warnings": [str(remark) for remark in self.overlooked],
@@ -119,7 +119,7 @@ class Applied:
     layout: str
     gpus: model.ObservedGpus
     """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
-    overlooked: tuple[yaml_tree.Remark, ...] = ()
+    overlooked: tuple[yaml_tree.Diagnostic, ...] = ()
     """What passed because the layout was read leniently."""
 
     @property
@@ -228,7 +228,7 @@ def planned(
         wanted=wanted,
         plan=due,
         holders=holders,
-        overlooked=selection.overlooked(layout, observed),
+        overlooked=selection.lenient_warnings(layout, observed),
     )
 
 
@@ -272,12 +272,12 @@ def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -
 
 
 def _modes_only(
-    wanted: Mapping[str, model.WantedGpu], observed: Sequence[model.Gpu]
-) -> dict[str, model.WantedGpu]:
+    wanted: Mapping[str, model.DesiredGpu], observed: Sequence[model.Gpu]
+) -> dict[str, model.DesiredGpu]:
     """Leave the GPUs whose mode is wrong, and of their wish the mode."""
     modes = {gpu.uuid: gpu.current_mode for gpu in observed}
     return {
-        uuid: model.WantedGpu(mode=wish.mode)
+        uuid: model.DesiredGpu(mode=wish.mode)
         for uuid, wish in wanted.items()
         if modes[uuid] is not wish.mode
     }

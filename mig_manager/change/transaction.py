@@ -14,7 +14,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.change import hook_points
 from mig_manager.core import model, ports, timing
-from mig_manager.core import timing as paces
 from mig_manager.core.planner import planner, steps
 
 _ROLLBACK_TRIES = 3
@@ -30,7 +29,7 @@ Replan = Callable[[Observed], model.Plan]
 _MOST_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
 
-_PACE = paces.Pace()
+_PACE = timing.Backoff()
 
 
 class Journal(typing.Protocol):
@@ -200,7 +199,7 @@ class Transaction:
             now: The GPUs as they are.
             before: What they had.
         """
-        foreign = planner.foreign(now, before)
+        foreign = planner.unowned_instances(now, before)
         if not foreign:
             due = now.missing(before)
             self.journal.undone(due)
@@ -245,7 +244,7 @@ class Transaction:
             raise error
         ours = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.changes_mode}
         waiting = tuple(
-            gpu for gpu in self.gpus.observe() if gpu.uuid in ours and gpu.waits_for_mode
+            gpu for gpu in self.gpus.observe() if gpu.uuid in ours and gpu.has_pending_mode
         )
         if is_in_use and not waiting:
             raise error
@@ -436,7 +435,7 @@ class _Restore:
 
     def _plan(self, now: Observed) -> model.Plan:
         self._now = now
-        self._foreign = planner.foreign(now, self._before)
+        self._foreign = planner.unowned_instances(now, self._before)
         return planner.restore(now, self._before, keep_pending=self._keep_pending)
 
 

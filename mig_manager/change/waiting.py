@@ -35,13 +35,15 @@ class Lenient:
 
 
 def for_their_mode(
-    gpus: Iterable[model.Gpu], wanted: Mapping[str, model.WantedGpu]
+    gpus: Iterable[model.Gpu], wanted: Mapping[str, model.DesiredGpu]
 ) -> tuple[model.Gpu, ...]:
     """Return the GPUs whose pending mode is the one that is wanted of them."""
     return tuple(
         gpu
         for gpu in gpus
-        if gpu.uuid in wanted and gpu.waits_for_mode and gpu.pending_mode is wanted[gpu.uuid].mode
+        if gpu.uuid in wanted
+        and gpu.has_pending_mode
+        and gpu.pending_mode is wanted[gpu.uuid].mode
     )
 
 

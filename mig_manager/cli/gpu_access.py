@@ -15,7 +15,7 @@ from mig_manager.adapters.nvml_worker import gpu_thread
 from mig_manager.change import local
 from mig_manager.cli import command_settings, console, interrupts
 from mig_manager.core import model, ports
-from mig_manager.core.host import holders as holding
+from mig_manager.core.host import gpu_processes
 from mig_manager.core.layout import generator
 
 _HOLDERS_TIMEOUT_S = 5.0
@@ -165,7 +165,7 @@ class Reach:
 
         return products.kinds(self._given.products, tell=self._terminal.note)
 
-    def holders(self) -> Mapping[str, tuple[holding.Holder, ...]] | None:
+    def holders(self) -> Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None:
         """Return who holds the GPUs; None where that is not told, which is no failure."""
         from mig_manager.adapters.host import procfs  # noqa: PLC0415 - seldom asked
         from mig_manager.adapters.nvml import processes as gpu_processes  # noqa: PLC0415 - seldom asked

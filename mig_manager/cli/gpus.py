@@ -239,7 +239,7 @@ class _Shell:
             text, name = source.read(), source.name
         return config.parse(text, source=name, is_lenient=self._given.is_lenient)
 
-    def _warn(self, passed: Sequence[yaml_tree.Remark]) -> None:
+    def _warn(self, passed: Sequence[yaml_tree.Diagnostic]) -> None:
         for remark in passed:
             self._terminal.note(f"warning: {remark}", priority=line_writer.Priority.WARNING)
 

@@ -164,7 +164,7 @@ def known_gpus() -> Sequence[model.Gpu]:
     return products.known()
 
 
-def unknown_names(source: config.Document) -> Sequence[yaml_tree.Remark]:
+def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:
     """Return remarks on filters by a name that no known product has."""
     named = {
         each: rule.filter_locations[each]
@@ -180,7 +180,7 @@ def unknown_names(source: config.Document) -> Sequence[yaml_tree.Remark]:
     products = hardware.products().values()
     names = {name for product in products for name in (product.key, *product.names)}
     return [
-        yaml_tree.Remark(place, _unknown(each, names))
+        yaml_tree.Diagnostic(place, _unknown(each, names))
         for each, place in named.items()
         if not any(each.matches_name(name) for product in products for name in product.names)
     ]

@@ -55,7 +55,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _TWICE = 2
 
 
-def parse(text: object) -> dt.datetime | None:
+def parse_time(text: object) -> dt.datetime | None:
     """Return a time in UTC; None for anything that is none."""
     if not isinstance(text, str):
         return None
@@ -66,7 +66,7 @@ def parse(text: object) -> dt.datetime | None:
         return None
 
 
-def shown(when: dt.datetime | None) -> str:
+def format_time(when: dt.datetime | None) -> str:
     """Return a time to the second, as ``2026-03-01 12:00:00Z``; empty for None."""
     return when.strftime("%Y-%m-%d %H:%M:%SZ") if when else ""
 

@@ -274,7 +274,7 @@ class Gpu:
     virtualization: Virtualization = Virtualization.NONE
 
     @property
-    def waits_for_mode(self) -> bool:
+    def has_pending_mode(self) -> bool:
         """Whether a switch of MIG mode is pending."""
         return self.pending_mode is not None and self.pending_mode is not self.current_mode
 
@@ -434,7 +434,7 @@ class Pin:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WantedGpu:
+class DesiredGpu:
     """What a layout wants of one GPU; canonical, so that ``==`` compares meaning."""
 
     mode: MigMode
@@ -448,7 +448,7 @@ class WantedGpu:
     @staticmethod
     def of(
         mode: MigMode, devices: Mapping[Profile, int], pins: Mapping[Pin, int] | None = None
-    ) -> "WantedGpu":
+    ) -> "DesiredGpu":
         """Build the canonical value: zero counts dropped, profiles sorted."""
         kept = sorted(
             ((p, n) for p, n in devices.items() if n > 0), key=lambda item: item[0].sort_key
@@ -457,7 +457,7 @@ class WantedGpu:
             ((pin, n) for pin, n in (pins or {}).items() if n > 0),
             key=lambda item: item[0].sort_key,
         )
-        return WantedGpu(mode=mode, devices=tuple(kept), pins=tuple(placed))
+        return DesiredGpu(mode=mode, devices=tuple(kept), pins=tuple(placed))
 
     @property
     def counts(self) -> dict[Profile, int]:
@@ -597,7 +597,7 @@ class Plan:
         return tuple(step for gpu in self.gpus for step in gpu.steps)
 
     @property
-    def doomed_uuids(self) -> frozenset[str]:
+    def destroyed_uuids(self) -> frozenset[str]:
         """MIG device UUIDs that end, and the UUIDs of GPUs whose mode is switched."""
         return frozenset(
             [s.uuid for s in self.steps if isinstance(s, DestroyComputeInstance) and s.uuid]

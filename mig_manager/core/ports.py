@@ -181,7 +181,7 @@ class Workloads(Protocol):
             ClusterError: The API refused (FORBIDDEN) or does not answer.
         """
 
-    def may_evict(self, pod: cluster.Pod) -> Verdict:
+    def can_evict(self, pod: cluster.Pod) -> Verdict:
         """Ask what ``evict`` would answer now, and evict nobody (a dry run).
 
         Raises:
@@ -245,7 +245,7 @@ class ConfigSource(Protocol):
         """
 
 
-class Exclusion(Protocol):
+class NodeLock(Protocol):
     """Lets one manager at a time change the GPUs of this node: agent, boot unit or a person."""
 
     def hold(self, doing: str) -> contextlib.AbstractContextManager[None]:
@@ -428,7 +428,7 @@ class Hooks(Protocol):
         """
 
 
-class ProvenLayouts(Protocol):
+class VerifiedLayouts(Protocol):
     """Where the last layout that was proven in force is kept over a reboot."""
 
     def save(self, text: str) -> None:
@@ -446,7 +446,7 @@ class ProvenLayouts(Protocol):
         """
 
 
-class Wish(Protocol):
+class Cancellation(Protocol):
     """Tells a run whether it is still wanted; only phases that can be undone for free ask."""
 
     def check(self) -> None:

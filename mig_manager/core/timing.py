@@ -18,7 +18,7 @@ class Clock(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Backoff:
     """Often at first, because most waits are short; then ever more seldom, to spare the API."""
 
     first_s: float = 0.05
@@ -52,7 +52,7 @@ class Burst:
             self._first = now
         self._last = now
 
-    def due_in_s(self, now: float) -> float | None:
+    def ends_in_s(self, now: float) -> float | None:
         """Return the time until it is over, 0 when it is; None while nothing has happened."""
         if self._first is None:
             return None

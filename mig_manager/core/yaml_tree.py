@@ -18,7 +18,7 @@ from mig_manager import errors
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Remark:
+class Diagnostic:
     """One sentence about one place."""
 
     location: errors.Location
@@ -28,8 +28,8 @@ class Remark:
         return f"{self.location}: {self.message}"
 
 
-class Remarks:
-    """Collects remarks while a document is read.
+class Diagnostics:
+    """Collects diagnostics while a document is read.
 
     Attributes:
         is_lenient: Whether what is dubious passes.
@@ -40,8 +40,8 @@ class Remarks:
     def __init__(self, *, is_lenient: bool = False) -> None:
         """Start without any."""
         self.is_lenient = is_lenient
-        self.warnings: list[Remark] = []
-        self.extensions: list[Remark] = []
+        self.warnings: list[Diagnostic] = []
+        self.extensions: list[Diagnostic] = []
 
     def doubt(self, location: errors.Location, problem: str, *, passes: str) -> None:
         """Refuse something dubious, or let it pass with a warning.
@@ -56,15 +56,15 @@ class Remarks:
         """
         if not self.is_lenient:
             raise errors.ConfigError(problem, location=location)
-        self.warnings.append(Remark(location, f"{problem} ({passes})"))
+        self.warnings.append(Diagnostic(location, f"{problem} ({passes})"))
 
     def extend(self, location: errors.Location, what: str) -> None:
-        """Remark on something that only we understand."""
-        self.extensions.append(Remark(location, what))
+        """Diagnostic on something that only we understand."""
+        self.extensions.append(Diagnostic(location, what))
 
 
-def in_order(found: Iterable[Remark]) -> tuple[Remark, ...]:
-    """Return remarks by their places; what a document repeats by an alias is told once."""
+def in_order(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Return diagnostics by their places; what a document repeats by an alias is told once."""
     unique = dict.fromkeys(found)
     return tuple(sorted(unique, key=lambda each: (each.location.line, each.location.column)))
 
@@ -141,24 +141,24 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-def parse(text: str, *, source: str, remarks: Remarks | None = None) -> Node | None:
+def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> Node | None:
     """Read one YAML document; None when there is nothing but white space and comments.
 
     Args:
         text: The document.
         source: Name of the file for error messages.
-        remarks: Takes what a lenient reader lets pass: of a key given twice the last counts, and
-            what follows the first document is not read.
+        diagnostics: Collects the warnings of a lenient reader: of a key given twice the last
+            counts, and a second document is ignored.
 
     Raises:
         ConfigError: No YAML, too large, an alias without anchor, a tag that plain data does not
-            need; unless remarks are lenient also a key given twice, or a second document with
+            need; unless diagnostics are lenient also a key given twice, or a second document with
             content, which the peer would ignore without a word.
     """
     _check_characters(text, source)
     loader = _Loader(text)
     try:
-        return _Reader(loader, source, remarks or Remarks()).document()
+        return _Reader(loader, source, diagnostics or Diagnostics()).document()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
@@ -206,10 +206,10 @@ class _Reader:
     An anchor is known once its node is complete, so no tree can contain itself.
     """
 
-    def __init__(self, loader: Any, source: str, remarks: Remarks) -> None:
+    def __init__(self, loader: Any, source: str, diagnostics: Diagnostics) -> None:
         self._loader = loader  # its stubs leave every method that we call untyped
         self._source = source
-        self._remarks = remarks
+        self._diagnostics = diagnostics
         self._anchors: dict[str, Node] = {}
         self._nodes = 0
 
@@ -218,12 +218,12 @@ class _Reader:
         if self._loader.check_event(yaml.StreamEndEvent):
             return None
         root = self._whole()
-        if not self._remarks.is_lenient:
+        if not self._diagnostics.is_lenient:
             self._refuse_more()
         elif not self._loader.check_event(yaml.StreamEndEvent):
             place = _locate(self._loader.peek_event().start_mark, self._source)
             if self._has_more():
-                self._remarks.doubt(
+                self._diagnostics.doubt(
                     place, "a second document starts here", passes="it is not read"
                 )
         return root
@@ -312,7 +312,7 @@ class _Reader:
                     merged.setdefault(entry.key, entry)
                 continue
             if key in own:
-                self._remarks.doubt(
+                self._diagnostics.doubt(
                     place,
                     f"key '{key}' is given twice; the first is in line {own[key].location.line}",
                     passes="the last one counts",

@@ -146,11 +146,11 @@ def page(told: History, *, style: bar.Style) -> str:
     since = told.in_force_since
     if since:
         age = messages.age(since, told.now)
-        lines.append(f"  in force at least since {messages.shown(since)}, {age} ago")
+        lines.append(f"  in force at least since {messages.format_time(since)}, {age} ago")
     lines += [layout.wrapped(note, indent="  ! ") for note in told.report.notes]
     rows = [
         (
-            messages.shown(moment.at) or "-",
+            messages.format_time(moment.at) or "-",
             moment.what + (f" x{moment.count}" if moment.count > 1 else ""),
             moment.message,
         )

@@ -138,7 +138,7 @@ class NodePlan:
         }
         planned = self.planned.to_data() if self.planned else {}
         # Which pods leave is told as far as it is known, and UUIDs are not.
-        known = {k: v for k, v in planned.items() if k not in ("doomed_uuids", "evicted_pods")}
+        known = {k: v for k, v in planned.items() if k not in ("destroyed_uuids", "evicted_pods")}
         return {**data, "plan": layouts.without_ids(known) or None}
 
 

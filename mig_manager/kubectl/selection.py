@@ -164,7 +164,7 @@ def _wisher(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
         owned = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
         if f"f:{cluster.CONFIG_LABEL}" in (owned.get("f:labels") or {}):
             who = messages.printable(str(entry.get("manager") or ""))
-            return who, messages.parse(entry.get("time"))
+            return who, messages.parse_time(entry.get("time"))
     return "", None
 
 
@@ -182,7 +182,7 @@ def _event(item: Mapping[str, Any]) -> Event:
     )
     count = series.get("count") or item.get("count") or 1
     return Event(
-        at=next(filter(None, map(messages.parse, moments)), None),
+        at=next(filter(None, map(messages.parse_time, moments)), None),
         reason=messages.printable(str(item.get("reason") or "")),
         message=messages.printable(str(item.get("message") or "")[:_MAX_MESSAGE], " "),
         is_warning=item.get("type") == "Warning",

@@ -160,7 +160,7 @@ def headline(report: node_report.Report, now: dt.datetime, style: bar.Style) -> 
     elif told:
         rest.append(f"phase {told.phase}")
     if told and told.at:
-        rest.append(f"since {messages.shown(told.at)}, {messages.age(told.at, now)} ago")
+        rest.append(f"since {messages.format_time(told.at)}, {messages.age(told.at, now)} ago")
     if told and told.attempt > 1:
         rest.append(f"attempt {told.attempt}")
     return style.plain(f"{name} · {state} · {' · '.join(rest)}")

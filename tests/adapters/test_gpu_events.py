@@ -21,8 +21,8 @@ from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
 
 SOON_S = 20.0
-AT_ONCE = timing.Pace(first_s=0.01, max_s=0.01)
-NEVER_AGAIN = timing.Pace(first_s=3600.0, max_s=3600.0)
+AT_ONCE = timing.Backoff(first_s=0.01, max_s=0.01)
+NEVER_AGAIN = timing.Backoff(first_s=3600.0, max_s=3600.0)
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -91,7 +91,7 @@ class Rig:
 def watching(
     command: Sequence[str],
     *,
-    restarts: timing.Pace = NEVER_AGAIN,
+    restarts: timing.Backoff = NEVER_AGAIN,
     first_word_s: float = 60.0,
     on_change: Callable[[], None] = lambda: None,
 ) -> Iterator[Rig]:
@@ -395,7 +395,7 @@ with open({str(starts)!r}, "a") as file:
     file.write(f"{{time.monotonic()}}\\n")
 sys.exit(3)
 """)
-    with watching(command, restarts=timing.Pace(first_s=0.05, max_s=0.4, factor=2.0)) as rig:
+    with watching(command, restarts=timing.Backoff(first_s=0.05, max_s=0.4, factor=2.0)) as rig:
         until(lambda: starts.exists() and starts.read_text().count("\n") == 5)
     times = list(map(float, starts.read_text().split()))
     pauses = [after - before for before, after in itertools.pairwise(times)]

@@ -84,7 +84,7 @@ def test_the_gpu_whose_mode_waits_is_reset_and_no_other(boot: Boot) -> None:
     assert machine.resets == [0, 1, 0]
     after = machine.rig.gpus.observe()
     assert [gpu.current_mode for gpu in after] == [nvml_rig.OFF, nvml_rig.ON, nvml_rig.OFF]
-    assert not any(gpu.waits_for_mode for gpu in after)
+    assert not any(gpu.has_pending_mode for gpu in after)
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
     machine = boot(options=states.Options())
     machine.rig.fill("3g.20gb")
     gpus = machine.switch(0, mode=nvml_rig.OFF)
-    assert gpus[0].waits_for_mode
+    assert gpus[0].has_pending_mode
     before = machine.resets
 
     seen = machine.refusal(gpus)

@@ -7,8 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, podnews, pods
 from mig_manager.agent import drain
-from mig_manager.core import ports
-from mig_manager.core import timing as pacing
+from mig_manager.core import ports, timing
 from mig_manager.core.node import policy as policies
 from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.api import resources
@@ -55,7 +54,7 @@ def draining(
             affected=frozenset({DEVICE}),
             policy=policies.Policy(),
             timeout_s=timeout_s,
-            pace=pacing.Pace(),
+            pace=timing.Backoff(),
         ),
         tell=drain.Tell(on_turn=lambda _message: None, on_force=lambda _names: None),
     )

@@ -317,7 +317,7 @@ class TestEvict:
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())
-        assert workloads.may_evict(only(workloads)).answer is ports.Eviction.ACCEPTED
+        assert workloads.can_evict(only(workloads)).answer is ports.Eviction.ACCEPTED
         assert not only(workloads).is_terminating
 
     def test_a_pod_is_evicted_with_its_own_grace_period(

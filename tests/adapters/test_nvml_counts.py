@@ -52,7 +52,7 @@ def small(transition: matrix.Transition) -> matrix.Transition:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     seen: tuple[model.Gpu, ...]
-    wanted: dict[str, model.WantedGpu]
+    wanted: dict[str, model.DesiredGpu]
     look: Sequence[libnvml.Call]
     change: Sequence[libnvml.Call]
     look_after: Sequence[libnvml.Call]
@@ -100,7 +100,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
     )
 
 
-def fewest_changes(gpu: model.Gpu, wish: model.WantedGpu) -> int:
+def fewest_changes(gpu: model.Gpu, wish: model.DesiredGpu) -> int:
     """Return how many changes a GPU needs, by looking at every layout that is wished for.
 
     Instances end before MIG is switched off, because Ampere counts them as clients of the GPU.

@@ -240,7 +240,7 @@ def test_a_compute_instance_needs_its_gpu_instance(tmp_path: pathlib.Path) -> No
 def test_a_plan_takes_a_gpu_from_off_to_the_layout_and_the_next_plan_is_empty(
     tmp_path: pathlib.Path,
 ) -> None:
-    wish = model.WantedGpu.of(
+    wish = model.DesiredGpu.of(
         model.MigMode.ENABLED,
         {profile_name.parse(name): count for name, count in (("1g.5gb", 2), ("1c.2g.10gb", 2))},
     )
@@ -334,7 +334,7 @@ def test_an_explanation_that_several_gpus_share_is_given_once(tmp_path: pathlib.
         gpus = node.gpus.observe()
         for gpu in gpus:
             node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-        wanted = {gpu.uuid: model.WantedGpu(mode=model.MigMode.ENABLED) for gpu in gpus}
+        wanted = {gpu.uuid: model.DesiredGpu(mode=model.MigMode.ENABLED) for gpu in gpus}
         plan = planner.plan(gpus, wanted)
         with pytest.raises(errors.HardwareError) as caught:
             node.gpus.execute(plan, gpus)

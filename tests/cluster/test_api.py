@@ -73,7 +73,7 @@ def test_an_eviction_that_is_only_tried_leaves_the_pod_alone(
 ) -> None:
     pod = create(kube, workloads)
 
-    assert workloads.may_evict(pod).answer is ports.Eviction.ACCEPTED
+    assert workloads.can_evict(pod).answer is ports.Eviction.ACCEPTED
 
     (seen,) = workloads.list()
     assert not seen.is_terminating
@@ -108,7 +108,7 @@ def test_a_budget_that_forbids_an_eviction_is_named(
     pod = create(kube, workloads)
     add_budget(where, kube, "guard", 0)
 
-    for ask in (workloads.may_evict, workloads.evict):
+    for ask in (workloads.can_evict, workloads.evict):
         verdict = ask(pod)
         assert verdict.answer is ports.Eviction.BLOCKED
         assert "Cannot evict pod as it would violate the pod's disruption budget." in verdict.why
@@ -123,7 +123,7 @@ def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     where.count_disruptions(kube, "guard", 1)
 
     for pod in (one, other, one):
-        assert workloads.may_evict(pod).answer is ports.Eviction.ACCEPTED
+        assert workloads.can_evict(pod).answer is ports.Eviction.ACCEPTED
     (before,) = workloads.budgets({"default"})
     assert workloads.evict(one).answer is ports.Eviction.ACCEPTED
     assert workloads.evict(other).answer is ports.Eviction.BLOCKED
@@ -163,7 +163,7 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
     (budget,) = workloads.budgets({"default"})
 
     assert budget.covers(pod) is is_guarded
-    assert (workloads.may_evict(pod).answer is ports.Eviction.BLOCKED) is is_guarded
+    assert (workloads.can_evict(pod).answer is ports.Eviction.BLOCKED) is is_guarded
     assert bool(workloads.covered(budget)) is is_guarded
 
 

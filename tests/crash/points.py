@@ -22,7 +22,7 @@ _LOOKS = frozenset(
         "gpus.observe",
         "node.read",
         "workloads.list",
-        "workloads.may_evict",
+        "workloads.can_evict",
         "workloads.watched",
     }
 )

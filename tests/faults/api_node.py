@@ -20,8 +20,7 @@ from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, health, main, settings
 from mig_manager.change import instrumentation
-from mig_manager.core import model, ports
-from mig_manager.core import timing as pacing
+from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
@@ -50,7 +49,7 @@ SILENCE_TIMEOUT_S = 0.7
 """In its place where the silence itself is what is tried."""
 _LONGEST_SLEEP_S = 0.02
 _WATCH = watch.Pace(watch_s=1.0, stall_s=1.7, steady_s=0.0, first_wait_s=0.02, longest_wait_s=0.05)
-_PACE = pacing.Pace(first_s=0.01, max_s=0.05)
+_PACE = timing.Backoff(first_s=0.01, max_s=0.05)
 
 GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 

@@ -149,7 +149,7 @@ class Contender:
         turn = 0
         while denial := self._ask():
             assert "slots for nodes under change" in denial
-            wait_s = timing.Pace(first_s=1.0, max_s=5.0).delay_s(turn)
+            wait_s = timing.Backoff(first_s=1.0, max_s=5.0).delay_s(turn)
             self._clock.wait(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - a spread
             turn += 1
         self._slots.check()

@@ -55,7 +55,7 @@ class Pipeline:
     def run(
         self,
         name: str,
-        wish: ports.Wish,
+        wish: ports.Cancellation,
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,

@@ -7,8 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import gpu_clients, monitors, outcomes, record
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
-from mig_manager.core import timing as pacing
+from mig_manager.core import model, timing
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -25,7 +24,7 @@ def sliced_node() -> fakes.World:
     product = hardware.find("A100-SXM4-40GB")
     gpu = hardware.template(product, 0)
     profiles = {str(known.profile): known.profile for known in gpu.profiles or ()}
-    wanted = model.WantedGpu.of(model.MigMode.ENABLED, {profiles["1g.5gb"]: 7})
+    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profiles["1g.5gb"]: 7})
     world = fakes.World(gpus=fakes.brought_to((gpu,), wanted))
     world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     world.start_plugin()
@@ -33,7 +32,7 @@ def sliced_node() -> fakes.World:
 
 
 def emptying(world: fakes.World) -> model.Plan:
-    nothing = model.WantedGpu(mode=model.MigMode.DISABLED)
+    nothing = model.DesiredGpu(mode=model.MigMode.DISABLED)
     return planner.plan(world.gpus, {world.gpus[0].uuid: nothing})
 
 
@@ -44,7 +43,7 @@ def staff(world: fakes.World) -> gpu_clients.Daemons:
         world.allocations,
         world.clock,
         timeout_s=10,
-        pace=pacing.Pace(),
+        pace=timing.Backoff(),
     )
 
 
@@ -142,7 +141,7 @@ def monitored_node() -> tuple[fakes.World, record.Record, gpu_clients.Paused]:
 
 def crew(world: fakes.World) -> monitors.Monitors:
     return monitors.Monitors(
-        world.node, world.workloads, world.clock, timeout_s=5, pace=pacing.Pace()
+        world.node, world.workloads, world.clock, timeout_s=5, pace=timing.Backoff()
     )
 
 

@@ -75,7 +75,7 @@ def stranger_on_foreign_instances(world: fakes.World) -> None:
     """Somebody makes instances that the layout does not have, and a pod holds one."""
     balanced = {p.profile: p.profile for p in world.gpus[0].profiles or ()}
     sevenths = next(profile for profile in balanced if str(profile) == "1g.5gb")
-    wanted = model.WantedGpu.of(model.MigMode.ENABLED, {sevenths: 7})
+    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {sevenths: 7})
     (changed,) = fakes.brought_to((world.gpus[0],), wanted)
     world.gpus = (changed, *world.gpus[1:])
     held = {uuid for gpu in world.gpus[:1] for uuid in gpu.mig_uuids}
@@ -205,7 +205,7 @@ def tamper_with_modes(world: fakes.World) -> None:
 
 
 class Busy:
-    """Another manager is at work for so many more looks; implements ``ports.Exclusion``."""
+    """Another manager is at work for so many more looks; implements ``ports.NodeLock``."""
 
     def __init__(self, looks: int) -> None:
         self.looks = looks

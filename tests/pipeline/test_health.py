@@ -154,7 +154,7 @@ class Worker:
     def run(
         self,
         name: str,
-        wish: ports.Wish,
+        wish: ports.Cancellation,
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,

@@ -52,7 +52,7 @@ def test_services_that_run_are_stopped_in_order_and_started_in_reverse_before_th
 
 def test_services_are_let_be_where_nothing_is_taken_from_anybody() -> None:
     world = scenes.node()
-    world.gpus = fakes.brought_to(world.gpus, model.WantedGpu(mode=model.MigMode.ENABLED))
+    world.gpus = fakes.brought_to(world.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
     world.services["dcgm.service"] = True
 
     assert scenes.run(world, LAYOUT).state is model.State.SUCCESS
@@ -146,7 +146,7 @@ def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
 def test_a_mode_that_waits_is_brought_into_force_by_resetting_that_gpu_alone() -> None:
     world = scenes.resetting_node()
     first, second = world.gpus
-    (ready,) = fakes.brought_to((first,), model.WantedGpu(mode=model.MigMode.ENABLED))
+    (ready,) = fakes.brought_to((first,), model.DesiredGpu(mode=model.MigMode.ENABLED))
     world.gpus = (ready, second)
     world.reset_only = {second.uuid}
 
@@ -265,7 +265,7 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left() -> None:
     world = scenes.node(layout="all-balanced")
     world.mode_waits = world.may_reboot = True
     first, second = world.gpus
-    (off,) = fakes.brought_to((first,), model.WantedGpu(mode=model.MigMode.DISABLED))
+    (off,) = fakes.brought_to((first,), model.DesiredGpu(mode=model.MigMode.DISABLED))
     world.gpus = (off, second)
     world.add_pod("bystander", devices=frozenset({scenes.device(world, 1, "3g.20gb")}))
 
@@ -278,7 +278,7 @@ def test_a_budget_that_guards_a_bystander_prevents_the_reboot_and_nothing_stays_
     world = scenes.node(layout="all-balanced")
     world.mode_waits = world.may_reboot = True
     first, second = world.gpus
-    (off,) = fakes.brought_to((first,), model.WantedGpu(mode=model.MigMode.DISABLED))
+    (off,) = fakes.brought_to((first,), model.DesiredGpu(mode=model.MigMode.DISABLED))
     world.gpus = (off, second)
     world.add_pod("bystander", devices=frozenset({scenes.device(world, 1, "3g.20gb")}))
     world.budgets["bystander"] = "budget 'pdb-a' allows no disruption"
@@ -437,7 +437,7 @@ def test_each_proven_layout_is_kept_for_the_next_boot_with_its_places() -> None:
 
     scenes.run(world, LAYOUT)
 
-    proven = status.Proven.from_json(world.saved[-1])
+    proven = status.VerifiedLayout.from_json(world.saved[-1])
     assert (proven.config, proven.boot_id) == (LAYOUT, "boot-1")
     assert planner.restore(world.gpus, proven.snapshot).is_empty
 
@@ -450,7 +450,7 @@ def test_what_is_kept_of_an_unreachable_gpu_outlives_the_next_layout() -> None:
     outcome = scenes.run(world, "all-balanced")
 
     assert outcome.state is model.State.SUCCESS
-    proven = status.Proven.from_json(world.saved[-1])
+    proven = status.VerifiedLayout.from_json(world.saved[-1])
     assert proven.config == "all-balanced"
     assert {gpu.uuid for gpu in proven.snapshot} == {gpu.uuid for gpu in world.gpus}
     assert planner.restore(world.gpus, proven.snapshot).is_empty
@@ -469,7 +469,7 @@ def test_a_layout_that_fails_is_not_kept() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{" * 9999, '{"version": 9}', '{"version": 1}'])
 def test_a_kept_layout_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        status.Proven.from_json(text)
+        status.VerifiedLayout.from_json(text)
 
 
 def test_the_status_remembers_the_reboot() -> None:

@@ -47,7 +47,7 @@ def value(heard: metrics.Metrics, name: str, labels: str = "") -> float:
 def partitioned(wanted: dict[str, int]) -> model.ObservedGpus:
     gpus = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), i) for i in range(2))
     devices = {profile_name.parse(name): count for name, count in wanted.items()}
-    wanted_each = model.WantedGpu.of(model.MigMode.ENABLED, devices)
+    wanted_each = model.DesiredGpu.of(model.MigMode.ENABLED, devices)
     return model.ObservedGpus(fakes.brought_to(gpus, wanted_each))
 
 

@@ -660,9 +660,9 @@ def test_the_node_is_closed_to_newcomers_before_anybody_is_asked_to_leave() -> N
 
     run(world, "one-slice-changed")
 
-    assert world.log.index("node.patch") < world.log.index("workloads.may_evict")
+    assert world.log.index("node.patch") < world.log.index("workloads.can_evict")
     executes_at = world.log.index("gpus.execute")
-    assert world.log.index("workloads.may_evict") < executes_at
+    assert world.log.index("workloads.can_evict") < executes_at
     assert closed[0]
 
 
@@ -685,7 +685,7 @@ def test_with_policy_none_nobody_is_evicted_and_the_deadline_names_who_stayed() 
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
     assert "default/victim (nobody is evicted by --drain-policy none)" in outcome.message
-    assert {"workloads.evict", "workloads.may_evict", "workloads.delete"}.isdisjoint(world.log)
+    assert {"workloads.evict", "workloads.can_evict", "workloads.delete"}.isdisjoint(world.log)
     assert_nothing_taken(world)
 
 

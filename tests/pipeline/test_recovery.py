@@ -208,7 +208,7 @@ def test_a_way_back_that_fails_is_told_to_the_last_instance_and_keeps_nothing_el
     assert "create GPU instance 2g.10gb at" in told
     assert cluster.APPLIED_LABEL not in world.labels
     journal = status.Journal.from_json(world.annotations.pop(cluster.JOURNAL_ANNOTATION))
-    assert journal == journal.due
+    assert journal == journal.remaining
     scenes.assert_nothing_taken(world)
 
 
@@ -312,7 +312,7 @@ def test_a_way_back_that_would_take_a_pods_device_is_not_taken() -> None:
     assert scenes.run(world, "one-slice-changed").is_unfinished
     world.step_error = lambda _step: None
     journal = status.Journal.from_json(world.annotations[cluster.JOURNAL_ANNOTATION])
-    (odd,) = planner.restore(world.gpus, journal.snapshot).doomed_uuids
+    (odd,) = planner.restore(world.gpus, journal.snapshot).destroyed_uuids
     world.add_pod("newcomer", devices=frozenset({odd}))
     gpus = world.gpus
     successor = scenes.reconciler(world)

@@ -273,7 +273,7 @@ def test_the_strategy_whole_evicts_no_pod_while_a_budget_grants_only_a_part() ->
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
     assert "PodDisruptionBudget serving allows 1 of 4 evictions" in outcome.message
     assert serving.killed == 0
-    assert "workloads.may_evict" not in world.log
+    assert "workloads.can_evict" not in world.log
     assert not is_closed(world)
 
 
@@ -338,7 +338,7 @@ def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:
 
     Agent(world).try_once()
 
-    assert "workloads.may_evict" not in world.log
+    assert "workloads.can_evict" not in world.log
     assert world.log.count("workloads.budgets") <= 6
 
 

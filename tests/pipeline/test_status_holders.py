@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.cli import console, main
-from mig_manager.core.host import holders
+from mig_manager.core.host import gpu_processes
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import states
 
@@ -79,8 +79,8 @@ def test_status_is_there_where_nobody_tells_who_holds_the_gpus(shell: Shell) -> 
 
 
 def test_a_holder_is_told_with_its_pod_or_its_unit() -> None:
-    pod = holders.Holder(pid=1, name="a", home=f"pod {POD}", gpu_instances=(3,))
-    unit = holders.Holder(pid=2, name="b", home="unit dcgm.service", gpu_instances=())
+    pod = gpu_processes.GpuProcess(pid=1, name="a", home=f"pod {POD}", gpu_instances=(3,))
+    unit = gpu_processes.GpuProcess(pid=2, name="b", home="unit dcgm.service", gpu_instances=())
 
     assert str(pod) == f"a (pid 1, GPU instance 3, pod {POD})"
     assert pod.to_data()["pod_uid"] == POD

@@ -14,9 +14,9 @@ from tests.sandbox import driver_rules
 OFF = hardware.template(hardware.find("A100-SXM4-40GB"))
 
 
-def wanted(*names: str) -> model.WantedGpu:
+def wanted(*names: str) -> model.DesiredGpu:
     counts = collections.Counter(profile_name.parse(name) for name in names)
-    return model.WantedGpu.of(model.MigMode.ENABLED, counts)
+    return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
 
 
 (FULL,) = fakes.brought_to((OFF,), wanted("3g.20gb", "2g.10gb", "1g.5gb"))
@@ -39,7 +39,7 @@ def test_an_instance_where_another_one_is_is_refused() -> None:
 
 def test_an_instance_at_a_place_that_its_profile_has_not_is_refused() -> None:
     create = next(step for step in STEPS if isinstance(step, model.CreateGpuInstance))
-    (bare,) = fakes.brought_to((OFF,), model.WantedGpu(mode=model.MigMode.ENABLED))
+    (bare,) = fakes.brought_to((OFF,), model.DesiredGpu(mode=model.MigMode.ENABLED))
 
     fakes.apply_step(bare, create)
     for wrong in (model.Placement(start=1, size=4), model.Placement(start=0, size=2)):

@@ -159,7 +159,7 @@ def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(
     before = shape(gpus)
     last = list(kill_points("off"))[-1]
     assert cut_off(rig, gpus, "off", at=last)
-    gpus.gpus = (gpus.gpus[0], fakes.brought_to(gpus.gpus[1:], model.WantedGpu(mode=OFF))[0])
+    gpus.gpus = (gpus.gpus[0], fakes.brought_to(gpus.gpus[1:], model.DesiredGpu(mode=OFF))[0])
 
     rig.apply(layout("first-only"))
 

@@ -68,8 +68,8 @@ class Node:
         self.rig.told.clear()
 
 
-def kept_by(node: Node) -> status.Proven:
-    return status.Proven.from_json(node.rig.proven.text or "")
+def kept_by(node: Node) -> status.VerifiedLayout:
+    return status.VerifiedLayout.from_json(node.rig.proven.text or "")
 
 
 @pytest.fixture(params=PRODUCTS)

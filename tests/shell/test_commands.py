@@ -244,7 +244,7 @@ def test_a_plan_without_known_pods_names_the_devices_that_end() -> None:
     planned = plans.plan(gpus, layout("small"))
     text = gpu_report.plan(planned, is_wide=False, style=bar.Style())
 
-    (doomed,) = planned.plan.doomed_uuids
+    (doomed,) = planned.plan.destroyed_uuids
     assert f"MIG devices that must have no user: {doomed}" in text
     assert text.endswith("Layout small: 1 instance destroyed, 2 created, 3 stay; no reset.")
 

@@ -8,7 +8,7 @@ from mig_manager.core import timing
 from tests import fakes
 from tests.shell import applying_rig
 
-EVEN = timing.Pace(first_s=1.0, max_s=1.0)
+EVEN = timing.Backoff(first_s=1.0, max_s=1.0)
 
 
 def test_a_free_lock_is_held_at_once_and_given_back() -> None:

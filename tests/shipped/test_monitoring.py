@@ -96,7 +96,7 @@ def partition(heard: metrics.Metrics, state: pathlib.Path) -> None:
     gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
     before = gpus.observe()
     devices = {profile_name.parse("1g.5gb"): 7}
-    wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
+    wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
     gpus.execute(planner.plan(before, wanted))
     simulated.SharedState(state).lose_gpu(1)
     gpus.observe()

@@ -73,16 +73,16 @@ def is_for(rule: config.Rule, gpu: model.Gpu) -> bool:
     return bool(rule.filters) or profiles <= offered(gpu)
 
 
-def carry_out(gpu: model.Gpu, wanted: model.WantedGpu) -> model.WantedGpu:
+def carry_out(gpu: model.Gpu, wanted: model.DesiredGpu) -> model.DesiredGpu:
     """Plan for the GPU; return what it would have afterwards."""
     plan = planner.plan([gpu], {gpu.uuid: wanted})
     if plan.is_empty:
-        return model.WantedGpu.of(model.MigMode.DISABLED, {})
+        return model.DesiredGpu.of(model.MigMode.DISABLED, {})
     counts: dict[model.Profile, int] = {}
     for target in plan.gpus[0].target:
         for compute in target.compute_instances:
             counts[compute.profile] = counts.get(compute.profile, 0) + 1
-    return model.WantedGpu.of(model.MigMode.ENABLED, counts)
+    return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
 
 
 def test_every_name_is_a_legal_label_value() -> None:
@@ -112,7 +112,7 @@ def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: mode
         ((named, count),) = wanted.devices
         assert named == profile
         with pytest.raises(errors.LayoutError) as caught:
-            carry_out(gpu, model.WantedGpu.of(model.MigMode.ENABLED, {profile: count + 1}))
+            carry_out(gpu, model.DesiredGpu.of(model.MigMode.ENABLED, {profile: count + 1}))
         assert caught.value.reason is errors.Reason.DOES_NOT_FIT
 
 

@@ -185,7 +185,7 @@ def _compute(nth: int, word: str, of: model.Profile, uuid_stem: str) -> model.Co
 
 def want(
     devices: dict[str, int] | None = None, *, mode: model.MigMode = model.MigMode.ENABLED
-) -> model.WantedGpu:
+) -> model.DesiredGpu:
     """Build a wish from profile names; ``1g.5gb@4`` has a place."""
     free: dict[model.Profile, int] = {}
     pins: dict[model.Pin, int] = {}
@@ -195,7 +195,7 @@ def want(
             pins[model.Pin(profile=profile(known), start=int(start))] = count
         else:
             free[profile(known)] = count
-    return model.WantedGpu.of(mode, free, pins)
+    return model.DesiredGpu.of(mode, free, pins)
 
 
 def devices_of(gpu: model.Gpu) -> dict[model.Profile, int]:

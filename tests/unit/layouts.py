@@ -29,14 +29,14 @@ def gpus(
 
 
 @st.composite
-def wishes(draw: st.DrawFn, board: str, *, splits: bool = True) -> model.WantedGpu:
+def wishes(draw: st.DrawFn, board: str, *, splits: bool = True) -> model.DesiredGpu:
     """Draw a wish that fits the board, since something like it was there."""
     there = draw(gpus(board, splits=splits, idle=False))
-    return model.WantedGpu.of(model.MigMode.ENABLED, boards.devices_of(there))
+    return model.DesiredGpu.of(model.MigMode.ENABLED, boards.devices_of(there))
 
 
 @st.composite
-def any_wishes(draw: st.DrawFn, board: str) -> model.WantedGpu:
+def any_wishes(draw: st.DrawFn, board: str) -> model.DesiredGpu:
     """Draw a wish that may or may not fit."""
     names = [
         dataclasses.replace(spec.profile, compute_slices=size)
@@ -45,7 +45,7 @@ def any_wishes(draw: st.DrawFn, board: str) -> model.WantedGpu:
         if machine.spans(size, spec.profile.gpu_slices)
     ]
     devices = draw(st.dictionaries(st.sampled_from(names), st.integers(1, 4), max_size=3))
-    return model.WantedGpu.of(model.MigMode.ENABLED, devices)
+    return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
 
 
 def _instance(

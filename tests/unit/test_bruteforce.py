@@ -76,9 +76,9 @@ def one_more(counts: Counts) -> Iterator[Counts]:
         yield (*counts[:index], count + 1, *counts[index + 1 :])
 
 
-def wish(gpu: model.Gpu, counts: Counts) -> model.WantedGpu:
+def wish(gpu: model.Gpu, counts: Counts) -> model.DesiredGpu:
     profiles = [spec.profile for spec in gpu.profiles or ()]
-    return model.WantedGpu.of(model.MigMode.ENABLED, dict(zip(profiles, counts, strict=True)))
+    return model.DesiredGpu.of(model.MigMode.ENABLED, dict(zip(profiles, counts, strict=True)))
 
 
 def is_accepted(gpu: model.Gpu, counts: Counts) -> bool:
@@ -134,7 +134,7 @@ def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(
         if machine.spans(size, spec.profile.gpu_slices)
     ]
     asked = data.draw(st.dictionaries(st.sampled_from(devices), st.integers(1, 4), max_size=3))
-    wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, asked)}
+    wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, asked)}
     if next(oracle.goals(gpu, asked), None) is not None:
         reached = machine.run(gpu, planner.plan([gpu], wanted).steps)
         assert planner.plan([reached], wanted).is_empty

@@ -148,7 +148,7 @@ def test_every_single_profile_of_every_product_comes_back_after_a_reboot(name: s
     for spec in hardware.template(product, 0).profiles or ():
         gpu = applying_rig.Gpus(name)
         gpu.gpus = gpu.gpus[:1]
-        wish = model.WantedGpu.of(model.MigMode.ENABLED, {spec.profile: 1})
+        wish = model.DesiredGpu.of(model.MigMode.ENABLED, {spec.profile: 1})
         gpu.gpus = fakes.brought_to(gpu.gpus, wish)
         text = checkpoint.render(gpu.gpus)
         gpu.reboot()
@@ -177,7 +177,7 @@ def test_what_is_right_already_stays_also_within_a_gpu_instance() -> None:
 
     assert {type(step) for step in plan.steps} == {model.CreateComputeInstance}
     assert len(plan.steps) == 2
-    assert not plan.doomed_uuids & kept
+    assert not plan.destroyed_uuids & kept
 
 
 def test_gpus_that_a_checkpoint_does_not_tell_of_are_not_touched() -> None:

@@ -39,13 +39,13 @@ def balanced() -> tuple[model.Gpu, ...]:
     return fakes.brought_to((gpu,), wanted("1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"))
 
 
-def wanted(*names: str) -> model.WantedGpu:
+def wanted(*names: str) -> model.DesiredGpu:
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     by_name = {str(p.profile): p.profile for p in gpu.profiles or ()}
     counts: dict[model.Profile, int] = {}
     for name in names:
         counts[by_name[name]] = counts.get(by_name[name], 0) + 1
-    return model.WantedGpu.of(model.MigMode.ENABLED, counts)
+    return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
 
 
 def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> model.Plan:
@@ -60,7 +60,7 @@ def test_a_change_that_only_creates_hurts_nobody() -> None:
 
     assert plan.steps
     assert clients.affected_ids(plan, fewer) == frozenset()
-    assert clients.victims([POD], None, frozenset()) == ()
+    assert clients.affected_pods([POD], None, frozenset()) == ()
 
 
 def test_a_pod_that_was_given_the_whole_mig_gpu_is_hurt_by_any_destroyed_instance() -> None:
@@ -72,7 +72,7 @@ def test_a_pod_that_was_given_the_whole_mig_gpu_is_hurt_by_any_destroyed_instanc
 
 def test_a_mode_change_takes_every_device_of_the_gpu() -> None:
     gpus = balanced()
-    plan = planner.plan(gpus, {gpus[0].uuid: model.WantedGpu(mode=model.MigMode.DISABLED)})
+    plan = planner.plan(gpus, {gpus[0].uuid: model.DesiredGpu(mode=model.MigMode.DISABLED)})
 
     assert {gpus[0].uuid, *gpus[0].mig_uuids} == clients.affected_ids(plan, gpus)
 
@@ -96,7 +96,7 @@ def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
 ) -> None:
     pod = dataclasses.replace(POD, **change)  # type: ignore[arg-type]
 
-    assert bool(clients.victims([pod], (), frozenset({fakes.mig_uuid("1")}))) is leaves
+    assert bool(clients.affected_pods([pod], (), frozenset({fakes.mig_uuid("1")}))) is leaves
 
 
 def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> None:
@@ -104,8 +104,8 @@ def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> 
     listed = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset())
     without_gpu = dataclasses.replace(POD, gpu_resources={})
 
-    assert clients.victims([POD], (listed,), frozenset({fakes.mig_uuid("1")})) == (POD,)
-    assert clients.victims([without_gpu], (listed,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert clients.affected_pods([POD], (listed,), frozenset({fakes.mig_uuid("1")})) == (POD,)
+    assert clients.affected_pods([without_gpu], (listed,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
 def test_a_pod_whose_init_container_may_hold_a_gpu_counts_whatever_else_it_holds() -> None:
@@ -114,8 +114,10 @@ def test_a_pod_whose_init_container_may_hold_a_gpu_counts_whatever_else_it_holds
     )
     starting = dataclasses.replace(POD, phase="Pending", may_run_gpu_init=True)
 
-    assert clients.victims([starting], (held,), frozenset({fakes.mig_uuid("1")})) == (starting,)
-    assert clients.victims([POD], (held,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert clients.affected_pods([starting], (held,), frozenset({fakes.mig_uuid("1")})) == (
+        starting,
+    )
+    assert clients.affected_pods([POD], (held,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
 @pytest.mark.parametrize(
@@ -133,8 +135,8 @@ def test_a_gpu_whose_id_is_no_uuid_may_be_any_device(ids: set[str], *, leaves: b
     held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset(ids))
     without_gpu = dataclasses.replace(POD, gpu_resources={})
 
-    assert bool(clients.victims([POD], (held,), frozenset({fakes.mig_uuid("1")}))) is leaves
-    assert clients.victims([without_gpu], (held,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert bool(clients.affected_pods([POD], (held,), frozenset({fakes.mig_uuid("1")}))) is leaves
+    assert clients.affected_pods([without_gpu], (held,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
 def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why() -> None:
@@ -146,10 +148,14 @@ def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why
     )
     claimant = dataclasses.replace(POD, gpu_resources={})
 
-    assert clients.victims([claimant], (held,), frozenset({fakes.mig_uuid("1")})) == (claimant,)
-    assert clients.victims([claimant], (held,), frozenset()) == ()
-    assert "ResourceClaim" in clients.told(claimant, (held,))
-    assert clients.told(claimant, ()) == clients.told(claimant, None) == "default/p"
+    assert clients.affected_pods([claimant], (held,), frozenset({fakes.mig_uuid("1")})) == (
+        claimant,
+    )
+    assert clients.affected_pods([claimant], (held,), frozenset()) == ()
+    assert "ResourceClaim" in clients.describe_pod(claimant, (held,))
+    assert (
+        clients.describe_pod(claimant, ()) == clients.describe_pod(claimant, None) == "default/p"
+    )
 
 
 def test_a_claim_of_which_kubelet_tells_nothing_may_be_one_on_a_gpu() -> None:
@@ -158,9 +164,11 @@ def test_a_claim_of_which_kubelet_tells_nothing_may_be_one_on_a_gpu() -> None:
     nic = dataclasses.replace(listed, claim_drivers=frozenset({"nic.example.com"}))
 
     for known in (None, (), (listed,)):
-        assert clients.victims([claimant], known, frozenset({fakes.mig_uuid("1")})) == (claimant,)
-        assert "ResourceClaim" in clients.told(claimant, known)
-    assert clients.victims([claimant], (nic,), frozenset({fakes.mig_uuid("1")})) == ()
+        assert clients.affected_pods([claimant], known, frozenset({fakes.mig_uuid("1")})) == (
+            claimant,
+        )
+        assert "ResourceClaim" in clients.describe_pod(claimant, known)
+    assert clients.affected_pods([claimant], (nic,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
 def test_a_whole_node_is_left_by_all_who_have_or_want_a_gpu_and_by_nobody_else() -> None:
@@ -169,7 +177,7 @@ def test_a_whole_node_is_left_by_all_who_have_or_want_a_gpu_and_by_nobody_else()
     )
     idle = dataclasses.replace(POD, name="idle", gpu_resources={})
 
-    left = clients.victims([POD, idle], (held,), frozenset(), is_whole_node=True)
+    left = clients.affected_pods([POD, idle], (held,), frozenset(), is_whole_node=True)
 
     assert left == (POD,)
 
@@ -180,7 +188,10 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     gpus = balanced()
     plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
 
-    assert clients.victims([pod], None, frozenset({fakes.mig_uuid("1")}), daemons=(daemon,)) == ()
+    assert (
+        clients.affected_pods([pod], None, frozenset({fakes.mig_uuid("1")}), daemons=(daemon,))
+        == ()
+    )
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
     assert clients.labels_to_pause({SAMPLER: "false"}, plan, (daemon,)) == {}
 
@@ -217,8 +228,8 @@ def test_a_pod_on_another_device_stays() -> None:
         namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
     )
 
-    assert clients.victims([POD], (held,), frozenset({fakes.mig_uuid("1")})) == ()
-    assert clients.victims([POD], (held,), frozenset({fakes.mig_uuid("2")})) == (POD,)
+    assert clients.affected_pods([POD], (held,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert clients.affected_pods([POD], (held,), frozenset({fakes.mig_uuid("2")})) == (POD,)
 
 
 def test_a_workload_that_selects_nodes_by_a_deploy_label_is_no_daemon() -> None:
@@ -300,15 +311,17 @@ def test_offered_devices_must_be_the_very_ones_that_exist() -> None:
     stale = frozenset({"MIG-gone", *sorted(ids)[1:]})
     count = {"nvidia.com/gpu": len(ids)}
 
-    assert clients.why_not_offered(gpus, {"nvidia.com/gpu": ids}, counted(count)) == ""
-    assert "3 exist" in clients.why_not_offered(gpus, {"nvidia.com/gpu": stale}, counted(count))
+    assert clients.why_not_schedulable(gpus, {"nvidia.com/gpu": ids}, counted(count)) == ""
+    assert "3 exist" in clients.why_not_schedulable(
+        gpus, {"nvidia.com/gpu": stale}, counted(count)
+    )
 
 
 def test_a_resource_of_the_former_layout_must_have_gone_to_zero() -> None:
     gpus = balanced()
     ids = {"nvidia.com/gpu": frozenset(gpus[0].mig_uuids)}
 
-    why = clients.why_not_offered(
+    why = clients.why_not_schedulable(
         gpus, ids, counted({"nvidia.com/gpu": 4, "nvidia.com/mig-7g.40gb": 1})
     )
 
@@ -319,15 +332,15 @@ def test_shared_devices_count_once_per_replica() -> None:
     gpus = balanced()
     ids = {"nvidia.com/gpu.shared": frozenset(gpus[0].mig_uuids)}
 
-    assert clients.why_not_offered(gpus, ids, counted({"nvidia.com/gpu.shared": 8})) == ""
-    assert clients.why_not_offered(gpus, ids, counted({"nvidia.com/gpu.shared": 7})) != ""
+    assert clients.why_not_schedulable(gpus, ids, counted({"nvidia.com/gpu.shared": 8})) == ""
+    assert clients.why_not_schedulable(gpus, ids, counted({"nvidia.com/gpu.shared": 7})) != ""
 
 
 def test_without_kubelet_the_sum_of_the_nodes_counts_decides() -> None:
     gpus = balanced()
 
-    assert clients.why_not_offered(gpus, None, counted({"nvidia.com/mig-1g.5gb": 4})) == ""
-    assert "counts 7 devices, 4 are expected" in clients.why_not_offered(
+    assert clients.why_not_schedulable(gpus, None, counted({"nvidia.com/mig-1g.5gb": 4})) == ""
+    assert "counts 7 devices, 4 are expected" in clients.why_not_schedulable(
         gpus, None, counted({"nvidia.com/gpu": 7})
     )
 
@@ -336,7 +349,7 @@ def test_whole_gpus_are_right_where_the_strategy_is_none() -> None:
     gpus = balanced()
 
     assert (
-        clients.why_not_offered(
+        clients.why_not_schedulable(
             gpus, {"nvidia.com/gpu": frozenset({gpus[0].uuid})}, counted({"nvidia.com/gpu": 1})
         )
         == ""
@@ -352,10 +365,10 @@ def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
     node = counted({"nvidia.com/gpu": 3}, {"nvidia.com/gpu": 4})
     unregistered = counted({"nvidia.com/gpu": 3})
 
-    assert clients.why_not_offered(gpus, healthy, node, changed=changed) == ""
-    assert clients.why_not_offered(gpus, healthy, node, changed={gpus[0].uuid}) != ""
-    assert clients.why_not_offered(gpus, healthy, node) != ""
-    assert clients.why_not_offered(gpus, healthy, unregistered, changed=changed) != ""
+    assert clients.why_not_schedulable(gpus, healthy, node, changed=changed) == ""
+    assert clients.why_not_schedulable(gpus, healthy, node, changed={gpus[0].uuid}) != ""
+    assert clients.why_not_schedulable(gpus, healthy, node) != ""
+    assert clients.why_not_schedulable(gpus, healthy, unregistered, changed=changed) != ""
     assert not clients.is_plugin_stale(gpus, healthy, node)
     assert clients.is_plugin_stale(gpus, healthy, unregistered)
 
@@ -388,7 +401,7 @@ REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
 def test_without_kubelet_replicas_of_shared_devices_are_known(
     allocatable: dict[str, int], labels: dict[str, str], *, is_good: bool
 ) -> None:
-    why = clients.why_not_offered(balanced(), None, counted(allocatable, labels=labels))
+    why = clients.why_not_schedulable(balanced(), None, counted(allocatable, labels=labels))
 
     assert (why == "") is is_good
 

@@ -84,8 +84,8 @@ def message_of_rule(rule: str) -> str:
     return message_of(f"version: v1\nmig-configs:\n  x:\n  - {{{rule}}}\n")
 
 
-def wanted(mode: model.MigMode = ENABLED, **counts: int) -> model.WantedGpu:
-    return model.WantedGpu.of(
+def wanted(mode: model.MigMode = ENABLED, **counts: int) -> model.DesiredGpu:
+    return model.DesiredGpu.of(
         mode,
         {
             profile_name.parse(name.removeprefix("p").replace("_", ".")): count
@@ -296,7 +296,7 @@ def test_mig_enabled_of_another_form_is_refused(enabled: str) -> None:
         ("{0g.0gb: 100}", wanted(p0g_0gb=100)),
     ],
 )
-def test_mig_devices_are_counted_by_profile(devices: str, expected: model.WantedGpu) -> None:
+def test_mig_devices_are_counted_by_profile(devices: str, expected: model.DesiredGpu) -> None:
     assert rule_of(f"devices: all, mig-enabled: true, mig-devices: {devices}").wanted == expected
 
 

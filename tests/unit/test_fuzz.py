@@ -184,9 +184,9 @@ IDENTITIES = st.uuids().map(lambda each: f"GPU-{each}") | st.tuples(
 
 
 @st.composite
-def wanted(draw: st.DrawFn) -> model.WantedGpu:
+def wanted(draw: st.DrawFn) -> model.DesiredGpu:
     if not draw(st.booleans()):
-        return model.WantedGpu.of(model.MigMode.DISABLED, {})
+        return model.DesiredGpu.of(model.MigMode.DISABLED, {})
     counts = draw(st.dictionaries(PROFILES, st.integers(1, 10**6), max_size=4))
     pins: dict[model.Pin, int] = {}
     for pin in draw(st.lists(PINS, max_size=4)):
@@ -194,7 +194,7 @@ def wanted(draw: st.DrawFn) -> model.WantedGpu:
         if place not in {(other.profile.gpu_instance, other.start) for other in pins}:
             most = pin.profile.gpu_slices // pin.profile.compute_slices
             pins[pin] = draw(st.integers(1, most))
-    return model.WantedGpu.of(model.MigMode.ENABLED, counts, pins)
+    return model.DesiredGpu.of(model.MigMode.ENABLED, counts, pins)
 
 
 @st.composite

@@ -225,7 +225,7 @@ def test_every_layout_is_one_that_the_planner_can_do(name: str) -> None:
 
 
 def fits(gpu: model.Gpu, counts: Mapping[model.Profile, int]) -> bool:
-    wanted = {gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, counts)}
+    wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, counts)}
     try:
         planner.plan([gpu], wanted)
     except errors.LayoutError:

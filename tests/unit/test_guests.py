@@ -21,14 +21,14 @@ def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
 @pytest.mark.parametrize(
     ("gpu", "wanted"),
     [
-        (guest(mode=OFF), model.WantedGpu(mode=ON)),
-        (guest(), model.WantedGpu(mode=OFF)),
+        (guest(mode=OFF), model.DesiredGpu(mode=ON)),
+        (guest(), model.DesiredGpu(mode=OFF)),
         (guest("3g.20gb@0"), boards.want({"3g.20gb": 2})),
         (guest("3g.20gb@0"), boards.want({})),
     ],
 )
 def test_a_vgpu_that_its_host_would_have_to_divide_is_refused(
-    gpu: model.Gpu, wanted: model.WantedGpu
+    gpu: model.Gpu, wanted: model.DesiredGpu
 ) -> None:
     with pytest.raises(errors.LayoutError, match="its host decides about MIG") as caught:
         planner.plan([gpu], {gpu.uuid: wanted})

@@ -29,7 +29,7 @@ def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
         return gpus
     smallest = max((info.profile for info in gpus[0].profiles or ()), key=lambda p: p.sort_key)
     for count in range(8, 0, -1):
-        wanted = model.WantedGpu.of(model.MigMode.ENABLED, {smallest: count})
+        wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {smallest: count})
         try:
             return fakes.brought_to(gpus, wanted)
         except errors.LayoutError:
@@ -60,9 +60,9 @@ def test_eight_full_gpus_are_told_in_five_kilobytes(product: hardware.Product) -
     after=st.dictionaries(st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb"]), st.integers(0, 2)),
 )
 def test_the_plan_is_the_same_from_both(before: dict[str, int], after: dict[str, int]) -> None:
-    def wanted(counts: dict[str, int]) -> model.WantedGpu:
+    def wanted(counts: dict[str, int]) -> model.DesiredGpu:
         devices = {profile_name.parse(name): count for name, count in counts.items()}
-        return model.WantedGpu.of(model.MigMode.ENABLED, devices)
+        return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
 
     def shape(gpus: tuple[model.Gpu, ...]) -> object:
         try:

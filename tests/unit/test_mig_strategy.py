@@ -80,7 +80,7 @@ def test_console_gpus_do_not_count() -> None:
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     display = dataclasses.replace(gpu, index=1, uuid="GPU-display", name="DGX Display")
     wanted = {
-        gpu.uuid: model.WantedGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
+        gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
     }
 
     assert not mig_strategy.refusals(mig_strategy.of_node((gpu, display), wanted))

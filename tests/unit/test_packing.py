@@ -14,7 +14,7 @@ from tests.unit import machine, oracle
     [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (7, [1, 2, 3, 4, 7])],
 )
 def test_the_sizes_offered_are_those_that_drivers_list(slices: int, sizes: list[int]) -> None:
-    assert [s for s in range(9) if packing.is_offered(s, slices)] == sizes
+    assert [s for s in range(9) if packing.exists(s, slices)] == sizes
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_whatever_can_be_packed_is_packed(slices: int) -> None:
         tuple([size for size, _ in inside].count(size) for size in range(1, slices + 1))
         for inside in oracle.insides(slices)
     }
-    offered = [packing.is_offered(size, slices) for size in range(1, slices + 1)]
+    offered = [packing.exists(size, slices) for size in range(1, slices + 1)]
     ranges = [range(slices // size + 1 if has else 1) for size, has in enumerate(offered, start=1)]
     for counts in itertools.product(*ranges):
         placed = packing.fit(counts)

@@ -25,7 +25,7 @@ CASES = [
 ]
 
 
-def planned(gpu: model.Gpu, wish: model.WantedGpu) -> str:
+def planned(gpu: model.Gpu, wish: model.DesiredGpu) -> str:
     plan = planner.plan([gpu], {gpu.uuid: wish})
     return picture.draw_change([gpu], plan, selected={gpu.uuid}, style=PLAIN)
 

@@ -91,7 +91,7 @@ def test_a_compute_instance_in_use_keeps_its_place_inside() -> None:
     gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0 1c@1 1c@2]")
     wish = boards.want({"1c.3g.20gb@0": 1})
     plan = planner.plan([gpu], {gpu.uuid: wish}, busy=frozenset({"MIG-0-0-1"}))
-    assert "MIG-0-0-1" not in plan.doomed_uuids
+    assert "MIG-0-0-1" not in plan.destroyed_uuids
     assert len(plan.steps) == 2
 
 

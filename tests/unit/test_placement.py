@@ -32,12 +32,12 @@ def starts(arrangement: placement.Arrangement | None) -> list[tuple[str, int]]:
 def test_the_published_maximum_of_each_profile_follows_from_slices_and_engines(
     board: str, most: dict[str, int]
 ) -> None:
-    known = placement.Board(boards.BOARDS[board])
+    known = placement.Capacity(boards.BOARDS[board])
     assert {name: known.most(boards.profile(name)) for name in most} == most
 
 
 def test_profiles_are_ranked_by_memory_slices_and_then_by_gpu_slices() -> None:
-    names = [str(spec.profile) for spec in placement.Board(reversed(boards.A100)).specs]
+    names = [str(spec.profile) for spec in placement.Capacity(reversed(boards.A100)).specs]
     assert names == ["7g.40gb", "4g.20gb", "3g.20gb", "2g.10gb", "1g.10gb", "1g.5gb+me", "1g.5gb"]
 
 
@@ -53,13 +53,13 @@ def test_of_two_profiles_with_one_name_the_first_by_enum_is_meant() -> None:
         engines=twin.engines,
         placements=twin.placements,
     )
-    found = placement.Board([twin, other]).find(twin.profile)
+    found = placement.Capacity([twin, other]).find(twin.profile)
     assert found
     assert found.profile_id == 99
 
 
 def test_a_profile_that_is_not_offered_has_no_room_and_draws_nothing() -> None:
-    board = placement.Board(boards.A100)
+    board = placement.Capacity(boards.A100)
     stranger = boards.profile("1g.6gb")
     assert board.find(stranger) is None
     assert board.most(stranger) == 0
@@ -83,24 +83,24 @@ def test_a_profile_that_is_not_offered_has_no_room_and_draws_nothing() -> None:
 def test_new_instances_go_where_the_largest_profiles_lose_least(
     new: dict[str, int], expected: list[tuple[str, int]]
 ) -> None:
-    assert starts(placement.Board(boards.A100).best([], counts(new))) == expected
+    assert starts(placement.Capacity(boards.A100).best([], counts(new))) == expected
 
 
 def test_there_is_no_arrangement_where_engines_run_out() -> None:
-    board = placement.Board(boards.A100)
+    board = placement.Capacity(boards.A100)
     fixed = [(boards.profile("1g.5gb+me"), model.Placement(0, 1))]
     assert board.best(fixed, counts({"1g.5gb+me": 1})) is None
     assert board.best(fixed, counts({"1g.5gb": 6})) is not None
 
 
 def test_there_is_no_arrangement_where_what_stays_is_in_the_way() -> None:
-    board = placement.Board(boards.A100)
+    board = placement.Capacity(boards.A100)
     fixed = [(boards.profile("1g.5gb"), model.Placement(start, 1)) for start in (1, 5)]
     assert board.best(fixed, counts({"3g.20gb": 1})) is None
 
 
 def test_a_gpu_that_tells_no_placements_holds_nothing() -> None:
-    board = placement.Board([])
+    board = placement.Capacity([])
     assert board.memory_slices == 0
     assert board.best([], {}) is not None
 
@@ -112,7 +112,7 @@ def test_the_room_of_any_layout_is_what_trying_everything_finds(
     board: str, data: st.DataObject
 ) -> None:
     gpu = data.draw(layouts.gpus(board, splits=False))
-    known = placement.Board(gpu.profiles or ())
+    known = placement.Capacity(gpu.profiles or ())
     occupied = placement.slices(gi.placement for gi in gpu.gpu_instances)
     drawn = known.drawn(gi.profile for gi in gpu.gpu_instances)
     assert known.room(occupied, drawn) == oracle.room(gpu, oracle.state_of(gpu))
@@ -123,7 +123,7 @@ def test_the_room_of_any_layout_is_what_trying_everything_finds(
 @hypothesis.settings(deadline=None, max_examples=60)
 def test_instances_that_stay_and_new_ones_share_no_slice(board: str, data: st.DataObject) -> None:
     there = data.draw(layouts.gpus(board, splits=False))
-    known = placement.Board(there.profiles or ())
+    known = placement.Capacity(there.profiles or ())
     placed = [(gi.profile, gi.placement) for gi in there.gpu_instances]
     cut = data.draw(st.integers(0, len(placed)))
     fixed, moved = placed[:cut], placed[cut:]

@@ -148,8 +148,8 @@ def test_busy_devices_are_spared_even_if_that_costs_calls() -> None:
     wanted = {"1c.3g.20gb": 3, "2g.10gb": 1}
     busy = frozenset({"MIG-0-0-0"})
     free, sparing = plan_for(gpu, wanted), plan_for(gpu, wanted, busy=busy)
-    assert free.doomed_uuids == busy
-    assert not sparing.doomed_uuids & busy
+    assert free.destroyed_uuids == busy
+    assert not sparing.destroyed_uuids & busy
     assert len(free.steps) < len(sparing.steps)
 
 
@@ -159,21 +159,21 @@ def test_of_two_divided_gpu_instances_the_one_in_use_stays_whole(at: int) -> Non
     busy = frozenset({f"MIG-0-{at}-0", f"MIG-0-{at}-1"})
     plan = plan_for(gpu, {"1c.3g.20gb": 3}, busy=busy)
     assert len(plan.steps) == 1
-    assert not plan.doomed_uuids & busy
+    assert not plan.destroyed_uuids & busy
 
 
 def test_of_equal_devices_the_idle_ones_go() -> None:
     gpu = boards.gpu(boards.A100, *SEVEN_SMALL)
     busy = frozenset(f"MIG-0-{start}-0" for start in (0, 2, 5))
     plan = plan_for(gpu, {"1g.5gb": 3}, busy=busy)
-    assert not plan.doomed_uuids & busy
-    assert len(plan.doomed_uuids) == 4
+    assert not plan.destroyed_uuids & busy
+    assert len(plan.destroyed_uuids) == 4
 
 
 def test_a_busy_compute_instance_keeps_its_place_while_its_neighbours_change() -> None:
     gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@2 1c@0 1c@1]")
     plan = plan_for(gpu, {"1c.3g.20gb": 1, "2c.3g.20gb": 1}, busy=frozenset({"MIG-0-0-2"}))
-    assert plan.doomed_uuids == {"MIG-0-0-0", "MIG-0-0-1"}
+    assert plan.destroyed_uuids == {"MIG-0-0-0", "MIG-0-0-1"}
     assert words(plan)[-1] == "+ci 2c.3g.20gb 0:2 in 0:4"
 
 
@@ -530,7 +530,7 @@ def check_against_everything(data: st.DataObject, board: str, *, splits: bool) -
     wish = data.draw(layouts.wishes(board, splits=splits))
     busy = frozenset(uuid for uuid in gpu.mig_uuids if data.draw(st.booleans()))
     plan = planner.plan([gpu], {gpu.uuid: wish}, busy=busy)
-    lost = len(plan.doomed_uuids & busy)
+    lost = len(plan.destroyed_uuids & busy)
     goal = state_after(gpu, plan)
     expected = oracle.best(gpu, dict(wish.devices), busy)
     assert (lost, len(plan.steps), *oracle.rank(gpu, goal, busy)[2:]) == expected
@@ -561,7 +561,7 @@ def test_no_way_to_many_wishes_is_better(board: str, data: st.DataObject, *, spl
 
 def check_all_wishes(gpu: model.Gpu) -> None:
     for wish, calls in oracle.fewest_calls(gpu).items():
-        wanted = model.WantedGpu.of(ON, dict(wish))
+        wanted = model.DesiredGpu.of(ON, dict(wish))
         assert len(planner.plan([gpu], {gpu.uuid: wanted}).steps) == calls
 
 

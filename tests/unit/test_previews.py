@@ -24,7 +24,7 @@ def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[mode
     if devices is None:
         return bare
     wanted = {profile_name.parse(name): number for name, number in devices.items()}
-    return fakes.brought_to(bare, model.WantedGpu.of(model.MigMode.ENABLED, wanted))
+    return fakes.brought_to(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
 
 
 def node(there: tuple[model.Gpu, ...], **allocatable: int) -> nodes.Node:

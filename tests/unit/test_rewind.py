@@ -19,7 +19,7 @@ def gpu_with(**counts: int) -> model.Gpu:
     names = {"g1": "1g.5gb", "g2": "2g.10gb", "g3": "3g.20gb", "c1": "1c.3g.20gb"}
     wanted = {profile_name.parse(names[key]): count for key, count in counts.items()}
     empty = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
-    return fakes.brought_to((empty,), model.WantedGpu.of(ON, wanted))[0]
+    return fakes.brought_to((empty,), model.DesiredGpu.of(ON, wanted))[0]
 
 
 def replan(gpu: model.Gpu, **counts: int) -> tuple[model.Plan, model.Gpu]:
@@ -62,7 +62,7 @@ def test_what_a_plan_creates_goes_and_what_it_destroys_comes_back() -> None:
     plan, after = replan(gpu, g1=4)
     before = planner.baseline(plan, (gpu,))
 
-    assert planner.foreign((after,), before) == ()
+    assert planner.unowned_instances((after,), before) == ()
     assert places(restored(after, before)) == places(gpu)
 
 
@@ -73,7 +73,7 @@ def test_what_is_in_neither_list_stays_and_is_named() -> None:
     _, crowded = replan(after, g2=2, g1=1)
     (foreign,) = places(crowded) - places(after)
 
-    assert planner.foreign((crowded,), before) == (f"1g.5gb at {foreign[1]} on GPU 0",)
+    assert planner.unowned_instances((crowded,), before) == (f"1g.5gb at {foreign[1]} on GPU 0",)
     assert places(restored(crowded, before)) == places(gpu) | {foreign}
 
 
@@ -130,7 +130,7 @@ def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_nam
     back = restored(both, before)
 
     assert {ci.placement for ci in back.gpu_instances[0].compute_instances} == {had, other}
-    assert planner.foreign((both,), before) == (
+    assert planner.unowned_instances((both,), before) == (
         f"1c.3g.20gb in 3g.20gb at {gi.placement} on GPU 0",
     )
 
@@ -141,14 +141,14 @@ def test_mig_mode_is_not_switched_off_under_a_foreign_instance() -> None:
     now = gpu_with(g1=1)
 
     assert planner.restore((now,), before).is_empty
-    assert planner.foreign((now,), before)
+    assert planner.unowned_instances((now,), before)
 
 
 def test_without_a_record_of_what_was_created_everything_that_was_not_there_goes() -> None:
     gpu = gpu_with(g2=1)
     _, after = replan(gpu, g2=1, g1=2)
 
-    assert planner.foreign((after,), (gpu.snapshot,)) == ()
+    assert planner.unowned_instances((after,), (gpu.snapshot,)) == ()
     assert places(restored(after, (gpu.snapshot,))) == places(gpu)
 
 
@@ -159,14 +159,14 @@ def test_an_older_snapshot_leads_further_back_and_loses_no_gpu() -> None:
     older = planner.baseline(plan, (first,))
     both = planner.plan(
         (between, second),
-        {gpu.uuid: model.WantedGpu(mode=ON) for gpu in (between, second)},
+        {gpu.uuid: model.DesiredGpu(mode=ON) for gpu in (between, second)},
     )
 
     before = {gpu.uuid: gpu for gpu in planner.baseline(both, (between, second), older)}
 
     assert places(before[first.uuid]) == places(first)
     assert places(before[second.uuid]) == places(second)
-    only_second = planner.plan((second,), {second.uuid: model.WantedGpu(mode=ON)})
+    only_second = planner.plan((second,), {second.uuid: model.DesiredGpu(mode=ON)})
     kept = planner.baseline(only_second, (between, second), older)
     assert {gpu.uuid for gpu in kept} == {first.uuid, second.uuid}
 

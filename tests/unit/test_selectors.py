@@ -188,7 +188,7 @@ def test_leniently_what_matches_nothing_passes_with_a_warning(
 ) -> None:
     assert selected(rule, is_lenient=True) == expected
     layout = parse(rule, is_lenient=True).layout("x")
-    told = [str(each) for each in selection.overlooked(layout, gpus())]
+    told = [str(each) for each in selection.lenient_warnings(layout, gpus())]
     assert any(warning in each for each in told)
     assert all(each.startswith("f:") for each in told)
 
@@ -198,9 +198,9 @@ def test_leniently_a_gpu_without_mig_is_left_as_it_is() -> None:
     here[0] = dataclasses.replace(here[0], current_mode=None, pending_mode=None)
     layout = parse("devices: [0, 1]", is_lenient=True).layout("x")
     assert list(config.select(layout, here)) == [UUID]
-    (remark,) = selection.overlooked(layout, here)
+    (remark,) = selection.lenient_warnings(layout, here)
     assert "which has no MIG (it is left as it is)" in remark.message
 
 
 def test_a_strict_layout_overlooks_nothing() -> None:
-    assert selection.overlooked(parse("devices: [9]").layout("x"), gpus()) == ()
+    assert selection.lenient_warnings(parse("devices: [9]").layout("x"), gpus()) == ()

@@ -24,7 +24,7 @@ NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
     ],
 )
 def test_a_time_is_read_or_is_none(text: object, shown: str) -> None:
-    assert messages.shown(messages.parse(text)) == shown
+    assert messages.format_time(messages.parse_time(text)) == shown
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class JournalFile(_TextFile):
 
 
 class ProvenFile(_TextFile):
-    """Implements ``ports.ProvenLayouts``; the text is that of ``core.status.Proven``."""
+    """Implements ``ports.VerifiedLayouts``; the text is that of ``core.status.VerifiedLayout``."""
 
     _what = "the layout kept for the next boot"
 

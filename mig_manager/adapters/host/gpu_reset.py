@@ -16,8 +16,8 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, programs
 from mig_manager.core import messages, model
-from mig_manager.core.host import holders, host_settings
-from mig_manager.core.host import holders as processes
+from mig_manager.core.host import gpu_processes, host_settings
+from mig_manager.core.host import gpu_processes as processes
 
 MAX_BYTES = 4 * 2**20
 """A GPU cut in seven with hundreds of processes needs a tenth of it."""
@@ -83,7 +83,7 @@ def parse(text: str) -> Look | None:
 
 
 def _name(process: ET.Element) -> str:
-    return messages.printable(holders.program(_said(process, "process_name")) or _NO_NAME)
+    return messages.printable(gpu_processes.program(_said(process, "process_name")) or _NO_NAME)
 
 
 def _said(element: ET.Element, path: str) -> str:
@@ -183,7 +183,7 @@ class SmiReset:
     def _require_free(self, gpu: model.Gpu, look: Look) -> None:
         if look.has_instances:
             raise _with_instances(gpu)
-        holders = self._holders(look, but=processes.LETTING_GO)
+        holders = self._holders(look, but=processes.RELEASING_DAEMONS)
         if holders:
             raise errors.HostError(
                 f"{gpu} is not reset while it is held by {procfs.listed(holders)}",
@@ -334,7 +334,7 @@ def _require_resettable(gpu: model.Gpu) -> None:
             )
         case model.Virtualization.NONE | model.Virtualization.HOST:
             pass
-    if not gpu.waits_for_mode:
+    if not gpu.has_pending_mode:
         raise errors.HostError(
             f"{gpu} is not reset: no switch of its MIG mode is pending", reason=_REASON
         )

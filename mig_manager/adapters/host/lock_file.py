@@ -37,7 +37,7 @@ _log = structlog.get_logger()
 
 
 class LockFile:
-    """Implements ``ports.Exclusion``.
+    """Implements ``ports.NodeLock``.
 
     Args:
         path: The file; it and its folder are made.

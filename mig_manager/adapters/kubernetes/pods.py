@@ -160,7 +160,7 @@ class KubeWorkloads:
         """Ask for a pod's eviction with its own grace period; see ``ports.Workloads``."""
         return self._evict(pod, {})
 
-    def may_evict(self, pod: cluster.Pod) -> ports.Verdict:
+    def can_evict(self, pod: cluster.Pod) -> ports.Verdict:
         """Ask in a dry run; see ``ports.Workloads``."""
         return self._evict(pod, {"dryRun": ["All"]})
 

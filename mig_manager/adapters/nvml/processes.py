@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import nvml_calls, nvml_device, nvml_session
 from mig_manager.core import messages, model
-from mig_manager.core.host import holders
+from mig_manager.core.host import gpu_processes
 
 NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that uses the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
@@ -122,7 +122,7 @@ class Inspection:
 
     driver_version: str
     nvml_version: str
-    holders: tuple[tuple[str, tuple[holders.Holder, ...]], ...]
+    holders: tuple[tuple[str, tuple[gpu_processes.GpuProcess, ...]], ...]
     """For each GPU its UUID, and who holds it, ascending by pid."""
 
 
@@ -181,7 +181,9 @@ def inspect(
         )
 
 
-def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[holders.Holder, ...]] | None:
+def _of_gpu(
+    index: int, files: OpenFiles
+) -> tuple[str, tuple[gpu_processes.GpuProcess, ...]] | None:
     try:
         handle = nvml_calls.call(pynvml.nvmlDeviceGetHandleByIndex, index)
         uuid: str = nvml_calls.call(pynvml.nvmlDeviceGetUUID, handle)
@@ -193,7 +195,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[holders.Holder, ..
     inside = procfs.compute_capabilities(driver_proc, minor or 0) if driver_proc else {}
     homes = {holder.pid: holder.home for holder in files.processes}
     found = {
-        pid: holders.Holder(
+        pid: gpu_processes.GpuProcess(
             pid=pid,
             name=messages.printable(process_name(pid)),
             home=homes.get(pid, ""),
@@ -205,7 +207,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[holders.Holder, ..
     for holder in procfs.of_gpu(files.processes, minor, caps=known) if minor is not None else ():
         found.setdefault(
             holder.pid,
-            holders.Holder(
+            gpu_processes.GpuProcess(
                 pid=holder.pid,
                 name=holder.name,
                 home=holder.home,
@@ -235,7 +237,7 @@ def require_idle(plan: model.Plan, files: OpenFiles) -> None:
         found = _of_gpu(gpu.gpu_index, files)
         if found is None or found[0] != gpu.gpu_uuid:
             continue
-        users = holders.in_the_way(gpu, found[1])
+        users = gpu_processes.blocking(gpu, found[1])
         if users:
             names = procfs.listed([str(user) for user in users])
             busy.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {names}")

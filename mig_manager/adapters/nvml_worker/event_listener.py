@@ -55,7 +55,7 @@ class GpuEvents:
         on_change: Callable[[], None],
         quiet_s: float = 0.5,
         first_word_s: float = 60.0,
-        restarts: timing.Pace | None = None,
+        restarts: timing.Backoff | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare to listen; nothing is started yet.
@@ -74,7 +74,7 @@ class GpuEvents:
         self._on_change = on_change
         self._quiet_s = quiet_s
         self._first_word_s = first_word_s
-        self._restarts = restarts or timing.Pace(first_s=1.0, max_s=300.0, factor=2.0)
+        self._restarts = restarts or timing.Backoff(first_s=1.0, max_s=300.0, factor=2.0)
         self._monotonic = monotonic
         # Guards what follows; notified whenever any of it changes.
         self._state = threading.Condition()
@@ -241,7 +241,7 @@ class _Hearing:
         """Return how long it may be silent before something is due; None: for ever."""
         if self._since is None:
             return max(0.0, self._mute_at - now)
-        return self._changes.due_in_s(now)
+        return self._changes.ends_in_s(now)
 
     def is_mute(self, now: float) -> bool:
         """Tell whether it should have begun to listen by now."""
@@ -249,7 +249,7 @@ class _Hearing:
 
     def is_due(self, now: float) -> bool:
         """Tell whether a burst of changes is over; told once."""
-        is_over = self._changes.due_in_s(now) == 0
+        is_over = self._changes.ends_in_s(now) == 0
         if is_over:
             self._changes.clear()
         return is_over
@@ -262,7 +262,7 @@ class _Hearing:
 class _Trouble:
     """Listeners that ended by themselves, one after the other."""
 
-    def __init__(self, restarts: timing.Pace) -> None:
+    def __init__(self, restarts: timing.Backoff) -> None:
         self._restarts = restarts
         self._failures = 0
         self._told: str | None = None

@@ -8,9 +8,9 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
-from mig_manager.adapters.nvml import processes as gpu_processes
+from mig_manager.adapters.nvml import processes
 from mig_manager.adapters.nvml_worker import gpu_process
-from mig_manager.core.host import holders
+from mig_manager.core.host import gpu_processes
 
 _MAX_BYTES = 1 << 20
 _MAX_ERROR_BYTES = 2000
@@ -42,7 +42,7 @@ def command(
 
 def inspect(
     line: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
-) -> gpu_processes.Inspection:
+) -> processes.Inspection:
     """Run the inspector to its end, or end it.
 
     Args:
@@ -77,12 +77,12 @@ def inspect(
     return _understood(told.text(), f"it ended with status {process.returncode}: {said.text()}")
 
 
-def _understood(text: str, otherwise: str) -> gpu_processes.Inspection:
+def _understood(text: str, otherwise: str) -> processes.Inspection:
     try:
         data: Mapping[str, Any] = json.loads(text)
         if "error" in data:
             raise errors.HardwareError(data["error"], reason=errors.Reason(data["reason"]))
-        return gpu_processes.Inspection(
+        return processes.Inspection(
             driver_version=data["driver_version"],
             nvml_version=data["nvml_version"],
             holders=tuple(
@@ -97,8 +97,8 @@ def _understood(text: str, otherwise: str) -> gpu_processes.Inspection:
         ) from error
 
 
-def _process(data: Mapping[str, Any]) -> holders.Holder:
-    return holders.Holder(
+def _process(data: Mapping[str, Any]) -> gpu_processes.GpuProcess:
+    return gpu_processes.GpuProcess(
         pid=data["pid"],
         name=data["name"],
         home=data["home"],

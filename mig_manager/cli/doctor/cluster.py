@@ -30,7 +30,7 @@ def offered_devices(offers: Offers, gpus: gpu_checks.Gpus, node: Node) -> Sequen
     # Without the node, kubelet's word stands for its counts as well.
     counts = {name: len(ids) for name, ids in offered.items() if _is_ours(name)}
     told = clients.NodeDevices.of(view) if view else clients.NodeDevices(allocatable=counts)
-    why_not = clients.why_not_offered(seen, offered, told)
+    why_not = clients.why_not_schedulable(seen, offered, told)
     return (findings.fail(why_not) if why_not else findings.ok("all devices and no others"),)
 
 

@@ -39,8 +39,8 @@ def modes(gpus: Gpus) -> Sequence[findings.Found]:
     if not any(gpu.is_mig_capable for gpu in seen):
         what = "no GPU of this node has MIG" if seen else "this node has no NVIDIA GPU"
         return (findings.fail(what, "Take the node's label nvidia.com/mig.config away."),)
-    waiting = [_waiting(gpu) for gpu in seen if gpu.waits_for_mode]
-    steady = [gpu for gpu in seen if not gpu.waits_for_mode]
+    waiting = [_waiting(gpu) for gpu in seen if gpu.has_pending_mode]
+    steady = [gpu for gpu in seen if not gpu.has_pending_mode]
     return (*lost, *waiting, *(findings.ok(text) for text in _grouped(steady, _mode)))
 
 
@@ -86,7 +86,7 @@ def holders(gpus: Gpus, inspection: Inspection) -> Sequence[findings.Found]:
     found = []
     for gpu, processes in held:
         text = f"GPU {gpu.index}: {', '.join(map(str, processes))}"
-        if gpu.waits_for_mode:
+        if gpu.has_pending_mode:
             found.append(findings.warn(f"{text}; a reset for the new MIG mode has to wait"))
         else:
             found.append(findings.ok(text))

@@ -115,7 +115,7 @@ def proven_file(path: pathlib.Path) -> Sequence[findings.Found]:
     if text is None:
         return (findings.ok(f"{path}: nothing is kept for the next boot"),)
     try:
-        proven = status.Proven.from_json(text)
+        proven = status.VerifiedLayout.from_json(text)
     except ValueError as error:
         return (findings.fail(f"{path}: {error}"),)
     return (findings.ok(f"{path}: layout {proven.config!r} of {len(proven.snapshot)} GPUs"),)

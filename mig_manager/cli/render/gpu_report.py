@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager.change import plans, validate
 from mig_manager.core import bar, messages, model, picture
-from mig_manager.core.host import holders as holding
+from mig_manager.core.host import gpu_processes
 from mig_manager.core.layout import config
 from mig_manager.core.planner import steps
 
@@ -198,7 +198,7 @@ def _differs(number: int) -> str:
     return "differs" if number == 1 else "differ"
 
 
-def _wish(wanted: model.WantedGpu) -> str:
+def _wish(wanted: model.DesiredGpu) -> str:
     match wanted.mode:
         case model.MigMode.DISABLED:
             return picture.WHOLE
@@ -231,7 +231,7 @@ def _victims(result: plans.Planned) -> str:
     switched = {step.gpu_uuid for step in result.mode_changes}
     whole = [gpu for gpu in result.gpus if gpu.uuid in switched]
     parts = {uuid for gpu in whole for uuid in gpu.mig_uuids}
-    devices = sorted(result.plan.doomed_uuids - switched - parts)
+    devices = sorted(result.plan.destroyed_uuids - switched - parts)
     lines = [f"GPU {picture.indices(whole)} must have no user at all."] if whole else []
     lines += [_listing("MIG devices that must have no user", devices)] if devices else []
     return "\n".join(lines)
@@ -271,7 +271,7 @@ def _steps(result: plans.Planned) -> Iterable[str]:
             yield f"GPU {gpu_plan.gpu_index}  {steps.described(step)}"
 
 
-def _held(holders: Iterable[holding.Holder]) -> Iterable[str]:
+def _held(holders: Iterable[gpu_processes.GpuProcess]) -> Iterable[str]:
     for holder in holders:
         yield f"    held by {holder}"
 

@@ -169,9 +169,9 @@ def read(text: str) -> Told:
         reason=_word(data, "reason"),
         message=messages.printable(str(data.get("message", ""))[:_MAX_MESSAGE], " "),
         attempt=attempt if isinstance(attempt, int) and 0 <= attempt < 2**31 else 1,
-        started_at=messages.parse(data.get("startedAt")),
-        finished_at=messages.parse(data.get("finishedAt")),
-        retry_at=messages.parse(data.get("retryAt")),
+        started_at=messages.parse_time(data.get("startedAt")),
+        finished_at=messages.parse_time(data.get("finishedAt")),
+        retry_at=messages.parse_time(data.get("retryAt")),
     )
 
 
@@ -234,13 +234,13 @@ def _odd_about(node: Node, told: Told, standing: Standing, now: dt.datetime) -> 
         case Standing.BEHIND:
             notes.append(f"the agent last told of layout {told.config}, not of {node.wish}")
         case Standing.STALE:
-            since = messages.shown(told.started_at) or "some time"
+            since = messages.format_time(told.started_at) or "some time"
             notes.append(f"nothing more was told since {since}: look whether the agent runs")
         case Standing.IN_FORCE if node.applied != told.config:
             notes.append(f"label {cluster.APPLIED_LABEL} says {node.applied or 'nothing'}")
         case _:
             pass
     if told.retry_at and now - told.retry_at > _OVERDUE:
-        due = messages.shown(told.retry_at)
+        due = messages.format_time(told.retry_at)
         notes.append(f"the next try was due at {due}: look whether the agent runs")
     return notes

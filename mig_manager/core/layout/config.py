@@ -32,12 +32,12 @@ _NEITHER = "devices must be all, or a list of GPU indices, UUIDs or PCI addresse
 _START = re.compile(r"[0-9]{1,3}")
 
 
-def _rule(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> layouts.Rule:
+def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Rule:
     """Read a rule.
 
     Args:
         node: The element of the layout's list.
-        remarked: Takes what is lenient or beyond the peer.
+        diagnostics: Takes what is lenient or beyond the peer.
 
     Raises:
         ConfigError: The rule breaks the format; the message says where and what is right.
@@ -48,24 +48,24 @@ def _rule(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> layouts.Rule:
             f"a rule must be a mapping with 'devices' and 'mig-enabled', not {fields.shown(node)}",
         )
     fields.check_keys(node, KEYS)
-    filters = _filters(node.get("device-filter"), remarked)
-    indices, identities = _gpus(fields.required(node, "devices", example="all"), remarked)
+    filters = _filters(node.get("device-filter"), diagnostics)
+    indices, identities = _gpus(fields.required(node, "devices", example="all"), diagnostics)
     mode = _mode(fields.required(node, "mig-enabled", example="true"))
-    devices = _devices(node, mode, remarked)
+    devices = _devices(node, mode, diagnostics)
     return layouts.Rule(
         # Sorted by what they print: None and a number do not compare.
         filters=tuple(sorted(filters, key=str)),
         filter_locations=filters,
         indices=indices,
         identities=identities,
-        wanted=model.WantedGpu.of(mode, devices.counts, devices.pins),
+        wanted=model.DesiredGpu.of(mode, devices.counts, devices.pins),
         location=node.location,
         profile_locations=devices.locations,
     )
 
 
 def _filters(
-    node: yaml_tree.Node | None, remarked: yaml_tree.Remarks
+    node: yaml_tree.Node | None, diagnostics: yaml_tree.Diagnostics
 ) -> dict[layouts.Filter, errors.Location]:
     # Nothing, null, "" and [] all mean "every model" to the peer.
     if node is None or (isinstance(node, yaml_tree.Scalar) and node.value in (None, "")):
@@ -73,20 +73,20 @@ def _filters(
     items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
     found: dict[layouts.Filter, errors.Location] = {}
     for item in items:
-        found.setdefault(_filter(item, remarked), item.location)
+        found.setdefault(_filter(item, diagnostics), item.location)
     return found
 
 
-def _filter(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> layouts.Filter:
+def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Filter:
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
         fields.fail(node, f"{fields.shown(node)} must be a text in quotes; {layouts.FILTER_HELP}")
     try:
         read = layouts.parse_filter(node.value)
     except ValueError as error:
-        remarked.doubt(node.location, str(error), passes="it matches no GPU")
+        diagnostics.doubt(node.location, str(error), passes="it matches no GPU")
         return layouts.NOTHING
     if isinstance(read, layouts.NameFilter):
-        remarked.extend(
+        diagnostics.extend(
             node.location,
             f"device-filter {fields.shown(node)} is a product name; nvidia-mig-parted knows PCI "
             'ids such as "0x20B010DE" alone',
@@ -95,42 +95,44 @@ def _filter(node: yaml_tree.Node, remarked: yaml_tree.Remarks) -> layouts.Filter
 
 
 def _gpus(
-    node: yaml_tree.Node, remarked: yaml_tree.Remarks
+    node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics
 ) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
     if isinstance(node, yaml_tree.Scalar):
         if node.value == "all":
             return None, ()
         if not isinstance(node.value, str):
-            remarked.extend(
+            diagnostics.extend(
                 node.location, f"devices is a single value; nvidia-mig-parted takes [{node.text}]"
             )
     items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
-    read = [_gpu(item, remarked, is_alone=item is node) for item in items]
+    read = [_gpu(item, diagnostics, is_alone=item is node) for item in items]
     indices = {each for each in read if isinstance(each, int)}
     identities = {each for each in read if isinstance(each, str)}
     return tuple(sorted(indices)), tuple(sorted(identities))
 
 
-def _gpu(node: yaml_tree.Node, remarked: yaml_tree.Remarks, *, is_alone: bool) -> int | str | None:
+def _gpu(
+    node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics, *, is_alone: bool
+) -> int | str | None:
     """Read an index, a UUID or a PCI address; None for what matches no GPU."""
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
     if isinstance(value, str):
-        return _identity(node, value, remarked, is_alone=is_alone)
+        return _identity(node, value, diagnostics, is_alone=is_alone)
     number = fields.whole(node)
     problem = f"a GPU index must be a whole number, 0 or more, not {fields.shown(node)}"
     if fields.is_null(node) and not is_alone:
-        remarked.doubt(node.location, problem, passes="it counts as 0")
+        diagnostics.doubt(node.location, problem, passes="it counts as 0")
         return 0
     if number is None:
         fields.fail(node, f"{_NEITHER}, not {fields.shown(node)}" if is_alone else problem)
     if number < 0:
-        remarked.doubt(node.location, problem, passes="it matches no GPU")
+        diagnostics.doubt(node.location, problem, passes="it matches no GPU")
         return None
     return number
 
 
 def _identity(
-    node: yaml_tree.Node, text: str, remarked: yaml_tree.Remarks, *, is_alone: bool
+    node: yaml_tree.Node, text: str, diagnostics: yaml_tree.Diagnostics, *, is_alone: bool
 ) -> str:
     identity = layouts.parse_identity(text)
     if identity is None:
@@ -138,7 +140,7 @@ def _identity(
             node,
             f"{_NEITHER}, not {fields.shown(node)}{_meant(text, is_alone=is_alone)}",
         )
-    remarked.extend(
+    diagnostics.extend(
         node.location,
         f"{fields.shown(node)} names a GPU; nvidia-mig-parted knows indices alone",
     )
@@ -177,7 +179,7 @@ class _Devices:
     pins: dict[model.Pin, int] = dataclasses.field(default_factory=dict)
     locations: dict[model.Profile, errors.Location] = dataclasses.field(default_factory=dict)
 
-    def add(self, entry: yaml_tree.Entry, remarked: yaml_tree.Remarks) -> None:
+    def add(self, entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> None:
         name, at, start = entry.key.partition("@")
         asked = _profile(name, entry)
         self.locations.setdefault(asked, entry.location)
@@ -186,7 +188,7 @@ class _Devices:
             # One profile in two spellings is two wishes for it, as the peer's apply reads it.
             self.counts[asked] = self.counts.get(asked, 0) + count
             return
-        remarked.extend(
+        diagnostics.extend(
             entry.location,
             f"'{entry.key}' gives an instance its place; nvidia-mig-parted takes profiles alone",
         )
@@ -210,7 +212,7 @@ class _Devices:
 
 
 def _devices(
-    rule: yaml_tree.Mapping, mode: model.MigMode, remarked: yaml_tree.Remarks
+    rule: yaml_tree.Mapping, mode: model.MigMode, diagnostics: yaml_tree.Diagnostics
 ) -> _Devices:
     node = rule.get("mig-devices")
     read = _Devices()
@@ -222,7 +224,7 @@ def _devices(
             "mig-devices must map profiles to counts when mig-enabled is true; {} for none",
         )
     for entry in node.entries:
-        read.add(entry, remarked)
+        read.add(entry, diagnostics)
     if node.entries and not (any(read.counts.values()) or any(read.pins.values())):
         fields.fail(node, "all counts in mig-devices are 0; write {} for no instances")
     if node.entries and mode is model.MigMode.DISABLED:
@@ -278,18 +280,18 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
     Raises:
         ConfigError: The document breaks the format; the message says where and what is right.
     """
-    remarked = yaml_tree.Remarks(is_lenient=is_lenient)
-    root = yaml_tree.parse(text, source=source, remarks=remarked)
-    read = {} if root is None or fields.is_null(root) else _layouts(root, remarked)
+    diagnostics = yaml_tree.Diagnostics(is_lenient=is_lenient)
+    root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)
+    read = {} if root is None or fields.is_null(root) else _layouts(root, diagnostics)
     return Document(
         source=source,
         layouts=read,
-        warnings=yaml_tree.in_order(remarked.warnings),
-        extensions=yaml_tree.in_order(remarked.extensions),
+        warnings=yaml_tree.in_order(diagnostics.warnings),
+        extensions=yaml_tree.in_order(diagnostics.extensions),
     )
 
 
-def _layouts(root: yaml_tree.Node, remarked: yaml_tree.Remarks) -> dict[str, Layout]:
+def _layouts(root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> dict[str, Layout]:
     if not isinstance(root, yaml_tree.Mapping):
         fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'mig-configs'")
     fields.check_keys(root, _DOCUMENT_KEYS)
@@ -303,17 +305,17 @@ def _layouts(root: yaml_tree.Node, remarked: yaml_tree.Remarks) -> dict[str, Lay
         fields.fail(
             configs, f"mig-configs must map layout names to rules, not {fields.shown(configs)}"
         )
-    return {entry.key: _layout(entry, remarked) for entry in configs.entries}
+    return {entry.key: _layout(entry, diagnostics) for entry in configs.entries}
 
 
-def _layout(entry: yaml_tree.Entry, remarked: yaml_tree.Remarks) -> Layout:
+def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> Layout:
     if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
         fields.fail(entry.value, f"layout '{entry.key}' must be a list of rules (- devices: ...)")
-    read = tuple(_rule(item, remarked) for item in entry.value.items)
+    read = tuple(_rule(item, diagnostics) for item in entry.value.items)
     return Layout(
         name=entry.key,
         rules=read,
         content_hash=layouts.content_hash(read),
-        is_lenient=remarked.is_lenient,
+        is_lenient=diagnostics.is_lenient,
         location=entry.location,
     )

@@ -28,7 +28,7 @@ def render(document: layouts.Document) -> dict[str, object]:
 
 
 def rule(
-    *, filters: Sequence[str], gpus: Sequence[int | str] | None, wanted: model.WantedGpu
+    *, filters: Sequence[str], gpus: Sequence[int | str] | None, wanted: model.DesiredGpu
 ) -> dict[str, object]:
     """Return one rule, in the order and the shape in which the peer writes them.
 
@@ -68,30 +68,30 @@ def export(
         raise errors.LayoutError(
             "this node has no GPU to export", reason=errors.Reason.NO_GPU_MATCHES
         )
-    groups: dict[model.WantedGpu, list[model.Gpu]] = {}
+    groups: dict[model.DesiredGpu, list[model.Gpu]] = {}
     for gpu in gpus:
         groups.setdefault(current(gpu, has_placements=has_placements), []).append(gpu)
     return {"version": _VERSION, "mig-configs": {label: _rules(groups, gpus)}}
 
 
-def current(gpu: model.Gpu, *, has_placements: bool = False) -> model.WantedGpu:
+def current(gpu: model.Gpu, *, has_placements: bool = False) -> model.DesiredGpu:
     """Return the wish that is fulfilled by what a GPU has now."""
     counts: dict[model.Profile, int] = {}
     pins: dict[model.Pin, int] = {}
     if gpu.current_mode is not model.MigMode.ENABLED:
-        return model.WantedGpu.of(model.MigMode.DISABLED, counts)
+        return model.DesiredGpu.of(model.MigMode.DISABLED, counts)
     for instance in gpu.gpu_instances:
         for compute in instance.compute_instances:
             pin = model.Pin(profile=compute.profile, start=instance.placement.start)
             counts[compute.profile] = counts.get(compute.profile, 0) + 1
             pins[pin] = pins.get(pin, 0) + 1
     if has_placements:
-        return model.WantedGpu.of(model.MigMode.ENABLED, {}, pins)
-    return model.WantedGpu.of(model.MigMode.ENABLED, counts)
+        return model.DesiredGpu.of(model.MigMode.ENABLED, {}, pins)
+    return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
 
 
 def _rules(
-    groups: Mapping[model.WantedGpu, Sequence[model.Gpu]], gpus: Sequence[model.Gpu]
+    groups: Mapping[model.DesiredGpu, Sequence[model.Gpu]], gpus: Sequence[model.Gpu]
 ) -> list[dict[str, object]]:
     is_uniform = len(groups) == 1 or len({gpu.pci_device_id for gpu in gpus}) == 1
     rules = []

@@ -102,14 +102,14 @@ def _standard(kind: Kind) -> Iterator[tuple[str, Counts]]:
     balanced = _balanced(kind)
     if balanced:
         yield _BALANCED_NAME, balanced
-    board = placement.Board(kind.profiles)
+    board = placement.Capacity(kind.profiles)
     for spec in board.specs:
         yield _label("all-", str(spec.profile)), ((spec.profile, board.most(spec.profile)),)
 
 
 def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[Counts]:
     """Yield what an empty GPU can hold so that not one more instance of any profile fits."""
-    board = placement.Board(profiles)
+    board = placement.Capacity(profiles)
     order = sorted((spec.profile for spec in board.specs), key=lambda each: each.sort_key)
     possible = set(_possible(board, order, ()))
     for counts in sorted(possible, reverse=True):
@@ -185,7 +185,7 @@ def _balanced(kind: Kind) -> Counts:
         if not (spec.profile.attributes or spec.profile.negated_attributes)
     ]
     slices = max((profile.gpu_slices for profile in base), default=0)
-    board = placement.Board(kind.profiles)
+    board = placement.Capacity(kind.profiles)
     found: collections.Counter[model.Profile] = collections.Counter()
     for size, count in _BALANCED.get(slices, {}).items():
         candidates = [profile for profile in base if profile.gpu_slices == size]
@@ -197,7 +197,7 @@ def _balanced(kind: Kind) -> Counts:
 
 
 def _possible(
-    board: placement.Board, order: Sequence[model.Profile], counts: tuple[int, ...]
+    board: placement.Capacity, order: Sequence[model.Profile], counts: tuple[int, ...]
 ) -> Iterator[tuple[int, ...]]:
     """Yield every combination that an empty GPU can hold, as counts in this order."""
     if len(counts) == len(order):

@@ -144,7 +144,7 @@ class Rule:
     """Indices among all GPUs of the node, not among those filtered. None: all. Sorted, unique."""
     identities: tuple[str, ...] = ()
     """Further GPUs by UUID or PCI address, as ``model.Gpu`` has them. Sorted, unique."""
-    wanted: model.WantedGpu
+    wanted: model.DesiredGpu
     location: errors.Location = dataclasses.field(compare=False)
     profile_locations: Mapping[model.Profile, errors.Location] = dataclasses.field(compare=False)
     """Where each profile is asked for."""
@@ -188,9 +188,9 @@ class Document:
 
     source: str
     layouts: Mapping[str, Layout]
-    warnings: tuple[yaml_tree.Remark, ...] = dataclasses.field(default=(), compare=False)
+    warnings: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
     """What a lenient reader let pass, in the order of the file."""
-    extensions: tuple[yaml_tree.Remark, ...] = dataclasses.field(default=(), compare=False)
+    extensions: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
     """What the peer would not understand, in the order of the file."""
 
     def layout(self, name: str) -> Layout:

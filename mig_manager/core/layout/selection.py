@@ -20,7 +20,7 @@ class _Problem:
     """What becomes of it where it is let pass."""
 
 
-def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.WantedGpu]:
+def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
     """Return what the layout wants of each GPU it is about, by UUID; the rest stays as it is.
 
     The last rule about a GPU decides. GPUs without MIG are left out: they are as disabled as can
@@ -49,7 +49,7 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
     return {uuid: rule.wanted for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
 
 
-def due_elsewhere(
+def unrestored_elsewhere(
     layout: layouts.Layout, gpus: model.ObservedGpus, due: Iterable[model.GpuSnapshot]
 ) -> tuple[model.GpuSnapshot, ...]:
     """Return what stays due on unreachable GPUs once a layout that is not about them is applied.
@@ -79,13 +79,15 @@ def located(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> Iterator[None]
         raise
 
 
-def overlooked(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> tuple[yaml_tree.Remark, ...]:
+def lenient_warnings(
+    layout: layouts.Layout, gpus: Sequence[model.Gpu]
+) -> tuple[yaml_tree.Diagnostic, ...]:
     """Return what ``select`` lets pass on these GPUs because the layout was read leniently."""
     if not layout.is_lenient:
         return ()
     found = _problems(layout, gpus, _deciding(layout, gpus))
     return tuple(
-        yaml_tree.Remark(each.location, f"{each.message} ({each.passes})") for each in found
+        yaml_tree.Diagnostic(each.location, f"{each.message} ({each.passes})") for each in found
     )
 
 

@@ -185,7 +185,7 @@ def affected_ids(plan: model.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
     hands out MIG-enabled GPUs whole) once anything on it is destroyed or its mode is switched.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    ids: set[str] = set(plan.doomed_uuids)
+    ids: set[str] = set(plan.destroyed_uuids)
     for gpu_plan in plan.gpus:
         destroys = any(
             isinstance(step, model.DestroyComputeInstance | model.DestroyGpuInstance)
@@ -203,7 +203,7 @@ def busy_uuids(assigned: Iterable[cluster.PodDevices]) -> frozenset[str]:
     return frozenset(device for pod in assigned for device in pod.device_ids)
 
 
-def victims(
+def affected_pods(
     pods: Iterable[cluster.Pod],
     assigned: Sequence[cluster.PodDevices] | None,
     affected: Collection[str],
@@ -262,7 +262,7 @@ def _may_claim_gpu(pod: cluster.Pod, found: cluster.PodDevices | None) -> bool:
     return pod.has_claims
 
 
-def told(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None) -> str:
+def describe_pod(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None) -> str:
     """Return a pod's name, and why it counts where its devices do not tell."""
     if _may_claim_gpu(pod, next((one for one in assigned or () if one.key == pod.key), None)):
         return f"{pod.key} [its ResourceClaim may stand for any GPU]"
@@ -298,9 +298,9 @@ def is_validator(pod: cluster.Pod) -> bool:
     return pod.labels.get("app") in _VALIDATORS
 
 
-def takes_away(plan: model.Plan) -> bool:
+def destroys_instances(plan: model.Plan) -> bool:
     """Tell whether anything ends that somebody may hold."""
-    return bool(plan.doomed_uuids) or any(
+    return bool(plan.destroyed_uuids) or any(
         isinstance(step, model.DestroyGpuInstance) for step in plan.steps
     )
 
@@ -319,7 +319,7 @@ def labels_to_pause(
     The order is that of the resume: a monitor that starts beside the device plugin can hang the
     driver, and one that starts before its source of data fails.
     """
-    operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if takes_away(plan) else ())
+    operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if destroys_instances(plan) else ())
     keys = [cluster.DEPLOY_LABEL_PREFIX + operand for operand in operands]
     keys += [daemon.deploy_label for daemon in daemons if daemon.deploy_label]
     return {key: "true" for key in keys if labels.get(key) in ("true", cluster.PAUSED_VALUE)}
@@ -347,7 +347,7 @@ def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozens
     return sliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
 
 
-def why_not_offered(
+def why_not_schedulable(
     gpus: Iterable[model.Gpu],
     offered: Mapping[str, frozenset[str]] | None,
     node: NodeDevices,
@@ -396,7 +396,7 @@ def is_plugin_stale(
 
     Args:
         gpus: The GPUs as they are now.
-        offered: As of ``why_not_offered``.
+        offered: As of ``why_not_schedulable``.
         node: What the node counts.
     """
     is_partial = bool(model.unreachable(gpus))
@@ -407,7 +407,7 @@ def is_plugin_stale(
     if not (is_partial or ids <= sliced or ids <= whole):
         return True
     if offered is None:
-        return bool(why_not_offered(gpus, None, node, changed=()))
+        return bool(why_not_schedulable(gpus, None, node, changed=()))
     registered = sum(_devices_of(node.capacity or node.allocatable).values())
     # Only devices that are in one of the two tell the plugin's strategy.
     likely = [expected for expected in (sliced, whole) if ids & (expected - (sliced & whole))]

@@ -37,7 +37,7 @@ class GpuLayout:
 
 
 def of_node(
-    gpus: Iterable[model.Gpu], wanted: Mapping[str, model.WantedGpu]
+    gpus: Iterable[model.Gpu], wanted: Mapping[str, model.DesiredGpu]
 ) -> tuple[GpuLayout, ...]:
     """Return the layout of a node's GPUs once a layout is applied.
 
@@ -58,7 +58,7 @@ def of_node(
     )
 
 
-def of_wanted(name: str, wanted: model.WantedGpu) -> GpuLayout:
+def of_wanted(name: str, wanted: model.DesiredGpu) -> GpuLayout:
     """Return the layout of a GPU that has what is wanted of it."""
     is_enabled = wanted.mode is model.MigMode.ENABLED
     return GpuLayout(name=name, is_enabled=is_enabled, profiles=wanted.counts)

@@ -17,13 +17,13 @@ _ENGINES = (
 
 
 def unknown_profile(
-    gpu: model.Gpu, profile: model.Profile, board: placement.Board
+    gpu: model.Gpu, profile: model.Profile, board: placement.Capacity
 ) -> errors.LayoutError:
     """Say that this very GPU does not offer a profile, and what it offers instead."""
     spec = board.find(profile.gpu_instance)
     if spec:
         slices = profile.gpu_slices
-        sizes = [s for s in range(slices, 0, -1) if packing.is_offered(s, slices)]
+        sizes = [s for s in range(slices, 0, -1) if packing.exists(s, slices)]
         what = f"{profile.gpu_instance} offers compute instances of {_join(sizes)} slices"
     elif not board.specs:
         what = "the driver tells no profiles of this GPU"
@@ -43,7 +43,7 @@ def unknown_profile(
 def does_not_fit(
     gpu: model.Gpu,
     devices: Mapping[model.Profile, int],
-    board: placement.Board,
+    board: placement.Capacity,
     *,
     pinned: Sequence[placement.Placed] = (),
 ) -> errors.LayoutError:
@@ -88,7 +88,7 @@ def collision(one: placement.Placed, other: placement.Placed) -> str:
     )
 
 
-def drained(counts: Mapping[model.Profile, int], board: placement.Board) -> list[str]:
+def drained(counts: Mapping[model.Profile, int], board: placement.Capacity) -> list[str]:
     """Say which media engines so many instances need more often than the GPU has them."""
     found = []
     for field, name in _ENGINES:
@@ -110,7 +110,7 @@ def show(devices: Mapping[model.Profile, int]) -> str:
 
 
 def instances(
-    devices: Mapping[model.Profile, int], board: placement.Board
+    devices: Mapping[model.Profile, int], board: placement.Capacity
 ) -> dict[model.Profile, int]:
     """Count the GPU instances that devices need at the least."""
     needed: dict[model.Profile, int] = {}
@@ -125,7 +125,7 @@ def instances(
 
 def _crowded(
     needed: Mapping[model.Profile, int],
-    board: placement.Board,
+    board: placement.Capacity,
     pinned: Sequence[placement.Placed],
 ) -> Iterator[str]:
     occupied = placement.slices(place for _, place in pinned)
@@ -138,7 +138,7 @@ def _crowded(
 
 def _scattered(
     needed: Mapping[model.Profile, int],
-    board: placement.Board,
+    board: placement.Capacity,
     pinned: Sequence[placement.Placed],
 ) -> str:
     sizes = {spec.profile: max(p.size for p in spec.placements) for spec in board.specs}
@@ -152,7 +152,7 @@ def _scattered(
 
 def _largest_part(
     devices: Mapping[model.Profile, int],
-    board: placement.Board,
+    board: placement.Capacity,
     pinned: Sequence[placement.Placed],
 ) -> dict[model.Profile, int]:
     part: dict[model.Profile, int] = {}
@@ -168,7 +168,7 @@ def _largest_part(
 def _left_over(
     devices: Mapping[model.Profile, int],
     part: Mapping[model.Profile, int],
-    board: placement.Board,
+    board: placement.Capacity,
     pinned: Sequence[placement.Placed],
 ) -> str:
     """Show where that part lies, and what of the rest finds no place beside it."""

@@ -74,7 +74,7 @@ def total_slices(counts: Counts) -> int:
     return sum(size * count for size, count in enumerate(counts, start=1))
 
 
-def is_offered(compute_slices: int, gpu_slices: int) -> bool:
+def exists(compute_slices: int, gpu_slices: int) -> bool:
     """Tell whether a GPU instance offers compute instances of that size.
 
     Those are its full size and all up to half of it, rounded up; ``3c.4g`` does not exist.
@@ -328,7 +328,7 @@ def _lost_room(occupied: int, slots: int) -> tuple[int, ...]:
     return tuple(
         -sum(not occupied & placement.mask(span) for span in spans(size, slots))
         for size in range(slots, 0, -1)
-        if is_offered(size, slots)
+        if exists(size, slots)
     )
 
 

@@ -37,7 +37,7 @@ class Arrangement:
         return tuple(-count for count in self.room), self.starts
 
 
-class Board:
+class Capacity:
     """The memory slices and media engines of one GPU, with what was found out about them.
 
     Attributes:

@@ -19,7 +19,7 @@ from mig_manager.core.planner import rewind, search, steps
 
 def plan(
     gpus: Sequence[model.Gpu],
-    wanted: Mapping[str, model.WantedGpu],
+    wanted: Mapping[str, model.DesiredGpu],
     *,
     busy: frozenset[str] = frozenset(),
 ) -> model.Plan:
@@ -48,11 +48,11 @@ def plan(
         _plan_gpu(gpu, wanted[gpu.uuid], mind) for gpu in _by_index(gpus) if gpu.uuid in wanted
     ]
     found = model.Plan(gpus=tuple(p for p in plans if p))
-    refuse_for_guests(gpus, found)
+    refuse_on_vgpus(gpus, found)
     return found
 
 
-def together(plan: model.Plan, back: model.Plan) -> model.Plan:
+def combined(plan: model.Plan, back: model.Plan) -> model.Plan:
     """Return both plans as one; they are about different GPUs."""
     return model.Plan(gpus=tuple(sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)))
 
@@ -90,7 +90,9 @@ def restore(
     return model.Plan(gpus=tuple(p for p in plans if p))
 
 
-def foreign(gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]) -> tuple[str, ...]:
+def unowned_instances(
+    gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]
+) -> tuple[str, ...]:
     """Return, in words, the instances that ``restore`` leaves alone because they are not its own.
 
     The snapshot lacks them and the change did not create them: the first observation missed them,
@@ -155,7 +157,7 @@ def _creating(before: model.GpuSnapshot, plan: model.GpuPlan) -> model.GpuSnapsh
     return dataclasses.replace(before, created=tuple(created))
 
 
-def refuse_for_guests(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
+def refuse_on_vgpus(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
     """Refuse what a vGPU guest may not do, before anybody is made to leave for it.
 
     All but compute instances is up to the host (``nvml.h``: NOT_SUPPORTED in guests).
@@ -176,7 +178,7 @@ def refuse_for_guests(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
             )
 
 
-def _plan_gpu(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> model.GpuPlan | None:
+def _plan_gpu(gpu: model.Gpu, wish: model.DesiredGpu, mind: search.Search) -> model.GpuPlan | None:
     match wish.mode:
         case model.MigMode.DISABLED:
             return steps.build(gpu, steps.in_order(gpu), steps.Decision(), _switch(gpu, wish.mode))
@@ -186,7 +188,7 @@ def _plan_gpu(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> mod
             return _populate(gpu, wish, mind)
 
 
-def _populate(gpu: model.Gpu, wish: model.WantedGpu, mind: search.Search) -> model.GpuPlan | None:
+def _populate(gpu: model.Gpu, wish: model.DesiredGpu, mind: search.Search) -> model.GpuPlan | None:
     """Plan for a GPU that shall have MIG enabled."""
     switch = _switch(gpu, wish.mode)
     is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None

@@ -60,7 +60,7 @@ def plan(
             blind.add(gpu.uuid)
         snapshot.append(_wanted(device, gpu, is_mode_only=is_mode_only))
     due = planner.restore(gpus, snapshot)
-    planner.refuse_for_guests(gpus, due)
+    planner.refuse_on_vgpus(gpus, due)
     return Recalled(
         plan=model.Plan(gpus=tuple(_provisional(each, blind) for each in due.gpus)),
         covered=frozenset(device.uuid for device in wish.devices),
@@ -125,7 +125,7 @@ def _inside(
     A checkpoint tells no spans, so whoever is there already is as good as any other.
     """
     for size in old.compute_slices:
-        if not packing.is_offered(size, whole.gpu_slices):
+        if not packing.exists(size, whole.gpu_slices):
             _refuse(old, f"{whole} has no compute instance of {size} slices")
     left = collections.Counter(old.compute_slices)
     kept: list[model.Placement] = []

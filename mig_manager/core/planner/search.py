@@ -69,7 +69,7 @@ class Settled:
 
 
 def settle(
-    gpu: model.Gpu, board: placement.Board, holders: Sequence[Holder], pins: Pins
+    gpu: model.Gpu, board: placement.Capacity, holders: Sequence[Holder], pins: Pins
 ) -> Settled:
     """Decide what becomes of the GPU instances that pins speak of.
 
@@ -118,7 +118,7 @@ def places(pins: Pins) -> tuple[Place, ...]:
 
 
 def locate(
-    gpu: model.Gpu, wanted: Iterable[Place], board: placement.Board
+    gpu: model.Gpu, wanted: Iterable[Place], board: placement.Capacity
 ) -> dict[Place, model.Placement]:
     """Return the memory slices of each place.
 
@@ -197,7 +197,7 @@ class Search:
         self._known: dict[tuple[object, ...], steps.Decision] = {}
 
     def decide(
-        self, gpu: model.Gpu, live: Sequence[model.GpuInstance], wish: model.WantedGpu
+        self, gpu: model.Gpu, live: Sequence[model.GpuInstance], wish: model.DesiredGpu
     ) -> steps.Decision:
         """Find the best way to exactly these devices.
 
@@ -225,7 +225,7 @@ class Search:
         return gi.profile, gi.placement, tenants
 
 
-def is_right(live: Sequence[model.GpuInstance], wish: model.WantedGpu) -> bool:
+def is_right(live: Sequence[model.GpuInstance], wish: model.DesiredGpu) -> bool:
     """Tell whether the instances are the wanted ones and none lies idle."""
     pinned: dict[tuple[model.Profile, int], collections.Counter[model.Profile]] = {}
     for pin, count in wish.pins:
@@ -250,10 +250,10 @@ def _leave(live: Sequence[model.GpuInstance]) -> steps.Decision:
     )
 
 
-def _decide(gpu: model.Gpu, holders: Sequence[_Holder], wish: model.WantedGpu) -> steps.Decision:
-    board = placement.Board(gpu.profiles or (), live=[profile for profile, _, _ in holders])
+def _decide(gpu: model.Gpu, holders: Sequence[_Holder], wish: model.DesiredGpu) -> steps.Decision:
+    board = placement.Capacity(gpu.profiles or (), live=[profile for profile, _, _ in holders])
     for profile in wish.counts:
-        has_size = packing.is_offered(profile.compute_slices, profile.gpu_slices)
+        has_size = packing.exists(profile.compute_slices, profile.gpu_slices)
         if not has_size or board.find(profile.gpu_instance) is None:
             raise explain.unknown_profile(gpu, profile, board)
     settled = settle(gpu, board, holders, wish.pins)
@@ -270,7 +270,7 @@ def _decide(gpu: model.Gpu, holders: Sequence[_Holder], wish: model.WantedGpu) -
 
 
 def _candidates(
-    board: placement.Board, holders: Sequence[_Holder], devices: Devices
+    board: placement.Capacity, holders: Sequence[_Holder], devices: Devices
 ) -> Iterator[_Candidate]:
     profiles = {device.gpu_instance for device in devices} | {p for p, _, _ in holders}
     menus = []
@@ -285,7 +285,7 @@ def _candidates(
 
 
 def _arrange(
-    board: placement.Board,
+    board: placement.Capacity,
     holders: Sequence[_Holder],
     candidate: _Candidate,
     settled: Settled,
@@ -308,7 +308,7 @@ def _located(
 
 
 def _settle(
-    board: placement.Board,
+    board: placement.Capacity,
     candidate: _Candidate,
     way: placement.Arrangement,
     holders: Sequence[_Holder],

@@ -65,7 +65,7 @@ class Status:
         return json.dumps({key: value for key, value in data.items() if value not in (None, "")})
 
 
-def rebooted(text: str | None) -> tuple[str, str] | None:
+def rebooted_layout(text: str | None) -> tuple[str, str] | None:
     """Return name and hash of the layout for which the machine was rebooted, if it was.
 
     Args:
@@ -79,7 +79,7 @@ def rebooted(text: str | None) -> tuple[str, str] | None:
         return None
 
 
-def fulfilled(text: str | None) -> tuple[str, str] | None:
+def applied_layout(text: str | None) -> tuple[str, str] | None:
     """Return name and hash of the layout that was in force when a status was written.
 
     A drift since counts as well: the wish had been fulfilled, and nobody has made a new one.
@@ -130,11 +130,11 @@ def device_counts(gpu: model.Gpu) -> dict[str, int]:
     return counts
 
 
-PROVEN_VERSION = 1
+VERIFIED_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Proven:
+class VerifiedLayout:
     """The layout last proven in force, for the next boot: instances do not survive a reboot."""
 
     config: str
@@ -148,7 +148,7 @@ class Proven:
         """Return the text that is kept."""
         return json.dumps(
             {
-                "version": PROVEN_VERSION,
+                "version": VERIFIED_VERSION,
                 "config": self.config,
                 "configHash": self.config_hash,
                 "bootId": self.boot_id,
@@ -158,7 +158,7 @@ class Proven:
         )
 
     @staticmethod
-    def from_json(text: str) -> "Proven":
+    def from_json(text: str) -> "VerifiedLayout":
         """Read what was kept.
 
         Raises:
@@ -168,9 +168,9 @@ class Proven:
             data = json.loads(text)
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
-        if not isinstance(data, dict) or data.get("version") != PROVEN_VERSION:
+        if not isinstance(data, dict) or data.get("version") != VERIFIED_VERSION:
             raise ValueError("not a layout kept by a version this program knows")
-        return Proven(
+        return VerifiedLayout(
             config=str(data.get("config", "")),
             config_hash=str(data.get("configHash", "")),
             boot_id=str(data.get("bootId", "")),
@@ -236,7 +236,7 @@ class Journal:
         )
 
     @property
-    def is_node_taken(self) -> bool:
+    def blocks_workloads(self) -> bool:
         """Whether workloads cannot use the node, or cannot be sure of its devices yet."""
         return bool(
             self.cordoned
@@ -247,7 +247,7 @@ class Journal:
         )
 
     @property
-    def due(self) -> "Journal":
+    def remaining(self) -> "Journal":
         """What is left of it once all is given back that a write to the node can give back."""
         return Journal(
             config=self.config,
@@ -262,7 +262,7 @@ class Journal:
     def closed(self) -> "Journal":
         """What is left of it where the node stays closed for the next try of a drain."""
         return dataclasses.replace(
-            self.due, cordoned=self.cordoned, hold_taint=self.hold_taint, draining=True
+            self.remaining, cordoned=self.cordoned, hold_taint=self.hold_taint, draining=True
         )
 
     def to_json(self) -> str:

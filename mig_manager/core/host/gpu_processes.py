@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from mig_manager.core import model
 
-LETTING_GO = ("nvidia-persiste", "nv-fabricmanage")
+RELEASING_DAEMONS = ("nvidia-persiste", "nv-fabricmanage")
 """Daemons, by the 15 letters that the kernel keeps of a name, which have every GPU open and are
 not in the way: the first lets go when nvidia-smi asks it to, by its socket (gpu-operator#118), and
 without the second a GPU behind an NVSwitch could not be reset alone (``nvidia-smi(1)``)."""
@@ -19,7 +19,7 @@ def program(command: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class GpuProcess:
     """A process that holds a GPU, by NVML's lists, by its open files, or by both."""
 
     pid: int
@@ -48,7 +48,7 @@ class Holder:
         }
 
 
-def in_the_way(plan: model.GpuPlan, users: Iterable[Holder]) -> tuple[Holder, ...]:
+def blocking(plan: model.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
     """Return the processes that use what the steps of one GPU destroy.
 
     A switch of MIG mode takes the GPU from everyone who has it open, except from daemons that let
@@ -59,7 +59,7 @@ def in_the_way(plan: model.GpuPlan, users: Iterable[Holder]) -> tuple[Holder, ..
         users: The processes that use this GPU.
     """
     if plan.changes_mode:
-        return tuple(user for user in users if user.name[:_COMM] not in LETTING_GO)
+        return tuple(user for user in users if user.name[:_COMM] not in RELEASING_DAEMONS)
     gpu_instances = {
         step.gpu_instance_id for step in plan.steps if isinstance(step, model.DestroyGpuInstance)
     }
