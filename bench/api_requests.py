@@ -13,9 +13,9 @@ import threading
 
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
-from mig_manager.sandbox.api import faultbox
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import scenarios, stages
+from testkit import apiserver
 
 _SPEC = "8xA100-SXM4-40GB"
 _PACKAGED = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
@@ -32,19 +32,20 @@ def main() -> None:
     text += scenarios.extra_layouts(gpus, config.parse(text, source="packaged"))
     for name in ("first-layout", "one-slice", "does-not-fit"):
         story = scenarios.STORIES[name]
-        with stages.Stage(_SPEC, text, latency=states.REALISTIC) as stage:
+        server = apiserver.ApiServer()
+        with stages.Stage(_SPEC, text, latency=states.REALISTIC, server=server) as stage:
             story.prepare(stage)
-            stage.server.log.clear()
+            server.log.clear()
             checks = story.play(stage, story.layout(gpus), lambda _text: None)
             assert all(check.holds for check in checks), name  # noqa: S101 - a bench of nonsense
-            _report(name, stage.server.log.requests())
+            _report(name, server.log.requests())
             if name == "does-not-fit":
-                stage.server.log.clear()
+                server.log.clear()
                 threading.Event().wait(idle_s)
-                _report(f"{idle_s:g} s at rest", stage.server.log.requests())
+                _report(f"{idle_s:g} s at rest", server.log.requests())
 
 
-def _report(title: str, asked: list[faultbox.Asked]) -> None:
+def _report(title: str, asked: list[apiserver.LoggedRequest]) -> None:
     ours = [one for one in asked if one.token == _AGENT_TOKEN]
     counts = collections.Counter((one.verb, one.resource) for one in ours)
     print(f"{title}: {len(ours)} requests")

@@ -13,8 +13,8 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
-from mig_manager.sandbox import apiserver
 from mig_manager.sandbox import nvml as simulated
+from testkit import apiserver
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ from mig_manager.adapters.kubernetes import api, podnews, pods
 from mig_manager.agent import drain
 from mig_manager.core import ports, timing
 from mig_manager.core.node import policy as policies
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
 from tests import fakes
 from tests.adapters.test_kube_podnews import eventually, followers
 from tests.adapters.test_kube_pods import container

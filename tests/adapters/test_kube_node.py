@@ -8,8 +8,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import access, resources
+from mig_manager.sandbox.apiserver import access, resources
+from testkit import apiserver
 
 _HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
 _OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}

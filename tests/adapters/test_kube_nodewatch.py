@@ -12,8 +12,8 @@ import pytest
 
 from mig_manager.adapters.kubernetes import api, stream, watch
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
 
 _SOON_S = 10.0
 _BRISK = watch.Pace(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)

@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import api, podnews
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 
 _PODS = "/api/v1/namespaces/default/pods"
 _SOON_S = 30.0

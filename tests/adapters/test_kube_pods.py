@@ -9,8 +9,8 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, pods
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
 
 _GPU = "nvidia.com/mig-1g.10gb"
 

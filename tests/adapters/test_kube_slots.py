@@ -11,8 +11,8 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources, stores
+from mig_manager.sandbox.apiserver import resources, store
+from testkit import apiserver
 from tests import fakes
 from tests.sandbox import apirig
 
@@ -62,7 +62,7 @@ class Rig:
         return {each["metadata"]["name"]: each["spec"]["holderIdentity"] for each in found}
 
     def disrupt(self, node: str) -> None:
-        def mark(thing: stores.Object) -> None:
+        def mark(thing: store.Object) -> None:
             thing["metadata"]["annotations"] = {cluster.CORDON_ANNOTATION: "layout"}
 
         self.server.store.modify(resources.NODES, node, mark)

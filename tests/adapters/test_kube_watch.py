@@ -13,8 +13,8 @@ import structlog.testing
 from mig_manager.adapters.kubernetes import api, fleet, podnews, stream, watch
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
 from tests.sandbox import apirig
 
 _SOON_S = 20.0

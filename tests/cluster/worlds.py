@@ -14,10 +14,10 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import scenarios, stages
+from testkit import apiserver
 from tests.cluster import envtest
 
 ROOT = pathlib.Path(__file__).parents[2]

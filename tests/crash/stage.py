@@ -14,9 +14,10 @@ from typing import Self
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.host import hooks
 from mig_manager.core.node import cluster, resources
-from mig_manager.sandbox import apiserver, node, nvml
+from mig_manager.sandbox import node, nvml
 from mig_manager.sandbox.cluster import manifests, nodeoptions, objects, view
 from mig_manager.sandbox.driver import states
+from testkit import apiserver
 from tests.crash import forkserver, scenarios, victim
 
 NAME = "n1"

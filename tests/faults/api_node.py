@@ -25,6 +25,7 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages
+from testkit import apiserver
 
 TOKEN = "agent"  # noqa: S105 - tells clients of the embedded server apart, and opens nothing
 DEADLINE_S = 60.0
@@ -124,6 +125,8 @@ class _Pulse(health.Pulse):
 class Stage(stages.Stage):
     """The demonstration's stage, with the agent in this process and in a hurry."""
 
+    server: apiserver.ApiServer
+
     def __init__(
         self,
         *,
@@ -137,6 +140,7 @@ class Stage(stages.Stage):
             LAYOUTS,
             latency=states.Latency(),
             node_options=dataclasses.replace(QUICK, deploy_style=style),
+            server=apiserver.ApiServer(),
         )
         self.heard = Heard()
         self._wrap: Wrap = wrap or (lambda allocations, _socket: allocations)

@@ -16,8 +16,8 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.cluster import nodeoptions
+from testkit import apiserver
 from tests import lost_stderr
 from tests.faults import api_node
 

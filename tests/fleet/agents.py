@@ -19,8 +19,8 @@ from mig_manager.agent import dependencies, main, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources, stores
+from mig_manager.sandbox.apiserver import resources, store
+from testkit import apiserver
 from tests import fakes, scenes
 from tests.sandbox import apirig
 
@@ -43,7 +43,7 @@ def populate(server: apiserver.ApiServer, count: int, **labels: str) -> list[str
 def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) -> None:
     """Do what ``kubectl label nodes`` does for many."""
 
-    def change(thing: stores.Object) -> None:
+    def change(thing: store.Object) -> None:
         thing["metadata"]["labels"][cluster.CONFIG_LABEL] = layout
 
     for name in names:

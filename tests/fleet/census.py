@@ -3,11 +3,11 @@
 import threading
 
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources, stores
+from mig_manager.sandbox.apiserver import resources, store
+from testkit import apiserver
 
 
-def is_unavailable(node: stores.Object) -> bool:
+def is_unavailable(node: store.Object) -> bool:
     spec = node.get("spec") or {}
     taints = {taint["key"] for taint in spec.get("taints") or ()}
     return bool(spec.get("unschedulable")) or cluster.HOLD_TAINT in taints
@@ -27,12 +27,12 @@ class Census:
             self._count(node)
         server.store.subscribe(self._take)
 
-    def _take(self, record: stores.Record) -> None:
-        if record.key[0] == resources.NODES.storage:
+    def _take(self, record: store.Record) -> None:
+        if record.key[0] == resources.NODES.plural:
             with self._lock:
-                self._count(record.thing)
+                self._count(record.obj)
 
-    def _count(self, node: stores.Object) -> None:
+    def _count(self, node: store.Object) -> None:
         name = node["metadata"]["name"]
         if is_unavailable(node):
             self._away.add(name)

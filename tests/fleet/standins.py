@@ -18,8 +18,8 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources, stores
+from mig_manager.sandbox.apiserver import resources, store
+from testkit import apiserver
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +82,8 @@ class StandIns:
         self._news.put(None)
         self._thread.join(30)
 
-    def _notice(self, record: stores.Record) -> None:
-        if record.key[0] == resources.NODES.storage and record.key[2] in self._names:
+    def _notice(self, record: store.Record) -> None:
+        if record.key[0] == resources.NODES.plural and record.key[2] in self._names:
             self._news.put(record.key[2])
 
     def _run(self) -> None:
@@ -150,7 +150,7 @@ class StandIns:
             status |= {"reason": failure.reason.value, "message": failure.message}
             status |= {"retryAt": "soon"} if failure.is_retried else {}
 
-        def change(thing: stores.Object) -> None:
+        def change(thing: store.Object) -> None:
             metadata = thing["metadata"]
             labels = metadata.setdefault("labels", {})
             annotations = metadata.setdefault("annotations", {})
@@ -167,11 +167,11 @@ class StandIns:
         due_s = time.monotonic() + seconds * random.uniform(0.5, 1.5)  # noqa: S311 - a spread
         heapq.heappush(self._due, (due_s, self._serial, act))
 
-    def _node(self, name: str) -> stores.Object:
+    def _node(self, name: str) -> store.Object:
         return self._server.store.get(resources.NODES, name)
 
 
-def _introduce(thing: stores.Object) -> None:
+def _introduce(thing: store.Object) -> None:
     """Have an agent tell that it is there, by the GPUs of its node."""
     annotations = thing["metadata"].setdefault("annotations", {})
     annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(())

@@ -15,8 +15,8 @@ from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import model, timing
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources, stores
+from mig_manager.sandbox.apiserver import resources, store
+from testkit import apiserver
 from tests.fleet import agents, census
 
 LAYOUT = "all-1g.5gb"
@@ -118,7 +118,7 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
         assert killed.take() == ""
         journal = status.Journal(config=LAYOUT, cordoned=True)
 
-        def leave(thing: stores.Object) -> None:
+        def leave(thing: store.Object) -> None:
             thing["spec"] = {"unschedulable": True}
             thing["metadata"]["annotations"] = {cluster.JOURNAL_ANNOTATION: journal.to_json()}
             thing["metadata"]["labels"][cluster.CONFIG_LABEL] = LAYOUT
@@ -166,7 +166,7 @@ class Contender:
             return "no answer about slots for nodes under change"
 
     def _mark(self, *, is_cordoned: bool) -> None:
-        def change(thing: stores.Object) -> None:
+        def change(thing: store.Object) -> None:
             thing.setdefault("spec", {})["unschedulable"] = is_cordoned
 
         self._server.store.modify(resources.NODES, self._name, change)

@@ -15,8 +15,8 @@ from mig_manager.cli import console, main
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources, stores
+from mig_manager.sandbox.apiserver import resources, store
+from testkit import apiserver
 from tests import fakes, scenes
 from tests.fleet import agents, census, standins
 from tests.sandbox import apirig
@@ -76,7 +76,7 @@ class Rig:
         found: str | None = self.metadata(name)["labels"].get(cluster.CONFIG_LABEL)
         return found
 
-    def change(self, name: str, change: Callable[[stores.Object], None]) -> None:
+    def change(self, name: str, change: Callable[[store.Object], None]) -> None:
         self.server.store.modify(resources.NODES, name, change)
 
     def settle(self, layout: str) -> None:
@@ -88,7 +88,7 @@ class Rig:
         )
 
     def tell_gpus(self, name: str, gpus: tuple[model.Gpu, ...]) -> None:
-        def tell(thing: stores.Object) -> None:
+        def tell(thing: store.Object) -> None:
             annotations = thing["metadata"].setdefault("annotations", {})
             annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
 
@@ -178,7 +178,7 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig)
 
 
 def test_a_node_that_takes_too_long_is_told_and_does_not_hold_up_the_end(rig: Rig) -> None:
-    def hold(thing: stores.Object) -> None:
+    def hold(thing: store.Object) -> None:
         status = {"config": LAYOUT, "state": "pending", "phase": "Drain", "message": "waiting"}
         metadata = thing["metadata"]
         metadata["labels"] |= {cluster.CONFIG_LABEL: LAYOUT, cluster.STATE_LABEL: "pending"}
@@ -197,7 +197,7 @@ def test_a_node_that_takes_too_long_is_told_and_does_not_hold_up_the_end(rig: Ri
 def test_nodes_that_others_have_cordoned_count_and_the_rollout_says_when_it_cannot_go_on(
     rig: Rig,
 ) -> None:
-    def break_down(thing: stores.Object) -> None:
+    def break_down(thing: store.Object) -> None:
         thing["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
 
     for name in rig.names[:2]:
@@ -347,10 +347,10 @@ def test_an_api_that_fails_once_costs_no_node_and_no_room(rig: Rig, name: str) -
 
 def test_a_watch_that_breaks_in_the_middle_loses_nothing(rig: Rig) -> None:
     rig.played._work_s = 0.2
-    broken: list[stores.Record] = []
+    broken: list[store.Record] = []
 
-    def break_once(record: stores.Record) -> None:
-        if record.thing["metadata"]["labels"].get(cluster.APPLIED_LABEL) and not broken:
+    def break_once(record: store.Record) -> None:
+        if record.obj["metadata"]["labels"].get(cluster.APPLIED_LABEL) and not broken:
             broken.append(record)
             rig.server.break_watches(apiserver.Break.RESET)
 

@@ -6,8 +6,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
 from tests.fleet import agents, census, command, standins
 
 LAYOUT = "all-1g.5gb"

@@ -12,6 +12,7 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import scenarios, stages
+from testkit import apiserver
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
@@ -32,6 +33,7 @@ def new_stage(
     *agent_options: str,
     text: str | None = None,
     node_options: nodeoptions.NodeOptions | None = None,
+    server: apiserver.ApiServer | None = None,
 ) -> stages.Stage:
     return stages.Stage(
         spec,
@@ -39,6 +41,7 @@ def new_stage(
         latency=states.Latency(),
         agent_options=(*IMPATIENT, *agent_options),
         node_options=node_options or QUICK,
+        server=server,
     )
 
 
@@ -110,11 +113,14 @@ def test_a_change_that_waits_for_pods_watches_them_and_lists_them_a_few_times() 
     slow = dataclasses.replace(QUICK, pod_stop_s=3.0, plugin_start_s=3.0)
     told = scenarios.STORIES["first-layout"]
     gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node("2xA100-SXM4-40GB"))]
-    with new_stage("2xA100-SXM4-40GB", *told.agent_options, node_options=slow) as world:
+    server = apiserver.ApiServer()
+    with new_stage(
+        "2xA100-SXM4-40GB", *told.agent_options, node_options=slow, server=server
+    ) as world:
         told.prepare(world)
-        world.server.log.clear()
+        server.log.clear()
 
         checks = told.play(world, told.layout(gpus), lambda _text: None)
 
         assert all(check.holds for check in checks)
-        assert world.server.log.count("list", "pods") <= 14
+        assert server.log.count("list", "pods") <= 14

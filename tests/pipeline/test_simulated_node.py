@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 from tests import plain_node
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import urllib3
 
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"

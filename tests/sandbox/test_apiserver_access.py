@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import kubernetes
 import pytest
 
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 from tests.sandbox import apirig
 
 ADMIN, AGENT = "admin", "agent"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
 from tests.sandbox import apirig
 
 
@@ -64,7 +64,7 @@ def test_a_budget_whose_status_lags_asks_to_wait_ten_seconds(
     server.store.create(apirig.a_pod(app="x"))
     budget = apirig.a_budget("guard", {}, maxUnavailable=1)
     server.store.create(budget)
-    server.budgets.pause()
+    server.stop_budget_controller()
     server.store.modify(
         resources.BUDGETS,
         "guard",
@@ -142,7 +142,7 @@ def test_only_a_real_eviction_uses_up_a_budget_whose_controller_lags(
     for name in ("p1", "p2"):
         server.store.create(apirig.a_pod(name))
     server.store.create(apirig.a_budget("guard", {}, maxUnavailable=1))
-    server.budgets.pause()
+    server.stop_budget_controller()
     path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/guard"
 
     for name in ("p1", "p2", "p1"):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 from tests.sandbox import apirig
 
 DEADLINE_S = 5

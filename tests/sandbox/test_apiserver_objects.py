@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources, stores
+from mig_manager.sandbox.apiserver import resources, store
+from testkit import apiserver
 from tests.sandbox import apirig
 
 
@@ -276,29 +276,6 @@ def test_an_event_lives_where_its_object_does(
     assert ask("POST", f"/api/v1/namespaces/{namespace}/events", event).code == code
 
 
-def test_an_event_of_either_api_is_seen_through_the_other(ask: apirig.Client) -> None:
-    event = {
-        "metadata": {"name": "e"},
-        "eventTime": "2026-01-01T00:00:00.000000Z",
-        "reportingController": "mig-manager.io/agent",
-        "reportingInstance": "n1",
-        "action": "Reconfigure",
-        "reason": "Applied",
-        "regarding": {"kind": "Node", "name": "n1"},
-        "note": "done",
-        "type": "Normal",
-    }
-
-    created = ask("POST", "/apis/events.k8s.io/v1/namespaces/default/events", event)
-
-    assert created.code == 201
-    assert created.body["apiVersion"] == "events.k8s.io/v1"
-    core = ask("GET", "/api/v1/namespaces/default/events/e").body
-    assert core["apiVersion"] == "v1"
-    assert core["involvedObject"] == {"kind": "Node", "name": "n1"}
-    assert core["message"] == "done"
-
-
 @pytest.mark.parametrize(
     ("method", "path", "body", "code"),
     [
@@ -341,7 +318,7 @@ def test_a_bound_pod_stays_until_its_kubelet_lets_it_go(
 
     asked = ask("DELETE", f"{apirig.PODS}/p1")
     assert asked.body["metadata"]["deletionGracePeriodSeconds"] == 30
-    assert asked.body["metadata"]["deletionTimestamp"] > stores.timestamp()
+    assert asked.body["metadata"]["deletionTimestamp"] > store.timestamp()
     shorter = ask("DELETE", f"{apirig.PODS}/p1", {"gracePeriodSeconds": 5})
     assert shorter.body["metadata"]["deletionGracePeriodSeconds"] == 5
     longer = ask("DELETE", f"{apirig.PODS}/p1?gracePeriodSeconds=60")
@@ -399,19 +376,6 @@ def test_deleting_other_objects_answers_with_a_status(ask: apirig.Client) -> Non
 
     assert (answer["kind"], answer["status"]) == ("Status", "Success")
     assert answer["details"]["name"] == "n1"
-
-
-def test_deletecollection_takes_what_the_selector_names(
-    ask: apirig.Client, server: apiserver.ApiServer
-) -> None:
-    for name, app in (("a", "x"), ("b", "x"), ("c", "y")):
-        server.store.create(apirig.a_pod(name, node="", app=app))
-
-    answer = ask("DELETE", f"{apirig.PODS}?labelSelector=app%3Dx")
-
-    assert len(answer.body["items"]) == 2
-    left = server.store.objects(resources.PODS)
-    assert [pod["metadata"]["name"] for pod in left] == ["c"]
 
 
 def test_a_namespace_takes_its_objects_with_it(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import resources, stores
+from mig_manager.sandbox.apiserver import resources, store
+from testkit import apiserver
 from tests.sandbox import apirig
 
 KUBECTL = shutil.which("kubectl")
@@ -63,8 +63,8 @@ def kubectl(
 def obedient_kubelet(server: apiserver.ApiServer) -> Iterator[None]:
     """Let pods go as soon as they are asked to."""
 
-    def follow(record: stores.Record) -> None:
-        if record.key[0] == "pods" and "deletionTimestamp" in record.thing["metadata"]:
+    def follow(record: store.Record) -> None:
+        if record.key[0] == "pods" and "deletionTimestamp" in record.obj["metadata"]:
             server.store.remove(record.key)
 
     unsubscribe = server.store.subscribe(follow)
@@ -111,8 +111,8 @@ def test_labels_are_set_overwritten_and_removed(
 def test_a_wait_ends_when_the_label_is_there(
     kubectl: Kubectl, server: apiserver.ApiServer
 ) -> None:
-    def answer(record: stores.Record) -> None:
-        labels = record.thing["metadata"].get("labels") or {}
+    def answer(record: store.Record) -> None:
+        labels = record.obj["metadata"].get("labels") or {}
         if record.key[0] == "nodes" and labels.get("wish") and "applied" not in labels:
             server.store.modify(
                 resources.NODES,
@@ -149,7 +149,7 @@ def test_a_node_is_described_with_its_pods_and_events(
             "message": "layout all-1g.5gb is in force",
             "type": "Normal",
             "count": 1,
-            "lastTimestamp": stores.timestamp(),
+            "lastTimestamp": store.timestamp(),
         }
     )
 

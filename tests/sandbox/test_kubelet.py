@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.cluster import (
     deviceplugin,
     kubelet,
@@ -16,6 +15,7 @@ from mig_manager.sandbox.cluster import (
     view,
 )
 from mig_manager.sandbox.cluster import programs as programs_
+from testkit import apiserver
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _OPTIONS = nodeoptions.NodeOptions(

@@ -14,8 +14,9 @@ import pytest
 from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver, node, nvml
+from mig_manager.sandbox import node, nvml
 from mig_manager.sandbox.cluster import manifests, nodeoptions, objects
+from testkit import apiserver
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _GPU = "nvidia.com/gpu"

@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox import apiserver
 from mig_manager.sandbox.cluster import controlplane, view
+from testkit import apiserver
 from tests.sandbox import apirig
 
 NEW = {"key": controlplane.NOT_READY_TAINT, "effect": "NoSchedule"}

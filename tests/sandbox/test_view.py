@@ -7,9 +7,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.sandbox import apiserver
-from mig_manager.sandbox.api import faultbox
 from mig_manager.sandbox.cluster import manifests, objects, view
+from testkit import apiserver
 
 _POD = manifests.gpu_pod("p1", "nvidia.com/gpu")
 _PATH = "/api/v1/namespaces/default/pods"
@@ -142,12 +141,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("how", list(faultbox.Break), ids=lambda how: how.value)
+@pytest.mark.parametrize("how", list(apiserver.Break), ids=lambda how: how.value)
 def test_no_way_for_a_watch_to_end_makes_us_miss_anything(
     server: apiserver.ApiServer,
     cluster: view.ClusterView,
     others: api.KubeApi,
-    how: faultbox.Break,
+    how: apiserver.Break,
 ) -> None:
     others.post(_PATH, _POD)
     wait_for(lambda: names(cluster) == {"p1"})
@@ -161,7 +160,7 @@ def test_no_way_for_a_watch_to_end_makes_us_miss_anything(
 def test_a_refusal_that_time_does_not_explain_is_raised(
     server: apiserver.ApiServer, cluster: view.ClusterView
 ) -> None:
-    server.inject(faultbox.Fault(method="POST", status=403))
+    server.inject(apiserver.Fault(method="POST", status=403))
 
     with pytest.raises(errors.ClusterError):
         cluster.create(view.Kind.POD, _POD)

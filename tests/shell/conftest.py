@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
 

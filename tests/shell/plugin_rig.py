@@ -21,7 +21,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_codec, status
 from mig_manager.kubectl import app, arguments
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 from tests import fakes, programs
 
 TIMEOUT_S = 120

@@ -24,9 +24,10 @@ from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, rights
 from mig_manager.core.records import status
-from mig_manager.sandbox import apiserver, node, nvml
-from mig_manager.sandbox.api import access
+from mig_manager.sandbox import node, nvml
+from mig_manager.sandbox.apiserver import access
 from mig_manager.sandbox.driver import states
+from testkit import apiserver
 from tests.adapters import proc_tree
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import yaml
 
 import mig_manager
 from mig_manager.core import picture
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "kubectl-plugin.md"

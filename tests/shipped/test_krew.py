@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 import mig_manager
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
 ROOT = pathlib.Path(__file__).parents[2]

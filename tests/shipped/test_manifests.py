@@ -21,7 +21,7 @@ import mig_manager
 from mig_manager.agent import settings
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver
+from testkit import apiserver
 from tests import plain_node
 from tests.shipped.unit_files import (
     Asked,

@@ -148,6 +148,7 @@ def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path)
         "pyproject.toml",
         "release",
         "systemd",
+        "testkit",
         "tests",
     )
 

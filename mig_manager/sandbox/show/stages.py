@@ -19,8 +19,9 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import apiserver, node
+from mig_manager.sandbox import node
 from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.apiserver import server as api_server
 from mig_manager.sandbox.cluster import manifests, nodeoptions, objects, view
 from mig_manager.sandbox.driver import states
 
@@ -50,13 +51,14 @@ class Stage:
         latency: What the driver's calls take.
         agent_options: Further options of the agent.
         node_options: How the node behaves; its name and socket are set here.
-        credentials: For the API server to use; None: a server of the stage's own.
+        credentials: For an API server that runs already; None: the stage starts one.
+        server: The API server to start; None: a plain one.
     """
 
-    server: apiserver.ApiServer
-    """The stage's own server; it has none when it came with credentials."""
+    server: api_server.ApiServer
+    """The server that the stage started; absent with credentials."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what differs between stages
         self,
         spec: str,
         config_text: str,
@@ -65,6 +67,7 @@ class Stage:
         agent_options: Sequence[str] = (),
         node_options: nodeoptions.NodeOptions = _QUICK,
         credentials: Credentials | None = None,
+        server: api_server.ApiServer | None = None,
     ) -> None:
         self._spec = spec
         self._config_text = config_text
@@ -72,6 +75,8 @@ class Stage:
         self._agent_options = agent_options
         self._node_options = node_options
         self._credentials = credentials
+        if credentials is None:
+            self.server = server or api_server.ApiServer()
         self._exits = contextlib.ExitStack()
         self._changed = threading.Event()
         self._agent: subprocess.Popen[bytes] | None = None
@@ -127,7 +132,7 @@ class Stage:
         """Find or start the API server; return it as the scenery gets to it."""
         given = self._credentials
         if given is None:
-            self.server = exits.enter_context(apiserver.serve())
+            exits.enter_context(api_server.serve(self.server))
             self.kubeconfig = self.server.kubeconfig(folder / "kubeconfig")
             self.api = api.KubeApi.at(self.server.url)
             return self.server.url

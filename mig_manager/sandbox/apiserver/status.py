@@ -1,4 +1,4 @@
-"""The failures of the embedded Kubernetes API, as the ``Status`` objects that clients know.
+"""Failures of the API as the ``Status`` objects that clients know.
 
 Reasons, codes and the wording that clients match on follow the Kubernetes API conventions
 (``sig-architecture/api-conventions.md``, "Response Status Kind") and the real server's answers.
@@ -10,7 +10,7 @@ from typing import Any
 Object = dict[str, Any]
 """A Kubernetes object, or any JSON object, as plain Python data."""
 
-REASONS = {
+_REASONS = {
     400: "BadRequest",
     401: "Unauthorized",
     403: "Forbidden",
@@ -44,13 +44,7 @@ class Cause:
 
 
 class ApiError(Exception):
-    """An answer that is not a success.
-
-    Attributes:
-        code: HTTP status.
-        reason: The machine-readable ``reason`` of the Status.
-        retry_after_s: Seconds the client is asked to wait, or None.
-    """
+    """An answer that is not a success."""
 
     def __init__(
         self,
@@ -64,50 +58,35 @@ class ApiError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.reason = REASONS.get(code, "") if reason is None else reason
+        self.reason = _REASONS.get(code, "") if reason is None else reason
         self.details = details or {}
         self.retry_after_s = retry_after_s
 
     def to_status(self) -> Object:
         """Return the ``v1.Status`` object that is the answer's body."""
-        status: Object = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": self.message,
-        }
+        status = _status("Failure") | {"message": self.message}
         if self.reason:
             status["reason"] = self.reason
-        details = dict(self.details)
-        if self.retry_after_s:
-            details["retryAfterSeconds"] = self.retry_after_s
-        if details:
+        retry = {"retryAfterSeconds": self.retry_after_s} if self.retry_after_s else {}
+        if details := self.details | retry:
             status["details"] = details
         return status | {"code": self.code}
 
 
 def success(**details: str) -> Object:
-    """Return the Status that says an action without an object of its own has been done."""
-    status: Object = {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Success",
-    }
-    return status | ({"details": details} if details else {})
+    """Return the Status of an action that has no object of its own to answer with."""
+    return _status("Success") | ({"details": details} if details else {})
 
 
 def bad_request(message: str) -> ApiError:
-    """Return 400: the request does not make sense, whatever the state."""
+    """Return 400."""
     return ApiError(400, message)
 
 
 def not_found(group: str, plural: str, name: str) -> ApiError:
-    """Return 404 for an object that is not there."""
-    return ApiError(
-        404, f'{qualified(group, plural)} "{name}" not found', details=_of(group, plural, name)
-    )
+    """Return 404 for a missing object."""
+    message = f'{qualified(group, plural)} "{name}" not found'
+    return ApiError(404, message, details=_details(group, plural, name))
 
 
 def no_such_path() -> ApiError:
@@ -116,34 +95,28 @@ def no_such_path() -> ApiError:
 
 
 def already_exists(group: str, plural: str, name: str) -> ApiError:
-    """Return 409 for a create of a name that is taken."""
-    return ApiError(
-        409,
-        f'{qualified(group, plural)} "{name}" already exists',
-        reason="AlreadyExists",
-        details=_of(group, plural, name),
-    )
+    """Return 409 for the creation of an existing name."""
+    message = f'{qualified(group, plural)} "{name}" already exists'
+    details = _details(group, plural, name)
+    return ApiError(409, message, reason="AlreadyExists", details=details)
 
 
 def conflict(group: str, plural: str, name: str, *, because: str) -> ApiError:
     """Return 409 for a write whose precondition does not hold."""
-    return ApiError(
-        409,
-        f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {because}',
-        details=_of(group, plural, name),
-    )
+    message = f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {because}'
+    return ApiError(409, message, details=_details(group, plural, name))
 
 
 def expired(message: str) -> ApiError:
-    """Return 410: the resourceVersion or continue token is older than the history kept."""
+    """Return 410 for a version older than the history."""
     return ApiError(410, message)
 
 
 def invalid(group: str, kind: str, name: str, causes: list[Cause]) -> ApiError:
     """Return 422 for an object that breaks a rule; each cause names its field."""
-    told = [f"{cause.field}: {cause.message}" for cause in causes]
-    text = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
-    details = _of(group, kind, name) | {"causes": [cause.to_json() for cause in causes]}
+    lines = [f"{cause.field}: {cause.message}" for cause in causes]
+    text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
+    details = _details(group, kind, name) | {"causes": [cause.to_json() for cause in causes]}
     return ApiError(422, f'{qualified(group, kind)} "{name}" is invalid: {text}', details=details)
 
 
@@ -152,8 +125,10 @@ def qualified(group: str, word: str) -> str:
     return f"{word}.{group}" if group else word
 
 
-def _of(group: str, kind: str, name: str) -> Object:
+def _status(outcome: str) -> Object:
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": outcome}
+
+
+def _details(group: str, kind: str, name: str) -> Object:
     details: Object = {"name": name} if name else {}
-    if group:
-        details["group"] = group
-    return details | {"kind": kind}
+    return details | ({"group": group} if group else {}) | {"kind": kind}

@@ -1,4 +1,4 @@
-"""What an object must look like before the embedded Kubernetes API stores it.
+"""The checks of an object before it is stored.
 
 Syntax rules: Kubernetes documentation, "Object Names and IDs", "Labels and Selectors",
 "Annotations", "Taints and Tolerations". Pod immutability: "Pods", section "Pod update and
@@ -9,10 +9,10 @@ Kubernetes API reference, ``coordination.k8s.io/v1``, and ``metav1.MicroTime``.
 import re
 from collections.abc import Iterator, Mapping
 
-from mig_manager.sandbox.api import resources, statuses
+from mig_manager.sandbox.apiserver import resources, status
 
-Object = statuses.Object
-Cause = statuses.Cause
+Object = status.Object
+Cause = status.Cause
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_LABEL = re.compile(rf"{_LABEL}\Z")
@@ -21,6 +21,7 @@ _QUALIFIED_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]\Z")
 
 _PERCENTAGE = re.compile(r"[0-9]+%\Z")
 
+_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
 
 _MAX_LABEL = 63
@@ -37,42 +38,43 @@ _MUTABLE_POD_SPEC = (
 )
 
 
-def check(resource: resources.Resource, thing: Object, old: Object | None = None) -> None:
-    """Judge an object that is about to be stored.
+def check(resource: resources.Resource, obj: Object, old: Object | None = None) -> None:
+    """Check an object that is about to be stored.
 
     Args:
-        resource: What the object is.
-        thing: The object as it would be stored.
-        old: What it replaces; None for a create.
+        resource: Its resource.
+        obj: The object.
+        old: The object that it replaces; None for a create.
 
     Raises:
         ApiError: 400 for values of the wrong JSON type, 422 with one cause per broken rule.
     """
-    causes = list(_metadata(resource, thing["metadata"]))
+    causes = list(_metadata(resource, obj["metadata"]))
     if resource is resources.NODES:
-        causes += _taints(thing.get("spec") or {})
+        causes += _taints(obj.get("spec") or {})
     elif resource is resources.PODS and old is not None:
-        causes += _pod_update(thing.get("spec") or {}, old.get("spec") or {})
+        causes += _pod_update(obj.get("spec") or {}, old.get("spec") or {})
     elif resource is resources.PODS:
-        causes += _pod(thing.get("spec") or {})
-    elif resource.storage == "events":
-        causes += _event(thing)
+        causes += _pod(obj.get("spec") or {})
+    elif resource is resources.EVENTS:
+        causes += _event(obj)
     elif resource is resources.LEASES:
-        causes += _lease(thing.get("spec") or {})
+        causes += _lease(obj.get("spec") or {})
     elif resource is resources.BUDGETS:
-        causes += _budget(thing.get("spec") or {})
+        causes += _budget(obj.get("spec") or {})
     if causes:
-        raise statuses.invalid(resource.group, resource.kind, thing["metadata"]["name"], causes)
+        raise status.invalid(resource.group, resource.kind, obj["metadata"]["name"], causes)
 
 
-def _wrong(field: str, value: object, why: str) -> Cause:
+def _wrong(field: str, value: object, rule: str) -> Cause:
     shown = f'"{value}"' if isinstance(value, str) else str(value)
-    return Cause(reason="FieldValueInvalid", field=field, message=f"Invalid value: {shown}: {why}")
+    return Cause(
+        reason="FieldValueInvalid", field=field, message=f"Invalid value: {shown}: {rule}"
+    )
 
 
-def _required(field: str, why: str = "") -> Cause:
-    message = f"Required value: {why}" if why else "Required value"
-    return Cause(reason="FieldValueRequired", field=field, message=message)
+def _required(field: str) -> Cause:
+    return Cause(reason="FieldValueRequired", field=field, message="Required value")
 
 
 def _metadata(resource: resources.Resource, metadata: Object) -> Iterator[Cause]:
@@ -107,7 +109,7 @@ def _strings(metadata: Object, field: str) -> Mapping[str, str]:
                 f"json: cannot unmarshal {type(value).__name__} into Go struct field "
                 f"ObjectMeta.metadata.{field} of type string ({key})"
             )
-            raise statuses.bad_request(message)
+            raise status.bad_request(message)
     return values
 
 
@@ -185,7 +187,7 @@ def _pod_update(spec: Object, old: Object) -> Iterator[Cause]:
 
 
 def _frozen(spec: Object) -> Object:
-    """Return what an update of a pod must leave as it is."""
+    """Return the part that an update of a pod must not change."""
     frozen = {key: value for key, value in spec.items() if key not in _MUTABLE_POD_SPEC}
     for field in ("containers", "initContainers"):
         frozen[field] = [each | {"image": ""} for each in spec.get(field) or ()]
@@ -193,6 +195,13 @@ def _frozen(spec: Object) -> Object:
 
 
 def _event(event: Object) -> Iterator[Cause]:
+    for field in ("firstTimestamp", "lastTimestamp", "eventTime"):
+        value = event.get(field)
+        if value is not None and not _RFC_3339.fullmatch(str(value)):
+            message = f'parsing time "{value}"'
+            raise status.bad_request(
+                f'Event in version "v1" cannot be handled as a Event: {message}'
+            )
     involved = (event.get("involvedObject") or {}).get("namespace", "")
     namespace = event["metadata"].get("namespace", "")
     # An event about a cluster-wide object, such as a Node, lives in "default"; one that uses
@@ -203,8 +212,8 @@ def _event(event: Object) -> Iterator[Cause]:
     if event.get("eventTime"):
         for field in ("reportingComponent", "reportingInstance", "action", "reason"):
             if not event.get(field):
-                told = "reportingController" if field == "reportingComponent" else field
-                yield _required(told)
+                # The real server names the field of events.k8s.io.
+                yield _required(field.replace("reportingComponent", "reportingController"))
 
 
 def _lease(spec: Object) -> Iterator[Cause]:
@@ -212,11 +221,11 @@ def _lease(spec: Object) -> Iterator[Cause]:
         # Go's MicroTime takes six digits of a second, no more and no less.
         if spec.get(field) is not None and not _MICRO_TIME.match(str(spec[field])):
             message = f'parsing time "{spec[field]}" as "2006-01-02T15:04:05.000000Z07:00"'
-            raise statuses.bad_request(f"Lease cannot be handled as a Lease: {message}")
+            raise status.bad_request(f"Lease cannot be handled as a Lease: {message}")
     for field, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
         amount = spec.get(field)
         if amount is not None and not isinstance(amount, int):
-            raise statuses.bad_request(f"json: cannot unmarshal {field}: not a whole number")
+            raise status.bad_request(f"json: cannot unmarshal {field}: not a whole number")
         if amount is not None and amount < least:
             bound = "greater than 0" if least else "greater than or equal to 0"
             yield _wrong(f"spec.{field}", amount, f"must be {bound}")

@@ -1,0 +1,245 @@
+"""The ASGI application: answers requests from the registry and streams watches."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette import requests, responses, types
+
+from mig_manager.sandbox.apiserver import (
+    access,
+    registry,
+    rendering,
+    request,
+    resources,
+    status,
+    store,
+)
+
+Object = status.Object
+
+_DEFAULT_WATCH_S = 1800
+"""How long a watch lasts that does not say; the real server picks 30 to 60 minutes."""
+_JSON_HEADERS = [(b"content-type", b"application/json")]
+_OPENAPI_V2 = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """The API over HTTP; an ASGI application."""
+
+    objects: store.Store
+    rules: registry.Registry
+    feed: store.Feed
+    authorizer: access.Authorizer
+    bookmark_period_s: float
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        """Answer one request, as ASGI has it."""
+        http = requests.Request(scope, receive)
+        try:
+            body = await http.body()
+        except requests.ClientDisconnect:
+            return
+        try:
+            info = request.parse(http.method, http.url.path, http.query_params)
+            exchange = _Exchange(http=http, body=body, info=info)
+            if info is not None and info.verb == "watch":
+                await self._watch(exchange, info, send)
+                return
+            response = self._answer(exchange, info)
+        except status.ApiError as error:
+            response = status_response(error)
+        await response(scope, receive, send)
+
+    def _answer(
+        self, exchange: "_Exchange", info: request.RequestInfo | None
+    ) -> responses.Response:
+        if info is None:
+            return self._answer_other(exchange)
+        access.check(self.authorizer, info, exchange.token)
+        renderer = exchange.renderer(info)
+        if info.verb == "list":
+            return _json_response(rendering.list_collection(self.objects, info, renderer))
+        obj = self._perform(exchange, info)
+        return _json_response(renderer.item(obj), 201 if info.verb == "create" else 200)
+
+    def _perform(self, exchange: "_Exchange", info: request.RequestInfo) -> Object:
+        rules, target, dry_run = self.rules, info.target, info.is_dry_run
+        match info.verb:
+            case "get":
+                return rules.get(target)
+            case "create":
+                special = {"eviction": rules.evict, "binding": rules.bind}
+                create = special.get(target.subresource, rules.create)
+                return create(target, exchange.json(), dry_run=dry_run)
+            case "update":
+                return rules.update(target, exchange.json(), dry_run=dry_run)
+            case "patch":
+                patch = exchange.json()
+                return rules.patch(target, exchange.content_type, patch, dry_run=dry_run)
+            case _:
+                options = _delete_options(exchange, info)
+                dry_run = dry_run or "All" in (options.get("dryRun") or ())
+                return rules.delete(target, options, dry_run=dry_run)
+
+    def _answer_other(self, exchange: "_Exchange") -> responses.Response:
+        """Answer a review, or a request for discovery or health."""
+        path = exchange.http.url.path
+        match [part for part in path.split("/") if part]:
+            case ["apis", group, "v1", plural] if (group, plural) in resources.REVIEWS:
+                kind = resources.REVIEWS[group, plural]
+                if exchange.content_type == access.PROTOBUF:
+                    body = access.parse_protobuf_review(exchange.body, kind)
+                else:
+                    body = exchange.json()
+                content = access.review(kind, body, exchange.token, self.authorizer)
+                return _json_response(content, 201)
+            case ["openapi", "v2"]:
+                # An empty document has no schemas, so that clients check nothing against it.
+                return responses.Response(b"", media_type=_OPENAPI_V2)
+            case ["healthz" | "livez" | "readyz", *_]:
+                return responses.PlainTextResponse("ok")
+            case _:
+                pass
+        document = resources.discovery_document(path)
+        if document is None:
+            raise status.no_such_path()
+        return _json_response(document)
+
+    async def _watch(
+        self, exchange: "_Exchange", info: request.RequestInfo, send: types.Send
+    ) -> None:
+        access.check(self.authorizer, info, exchange.token)
+        renderer = exchange.renderer(info)
+        selection, since = request.selection(info), request.version(info.query)
+        request.number(info.query, "timeoutSeconds")
+        start = {"type": "http.response.start", "status": 200, "headers": _JSON_HEADERS}
+        try:
+            with self.feed.open(selection, since) as (watcher, present):
+                await send(start)
+                # After the body the next message can only be the disconnect.
+                gone = asyncio.ensure_future(exchange.http.receive())
+                gone.add_done_callback(lambda _gone: watcher.stop())
+                try:
+                    async for chunk in self._events(watcher, present, renderer, info):
+                        await send(_chunk(chunk))
+                finally:
+                    gone.cancel()
+        except status.ApiError as error:
+            # As the real server where its watch cache serves the watch.
+            await send(start)
+            await send(_chunk(_line("ERROR", error.to_status())))
+        await send(_chunk(b"", is_last=True))
+
+    async def _events(
+        self,
+        watcher: store.Watcher,
+        present: list[Object],
+        renderer: rendering.Renderer,
+        info: request.RequestInfo,
+    ) -> AsyncIterator[bytes]:
+        """Yield chunks of whole JSON lines until the watch times out or is stopped."""
+        clock = asyncio.get_running_loop().time
+        has_bookmarks = info.query.get("allowWatchBookmarks", "") in ("1", "true")
+        ends = clock() + (request.number(info.query, "timeoutSeconds") or _DEFAULT_WATCH_S)
+        bookmark_at = clock() + self.bookmark_period_s
+        yield b"".join(_line("ADDED", renderer.item(obj)) for obj in present)
+        while not watcher.is_stopped:
+            watcher.awake.clear()
+            lines = [_line(c.value, renderer.item(obj)) for c, obj in watcher.drain()]
+            if lines:
+                yield b"".join(lines)
+            if clock() >= min(ends, bookmark_at):
+                bookmark_at = clock() + self.bookmark_period_s
+                if has_bookmarks and (bookmark := self._bookmark(watcher, renderer)):
+                    yield bookmark
+            if clock() >= ends:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(min(ends, bookmark_at) - clock(), 0)):
+                    await watcher.awake.wait()
+
+    def _bookmark(self, watcher: store.Watcher, renderer: rendering.Renderer) -> bytes:
+        with self.objects.lock:
+            if not watcher.is_empty:
+                return b""
+            version = self.objects.version
+        return _line("BOOKMARK", renderer.bookmark(version))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """One HTTP request with its whole body."""
+
+    http: requests.Request
+    body: bytes
+    info: request.RequestInfo | None
+
+    @property
+    def token(self) -> str:
+        return bearer_token(self.http)
+
+    @property
+    def content_type(self) -> str:
+        """Media type of the body, without parameters."""
+        return self.http.headers.get("content-type", "").partition(";")[0].strip()
+
+    def renderer(self, info: request.RequestInfo) -> rendering.Renderer:
+        """Return what renders the answer in the form that the client accepts."""
+        return rendering.Renderer(
+            resource=info.target.resource,
+            is_table=rendering.accepts_table(self.http.headers.get("accept", "")),
+            include=info.query.get("includeObject", "Metadata"),
+        )
+
+    def json(self) -> Any:
+        """Return the body's content; an empty body is an empty object."""
+        is_patch = self.info is not None and self.info.verb == "patch"
+        if self.content_type not in ("", "application/json") and not is_patch:
+            message = "the body of the request was in an unknown format - accepted media types "
+            raise status.ApiError(415, f"{message}include: application/json")
+        try:
+            return json.loads(self.body or b"{}")
+        except ValueError as error:
+            raise status.bad_request(f"unable to decode the body: {error}") from error
+
+
+def bearer_token(http: requests.Request) -> str:
+    """Return the bearer token of a request; empty when there is none."""
+    scheme, _, token = http.headers.get("authorization", "").partition(" ")
+    return token if scheme.lower() == "bearer" else ""
+
+
+def status_response(error: status.ApiError) -> responses.Response:
+    """Return the answer that reports a failure."""
+    response = _json_response(error.to_status(), error.code)
+    if error.retry_after_s:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+def _delete_options(exchange: _Exchange, info: request.RequestInfo) -> Object:
+    options: Object = exchange.json()
+    if not isinstance(options, dict):
+        raise status.bad_request("the object provided is no DeleteOptions")
+    if "gracePeriodSeconds" in info.query:
+        grace_s = request.number(info.query, "gracePeriodSeconds")
+        options = {"gracePeriodSeconds": grace_s} | options
+    return options
+
+
+def _json_response(content: Object, code: int = 200) -> responses.Response:
+    body = json.dumps(content, separators=(",", ":")).encode() + b"\n"
+    return responses.Response(body, code, media_type="application/json")
+
+
+def _chunk(body: bytes, *, is_last: bool = False) -> types.Message:
+    return {"type": "http.response.body", "body": body, "more_body": not is_last}
+
+
+def _line(kind: str, obj: Object) -> bytes:
+    return json.dumps({"type": kind, "object": obj}, separators=(",", ":")).encode() + b"\n"

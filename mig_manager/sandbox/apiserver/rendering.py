@@ -1,0 +1,327 @@
+"""The form in which objects leave the server: JSON, or the tables that ``kubectl get`` prints.
+
+Forms: Kubernetes documentation, "Kubernetes API Concepts", section on Tables. Columns and their
+wording follow the output of ``kubectl get`` against a real server.
+"""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mig_manager.sandbox.apiserver import request, resources, status, store
+
+Object = status.Object
+
+_META_VERSION = "meta.k8s.io/v1"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Renderer:
+    """Renders the objects of one resource in one form."""
+
+    resource: resources.Resource
+    is_table: bool
+    include: str = "Metadata"
+    """What a table's rows carry of their object: ``None``, ``Metadata`` or ``Object``."""
+
+    def item(self, obj: Object) -> Object:
+        """Return one object; a Status passes as it is."""
+        if obj["kind"] == "Status" or not self.is_table:
+            return obj
+        return self._table([obj], {"resourceVersion": obj["metadata"]["resourceVersion"]})
+
+    def collection(self, objects: Sequence[Object], metadata: Object) -> Object:
+        """Return a list of objects with its list metadata."""
+        if self.is_table:
+            return self._table(objects, metadata)
+        # The real server leaves out what the list's kind implies.
+        implied = ("apiVersion", "kind")
+        return {
+            "kind": f"{self.resource.kind}List",
+            "apiVersion": self.resource.api_version,
+            "metadata": metadata,
+            "items": [{k: v for k, v in obj.items() if k not in implied} for obj in objects],
+        }
+
+    def bookmark(self, version: int) -> Object:
+        """Return the object of a BOOKMARK event: nothing but a resourceVersion."""
+        metadata: Object = {"creationTimestamp": None, "resourceVersion": str(version)}
+        if self.is_table:
+            return self._table([], {"resourceVersion": str(version)})
+        kind, api_version = self.resource.kind, self.resource.api_version
+        return {"kind": kind, "apiVersion": api_version, "metadata": metadata}
+
+    def _table(self, objects: Sequence[Object], metadata: Object) -> Object:
+        columns = _columns(self.resource)
+        rows = [
+            {"cells": [column.value(obj) for column in columns], "object": self._row_object(obj)}
+            for obj in objects
+        ]
+        return {
+            "kind": "Table",
+            "apiVersion": _META_VERSION,
+            "metadata": metadata,
+            "columnDefinitions": [column.definition() for column in columns],
+            "rows": rows,
+        }
+
+    def _row_object(self, obj: Object) -> Object | None:
+        match self.include:
+            case "None":
+                return None
+            case "Object":
+                return obj
+            case _:
+                metadata = obj["metadata"]
+                return {
+                    "kind": "PartialObjectMetadata",
+                    "apiVersion": _META_VERSION,
+                    "metadata": metadata,
+                }
+
+
+def accepts_table(accept: str) -> bool:
+    """Return whether the first acceptable form of an ``Accept`` header is a table.
+
+    Raises:
+        ApiError: 406, no form is acceptable.
+    """
+    for media_range in (accept or "*/*").split(","):
+        media_type, *parameters = (part.strip() for part in media_range.split(";"))
+        if media_type not in ("application/json", "application/*", "*/*"):
+            continue
+        values = dict(part.split("=", 1) for part in parameters if "=" in part)
+        if "as" not in values:
+            return False
+        if values["as"] == "Table" and values.get("v", "v1") == "v1":
+            return True
+    message = "only the following media types are accepted: application/json"
+    raise status.ApiError(406, message)
+
+
+def list_collection(objects: store.Store, info: request.RequestInfo, form: Renderer) -> Object:
+    """Return the answer to a list, one page of it when ``limit`` is given.
+
+    Raises:
+        ApiError: 400 for malformed parameters, 410 when the history does not go back to the
+            version of the first page.
+    """
+    selection = request.selection(info)
+    page = request.continuation(info.query)
+    limit = request.number(info.query, "limit")
+    request.version(info.query)
+    with objects.lock:
+        at = page.version if page else None
+        found = objects.select(selection.plural, namespace=selection.namespace, at=at)
+        version = objects.version if at is None else at
+    found = [each for each in found if selection.matches(each)]
+    if page:
+        found = [each for each in found if _position(each) > page.after]
+    metadata: Object = {"resourceVersion": str(version)}
+    if limit and len(found) > limit:
+        following = request.Continuation(version=version, after=_position(found[limit - 1]))
+        metadata["continue"] = following.to_token()
+        if selection.is_everything:
+            metadata["remainingItemCount"] = len(found) - limit
+        found = found[:limit]
+    return form.collection(found, metadata)
+
+
+def _position(obj: Object) -> tuple[str, str]:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+# -- columns ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    value: Callable[[Object], Any]
+    is_wide: bool = False
+    """Shown with ``-o wide`` only."""
+
+    def definition(self) -> Object:
+        return {
+            "name": self.name,
+            "type": "integer" if self.name in ("Data", "Count") else "string",
+            "format": "name" if self.name == "Name" else "",
+            "description": "",
+            "priority": 1 if self.is_wide else 0,
+        }
+
+
+def _columns(resource: resources.Resource) -> tuple[_Column, ...]:
+    age = () if resource.plural in ("events", "nodes", "pods") else (_AGE,)
+    return (_Column("Name", _at("metadata", "name")), *_COLUMNS.get(resource.plural, ()), *age)
+
+
+def _at(*path: str, default: Any = "") -> Callable[[Object], Any]:
+    def value(obj: Object) -> Any:
+        found: Any = obj
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        return default if found is None else found
+
+    return value
+
+
+def _age(since: str | None) -> str:
+    if not since:
+        return "<unknown>"
+    then = dt.datetime.fromisoformat(since)
+    return duration(int((dt.datetime.now(dt.UTC) - then).total_seconds()))
+
+
+def duration(seconds: int) -> str:
+    """Return a duration as ``kubectl`` writes ages, such as ``5m30s`` or ``3d``."""
+    minute, hour, day, year = 60, 3600, 86400, 365 * 86400
+    steps = (
+        (2 * minute, 1, "s", 0, ""),
+        (10 * minute, minute, "m", 1, "s"),
+        (3 * hour, minute, "m", 0, ""),
+        (8 * hour, hour, "h", minute, "m"),
+        (2 * day, hour, "h", 0, ""),
+        (8 * day, day, "d", hour, "h"),
+        (2 * year, day, "d", 0, ""),
+    )
+    seconds = max(seconds, 0)
+    for limit, unit, suffix, rest_unit, rest_suffix in steps:
+        if seconds < limit:
+            rest = seconds % unit // rest_unit if rest_unit else 0
+            return f"{seconds // unit}{suffix}" + (f"{rest}{rest_suffix}" if rest else "")
+    return f"{seconds // year}y"
+
+
+def _joined(words: Iterable[str]) -> str:
+    return ",".join(sorted(words)) or "<none>"
+
+
+def _node_status(node: Object) -> str:
+    conditions = _at("status", "conditions", default=())(node)
+    ready = next((each["status"] for each in conditions if each["type"] == "Ready"), None)
+    word = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
+    return f"{word},SchedulingDisabled" if _at("spec", "unschedulable")(node) else word
+
+
+def _roles(node: Object) -> str:
+    prefix = "node-role.kubernetes.io/"
+    labels = node["metadata"].get("labels") or {}
+    return _joined(key.removeprefix(prefix) for key in labels if key.startswith(prefix))
+
+
+def _address(kind: str) -> Callable[[Object], str]:
+    def value(node: Object) -> str:
+        addresses = _at("status", "addresses", default=())(node)
+        return next((each["address"] for each in addresses if each["type"] == kind), "<none>")
+
+    return value
+
+
+def _containers(pod: Object) -> list[Object]:
+    return list(_at("status", "containerStatuses", default=())(pod))
+
+
+def _pod_ready(pod: Object) -> str:
+    ready = sum(bool(each.get("ready")) for each in _containers(pod))
+    return f"{ready}/{len(_at('spec', 'containers', default=())(pod))}"
+
+
+def _pod_status(pod: Object) -> str:
+    if "deletionTimestamp" in pod["metadata"]:
+        return "Terminating"
+    for container in _containers(pod):
+        state = container.get("state") or {}
+        for kind in ("waiting", "terminated"):
+            reason = (state.get(kind) or {}).get("reason")
+            if reason:
+                return str(reason)
+    now = pod.get("status") or {}
+    return str(now.get("reason") or now.get("phase") or "Unknown")
+
+
+def _restarts(pod: Object) -> int:
+    return sum(int(each.get("restartCount", 0)) for each in _containers(pod))
+
+
+def _last_seen(event: Object) -> str:
+    series = event.get("series") or {}
+    moments = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return _age(next((each for each in moments if each), None))
+
+
+def _event_object(event: Object) -> str:
+    involved = event.get("involvedObject") or {}
+    return f"{involved.get('kind', '').lower()}/{involved.get('name', '')}"
+
+
+def _source(event: Object) -> str:
+    source = event.get("source") or {}
+    parts = (source.get("component") or event.get("reportingComponent", ""), source.get("host"))
+    return ", ".join(part for part in parts if part)
+
+
+def _node_selector(daemon_set: Object) -> str:
+    selector = _at("spec", "template", "spec", "nodeSelector", default={})(daemon_set)
+    return _joined(f"{key}={value}" for key, value in selector.items())
+
+
+def _info(name: str) -> Callable[[Object], Any]:
+    return _at("status", "nodeInfo", name, default="<unknown>")
+
+
+_AGE = _Column("Age", lambda obj: _age(obj["metadata"].get("creationTimestamp")))
+_COLUMNS: dict[str, tuple[_Column, ...]] = {
+    "nodes": (
+        _Column("Status", _node_status),
+        _Column("Roles", _roles),
+        _AGE,
+        _Column("Version", _at("status", "nodeInfo", "kubeletVersion")),
+        _Column("Internal-IP", _address("InternalIP"), is_wide=True),
+        _Column("External-IP", _address("ExternalIP"), is_wide=True),
+        _Column("OS-Image", _info("osImage"), is_wide=True),
+        _Column("Kernel-Version", _info("kernelVersion"), is_wide=True),
+        _Column("Container-Runtime", _info("containerRuntimeVersion"), is_wide=True),
+    ),
+    "pods": (
+        _Column("Ready", _pod_ready),
+        _Column("Status", _pod_status),
+        _Column("Restarts", _restarts),
+        _AGE,
+        _Column("IP", _at("status", "podIP", default="<none>"), is_wide=True),
+        _Column("Node", _at("spec", "nodeName", default="<none>"), is_wide=True),
+        _Column("Nominated Node", lambda _pod: "<none>", is_wide=True),
+        _Column("Readiness Gates", lambda _pod: "<none>", is_wide=True),
+    ),
+    "events": (
+        _Column("Last Seen", _last_seen),
+        _Column("Type", _at("type")),
+        _Column("Reason", _at("reason")),
+        _Column("Object", _event_object),
+        _Column("Source", _source, is_wide=True),
+        _Column("Message", lambda event: str(event.get("message", "")).strip()),
+        _Column("Count", _at("count", default=1), is_wide=True),
+    ),
+    "namespaces": (_Column("Status", _at("status", "phase")),),
+    "configmaps": (_Column("Data", lambda obj: len(obj.get("data") or {})),),
+    "daemonsets": (
+        _Column("Desired", _at("status", "desiredNumberScheduled", default=0)),
+        _Column("Current", _at("status", "currentNumberScheduled", default=0)),
+        _Column("Ready", _at("status", "numberReady", default=0)),
+        _Column("Up-to-date", _at("status", "updatedNumberScheduled", default=0)),
+        _Column("Available", _at("status", "numberAvailable", default=0)),
+        _Column("Node Selector", _node_selector),
+    ),
+    "replicasets": (
+        _Column("Desired", _at("spec", "replicas", default=1)),
+        _Column("Current", _at("status", "replicas", default=0)),
+        _Column("Ready", _at("status", "readyReplicas", default=0)),
+    ),
+    "leases": (_Column("Holder", _at("spec", "holderIdentity")),),
+    "poddisruptionbudgets": (
+        _Column("Min Available", _at("spec", "minAvailable", default="N/A")),
+        _Column("Max Unavailable", _at("spec", "maxUnavailable", default="N/A")),
+        _Column("Allowed Disruptions", _at("status", "disruptionsAllowed", default=0)),
+    ),
+}

@@ -1,0 +1,347 @@
+"""Parse a request: its verb, resource and object, its selectors and list options.
+
+Paths, parameters and grammar: Kubernetes documentation, "Kubernetes API Concepts", "Labels and
+Selectors" and "Field Selectors". ``!=`` and ``notin`` also select objects that lack the key.
+"""
+
+import base64
+import binascii
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+
+from mig_manager.sandbox.apiserver import resources, status
+
+Labels = Mapping[str, str]
+LabelMatcher = Callable[[Labels], bool]
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The resource and object of a request."""
+
+    resource: resources.Resource
+    namespace: str = ""
+    """Empty for cluster-wide resources, and for a collection over all namespaces."""
+    name: str = ""
+    """Empty for a collection."""
+    subresource: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Key of the object in the store."""
+        return self.resource.plural, self.namespace, self.name
+
+    @property
+    def resource_and_subresource(self) -> str:
+        """``pods`` or ``pods/eviction``, as RBAC rules name it."""
+        plural = self.resource.plural
+        return f"{plural}/{self.subresource}" if self.subresource else plural
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestInfo:
+    """A parsed request for a resource."""
+
+    verb: str
+    target: Target
+    query: Mapping[str, str]
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether nothing is to be stored."""
+        return "All" in self.query.get("dryRun", "")
+
+
+def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | None:
+    """Return the request; None when its path is not that of a known resource.
+
+    Raises:
+        ApiError: 405, the resource does not have this method here.
+    """
+    target = _target([part for part in path.split("/") if part])
+    if target is None:
+        return None
+    return RequestInfo(verb=_verb(method, target, query), target=target, query=query)
+
+
+def _target(parts: list[str]) -> Target | None:
+    match parts:
+        case ["api", version, *rest]:
+            group = ""
+        case ["apis", group, version, *rest]:
+            pass
+        case _:
+            return None
+    match rest:
+        case ["namespaces", namespace, plural, *rest] if plural != "status":
+            return _within(resources.find(group, version, plural), namespace, rest)
+        case [plural, *rest]:
+            return _within(resources.find(group, version, plural), "", rest)
+        case _:
+            return None
+
+
+def _within(resource: resources.Resource | None, namespace: str, rest: list[str]) -> Target | None:
+    if resource is None or (namespace and not resource.is_namespaced):
+        return None
+    match rest:
+        case []:
+            return Target(resource=resource, namespace=namespace)
+        case _ if resource.is_namespaced and not namespace:
+            return None
+        case [name]:
+            return Target(resource=resource, namespace=namespace, name=name)
+        case [name, sub] if sub in resource.subresources:
+            return Target(resource=resource, namespace=namespace, name=name, subresource=sub)
+        case _:
+            return None
+
+
+def _verb(method: str, target: Target, query: Mapping[str, str]) -> str:
+    verb = _VERBS.get(method, "")
+    if not _is_allowed(verb, target):
+        message = "the server does not allow this method on the requested resource"
+        raise status.ApiError(405, message)
+    if verb == "get" and not target.name:
+        return "watch" if query.get("watch", "") in ("1", "true") else "list"
+    return verb
+
+
+def _is_allowed(verb: str, target: Target) -> bool:
+    if target.subresource in ("binding", "eviction"):
+        return verb == "create"
+    if target.name:
+        return verb in ("get", "update", "patch") or (verb == "delete" and not target.subresource)
+    is_one_collection = bool(target.namespace) or not target.resource.is_namespaced
+    return verb == "get" or (verb == "create" and is_one_collection)
+
+
+# -- selections ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which objects of a collection a list or watch selects."""
+
+    plural: str
+    namespace: str
+    labels: LabelMatcher
+    fields: Callable[[status.Object], bool]
+    is_everything: bool
+    """Neither labels nor fields restrict it."""
+
+    def matches(self, obj: status.Object | None) -> bool:
+        """Return whether an object (None: no object) is in the selection."""
+        if obj is None:
+            return False
+        return self.labels(obj["metadata"].get("labels") or {}) and self.fields(obj)
+
+
+def selection(info: RequestInfo) -> Selection:
+    """Return the selection of a list or watch.
+
+    Raises:
+        ApiError: 400 for a malformed selector.
+    """
+    labels, fields = info.query.get("labelSelector", ""), info.query.get("fieldSelector", "")
+    plural = info.target.resource.plural
+    return Selection(
+        plural=plural,
+        namespace=info.target.namespace,
+        labels=_parse_labels(labels),
+        fields=_parse_fields(fields, plural),
+        is_everything=not labels and not fields,
+    )
+
+
+_REQUIREMENT = re.compile(
+    r"""
+    \s* (?:
+        ! \s* (?P<absent> [^\s,=!()<>]+ )
+      | (?P<key> [^\s,=!()<>]+ ) \s* (?:
+            (?P<set> (?:not)?in ) \s* \( (?P<values> [^()]* ) \)
+          | (?P<op> ==|=|!=|<|> ) \s* (?P<value> [^\s,=!()<>]* )
+        )?
+    ) \s* (?: , (?=.) | $ )
+    """,
+    re.VERBOSE,
+)
+
+
+def _parse_labels(text: str) -> LabelMatcher:
+    """Compile a label selector such as ``a=b,c in (d,e),!f``."""
+    requirements: list[LabelMatcher] = []
+    position = 0
+    while position < len(text):
+        match = _REQUIREMENT.match(text, position)
+        if match is None:
+            message = f"unable to parse requirement: found unexpected text in {text!r}"
+            raise status.bad_request(message)
+        requirements.append(_requirement(match))
+        position = match.end()
+    return lambda labels: all(holds(labels) for holds in requirements)
+
+
+def _requirement(match: re.Match[str]) -> LabelMatcher:
+    if match["absent"]:
+        return _expression(match["absent"], "DoesNotExist", ())
+    if match["set"]:
+        values = [value.strip() for value in match["values"].split(",")]
+        return _expression(match["key"], "In" if match["set"] == "in" else "NotIn", values)
+    if match["op"] in ("<", ">"):
+        return _comparison(match["key"], match["op"], match["value"])
+    if match["op"]:
+        operator = "NotIn" if match["op"] == "!=" else "In"
+        return _expression(match["key"], operator, [match["value"]])
+    return _expression(match["key"], "Exists", ())
+
+
+def _expression(key: str, operator: str, values: list[str] | tuple[()]) -> LabelMatcher:
+    match operator:
+        case "In":
+            return lambda labels: labels.get(key) in values
+        case "NotIn":
+            return lambda labels: labels.get(key) not in values
+        case "Exists":
+            return lambda labels: key in labels
+        case "DoesNotExist":
+            return lambda labels: key not in labels
+        case _:
+            raise status.bad_request(f'"{operator}" is not a valid label selector operator')
+
+
+def _comparison(key: str, operator: str, bound: str) -> LabelMatcher:
+    if not bound.lstrip("-").isdigit():
+        raise status.bad_request(f"for '<' and '>' the value must be an integer, not {bound!r}")
+
+    def holds(labels: Labels) -> bool:
+        value = labels.get(key, "")
+        if not value.lstrip("-").isdigit():
+            return False
+        return int(value) < int(bound) if operator == "<" else int(value) > int(bound)
+
+    return holds
+
+
+def compile_selector(selector: status.Object | None) -> LabelMatcher:
+    """Compile a ``LabelSelector``: None selects nothing, an empty one everything.
+
+    Raises:
+        ApiError: 400 for an unknown operator.
+    """
+    if selector is None:
+        return lambda _labels: False
+    requirements = [
+        _expression(key, "In", [value])
+        for key, value in (selector.get("matchLabels") or {}).items()
+    ]
+    requirements += [
+        _expression(each["key"], each["operator"], list(each.get("values") or ()))
+        for each in selector.get("matchExpressions") or ()
+    ]
+    return lambda labels: all(holds(labels) for holds in requirements)
+
+
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "pods": ("spec.nodeName", "spec.schedulerName", "spec.serviceAccountName", "status.phase"),
+    "nodes": ("spec.unschedulable",),
+    "namespaces": ("status.phase",),
+    "events": (
+        *("involvedObject.kind", "involvedObject.namespace", "involvedObject.name"),
+        *("involvedObject.uid", "involvedObject.apiVersion", "involvedObject.fieldPath"),
+        *("involvedObject.resourceVersion", "reason", "reportingComponent", "type"),
+    ),
+}
+"""Selectable fields by plural, besides ``metadata.name`` and ``metadata.namespace``."""
+_OPERATOR = re.compile(r"(?<!\\)(==|!=|=)")
+_UNESCAPED_COMMA = re.compile(r"(?<!\\),")
+
+
+def _parse_fields(text: str, plural: str) -> Callable[[status.Object], bool]:
+    """Compile a field selector such as ``spec.nodeName=n1,status.phase!=Failed``."""
+    allowed = (*_FIELDS.get(plural, ()), "metadata.name", "metadata.namespace")
+    requirements: list[tuple[str, bool, str]] = []
+    for part in filter(None, _UNESCAPED_COMMA.split(text)):
+        pieces = _OPERATOR.split(part, maxsplit=1)
+        if len(pieces) != 3:  # noqa: PLR2004 - left, operator, right
+            message = f"invalid selector: '{text}'; can't understand '{part}'"
+            raise status.bad_request(message)
+        field, operator, value = pieces
+        if field not in allowed:
+            raise status.bad_request(f"field label not supported: {field}")
+        requirements.append((field, operator != "!=", re.sub(r"\\(.)", r"\1", value)))
+    return lambda obj: all(
+        (_field(obj, field) == value) is is_equal for field, is_equal, value in requirements
+    )
+
+
+def _field(obj: status.Object, field: str) -> str:
+    """Return a field as selectors compare it: absent is empty."""
+    value: object = obj
+    for key in field.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if field == "spec.unschedulable":
+        return "true" if value else "false"
+    return str(value) if value is not None else ""
+
+
+# -- parameters ------------------------------------------------------------------------------
+
+
+def version(query: Mapping[str, str]) -> int:
+    """Return the parameter ``resourceVersion``; 0 when it is absent.
+
+    Raises:
+        ApiError: 400 for a malformed version.
+    """
+    text = query.get("resourceVersion", "")
+    if text and not text.isdigit():
+        message = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: invalid syntax'
+        raise status.bad_request(message)
+    return int(text or 0)
+
+
+def number(query: Mapping[str, str], name: str) -> int:
+    """Return a numeric parameter; 0 when it is absent.
+
+    Raises:
+        ApiError: 400 for a malformed number.
+    """
+    text = query.get(name, "") or "0"
+    if not text.isdigit():
+        message = f'strconv.ParseInt: parsing "{text}": invalid syntax ({name})'
+        raise status.bad_request(message)
+    return int(text)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """Where the next page of a list begins."""
+
+    version: int
+    after: tuple[str, str]
+    """Namespace and name of the last object of the page before."""
+
+    def to_token(self) -> str:
+        """Return the opaque ``continue`` token."""
+        return base64.urlsafe_b64encode(json.dumps([self.version, *self.after]).encode()).decode()
+
+
+def continuation(query: Mapping[str, str]) -> Continuation | None:
+    """Return where to continue; None for a first page.
+
+    Raises:
+        ApiError: 400 for a malformed token.
+    """
+    token = query.get("continue", "")
+    if not token:
+        return None
+    try:
+        at, namespace, name = json.loads(base64.urlsafe_b64decode(token))
+    except (binascii.Error, ValueError) as error:
+        raise status.bad_request("continue key is not valid") from error
+    return Continuation(version=at, after=(namespace, name))

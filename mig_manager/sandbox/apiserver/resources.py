@@ -1,0 +1,222 @@
+"""The resources that the API server serves, as data, and the discovery documents made of them.
+
+Names, kinds and short names are those of the Kubernetes API reference.
+"""
+
+import dataclasses
+import functools
+
+from mig_manager.sandbox.apiserver import status
+
+Object = status.Object
+
+_VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """One kind of object and its paths."""
+
+    group: str = ""
+    version: str = "v1"
+    plural: str
+    kind: str
+    is_namespaced: bool = True
+    short_names: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ()
+    has_generation: bool = False
+    """``metadata.generation`` starts at 1 and counts the changes of ``spec``."""
+    categories: tuple[str, ...] = ()
+    """Such as ``all``, for ``kubectl get all``."""
+
+    @property
+    def api_version(self) -> str:
+        """``v1`` or ``group/version``."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """Return the URL path of the collection, of an object, or of its subresource."""
+        parts = [f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"]
+        if self.is_namespaced and namespace:
+            parts.append(f"namespaces/{namespace}")
+        return "/".join([*parts, *filter(None, (self.plural, name, subresource))])
+
+
+NAMESPACES = Resource(
+    plural="namespaces",
+    kind="Namespace",
+    is_namespaced=False,
+    short_names=("ns",),
+    subresources=("status",),
+)
+NODES = Resource(
+    plural="nodes",
+    kind="Node",
+    is_namespaced=False,
+    short_names=("no",),
+    subresources=("status",),
+)
+PODS = Resource(
+    plural="pods",
+    kind="Pod",
+    short_names=("po",),
+    categories=("all",),
+    subresources=("status", "binding", "eviction"),
+)
+EVENTS = Resource(plural="events", kind="Event", short_names=("ev",))
+CONFIG_MAPS = Resource(plural="configmaps", kind="ConfigMap", short_names=("cm",))
+SERVICE_ACCOUNTS = Resource(plural="serviceaccounts", kind="ServiceAccount", short_names=("sa",))
+DAEMON_SETS = Resource(
+    group="apps",
+    plural="daemonsets",
+    kind="DaemonSet",
+    short_names=("ds",),
+    categories=("all",),
+    subresources=("status",),
+    has_generation=True,
+)
+REPLICA_SETS = Resource(
+    group="apps",
+    plural="replicasets",
+    kind="ReplicaSet",
+    short_names=("rs",),
+    categories=("all",),
+    subresources=("status",),
+    has_generation=True,
+)
+LEASES = Resource(group="coordination.k8s.io", plural="leases", kind="Lease")
+BUDGETS = Resource(
+    group="policy",
+    plural="poddisruptionbudgets",
+    kind="PodDisruptionBudget",
+    short_names=("pdb",),
+    subresources=("status",),
+    has_generation=True,
+)
+CLAIMS = Resource(
+    group="resource.k8s.io",
+    plural="resourceclaims",
+    kind="ResourceClaim",
+    subresources=("status",),
+)
+
+RESOURCES = (
+    *(NAMESPACES, NODES, PODS, EVENTS, CONFIG_MAPS, SERVICE_ACCOUNTS),
+    *(DAEMON_SETS, REPLICA_SETS, LEASES, BUDGETS, CLAIMS),
+)
+
+REVIEWS = {
+    ("authorization.k8s.io", "selfsubjectaccessreviews"): "SelfSubjectAccessReview",
+    ("authentication.k8s.io", "selfsubjectreviews"): "SelfSubjectReview",
+}
+"""Kinds that are answered and never stored, by group and plural."""
+
+
+def find(group: str, version: str, plural: str) -> Resource | None:
+    """Return the resource served at a group, version and plural, or None."""
+    for resource in RESOURCES:
+        if (resource.group, resource.version, resource.plural) == (group, version, plural):
+            return resource
+    return None
+
+
+def resource_of(obj: Object) -> Resource:
+    """Return the resource that an object belongs to.
+
+    Raises:
+        ApiError: 404, no resource has this ``apiVersion`` and ``kind``.
+    """
+    for resource in RESOURCES:
+        if (resource.api_version, resource.kind) == (obj.get("apiVersion"), obj.get("kind")):
+            return resource
+    raise status.no_such_path()
+
+
+def discovery_document(path: str) -> Object | None:
+    """Return the document by which clients find out what is served, or None for another path."""
+    return _documents().get(path.rstrip("/"))
+
+
+@functools.cache
+def _documents() -> dict[str, Object]:
+    groups = [_group(name) for name in _group_names()]
+    documents: dict[str, Object] = {
+        "/version": {
+            "major": "1",
+            "minor": "33",
+            "gitVersion": "v1.33.0+sandbox",
+            "gitCommit": "",
+            "gitTreeState": "clean",
+            "buildDate": "2025-04-23T00:00:00Z",
+            "goVersion": "",
+            "compiler": "",
+            "platform": "linux/amd64",
+        },
+        "/api": {"kind": "APIVersions", "apiVersion": "v1", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
+        "/api/v1": _resource_list(""),
+    }
+    for group in groups:
+        path = f"/apis/{group['name']}"
+        documents[path] = {"kind": "APIGroup", "apiVersion": "v1"} | group
+        documents[f"{path}/v1"] = _resource_list(group["name"])
+    return documents
+
+
+def _group_names() -> list[str]:
+    stored = {resource.group for resource in RESOURCES if resource.group}
+    return sorted(stored | {group for group, _ in REVIEWS})
+
+
+def _group(name: str) -> Object:
+    version = {"groupVersion": f"{name}/v1", "version": "v1"}
+    return {"name": name, "versions": [version], "preferredVersion": version}
+
+
+def _resource_list(group: str) -> Object:
+    entries = [
+        entry
+        for resource in RESOURCES
+        if resource.group == group
+        for entry in (_entry(resource), *(_subentry(resource, s) for s in resource.subresources))
+    ]
+    entries += [
+        {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind,
+         "verbs": ["create"]}
+        for (review_group, plural), kind in REVIEWS.items()
+        if review_group == group
+    ]  # fmt: skip
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": f"{group}/v1" if group else "v1",
+        "resources": entries,
+    }
+
+
+def _entry(resource: Resource) -> Object:
+    return {
+        "name": resource.plural,
+        "singularName": resource.kind.lower(),
+        "namespaced": resource.is_namespaced,
+        "kind": resource.kind,
+        "verbs": list(_VERBS),
+        "shortNames": list(resource.short_names),
+        "categories": list(resource.categories),
+    }
+
+
+def _subentry(resource: Resource, name: str) -> Object:
+    entry: Object = {
+        "name": f"{resource.plural}/{name}",
+        "singularName": "",
+        "namespaced": resource.is_namespaced,
+        "kind": resource.kind,
+        "verbs": ["get", "patch", "update"],
+    }
+    # The group and version of an eviction tell clients which Eviction they may send.
+    if name == "eviction":
+        entry |= {"kind": "Eviction", "group": "policy", "version": "v1", "verbs": ["create"]}
+    elif name == "binding":
+        entry |= {"kind": "Binding", "verbs": ["create"]}
+    return entry

@@ -1,0 +1,382 @@
+"""Objects, their versions, and the history that watches read.
+
+One counter serves all resources, as etcd's revision does behind a real API server. Objects in the
+store are never changed in place: a write replaces the whole object, so that readers in other
+threads and slow watchers keep a consistent one.
+
+Watches: Kubernetes documentation, "Kubernetes API Concepts", sections "Efficient detection of
+changes", "Watch bookmarks" and "Semantics for watch". As with the real server's watch cache, an
+open watch never falls out of the history, however idle it is.
+"""
+
+import asyncio
+import bisect
+import collections
+import contextlib
+import copy
+import dataclasses
+import datetime as dt
+import enum
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+
+from mig_manager.sandbox.apiserver import request, resources, status
+
+Object = status.Object
+Key = tuple[str, str, str]
+"""Plural of the resource, namespace (empty for cluster-wide ones), name."""
+
+
+class Change(enum.Enum):
+    """What happened to an object; the values are the watch event types."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One entry of the history."""
+
+    version: int
+    change: Change
+    key: Key
+    obj: Object
+    """The object after the change; for DELETED its last state with the deletion's version."""
+    before: Object | None
+    """The object before the change; None for ADDED."""
+
+
+class Store:
+    """All objects of the cluster; safe to use from any thread.
+
+    This layer knows no rules: tests and the simulated kubelet write objects with it as they are.
+    The rules of the API are in ``registry``.
+
+    Args:
+        history_limit: Number of changes kept for watches and consistent lists.
+    """
+
+    def __init__(self, *, history_limit: int = 10_000) -> None:
+        self.lock = threading.RLock()
+        self._history_limit = history_limit
+        self._objects: dict[Key, Object] = {}
+        self._history: list[Record] = []
+        self._listeners: list[Callable[[Record], None]] = []
+        self._undelivered: collections.deque[Record] = collections.deque()
+        self._is_delivering = False
+        self._version = 1
+        self._oldest = 1
+
+    @property
+    def version(self) -> int:
+        """The version of the newest change."""
+        return self._version
+
+    def subscribe(self, listener: Callable[[Record], None]) -> Callable[[], None]:
+        """Call the listener after each change, in order, with the lock held; it must be quick.
+
+        It may write; its own change is delivered after the one it was called for.
+
+        Returns:
+            A function that ends the subscription.
+        """
+        with self.lock:
+            self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def peek(self, key: Key) -> Object | None:
+        """Return the stored object itself, which must not be changed, or None."""
+        return self._objects.get(key)
+
+    def get(self, resource: resources.Resource, name: str, namespace: str = "") -> Object:
+        """Return a copy of an object.
+
+        Raises:
+            ApiError: 404.
+        """
+        obj = self._objects.get((resource.plural, namespace, name))
+        if obj is None:
+            raise status.not_found(resource.group, resource.plural, name)
+        return copy.deepcopy(obj)
+
+    def find(self, resource: resources.Resource, name: str, namespace: str = "") -> bool:
+        """Return whether an object exists."""
+        return (resource.plural, namespace, name) in self._objects
+
+    def objects(self, resource: resources.Resource, namespace: str = "") -> list[Object]:
+        """Return copies of the objects of a namespace, or of all when it is empty."""
+        return [copy.deepcopy(obj) for obj in self.select(resource.plural, namespace=namespace)]
+
+    def select(self, plural: str, *, namespace: str = "", at: int | None = None) -> list[Object]:
+        """Return the stored objects themselves, by namespace and name.
+
+        Args:
+            plural: Of the resource.
+            namespace: Empty for all namespaces.
+            at: Version to go back to; None for now.
+
+        Raises:
+            ApiError: 410, the history does not go back to that version.
+        """
+        with self.lock:
+            objects = {key: obj for key, obj in self._objects.items() if key[0] == plural}
+            for record in reversed(self.since(at) if at is not None else []):
+                if record.key[0] != plural:
+                    continue
+                if record.before is None:
+                    objects.pop(record.key, None)
+                else:
+                    objects[record.key] = record.before
+        return [objects[key] for key in sorted(objects) if namespace in ("", key[1])]
+
+    def since(self, version: int) -> list[Record]:
+        """Return the changes after a version, oldest first.
+
+        Raises:
+            ApiError: 410, the history does not go back to that version.
+        """
+        with self.lock:
+            if version < self._oldest:
+                message = f"too old resource version: {version} ({self._oldest})"
+                raise status.expired(message)
+            start = bisect.bisect_right(self._history, version, key=lambda each: each.version)
+            return self._history[start:]
+
+    def compact(self) -> None:
+        """Drop the history: every older resourceVersion is now answered with 410."""
+        with self.lock:
+            self._history.clear()
+            self._oldest = self._version
+
+    def create(self, obj: Object) -> Object:
+        """Store an object as given, with missing metadata filled in; return a copy.
+
+        Raises:
+            ApiError: 404 for an unknown kind, 409 for an existing name.
+        """
+        resource = resources.resource_of(obj)
+        obj = stamped(obj, resource)
+        key = key_of(resource, obj)
+        with self.lock:
+            if key in self._objects:
+                raise status.already_exists(resource.group, resource.plural, key[2])
+            return copy.deepcopy(self.write(key, obj))
+
+    def modify(
+        self,
+        resource: resources.Resource,
+        name: str,
+        change: Callable[[Object], object],
+        *,
+        namespace: str = "",
+    ) -> Object:
+        """Replace an object by a copy that ``change`` has edited.
+
+        Raises:
+            ApiError: 404.
+        """
+        with self.lock:
+            obj = self.get(resource, name, namespace)
+            change(obj)
+            return copy.deepcopy(self.write((resource.plural, namespace, name), obj))
+
+    def delete(self, resource: resources.Resource, name: str, namespace: str = "") -> None:
+        """Remove an object at once, whatever its grace period and finalizers.
+
+        Raises:
+            ApiError: 404.
+        """
+        if self.remove((resource.plural, namespace, name)) is None:
+            raise status.not_found(resource.group, resource.plural, name)
+
+    def write(self, key: Key, obj: Object) -> Object:
+        """Store an object, which the caller must not change afterwards; return the stored one.
+
+        Writing the content that is already stored is no change.
+        """
+        with self.lock:
+            before = self._objects.get(key)
+            if before is not None and _same(before, obj):
+                return before
+            self._version += 1
+            obj["metadata"]["resourceVersion"] = str(self._version)
+            self._objects[key] = obj
+            self._remember(Change.ADDED if before is None else Change.MODIFIED, key, obj, before)
+            return obj
+
+    def remove(self, key: Key) -> Object | None:
+        """Remove an object at once; return its last state, or None for a missing one."""
+        with self.lock:
+            before = self._objects.pop(key, None)
+            if before is None:
+                return None
+            self._version += 1
+            last = _at_version(before, self._version)
+            self._remember(Change.DELETED, key, last, before)
+            return last
+
+    def _remember(self, change: Change, key: Key, obj: Object, before: Object | None) -> None:
+        record = Record(version=self._version, change=change, key=key, obj=obj, before=before)
+        self._history.append(record)
+        # Trimmed in chunks, because cutting the front of a list moves all the rest.
+        if len(self._history) > self._history_limit * 5 // 4:
+            excess = len(self._history) - self._history_limit
+            self._oldest = self._history[excess - 1].version
+            del self._history[:excess]
+        self._undelivered.append(record)
+        if not self._is_delivering:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Call the listeners, which may themselves write: each sees all changes in their order."""
+        self._is_delivering = True
+        try:
+            while self._undelivered:
+                record = self._undelivered.popleft()
+                for listener in tuple(self._listeners):
+                    listener(record)
+        finally:
+            self._is_delivering = False
+
+
+def stamped(obj: Object, resource: resources.Resource) -> Object:
+    """Return a copy with the metadata that the server gives to a new object."""
+    obj = copy.deepcopy(obj)
+    metadata = obj.setdefault("metadata", {})
+    if resource.is_namespaced:
+        metadata.setdefault("namespace", "default")
+    metadata.setdefault("uid", str(uuid.uuid4()))
+    metadata.setdefault("creationTimestamp", timestamp())
+    if resource.has_generation:
+        metadata.setdefault("generation", 1)
+    return obj
+
+
+def key_of(resource: resources.Resource, obj: Object) -> Key:
+    """Return the key of an object that has its metadata."""
+    metadata = obj["metadata"]
+    namespace = metadata.get("namespace", "default") if resource.is_namespaced else ""
+    return resource.plural, namespace, metadata["name"]
+
+
+def timestamp(moment: dt.datetime | None = None) -> str:
+    """Return a time, by default now, in the API's format: RFC 3339 in UTC."""
+    return (moment or dt.datetime.now(dt.UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _same(one: Object, other: Object) -> bool:
+    return _at_version(one, 0) == _at_version(other, 0)
+
+
+def _at_version(obj: Object, version: int) -> Object:
+    return obj | {"metadata": obj["metadata"] | {"resourceVersion": str(version)}}
+
+
+# -- watches ---------------------------------------------------------------------------------
+
+
+class Watcher:
+    """One open watch; everything but the queue belongs to the event loop."""
+
+    def __init__(self, selection: request.Selection) -> None:
+        self._selection = selection
+        self._queue: collections.deque[Record] = collections.deque()
+        self.awake = asyncio.Event()
+        self.is_stopped = False
+
+    def offer(self, record: Record) -> bool:
+        """Queue a change if it concerns this watch; return whether it does."""
+        selection = self._selection
+        concerns = selection.namespace in ("", record.key[1]) and (
+            selection.matches(record.obj) or selection.matches(record.before)
+        )
+        if concerns:
+            self._queue.append(record)
+        return concerns
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no change is queued."""
+        return not self._queue
+
+    def drain(self) -> Iterator[tuple[Change, Object]]:
+        """Yield the queued changes as seen by a client that knows this selection only."""
+        while self._queue:
+            record = self._queue.popleft()
+            was = self._selection.matches(record.before)
+            is_now = record.change is not Change.DELETED and self._selection.matches(record.obj)
+            if is_now:
+                yield (Change.MODIFIED if was else Change.ADDED), record.obj
+            else:
+                # An object that leaves the selection is shown as it last was within it.
+                yield Change.DELETED, _at_version(record.before or record.obj, record.version)
+
+    def stop(self) -> None:
+        """End the watch."""
+        self.is_stopped = True
+        self.awake.set()
+
+
+class Feed:
+    """Delivers the changes of a store to its watches."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._watchers: dict[str, set[Watcher]] = collections.defaultdict(set)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._unsubscribe = store.subscribe(self._follow)
+
+    @property
+    def size(self) -> int:
+        """Number of open watches."""
+        return sum(len(watchers) for watchers in self._watchers.values())
+
+    def close(self) -> None:
+        """End all watches; only in the event loop."""
+        self._unsubscribe()
+        for watchers in self._watchers.values():
+            for watcher in watchers:
+                watcher.stop()
+
+    @contextlib.contextmanager
+    def open(
+        self, selection: request.Selection, since: int
+    ) -> Iterator[tuple[Watcher, list[Object]]]:
+        """Begin a watch without losing or repeating a change; only in the event loop.
+
+        Args:
+            selection: What to watch.
+            since: The version after which to begin; 0 for the present state.
+
+        Yields:
+            The watch, and the present objects when it begins with the present state.
+
+        Raises:
+            ApiError: 410, the history does not go back to that version.
+        """
+        self._loop = asyncio.get_running_loop()
+        watcher = Watcher(selection)
+        watchers = self._watchers[selection.plural]
+        present: list[Object] = []
+        with self._store.lock:
+            if since:
+                for record in self._store.since(since):
+                    if record.key[0] == selection.plural:
+                        watcher.offer(record)
+            else:
+                objects = self._store.select(selection.plural, namespace=selection.namespace)
+                present = [each for each in objects if selection.matches(each)]
+            watchers.add(watcher)
+        try:
+            yield watcher, present
+        finally:
+            with self._store.lock:
+                watchers.discard(watcher)
+
+    def _follow(self, record: Record) -> None:
+        for watcher in self._watchers.get(record.key[0], ()):
+            if watcher.offer(record) and self._loop is not None:
+                self._loop.call_soon_threadsafe(watcher.awake.set)

@@ -1,0 +1,482 @@
+"""The embedded API server with a request log and with failures on demand.
+
+Both are an ASGI middleware around the product's server.
+"""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import enum
+import json
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from starlette import requests, types
+
+from mig_manager.sandbox.apiserver import access, application, request, server, status
+
+Access = access.Access
+
+_LOG_LIMIT = 10_000
+_HALF_A_LINE = b'{"type":"MODIFIED","object":{"kind":"No'
+_PROXY_PAGE = b"<html><body><h1>It works!</h1></body></html>\n"
+
+
+class Break(enum.Enum):
+    """How an open watch ends or fails."""
+
+    CLOSE = "close"
+    """Cleanly, as at its time-out."""
+    EXPIRE = "expire"
+    """With an ERROR event that carries 410."""
+    RESET = "reset"
+    """With a connection reset."""
+    TRUNCATE = "truncate"
+    """In the middle of a JSON line."""
+    STALL = "stall"
+    """Not at all: the connection stays open and silent, as behind a dead NAT."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One failure to inject, and the requests that it strikes.
+
+    With none of ``status``, ``reset``, ``truncate``, ``garbles`` and ``stall`` the request is
+    merely delayed by ``hang_s``.
+    """
+
+    method: str = ""
+    """HTTP method; empty strikes any."""
+    verb: str = ""
+    """Kubernetes verb, such as ``watch``; empty strikes any."""
+    resource: str = ""
+    """Such as ``nodes`` or ``pods/eviction``; empty strikes any."""
+    path: str = ""
+    """Regular expression searched for in path and query; empty strikes any."""
+    token: str = ""
+    """Bearer token of the client to strike; empty strikes any."""
+    skip: int = 0
+    """Number of such requests that pass first."""
+    times: int | None = 1
+    """Number of such requests that are struck; None for all."""
+    hang_s: float = 0
+    """Seconds before anything else happens."""
+    status: int | None = None
+    """HTTP status to answer with, in a fitting Status object."""
+    retry_after_s: int | None = None
+    message: str = "injected fault"
+    reset: bool = False
+    """Reset the connection in place of an answer."""
+    truncate: bool = False
+    """Close the connection in the middle of the answer; of a watch, in its first line."""
+    garbles: bool = False
+    """Answer 200 with the page of a proxy in place of JSON; of a watch, as its first line."""
+    stall: bool = False
+    """Never answer; of a watch, send the headers and nothing else."""
+    is_carried_out: bool = False
+    """Whether the request has its effect, and only its answer is replaced."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRequest:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    verb: str
+    """Kubernetes verb; empty for discovery and health."""
+    resource: str
+    """Such as ``nodes`` or ``pods/eviction``; empty for discovery and health."""
+    user_agent: str
+    token: str
+    """Bearer token; empty when there is none."""
+    content_type: str
+
+
+class RequestLog:
+    """The requests so far, oldest first; safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: collections.deque[LoggedRequest] = collections.deque(maxlen=_LOG_LIMIT)
+        self._counts: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def add(self, logged: LoggedRequest) -> None:
+        """Append a request."""
+        with self._lock:
+            self._requests.append(logged)
+            self._counts[logged.verb, logged.resource] += 1
+
+    def requests(self, *, verb: str = "", resource: str = "") -> list[LoggedRequest]:
+        """Return the requests of a verb and resource; empty words select all."""
+        with self._lock:
+            return [
+                each
+                for each in self._requests
+                if verb in ("", each.verb) and resource in ("", each.resource)
+            ]
+
+    def count(self, verb: str, resource: str) -> int:
+        """Return the number of requests of a verb for a resource, such as ``pods/eviction``."""
+        with self._lock:
+            return self._counts[verb, resource]
+
+    def clear(self) -> None:
+        """Drop all requests and counts."""
+        with self._lock:
+            self._requests.clear()
+            self._counts.clear()
+
+
+class _Faults:
+    """The injected faults; safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._faults: list[tuple[Fault, list[int]]] = []
+
+    def add(self, fault: Fault) -> None:
+        with self._lock:
+            self._faults.append((fault, [0]))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._faults.clear()
+
+    def waiting(self) -> int:
+        with self._lock:
+            return sum(
+                fault.times is None or seen[0] < fault.skip + fault.times
+                for fault, seen in self._faults
+            )
+
+    def take(self, logged: LoggedRequest, target: str) -> Fault | None:
+        """Return the fault that strikes a request, and count it."""
+        with self._lock:
+            for fault, seen in self._faults:
+                if _matches(fault, logged, target):
+                    seen[0] += 1
+                    last = None if fault.times is None else fault.skip + fault.times
+                    if seen[0] > fault.skip and (last is None or seen[0] <= last):
+                        return fault
+        return None
+
+
+def _matches(fault: Fault, logged: LoggedRequest, target: str) -> bool:
+    return (
+        fault.method in ("", logged.method)
+        and fault.verb in ("", logged.verb)
+        and fault.resource in ("", logged.resource)
+        and fault.token in ("", logged.token)
+        and re.search(fault.path, target) is not None
+    )
+
+
+class ApiServer(server.ApiServer):
+    """The server with a request log and fault injection.
+
+    Args:
+        authorizer: As the product's.
+        bookmark_period_s: As the product's.
+        history_limit: As the product's.
+        refuses_expired_watches: Answer a watch of an expired version with HTTP 410, in place of
+            an ERROR event in the stream; real servers do either.
+    """
+
+    def __init__(
+        self,
+        *,
+        authorizer: access.Authorizer = lambda _access: True,
+        bookmark_period_s: float = 60,
+        history_limit: int = 10_000,
+        refuses_expired_watches: bool = False,
+    ) -> None:
+        self.log = RequestLog()
+        self.faults = _Faults()
+        self.refuses_expired_watches = refuses_expired_watches
+        self.closing = asyncio.Event()
+        self._watches: set[_OpenWatch] = set()
+        super().__init__(
+            authorizer=authorizer,
+            bookmark_period_s=bookmark_period_s,
+            history_limit=history_limit,
+            middleware=lambda app: _Middleware(app, self, self._watches),
+        )
+
+    def stop(self) -> None:
+        """End all requests, connections and the thread."""
+        self.call_in_loop(self.closing.set)
+        super().stop()
+
+    def inject(self, fault: Fault) -> None:
+        """Strike matching requests from now on; older faults strike first."""
+        self.faults.add(fault)
+
+    def clear_faults(self) -> None:
+        """Drop all faults."""
+        self.faults.clear()
+
+    def faults_waiting(self) -> int:
+        """Return how many faults have strikes left; one without end always has."""
+        return self.faults.waiting()
+
+    def break_watches(self, how: Break) -> None:
+        """End or fail every watch that is open now; later ones work."""
+
+        def stop_all() -> None:
+            for watch in self._watches:
+                watch.stop(how)
+
+        self.call_in_loop(stop_all)
+
+
+@contextlib.contextmanager
+def serve(api_server: ApiServer | None = None) -> Iterator[ApiServer]:
+    """Start a server (by default a plain one) and stop it at the end of the ``with`` block."""
+    api_server = api_server or ApiServer()
+    with server.serve(api_server):
+        yield api_server
+
+
+class _OpenWatch:
+    def __init__(self) -> None:
+        self.how: Break | None = None
+        self.stopped = asyncio.Event()
+
+    def stop(self, how: Break) -> None:
+        self.how = self.how or how
+        self.stopped.set()
+
+
+class _Middleware:
+    """Logs each request and lets the faults strike; the ASGI application of the server."""
+
+    def __init__(
+        self, app: types.ASGIApp, api_server: ApiServer, watches: set[_OpenWatch]
+    ) -> None:
+        self._app = app
+        self._server = api_server
+        self._watches = watches
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        http = requests.Request(scope, receive)
+        try:
+            body = await http.body()
+        except requests.ClientDisconnect:
+            return
+        call = _Call(self._app, http, body, receive, send)
+        self._server.log.add(call.logged)
+        url = http.url
+        target = f"{url.path}?{url.query}" if url.query else url.path
+        fault = self._server.faults.take(call.logged, target)
+        if fault is not None and await self._strike(call, fault):
+            return
+        if call.is_watch:
+            await self._watch(call)
+        else:
+            await call.forward(send)
+
+    async def _strike(self, call: "_Call", fault: Fault) -> bool:
+        """Return whether the fault has replaced the answer."""
+        if fault.hang_s:
+            await self._linger(call, fault.hang_s)
+        if fault.is_carried_out and not call.is_watch:
+            await call.answer()
+        if fault.status is not None:
+            error = status.ApiError(fault.status, fault.message, retry_after_s=fault.retry_after_s)
+            await application.status_response(error)(call.http.scope, call.receive, call.send)
+        elif fault.reset:
+            await self._drop(call, is_reset=True)
+        elif fault.truncate:
+            await self._truncate(call)
+        elif fault.garbles:
+            await call.begin()
+            await call.write(_PROXY_PAGE, is_last=True)
+        elif fault.stall:
+            await self._stall(call)
+        else:
+            return False
+        return True
+
+    async def _truncate(self, call: "_Call") -> None:
+        if call.is_watch:
+            await call.begin()
+            await call.write(_HALF_A_LINE)
+        else:
+            whole = await call.answer()
+            await call.begin(length=len(whole))
+            await call.write(whole[: len(whole) // 2])
+        await self._drop(call, is_reset=False)
+
+    async def _stall(self, call: "_Call") -> None:
+        if call.is_watch:
+            await call.begin()
+            await call.write(b"")
+        await self._linger(call, None)
+        await self._drop(call, is_reset=True)
+
+    async def _watch(self, call: "_Call") -> None:
+        watch = _OpenWatch()
+        self._watches.add(watch)
+        send = _RefusesExpired(call) if self._server.refuses_expired_watches else call.send
+        running = asyncio.ensure_future(call.forward(send))
+        stopped = asyncio.ensure_future(watch.stopped.wait())
+        try:
+            await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if watch.how is None or running.done():
+                await running
+                return
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            await self._break(call, watch.how)
+        finally:
+            stopped.cancel()
+            self._watches.discard(watch)
+
+    async def _break(self, call: "_Call", how: Break) -> None:
+        match how:
+            case Break.CLOSE:
+                await call.write(b"", is_last=True)
+            case Break.EXPIRE:
+                error = status.expired("The resourceVersion for the watch is too old.")
+                line = json.dumps({"type": "ERROR", "object": error.to_status()}) + "\n"
+                await call.write(line.encode(), is_last=True)
+            case Break.RESET:
+                await self._drop(call, is_reset=True)
+            case Break.TRUNCATE:
+                await call.write(_HALF_A_LINE)
+                await self._drop(call, is_reset=False)
+            case Break.STALL:
+                await self._linger(call, None)
+                await self._drop(call, is_reset=True)
+
+    async def _linger(self, call: "_Call", seconds: float | None) -> None:
+        """Wait for a time, or (None) until the client leaves or the server stops."""
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._server.closing.wait()),
+            asyncio.ensure_future(call.receive()),
+        ]
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def _drop(self, call: "_Call", *, is_reset: bool) -> None:
+        """End the client's connection: at once with a reset, or after what has been written."""
+        client = tuple(call.http.scope["client"])
+        for transport in self._server.transports():
+            if transport.get_extra_info("peername") != client:
+                continue
+            if is_reset:
+                # Lingering for zero seconds makes the kernel send RST in place of FIN.
+                linger = struct.pack("ii", 1, 0)
+                transport.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, linger
+                )
+                transport.abort()
+            transport.close()
+        await call.receive()
+
+
+class _Call:
+    """One request and the ways to answer it."""
+
+    def __init__(
+        self,
+        app: types.ASGIApp,
+        http: requests.Request,
+        body: bytes,
+        receive: types.Receive,
+        send: types.Send,
+    ) -> None:
+        self._app = app
+        self._body = body
+        self.http = http
+        self.receive = receive
+        self.send = send
+        self.logged = _logged(http)
+
+    @property
+    def is_watch(self) -> bool:
+        return self.logged.verb == "watch"
+
+    async def forward(self, send: Callable[[types.Message], Any]) -> None:
+        """Have the server answer the request."""
+        is_read = False
+
+        async def receive() -> types.Message:
+            nonlocal is_read
+            if is_read:
+                return await self.receive()
+            is_read = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+
+        await self._app(self.http.scope, receive, send)
+
+    async def answer(self) -> bytes:
+        """Have the server carry out the request; return the body of its answer."""
+        chunks: list[bytes] = []
+
+        async def keep(message: types.Message) -> None:
+            chunks.append(message.get("body", b""))
+
+        await self.forward(keep)
+        return b"".join(chunks)
+
+    async def begin(self, *, length: int | None = None) -> None:
+        """Send the headers of an answer; ``length`` None when its end is not known yet."""
+        headers = [(b"content-type", b"application/json")]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, chunk: bytes, *, is_last: bool = False) -> None:
+        await self.send({"type": "http.response.body", "body": chunk, "more_body": not is_last})
+
+
+class _RefusesExpired:
+    """Sends a watch's messages, and HTTP 410 in place of a stream that begins with an ERROR."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+        self._start: types.Message | None = None
+        self._is_refused = False
+
+    async def __call__(self, message: types.Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        if self._start is not None:
+            start, self._start = self._start, None
+            if message["body"].startswith(b'{"type":"ERROR"'):
+                self._is_refused = True
+                error = status.expired(json.loads(message["body"])["object"]["message"])
+                respond = application.status_response(error)
+                await respond(self._call.http.scope, self._call.receive, self._call.send)
+                return
+            await self._call.send(start)
+        if not self._is_refused:
+            await self._call.send(message)
+
+
+def _logged(http: requests.Request) -> LoggedRequest:
+    try:
+        info = request.parse(http.method, http.url.path, http.query_params)
+    except status.ApiError:
+        info = None
+    return LoggedRequest(
+        method=http.method,
+        path=http.url.path,
+        query=dict(http.query_params),
+        verb=info.verb if info else "",
+        resource=info.target.resource_and_subresource if info else "",
+        user_agent=http.headers.get("user-agent", ""),
+        token=application.bearer_token(http),
+        content_type=http.headers.get("content-type", "").partition(";")[0].strip(),
+    )
