@@ -1,15 +1,19 @@
-"""The JSON that the agent keeps on its node: the status for people, the journal for itself."""
+"""The JSON that the agent keeps on its node: the status for people, the journal for itself.
+
+``Status`` is what the agent writes, ``read`` is the only reader of it.
+"""
 
 import dataclasses
+import datetime as dt
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec as snapshots
+from mig_manager.core.records import gpu_codec
 
 JOURNAL_VERSION = 2
 """1 had neither boot id nor snapshot."""
@@ -17,6 +21,9 @@ _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
 """One version back and one ahead, for upgrade and downgrade: a version may add members and may
 not change what those of the version before it mean."""
 
+_MAX_MESSAGE = 2000
+_MAX_WORD = 80
+_MAX_GPUS = 64
 _MOST_SERVICES = 256
 """Of the host: what a list can name, and what systemd may stop along with it."""
 
@@ -26,7 +33,7 @@ _LABEL_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One run as the status annotation tells it."""
+    """One run, as the status annotation shows it."""
 
     config: str
     config_hash: str
@@ -39,11 +46,11 @@ class Status:
     started_at: str
     finished_at: str | None
     retry_at: str | None = None
-    """When the same wish is tried again by itself; None: not before something changes."""
+    """When the agent retries the same request; None: only after a change."""
     is_rebooted: bool = False
-    """Whether the machine was rebooted for this wish, which happens once."""
+    """Whether the machine was rebooted for this request, which happens once."""
     gpus: model.ObservedGpus = model.NO_GPUS
-    """What is there now; empty when it could not be observed."""
+    """As last observed; empty if observation failed."""
 
     def to_json(self) -> str:
         """Return the annotation's value: one line, stable keys, no null members."""
@@ -65,36 +72,103 @@ class Status:
         return json.dumps({key: value for key, value in data.items() if value not in (None, "")})
 
 
-def rebooted_layout(text: str | None) -> tuple[str, str] | None:
-    """Return name and hash of the layout for which the machine was rebooted, if it was.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedStatus:
+    """A status annotation as read; everybody who may write to the Node may have written it."""
 
-    Args:
-        text: The status annotation's value; None or nonsense tells of none.
+    config: str
+    config_hash: str
+    state: model.State
+    phase: str
+    reason: str
+    message: str
+    attempt: int
+    started_at: dt.datetime | None
+    finished_at: dt.datetime | None
+    retry_at: dt.datetime | None
+    is_retried: bool
+    """Whether the agent retries without a change."""
+    is_rebooted: bool
+    unreachable: tuple[str, ...]
+    """Unreachable GPUs, in words."""
+
+    @property
+    def at(self) -> dt.datetime | None:
+        """When the status became what it is."""
+        return self.finished_at or self.started_at
+
+    @property
+    def layout(self) -> tuple[str, str]:
+        """Name and content hash of the layout."""
+        return self.config, self.config_hash
+
+
+def read(text: str) -> PublishedStatus:
+    """Read a status annotation, with its texts made safe to print.
+
+    Raises:
+        ValueError: It is not a status.
     """
     try:
-        data = json.loads(text or "")
-        wish = str(data["config"]), str(data["configHash"])
-        return wish if data.get("rebooted") is True else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        data = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(data, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - content
+    attempt = data.get("attempt", 1)
+    return PublishedStatus(
+        config=_word(data.get("config", "")),
+        config_hash=_word(data.get("configHash", "")),
+        state=model.State(data.get("state")),
+        phase=_word(data.get("phase", "")),
+        reason=_word(data.get("reason", "")),
+        message=messages.printable(str(data.get("message", ""))[:_MAX_MESSAGE], " "),
+        attempt=attempt if isinstance(attempt, int) and 0 <= attempt < 2**31 else 1,
+        started_at=messages.parse_time(data.get("startedAt")),
+        finished_at=messages.parse_time(data.get("finishedAt")),
+        retry_at=messages.parse_time(data.get("retryAt")),
+        is_retried="retryAt" in data,
+        is_rebooted=data.get("rebooted") is True,
+        unreachable=_unreachable(data.get("unreachableGpus")),
+    )
+
+
+def read_or_none(text: str | None) -> PublishedStatus | None:
+    """Read a status annotation; None if it is missing or invalid."""
+    try:
+        return read(text or "")
+    except ValueError:
         return None
+
+
+def rebooted_layout(text: str | None) -> tuple[str, str] | None:
+    """Return name and hash of the layout for which the machine was rebooted, if it was."""
+    published = read_or_none(text)
+    return published.layout if published and published.is_rebooted else None
 
 
 def applied_layout(text: str | None) -> tuple[str, str] | None:
-    """Return name and hash of the layout that was in force when a status was written.
+    """Return name and hash of the layout that was active when a status was written.
 
-    A drift since counts as well: the wish had been fulfilled, and nobody has made a new one.
-
-    Args:
-        text: The annotation's value; None or nonsense tells of no wish.
+    A layout that has drifted since counts: it had been applied, and no other was requested.
     """
-    try:
-        data = json.loads(text or "")
-        name, content_hash = data["config"], data["configHash"]
-        is_done = data["state"] == model.State.SUCCESS.value
-        is_drifted = data.get("reason") == errors.Reason.DRIFTED.value
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    published = read_or_none(text)
+    if published is None or not published.config:
         return None
-    return (str(name), str(content_hash)) if is_done or is_drifted else None
+    is_drifted = published.reason == errors.Reason.DRIFTED.value
+    return published.layout if published.state is model.State.SUCCESS or is_drifted else None
+
+
+def _word(value: object) -> str:
+    return messages.printable(str(value)[:_MAX_WORD])
+
+
+def _unreachable(rows: object) -> tuple[str, ...]:
+    return tuple(
+        f"GPU {index}" + (f" ({uuid})" if (uuid := _word(row.get("uuid", ""))) else "")
+        for row in (rows[:_MAX_GPUS] if isinstance(rows, list) else ())
+        if isinstance(row, dict) and isinstance(index := row.get("index"), int)
+    )
 
 
 def gpu_summary(gpu: model.Gpu) -> dict[str, Any]:
@@ -135,34 +209,34 @@ VERIFIED_VERSION = 1
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedLayout:
-    """The layout last proven in force, for the next boot: instances do not survive a reboot."""
+    """The layout that was verified last, for the next boot: instances do not survive a reboot."""
 
     config: str
     config_hash: str
     boot_id: str
-    """The boot during which it was proven."""
+    """The boot during which it was verified."""
     snapshot: tuple[model.GpuSnapshot, ...]
-    """Of all GPUs of the node, also those that the layout is not about."""
+    """All GPUs of the node, also those that the layout does not select."""
 
     def to_json(self) -> str:
-        """Return the text that is kept."""
+        """Return the text to keep."""
         return json.dumps(
             {
                 "version": VERIFIED_VERSION,
                 "config": self.config,
                 "configHash": self.config_hash,
                 "bootId": self.boot_id,
-                "snapshot": snapshots.to_data(self.snapshot),
+                "snapshot": gpu_codec.to_data(self.snapshot),
             },
             indent=1,
         )
 
     @staticmethod
     def from_json(text: str) -> "VerifiedLayout":
-        """Read what was kept.
+        """Parse the kept text.
 
         Raises:
-            ValueError: It is not one of ours, or from a version we do not know.
+            ValueError: It is invalid, or of an unknown version.
         """
         try:
             data = json.loads(text)
@@ -174,7 +248,7 @@ class VerifiedLayout:
             config=str(data.get("config", "")),
             config_hash=str(data.get("configHash", "")),
             boot_id=str(data.get("bootId", "")),
-            snapshot=snapshots.from_data(data.get("snapshot")),
+            snapshot=gpu_codec.from_data(data.get("snapshot")),
         )
 
 
@@ -189,7 +263,7 @@ class PluginConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What must be given back, written before it is taken."""
+    """What must be restored, written before it is changed."""
 
     config: str
     cordoned: bool = False
@@ -201,28 +275,28 @@ class Journal:
     plugin_config: PluginConfig | None = None
     """Set back unless the run succeeds."""
     host_services: tuple[str, ...] = ()
-    """Of the machine, that were running and were stopped, in the order of the stop."""
+    """Services of the machine that were stopped, in the order of the stop."""
     exit_hook: bool = False
-    """Whether the owner's hooks of the end are due, because those of the start have run."""
+    """Whether the ``apply-exit`` hooks must run, because those of ``apply-start`` have."""
     rebooted_from: str = ""
-    """The boot that this wish has asked to end; empty: it has not."""
+    """The boot during which this request asked for a reboot; empty: it has not."""
     draining: bool = False
-    """Whether pods were evicted for this layout and others must still leave."""
+    """Whether pods were evicted for this layout and others must still be evicted."""
     has_plugin: bool = False
-    """Whether a device plugin served the node before it was paused: one must come back, and the
+    """Whether a device plugin served the node before it was paused: one must run again, and the
     journal stays until its devices are verified."""
     applied: str = ""
-    """The layout that was proven in force before the change: its label is given back if the
-    change is undone."""
+    """The layout that was active before the change: its label is restored if the change is
+    undone."""
     boot_id: str = ""
     """The boot during which it was written; empty in version 1."""
     snapshot: tuple[model.GpuSnapshot, ...] = ()
-    """What the GPUs had before the change that is under way: the way back leads there. Empty
-    before the change and once it is proven or undone."""
+    """The GPUs before the change under way, for the rollback. Empty before the change and once it
+    is verified or undone."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has been taken and nothing is due."""
+        """Whether there is nothing to restore."""
         return not (
             self.cordoned
             or self.hold_taint
@@ -237,7 +311,7 @@ class Journal:
 
     @property
     def blocks_workloads(self) -> bool:
-        """Whether workloads cannot use the node, or cannot be sure of its devices yet."""
+        """Whether workloads cannot use the node, or its devices are not verified yet."""
         return bool(
             self.cordoned
             or self.hold_taint
@@ -248,7 +322,7 @@ class Journal:
 
     @property
     def remaining(self) -> "Journal":
-        """What is left of it once all is given back that a write to the node can give back."""
+        """The journal after everything is restored that a write to the Node restores."""
         return Journal(
             config=self.config,
             applied=self.applied if self.snapshot else "",
@@ -260,13 +334,13 @@ class Journal:
 
     @property
     def closed(self) -> "Journal":
-        """What is left of it where the node stays closed for the next try of a drain."""
+        """The journal after that, if the node stays cordoned for the next attempt of a drain."""
         return dataclasses.replace(
             self.remaining, cordoned=self.cordoned, hold_taint=self.hold_taint, draining=True
         )
 
     def to_json(self) -> str:
-        """Return the annotation's value; versions that do not know a member ignore it."""
+        """Return the annotation's value; older versions ignore members they do not know."""
         data: dict[str, Any] = {
             "version": JOURNAL_VERSION,
             "config": self.config,
@@ -282,17 +356,17 @@ class Journal:
             "bootId": self.boot_id,
         }
         if self.snapshot:
-            data["snapshot"] = snapshots.to_data(self.snapshot)
+            data["snapshot"] = gpu_codec.to_data(self.snapshot)
         if self.plugin_config:
             data["pluginConfig"] = dataclasses.asdict(self.plugin_config)
         return json.dumps(data)
 
     @staticmethod
     def from_json(text: str) -> "Journal":
-        """Read a journal.
+        """Parse a journal.
 
         Raises:
-            ValueError: It is not one of ours, or from a version we do not know.
+            ValueError: It is invalid, or of an unknown version.
         """
         try:
             data = json.loads(text)
@@ -321,7 +395,7 @@ class Journal:
             has_plugin=data.get("hasPlugin") is True,
             applied=_applied(data.get("applied", "")),
             boot_id=str(data.get("bootId", "")),
-            snapshot=snapshots.from_data(data.get("snapshot", [])),
+            snapshot=gpu_codec.from_data(data.get("snapshot", [])),
         )
 
 
@@ -349,7 +423,7 @@ def _plugin_config(data: object) -> PluginConfig | None:
 
 
 def _is_deploy_label(key: str, value: object) -> bool:
-    """Tell whether the API would take it: one bad label would have it refuse the giving back."""
+    """Check what the API server checks: one invalid label makes it refuse the whole restore."""
     return (
         key.startswith(cluster.DEPLOY_LABEL_PREFIX)
         and _LABEL_NAME.fullmatch(key.partition("/")[2]) is not None
