@@ -91,7 +91,8 @@ class Exempt(NamedTuple):
 
 
 EXEMPT = (
-    Exempt(r"\bproven[ .]json\b", "", "the name of a file on the host"),
+    Exempt(r"\bproven[ .]json\b|\bproven file\b", "", "the name of a file, and its option"),
+    Exempt(r"\block\.holder\b", "", "the name of a file on the host"),
     Exempt(r"\bdue to\b", "", "ordinary English"),
     Exempt(r"\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b", "", "a lock is held"),
     Exempt(
