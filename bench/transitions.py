@@ -24,7 +24,7 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import nvml_observe, nvml_session
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.change import instrumentation
-from mig_manager.core import model
+from mig_manager.core import steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
@@ -116,23 +116,23 @@ class Counts(instrumentation.Telemetry):
         return sum(self.calls.values())
 
 
-def limit_s(plan: model.Plan, latency: states.Latency, *, is_serial: bool) -> float:
+def limit_s(plan: steps.Plan, latency: states.Latency, *, is_serial: bool) -> float:
     """Return what a plan takes where nothing but the driver takes time."""
     each = [sum(_price_s(step, latency) for step in gpu.steps) for gpu in plan.gpus]
     return latency.init_s + (sum(each) if is_serial else max(each, default=0.0))
 
 
-def _price_s(step: model.Step, latency: states.Latency) -> float:
+def _price_s(step: steps.Step, latency: states.Latency) -> float:
     match step:
-        case model.DestroyComputeInstance():
+        case steps.DestroyComputeInstance():
             return latency.destroy_compute_instance_s
-        case model.DestroyGpuInstance():
+        case steps.DestroyGpuInstance():
             return latency.destroy_gpu_instance_s
-        case model.CreateGpuInstance():
+        case steps.CreateGpuInstance():
             return latency.create_gpu_instance_s
-        case model.CreateComputeInstance():
+        case steps.CreateComputeInstance():
             return latency.create_compute_instance_s
-        case model.SetMode():
+        case steps.SetMode():
             return latency.mode_with_reset_s if step.needs_reset else latency.mode_without_reset_s
 
 
@@ -193,7 +193,7 @@ def _factor(
 class _Played:
     """One transition, played once."""
 
-    plan: model.Plan
+    plan: steps.Plan
     asked: Asked
     look_s: float
     """From the first question to the plan."""

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.host import hooks
 from mig_manager.core.node import clients, cluster, policy
 from mig_manager.core.node import policy as policies
@@ -158,7 +158,7 @@ class World:
     """Name of a port call -> the error that each of them raises, for as long as it stands here."""
     losing: dict[int, Exception] = dataclasses.field(default_factory=dict)
     """Index into ``log`` -> the error that answers this patch although it was carried out."""
-    step_error: Callable[[model.Step], Exception | None] = lambda _step: None
+    step_error: Callable[[steps.Step], Exception | None] = lambda _step: None
     services: dict[str, bool] = dataclasses.field(default_factory=dict)
     """Name of a service of the host -> whether it runs."""
     broken_services: set[str] = dataclasses.field(default_factory=set)
@@ -196,7 +196,7 @@ class World:
     """Of the last one."""
     owes_exit: bool = False
     """Whether hooks of the start have run, and those of the end have not."""
-    executed: list[model.Step] = dataclasses.field(default_factory=list)
+    executed: list[steps.Step] = dataclasses.field(default_factory=list)
     _serial: int = 0
 
     def __post_init__(self) -> None:
@@ -506,7 +506,7 @@ class FakeGpus:
         self._world.called("gpus.observe")
         return seen_of(self._world.gpus, self._world.lost)
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self._world.called("gpus.execute")
         if plan.requires_idle and self._world.gpu_users:
             raise errors.GpuInUseError(f"GPU 0 is in use by {self._world.gpu_users}")
@@ -520,7 +520,7 @@ class FakeGpus:
             raise failed[0]
         return of_plan(self._world.gpus, plan, self._world.lost)
 
-    def _execute_on_one(self, plan: model.GpuPlan) -> None:
+    def _execute_on_one(self, plan: steps.GpuPlan) -> None:
         for step in plan.steps:
             error = self._world.step_error(step)
             if error is not None:
@@ -528,14 +528,14 @@ class FakeGpus:
             if step.gpu_uuid in self._world.lost:
                 return
             self._world.executed.append(step)
-            if isinstance(step, model.SetMode) and self._world.mode_waits:
+            if isinstance(step, steps.SetMode) and self._world.mode_waits:
                 self._put_off(step)
             self._world.gpus = tuple(
                 apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self._world.gpus
             )
 
-    def _put_off(self, step: model.SetMode) -> None:
+    def _put_off(self, step: steps.SetMode) -> None:
         self._world.gpus = tuple(
             dataclasses.replace(gpu, pending_mode=step.mode) if gpu.uuid == step.gpu_uuid else gpu
             for gpu in self._world.gpus
@@ -611,7 +611,7 @@ class FakeHost:
 
 
 def of_plan(
-    gpus: Iterable[model.Gpu], plan: model.Plan, lost: Collection[str] = ()
+    gpus: Iterable[model.Gpu], plan: steps.Plan, lost: Collection[str] = ()
 ) -> model.ObservedGpus:
     """Return the GPUs that a plan is about, in its order."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
@@ -674,7 +674,7 @@ class FakeHooks:
             self._world.owes_exit = point is hooks.Point.APPLY_START
 
 
-def apply_step(gpu: model.Gpu, step: model.Step) -> model.Gpu:
+def apply_step(gpu: model.Gpu, step: steps.Step) -> model.Gpu:
     """Do one step to an observed GPU.
 
     Raises:
@@ -684,15 +684,15 @@ def apply_step(gpu: model.Gpu, step: model.Step) -> model.Gpu:
     instances = gpu.gpu_instances
     kept: list[model.GpuInstance]
     match step:
-        case model.SetMode():
+        case steps.SetMode():
             return dataclasses.replace(
                 gpu, current_mode=step.mode, pending_mode=step.mode, gpu_instances=()
             )
-        case model.DestroyComputeInstance():
+        case steps.DestroyComputeInstance():
             kept = [_without(gi, step) for gi in instances]
-        case model.DestroyGpuInstance():
+        case steps.DestroyGpuInstance():
             kept = [gi for gi in instances if gi.instance_id != step.gpu_instance_id]
-        case model.CreateGpuInstance():
+        case steps.CreateGpuInstance():
             kept = [
                 *instances,
                 model.GpuInstance(
@@ -703,13 +703,13 @@ def apply_step(gpu: model.Gpu, step: model.Step) -> model.Gpu:
                     compute_instances=(),
                 ),
             ]
-        case model.CreateComputeInstance():
+        case steps.CreateComputeInstance():
             kept = [_with(gpu, gi, step) for gi in instances]
     kept.sort(key=lambda gi: gi.placement)
     return dataclasses.replace(gpu, gpu_instances=tuple(kept))
 
 
-def _without(gi: model.GpuInstance, step: model.DestroyComputeInstance) -> model.GpuInstance:
+def _without(gi: model.GpuInstance, step: steps.DestroyComputeInstance) -> model.GpuInstance:
     if gi.instance_id != step.gpu_instance_id:
         return gi
     left = tuple(c for c in gi.compute_instances if c.instance_id != step.compute_instance_id)
@@ -717,7 +717,7 @@ def _without(gi: model.GpuInstance, step: model.DestroyComputeInstance) -> model
 
 
 def _with(
-    gpu: model.Gpu, gi: model.GpuInstance, step: model.CreateComputeInstance
+    gpu: model.Gpu, gi: model.GpuInstance, step: steps.CreateComputeInstance
 ) -> model.GpuInstance:
     if gi.placement != step.gpu_instance_placement:
         return gi

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import dependencies, outcomes, reconcile
 from mig_manager.catalogue import hardware
 from mig_manager.change import instrumentation
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import status
@@ -111,9 +111,9 @@ def run(world: fakes.World, layout: str, text: str = CONFIG) -> outcomes.Outcome
 
 def kill_at(world: fakes.World, step: int, layout: str) -> None:
     """Apply a layout with an agent that is killed at a step, counted from 1."""
-    seen: list[model.Step] = []
+    seen: list[steps.Step] = []
 
-    def kill(each: model.Step) -> None:
+    def kill(each: steps.Step) -> None:
         seen.append(each)
         if len(seen) == step:
             raise Killed
@@ -152,11 +152,11 @@ def assert_nothing_taken(world: fakes.World) -> None:
     assert all(is_on is (name != "off.service") for name, is_on in world.services.items())
 
 
-def refuse(step_type: type, *, times: int) -> Callable[[model.Step], Exception | None]:
+def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
     """Return a driver that refuses the first steps of a kind."""
     left = [times]
 
-    def answer(step: model.Step) -> Exception | None:
+    def answer(step: steps.Step) -> Exception | None:
         if isinstance(step, step_type) and left[0]:
             left[0] -= 1
             return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)

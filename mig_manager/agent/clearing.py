@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, drain, outcomes, record
-from mig_manager.core import messages, model, ports, timing
+from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import clients, cluster, other_managers
 from mig_manager.core.node import policy as policies
 
@@ -121,7 +121,7 @@ class Clearing:
 
     def close(
         self,
-        plan: model.Plan,
+        plan: steps.Plan,
         gpus: Gpus,
         holders: drain.Holders,
         table: Sequence[clients.ExtraClient],
@@ -152,7 +152,7 @@ class Clearing:
             self._announce("Draining", f"{pods} must leave: {names}", is_warning=False)
         return self._drain(order)
 
-    def in_the_way(self, plan: model.Plan, gpus: Gpus) -> tuple[str, ...]:
+    def in_the_way(self, plan: steps.Plan, gpus: Gpus) -> tuple[str, ...]:
         """Return the pods that would have to leave for a plan.
 
         Raises:
@@ -176,7 +176,7 @@ class Clearing:
         return self._drain(order), drain.survey(self._world.workloads, self._world.allocations)
 
     def _order(
-        self, plan: model.Plan, gpus: Gpus, table: Sequence[clients.ExtraClient]
+        self, plan: steps.Plan, gpus: Gpus, table: Sequence[clients.ExtraClient]
     ) -> drain.Order:
         policy = self._limits.policy
         if self.spares:

@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import record
-from mig_manager.core import model, ports, timing
+from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.node import clients, cluster, mig_strategy
 from mig_manager.core.records import status
 
@@ -60,7 +60,7 @@ class Daemons:
 
     def pause(
         self,
-        plan: model.Plan,
+        plan: steps.Plan,
         journal: record.Record,
         wish: ports.Cancellation,
         table: tuple[clients.ExtraClient, ...] = (),
@@ -373,7 +373,7 @@ class _Pause:
     def of(
         view: cluster.NodeView,
         pods: tuple[cluster.Pod, ...],
-        plan: model.Plan,
+        plan: steps.Plan,
         table: tuple[clients.ExtraClient, ...],
     ) -> "_Pause":
         """Choose them for the node as it is."""

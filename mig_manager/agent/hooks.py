@@ -11,7 +11,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import record
 from mig_manager.change import hook_points, instrumentation
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import cluster
 
@@ -53,7 +53,7 @@ class RunHooks:
         self.points.load()
         self._is_loaded = True
 
-    def start(self, plan: model.Plan, wish: ports.Cancellation) -> None:
+    def start(self, plan: steps.Plan, wish: ports.Cancellation) -> None:
         """Pass the first point, if all programs are there that this change would run.
 
         Raises:
@@ -126,7 +126,7 @@ class RunJournal:
         self.layout: config.Layout | None = None
         """The layout of the run; None: it is not resolved."""
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: model.Plan) -> None:
+    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
         """Write what a rollback restores; from now on the node names no layout as applied.
 
         Raises:

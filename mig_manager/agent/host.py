@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, record
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.host import host_services
 from mig_manager.core.node import clients
 
@@ -21,7 +21,7 @@ class Machine:
         self._world = world
 
     def stop_services(
-        self, names: Sequence[str], plan: model.Plan, journal: record.Record
+        self, names: Sequence[str], plan: steps.Plan, journal: record.Record
     ) -> None:
         """Stop the services that hold GPUs, where the plan takes something away from anybody.
 

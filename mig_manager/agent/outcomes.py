@@ -5,7 +5,7 @@ import enum
 from collections.abc import Hashable, Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.core import messages, model
+from mig_manager.core import messages, model, steps
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Sight:
     """Indices of the unreachable GPUs; None: no GPU could be observed."""
 
 
-def sight(gpus: Sequence[model.Gpu], plan: model.Plan) -> Sight:
+def sight(gpus: Sequence[model.Gpu], plan: steps.Plan) -> Sight:
     """Return what there is to compare of an observation."""
     return Sight(
         is_applied=plan.is_empty,

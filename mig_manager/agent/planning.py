@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, record
-from mig_manager.core import model, yaml_tree
+from mig_manager.core import model, steps, yaml_tree
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
@@ -102,7 +102,7 @@ class Planning:
         wanted: Mapping[str, model.DesiredGpu],
         *,
         busy: frozenset[str] = frozenset(),
-    ) -> model.Plan:
+    ) -> steps.Plan:
         """Plan the wish, and the way back of what is taken along.
 
         Raises:
@@ -111,7 +111,7 @@ class Planning:
         plan = planner.plan(gpus, wanted, busy=busy)
         return planner.combined(plan, planner.restore(gpus, self._others))
 
-    def alone(self, layout: config.Layout, gpus: Gpus) -> model.Plan:
+    def alone(self, layout: config.Layout, gpus: Gpus) -> steps.Plan:
         """Plan the layout and nothing beside it.
 
         Raises:

@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import drain, gpu_clients, record
 from mig_manager.change import instrumentation, transaction
-from mig_manager.core import model, ports, timing
+from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
 
@@ -98,14 +98,14 @@ class WayBack:
                 self._daemons.resume_plugin(paused, journal)
         return result.message
 
-    def _require_unheld(self, plan: model.Plan, now: Sequence[model.Gpu]) -> None:
+    def _require_unheld(self, plan: steps.Plan, now: Sequence[model.Gpu]) -> None:
         hurt = self._hurt(plan, now)
         if hurt:
             raise errors.DrainError(
                 f"pods hold what would go: {', '.join(hurt)}", pods=tuple(hurt)
             )
 
-    def _hurt(self, plan: model.Plan, now: Sequence[model.Gpu]) -> tuple[str, ...]:
+    def _hurt(self, plan: steps.Plan, now: Sequence[model.Gpu]) -> tuple[str, ...]:
         holders = drain.survey(self._workloads, self._allocations)
         affected = clients.affected_ids(plan, now)
         return tuple(

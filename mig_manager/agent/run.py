@@ -32,7 +32,7 @@ from mig_manager.agent import (
     rollback,
 )
 from mig_manager.change import bootlayout, node_lock, transaction
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import clients, mig_strategy
 
@@ -87,7 +87,7 @@ class Run:
         self._clearing = clearing.Clearing(world, limits, written, name=name)
         self._planning = planning.Planning(world, limits, written, name=name)
         self._reboot = rebooting.Rebooting(world, limits, written, self._clearing, name=name)
-        self._seen: tuple[model.ObservedGpus, model.Plan] | None = None
+        self._seen: tuple[model.ObservedGpus, steps.Plan] | None = None
         self.name = name
         self.record = written
         self.fulfilled: tuple[str, str] | None = None
@@ -358,7 +358,7 @@ class Run:
 
     def _change(
         self,
-        plan: model.Plan,
+        plan: steps.Plan,
         before: model.ObservedGpus,
         layout: config.Layout,
         wish: ports.Cancellation,

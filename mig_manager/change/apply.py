@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.change import hook_points, local, plans, waiting
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config, selection
 from mig_manager.core.planner import planner, recall
 from mig_manager.core.records import checkpoint
@@ -219,7 +219,7 @@ class _Run:
             executed = self._change(first.plan)
         return self._applied(first, executed)
 
-    def _applied(self, first: plans.Planned, executed: tuple[model.Plan, ...]) -> plans.Applied:
+    def _applied(self, first: plans.Planned, executed: tuple[steps.Plan, ...]) -> plans.Applied:
         return plans.Applied(
             layout=self._wish.name,
             gpus=self._observed,
@@ -238,14 +238,14 @@ class _Run:
         back = planner.restore(observed, self._others)
         return dataclasses.replace(planned, plan=planner.combined(planned.plan, back))
 
-    def _rest(self, after: model.ObservedGpus) -> model.Plan:
+    def _rest(self, after: model.ObservedGpus) -> steps.Plan:
         """Return what is still due: not a mode that may wait."""
         planned = self._planned(after)
         if not self._may_wait:
             return planned.plan
         return waiting.without(planned.plan, waiting.for_their_mode(after, planned.wanted))
 
-    def _change(self, first: model.Plan) -> tuple[model.Plan, ...]:
+    def _change(self, first: steps.Plan) -> tuple[steps.Plan, ...]:
         journal = local.Journal(self._world, self._wish.name, on_done=self._conclude)
         transaction = local.new_transaction(
             self._world, journal, may_reset=self._may_reset, check=self._check

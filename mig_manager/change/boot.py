@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.change import apply, local, plans, transaction
-from mig_manager.core import model, timing
+from mig_manager.core import model, steps, timing
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -141,7 +141,7 @@ class _Awaited:
                 self._timeout_s = 0.0
                 return gpus
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         return self._gpus.execute(plan, seen)
 
 
@@ -157,7 +157,7 @@ class _Journal:
         self.between: dict[str, model.GpuSnapshot] = {}
         """What GPUs had before, by UUID: of those that a change has left in between."""
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: model.Plan) -> None:
+    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: steps.Plan) -> None:
         self.between |= {gpu.uuid: gpu for gpu in before}
         self._under_way = tuple(gpu.uuid for gpu in before)
         self._file.write(tuple(self.between.values()))
@@ -241,12 +241,12 @@ class _Run:
             self._problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
             return False
 
-    def _plan(self, observed: Sequence[model.Gpu], uuids: Sequence[str]) -> model.Plan:
+    def _plan(self, observed: Sequence[model.Gpu], uuids: Sequence[str]) -> steps.Plan:
         return planner.restore(
             observed, [self._target[uuid] for uuid in uuids if uuid in self._target]
         )
 
-    def _bring_back(self, due: tuple[str, ...]) -> tuple[model.Plan, ...]:
+    def _bring_back(self, due: tuple[str, ...]) -> tuple[steps.Plan, ...]:
         """Bring GPUs back at once; where one fails, each by itself, to lose no other."""
         executed, error = self._change(due)
         if error is None:
@@ -265,7 +265,7 @@ class _Run:
 
     def _change(
         self, due: tuple[str, ...]
-    ) -> tuple[tuple[model.Plan, ...], errors.MigManagerError | None]:
+    ) -> tuple[tuple[steps.Plan, ...], errors.MigManagerError | None]:
         """Give GPUs what is kept for them, or what they had; tell the error."""
         try:
             seen = self._world.gpus.observe()
@@ -303,7 +303,7 @@ class _Run:
         remedy = error.reason.remedy_at_shell or _APPLY_AGAIN
         self._problems.append(Problem(message=error.message, remedy=remedy))
 
-    def _told(self, executed: Iterable[model.Plan]) -> tuple[plans.Planned, ...]:
+    def _told(self, executed: Iterable[steps.Plan]) -> tuple[plans.Planned, ...]:
         return tuple(
             plans.Planned(layout=self._name, gpus=self._observed, wanted={}, plan=plan, holders={})
             for plan in executed

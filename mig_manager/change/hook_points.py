@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.change import instrumentation
-from mig_manager.core import model, ports
+from mig_manager.core import ports, steps
 from mig_manager.core.host import hooks
 
 Check = Callable[[], object]
@@ -63,7 +63,7 @@ class HookPoints:
         if self._programs is not None:
             self._table = self._programs.read()
 
-    def require(self, plan: model.Plan) -> None:
+    def require(self, plan: steps.Plan) -> None:
         """See to it that every program is there that this change would run.
 
         Raises:
@@ -88,7 +88,7 @@ class HookPoints:
         """
         self._pass(hooks.Point.APPLY_START)
 
-    def before(self, plan: model.Plan) -> None:
+    def before(self, plan: steps.Plan) -> None:
         """Pass the points that stand before these steps, as far as they are not passed yet.
 
         Raises:
@@ -97,7 +97,7 @@ class HookPoints:
         for point in _points_of(plan):
             self._pass(point)
 
-    def staged(self, plan: model.Plan) -> model.Plan:
+    def staged(self, plan: steps.Plan) -> steps.Plan:
         """Return the part of a plan that comes first: the mode, where a point lies behind it.
 
         The rest is planned anew once that is done; without hooks there is no need for two parts.
@@ -106,7 +106,7 @@ class HookPoints:
         is_needed = bool(self._table.at(point)) and point not in self._passed
         if not is_needed or not any(gpu.changes_mode for gpu in plan.gpus):
             return plan
-        return model.Plan(gpus=tuple(_to_mode(gpu) for gpu in plan.gpus if gpu.changes_mode))
+        return steps.Plan(gpus=tuple(_to_mode(gpu) for gpu in plan.gpus if gpu.changes_mode))
 
     def exit(self) -> None:
         """Pass the last point; done when it is passed already.
@@ -174,7 +174,7 @@ class HookPoints:
         self.check()
 
 
-def _points_of(plan: model.Plan) -> Iterator[hooks.Point]:
+def _points_of(plan: steps.Plan) -> Iterator[hooks.Point]:
     """Yield the points that stand before the steps of a plan."""
     if any(gpu.changes_mode for gpu in plan.gpus):
         yield hooks.Point.PRE_APPLY_MODE
@@ -182,17 +182,17 @@ def _points_of(plan: model.Plan) -> Iterator[hooks.Point]:
         yield hooks.Point.PRE_APPLY_CONFIG
 
 
-def _is_of_config(gpu: model.GpuPlan) -> bool:
+def _is_of_config(gpu: steps.GpuPlan) -> bool:
     """Tell whether instances are changed for their own sake and not for that of the mode."""
     if not gpu.changes_mode:
         return bool(gpu.steps)
-    creates = model.CreateGpuInstance | model.CreateComputeInstance
+    creates = steps.CreateGpuInstance | steps.CreateComputeInstance
     return any(isinstance(step, creates) for step in gpu.steps)
 
 
-def _to_mode(gpu: model.GpuPlan) -> model.GpuPlan:
+def _to_mode(gpu: steps.GpuPlan) -> steps.GpuPlan:
     """Return the plan of a GPU as far as the switch of its mode."""
-    last = next(i for i, step in enumerate(gpu.steps) if isinstance(step, model.SetMode))
+    last = next(i for i, step in enumerate(gpu.steps) if isinstance(step, steps.SetMode))
     if last + 1 == len(gpu.steps):
         return gpu
     return dataclasses.replace(gpu, steps=gpu.steps[: last + 1], target=(), is_provisional=True)

@@ -8,7 +8,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from mig_manager.core import data, model, ports, yaml_tree
+from mig_manager.core import data, model, ports, steps, yaml_tree
 from mig_manager.core.host import gpu_processes
 from mig_manager.core.layout import config, generator, selection
 from mig_manager.core.node import clients, mig_strategy
@@ -53,21 +53,21 @@ class Planned:
     """All GPUs of the node, as observed."""
     wanted: Mapping[str, model.DesiredGpu]
     """By UUID; GPUs that the layout is not about do not occur."""
-    plan: model.Plan
+    plan: steps.Plan
     holders: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU they hold, as far as known."""
     overlooked: tuple[yaml_tree.Diagnostic, ...] = ()
     """What passed because the layout was read leniently."""
 
     @property
-    def destroyed(self) -> tuple[model.DestroyGpuInstance, ...]:
+    def destroyed(self) -> tuple[steps.DestroyGpuInstance, ...]:
         """GPU instances that end."""
-        return tuple(s for s in self.plan.steps if isinstance(s, model.DestroyGpuInstance))
+        return tuple(s for s in self.plan.steps if isinstance(s, steps.DestroyGpuInstance))
 
     @property
-    def created(self) -> tuple[model.CreateGpuInstance, ...]:
+    def created(self) -> tuple[steps.CreateGpuInstance, ...]:
         """GPU instances that come."""
-        return tuple(s for s in self.plan.steps if isinstance(s, model.CreateGpuInstance))
+        return tuple(s for s in self.plan.steps if isinstance(s, steps.CreateGpuInstance))
 
     @property
     def staying(self) -> int:
@@ -75,9 +75,9 @@ class Planned:
         return sum(len(gpu.gpu_instances) for gpu in self.gpus) - len(self.destroyed)
 
     @property
-    def mode_changes(self) -> tuple[model.SetMode, ...]:
+    def mode_changes(self) -> tuple[steps.SetMode, ...]:
         """Switches of MIG mode."""
-        return tuple(s for s in self.plan.steps if isinstance(s, model.SetMode))
+        return tuple(s for s in self.plan.steps if isinstance(s, steps.SetMode))
 
     @property
     def unserved(self) -> Mapping[mig_strategy.Strategy, str]:

@@ -13,8 +13,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.change import hook_points
-from mig_manager.core import model, ports, timing
-from mig_manager.core.planner import planner, steps
+from mig_manager.core import model, ports, steps, timing
+from mig_manager.core.planner import planner
 
 _ROLLBACK_TRIES = 3
 _ROLLBACK_PAUSE_S = 1.0
@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 Observed = model.ObservedGpus
 Snapshot = Sequence[model.GpuSnapshot]
 Reset = Callable[[Sequence[model.Gpu]], None]
-Replan = Callable[[Observed], model.Plan]
+Replan = Callable[[Observed], steps.Plan]
 
 _MOST_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
@@ -35,7 +35,7 @@ _PACE = timing.Backoff()
 class Journal(typing.Protocol):
     """The write-ahead record of a transaction; it outlives a process that is killed."""
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: model.Plan) -> object:
+    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> object:
         """Write what a rollback restores, before a plan is executed.
 
         Called again, with more, where a later plan of the same change does more.
@@ -103,13 +103,13 @@ class Transaction:
 
     def run(
         self,
-        first: model.Plan,
+        first: steps.Plan,
         *,
         seen: Observed,
         replan: Replan,
         older: Snapshot = (),
         points: hook_points.HookPoints | None = None,
-    ) -> tuple[Observed, tuple[model.Plan, ...]]:
+    ) -> tuple[Observed, tuple[steps.Plan, ...]]:
         """Execute a plan, and a second one where the driver tells its profiles only with MIG on.
 
         Args:
@@ -215,7 +215,7 @@ class Transaction:
         if self.device_files is not None:
             self.device_files.refresh()
 
-    def execute(self, plan: model.Plan, seen: Observed) -> tuple[Observed, bool]:
+    def execute(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
         """Execute a plan; where a mode then waits for a reset, reset those GPUs and no other.
 
         A mode that the driver reports as in use waits as well: ``nvidia-persistenced`` and the
@@ -237,7 +237,7 @@ class Transaction:
         except errors.HardwareError as error:
             return self._reset_waiting(plan, error), True
 
-    def _reset_waiting(self, plan: model.Plan, error: errors.HardwareError) -> Observed:
+    def _reset_waiting(self, plan: steps.Plan, error: errors.HardwareError) -> Observed:
         """Reset the GPUs whose mode waits, if that is why a plan failed; else raise the error."""
         is_in_use = error.reason is errors.Reason.IN_USE
         if self.reset is None or not (is_in_use or error.reason is errors.Reason.RESET_REQUIRED):
@@ -273,13 +273,13 @@ class _Rounds:
         self._points = points or hook_points.HookPoints()
         self.before = before
         """What a rollback restores; grows with each plan."""
-        self.executed: list[model.Plan] = []
+        self.executed: list[steps.Plan] = []
         self.is_refused = False
         """Whether no step was run, because processes use what would be destroyed."""
         self.is_stale = False
         """Whether no step was run, because what would be created was there already."""
 
-    def run(self, first: model.Plan, seen: Observed, replan: Replan) -> Observed:
+    def run(self, first: steps.Plan, seen: Observed, replan: Replan) -> Observed:
         plan, after = self._points.staged(first), seen
         while True:
             self._points.before(plan)
@@ -296,14 +296,14 @@ class _Rounds:
             plan = rest
             self._cover(plan, after)
 
-    def _cover(self, plan: model.Plan, seen: Observed) -> None:
+    def _cover(self, plan: steps.Plan, seen: Observed) -> None:
         """Have the journal name what a later plan changes, if that is more."""
         before = planner.baseline(plan, seen, self.before)
         if before != self.before:
             self.before = before
             self._transaction.journal.begin(before, plan)
 
-    def _when_idle(self, plan: model.Plan, seen: Observed) -> tuple[Observed, bool]:
+    def _when_idle(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
         """Execute a plan once no process uses what it destroys, within the patience.
 
         The executor looks in the session in which it then begins, so that no time is between.
@@ -406,7 +406,7 @@ class _Restore:
             "the steps succeeded and did not bring them back", reason=errors.Reason.VERIFY_FAILED
         )
 
-    def _execute(self, plan: model.Plan, now: Observed) -> tuple[Observed, bool]:
+    def _execute(self, plan: steps.Plan, now: Observed) -> tuple[Observed, bool]:
         requires_idle = self._requires_idle and not self.is_begun
         try:
             done = self._transaction.execute(
@@ -433,7 +433,7 @@ class _Restore:
         ]
         return f"; still due: {'; '.join(due)}" if due else ""
 
-    def _plan(self, now: Observed) -> model.Plan:
+    def _plan(self, now: Observed) -> steps.Plan:
         self._now = now
         self._foreign = planner.unowned_instances(now, self._before)
         return planner.restore(now, self._before, keep_pending=self._keep_pending)
@@ -467,7 +467,7 @@ def _can_pass(error: BaseException) -> bool:
     )
 
 
-def _not_active(rest: model.Plan, after: Observed) -> errors.HardwareError:
+def _not_active(rest: steps.Plan, after: Observed) -> errors.HardwareError:
     unlike = {gpu_plan.gpu_uuid for gpu_plan in rest.gpus}
     return errors.HardwareError(
         "the layout is not active, although every step succeeded, on "

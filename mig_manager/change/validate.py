@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.node import mig_strategy
 from mig_manager.core.planner import planner
@@ -314,7 +314,7 @@ class _Judge:
 
 def _plan(
     wish: config.Layout, members: Sequence[model.Gpu], node: Sequence[model.Gpu] | None
-) -> model.Plan:
+) -> steps.Plan:
     uuids = {gpu.uuid for gpu in members}
     selected = config.select(wish, node or members)
     return planner.plan(members, {uuid: want for uuid, want in selected.items() if uuid in uuids})

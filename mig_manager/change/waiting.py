@@ -7,7 +7,7 @@ So does NVIDIA's unit for bare metal: it asks for the mode first (``apply --mode
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 
 
 class Lenient:
@@ -20,7 +20,7 @@ class Lenient:
         """Return every GPU; see the port."""
         return self._gpus.observe()
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps; see the port. Whether modes wait is told by the GPUs returned.
 
         Raises:
@@ -47,7 +47,7 @@ def for_their_mode(
     )
 
 
-def without(plan: model.Plan, gpus: Iterable[model.Gpu]) -> model.Plan:
+def without(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> steps.Plan:
     """Return a plan without what these GPUs need."""
     left = {gpu.uuid for gpu in gpus}
-    return model.Plan(gpus=tuple(each for each in plan.gpus if each.gpu_uuid not in left))
+    return steps.Plan(gpus=tuple(each for each in plan.gpus if each.gpu_uuid not in left))

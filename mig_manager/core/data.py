@@ -1,6 +1,6 @@
 """GPUs and plans as plain data, for JSON and YAML; the keys are a public contract."""
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 
 
 def gpu(observed: model.Gpu) -> dict[str, object]:
@@ -58,7 +58,7 @@ def _instance_data(gi: model.GpuInstance) -> dict[str, object]:
     }
 
 
-def gpu_plan(plan: model.GpuPlan) -> dict[str, object]:
+def gpu_plan(plan: steps.GpuPlan) -> dict[str, object]:
     """Return the plan of one GPU."""
     return {
         "index": plan.gpu_index,
@@ -79,9 +79,9 @@ def gpu_plan(plan: model.GpuPlan) -> dict[str, object]:
     }
 
 
-def _step_data(step: model.Step) -> dict[str, object]:
+def _step_data(step: steps.Step) -> dict[str, object]:
     match step:
-        case model.DestroyComputeInstance():
+        case steps.DestroyComputeInstance():
             return {
                 "action": "destroy_compute_instance",
                 "gpu_instance_id": step.gpu_instance_id,
@@ -89,26 +89,26 @@ def _step_data(step: model.Step) -> dict[str, object]:
                 "profile": str(step.profile),
                 "uuid": step.uuid,
             }
-        case model.DestroyGpuInstance():
+        case steps.DestroyGpuInstance():
             return {
                 "action": "destroy_gpu_instance",
                 "gpu_instance_id": step.gpu_instance_id,
                 "profile": str(step.profile),
                 "placement": str(step.placement),
             }
-        case model.SetMode():
+        case steps.SetMode():
             return {
                 "action": "set_mode",
                 "mode": step.mode.value,
                 "needs_reset": step.needs_reset,
             }
-        case model.CreateGpuInstance():
+        case steps.CreateGpuInstance():
             return {
                 "action": "create_gpu_instance",
                 "profile": str(step.profile),
                 "placement": str(step.placement),
             }
-        case model.CreateComputeInstance():
+        case steps.CreateComputeInstance():
             return {
                 "action": "create_compute_instance",
                 "gpu_instance_placement": str(step.gpu_instance_placement),

@@ -8,7 +8,7 @@ import dataclasses
 import textwrap
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
-from mig_manager.core import bar, model
+from mig_manager.core import bar, model, steps
 
 WIDTH = 100
 """Columns that a picture stays within."""
@@ -59,7 +59,7 @@ def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style) -> str:
 
 def draw_change(
     gpus: Sequence[model.Gpu],
-    plan: model.Plan,
+    plan: steps.Plan,
     *,
     selected: Container[str],
     style: bar.Style,
@@ -143,11 +143,11 @@ def _look(gpu: model.Gpu) -> Hashable:
     return gpu.name, gpu.pci_device_id, gpu.current_mode, gpu.pending_mode, instances
 
 
-def _look_of_plan(gpu_plan: model.GpuPlan | None) -> Hashable:
+def _look_of_plan(gpu_plan: steps.GpuPlan | None) -> Hashable:
     if gpu_plan is None:
         return None
     places = {
-        step.placement for step in gpu_plan.steps if isinstance(step, model.DestroyGpuInstance)
+        step.placement for step in gpu_plan.steps if isinstance(step, steps.DestroyGpuInstance)
     }
     return gpu_plan.target, frozenset(places), gpu_plan.changes_mode, gpu_plan.is_provisional
 
@@ -174,7 +174,7 @@ def _mode_text(gpu: model.Gpu) -> str:
     return f"{now}, {_on_off(gpu.pending_mode)} after the next reset"
 
 
-def _mode_change_text(gpu: model.Gpu, gpu_plan: model.GpuPlan) -> str:
+def _mode_change_text(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> str:
     if not gpu_plan.changes_mode:
         return _mode_text(gpu)
     how = ", resets the GPU" if gpu_plan.needs_reset else ""
@@ -185,8 +185,8 @@ def _on_off(mode: model.MigMode | None) -> str:
     return "on" if mode is model.MigMode.ENABLED else "off"
 
 
-def _mode_after(gpu: model.Gpu, gpu_plan: model.GpuPlan) -> model.MigMode | None:
-    modes = [step.mode for step in gpu_plan.steps if isinstance(step, model.SetMode)]
+def _mode_after(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> model.MigMode | None:
+    modes = [step.mode for step in gpu_plan.steps if isinstance(step, steps.SetMode)]
     return modes[-1] if modes else gpu.current_mode
 
 
@@ -224,7 +224,7 @@ def _bar_now(gpu: model.Gpu, style: bar.Style) -> list[str]:
     return bar.draw([row], slices=slices, style=style)
 
 
-def _bar_change(gpu: model.Gpu, gpu_plan: model.GpuPlan, style: bar.Style) -> list[str]:
+def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> list[str]:
     slices = _slices(gpu)
     if not slices:
         return ["    " + _PLACED_LATER]
@@ -237,18 +237,18 @@ def _bar_change(gpu: model.Gpu, gpu_plan: model.GpuPlan, style: bar.Style) -> li
 _PLACED_LATER = "instances find their places once MIG is on"
 
 
-def _marks(gpu: model.Gpu, gpu_plan: model.GpuPlan) -> dict[model.Placement, str]:
+def _marks(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> dict[model.Placement, str]:
     """Say what becomes of each live GPU instance; places that are new do not occur."""
     doomed: set[int] = set()
     touched: set[model.Placement] = set()
     ids = {gi.instance_id: gi.placement for gi in gpu.gpu_instances}
     for step in gpu_plan.steps:
         match step:
-            case model.DestroyGpuInstance():
+            case steps.DestroyGpuInstance():
                 doomed.add(step.gpu_instance_id)
-            case model.DestroyComputeInstance() if step.gpu_instance_id in ids:
+            case steps.DestroyComputeInstance() if step.gpu_instance_id in ids:
                 touched.add(ids[step.gpu_instance_id])
-            case model.CreateComputeInstance():
+            case steps.CreateComputeInstance():
                 touched.add(step.gpu_instance_placement)
             case _:
                 pass
@@ -271,7 +271,7 @@ def _cells_now(
 
 def _cells_then(
     gpu: model.Gpu,
-    gpu_plan: model.GpuPlan,
+    gpu_plan: steps.GpuPlan,
     slices: int,
     *,
     marks: Mapping[model.Placement, str],
@@ -304,7 +304,7 @@ def _cell_of_live(gi: model.GpuInstance, mark: str) -> bar.Cell:
     return dataclasses.replace(cell, parts=_parts(instances, gi.profile, cell.tone))
 
 
-def _cell_of_target(target: model.TargetInstance, mark: str) -> bar.Cell:
+def _cell_of_target(target: steps.TargetInstance, mark: str) -> bar.Cell:
     cell = _cell(target.profile, target.placement, mark)
     instances = [(ci.profile, ci.placement) for ci in target.compute_instances]
     return dataclasses.replace(cell, parts=_parts(instances, target.profile, cell.tone))

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.host import hooks
 from mig_manager.core.node import cluster, policy
 
@@ -26,7 +26,7 @@ class Gpus(Protocol):
                 GPU at all can be observed.
         """
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
         Steps are idempotent. ``IN_USE`` is tried again for a bounded time. A failure on one GPU

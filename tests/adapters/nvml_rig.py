@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.core import model, profile_name
+from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
 from tests import fakes
@@ -26,7 +26,7 @@ class Rig:
     def observe(self, index: int = 0) -> model.Gpu:
         return self.gpus.observe()[index]
 
-    def run(self, *steps: model.Step) -> None:
+    def run(self, *steps: steps.Step) -> None:
         """Run steps, each on the GPU it names."""
         self.gpus.execute(plan_of(self.gpus.observe(), *steps))
 
@@ -64,18 +64,18 @@ def rig(
         simulated.uninstall()
 
 
-def plan_of(gpus: Sequence[model.Gpu], *steps: model.Step) -> model.Plan:
+def plan_of(gpus: Sequence[model.Gpu], *ordered: steps.Step) -> steps.Plan:
     """Return the plan of these steps, in their order on each GPU."""
     plans = (
-        model.GpuPlan(
+        steps.GpuPlan(
             gpu_uuid=gpu.uuid,
             gpu_index=gpu.index,
-            steps=tuple(step for step in steps if step.gpu_uuid == gpu.uuid),
+            steps=tuple(step for step in ordered if step.gpu_uuid == gpu.uuid),
             target=(),
         )
         for gpu in gpus
     )
-    return model.Plan(gpus=tuple(plan for plan in plans if plan.steps))
+    return steps.Plan(gpus=tuple(plan for plan in plans if plan.steps))
 
 
 def offered(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:
@@ -84,11 +84,11 @@ def offered(gpu: model.Gpu, name: str) -> model.GpuInstanceProfile:
     return next(row for row in gpu.profiles or () if row.profile == wanted)
 
 
-def mode_step(gpu: model.Gpu, mode: model.MigMode) -> model.SetMode:
-    return model.SetMode(gpu_uuid=gpu.uuid, mode=mode, needs_reset=gpu.mode_change_needs_reset)
+def mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode:
+    return steps.SetMode(gpu_uuid=gpu.uuid, mode=mode, needs_reset=gpu.mode_change_needs_reset)
 
 
-def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> model.CreateGpuInstance:
+def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> steps.CreateGpuInstance:
     """Create a GPU instance at a start, or at the first placement that is free."""
     row = offered(gpu, name)
     taken = [instance.placement for instance in gpu.gpu_instances]
@@ -97,7 +97,7 @@ def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> model.Create
         for place in row.placements
         if (place.start == start if start is not None else not any(map(place.overlaps, taken)))
     )
-    return model.CreateGpuInstance(
+    return steps.CreateGpuInstance(
         gpu_uuid=gpu.uuid,
         profile=row.profile,
         profile_id=row.profile_id,
@@ -106,10 +106,10 @@ def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> model.Create
 
 
 def ci_step(
-    created: model.CreateGpuInstance, name: str, start: int = 0
-) -> model.CreateComputeInstance:
+    created: steps.CreateGpuInstance, name: str, start: int = 0
+) -> steps.CreateComputeInstance:
     wanted = profile_name.parse(name)
-    return model.CreateComputeInstance(
+    return steps.CreateComputeInstance(
         gpu_uuid=created.gpu_uuid,
         gpu_instance_placement=created.placement,
         profile=wanted,
@@ -117,12 +117,12 @@ def ci_step(
     )
 
 
-def end_steps(gpu: model.Gpu) -> tuple[model.Step, ...]:
+def end_steps(gpu: model.Gpu) -> tuple[steps.Step, ...]:
     """Destroy all instances of a GPU."""
-    steps: list[model.Step] = []
+    found: list[steps.Step] = []
     for gi in gpu.gpu_instances:
-        steps += [
-            model.DestroyComputeInstance(
+        found += [
+            steps.DestroyComputeInstance(
                 gpu_uuid=gpu.uuid,
                 gpu_instance_id=gi.instance_id,
                 compute_instance_id=ci.instance_id,
@@ -131,18 +131,18 @@ def end_steps(gpu: model.Gpu) -> tuple[model.Step, ...]:
             )
             for ci in gi.compute_instances
         ]
-        steps.append(
-            model.DestroyGpuInstance(
+        found.append(
+            steps.DestroyGpuInstance(
                 gpu_uuid=gpu.uuid,
                 gpu_instance_id=gi.instance_id,
                 profile=gi.profile,
                 placement=gi.placement,
             )
         )
-    return tuple(steps)
+    return tuple(found)
 
 
-def everything(before: model.Gpu) -> model.Plan:
+def everything(before: model.Gpu) -> steps.Plan:
     """Plan each kind of step: the instances of a GPU are replaced by two others."""
     parted = gi_step(before, "3g.20gb", 0)
     whole = gi_step(before, "2g.10gb", 4)

@@ -18,7 +18,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.adapters.nvml_worker import gpu_protocol, gpu_worker
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
 from tests.adapters import proc_tree
@@ -38,7 +38,7 @@ GPU = model.Gpu(
     profiles=None,
     gpu_instances=(),
 )
-PLAN = model.Plan(gpus=(model.GpuPlan(gpu_uuid=GPU.uuid, gpu_index=0, steps=(), target=()),))
+PLAN = steps.Plan(gpus=(steps.GpuPlan(gpu_uuid=GPU.uuid, gpu_index=0, steps=(), target=()),))
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -472,10 +472,10 @@ def simulating(state: simulated.SharedState, *, timeout_s: float = 60.0) -> nvml
     return nvml_worker.WorkerGpus(command=command, timeout_s=timeout_s)
 
 
-def switch_on(gpu: model.Gpu) -> model.Plan:
-    step = model.SetMode(gpu_uuid=gpu.uuid, mode=model.MigMode.ENABLED, needs_reset=True)
-    plan = model.GpuPlan(gpu_uuid=gpu.uuid, gpu_index=gpu.index, steps=(step,), target=())
-    return model.Plan(gpus=(plan,))
+def switch_on(gpu: model.Gpu) -> steps.Plan:
+    step = steps.SetMode(gpu_uuid=gpu.uuid, mode=model.MigMode.ENABLED, needs_reset=True)
+    plan = steps.GpuPlan(gpu_uuid=gpu.uuid, gpu_index=gpu.index, steps=(step,), target=())
+    return steps.Plan(gpus=(plan,))
 
 
 def test_a_node_is_observed_and_changed_through_workers(state: simulated.SharedState) -> None:

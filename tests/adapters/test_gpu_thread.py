@@ -7,22 +7,22 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml_worker import gpu_thread
-from mig_manager.core import model
+from mig_manager.core import model, steps
 
-PLAN = model.Plan(gpus=())
+PLAN = steps.Plan(gpus=())
 
 
 class Gpus:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
-        self.executed: list[model.Plan] = []
+        self.executed: list[steps.Plan] = []
 
     def observe(self) -> model.ObservedGpus:
         if self.error:
             raise self.error
         return model.ObservedGpus()
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.executed.append(plan)
         return model.ObservedGpus()
 
@@ -35,7 +35,7 @@ class Hung:
         self.let_go.wait()
         return model.ObservedGpus()
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.let_go.wait()
         return model.ObservedGpus()
 

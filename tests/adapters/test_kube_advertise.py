@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.kubernetes import advertise, api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import nvml as simulated
@@ -138,7 +138,7 @@ def test_gpus_that_cannot_be_seen_do_not_keep_the_agent_from_starting(kube: api.
         def observe(self) -> model.ObservedGpus:
             raise errors.HardwareError("no", reason=errors.Reason.DRIVER_NOT_LOADED)
 
-        def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
             raise AssertionError(plan)
 
     with structlog.testing.capture_logs() as logs:

@@ -12,7 +12,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import nvml_execute
-from mig_manager.core import model, profile_name
+from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import libnvml, states
 from tests.adapters import nvml_rig
@@ -500,11 +500,11 @@ def test_a_failure_on_one_gpu_does_not_stop_another(tmp_path: pathlib.Path) -> N
                     code=states.Code.INSUFFICIENT_RESOURCES,
                 )
             )
-        steps: list[model.Step] = []
+        enabling: list[steps.Step] = []
         for gpu in gpus:
-            steps += [nvml_rig.mode_step(gpu, nvml_rig.ON), nvml_rig.gi_step(gpu, "7g.40gb")]
+            enabling += [nvml_rig.mode_step(gpu, nvml_rig.ON), nvml_rig.gi_step(gpu, "7g.40gb")]
         with pytest.raises(errors.HardwareError) as caught:
-            node.run(*steps)
+            node.run(*enabling)
         after = node.gpus.observe()
     assert [nvml_rig.names(gpu) for gpu in after] == [[], ["[7g.40gb@0:8]"], []]
     first, second = caught.value.message.split("; ")
@@ -557,10 +557,10 @@ def test_no_session_outlives_an_execution_that_fails(tmp_path: pathlib.Path) -> 
 
 
 def test_a_gpu_that_left_the_node_is_unreachable(tmp_path: pathlib.Path) -> None:
-    step = model.SetMode(gpu_uuid="GPU-gone", mode=nvml_rig.ON, needs_reset=False)
-    plan = model.GpuPlan(gpu_uuid="GPU-gone", gpu_index=7, steps=(step,), target=())
+    step = steps.SetMode(gpu_uuid="GPU-gone", mode=nvml_rig.ON, needs_reset=False)
+    plan = steps.GpuPlan(gpu_uuid="GPU-gone", gpu_index=7, steps=(step,), target=())
     with nvml_rig.rig(tmp_path / "state") as node:
-        after = node.gpus.execute(model.Plan(gpus=(plan,)))
+        after = node.gpus.execute(steps.Plan(gpus=(plan,)))
     (gone,) = after.unreachable
     assert not after
     assert (gone.index, gone.uuid) == (7, "GPU-gone")
@@ -572,9 +572,9 @@ def test_another_gpu_in_the_place_of_the_one_planned_for_is_not_touched(
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         before = node.observe()
-        step = model.SetMode(gpu_uuid="GPU-gone", mode=nvml_rig.ON, needs_reset=False)
-        plan = model.GpuPlan(gpu_uuid="GPU-gone", gpu_index=0, steps=(step,), target=())
-        after = node.gpus.execute(model.Plan(gpus=(plan,)))
+        step = steps.SetMode(gpu_uuid="GPU-gone", mode=nvml_rig.ON, needs_reset=False)
+        plan = steps.GpuPlan(gpu_uuid="GPU-gone", gpu_index=0, steps=(step,), target=())
+        after = node.gpus.execute(steps.Plan(gpus=(plan,)))
         assert [gpu.uuid for gpu in after.unreachable] == ["GPU-gone"]
         assert before.uuid in after.unreachable[0].message
         assert node.observe() == before

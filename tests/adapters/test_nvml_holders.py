@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import nvml_session
-from mig_manager.core import model
+from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
 from tests import fakes
 from tests.adapters import nvml_rig, proc_tree
@@ -22,7 +22,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-def refusal(proc: proc_tree.ProcTree, plan: model.Plan, *, driver_root: str = "") -> str:
+def refusal(proc: proc_tree.ProcTree, plan: steps.Plan, *, driver_root: str = "") -> str:
     """Return what is said when a plan meets a GPU in use."""
     gpus = nvml_gpus.NvmlGpus(
         in_use_timeout_s=0.0,
@@ -36,7 +36,7 @@ def refusal(proc: proc_tree.ProcTree, plan: model.Plan, *, driver_root: str = ""
     return caught.value.message.partition("In use by another client'; ")[2]
 
 
-def switching(node: nvml_rig.Rig, index: int = 0) -> model.Plan:
+def switching(node: nvml_rig.Rig, index: int = 0) -> steps.Plan:
     gpu = node.observe(index)
     return nvml_rig.plan_of([gpu], nvml_rig.mode_step(gpu, nvml_rig.ON))
 

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import states
 from tests import fakes
 from tests.adapters import nvml_rig, proc_tree
@@ -22,20 +22,20 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-def execute(proc: proc_tree.ProcTree, gpu: model.Gpu, *steps: model.Step) -> None:
+def execute(proc: proc_tree.ProcTree, gpu: model.Gpu, *steps: steps.Step) -> None:
     """Execute steps that require idle GPUs; a driver that refuses one is asked once."""
     gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
     plan = nvml_rig.plan_of([gpu], *steps)
     gpus.execute(dataclasses.replace(plan, requires_idle=True))
 
 
-def end_first(gpu: model.Gpu) -> tuple[model.Step, ...]:
+def end_first(gpu: model.Gpu) -> tuple[steps.Step, ...]:
     """Return the steps that destroy the first GPU instance."""
     first = gpu.gpu_instances[0].instance_id
     return tuple(
         step
         for step in nvml_rig.end_steps(gpu)
-        if isinstance(step, model.DestroyComputeInstance | model.DestroyGpuInstance)
+        if isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance)
         and step.gpu_instance_id == first
     )
 
@@ -108,7 +108,7 @@ def test_of_a_gpu_instance_that_stays_only_the_doomed_compute_instance_counts(
         step = next(
             step
             for step in nvml_rig.end_steps(gpu)
-            if isinstance(step, model.DestroyComputeInstance)
+            if isinstance(step, steps.DestroyComputeInstance)
             and step.compute_instance_id == instance.compute_instances[0].instance_id
         )
 

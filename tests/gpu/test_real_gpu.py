@@ -10,7 +10,7 @@ from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import nvml_events
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.core import model
+from mig_manager.core import model, steps
 
 pytestmark = pytest.mark.gpu
 
@@ -88,4 +88,4 @@ def test_every_gpu_with_mig_says_whether_it_tells_of_changes(gpus: tuple[model.G
 
 @pytest.mark.usefixtures("gpus")
 def test_carrying_out_nothing_is_allowed() -> None:
-    nvml_gpus.NvmlGpus(clock=clock.SystemClock()).execute(model.Plan(gpus=()))
+    nvml_gpus.NvmlGpus(clock=clock.SystemClock()).execute(steps.Plan(gpus=()))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from tests import scenes
 
 SIX = """
@@ -40,8 +40,8 @@ def test_a_pod_with_a_device_id_of_an_unknown_form_leaves_before_instances_are_d
     trainer = world.add_pod("trainer", devices=frozenset({"nvidia0/gi7"}))
     is_gone: list[bool] = []
 
-    def watch(step: model.Step) -> None:
-        if isinstance(step, model.DestroyGpuInstance):
+    def watch(step: steps.Step) -> None:
+        if isinstance(step, steps.DestroyGpuInstance):
             is_gone.append(trainer not in world.pods)
 
     world.step_error = watch

@@ -9,7 +9,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.agent import health
 from mig_manager.change import instrumentation
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
@@ -132,7 +132,7 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
 
 def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
     world = scenes.hosted_node()
-    world.step_error = scenes.refuse(model.CreateGpuInstance, times=1)
+    world.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
     outcome = scenes.run(world, "one-slice-changed")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
@@ -523,7 +523,7 @@ def test_the_next_run_after_an_unproven_change_proves_it_instead_of_believing_it
     assert run(world, "all-1g.5gb").state is model.State.SUCCESS
 
 
-@pytest.mark.parametrize("step", [model.CreateGpuInstance, model.CreateComputeInstance])
+@pytest.mark.parametrize("step", [steps.CreateGpuInstance, steps.CreateComputeInstance])
 def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
     world = busy_node()
     before = world.gpus
@@ -542,7 +542,7 @@ def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
 def test_an_api_that_fails_during_the_way_back_does_not_keep_the_gpus_from_it() -> None:
     def failing_node() -> fakes.World:
         world = busy_node()
-        world.step_error = refuse(model.CreateGpuInstance, times=1)
+        world.step_error = refuse(steps.CreateGpuInstance, times=1)
         return world
 
     world = failing_node()
@@ -569,7 +569,7 @@ def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> N
     class Liar:
         observe = hardware_port.observe
 
-        def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
             world.called("gpus.execute")
             return fakes.of_plan(world.gpus, plan)
 
@@ -597,7 +597,7 @@ def test_an_old_driver_that_tells_profiles_only_with_mig_on_is_planned_twice() -
                 for gpu in hardware_port.observe()
             )
 
-        def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
             hardware_port.execute(plan, seen)
             return fakes.of_plan(self.observe(), plan)
 
@@ -794,7 +794,7 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
     here: list[set[str]] = []
     execute = world.step_error
 
-    def look(step: model.Step) -> Exception | None:
+    def look(step: steps.Step) -> Exception | None:
         here.append({pod.name for pod in world.pods.values()})
         return execute(step)
 
@@ -840,7 +840,7 @@ def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
 
 def test_a_change_that_is_rolled_back_leaves_the_plugins_config_as_it_was() -> None:
     world = sharing_node()
-    world.step_error = refuse(model.CreateGpuInstance, times=1)
+    world.step_error = refuse(steps.CreateGpuInstance, times=1)
 
     assert run(world, "one-slice-changed").state is model.State.FAILED
 

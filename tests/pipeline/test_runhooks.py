@@ -5,7 +5,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.change import instrumentation
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -63,10 +63,10 @@ def test_with_a_switch_of_the_mode_all_four_points_come_in_order() -> None:
     assert scenes.run(world, "all-1g.5gb").state is model.State.SUCCESS
 
     assert world.hooked == [START, "mode", CONFIG, EXIT]
-    steps = [type(step) for step in world.executed]
-    assert steps[:2] == [model.SetMode, model.SetMode]
+    executed_types = [type(step) for step in world.executed]
+    assert executed_types[:2] == [steps.SetMode, steps.SetMode]
     at = [executed[n] for n, call in enumerate(world.log) if call == "hooks.run"]
-    assert at == [0, 0, 2, len(steps)]
+    assert at == [0, 0, 2, len(executed_types)]
 
 
 def test_hooks_are_told_of_the_layout() -> None:
@@ -149,7 +149,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again() -> None:
 def test_the_reason_of_a_failing_change_is_not_hidden_by_a_failing_last_hook() -> None:
     world = hooked_node()
     world.broken_hooks = {EXIT}
-    world.step_error = scenes.refuse(model.CreateGpuInstance, times=1)
+    world.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
     outcome = scenes.run(world, LAYOUT)
 

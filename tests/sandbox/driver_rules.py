@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import identities, states, transitions
 
 
@@ -12,7 +12,7 @@ class ImpossibleStepError(AssertionError):
     """The driver would refuse this step: the plan is wrong."""
 
 
-def check(gpu: model.Gpu, step: model.Step) -> None:
+def check(gpu: model.Gpu, step: steps.Step) -> None:
     """Check that the driver would carry out a step on a GPU that no process uses.
 
     Raises:
@@ -21,28 +21,28 @@ def check(gpu: model.Gpu, step: model.Step) -> None:
     now = _situation(gpu)
     try:
         match step:
-            case model.SetMode():
+            case steps.SetMode():
                 _set_mode(now, step)
-            case model.DestroyComputeInstance():
+            case steps.DestroyComputeInstance():
                 _destroy_compute_instance(now, step)
-            case model.DestroyGpuInstance():
+            case steps.DestroyGpuInstance():
                 _destroy_gpu_instance(now, step)
-            case model.CreateGpuInstance():
+            case steps.CreateGpuInstance():
                 _create_gpu_instance(now, step)
-            case model.CreateComputeInstance():
+            case steps.CreateComputeInstance():
                 _create_compute_instance(now, step)
     except states.Refused as refused:
         raise ImpossibleStepError(f"{refused}: {step} on {gpu}") from refused
 
 
-def _set_mode(now: transitions.Situation, step: model.SetMode) -> None:
+def _set_mode(now: transitions.Situation, step: steps.SetMode) -> None:
     _, code = transitions.set_mode(now, int(step.mode is model.MigMode.ENABLED))
     if code is not states.Code.SUCCESS:
         raise states.Refused(code)
 
 
 def _destroy_compute_instance(
-    now: transitions.Situation, step: model.DestroyComputeInstance
+    now: transitions.Situation, step: steps.DestroyComputeInstance
 ) -> None:
     for instance in now.gpu.instances:
         for compute in instance.compute_instances:
@@ -51,13 +51,13 @@ def _destroy_compute_instance(
                 transitions.destroy_compute_instance(now, instance, compute)
 
 
-def _destroy_gpu_instance(now: transitions.Situation, step: model.DestroyGpuInstance) -> None:
+def _destroy_gpu_instance(now: transitions.Situation, step: steps.DestroyGpuInstance) -> None:
     for instance in now.gpu.instances:
         if instance.instance_id == step.gpu_instance_id:
             transitions.destroy_gpu_instance(now, instance)
 
 
-def _create_gpu_instance(now: transitions.Situation, step: model.CreateGpuInstance) -> None:
+def _create_gpu_instance(now: transitions.Situation, step: steps.CreateGpuInstance) -> None:
     transitions.create_gpu_instance(now, step.profile_id, step.placement)
     named = hardware.profile_of(now.board.product, now.board.row(step.profile_id))
     if named != step.profile:
@@ -128,7 +128,7 @@ def _row(
 
 
 def _create_compute_instance(
-    now: transitions.Situation, step: model.CreateComputeInstance
+    now: transitions.Situation, step: steps.CreateComputeInstance
 ) -> None:
     for instance in now.gpu.instances:
         if instance.placement == step.gpu_instance_placement:

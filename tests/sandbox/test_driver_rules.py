@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name
+from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import planner
 from tests import fakes
 from tests.sandbox import driver_rules
@@ -31,14 +31,14 @@ def test_steps_of_a_plan_are_refused_without_those_that_come_before() -> None:
 
 
 def test_an_instance_where_another_one_is_is_refused() -> None:
-    create = next(step for step in STEPS if isinstance(step, model.CreateGpuInstance))
+    create = next(step for step in STEPS if isinstance(step, steps.CreateGpuInstance))
 
     with pytest.raises(driver_rules.ImpossibleStepError):
         fakes.apply_step(FULL, create)
 
 
 def test_an_instance_at_a_place_that_its_profile_has_not_is_refused() -> None:
-    create = next(step for step in STEPS if isinstance(step, model.CreateGpuInstance))
+    create = next(step for step in STEPS if isinstance(step, steps.CreateGpuInstance))
     (bare,) = fakes.brought_to((OFF,), model.DesiredGpu(mode=model.MigMode.ENABLED))
 
     fakes.apply_step(bare, create)
@@ -49,7 +49,7 @@ def test_an_instance_at_a_place_that_its_profile_has_not_is_refused() -> None:
 
 def test_a_gpu_instance_with_a_compute_instance_is_not_destroyed() -> None:
     inside = FULL.gpu_instances[0]
-    destroy = model.DestroyGpuInstance(
+    destroy = steps.DestroyGpuInstance(
         gpu_uuid=FULL.uuid,
         gpu_instance_id=inside.instance_id,
         profile=inside.profile,
@@ -61,7 +61,7 @@ def test_a_gpu_instance_with_a_compute_instance_is_not_destroyed() -> None:
 
 
 def test_the_mode_of_a_gpu_with_instances_is_not_switched() -> None:
-    switch = model.SetMode(gpu_uuid=FULL.uuid, mode=model.MigMode.DISABLED, needs_reset=True)
+    switch = steps.SetMode(gpu_uuid=FULL.uuid, mode=model.MigMode.DISABLED, needs_reset=True)
 
     with pytest.raises(driver_rules.ImpossibleStepError):
         fakes.apply_step(FULL, switch)

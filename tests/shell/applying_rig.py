@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply as applying
 from mig_manager.change import boot, local, plans
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.layout import config
 from tests import fakes
 
@@ -31,8 +31,8 @@ class Gpus:
         """Number of the step, from 1, before which the process is killed."""
         self.is_stale = False
         """Whether what the next plan creates exists already."""
-        self.fails: Callable[[model.Step], bool] = lambda _step: False
-        self.on_step: Callable[[model.Step], object] = lambda _step: None
+        self.fails: Callable[[steps.Step], bool] = lambda _step: False
+        self.on_step: Callable[[steps.Step], object] = lambda _step: None
 
     def observe(self) -> model.ObservedGpus:
         if not self.is_driver_loaded:
@@ -54,7 +54,7 @@ class Gpus:
             for gpu in self.gpus
         )
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         if plan.requires_idle and self.is_stale:
             self.is_stale = False
             raise errors.StalePlanError("GPU 0 has 1g.5gb at 2:1 already")

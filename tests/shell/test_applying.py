@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import plans
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -173,7 +173,7 @@ def test_the_journal_is_there_before_the_first_step_and_gone_after_the_last(
 ) -> None:
     seen: list[str | None] = []
 
-    def look(_step: model.Step) -> bool:
+    def look(_step: steps.Step) -> bool:
         seen.append(rig.journal.text)
         assert rig.exclusion.is_held
         return False
@@ -193,7 +193,7 @@ def test_the_journal_is_there_before_the_first_step_and_gone_after_the_last(
 
 def test_an_undone_change_leaves_no_journal(rig: applying_rig.Rig, gpus: Gpus) -> None:
     before = shape(gpus)
-    gpus.fails = lambda step: isinstance(step, model.CreateGpuInstance) and gpus.steps == 5
+    gpus.fails = lambda step: isinstance(step, steps.CreateGpuInstance) and gpus.steps == 5
 
     with pytest.raises(errors.HardwareError, match="the instances from before are back"):
         rig.apply(layout("wanted"))
@@ -206,7 +206,7 @@ def test_a_way_back_that_fails_is_told_kept_and_tried_again(
     rig: applying_rig.Rig, gpus: Gpus
 ) -> None:
     before = shape(gpus)
-    gpus.fails = lambda step: isinstance(step, model.CreateGpuInstance)
+    gpus.fails = lambda step: isinstance(step, steps.CreateGpuInstance)
 
     with pytest.raises(errors.HardwareError) as caught:
         rig.apply(layout("wanted"))
@@ -233,7 +233,7 @@ def test_whoever_comes_after_a_kill_is_told_where_the_way_back_leads(
 ) -> None:
     before = shape(gpus)
     assert cut_off(rig, gpus, "wanted", at=3)
-    gpus.fails = lambda step: isinstance(step, model.CreateGpuInstance) and gpus.steps == 3
+    gpus.fails = lambda step: isinstance(step, steps.CreateGpuInstance) and gpus.steps == 3
     gpus.steps = 0
 
     with pytest.raises(errors.HardwareError):
@@ -409,10 +409,10 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
     gpus.killed_at = None
     journal = status.Journal.from_json(rig.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [gpus.gpus[0].uuid]
-    refused: list[model.Step] = []
+    refused: list[steps.Step] = []
 
-    def fails(step: model.Step) -> bool:
-        is_last = isinstance(step, model.CreateGpuInstance) and step.gpu_uuid == second
+    def fails(step: steps.Step) -> bool:
+        is_last = isinstance(step, steps.CreateGpuInstance) and step.gpu_uuid == second
         if is_last and not refused:
             refused.append(step)
             return True
@@ -432,13 +432,13 @@ def with_foreign(gpus: Gpus, start: int) -> model.Placement:
     spec = next(p for p in gpus.gpus[0].profiles or () if str(p.profile) == "1g.5gb")
     place = next(place for place in spec.placements if place.start == start)
     for step in (
-        model.CreateGpuInstance(
+        steps.CreateGpuInstance(
             gpu_uuid=gpus.gpus[0].uuid,
             profile=spec.profile,
             profile_id=spec.profile_id,
             placement=place,
         ),
-        model.CreateComputeInstance(
+        steps.CreateComputeInstance(
             gpu_uuid=gpus.gpus[0].uuid,
             gpu_instance_placement=place,
             profile=spec.profile,
@@ -474,7 +474,7 @@ def missing() -> MissingOne:
     gpus.missed = with_foreign(gpus, start=2)
     gpus.looks = gpus.steps = 0
     gpus.fails = lambda step: (
-        isinstance(step, model.CreateGpuInstance) and step.placement == gpus.missed
+        isinstance(step, steps.CreateGpuInstance) and step.placement == gpus.missed
     )
     return gpus
 
@@ -500,10 +500,10 @@ def test_a_missed_instance_is_part_of_the_next_change(missing: MissingOne) -> No
         rig.apply(layout("wanted"))
     before = shape(missing)
 
-    refused: list[model.Step] = []
+    refused: list[steps.Step] = []
 
-    def fails(step: model.Step) -> bool:
-        if isinstance(step, model.CreateGpuInstance) and step.profile.gpu_slices == 7:
+    def fails(step: steps.Step) -> bool:
+        if isinstance(step, steps.CreateGpuInstance) and step.profile.gpu_slices == 7:
             refused.append(step)
         return len(refused) == 2 and refused[-1] is step
 
@@ -523,8 +523,8 @@ def test_an_instance_that_somebody_creates_during_a_change_is_named_and_kept(
 ) -> None:
     places: list[model.Placement] = []
 
-    def create(step: model.Step) -> bool:
-        if isinstance(step, model.CreateGpuInstance) and not places:
+    def create(step: steps.Step) -> bool:
+        if isinstance(step, steps.CreateGpuInstance) and not places:
             places.append(with_foreign(gpus, start=3))
             return True
         return False
@@ -593,7 +593,7 @@ def test_beside_an_older_change_a_stale_plan_leaves_alone_what_it_would_have_cre
 
 
 def test_device_files_are_refreshed_after_a_rollback(rig: applying_rig.Rig, gpus: Gpus) -> None:
-    gpus.fails = lambda step: isinstance(step, model.CreateGpuInstance) and gpus.steps == 5
+    gpus.fails = lambda step: isinstance(step, steps.CreateGpuInstance) and gpus.steps == 5
 
     with pytest.raises(errors.HardwareError):
         rig.apply(layout("wanted"))

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -288,7 +288,7 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None
     empty = shape(node.gpus)
     bad = node.gpus.gpus[1].uuid
     node.gpus.fails = lambda step: (
-        step.gpu_uuid == bad and isinstance(step, model.CreateComputeInstance)
+        step.gpu_uuid == bad and isinstance(step, steps.CreateComputeInstance)
     )
 
     result = node.rig.boot()
@@ -306,7 +306,7 @@ def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None
     bad = node.gpus.gpus[1].uuid
     node.gpus.fails = lambda step: (
         step.gpu_uuid == bad
-        and isinstance(step, model.CreateComputeInstance | model.DestroyGpuInstance)
+        and isinstance(step, steps.CreateComputeInstance | steps.DestroyGpuInstance)
     )
 
     result = node.rig.boot()
@@ -370,7 +370,7 @@ def test_each_apply_keeps_what_it_has_proven(ampere: Node) -> None:
 
 def test_an_apply_that_fails_keeps_what_was_kept(ampere: Node) -> None:
     kept = ampere.rig.proven.text
-    ampere.gpus.fails = lambda step: isinstance(step, model.SetMode)
+    ampere.gpus.fails = lambda step: isinstance(step, steps.SetMode)
 
     with pytest.raises(errors.HardwareError):
         ampere.rig.apply(ampere.layouts.layout("off"))

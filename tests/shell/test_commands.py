@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import plans, validate
 from mig_manager.cli.render import gpu_report
-from mig_manager.core import bar, model
+from mig_manager.core import bar, model, steps
 from mig_manager.core.layout import config
 from tests import fakes
 from tests.shell import applying_rig
@@ -58,12 +58,12 @@ class Gpus:
 
     def __init__(self, *gpus: model.Gpu) -> None:
         self.gpus = gpus
-        self.executed: list[model.Plan] = []
+        self.executed: list[steps.Plan] = []
 
     def observe(self) -> model.ObservedGpus:
         return model.ObservedGpus(self.gpus)
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.executed.append(plan)
         for step in plan.steps:
             self.gpus = tuple(
@@ -76,7 +76,7 @@ class Gpus:
 class Stubborn(Gpus):
     """GPUs on which everything succeeds and nothing happens."""
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.executed.append(plan)
         return fakes.of_plan(self.gpus, plan)
 
@@ -96,10 +96,10 @@ class Reticent(Gpus):
 class Passthrough(Gpus):
     """GPUs whose new mode waits for a reset that the machine cannot do."""
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.executed.append(plan)
         for step in plan.steps:
-            assert isinstance(step, model.SetMode)
+            assert isinstance(step, steps.SetMode)
             self.gpus = tuple(
                 dataclasses.replace(gpu, pending_mode=step.mode)
                 if gpu.uuid == step.gpu_uuid

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import plans
-from mig_manager.core import model
+from mig_manager.core import steps
 from mig_manager.core.layout import config
 from mig_manager.core.records import checkpoint
 from tests import scenes
@@ -36,9 +36,9 @@ mig-configs:
     source="layouts.yaml",
 )
 STEPS = {
-    model.SetMode: "MODE",
-    model.DestroyGpuInstance: "DESTROY",
-    model.CreateGpuInstance: "CREATE",
+    steps.SetMode: "MODE",
+    steps.DestroyGpuInstance: "DESTROY",
+    steps.CreateGpuInstance: "CREATE",
 }
 POINTS = ("start", "mode", "config", "exit")
 
@@ -60,7 +60,7 @@ class Played:
         """Hooks, and between two of them each kind of steps once."""
         return list(self.rig.owner.hooked)
 
-    def _note(self, step: model.Step) -> None:
+    def _note(self, step: steps.Step) -> None:
         kind = STEPS.get(type(step))
         seen = self.rig.owner.hooked
         since = next((at for at in reversed(range(len(seen))) if seen[at].islower()), -1)
@@ -175,7 +175,7 @@ def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_in_
 def test_a_failing_change_is_undone_before_the_last_point_and_its_reason_comes_first() -> None:
     played = Played("before")
     played.gpus.fails = lambda step: (
-        isinstance(step, model.CreateGpuInstance) and (step.placement.size == 1)
+        isinstance(step, steps.CreateGpuInstance) and (step.placement.size == 1)
     )
     played.rig.owner.broken_hooks = {"exit"}
 
@@ -349,9 +349,9 @@ def test_profiles_that_are_told_only_with_mig_on_change_nothing_of_the_order() -
     played = Played("off")
     known = {gpu.uuid: gpu.profiles for gpu in played.gpus.gpus}
 
-    def reveal(step: model.Step) -> None:
+    def reveal(step: steps.Step) -> None:
         played._note(step)
-        if isinstance(step, model.SetMode):
+        if isinstance(step, steps.SetMode):
             played.gpus.gpus = tuple(
                 dataclasses.replace(gpu, profiles=known[gpu.uuid]) for gpu in played.gpus.gpus
             )

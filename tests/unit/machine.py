@@ -7,25 +7,25 @@ would refuse is an assertion here, so that a plan which runs through needs no lu
 import dataclasses
 from collections.abc import Iterable
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 
 _STEP_OF_SIZE = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 
 
-def run(gpu: model.Gpu, steps: Iterable[model.Step]) -> model.Gpu:
+def run(gpu: model.Gpu, planned: Iterable[steps.Step]) -> model.Gpu:
     """Return the GPU after the steps."""
-    for step in steps:
+    for step in planned:
         assert step.gpu_uuid == gpu.uuid
         match step:
-            case model.DestroyComputeInstance():
+            case steps.DestroyComputeInstance():
                 gpu = _destroy_ci(gpu, step)
-            case model.DestroyGpuInstance():
+            case steps.DestroyGpuInstance():
                 gpu = _destroy_gi(gpu, step)
-            case model.SetMode():
+            case steps.SetMode():
                 gpu = _set_mode(gpu, step)
-            case model.CreateGpuInstance():
+            case steps.CreateGpuInstance():
                 gpu = _create_gi(gpu, step)
-            case model.CreateComputeInstance():
+            case steps.CreateComputeInstance():
                 gpu = _create_ci(gpu, step)
     return gpu
 
@@ -50,7 +50,7 @@ def pool_allows(gpu: model.Gpu, profiles: Iterable[model.Profile]) -> bool:
     )
 
 
-def _destroy_ci(gpu: model.Gpu, step: model.DestroyComputeInstance) -> model.Gpu:
+def _destroy_ci(gpu: model.Gpu, step: steps.DestroyComputeInstance) -> model.Gpu:
     gi = next(gi for gi in gpu.gpu_instances if gi.instance_id == step.gpu_instance_id)
     ci = next(c for c in gi.compute_instances if c.instance_id == step.compute_instance_id)
     assert (ci.profile, ci.uuid) == (step.profile, step.uuid)
@@ -58,14 +58,14 @@ def _destroy_ci(gpu: model.Gpu, step: model.DestroyComputeInstance) -> model.Gpu
     return _swap(gpu, gi, dataclasses.replace(gi, compute_instances=left))
 
 
-def _destroy_gi(gpu: model.Gpu, step: model.DestroyGpuInstance) -> model.Gpu:
+def _destroy_gi(gpu: model.Gpu, step: steps.DestroyGpuInstance) -> model.Gpu:
     gi = next(gi for gi in gpu.gpu_instances if gi.instance_id == step.gpu_instance_id)
     assert (gi.profile, gi.placement) == (step.profile, step.placement)
     assert not gi.compute_instances, "IN_USE: it holds compute instances"
     return _swap(gpu, gi, None)
 
 
-def _set_mode(gpu: model.Gpu, step: model.SetMode) -> model.Gpu:
+def _set_mode(gpu: model.Gpu, step: steps.SetMode) -> model.Gpu:
     if step.mode is gpu.current_mode:
         return dataclasses.replace(gpu, pending_mode=step.mode)
     assert not gpu.gpu_instances, "Ampere: instances are clients, the switch would be pending"
@@ -73,7 +73,7 @@ def _set_mode(gpu: model.Gpu, step: model.SetMode) -> model.Gpu:
     return dataclasses.replace(gpu, current_mode=step.mode, pending_mode=step.mode)
 
 
-def _create_gi(gpu: model.Gpu, step: model.CreateGpuInstance) -> model.Gpu:
+def _create_gi(gpu: model.Gpu, step: steps.CreateGpuInstance) -> model.Gpu:
     assert gpu.current_mode is model.MigMode.ENABLED, "NOT_SUPPORTED: MIG is off"
     spec = next(s for s in gpu.profiles or () if s.profile_id == step.profile_id)
     assert spec.profile == step.profile
@@ -91,7 +91,7 @@ def _create_gi(gpu: model.Gpu, step: model.CreateGpuInstance) -> model.Gpu:
     return dataclasses.replace(gpu, gpu_instances=(*others, new))
 
 
-def _create_ci(gpu: model.Gpu, step: model.CreateComputeInstance) -> model.Gpu:
+def _create_ci(gpu: model.Gpu, step: steps.CreateComputeInstance) -> model.Gpu:
     gi = next(g for g in gpu.gpu_instances if g.placement == step.gpu_instance_placement)
     size = step.profile.compute_slices
     assert step.profile.gpu_instance == gi.profile

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from tests.unit import machine, oracle
 
@@ -87,7 +87,7 @@ def is_accepted(gpu: model.Gpu, counts: Counts) -> bool:
     except errors.LayoutError as error:
         assert error.reason is errors.Reason.DOES_NOT_FIT  # noqa: PT017 - both are fine
         return False
-    created = [step for step in plan.steps if isinstance(step, model.CreateGpuInstance)]
+    created = [step for step in plan.steps if isinstance(step, steps.CreateGpuInstance)]
     assert len(created) == sum(counts)
     return True
 

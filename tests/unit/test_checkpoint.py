@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import recall
 from mig_manager.core.records import checkpoint
@@ -175,7 +175,7 @@ def test_what_is_right_already_stays_also_within_a_gpu_instance() -> None:
 
     plan = recall.plan(read(text), one_less).plan
 
-    assert {type(step) for step in plan.steps} == {model.CreateComputeInstance}
+    assert {type(step) for step in plan.steps} == {steps.CreateComputeInstance}
     assert len(plan.steps) == 2
     assert not plan.destroyed_uuids & kept
 
@@ -202,7 +202,7 @@ def test_with_the_mode_alone_instances_stay_where_it_is_right() -> None:
 
     plan = recall.plan(wish, gpus.gpus, is_mode_only=True).plan
 
-    assert [type(step) for step in plan.steps] == [model.SetMode]
+    assert [type(step) for step in plan.steps] == [steps.SetMode]
     assert plan.gpus[0].gpu_index == 1
 
 
@@ -213,7 +213,7 @@ def test_where_profiles_are_told_only_with_mig_on_the_mode_comes_first() -> None
     plan = recall.plan(read(text), blind).plan
 
     assert plan.is_provisional
-    assert {type(step) for step in plan.steps} == {model.SetMode}
+    assert {type(step) for step in plan.steps} == {steps.SetMode}
 
 
 BAD = [
@@ -394,5 +394,5 @@ def test_from_anything_that_a_driver_can_have_to_anything_else_and_nothing_more_
     both = {(gi.profile, gi.placement) for gi in was.gpu_instances} & {
         (gi.profile, gi.placement) for gi in now.gpu_instances
     }
-    destroyed = [step for step in plan.steps if isinstance(step, model.DestroyGpuInstance)]
+    destroyed = [step for step in plan.steps if isinstance(step, steps.DestroyGpuInstance)]
     assert not both & {(step.profile, step.placement) for step in destroyed}

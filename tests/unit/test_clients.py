@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -48,7 +48,7 @@ def wanted(*names: str) -> model.DesiredGpu:
     return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
 
 
-def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> model.Plan:
+def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> steps.Plan:
     return planner.plan(gpus, {gpus[0].uuid: wanted(*names)})
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from tests.unit import boards
 
@@ -40,8 +40,8 @@ def test_a_vgpu_that_is_as_wanted_or_needs_only_compute_instances_is_let_pass() 
     assert planner.plan([gpu], {gpu.uuid: boards.want({"3g.20gb": 1})}).is_empty
     inside = planner.plan([gpu], {gpu.uuid: boards.want({"1c.3g.20gb": 3})})
     assert {type(step) for step in inside.steps} == {
-        model.DestroyComputeInstance,
-        model.CreateComputeInstance,
+        steps.DestroyComputeInstance,
+        steps.CreateComputeInstance,
     }
 
 

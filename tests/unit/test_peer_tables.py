@@ -6,14 +6,14 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 
 A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
 
 
-def plan(*devices: str, mode: str = "true") -> model.Plan:
+def plan(*devices: str, mode: str = "true") -> steps.Plan:
     """Plan a layout of ``profile: count`` entries for an A100 with 40 GB."""
     text = (
         "version: v1\nmig-configs:\n  x:\n  - devices: all\n"
@@ -23,8 +23,8 @@ def plan(*devices: str, mode: str = "true") -> model.Plan:
     return planner.plan([A100], config.select(layout, [A100]))
 
 
-def names_created(due: model.Plan) -> list[str]:
-    return [str(s.profile) for s in due.steps if isinstance(s, model.CreateComputeInstance)]
+def names_created(due: steps.Plan) -> list[str]:
+    return [str(s.profile) for s in due.steps if isinstance(s, steps.CreateComputeInstance)]
 
 
 # TestParseMigProfile, which compares with what an A100 offers

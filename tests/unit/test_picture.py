@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mig_manager.core import bar, model, picture
+from mig_manager.core import bar, model, picture, steps
 from mig_manager.core.planner import planner
 from tests.unit import boards
 
@@ -209,7 +209,7 @@ def test_gpus_that_are_right_are_one_line() -> None:
 
 def test_gpus_outside_the_layout_are_said_to_be() -> None:
     text = picture.draw_change(
-        [boards.gpu(boards.A100)], model.Plan(gpus=()), selected=(), style=PLAIN
+        [boards.gpu(boards.A100)], steps.Plan(gpus=()), selected=(), style=PLAIN
     )
 
     assert "not in this layout" in text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from tests.unit import boards, layouts, machine, oracle
 
@@ -18,33 +18,33 @@ SEVEN_SMALL = tuple(f"1g.5gb@{start}" for start in range(7))
 
 def plan_for(
     gpu: model.Gpu, devices: dict[str, int], *, busy: frozenset[str] = frozenset()
-) -> model.Plan:
+) -> steps.Plan:
     return planner.plan([gpu], {gpu.uuid: boards.want(devices)}, busy=busy)
 
 
-def words(plan: model.Plan) -> list[str]:
+def words(plan: steps.Plan) -> list[str]:
     """Write the steps so that a test can show them."""
     lines = []
     for step in plan.steps:
         match step:
-            case model.DestroyComputeInstance():
+            case steps.DestroyComputeInstance():
                 lines.append(
                     f"-ci {step.profile} {step.gpu_instance_id}/{step.compute_instance_id}"
                 )
-            case model.DestroyGpuInstance():
+            case steps.DestroyGpuInstance():
                 lines.append(f"-gi {step.profile} {step.placement}")
-            case model.SetMode():
+            case steps.SetMode():
                 lines.append(f"mode {step.mode.value}")
-            case model.CreateGpuInstance():
+            case steps.CreateGpuInstance():
                 lines.append(f"+gi {step.profile} {step.placement}")
-            case model.CreateComputeInstance():
+            case steps.CreateComputeInstance():
                 lines.append(
                     f"+ci {step.profile} {step.placement} in {step.gpu_instance_placement}"
                 )
     return lines
 
 
-def state_after(gpu: model.Gpu, plan: model.Plan) -> oracle.State:
+def state_after(gpu: model.Gpu, plan: steps.Plan) -> oracle.State:
     return oracle.state_of(machine.run(gpu, plan.steps))
 
 
@@ -220,7 +220,7 @@ def test_a_free_span_of_a_live_gpu_instance_is_used_before_a_new_one_is_made() -
 def test_a_gpu_instance_is_divided_where_it_lies() -> None:
     plan = plan_for(boards.gpu(boards.A100, "3g.20gb@4"), {"1c.3g.20gb": 3})
     assert words(plan)[0] == "-ci 3g.20gb 0/0"
-    assert [type(step) for step in plan.steps[1:]] == [model.CreateComputeInstance] * 3
+    assert [type(step) for step in plan.steps[1:]] == [steps.CreateComputeInstance] * 3
 
 
 def test_beside_unknown_spans_nothing_is_added() -> None:
@@ -347,7 +347,7 @@ def test_a_name_means_what_each_gpu_calls_so() -> None:
     ids = {
         step.gpu_uuid: step.profile_id
         for step in plan.steps
-        if isinstance(step, model.CreateGpuInstance)
+        if isinstance(step, steps.CreateGpuInstance)
     }
     assert ids == {"GPU-0": 15, "GPU-1": 19}
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name
+from mig_manager.core import model, profile_name, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
@@ -22,7 +22,7 @@ def gpu_with(**counts: int) -> model.Gpu:
     return fakes.brought_to((empty,), model.DesiredGpu.of(ON, wanted))[0]
 
 
-def replan(gpu: model.Gpu, **counts: int) -> tuple[model.Plan, model.Gpu]:
+def replan(gpu: model.Gpu, **counts: int) -> tuple[steps.Plan, model.Gpu]:
     """Return the plan to other instances, and the GPU after it."""
     after = gpu_with(**counts)
     document = config.parse(
@@ -84,7 +84,7 @@ def test_an_instance_whose_place_a_foreign_one_has_taken_is_left_out() -> None:
     before = planner.baseline(plan, (gpu,))
     offered = next(each for each in gpu.profiles or () if str(each.profile) == "2g.10gb")
     place = next(place for place in offered.placements if place.overlaps(lost))
-    foreign = model.CreateGpuInstance(
+    foreign = steps.CreateGpuInstance(
         gpu_uuid=gpu.uuid,
         profile=offered.profile,
         profile_id=offered.profile_id,
@@ -104,13 +104,13 @@ def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_nam
     (had,) = (ci.placement for ci in gi.compute_instances)
     assert had
     added, other = (model.Placement(start, 1) for start in range(3) if start != had.start)
-    plan = model.Plan(
+    plan = steps.Plan(
         gpus=(
-            model.GpuPlan(
+            steps.GpuPlan(
                 gpu_uuid=gpu.uuid,
                 gpu_index=0,
                 steps=(
-                    model.CreateComputeInstance(
+                    steps.CreateComputeInstance(
                         gpu_uuid=gpu.uuid,
                         gpu_instance_placement=gi.placement,
                         profile=gi.compute_instances[0].profile,
@@ -123,7 +123,7 @@ def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_nam
     )
     before = planner.baseline(plan, (gpu,))
     ours = fakes.apply_step(gpu, plan.steps[0])
-    assert isinstance(plan.steps[0], model.CreateComputeInstance)
+    assert isinstance(plan.steps[0], steps.CreateComputeInstance)
     stranger = dataclasses.replace(plan.steps[0], placement=other)
     both = fakes.apply_step(ours, stranger)
 

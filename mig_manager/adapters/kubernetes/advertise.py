@@ -11,7 +11,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster, resources
 
 _log = structlog.get_logger()
@@ -73,7 +73,7 @@ class AdvertisingGpus:
         self._tell()
         return gpus
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, and see to it that the node offers what came of them.
 
         Raises:

@@ -13,7 +13,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import nvml_calls, nvml_execute, nvml_observe, nvml_session
-from mig_manager.core import model, timing
+from mig_manager.core import model, steps, timing
 
 _Result = TypeVar("_Result")
 
@@ -67,7 +67,7 @@ class NvmlGpus:
             raise _joined([_failure(gpu) for gpu in observed.unreachable])
         return observed
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
         Returns:
@@ -88,7 +88,7 @@ class NvmlGpus:
             return _observed(_each(runs))
 
     @contextlib.contextmanager
-    def _session_for(self, plan: model.Plan, known: Mapping[str, model.Gpu]) -> Iterator[None]:
+    def _session_for(self, plan: steps.Plan, known: Mapping[str, model.Gpu]) -> Iterator[None]:
         """Open a session in which a plan may be executed."""
         require_idle = self._idle_check(plan) if plan.requires_idle else None
         with self._session():
@@ -99,7 +99,7 @@ class NvmlGpus:
                     self._require_fresh(gpu, known.get(gpu.gpu_uuid))
             yield
 
-    def _require_fresh(self, plan: model.GpuPlan, known: model.Gpu | None) -> None:
+    def _require_fresh(self, plan: steps.GpuPlan, known: model.Gpu | None) -> None:
         try:
             nvml_execute.require_fresh(plan, known)
         except errors.HardwareError as error:
@@ -107,7 +107,7 @@ class NvmlGpus:
             if not _is_unreachable(plan, error):
                 raise
 
-    def _idle_check(self, plan: model.Plan) -> Callable[[], None]:
+    def _idle_check(self, plan: steps.Plan) -> Callable[[], None]:
         """Return what raises ``GpuInUseError``, within a session, while the plan is in the way."""
         # Only for plans that destroy something. The device nodes are looked at before the session
         # is opened, which would have us among those who have the GPUs open.
@@ -119,7 +119,7 @@ class NvmlGpus:
         return functools.partial(gpu_processes.require_idle, plan, files)
 
     def _run(
-        self, plan: model.GpuPlan, known: model.Gpu | None
+        self, plan: steps.GpuPlan, known: model.Gpu | None
     ) -> model.Gpu | model.UnreachableGpu:
         patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)
         try:
@@ -161,16 +161,16 @@ other. The ``...WithPlacement`` functions, which R450 (for GPU instances) and R5
 instances) lack, are not among them: ``nvml_execute`` does without."""
 
 
-def _require_functions(plan: model.Plan) -> None:
+def _require_functions(plan: steps.Plan) -> None:
     """Check that the loaded library has each function that a plan and its rollback need.
 
     Raises:
         HardwareError: NOT_SUPPORTED, with the names of the missing functions.
     """
     needed: tuple[str, ...] = ()
-    if any(isinstance(step, model.SetMode) for step in plan.steps):
+    if any(isinstance(step, steps.SetMode) for step in plan.steps):
         needed += _MODE_FUNCTIONS
-    if any(not isinstance(step, model.SetMode) for step in plan.steps):
+    if any(not isinstance(step, steps.SetMode) for step in plan.steps):
         needed += _INSTANCE_FUNCTIONS
     missing = [name for name in needed if not hasattr(pynvml.nvmlLib, name)]
     if missing:
@@ -191,12 +191,12 @@ _MAY_BE_UNREACHABLE = frozenset(
 """Why a step fails on a GPU that may be unreachable now."""
 
 
-def _is_unreachable(plan: model.GpuPlan, error: errors.HardwareError) -> bool:
+def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
     """Tell whether an error is due to the GPU, which then cannot be observed either."""
     return error.reason in _MAY_BE_UNREACHABLE and not _can_be_observed(plan)
 
 
-def _can_be_observed(plan: model.GpuPlan) -> bool:
+def _can_be_observed(plan: steps.GpuPlan) -> bool:
     try:
         now = nvml_observe.gpu(plan.gpu_index)
     except errors.HardwareError:

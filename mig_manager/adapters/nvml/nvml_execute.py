@@ -18,7 +18,7 @@ from mig_manager.adapters.nvml import (
     nvml_mode,
     nvml_observe,
 )
-from mig_manager.core import model
+from mig_manager.core import model, steps
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 
@@ -33,7 +33,7 @@ Patience = Callable[[Callable[[], None]], None]
 
 
 def run(
-    plan: model.GpuPlan,
+    plan: steps.GpuPlan,
     patience: Patience,
     *,
     known: model.Gpu | None = None,
@@ -71,7 +71,7 @@ def run(
             raise nvml_calls.about(name, error, doing="cannot see what came of it") from error
 
 
-def require_fresh(plan: model.GpuPlan, known: model.Gpu | None) -> None:
+def require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
     """Refuse a plan if a GPU instance that it creates exists already; call within a session.
 
     Somebody else made it since the plan was made, or the driver withheld it then. A rollback
@@ -88,7 +88,7 @@ def require_fresh(plan: model.GpuPlan, known: model.Gpu | None) -> None:
     new = {
         (step.profile_id, step.placement): step.profile
         for step in plan.steps
-        if isinstance(step, model.CreateGpuInstance)
+        if isinstance(step, steps.CreateGpuInstance)
     }
     if not new or plan.changes_mode:
         return
@@ -100,7 +100,7 @@ def require_fresh(plan: model.GpuPlan, known: model.Gpu | None) -> None:
         except errors.HardwareError as error:
             raise nvml_calls.about(name, error, doing="cannot see what is there") from error
     doomed = {
-        step.gpu_instance_id for step in plan.steps if isinstance(step, model.DestroyGpuInstance)
+        step.gpu_instance_id for step in plan.steps if isinstance(step, steps.DestroyGpuInstance)
     }
     names = [
         f"{new[each.profile_id, each.placement]} at {each.placement}"
@@ -111,23 +111,23 @@ def require_fresh(plan: model.GpuPlan, known: model.Gpu | None) -> None:
         raise errors.StalePlanError(f"{name} has {', '.join(names)} already")
 
 
-def describe(step: model.Step) -> str:
+def describe(step: steps.Step) -> str:
     """Say in words what a step does."""
     match step:
-        case model.DestroyComputeInstance():
+        case steps.DestroyComputeInstance():
             return (
                 f"destroy compute instance {step.compute_instance_id} ({step.profile}) "
                 f"of GPU instance {step.gpu_instance_id}"
             )
-        case model.DestroyGpuInstance():
+        case steps.DestroyGpuInstance():
             return (
                 f"destroy GPU instance {step.gpu_instance_id} ({step.profile} at {step.placement})"
             )
-        case model.SetMode():
+        case steps.SetMode():
             return f"switch MIG mode to {step.mode.value}"
-        case model.CreateGpuInstance():
+        case steps.CreateGpuInstance():
             return f"create GPU instance {step.profile} at {step.placement}"
-        case model.CreateComputeInstance():
+        case steps.CreateComputeInstance():
             return (
                 f"create compute instance {step.profile} at {step.placement} "
                 f"in the GPU instance at {step.gpu_instance_placement}"
@@ -145,7 +145,7 @@ class _Executor:
 
     def __init__(
         self,
-        plan: model.GpuPlan,
+        plan: steps.GpuPlan,
         known: model.Gpu | None,
         proc_root: pathlib.Path | None,
         driver_roots: Sequence[str],
@@ -166,7 +166,7 @@ class _Executor:
         self._inside: dict[int, list[_Inside]] = {}
         """All compute instances of GPU instances, by the id of these."""
 
-    def perform(self, step: model.Step) -> None:
+    def perform(self, step: steps.Step) -> None:
         """Perform a step, or find that its result is there already."""
         try:
             self._perform(step)
@@ -174,17 +174,17 @@ class _Executor:
             self._forget()
             raise
 
-    def _perform(self, step: model.Step) -> None:
+    def _perform(self, step: steps.Step) -> None:
         match step:
-            case model.DestroyComputeInstance():
+            case steps.DestroyComputeInstance():
                 self._destroy_compute_instance(step)
-            case model.DestroyGpuInstance():
+            case steps.DestroyGpuInstance():
                 self._destroy_gpu_instance(step)
-            case model.SetMode():
+            case steps.SetMode():
                 self._set_mode(step)
-            case model.CreateGpuInstance():
+            case steps.CreateGpuInstance():
                 self._create_gpu_instance(step)
-            case model.CreateComputeInstance():
+            case steps.CreateComputeInstance():
                 self._create_compute_instance(step)
             case _:
                 typing.assert_never(step)
@@ -195,13 +195,13 @@ class _Executor:
             return nvml_observe.anew(self._gpu_index, self._gpu_uuid, self._open())
         return nvml_observe.again(self._known, self._open())
 
-    def with_holders(self, step: model.Step, error: errors.HardwareError) -> errors.HardwareError:
+    def with_holders(self, step: steps.Step, error: errors.HardwareError) -> errors.HardwareError:
         """Add who holds the GPU to an IN_USE error; return any other as it is."""
         if error.reason is not errors.Reason.IN_USE:
             return error
         instance_id: int | None
         match step:
-            case model.DestroyComputeInstance() | model.DestroyGpuInstance():
+            case steps.DestroyComputeInstance() | steps.DestroyGpuInstance():
                 instance_id = step.gpu_instance_id
             case _:
                 instance_id = None
@@ -227,7 +227,7 @@ class _Executor:
                 gpu_progress.PROGRESS.names(self._gpu_index, self._gpu_uuid, minor)
         return self._device
 
-    def _destroy_compute_instance(self, step: model.DestroyComputeInstance) -> None:
+    def _destroy_compute_instance(self, step: steps.DestroyComputeInstance) -> None:
         device = self._open()
         instance = self._gpu_instance(step.gpu_instance_id)
         # Ids are used again: another instance under this id is not the one to destroy.
@@ -245,7 +245,7 @@ class _Executor:
             nvml_calls.call_unless(_GONE, pynvml.nvmlComputeInstanceDestroy, handle)
             self._inside.pop(instance.instance_id, None)
 
-    def _destroy_gpu_instance(self, step: model.DestroyGpuInstance) -> None:
+    def _destroy_gpu_instance(self, step: steps.DestroyGpuInstance) -> None:
         instance = self._gpu_instance(step.gpu_instance_id)
         if instance is None or instance.placement != step.placement:
             return
@@ -280,7 +280,7 @@ class _Executor:
     def _has_profile(self, instance: nvml_device.GpuInstanceRef, name: model.Profile) -> bool:
         return instance.profile_id in self._open().profile_ids(name)
 
-    def _set_mode(self, step: model.SetMode) -> None:
+    def _set_mode(self, step: steps.SetMode) -> None:
         device = self._open()
         if nvml_mode.is_in_force(device, step.mode):
             return
@@ -295,7 +295,7 @@ class _Executor:
             self._forget()
         nvml_mode.require(self._open(), step.mode, activation)
 
-    def _create_gpu_instance(self, step: model.CreateGpuInstance) -> None:
+    def _create_gpu_instance(self, step: steps.CreateGpuInstance) -> None:
         device = self._open()
         there = self._gpu_instances(step.profile_id)
         if any(instance.placement == step.placement for instance in there):
@@ -309,7 +309,7 @@ class _Executor:
             self._by_profile[profile_id] = list(self._open().gpu_instances([profile_id]))
         return self._by_profile[profile_id]
 
-    def _create_compute_instance(self, step: model.CreateComputeInstance) -> None:
+    def _create_compute_instance(self, step: steps.CreateComputeInstance) -> None:
         device = self._open()
         instance = self._gpu_instance_at(step)
         inside = self._compute_instances(instance)
@@ -335,7 +335,7 @@ class _Executor:
             ]
         return self._inside[instance.instance_id]
 
-    def _gpu_instance_at(self, step: model.CreateComputeInstance) -> nvml_device.GpuInstanceRef:
+    def _gpu_instance_at(self, step: steps.CreateComputeInstance) -> nvml_device.GpuInstanceRef:
         profile_ids = self._open().profile_ids(step.profile.gpu_instance)
         # Asked for only if it is not among those that are known.
         listed = (instance for each in profile_ids for instance in self._gpu_instances(each))
@@ -383,7 +383,7 @@ def _handle(index: int, uuid: str, known: model.Gpu | None) -> nvml_device.Handl
 
 
 def _create_placed(
-    device: nvml_device.Device, step: model.CreateGpuInstance
+    device: nvml_device.Device, step: steps.CreateGpuInstance
 ) -> nvml_device.GpuInstanceRef:
     # By reference, as C takes it: by value the library follows the numbers as an address.
     placement = pynvml.c_nvmlGpuInstancePlacement_t(step.placement.start, step.placement.size)

@@ -12,7 +12,7 @@ import pynvml
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import nvml_calls, nvml_device, nvml_session
-from mig_manager.core import messages, model
+from mig_manager.core import messages, steps
 from mig_manager.core.host import gpu_processes
 
 NO_INSTANCE = 0xFFFFFFFF
@@ -220,7 +220,7 @@ def _of_gpu(
     return uuid, tuple(found[pid] for pid in sorted(found))
 
 
-def require_idle(plan: model.Plan, files: OpenFiles) -> None:
+def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
     """Refuse a plan while a process uses what it destroys; call within a session.
 
     Processes that cannot be seen from here, and GPUs that do not answer, are left to the driver.

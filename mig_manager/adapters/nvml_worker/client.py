@@ -28,7 +28,7 @@ from mig_manager.adapters.nvml_worker import (
     gpu_tail,
 )
 from mig_manager.change import instrumentation
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 
 _REAP_TIMEOUT_S = 2.0
 
@@ -171,7 +171,7 @@ class WorkerGpus(ports.Standby):
             case answer:
                 raise _unexpected(answer)
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU.
 
         Returns:

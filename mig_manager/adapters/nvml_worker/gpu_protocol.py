@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import nvml_meter
-from mig_manager.core import model
+from mig_manager.core import model, steps
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,12 @@ class Observe:
 class Execute:
     """Ask for the steps of a plan to be run."""
 
-    plan: model.Plan
+    plan: steps.Plan
     seen: tuple[model.Gpu, ...] = ()
     """What lasts of the GPUs of the plan as last observed; their instances are looked at again."""
 
     @staticmethod
-    def of(plan: model.Plan, seen: Iterable[model.Gpu]) -> "Execute":
+    def of(plan: steps.Plan, seen: Iterable[model.Gpu]) -> "Execute":
         """Ask with what is known of the GPUs concerned, and of no others."""
         concerned = {gpu.gpu_uuid for gpu in plan.gpus}
         known = (gpu for gpu in seen if gpu.uuid in concerned)

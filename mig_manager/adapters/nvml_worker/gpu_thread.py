@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mig_manager import errors
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 
 _Result = TypeVar("_Result")
 
@@ -43,7 +43,7 @@ class ThreadGpus:
         """
         return self._call(self._gpus.observe)
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, and return those of the plan afterwards.
 
         Raises:

@@ -4,10 +4,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from mig_manager.change import plans, validate
-from mig_manager.core import bar, messages, model, picture
+from mig_manager.core import bar, messages, model, picture, steps
 from mig_manager.core.host import gpu_processes
 from mig_manager.core.layout import config
-from mig_manager.core.planner import steps
 
 _MOST_NAMED = 8
 """Devices or pods that a sentence names before it counts the rest."""
@@ -215,9 +214,9 @@ def _changed_inside(result: plans.Planned) -> int:
     }
     inside: set[tuple[str, model.Placement]] = set()
     for step in result.plan.steps:
-        if isinstance(step, model.CreateComputeInstance):
+        if isinstance(step, steps.CreateComputeInstance):
             inside.add((step.gpu_uuid, step.gpu_instance_placement))
-        elif isinstance(step, model.DestroyComputeInstance):
+        elif isinstance(step, steps.DestroyComputeInstance):
             key = step.gpu_uuid, step.gpu_instance_id
             if key not in destroyed and key in ids:
                 inside.add((step.gpu_uuid, ids[key]))

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import clients, cluster, resources
@@ -102,11 +102,11 @@ def preview(node: nodes.Node, layout: config.Layout, pods: Sequence[cluster.Pod]
 def _planned(
     node: nodes.Node,
     gpus: tuple[model.Gpu, ...],
-    plan: model.Plan,
+    plan: steps.Plan,
     pods: Sequence[cluster.Pod],
 ) -> Preview:
-    destroyed = [step for step in plan.steps if isinstance(step, model.DestroyGpuInstance)]
-    created = [step for step in plan.steps if isinstance(step, model.CreateGpuInstance)]
+    destroyed = [step for step in plan.steps if isinstance(step, steps.DestroyGpuInstance)]
+    created = [step for step in plan.steps if isinstance(step, steps.CreateGpuInstance)]
     evicted, maybe = _leaving(node, gpus, plan, pods)
     return Preview(
         name=node.name,
@@ -125,7 +125,7 @@ def _planned(
 def _leaving(
     node: nodes.Node,
     gpus: Sequence[model.Gpu],
-    plan: model.Plan,
+    plan: steps.Plan,
     pods: Sequence[cluster.Pod],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     is_mixed = any(
@@ -143,7 +143,7 @@ def _leaving(
     return tuple(sorted(evicted)), tuple(sorted(maybe - evicted))
 
 
-def _ends_devices(gpu_plan: model.GpuPlan) -> bool:
+def _ends_devices(gpu_plan: steps.GpuPlan) -> bool:
     return gpu_plan.changes_mode or any(
-        isinstance(step, model.DestroyComputeInstance) for step in gpu_plan.steps
+        isinstance(step, steps.DestroyComputeInstance) for step in gpu_plan.steps
     )

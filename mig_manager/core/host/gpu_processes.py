@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from mig_manager.core import model
+from mig_manager.core import steps
 
 RELEASING_DAEMONS = ("nvidia-persiste", "nv-fabricmanage")
 """Daemons, by the 15 letters that the kernel keeps of a name, which have every GPU open and are
@@ -48,7 +48,7 @@ class GpuProcess:
         }
 
 
-def blocking(plan: model.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
+def blocking(plan: steps.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
     """Return the processes that use what the steps of one GPU destroy.
 
     A switch of MIG mode takes the GPU from everyone who has it open, except from daemons that let
@@ -61,12 +61,12 @@ def blocking(plan: model.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProce
     if plan.changes_mode:
         return tuple(user for user in users if user.name[:_COMM] not in RELEASING_DAEMONS)
     gpu_instances = {
-        step.gpu_instance_id for step in plan.steps if isinstance(step, model.DestroyGpuInstance)
+        step.gpu_instance_id for step in plan.steps if isinstance(step, steps.DestroyGpuInstance)
     }
     compute_instances = {
         (step.gpu_instance_id, step.compute_instance_id)
         for step in plan.steps
-        if isinstance(step, model.DestroyComputeInstance)
+        if isinstance(step, steps.DestroyComputeInstance)
     }
     return tuple(
         user

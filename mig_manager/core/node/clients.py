@@ -7,7 +7,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager.core import fields, model, yaml_tree
+from mig_manager.core import fields, model, steps, yaml_tree
 from mig_manager.core.node import cluster, resources
 
 VERSION = "v1"
@@ -178,7 +178,7 @@ class NodeDevices:
         return name.endswith(_SHARED) or any(value not in ("0", "1") for value in replicas)
 
 
-def affected_ids(plan: model.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
+def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
     """Return the device ids whose holders the plan would hurt.
 
     Besides the instances that end, this covers a whole GPU given to a pod (``mig.strategy=none``
@@ -188,7 +188,7 @@ def affected_ids(plan: model.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
     ids: set[str] = set(plan.destroyed_uuids)
     for gpu_plan in plan.gpus:
         destroys = any(
-            isinstance(step, model.DestroyComputeInstance | model.DestroyGpuInstance)
+            isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance)
             for step in gpu_plan.steps
         )
         if destroys or gpu_plan.changes_mode:
@@ -298,16 +298,16 @@ def is_validator(pod: cluster.Pod) -> bool:
     return pod.labels.get("app") in _VALIDATORS
 
 
-def destroys_instances(plan: model.Plan) -> bool:
+def destroys_instances(plan: steps.Plan) -> bool:
     """Tell whether anything ends that somebody may hold."""
     return bool(plan.destroyed_uuids) or any(
-        isinstance(step, model.DestroyGpuInstance) for step in plan.steps
+        isinstance(step, steps.DestroyGpuInstance) for step in plan.steps
     )
 
 
 def labels_to_pause(
     labels: Mapping[str, str],
-    plan: model.Plan,
+    plan: steps.Plan,
     daemons: Iterable[ExtraClient] = (),
 ) -> dict[str, str]:
     """Return the deploy labels to set to ``paused-for-mig-change``, with their original values.

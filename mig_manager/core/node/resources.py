@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.node import cluster
 
 GPU = f"{cluster.RESOURCE_PREFIX}gpu"
@@ -112,7 +112,7 @@ def kinds(
 
 
 def losses(
-    plan: model.Plan,
+    plan: steps.Plan,
     gpus: Iterable[model.Gpu],
     pods: Iterable[cluster.Pod],
     *,
@@ -145,11 +145,11 @@ def _devices(gpu: model.Gpu, strategy: str) -> Iterable[str]:
     return _names(inside, strategy)
 
 
-def _ending(gpu_plan: model.GpuPlan, gpu: model.Gpu, strategy: str) -> Iterable[str]:
+def _ending(gpu_plan: steps.GpuPlan, gpu: model.Gpu, strategy: str) -> Iterable[str]:
     if gpu_plan.changes_mode or (strategy == "none" and gpu_plan.steps):
         return _devices(gpu, strategy)
     return _names(
-        [s.profile for s in gpu_plan.steps if isinstance(s, model.DestroyComputeInstance)],
+        [s.profile for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance)],
         strategy,
     )
 

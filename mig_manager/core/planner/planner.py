@@ -6,15 +6,15 @@ counted by profile, those that the layout gives a place are there, and no GPU in
 without any. Where the others lie and how they share GPU instances is not part of a layout, so it
 is never a reason to touch a GPU.
 
-What counts as small is defined in ``search``, the order of the steps in ``steps``.
+What counts as small is defined in ``search``, the order of the steps in ``plan_builder``.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.planner import rewind, search, steps
+from mig_manager.core import model, steps
+from mig_manager.core.planner import plan_builder, rewind, search
 
 
 def plan(
@@ -22,7 +22,7 @@ def plan(
     wanted: Mapping[str, model.DesiredGpu],
     *,
     busy: frozenset[str] = frozenset(),
-) -> model.Plan:
+) -> steps.Plan:
     """Find the smallest change that gives each GPU what is wanted of it.
 
     Args:
@@ -47,14 +47,14 @@ def plan(
     plans = [
         _plan_gpu(gpu, wanted[gpu.uuid], mind) for gpu in _by_index(gpus) if gpu.uuid in wanted
     ]
-    found = model.Plan(gpus=tuple(p for p in plans if p))
+    found = steps.Plan(gpus=tuple(p for p in plans if p))
     refuse_on_vgpus(gpus, found)
     return found
 
 
-def combined(plan: model.Plan, back: model.Plan) -> model.Plan:
+def combined(plan: steps.Plan, back: steps.Plan) -> steps.Plan:
     """Return both plans as one; they are about different GPUs."""
-    return model.Plan(gpus=tuple(sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)))
+    return steps.Plan(gpus=tuple(sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)))
 
 
 def restore(
@@ -62,7 +62,7 @@ def restore(
     snapshot: Sequence[model.GpuSnapshot],
     *,
     keep_pending: bool = False,
-) -> model.Plan:
+) -> steps.Plan:
     """Find the steps back to exactly what was: modes, placements and compute instances.
 
     GPU instances without compute instance come back too. A GPU that the snapshot lacks is not
@@ -87,7 +87,7 @@ def restore(
         for gpu in _by_index(gpus)
         if gpu.uuid in before
     ]
-    return model.Plan(gpus=tuple(p for p in plans if p))
+    return steps.Plan(gpus=tuple(p for p in plans if p))
 
 
 def unowned_instances(
@@ -112,7 +112,7 @@ def unowned_instances(
 
 
 def baseline(
-    plan: model.Plan, gpus: Sequence[model.Gpu], older: Sequence[model.GpuSnapshot] = ()
+    plan: steps.Plan, gpus: Sequence[model.Gpu], older: Sequence[model.GpuSnapshot] = ()
 ) -> tuple[model.GpuSnapshot, ...]:
     """Return what a rollback of a plan restores, and what the plan creates.
 
@@ -139,16 +139,16 @@ def baseline(
     return tuple(known.values())
 
 
-def _creating(before: model.GpuSnapshot, plan: model.GpuPlan) -> model.GpuSnapshot:
+def _creating(before: model.GpuSnapshot, plan: steps.GpuPlan) -> model.GpuSnapshot:
     """Return the snapshot with what the plan creates added to its record."""
     if before.created is None:
         return before
     created = dict.fromkeys(before.created)
     for step in plan.steps:
         match step:
-            case model.CreateGpuInstance():
+            case steps.CreateGpuInstance():
                 created[model.Creation(step.profile, step.placement)] = None
-            case model.CreateComputeInstance():
+            case steps.CreateComputeInstance():
                 place = step.gpu_instance_placement
                 inside = model.Creation.inside(step.profile, place, step.placement)
                 created[inside] = None
@@ -157,7 +157,7 @@ def _creating(before: model.GpuSnapshot, plan: model.GpuPlan) -> model.GpuSnapsh
     return dataclasses.replace(before, created=tuple(created))
 
 
-def refuse_on_vgpus(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
+def refuse_on_vgpus(gpus: Sequence[model.Gpu], due: steps.Plan) -> None:
     """Refuse what a vGPU guest may not do, before anybody is made to leave for it.
 
     All but compute instances is up to the host (``nvml.h``: NOT_SUPPORTED in guests).
@@ -168,7 +168,7 @@ def refuse_on_vgpus(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
     guests = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
     for each in due.gpus:
         is_only_inside = all(
-            isinstance(step, model.CreateComputeInstance | model.DestroyComputeInstance)
+            isinstance(step, steps.CreateComputeInstance | steps.DestroyComputeInstance)
             for step in each.steps
         )
         if each.gpu_uuid in guests and not is_only_inside:
@@ -178,39 +178,41 @@ def refuse_on_vgpus(gpus: Sequence[model.Gpu], due: model.Plan) -> None:
             )
 
 
-def _plan_gpu(gpu: model.Gpu, wish: model.DesiredGpu, mind: search.Search) -> model.GpuPlan | None:
+def _plan_gpu(gpu: model.Gpu, wish: model.DesiredGpu, mind: search.Search) -> steps.GpuPlan | None:
     match wish.mode:
         case model.MigMode.DISABLED:
-            return steps.build(gpu, steps.in_order(gpu), steps.Decision(), _switch(gpu, wish.mode))
+            return plan_builder.build(
+                gpu, plan_builder.in_order(gpu), plan_builder.Decision(), _switch(gpu, wish.mode)
+            )
         case model.MigMode.ENABLED:
             if gpu.current_mode is None:
                 raise _not_capable(gpu)
             return _populate(gpu, wish, mind)
 
 
-def _populate(gpu: model.Gpu, wish: model.DesiredGpu, mind: search.Search) -> model.GpuPlan | None:
+def _populate(gpu: model.Gpu, wish: model.DesiredGpu, mind: search.Search) -> steps.GpuPlan | None:
     """Plan for a GPU that shall have MIG enabled."""
     switch = _switch(gpu, wish.mode)
     is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None
     if switch and wish.counts and is_blind:
-        return model.GpuPlan(
+        return steps.GpuPlan(
             gpu_uuid=gpu.uuid,
             gpu_index=gpu.index,
             steps=(switch,),
             target=(),
             is_provisional=True,
         )
-    live = steps.in_order(gpu)
+    live = plan_builder.in_order(gpu)
     decision = mind.decide(gpu, live, wish)
-    return steps.build(gpu, live, decision, switch)
+    return plan_builder.build(gpu, live, decision, switch)
 
 
-def _switch(gpu: model.Gpu, mode: model.MigMode) -> model.SetMode | None:
+def _switch(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
     """Return the step to a mode, also one that only calls off a pending change."""
     pending = gpu.pending_mode or gpu.current_mode
     if gpu.current_mode is None or (gpu.current_mode is mode and pending is mode):
         return None
-    return model.SetMode(
+    return steps.SetMode(
         gpu_uuid=gpu.uuid,
         mode=mode,
         # To call off a change that waits for its reset must not cause that very reset.
@@ -220,7 +222,7 @@ def _switch(gpu: model.Gpu, mode: model.MigMode) -> model.SetMode | None:
 
 def _restore_gpu(
     gpu: model.Gpu, before: model.GpuSnapshot, *, keep_pending: bool
-) -> model.GpuPlan | None:
+) -> steps.GpuPlan | None:
     if before.current_mode is None:
         return None
     if gpu.current_mode is None:
@@ -233,7 +235,7 @@ def _restore_gpu(
     # To switch MIG off would destroy the instances that stay.
     is_held = bool(decision.stays) and before.current_mode is model.MigMode.DISABLED
     switch = None if is_as_before or is_held else _switch(gpu, before.current_mode)
-    return steps.build(gpu, steps.in_order(gpu), decision, switch)
+    return plan_builder.build(gpu, plan_builder.in_order(gpu), decision, switch)
 
 
 def _modes(

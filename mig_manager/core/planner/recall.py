@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.planner import packing, placement, planner
 from mig_manager.core.records import checkpoint
 
@@ -19,7 +19,7 @@ from mig_manager.core.records import checkpoint
 class Recalled:
     """What a checkpoint wants of the GPUs as they are now."""
 
-    plan: model.Plan
+    plan: steps.Plan
     covered: frozenset[str]
     """UUIDs of the GPUs that it tells of."""
 
@@ -62,7 +62,7 @@ def plan(
     due = planner.restore(gpus, snapshot)
     planner.refuse_on_vgpus(gpus, due)
     return Recalled(
-        plan=model.Plan(gpus=tuple(_provisional(each, blind) for each in due.gpus)),
+        plan=steps.Plan(gpus=tuple(_provisional(each, blind) for each in due.gpus)),
         covered=frozenset(device.uuid for device in wish.devices),
     )
 
@@ -82,7 +82,7 @@ def _wanted(device: checkpoint.Device, gpu: model.Gpu, *, is_mode_only: bool) ->
     )
 
 
-def _provisional(due: model.GpuPlan, blind: set[str]) -> model.GpuPlan:
+def _provisional(due: steps.GpuPlan, blind: set[str]) -> steps.GpuPlan:
     """Mark the plan of a GPU whose driver tells its profiles only once MIG is on."""
     is_so = due.gpu_uuid in blind
     return dataclasses.replace(due, is_provisional=True, target=()) if is_so else due

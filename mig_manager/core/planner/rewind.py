@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Iterator
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.planner import packing, steps
+from mig_manager.core import model, steps
+from mig_manager.core.planner import packing, plan_builder
 
 
-def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> steps.Decision:
+def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> plan_builder.Decision:
     """Decide what becomes of each GPU instance.
 
     An instance of the snapshot whose place a foreign one has taken is left out.
@@ -28,17 +28,17 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> steps.Decision:
         errors.LayoutError: The snapshot lacks the spans of compute instances and they cannot be
             packed anew (DOES_NOT_FIT).
     """
-    live = steps.in_order(gpu)
+    live = plan_builder.in_order(gpu)
     kept = foreign(gpu, before)
     taken = [gi.placement for gi in kept if _place(gi) not in _places(before)]
     places = {_place(gi): i for i, gi in enumerate(live)}
     stays = [
-        steps.Stay(position=i, kept=tuple(range(len(gi.compute_instances))), added=())
+        plan_builder.Stay(position=i, kept=tuple(range(len(gi.compute_instances))), added=())
         for i, gi in enumerate(live)
         if gi.placement in taken
     ]
-    created: list[model.TargetInstance] = []
-    for old in steps.in_order(before):
+    created: list[steps.TargetInstance] = []
+    for old in plan_builder.in_order(before):
         position = places.get(_place(old))
         if position is None:
             if not any(map(old.placement.overlaps, taken)):
@@ -47,7 +47,7 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> steps.Decision:
             strangers = [gi for gi in kept if _place(gi) == _place(old)]
             stays.append(_mend(gpu, position, live[position], _joined(old, *strangers)))
     created.sort(key=lambda new: (-new.placement.size, new.placement))
-    return steps.Decision(stays=tuple(stays), created=tuple(created))
+    return plan_builder.Decision(stays=tuple(stays), created=tuple(created))
 
 
 def foreign(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
@@ -82,8 +82,8 @@ def foreign_names(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[str, ...]:
 def _foreign(
     gpu: model.Gpu, before: model.GpuSnapshot, ours: set[model.Creation]
 ) -> Iterator[model.GpuInstance]:
-    past = {_place(gi): gi for gi in steps.in_order(before)}
-    for gi in steps.in_order(gpu):
+    past = {_place(gi): gi for gi in plan_builder.in_order(before)}
+    for gi in plan_builder.in_order(gpu):
         old = past.get(_place(gi))
         if old is None:
             if model.Creation(*_place(gi)) not in ours:
@@ -112,7 +112,7 @@ def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     strangers = foreign(gpu, before)
     if not strangers:
         return before
-    past = {_place(gi): gi for gi in steps.in_order(before)}
+    past = {_place(gi): gi for gi in plan_builder.in_order(before)}
     news = [gi for gi in strangers if _place(gi) not in past]
     inside = {_place(gi): gi for gi in strangers if _place(gi) in past}
     left = [
@@ -142,13 +142,13 @@ def _place(gi: model.GpuInstance) -> tuple[model.Profile, model.Placement]:
 
 
 def _places(before: model.GpuSnapshot) -> set[tuple[model.Profile, model.Placement]]:
-    return {_place(gi) for gi in steps.in_order(before)}
+    return {_place(gi) for gi in plan_builder.in_order(before)}
 
 
-def _again(gpu: model.Gpu, old: model.GpuInstance) -> model.TargetInstance:
+def _again(gpu: model.Gpu, old: model.GpuInstance) -> steps.TargetInstance:
     # The driver may have been updated since; the profile's name outlives its id.
     ids = {spec.profile: spec.profile_id for spec in gpu.profiles or ()}
-    return model.TargetInstance(
+    return steps.TargetInstance(
         profile=old.profile,
         profile_id=ids.get(old.profile, old.profile_id),
         placement=old.placement,
@@ -159,18 +159,18 @@ def _again(gpu: model.Gpu, old: model.GpuInstance) -> model.TargetInstance:
 
 def _mend(
     gpu: model.Gpu, position: int, now: model.GpuInstance, old: model.GpuInstance
-) -> steps.Stay:
+) -> plan_builder.Stay:
     """Bring the inside back; anew as a whole where spans are unknown and profiles differ."""
     if _is_vague(now) or _is_vague(old):
         is_alike = _profiles(now) == _profiles(old)
-        return steps.Stay(
+        return plan_builder.Stay(
             position=position,
             kept=tuple(range(len(now.compute_instances))) if is_alike else (),
             added=() if is_alike else _inside(gpu, old),
         )
     wanted = {(ci.profile, ci.placement) for ci in old.compute_instances}
     has = {(ci.profile, ci.placement) for ci in now.compute_instances}
-    return steps.Stay(
+    return plan_builder.Stay(
         position=position,
         kept=tuple(
             i for i, ci in enumerate(now.compute_instances) if (ci.profile, ci.placement) in wanted
@@ -179,11 +179,11 @@ def _mend(
     )
 
 
-def _inside(gpu: model.Gpu, old: model.GpuInstance) -> tuple[model.TargetComputeInstance, ...]:
+def _inside(gpu: model.Gpu, old: model.GpuInstance) -> tuple[steps.TargetComputeInstance, ...]:
     """Return the compute instances with their spans; packed anew when any span is unknown."""
     if not _is_vague(old):
         return tuple(
-            model.TargetComputeInstance(profile=ci.profile, placement=ci.placement)
+            steps.TargetComputeInstance(profile=ci.profile, placement=ci.placement)
             for ci in old.compute_instances
             if ci.placement
         )
@@ -194,7 +194,7 @@ def _inside(gpu: model.Gpu, old: model.GpuInstance) -> tuple[model.TargetCompute
             "cannot be placed again",
             reason=errors.Reason.DOES_NOT_FIT,
         )
-    return steps.inside(old.profile, spans)
+    return plan_builder.inside(old.profile, spans)
 
 
 def _profiles(gi: model.GpuInstance) -> collections.Counter[model.Profile]:

@@ -22,8 +22,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.planner import explain, packing, placement, steps
+from mig_manager.core import model, steps
+from mig_manager.core.planner import explain, packing, placement, plan_builder
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ Holder = tuple[model.Profile, model.Placement, tuple[packing.Tenant, ...]]
 class Settled:
     """What the pins decide, before anything else is chosen."""
 
-    stays: tuple[steps.Stay, ...]
+    stays: tuple[plan_builder.Stay, ...]
     kept: tuple[placement.Placed, ...]
     """The same, as far as room is concerned."""
-    created: tuple[model.TargetInstance, ...]
+    created: tuple[steps.TargetInstance, ...]
     positions: tuple[int, ...]
     """Those of the live GPU instances that no pin speaks of."""
 
@@ -84,7 +84,7 @@ def settle(
     """
     located = locate(gpu, places(pins), board)
     missing = {(place.profile, where): place for place, where in located.items()}
-    stays: list[steps.Stay] = []
+    stays: list[plan_builder.Stay] = []
     kept: list[placement.Placed] = []
     positions: list[int] = []
     for position, (profile, where, tenants) in enumerate(holders):
@@ -93,8 +93,8 @@ def settle(
             positions.append(position)
             continue
         content = packing.cheapest(tenants, place.counts)
-        added = steps.inside(profile, content.added)
-        stays.append(steps.Stay(position=position, kept=content.kept, added=added))
+        added = plan_builder.inside(profile, content.added)
+        stays.append(plan_builder.Stay(position=position, kept=content.kept, added=added))
         kept.append((profile, where))
     created = (
         _create(place, spec, where)
@@ -151,12 +151,12 @@ def locate(
 
 def _create(
     place: Place, spec: model.GpuInstanceProfile, where: model.Placement
-) -> model.TargetInstance:
-    return model.TargetInstance(
+) -> steps.TargetInstance:
+    return steps.TargetInstance(
         profile=place.profile,
         profile_id=spec.profile_id,
         placement=where,
-        compute_instances=steps.inside(place.profile, packing.fit(place.counts) or ()),
+        compute_instances=plan_builder.inside(place.profile, packing.fit(place.counts) or ()),
         kept=False,
     )
 
@@ -194,11 +194,11 @@ class Search:
     def __init__(self, busy: frozenset[str]) -> None:
         """Take the UUIDs of the MIG devices that workloads hold."""
         self._busy = busy
-        self._known: dict[tuple[object, ...], steps.Decision] = {}
+        self._known: dict[tuple[object, ...], plan_builder.Decision] = {}
 
     def decide(
         self, gpu: model.Gpu, live: Sequence[model.GpuInstance], wish: model.DesiredGpu
-    ) -> steps.Decision:
+    ) -> plan_builder.Decision:
         """Find the best way to exactly these devices.
 
         Args:
@@ -241,16 +241,18 @@ def is_right(live: Sequence[model.GpuInstance], wish: model.DesiredGpu) -> bool:
     return not pinned and free == dict(wish.devices)
 
 
-def _leave(live: Sequence[model.GpuInstance]) -> steps.Decision:
-    return steps.Decision(
+def _leave(live: Sequence[model.GpuInstance]) -> plan_builder.Decision:
+    return plan_builder.Decision(
         stays=tuple(
-            steps.Stay(position=i, kept=tuple(range(len(gi.compute_instances))), added=())
+            plan_builder.Stay(position=i, kept=tuple(range(len(gi.compute_instances))), added=())
             for i, gi in enumerate(live)
         )
     )
 
 
-def _decide(gpu: model.Gpu, holders: Sequence[_Holder], wish: model.DesiredGpu) -> steps.Decision:
+def _decide(
+    gpu: model.Gpu, holders: Sequence[_Holder], wish: model.DesiredGpu
+) -> plan_builder.Decision:
     board = placement.Capacity(gpu.profiles or (), live=[profile for profile, _, _ in holders])
     for profile in wish.counts:
         has_size = packing.exists(profile.compute_slices, profile.gpu_slices)
@@ -313,29 +315,29 @@ def _settle(
     way: placement.Arrangement,
     holders: Sequence[_Holder],
     settled: Settled,
-) -> steps.Decision:
+) -> plan_builder.Decision:
     stays = [
-        steps.Stay(
+        plan_builder.Stay(
             position=settled.positions[position],
             kept=content.kept,
-            added=steps.inside(profile, content.added),
+            added=plan_builder.inside(profile, content.added),
         )
         for profile, option in candidate.options
         for position, content in _located(option, profile, holders)
     ]
     fresh = {profile: iter(option.fresh) for profile, option in candidate.options}
     created = [
-        model.TargetInstance(
+        steps.TargetInstance(
             profile=profile,
             profile_id=spec.profile_id,
             placement=place,
-            compute_instances=steps.inside(profile, next(fresh[profile])),
+            compute_instances=plan_builder.inside(profile, next(fresh[profile])),
             kept=False,
         )
         for profile, place in way.placed
         if (spec := board.find(profile))
     ]
-    return steps.Decision(
+    return plan_builder.Decision(
         stays=tuple(sorted([*settled.stays, *stays], key=lambda stay: stay.position)),
         created=(*settled.created, *created),
     )

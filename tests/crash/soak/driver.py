@@ -10,7 +10,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_adapter
-from mig_manager.core import model, timing
+from mig_manager.core import model, steps, timing
 from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import identities, libnvml, statefile, states, transitions
 
@@ -89,14 +89,14 @@ class OneByOne:
     def observe(self) -> model.ObservedGpus:
         return self._gpus.observe()
 
-    def execute(self, plan: model.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         failures: list[errors.HardwareError] = []
         changed: list[model.Gpu] = []
         with self._gpus._session_for(plan, {gpu.uuid: gpu for gpu in seen}):
             pass
         for gpu in plan.gpus:
             try:
-                changed += self._gpus.execute(model.Plan(gpus=(gpu,)), seen)
+                changed += self._gpus.execute(steps.Plan(gpus=(gpu,)), seen)
             except errors.HardwareError as error:
                 failures.append(error)
         if failures:

@@ -10,7 +10,7 @@ succeed wherever any order of calls could.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.planner import packing, placement
 
 
@@ -22,7 +22,7 @@ class Stay:
     """Which one, in the order of ``in_order``."""
     kept: tuple[int, ...]
     """Positions of the compute instances that stay, in the order of ``in_order``."""
-    added: tuple[model.TargetComputeInstance, ...]
+    added: tuple[steps.TargetComputeInstance, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Decision:
     """What becomes of one GPU's instances; live ones that it does not mention end."""
 
     stays: tuple[Stay, ...] = ()
-    created: tuple[model.TargetInstance, ...] = ()
+    created: tuple[steps.TargetInstance, ...] = ()
     """Those with a place of their own first, then the largest."""
 
 
@@ -51,10 +51,10 @@ def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...
 
 def inside(
     profile: model.Profile, spans: packing.Spans
-) -> tuple[model.TargetComputeInstance, ...]:
+) -> tuple[steps.TargetComputeInstance, ...]:
     """Name the compute instances at these spans of a GPU instance of that profile."""
     return tuple(
-        model.TargetComputeInstance(
+        steps.TargetComputeInstance(
             profile=dataclasses.replace(profile, compute_slices=span.size), placement=span
         )
         for span in spans
@@ -65,8 +65,8 @@ def build(
     gpu: model.Gpu,
     live: Sequence[model.GpuInstance],
     decision: Decision,
-    switch: model.SetMode | None,
-) -> model.GpuPlan | None:
+    switch: steps.SetMode | None,
+) -> steps.GpuPlan | None:
     """Turn a decision into steps.
 
     Args:
@@ -79,10 +79,10 @@ def build(
         The plan; None when there is nothing to do.
     """
     stays = {stay.position: stay for stay in decision.stays}
-    steps = (
+    ordered = (
         *_end_compute(gpu, live, stays),
         *(
-            model.DestroyGpuInstance(
+            steps.DestroyGpuInstance(
                 gpu_uuid=gpu.uuid,
                 gpu_instance_id=gi.instance_id,
                 profile=gi.profile,
@@ -95,23 +95,23 @@ def build(
         *_create(gpu, live, decision),
     )
     target = (*(_staying(live[stay.position], stay) for stay in decision.stays), *decision.created)
-    plan = model.GpuPlan(
+    plan = steps.GpuPlan(
         gpu_uuid=gpu.uuid,
         gpu_index=gpu.index,
-        steps=steps,
+        steps=ordered,
         target=tuple(sorted(target, key=lambda instance: instance.placement)),
     )
-    return plan if steps else None
+    return plan if ordered else None
 
 
 def _end_compute(
     gpu: model.Gpu, live: Sequence[model.GpuInstance], stays: dict[int, Stay]
-) -> Iterator[model.DestroyComputeInstance]:
+) -> Iterator[steps.DestroyComputeInstance]:
     for position, gi in enumerate(live):
         kept = stays[position].kept if position in stays else ()
         for inner, ci in enumerate(gi.compute_instances):
             if inner not in kept:
-                yield model.DestroyComputeInstance(
+                yield steps.DestroyComputeInstance(
                     gpu_uuid=gpu.uuid,
                     gpu_instance_id=gi.instance_id,
                     compute_instance_id=ci.instance_id,
@@ -122,12 +122,12 @@ def _end_compute(
 
 def _create(
     gpu: model.Gpu, live: Sequence[model.GpuInstance], decision: Decision
-) -> Iterator[model.CreateGpuInstance | model.CreateComputeInstance]:
+) -> Iterator[steps.CreateGpuInstance | steps.CreateComputeInstance]:
     """Yield what fills the GPU instances that stay, then each new one with its inside."""
     for stay in decision.stays:
         yield from _fill(gpu, live[stay.position].placement, stay.added)
     for new in decision.created:
-        yield model.CreateGpuInstance(
+        yield steps.CreateGpuInstance(
             gpu_uuid=gpu.uuid,
             profile=new.profile,
             profile_id=new.profile_id,
@@ -137,10 +137,10 @@ def _create(
 
 
 def _fill(
-    gpu: model.Gpu, place: model.Placement, content: Sequence[model.TargetComputeInstance]
-) -> Iterator[model.CreateComputeInstance]:
+    gpu: model.Gpu, place: model.Placement, content: Sequence[steps.TargetComputeInstance]
+) -> Iterator[steps.CreateComputeInstance]:
     for ci in content:
-        yield model.CreateComputeInstance(
+        yield steps.CreateComputeInstance(
             gpu_uuid=gpu.uuid,
             gpu_instance_placement=place,
             profile=ci.profile,
@@ -148,10 +148,10 @@ def _fill(
         )
 
 
-def _staying(gi: model.GpuInstance, stay: Stay) -> model.TargetInstance:
+def _staying(gi: model.GpuInstance, stay: Stay) -> steps.TargetInstance:
     kept = tuple(gi.compute_instances[inner] for inner in stay.kept)
     content = (*_spans(gi.profile, kept), *stay.added)
-    return model.TargetInstance(
+    return steps.TargetInstance(
         profile=gi.profile,
         profile_id=gi.profile_id,
         placement=gi.placement,
@@ -162,7 +162,7 @@ def _staying(gi: model.GpuInstance, stay: Stay) -> model.TargetInstance:
 
 def _spans(
     profile: model.Profile, kept: Sequence[model.ComputeInstance]
-) -> Iterator[model.TargetComputeInstance]:
+) -> Iterator[steps.TargetComputeInstance]:
     """Yield the kept compute instances, at an assumed span where the driver tells none."""
     known = [(ci.profile, ci.placement) for ci in kept if ci.placement]
     vague = sorted(
@@ -173,28 +173,9 @@ def _spans(
     assumed = packing.fit(counts, placement.slices(span for _, span in known))
     spans = assumed or tuple(model.Placement(0, size) for size in sizes)
     for ci, span in (*known, *zip(vague, spans, strict=True)):
-        yield model.TargetComputeInstance(profile=ci, placement=span)
+        yield steps.TargetComputeInstance(profile=ci, placement=span)
 
 
 def _compute_order(ci: model.ComputeInstance) -> tuple[object, ...]:
     place = ci.placement or model.Placement(-1, 0)
     return place, ci.profile.sort_key, ci.instance_id
-
-
-def described(step: model.Step) -> str:
-    """Return a step in words, for people."""
-    match step:
-        case model.DestroyComputeInstance():
-            where = f"instance {step.gpu_instance_id}/{step.compute_instance_id}"
-            return f"destroy compute instance {step.profile} ({where}, {step.uuid or 'no UUID'})"
-        case model.DestroyGpuInstance():
-            where = f"instance {step.gpu_instance_id}"
-            return f"destroy GPU instance {step.profile} at {step.placement} ({where})"
-        case model.SetMode():
-            how = ", which resets the GPU" if step.needs_reset else ""
-            return f"switch MIG mode to {step.mode.value}{how}"
-        case model.CreateGpuInstance():
-            return f"create GPU instance {step.profile} at {step.placement}"
-        case model.CreateComputeInstance():
-            where = f"{step.placement} in the GPU instance at {step.gpu_instance_placement}"
-            return f"create compute instance {step.profile} at {where}"
