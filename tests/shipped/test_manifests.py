@@ -638,7 +638,7 @@ def test_the_guide_to_crashes_has_every_phase_and_the_keys_and_times_that_count(
 ) -> None:
     told = (ROOT / "docs" / "crash-safety.md").read_text(encoding="utf-8")
     rows = re.findall(
-        r"^\| (`.*?) \|", told.split("| Dies in phase |")[1].split("\n\n")[0], re.MULTILINE
+        r"^\| (`.*?) \|", told.split("| Killed in phase |")[1].split("\n\n")[0], re.MULTILINE
     )
     keys = (
         cluster.APPLIED_LABEL,
