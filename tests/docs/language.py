@@ -92,7 +92,7 @@ class Exempt(NamedTuple):
 
 EXEMPT = (
     Exempt(r"\bproven[ .]json\b|\bproven file\b", "", "the name of a file, and its option"),
-    Exempt(r"\block\.holder\b", "", "the name of a file on the host"),
+    Exempt(r"\block\.holder\b|\bholder identity\b", "", "a file on the host; a field of a Lease"),
     Exempt(r"\bdue to\b", "", "ordinary English"),
     Exempt(r"\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b", "", "a lock is held"),
     Exempt(
