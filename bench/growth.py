@@ -187,7 +187,7 @@ class _Loop:
     def __init__(self) -> None:
         self._world = _Brisk(_SPEC, is_gated=True, script_=script.Script())
         self._heard = _Heard()
-        self._box = request.Mailbox()
+        self._box = request.Inbox()
         self._served = 0
         agent = agent_main.assemble(
             settings.agent_settings(
@@ -204,7 +204,7 @@ class _Loop:
             overrides=agent_main.Overrides(
                 replace_ports=self._in_memory,
                 telemetry=self._heard,
-                box=self._box,
+                inbox=self._box,
                 watches_files=False,
                 has_pod_news=False,
             ),

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -69,29 +70,32 @@ def reconciler(
     heals_drift: bool = False,
     is_lenient: bool = False,
     telemetry: instrumentation.Telemetry | None = None,
+    **replaced: Any,
 ) -> reconcile.Reconciler:
+    """Return an agent's reconciler; ``replaced`` are dependencies other than the node's own."""
+    deps = dependencies.Dependencies(
+        gpus=world.hardware,
+        node=world.node,
+        workloads=world.workloads,
+        allocations=world.allocations,
+        configs=fakes.FakeConfig(text),
+        clock=world.clock,
+        extra_clients=fakes.FakeConfig(world.extra_clients) if world.extra_clients else None,
+        telemetry=telemetry or instrumentation.Telemetry(),
+        exclusion=exclusion,
+        slots=world.slots,
+        boot_id=world.boot_id,
+        reset=world.host if world.has_reset else None,
+        reboot=world.host if world.may_reboot else None,
+        services=world.host if world.services else None,
+        service_names=lambda: tuple(world.services),
+        device_files=world.host,
+        proven=world.host,
+        hooks=world.programs if world.hooks else None,
+        own_pod_uid="uid-of-the-agent",
+    )
     return reconcile.Reconciler(
-        dependencies.Dependencies(
-            gpus=world.hardware,
-            node=world.node,
-            workloads=world.workloads,
-            allocations=world.allocations,
-            configs=fakes.FakeConfig(text),
-            clock=world.clock,
-            extra_clients=fakes.FakeConfig(world.extra_clients) if world.extra_clients else None,
-            telemetry=telemetry or instrumentation.Telemetry(),
-            exclusion=exclusion,
-            slots=world.slots,
-            boot_id=world.boot_id,
-            reset=world.host if world.has_reset else None,
-            reboot=world.host if world.may_reboot else None,
-            services=world.host if world.services else None,
-            service_names=lambda: tuple(world.services),
-            device_files=world.host,
-            proven=world.host,
-            hooks=world.programs if world.hooks else None,
-            own_pod_uid="uid-of-the-agent",
-        ),
+        dataclasses.replace(deps, **replaced),
         dependencies.Limits(
             drain_timeout_s=20,
             plugin_timeout_s=20,

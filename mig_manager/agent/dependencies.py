@@ -1,4 +1,4 @@
-"""What the pipeline works with: the ports it reaches, and what the node's owner allows."""
+"""What the pipeline works with: the adapters behind its ports, and the limits of the settings."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from mig_manager.core.node import policy as policies
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Everything the pipeline reaches."""
+    """The ports of the pipeline."""
 
     gpus: ports.Gpus
     node: ports.Node
@@ -22,52 +22,51 @@ class Dependencies:
         default_factory=instrumentation.Telemetry
     )
     standby: ports.Standby = dataclasses.field(default_factory=ports.Standby)
-    """Told when the GPUs are going to be asked, or changed."""
+    """Prepares worker processes before the GPUs are observed or changed."""
     exclusion: ports.NodeLock | None = None
-    """Keeps other managers off while this one works; None: nothing does."""
+    """The node's lock; None: no other program changes MIG instances."""
     boot_id: str = ""
-    """Another one after each reboot."""
+    """Differs after each reboot."""
     reset: ports.GpuReset | None = None
-    """None: a mode that waits for a reset goes on waiting."""
+    """None: the agent may not reset GPUs."""
     reboot: ports.Reboot | None = None
-    """None: nobody reboots this machine for us."""
+    """None: the agent may not reboot the node."""
     services: ports.HostServices | None = None
-    """None: the machine's own services are let be."""
+    """None: the agent may not stop host services."""
     service_names: Callable[[], tuple[str, ...]] = tuple
-    """The services that hold GPUs, in the order in which they are stopped."""
+    """The host services that use GPUs, in the order in which they are stopped."""
     device_files: ports.DeviceFiles | None = None
-    """None: the driver and others look after them."""
+    """None: another program writes device nodes and CDI specs."""
     proven: ports.VerifiedLayouts | None = None
-    """None: nothing is kept for the next boot."""
+    """Keeps the layout for the next boot."""
     hooks: ports.Hooks | None = None
-    """The owner's programs around a change; None: there are none."""
     own_pod_uid: str | None = None
-    """None: this is not a pod."""
+    """None: the agent does not run in a pod."""
     slots: ports.Slots | None = None
-    """None: any number of nodes may be under change at once."""
+    """None: no limit on the nodes that change at the same time."""
     extra_clients: ports.ConfigSource | None = None
-    """The table of the owner's own daemons; None: there are none."""
+    """The file of GPU clients beside NVIDIA's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the node's owner allows: how long to wait for others, and whom to send away."""
+    """Deadlines and permissions of the pipeline, from the settings."""
 
     drain_timeout_s: float = 300.0
     plugin_timeout_s: float = 300.0
     monitor_timeout_s: float = 60.0
     """For each monitor."""
     reboot_timeout_s: float = 600.0
-    """How long the machine may take to go down once a reboot was asked for."""
+    """How long the node may take to go down after a reboot was requested."""
     lock_timeout_s: float = 30.0
-    """How long another manager on this node is waited for."""
+    """How long to wait for another manager on this node."""
     in_use_timeout_s: float = 30.0
-    """How long to wait, after the drain, for processes that still use what a change destroys."""
+    """How long to wait, after the drain, for processes that use what the plan destroys."""
     allows_foreign_managers: bool = False
-    """Whether to work beside other managers that are known to change MIG instances."""
+    """Whether to work beside other programs that are known to change MIG instances."""
     is_lenient: bool = False
-    """Whether what the peer passes over in silence in a config document passes here."""
+    """Whether to warn instead of failing where mig-parted ignores a problem of the file."""
     heals_drift: bool = False
-    """Whether a layout that somebody changed is brought back, if nobody must leave for it."""
+    """Whether to apply the layout again after drift, if no pod has to be evicted."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
     pace: timing.Backoff = dataclasses.field(default_factory=timing.Backoff)

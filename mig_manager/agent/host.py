@@ -1,98 +1,293 @@
-"""The services of the host that a change stops and starts again."""
+"""The host in a run: its services, the owner's hooks, and a reboot where that is allowed."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, record
-from mig_manager.core import model, steps
+from mig_manager.change import hook_points
+from mig_manager.core import model, ports
 from mig_manager.core.host import host_services
 from mig_manager.core.node import clients
+from mig_manager.core.node import policy as policies
+
+_REBOOT_CHECK_S = 1.0
+"""Pause between two checks for the signal to stop."""
 
 _log = structlog.get_logger()
 
 
-class Machine:
-    """The host of one node, as far as its owner lets us have it."""
+class HostServices:
+    """The services of the host that use GPUs.
 
-    def __init__(self, world: dependencies.Dependencies) -> None:
-        self._world = world
+    Args:
+        deps: The ports.
+        written: The record of the run, whose journal lists the stopped services.
+    """
 
-    def stop_services(
-        self, names: Sequence[str], plan: steps.Plan, journal: record.Record
-    ) -> None:
-        """Stop the services that hold GPUs, where the plan takes something away from anybody.
+    def __init__(self, deps: dependencies.Dependencies, written: record.Record) -> None:
+        self._deps = deps
+        self._record = written
+
+    def stop(self, names: Sequence[str], plan: model.Plan) -> None:
+        """Stop the running services, if the plan removes devices.
 
         Args:
             names: The services, in the order in which they are stopped.
             plan: What is going to change.
-            journal: Where it is written first which of them were running.
 
         Raises:
             ClusterError: The API refused or does not answer; then none was stopped.
             HostError: HOST_SERVICE_FAILED: one did not stop.
         """
-        if self._world.services is None or not names or not clients.destroys_instances(plan):
+        if self._deps.services is None or not names or not clients.destroys_instances(plan):
             return
-        had = journal.journal.host_services
-        running = tuple(name for name in self._world.services.running(names) if name not in had)
+        stopped = self._record.journal.host_services
+        running = tuple(n for n in self._deps.services.running(names) if n not in stopped)
         if not running:
             return
-        journal.enter(
+        self._record.enter(
             model.Phase.PAUSE,
             f"stopping the host's {', '.join(running)}",
-            take=dataclasses.replace(journal.journal, host_services=(*had, *running)),
+            journal=dataclasses.replace(self._record.journal, host_services=(*stopped, *running)),
         )
         for name in running:
-            self._world.telemetry.still_working()
-            self._world.services.stop(name)
+            self._deps.telemetry.still_working()
+            self._deps.services.stop(name)
             _log.info("host_service_stopped", service=name)
 
-    def start_services(self, journal: record.Record) -> str:
-        """Start what was stopped; what does not start stays in the journal.
+    def start(self) -> str:
+        """Start the stopped services; one that does not start stays in the journal.
 
-        A journal is an annotation, and others may write annotations too. So only what the list of
-        services names now is started, and what systemd stops along with it; anything else leaves
-        the journal with a warning.
+        A journal is an annotation, and other programs may write annotations too. So only services
+        that the settings list now, and those that systemd stops along with them, are started.
 
         Returns:
             What did not start and why, as a part of a sentence; empty when all did.
         """
         failed: list[str] = []
-        for name in host_services.start_order(journal.journal.host_services):
-            self._world.telemetry.still_working()
+        for name in host_services.start_order(self._record.journal.host_services):
+            self._deps.telemetry.still_working()
             try:
                 self._start(name)
             except errors.MigManagerError as error:
                 _log.warning("host_service_not_started", service=name, error=error.message)
                 failed.append(error.message)
             else:
-                journal.started(name)
+                self._record.note_started(name)
         return "; ".join(failed)
 
-    def bring_back(self, journal: record.Record) -> None:
-        """Start the services after a change that succeeded.
+    def require_started(self) -> None:
+        """Start the stopped services after a verified change.
 
         Raises:
             HostError: HOST_SERVICE_FAILED.
         """
-        failed = self.start_services(journal)
+        failed = self.start()
         if failed:
             raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
 
     def _start(self, name: str) -> None:
-        services = self._world.services
-        if services is None or not services.may_have_stopped(name, self._world.service_names()):
+        services = self._deps.services
+        if services is None or not services.may_have_stopped(name, self._deps.service_names()):
             _log.warning("host_service_refused", service=name)
-            self._world.node.emit(
+            self._deps.node.emit(
                 reason="HostServiceRefused",
                 message=f"{name} is in the journal of an interrupted run, and not among the host "
-                "services that this agent may stop and start now: it was not started. If it is "
+                "services that this agent may stop and start now, so it was not started. If it is "
                 "yours, start it on the node (systemctl start).",
                 is_warning=True,
             )
             return
         if services.start(name):
             _log.info("host_service_started", service=name)
+
+
+class RunHooks:
+    """The hooks of one run.
+
+    A run that passes ``apply-start`` must pass ``apply-exit``: the journal says so first, so that
+    the next run does it after a crash.
+    """
+
+    def __init__(self, deps: dependencies.Dependencies, written: record.Record) -> None:
+        self._has_programs = deps.hooks is not None
+        self._record = written
+        self._is_loaded = False
+        self._has_tried_exit = False
+        self.points = hook_points.HookPoints(
+            deps.hooks,
+            variables={"MIG_PARTED_SELECTED_CONFIG": written.config},
+            telemetry=deps.telemetry,
+        )
+
+    def load(self) -> None:
+        """Read the hooks file.
+
+        Raises:
+            ConfigError: The file cannot be read or is invalid.
+        """
+        self.points.load()
+        self._is_loaded = True
+
+    def start(self, plan: model.Plan, request: ports.Cancellation) -> None:
+        """Run the ``apply-start`` hooks, if every program that this change would run exists.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+            HostError: HOOK_FAILED; then nothing was taken.
+            Superseded: Another layout is requested; ``apply-exit`` is due if a hook was running.
+        """
+        self.points.require(plan)
+        if self.points.is_empty:
+            return
+        self._record.enter(
+            model.Phase.RESOLVE,
+            "running the apply-start hooks",
+            journal=dataclasses.replace(self._record.journal, exit_hook=True),
+        )
+        try:
+            self.points.start(request.check)
+        except errors.MigManagerError:
+            self._record.note_exit_hook()
+            raise
+        except errors.Superseded:
+            if not self.points.has_run:
+                self._record.note_exit_hook()
+            raise
+
+    def exit(self) -> None:
+        """Run the ``apply-exit`` hooks, if they are due; they stay due when one fails.
+
+        Raises:
+            ConfigError: The file cannot be read any more or is invalid.
+            HostError: HOOK_FAILED.
+        """
+        if not self._record.journal.exit_hook or self._has_tried_exit:
+            return
+        self._has_tried_exit = True
+        if not self._has_programs:
+            _log.warning("hook_forgotten", point="apply-exit")
+        if not self._is_loaded:
+            self.load()
+        self.points.exit()
+        self._record.note_exit_hook()
+
+    def try_exit(self) -> str:
+        """Run them after a failure; return what failed, as a part of a sentence."""
+        try:
+            self.exit()
+        except errors.MigManagerError as error:
+            return error.message
+        return ""
+
+
+class Reboot:
+    """The reboot of one run, for a MIG mode that no reset activates: once for a request."""
+
+    def __init__(
+        self,
+        deps: dependencies.Dependencies,
+        limits: dependencies.Limits,
+        written: record.Record,
+    ) -> None:
+        self._deps = deps
+        self._limits = limits
+        self._record = written
+        self._is_under_way = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the node is about to go down: what is taken stays taken."""
+        return self._is_under_way
+
+    def may_help(self, error: errors.MigManagerError, *, was_rebooted: bool) -> bool:
+        """Check whether a reboot can help, is allowed, and was not done for this request.
+
+        It helps where a GPU's new MIG mode is pending, and where a process prevents a reset.
+
+        Args:
+            error: Why the run failed.
+            was_rebooted: Whether the status names a reboot for this request; the journal is newer.
+        """
+        before = self._record.journal.rebooted_from
+        if before:
+            was_rebooted = before != self._deps.boot_id
+        is_mode_missing = error.reason.means_mode_waits or (
+            isinstance(error, errors.HostError) and error.reason is errors.Reason.IN_USE
+        )
+        return (
+            is_mode_missing
+            and self._deps.reboot is not None
+            and self._limits.policy.drain is not policies.Drain.NONE
+            and not was_rebooted
+            and (isinstance(error, errors.HostError) or self._is_mode_pending())
+        )
+
+    def _is_mode_pending(self) -> bool:
+        try:
+            return any(gpu.has_pending_mode for gpu in self._deps.gpus.observe())
+        except errors.HardwareError:
+            return False
+
+    def request(
+        self,
+        error: errors.MigManagerError,
+        drain: Callable[[], object],
+        request: ports.Cancellation,
+    ) -> str:
+        """Drain the node, request a reboot, and wait for it.
+
+        Args:
+            error: Why a reboot is needed.
+            drain: Drains every pod with a GPU.
+            request: Ends the wait when the agent stops.
+
+        Returns:
+            Why there is no reboot, as a part of a sentence.
+
+        Raises:
+            Superseded: The agent stops, as it does when the node goes down.
+        """
+        try:
+            drain()
+            self._announce(error.message)
+            if self._deps.reboot is not None:
+                self._deps.reboot.request(f"MIG layout {self._record.config} needs it")
+            self._is_under_way = True
+            self._wait_for_stop(request)
+        except errors.MigManagerError as refused:
+            self._record.note_rebooted(is_rebooted=False)
+            return refused.message
+        self._is_under_way = False
+        return f"the machine is still up {self._limits.reboot_timeout_s:g} s after it was asked"
+
+    def _wait_for_stop(self, request: ports.Cancellation) -> None:
+        """Wait for the signal to stop; another layout does not end the wait.
+
+        A run for that layout would work on a node that is going down.
+        """
+        clock = self._deps.clock
+        deadline = clock.monotonic() + self._limits.reboot_timeout_s
+        while (remaining_s := deadline - clock.monotonic()) > 0:
+            try:
+                request.wait(min(remaining_s, _REBOOT_CHECK_S))
+            except errors.Superseded as end:
+                if end.is_stopping:
+                    raise
+                clock.wait(min(remaining_s, _REBOOT_CHECK_S))
+
+    def _announce(self, why: str) -> None:
+        self._record.note_rebooted(is_rebooted=True)
+        self._record.enter(
+            model.Phase.REBOOT,
+            f"rebooting: {why}",
+            journal=dataclasses.replace(
+                self._record.journal, rebooted_from=self._deps.boot_id or "unknown"
+            ),
+            state=model.State.REBOOTING,
+        )
+        name = self._record.config
+        self._deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)

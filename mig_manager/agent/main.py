@@ -53,7 +53,7 @@ class Overrides:
     """The same for the limits."""
     telemetry: instrumentation.Telemetry | None = None
     pulse: health.Pulse | None = None
-    box: request.Mailbox | None = None
+    inbox: request.Inbox | None = None
     watch_pace: watching.Pace | None = None
     watches_files: bool = True
     """False where one process has many agents: the kernel allows a user few inotify instances."""
@@ -65,7 +65,7 @@ class Service:
     """The agent of one node, assembled and not yet started; ``assemble`` makes it.
 
     Attributes:
-        box: Where watches put what they see, and the loop takes it from.
+        inbox: Where watches put what they see, and the loop takes it from.
         reconciler: The pipeline.
         loop: Serves the mailbox with the pipeline.
         watch: Follows the node and fills the mailbox.
@@ -77,32 +77,34 @@ class Service:
         self._wanted = wanted
         self._watches_files = own.watches_files
         self._stop = threading.Event()
-        self.box = own.box or request.Mailbox()
+        self.inbox = own.inbox or request.Inbox()
         self.watch = watching.NodeWatch(
             kube,
             name=wanted.node_name,
-            on_node=functools.partial(_take, self.box),
+            on_node=functools.partial(_take, self.inbox),
             stop=self._stop,
             pace=own.watch_pace,
         )
         pulse = own.pulse or health.Pulse()
         telemetry, self._exposition = _listener(wanted, self.watch, pulse)
         telemetry = own.telemetry or telemetry
-        news = podnews.PodNews(kube, node_name=wanted.node_name, on_news=self.box.put_news)
+        news = podnews.PodNews(
+            kube, node_name=wanted.node_name, on_news=self.inbox.put_cluster_change
+        )
         reached = own.replace_ports(world(wanted, kube, telemetry, boot_id, news))
         if own.has_pod_news:
             standby = ports.Standbys(reached.standby, news)
             reached = dataclasses.replace(reached, standby=standby)
         self.reconciler = reconcile.Reconciler(reached, own.replace_limits(limits(wanted)))
         self._node = reached.node
-        self._events = _gpu_events(wanted, self.box)
+        self._events = _gpu_events(wanted, self.inbox)
         self.loop = loop.Agent(
             self.reconciler,
-            self.box,
-            patience=loop.Patience(
+            self.inbox,
+            intervals=loop.Intervals(
                 retry_initial_s=wanted.retry_initial_s,
                 retry_max_s=wanted.retry_max_s,
-                look_after_s=wanted.drift_check_interval_s,
+                drift_check_s=wanted.drift_check_interval_s,
             ),
             telemetry=telemetry,
             pulse=pulse,
@@ -120,7 +122,7 @@ class Service:
         with contextlib.ExitStack() as stack:
             _start_watch(self.watch, stack)
             if self._watches_files:
-                _start_file_watches(self._wanted, stack, self.box)
+                _start_file_watches(self._wanted, stack, self.inbox)
             stack.callback(self._stop.set)
             if self._events:
                 self._events.start()
@@ -138,7 +140,7 @@ class Service:
     def stop(self) -> None:
         """End ``serve`` soon, in good order; for any thread but the one that serves."""
         self._stop.set()
-        self.box.stop()
+        self.inbox.stop()
 
 
 def assemble(
@@ -180,10 +182,10 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     return 0
 
 
-def _take(box: request.Mailbox, view: cluster.NodeView) -> None:
-    box.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
+def _take(inbox: request.Inbox, view: cluster.NodeView) -> None:
+    inbox.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
     # What a run waits for may be among what kubelet has just told.
-    box.put_news()
+    inbox.put_cluster_change()
 
 
 def _start_watch(watch: watching.NodeWatch, stack: contextlib.ExitStack) -> None:
@@ -194,7 +196,7 @@ def _start_watch(watch: watching.NodeWatch, stack: contextlib.ExitStack) -> None
 
 
 def _start_file_watches(
-    wanted: settings.AgentSettings, stack: contextlib.ExitStack, box: request.Mailbox
+    wanted: settings.AgentSettings, stack: contextlib.ExitStack, inbox: request.Inbox
 ) -> None:
     """Watch the owner's files until the stack ends."""
     watched = (
@@ -204,13 +206,13 @@ def _start_file_watches(
         wanted.host.gpu_clients_file,
     )
     for path in filter(None, watched):
-        file_watch = files.ConfigWatch(path, box.put_file_change)
+        file_watch = files.ConfigWatch(path, inbox.put_file_change)
         file_watch.start()
         stack.callback(file_watch.stop)
 
 
 def _gpu_events(
-    wanted: settings.AgentSettings, box: request.Mailbox
+    wanted: settings.AgentSettings, inbox: request.Inbox
 ) -> event_listener.GpuEvents | None:
     """Return who tells of changes that others make; nobody unless asked for: it has a price."""
     if not wanted.watches_gpu_events:
@@ -221,7 +223,7 @@ def _gpu_events(
         driver_roots=wanted.gpus.driver_roots,
         simulate_state=str(state) if state else None,
     )
-    return event_listener.GpuEvents(command=command, on_change=box.put_gpu_change)
+    return event_listener.GpuEvents(command=command, on_change=inbox.put_gpu_change)
 
 
 def _listener(

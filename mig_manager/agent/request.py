@@ -1,18 +1,18 @@
-"""One slot between the watchers and the worker: the newest wish wins."""
+"""The newest request, between the threads that watch and the loop that serves it."""
 
 import threading
 
 from mig_manager import errors
 
-_NEWS_REST_S = 0.02
-"""The shortest pause that news end."""
+_MIN_PAUSE_S = 0.02
+"""The shortest pause that a change in the cluster ends."""
 
 
-class Mailbox:
-    """Holds what is wanted now; older wishes that nobody took are gone.
+class Inbox:
+    """Keeps the newest request; an older one that was not served is dropped.
 
-    A wish is the label's value, or None when there is no label, together with a generation that
-    grows whenever label or config file changed.
+    A request is the label's value, or None without a label, together with a generation that grows
+    whenever label or layout file changes.
     """
 
     def __init__(self) -> None:
@@ -20,15 +20,14 @@ class Mailbox:
         self._name: str | None = None
         self._is_label_known = False
         self._generation = 0
-        self._is_look_due = False
+        self._is_check_due = False
         self._is_stopping = False
-        self._has_news = False
+        self._has_cluster_changed = False
 
     def put_label(self, name: str | None) -> None:
-        """Take over the label as the API shows it; the same value again is no new wish.
+        """Set the label's value; the same value again is no new request.
 
-        The first look counts even without a label: a run that a crash interrupted may have left
-        things to give back.
+        The first value counts even without a label, because a killed run may have left a journal.
         """
         with self._changed:
             if name != self._name or not self._is_label_known:
@@ -38,9 +37,9 @@ class Mailbox:
                 self._changed.notify_all()
 
     def put_file_change(self) -> None:
-        """Make the request new because the config file has changed.
+        """Make the request new, because a file that it depends on has changed.
 
-        Before the node was read there is no request; the first one reads the file as it is then.
+        Before the label is known there is no request, and the first one reads the new file.
         """
         with self._changed:
             if self._is_label_known:
@@ -48,50 +47,50 @@ class Mailbox:
                 self._changed.notify_all()
 
     def put_gpu_change(self) -> None:
-        """Have the GPUs looked at soon: somebody has changed them. It is no new wish."""
+        """Ask for a drift check, because another program has changed the GPUs."""
         with self._changed:
-            self._is_look_due = True
+            self._is_check_due = True
             self._changed.notify_all()
 
-    def put_news(self) -> None:
-        """Have whoever waits for something in the cluster look again soon."""
+    def put_cluster_change(self) -> None:
+        """End the present pause, because a pod or the node has changed."""
         with self._changed:
-            self._has_news = True
+            self._has_cluster_changed = True
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Wake everybody for a shutdown."""
+        """End every wait, because the agent stops."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a shutdown is under way."""
+        """Whether the agent stops."""
         return self._is_stopping
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> "LabelWish | None":
-        """Block until there is a wish newer than generation ``seen``.
+    def next(self, seen: int, *, timeout_s: float | None = None) -> "Request | None":
+        """Wait for a request that is newer than generation ``seen``.
 
         Args:
-            seen: The generation of the last wish that was served.
-            timeout_s: When to look at the GPUs again; None: not before somebody changes them.
+            seen: The generation of the last request that was served.
+            timeout_s: When a drift check is due; None: only when a GPU changes.
 
         Returns:
-            The wish; None at shutdown and when a look at the GPUs is due.
+            The request; None when the agent stops and when a drift check is due.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_stopping or self._generation > seen or self._is_look_due,
+                lambda: self._is_stopping or self._generation > seen or self._is_check_due,
                 timeout=timeout_s,
             )
             if self._is_stopping or self._generation <= seen:
-                self._is_look_due = False
+                self._is_check_due = False
                 return None
-            return LabelWish(self, name=self._name, generation=self._generation)
+            return Request(self, name=self._name, generation=self._generation)
 
     def end_of(self, generation: int) -> errors.Superseded | None:
-        """Return why a wish has ended, or None while it stands."""
+        """Return why a request is superseded; None while it is not."""
         with self._changed:
             if self._is_stopping:
                 return errors.Superseded(
@@ -102,52 +101,53 @@ class Mailbox:
             if self._name is None:
                 return errors.Superseded("the label was removed", is_replaced=False)
             return errors.Superseded(
-                f"label or config file changed; {self._name} is wanted now", is_replaced=True
+                f"label or config file changed; {self._name} is requested now", is_replaced=True
             )
 
     def wait(self, generation: int, seconds: float) -> None:
-        """Sleep, but wake when ``generation`` is no longer the newest or at shutdown."""
+        """Sleep until ``generation`` is superseded, at most for ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over(generation), timeout=seconds)
 
     def pause(self, generation: int, seconds: float) -> None:
-        """Do the same between two looks at the cluster.
+        """Sleep as ``wait``, but only until the cluster changes.
 
-        News from it, also since the last pause, end the pause early, but not at once: they often
-        come in swarms.
+        A change since the last pause counts, too. The pause has a minimum, because changes often
+        come in bursts.
         """
-        rest_s = min(seconds, _NEWS_REST_S)
-        self.wait(generation, rest_s)
+        first_s = min(seconds, _MIN_PAUSE_S)
+        self.wait(generation, first_s)
         with self._changed:
             self._changed.wait_for(
-                lambda: self._has_news or self._is_over(generation), timeout=seconds - rest_s
+                lambda: self._has_cluster_changed or self._is_over(generation),
+                timeout=seconds - first_s,
             )
-            self._has_news = False
+            self._has_cluster_changed = False
 
     def _is_over(self, generation: int) -> bool:
         return self._is_stopping or self._generation != generation
 
 
-class LabelWish:
-    """One wish of the label; implements ``ports.Cancellation``."""
+class Request:
+    """One request of the label; implements ``ports.Cancellation``."""
 
-    def __init__(self, mailbox: Mailbox, *, name: str | None, generation: int) -> None:
-        self._mailbox = mailbox
+    def __init__(self, inbox: Inbox, *, name: str | None, generation: int) -> None:
+        self._inbox = inbox
         self.name = name
         self.generation = generation
 
     def check(self) -> None:
-        """Raise ``Superseded`` when the wish has ended."""
-        end = self._mailbox.end_of(self.generation)
+        """Raise ``Superseded`` if a newer request exists or the agent stops."""
+        end = self._inbox.end_of(self.generation)
         if end is not None:
             raise end
 
     def wait(self, seconds: float) -> None:
-        """Sleep; raise ``Superseded`` as soon as the wish has ended."""
-        self._mailbox.wait(self.generation, seconds)
+        """Sleep; raise ``Superseded`` as soon as the request is superseded."""
+        self._inbox.wait(self.generation, seconds)
         self.check()
 
     def pause(self, seconds: float) -> None:
-        """Sleep, or until there is news; raise ``Superseded`` as soon as the wish has ended."""
-        self._mailbox.pause(self.generation, seconds)
+        """Sleep until the cluster changes; raise ``Superseded`` as ``wait``."""
+        self._inbox.pause(self.generation, seconds)
         self.check()

@@ -1,134 +1,178 @@
-"""Return GPUs to where an interrupted or failed change found them, and hurt nobody by it.
+"""Roll back a change that an earlier run left unfinished, without evicting a pod.
 
-Right after a failure nobody can hold what the change made: the plugin is away. Later, when a
-killed agent has come back or an earlier way back had failed, somebody may. So it is looked first,
-and where a pod would lose its device the GPUs stay as they are.
+Right after a failure no pod can use what the change created, because the device plugin is paused.
+Later, after a crash or a failed rollback, one may. So the pods are checked first, and where one
+would lose its device the GPUs stay as they are.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain, gpu_clients, record
+from mig_manager.agent import dependencies, drain, gpu_clients, record
 from mig_manager.change import instrumentation, transaction
-from mig_manager.core import model, ports, steps, timing
-from mig_manager.core.node import clients
+from mig_manager.core import model, timing
+from mig_manager.core.layout import layouts, selection
+from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 
 _log = structlog.get_logger()
 
 
-class WayBack:
-    """The rollback of a change that an earlier run left unfinished.
+def is_possible(
+    deps: dependencies.Dependencies,
+    now: Sequence[model.Gpu],
+    snapshot: Sequence[model.GpuSnapshot],
+) -> bool:
+    """Check whether a snapshot can be restored without taking a device from a pod.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    try:
+        return not _affected(deps, planner.restore(now, snapshot), now)
+    except errors.LayoutError as error:
+        _log.warning("rollback_impossible", error=error.message)
+        return False
+
+
+def run(
+    deps: dependencies.Dependencies,
+    change: transaction.Transaction,
+    paused_by: gpu_clients.GpuClients,
+    written: record.Record,
+) -> str:
+    """Restore the snapshot in the journal, if there is one and no pod is affected.
 
     Args:
-        transaction: Rolls back.
-        workloads: The pods.
-        allocations: Which pod uses which devices.
-        staff: The node's daemons.
-        telemetry: Told that a wait goes on.
+        deps: The ports.
+        change: The transaction that rolls back.
+        paused_by: Pauses the GPU clients meanwhile.
+        written: Keeps the snapshot unless the GPUs are as before.
+
+    Returns:
+        How it went, as a part of a sentence; empty when there was nothing to do.
     """
+    if not written.journal.snapshot:
+        return ""
+    try:
+        return _run(deps, change, paused_by, written)
+    except errors.MigManagerError as error:
+        _log.warning("older_rollback_failed", reason=error.reason.value, error=error.message)
+        return f"the interrupted change could not be rolled back: {error.message}"
 
-    def __init__(
-        self,
-        transaction: transaction.Transaction,
-        workloads: ports.Workloads,
-        allocations: ports.DeviceAllocations,
-        *,
-        staff: gpu_clients.Daemons,
-        telemetry: instrumentation.Telemetry,
-    ) -> None:
-        self._telemetry = telemetry
-        self._transaction = transaction
-        self._workloads = workloads
-        self._allocations = allocations
-        self._daemons = staff
 
-    def is_open(self, now: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]) -> bool:
-        """Tell whether the snapshot can be returned to without taking a device from a pod.
+def _run(
+    deps: dependencies.Dependencies,
+    change: transaction.Transaction,
+    paused_by: gpu_clients.GpuClients,
+    written: record.Record,
+) -> str:
+    snapshot = written.journal.snapshot
+    now = deps.gpus.observe()
+    written.note(gpus=now)
+    plan = planner.restore(now, snapshot)
+    if plan.is_empty:
+        return change.without_steps(now, snapshot).message
+    _require_unused(deps, plan, now)
+    change.journal.rolling_back()
+    paused = paused_by.pause(plan, written, _Uninterrupted(deps.clock, deps.telemetry))
+    try:
+        # From now on kubelet cannot assign a device.
+        _require_unused(deps, plan, now)
+        result = change.roll_back(snapshot, requires_idle=True)
+        if result.is_complete:
+            written.note(gpus=deps.gpus.observe())
+    finally:
+        # An API that fails now must not hide the reason; the end of the run resumes the rest.
+        with contextlib.suppress(errors.ClusterError):
+            paused_by.resume_plugin(paused, written)
+    return result.message
+
+
+def _require_unused(
+    deps: dependencies.Dependencies, plan: model.Plan, now: Sequence[model.Gpu]
+) -> None:
+    pods = _affected(deps, plan, now)
+    if pods:
+        raise errors.DrainError(
+            f"pods use devices that would be removed: {', '.join(pods)}", pods=pods
+        )
+
+
+def _affected(
+    deps: dependencies.Dependencies, plan: model.Plan, now: Sequence[model.Gpu]
+) -> tuple[str, ...]:
+    usage = drain.survey(deps.workloads, deps.allocations)
+    affected = clients.affected_ids(plan, now)
+    return tuple(pod.key for pod in clients.affected_pods(usage.pods, usage.assigned, affected))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunJournal:
+    """Implements ``transaction.Journal`` on the Node, through the record of a run."""
+
+    written: record.Record
+    layout: layouts.Layout | None = None
+    """None: an interrupted change is rolled back."""
+    applied: str = ""
+    """The layout that was applied before the change; a rollback restores its label."""
+
+    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: model.Plan) -> None:
+        """Write what a rollback restores, and remove the label of the applied layout.
 
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        try:
-            return not self._hurt(planner.restore(now, snapshot), now)
-        except errors.LayoutError as error:
-            _log.warning("way_back_closed", error=error.message)
-            return False
+        self.written.enter(
+            model.Phase.EXECUTE,
+            f"running {len(plan.steps)} steps on the GPUs",
+            journal=dataclasses.replace(
+                self.written.journal, snapshot=before, applied=self.applied
+            ),
+            change=cluster.NodePatch(labels={cluster.APPLIED_LABEL: None}),
+        )
 
-    def take(self, journal: record.Record) -> str:
-        """Return to the journal's snapshot, if it has one and that hurts nobody.
+    def rolling_back(self) -> None:
+        """Publish the phase."""
+        self.written.begin_rollback()
 
-        Args:
-            journal: Told of it if the GPUs are as they were; keeps the snapshot if not.
+    def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
+        """Keep what is due on unreachable GPUs."""
+        self.written.note_rolled_back(due)
 
-        Returns:
-            How it went, as a part of a sentence; empty when there was nothing to do.
-        """
-        if not journal.journal.snapshot:
-            return ""
-        try:
-            return self._take(journal)
-        except errors.MigManagerError as error:
-            _log.warning("way_back_failed", reason=error.reason.value, error=error.message)
-            return f"the change under way before could not be undone: {error.message}"
+    def done(self, gpus: model.ObservedGpus) -> None:
+        """Note the GPUs, and keep what is due on unreachable ones outside the layout."""
+        self.written.note(gpus=gpus)
+        self.written.note_verified(self.due_elsewhere(gpus))
 
-    def _take(self, journal: record.Record) -> str:
-        snapshot = journal.journal.snapshot
-        now = self._transaction.gpus.observe()
-        journal.note(gpus=now)
-        plan = planner.restore(now, snapshot)
-        if plan.is_empty:
-            return self._transaction.without_steps(now, snapshot).message
-        self._require_unheld(plan, now)
-        self._transaction.journal.rolling_back()
-        steadfast = _Steadfast(self._transaction.clock, self._telemetry)
-        paused = self._daemons.pause(plan, journal, steadfast)
-        try:
-            # Only now can nobody be given a device any more.
-            self._require_unheld(plan, now)
-            result = self._transaction.roll_back(snapshot, requires_idle=True)
-            if result.is_complete:
-                journal.note(gpus=self._transaction.gpus.observe())
-        finally:
-            # An API that fails now must not hide the reason; the end gives everything back.
-            with contextlib.suppress(errors.ClusterError):
-                self._daemons.resume_plugin(paused, journal)
-        return result.message
-
-    def _require_unheld(self, plan: steps.Plan, now: Sequence[model.Gpu]) -> None:
-        hurt = self._hurt(plan, now)
-        if hurt:
-            raise errors.DrainError(
-                f"pods hold what would go: {', '.join(hurt)}", pods=tuple(hurt)
-            )
-
-    def _hurt(self, plan: steps.Plan, now: Sequence[model.Gpu]) -> tuple[str, ...]:
-        holders = drain.survey(self._workloads, self._allocations)
-        affected = clients.affected_ids(plan, now)
-        return tuple(
-            pod.key for pod in clients.affected_pods(holders.pods, holders.assigned, affected)
+    def due_elsewhere(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+        """Return what is due on unreachable GPUs outside the layout."""
+        due = self.written.journal.snapshot
+        return (
+            selection.unrestored_elsewhere(self.layout, gpus, due) if self.layout and due else ()
         )
 
 
-class _Steadfast:
-    """Implements ``ports.Cancellation`` for what must be finished whatever is wanted meanwhile."""
+class _Uninterrupted:
+    """Implements ``ports.Cancellation`` for a rollback, which no request supersedes."""
 
     def __init__(self, clock: timing.Clock, telemetry: instrumentation.Telemetry) -> None:
         self._clock = clock
         self._telemetry = telemetry
 
     def check(self) -> None:
-        """Never end."""
+        """Return in any case."""
         self._telemetry.still_working()
 
     def wait(self, seconds: float) -> None:
-        """Sleep through."""
+        """Sleep for all of the time."""
         self._telemetry.still_working()
         self._clock.wait(seconds)
 
     def pause(self, seconds: float) -> None:
-        """Sleep through."""
+        """Sleep for all of the time."""
         self.wait(seconds)

@@ -1,422 +1,455 @@
-"""The pipeline, for one wish; everything that a node is told of it goes through its record.
+"""The pipeline: from the requested layout to an outcome.
 
-    resolve -> observe -> plan -> cordon -> drain -> pause -> execute -> verify -> resume -> prove
+    resolve -> observe -> plan -> close -> drain -> pause -> execute -> verify -> resume -> prove
     -> monitors
 
-The owner's hooks run before the cordon, within the execution, and before the resume.
+The hooks run before the node is closed, within the execution, and before the resume.
 
-Each step that can fail for free comes before each step that costs somebody something. What a
-step takes is in the journal before it is taken, and every exit gives it back and publishes one
-terminal state with one reason. Until hardware is touched a newer wish may end the run; after
-that the change is finished or rolled back first, and only its proof may be left to the next run.
+A step that can fail without disturbing a pod comes before each step that disturbs one. What a step
+takes is in the journal first, and every end of a run restores it and publishes one final state
+with one reason. Until GPUs are touched a newer request ends the run; after that the change is
+finished or rolled back first, and only its verification may be left to the next run.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Collection
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import (
-    clearing,
     dependencies,
+    device_plugin,
+    drain,
+    drift,
     gpu_clients,
-    hooks,
     host,
-    monitors,
     outcomes,
     planning,
-    rebooting,
     record,
     rollback,
 )
-from mig_manager.change import bootlayout, node_lock, transaction
-from mig_manager.core import model, ports, steps
-from mig_manager.core.layout import config, selection
-from mig_manager.core.node import clients, mig_strategy
+from mig_manager.change import node_lock, transaction
+from mig_manager.core import messages, model, ports
+from mig_manager.core.layout import config, layouts, selection
+from mig_manager.core.node import clients, cluster, mig_strategy, other_managers
 
 _log = structlog.get_logger()
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What earlier runs tell the next one; name and hash stand for a request."""
+
+    fulfilled: tuple[str, str] | None = None
+    """The request that was applied when this process started: no pod is evicted for it."""
+    rebooted: tuple[str, str] | None = None
+    """The request for which the node was rebooted already."""
+    gpus: model.ObservedGpus = model.NO_GPUS
+    """The GPUs as last observed; none: not yet."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """What the run is to apply, and how."""
+
+    layout: layouts.Layout
+    may_evict: bool
+    extra_clients: tuple[clients.ExtraClient, ...]
+    service_names: tuple[str, ...]
+
+
 class Run:
-    """One pass through the pipeline."""
+    """One pass through the pipeline.
+
+    Args:
+        deps: The ports.
+        limits: Deadlines and permissions.
+        node_clients: The node's GPU clients.
+        written: The record of the run: names the layout, and lists what is taken already.
+        history: What earlier runs observed and did.
+        may_evict: Whether pods may be evicted.
+    """
 
     def __init__(
         self,
-        world: dependencies.Dependencies,
+        deps: dependencies.Dependencies,
         limits: dependencies.Limits,
-        staff: gpu_clients.Daemons,
-        *,
-        name: str,
+        node_clients: gpu_clients.GpuClients,
         written: record.Record,
+        *,
+        history: History | None = None,
+        may_evict: bool = True,
     ) -> None:
-        """Prepare a run.
-
-        Args:
-            world: What it reaches.
-            limits: What it may do.
-            staff: The node's daemons.
-            name: The layout, as the label names it.
-            written: What is published of it, and what it has taken already.
-        """
-        self._world = world
+        self._deps = deps
         self._limits = limits
-        self._daemons = staff
-        self._journal = hooks.RunJournal(written)
-        self._transaction = transaction.Transaction(
-            gpus=world.gpus,
-            journal=self._journal,
-            clock=world.clock,
-            reset=world.reset.reset if world.reset else None,
-            device_files=world.device_files,
-        )
-        self._way_back = rollback.WayBack(
-            self._transaction,
-            world.workloads,
-            world.allocations,
-            staff=staff,
-            telemetry=world.telemetry,
-        )
-        self._paused = gpu_clients.ANY_PLUGIN
-        """What the pause before the change found."""
-        self._machine = host.Machine(world)
-        self._hooks = hooks.RunHooks(world.hooks, written, name=name, telemetry=world.telemetry)
-        self._hash = ""
-        self._proven: model.ObservedGpus = model.NO_GPUS
-        self._clearing = clearing.Clearing(world, limits, written, name=name)
-        self._planning = planning.Planning(world, limits, written, name=name)
-        self._reboot = rebooting.Rebooting(world, limits, written, self._clearing, name=name)
-        self._seen: tuple[model.ObservedGpus, steps.Plan] | None = None
-        self.name = name
-        self.record = written
-        self.fulfilled: tuple[str, str] | None = None
-        """Name and hash of a layout for which nobody need leave: its wish is an old one."""
-        self.rebooted: tuple[str, str] | None = None
-        """Name and hash of a layout for which the machine was rebooted already."""
-        self.remembered: model.ObservedGpus = model.NO_GPUS
-        """The GPUs as an earlier run saw them last; none: there was no such run."""
+        self._clients = node_clients
+        self._record = written
+        self._history = history or History()
+        self._may_evict = may_evict
+        self._plugin_config = limits.policy.plugin_config(written.config)
+        self._planning = planning.Planning(deps, limits, written)
+        self._services = host.HostServices(deps, written)
+        self._hooks = host.RunHooks(deps, written)
+        self._reboot = host.Reboot(deps, limits, written)
 
-    def spare_everybody(self) -> None:
-        """Let it be rather than make a pod leave."""
-        self._clearing.spares = True
+    @property
+    def is_rebooting(self) -> bool:
+        """Whether the node is about to go down: what is taken stays taken."""
+        return self._reboot.is_under_way
 
-    def attempt(self, wish: ports.Cancellation) -> outcomes.Outcome:
-        """Bring the layout into force, or the GPUs back to where they were.
+    def run(self, request: ports.Cancellation) -> outcomes.Outcome:
+        """Apply the layout, or roll back.
 
         Returns:
-            The outcome, to be published; what was taken is still to be given back.
+            The outcome, to be published; what was taken is still to be restored.
 
         Raises:
-            Superseded: The run ended early.
+            Superseded: Another layout is requested, or the agent stops.
         """
         try:
-            self._wait_for_slot(wish)
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(self._turn(wish))
-                stack.callback(self._world.standby.dismiss)
-                return self._guarded(wish)
+            self._wait_for_slot(request)
+            with self._locked(request), contextlib.ExitStack() as stack:
+                stack.callback(self._deps.standby.dismiss)
+                try:
+                    return self._pipeline(request)
+                except errors.Superseded as end:
+                    end.add(self.roll_back())
+                    raise
+                except errors.MigManagerError as error:
+                    if isinstance(error, errors.DrainError):
+                        self._record.note_draining(is_draining=error.keeps_closed)
+                    return self._failed(error.reason, error.message, self.roll_back())
+                except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
+                    _log.exception("run_crashed")
+                    problem = f"{type(error).__name__}: {error}"
+                    return self._failed(errors.Reason.INTERNAL, problem, self.roll_back())
         except (errors.ClusterError, errors.LockedError) as error:
             return self._failed(error.reason, error.message)
 
-    def _wait_for_slot(self, wish: ports.Cancellation) -> None:
-        """Take a slot where the owner has a budget; before the node's lock, for it may be long."""
-        if self._world.slots is None:
-            return
-        from mig_manager.agent import clearing  # noqa: PLC0415 - only where there is a budget
+    def _pipeline(self, request: ports.Cancellation) -> outcomes.Outcome:
+        """Go through the steps; see the top of this module."""
+        target = self._resolve()
+        gpus = self._planning.observe()
+        older = self._outside(target.layout, gpus)
+        plan = self._planning.plan(target.layout, gpus, restoring=older)
+        if plan.is_empty:
+            return self._verify_unchanged(target, gpus, request)
+        usage = self._survey(target, gpus)
+        busy = clients.busy_uuids(usage.assigned or ())
+        plan = self._planning.plan(target.layout, gpus, restoring=older, busy=busy)
+        self._hooks.start(plan, request)
+        order = drain.order(
+            self._limits,
+            plan,
+            gpus,
+            may_evict=target.may_evict,
+            extra_clients=target.extra_clients,
+            has_begun=self._record.journal.draining,
+        )
+        applied_before = self._close(target, order.affected_pods(usage))
+        drainage = self._drain(order, usage, request)
+        paused = self._clients.pause(plan, self._record, request, target.extra_clients)
+        # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
+        drainage.run(usage, request)
+        request.check()
+        self._services.stop(target.service_names, plan)
+        gpus = self._execute(
+            target, plan, gpus, request, restoring=older, applied=applied_before, paused=paused
+        )
+        paused = self._resume(paused)
+        self._prove(paused, gpus, request)
+        self._clients.resume_monitors(paused, self._record, request)
+        by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
+        return outcomes.succeeded(
+            self._record.config, errors.Reason.APPLIED, "is active", gpus=gpus, more=by_force
+        )
 
-        entrance = clearing.Admission(self._world.slots, self.record, self._world.clock)
-        if self.record.journal.blocks_workloads:
-            entrance.take_again()
-        elif self._planning.is_anything_due():
-            entrance.wait(wish)
-
-    def _guarded(self, wish: ports.Cancellation) -> outcomes.Outcome:
-        try:
-            return self._rebooted_if_need_be(wish)
-        except errors.Superseded as end:
-            end.add(self.settle())
-            raise
-        except errors.MigManagerError as error:
-            if isinstance(error, errors.DrainError):
-                self.record.draining(is_so=error.keeps_closed)
-            said = self.settle()
-            return self._failed(error.reason, error.message, said)
-        except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
-            _log.exception("run_crashed")
-            said = self.settle()
-            return self._failed(errors.Reason.INTERNAL, f"{type(error).__name__}: {error}", said)
-
-    def _rebooted_if_need_be(self, wish: ports.Cancellation) -> outcomes.Outcome:
-        try:
-            return self._through(wish)
-        except errors.MigManagerError as error:
-            if not self._may_reboot(error):
-                raise
-            why = self._reboot.request(error, wish)
-            self._resume_leniently(error)
-            said = self.settle()
-            return self._failed(
-                errors.Reason.REBOOT_REQUIRED, f"{error.message}; no reboot: {why}", said
-            )
-
-    def _may_reboot(self, error: errors.MigManagerError) -> bool:
-        return self._reboot.may_help(error, is_had=self.rebooted == (self.name, self._hash))
-
-    def settle(self) -> str:
-        """Bring back GPUs that a change under way has left in between, and what goes with them.
+    def roll_back(self) -> str:
+        """Restore the GPUs, the host services and the hooks after an unfinished change.
 
         Returns:
             How it went, as a part of a sentence; empty when there was nothing to do.
         """
         if self._reboot.is_under_way:
             return ""
-        said = "" if self._journal.has_rolled_back else self._way_back.take(self.record)
-        services = self._machine.start_services(self.record)
-        return "; ".join(filter(None, (said, services, self._hooks.exit_leniently())))
+        result = ""
+        if not self._record.has_rolled_back:
+            change = self._transaction(rollback.RunJournal(self._record))
+            result = rollback.run(self._deps, change, self._clients, self._record)
+        services = self._services.start()
+        return "; ".join(filter(None, (result, services, self._hooks.try_exit())))
 
-    def keep_for_next_boot(self) -> None:
-        """Save the layout that was proven, for whoever sets up the GPUs after a reboot."""
-        if self._world.proven is None or not self._proven:
+    def _wait_for_slot(self, request: ports.Cancellation) -> None:
+        """Take a slot where their number is limited; before the lock, because it may take long."""
+        if self._deps.slots is None:
             return
-        try:
-            bootlayout.save(
-                self._world.proven,
-                self._proven,
-                config=self.name,
-                config_hash=self._hash,
-                boot_id=self._world.boot_id,
-            )
-        except errors.ConfigError as error:
-            _log.warning("proven_layout_not_saved", error=error.message)
+        from mig_manager.agent import slots  # noqa: PLC0415 - only where there is a limit
 
-    def end_early(self, end: errors.Superseded) -> None:
-        """Give everything back after a run that nobody wants any more.
+        if self._record.journal.blocks_workloads:
+            slots.take_again(self._deps.slots)
+        elif self._planning.is_change_due():
+            slots.wait(self._deps.slots, self._record, self._deps.clock, request)
 
-        Raises:
-            ClusterError: The API refused or does not answer; the journal is still there.
-        """
-        _log.info("run_superseded", why=end.why)
-        if self._reboot.is_under_way:
-            return
-        if end.is_replaced:
-            self.record.abandon()
-        else:
-            self.record.finish(self._failed(errors.Reason.INTERRUPTED, end.why))
-
-    def look(self) -> outcomes.Sight:
-        """Compare the GPUs with the layout, and change nothing."""
-        gpus: model.ObservedGpus = model.NO_GPUS
-        try:
-            layout = self._planning.resolve()
-            gpus = self._planning.observe()
-            plan = self._planning.alone(layout, gpus)
-        except errors.MigManagerError as error:
-            _log.info("look_failed", reason=error.reason.value, error=error.message)
-            return outcomes.blind(error, gpus)
-        self._seen = gpus, plan
-        return outcomes.sight(gpus, plan)
-
-    def in_the_way(self) -> tuple[str, ...]:
-        """Return the pods that would have to leave for what ``look`` saw to be put right.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
-        if self._seen is None:
-            return ()
-        gpus, plan = self._seen
-        return self._clearing.in_the_way(plan, gpus)
-
-    def _turn(self, wish: ports.Cancellation) -> contextlib.AbstractContextManager[None]:
-        if self._world.exclusion is None:
+    def _locked(self, request: ports.Cancellation) -> contextlib.AbstractContextManager[None]:
+        if self._deps.exclusion is None:
             return contextlib.nullcontext()
         return node_lock.held(
-            self._world.exclusion,
-            f"applying layout {self.name}",
-            clock=self._world.clock,
-            wait=wish.wait,
+            self._deps.exclusion,
+            f"applying layout {self._record.config}",
+            clock=self._deps.clock,
+            wait=request.wait,
             timeout_s=self._limits.lock_timeout_s,
             pace=self._limits.pace,
         )
 
-    def _begin(self) -> config.Layout:
-        """Resolve the wish, and say so where a change is to come."""
+    def _resolve(self) -> _Target:
+        """Read the layout and all that belongs to it; publish early where a change is expected."""
         layout = self._planning.resolve()
-        self._hash = layout.content_hash
-        self._journal.layout = layout
-        if self.fulfilled == (self.name, self._hash):
-            self._clearing.spares = True
-        may_foresee = not self._clearing.spares and self.record.attempt == 1
-        if may_foresee and self._planning.foresees_change(layout, self.remembered):
-            self.record.enter(model.Phase.RESOLVE, "looking at the GPUs")
-        self._world.standby.prepare()
-        if self.rebooted == (self.name, self._hash) or self.record.journal.rebooted_from:
-            self.record.rebooted()
-        return layout
-
-    def _through(self, wish: ports.Cancellation) -> outcomes.Outcome:
-        layout = self._begin()
-        table = self._planning.extra_clients()
-        services = self._world.service_names()
+        may_evict = self._may_evict and self._history.fulfilled != self._record.request
+        if (
+            may_evict
+            and self._record.attempt == 1
+            and self._planning.expects_change(layout, self._history.gpus)
+        ):
+            self._record.enter(model.Phase.RESOLVE, "looking at the GPUs")
+        self._deps.standby.prepare()
+        if self._was_rebooted or self._record.journal.rebooted_from:
+            self._record.note_rebooted(is_rebooted=True)
+        extra_clients = self._planning.extra_clients()
+        service_names = self._deps.service_names()
         self._hooks.load()
-        gpus = self._planning.observe()
-        wanted = config.select(layout, gpus)
-        self._planning.warn(layout, gpus)
-        self._planning.take_along(self._left_elsewhere(gpus, wanted))
-        with selection.located(layout, gpus):
-            plan = self._planning.plan(gpus, wanted)
-        if plan.is_empty:
-            return self._keep(gpus, wish)
-        # While others are made to let go.
-        self._world.standby.expect_change()
-        holders = self._clearing.survey()
-        self._daemons.require_no_stuck(holders.pods)
-        self._daemons.require_served(
-            mig_strategy.of_node(gpus, wanted),
-            holders.pods,
-            plugin_config=self._limits.policy.plugin_config(self.name),
-        )
-        plan = self._planning.plan(gpus, wanted, busy=clients.busy_uuids(holders.assigned or ()))
-        self._hooks.start(plan, wish)
-        drainage = self._clearing.close(plan, gpus, holders, table)
-        drainage.run(holders, wish)
-        self.record.draining(is_so=False)
-        self._paused = paused = self._daemons.pause(plan, self.record, wish, table)
-        # Without a plugin nobody is given a device any more: who slipped in before shows now.
-        drainage.run(holders, wish)
-        wish.check()
-        self._machine.stop_services(services, plan, self.record)
-        gpus = self._change(plan, gpus, layout, wish)
-        self._bring_back(paused, gpus, wish)
-        by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
-        return outcomes.succeeded(
-            self.name, errors.Reason.APPLIED, "is in force", gpus=gpus, more=by_force
+        return _Target(
+            layout=layout,
+            may_evict=may_evict,
+            extra_clients=extra_clients,
+            service_names=service_names,
         )
 
-    def _bring_back(
-        self, paused: gpu_clients.Paused, gpus: model.ObservedGpus, wish: ports.Cancellation
-    ) -> None:
-        """Have the daemons come back to GPUs that are as they shall be, and prove it."""
-        self._machine.bring_back(self.record)
-        self._hooks.exit()
-        plugin_config = self._limits.policy.plugin_config(self.name)
-        paused = self._daemons.resume_plugin(paused, self.record, plugin_config=plugin_config)
-        self.record.enter(model.Phase.PROVE, "waiting for the new devices to be schedulable")
-        self._daemons.prove(paused, gpus, wish)
-        self._proven = gpus
-        self._resume_monitors(paused, wish)
-
-    def _keep(self, gpus: model.ObservedGpus, wish: ports.Cancellation) -> outcomes.Outcome:
-        """Change nothing; but an earlier run may have ended between change and proof."""
-        left, due = self.record.journal, self._journal.due_elsewhere(gpus)
-        self.record.proven(due)
-        unverified = tuple(gpu for gpu in left.snapshot if gpu not in due)
-        if not dataclasses.replace(left, snapshot=unverified).is_empty:
-            paused = self._daemons.still_paused(left)
-            self._transaction.refresh()
-            self._bring_back(paused, gpus, wish)
-            return outcomes.succeeded(self.name, errors.Reason.APPLIED, "is in force", gpus=gpus)
-        if self.record.attempt > 1:
-            # An earlier try may have failed at the files alone.
-            self._transaction.refresh()
-        self._proven = gpus
-        plugin_config = self._limits.policy.plugin_config(self.name)
-        if not self._daemons.has_config(plugin_config):
-            paused = self._daemons.resume_plugin(
-                self._daemons.find_plugins(), self.record, plugin_config=plugin_config
-            )
-            self.record.enter(model.Phase.PROVE, "waiting for the plugin's new config")
-            self._daemons.prove(paused, gpus, wish)
-        elif not self._daemons.is_proven(gpus):
-            self.record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
-            self._daemons.prove(self._plugin_to_prove(gpus), gpus, wish)
-        return outcomes.succeeded(
-            self.name, errors.Reason.ALREADY_APPLIED, "is already in force", gpus=gpus
-        )
-
-    def _resume_monitors(self, paused: gpu_clients.Paused, wish: ports.Cancellation) -> None:
-        monitors.Monitors(
-            self._world.node,
-            self._world.workloads,
-            self._world.clock,
-            timeout_s=self._limits.monitor_timeout_s,
-            pace=self._limits.pace,
-        ).resume(paused, self.record, wish)
-
-    def _plugin_to_prove(self, gpus: model.ObservedGpus) -> gpu_clients.Paused:
-        """Restart a plugin that offers something else, but not again at every retry."""
-        if self.record.attempt > 1:
-            return gpu_clients.ANY_PLUGIN
-        return self._daemons.restart_stale_plugin(gpus)
-
-    def _left_elsewhere(
-        self, gpus: model.ObservedGpus, wanted: Collection[str]
+    def _outside(
+        self, layout: layouts.Layout, gpus: model.ObservedGpus
     ) -> tuple[model.GpuSnapshot, ...]:
-        others = tuple(gpu for gpu in self.record.journal.snapshot if gpu.uuid not in wanted)
-        return others if others and self._way_back.is_open(gpus, others) else ()
+        """Return what GPUs outside the layout had before an interrupted change of them."""
+        with selection.located(layout, gpus):
+            selected = config.select(layout, gpus)
+        self._planning.warn(layout, gpus)
+        others = tuple(gpu for gpu in self._record.journal.snapshot if gpu.uuid not in selected)
+        return others if others and rollback.is_possible(self._deps, gpus, others) else ()
 
-    def _change(
+    def _survey(self, target: _Target, gpus: model.ObservedGpus) -> drain.Usage:
+        """Return the usage of devices, if nothing on the node rules the change out."""
+        self._deps.standby.expect_change()
+        usage = drain.survey(self._deps.workloads, self._deps.allocations)
+        if not self._limits.allows_foreign_managers:
+            others = other_managers.managers(usage.pods, self._deps.own_pod_uid)
+            if others:
+                raise other_managers.refusal(others)
+        self._clients.require_none_stuck(usage.pods)
+        self._clients.plugin.require_strategy(
+            mig_strategy.of_node(gpus, config.select(target.layout, gpus)),
+            usage.pods,
+            plugin_config=self._plugin_config,
+        )
+        return usage
+
+    def _close(self, target: _Target, affected: tuple[cluster.Pod, ...]) -> str:
+        """Taint the node; return the layout that its label named as applied."""
+        if affected and not target.may_evict:
+            raise drift.DriftedError(self._record.config, tuple(pod.key for pod in affected))
+        if self._deps.slots is not None and not self._record.journal.blocks_workloads:
+            self._deps.slots.check()
+        applied = ""
+
+        def close(view: cluster.NodeView) -> record.Step:
+            nonlocal applied
+            applied = view.labels.get(cluster.APPLIED_LABEL, "")
+            return record.Step(
+                message=f"applying {self._record.config}",
+                journal=dataclasses.replace(self._record.journal, hold_taint=True),
+                change=cluster.NodePatch(hold_taint=True),
+            )
+
+        self._record.take(model.Phase.CORDON, close)
+        return applied
+
+    def _drain(
+        self, order: drain.Order, usage: drain.Usage, request: ports.Cancellation
+    ) -> drain.Drain:
+        affected = order.affected_pods(usage)
+        if affected:
+            names = messages.listed(
+                [clients.describe_pod(pod, usage.assigned) for pod in affected]
+            )
+            pods = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
+            self._announce("Draining", f"{pods} must leave: {names}", is_warning=False)
+        drainage = self._new_drain(order)
+        drainage.run(usage, request)
+        self._record.note_draining(is_draining=False)
+        return drainage
+
+    def _new_drain(self, order: drain.Order) -> drain.Drain:
+        def on_round(message: str) -> None:
+            # Written before the first eviction of the round.
+            journal = dataclasses.replace(self._record.journal, draining=True)
+            self._record.enter(model.Phase.DRAIN, message, journal=journal)
+
+        def on_force(names: str) -> None:
+            self._announce("ForcedDrain", f"deleting by force {names}", is_warning=True)
+
+        return drain.Drain(
+            self._deps.workloads,
+            self._deps.allocations,
+            self._deps.clock,
+            order=order,
+            announce=drain.Announcements(on_round=on_round, on_force=on_force),
+            telemetry=self._deps.telemetry,
+        )
+
+    def _announce(self, reason: str, message: str, *, is_warning: bool) -> None:
+        self._record.enter(model.Phase.DRAIN, message)
+        text = f"{self._record.config}: {message}"
+        self._deps.node.emit(reason=reason, message=text, is_warning=is_warning)
+
+    def _execute(  # noqa: PLR0913 - what the steps before returned
         self,
-        plan: steps.Plan,
-        before: model.ObservedGpus,
-        layout: config.Layout,
-        wish: ports.Cancellation,
+        target: _Target,
+        plan: model.Plan,
+        gpus: model.ObservedGpus,
+        request: ports.Cancellation,
+        *,
+        restoring: tuple[model.GpuSnapshot, ...],
+        applied: str,
+        paused: device_plugin.Paused,
     ) -> model.ObservedGpus:
-        waiting = dataclasses.replace(
-            self._transaction,
-            patience=transaction.Patience(
+        """Execute and verify the plan, or roll back; reboot where only that helps."""
+        older, applied = self._before_interruption(gpus, applied)
+        change = self._transaction(
+            rollback.RunJournal(self._record, target.layout, applied),
+            transaction.Patience(
                 timeout_s=self._limits.in_use_timeout_s,
-                wait=wish.wait,
+                wait=request.wait,
                 on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
             ),
         )
-        older = self._older(before)
         try:
-            gpus, _ = waiting.run(
+            after, _ = change.run(
                 plan,
-                seen=before,
+                seen=gpus,
                 older=older,
-                # A GPU that was lost meanwhile is due no more, unless the layout names it.
-                replan=lambda after: self._planning.plan(after, config.select(layout, after)),
+                # A GPU that was lost meanwhile is not due, unless the layout names it.
+                replan=lambda now: self._planning.plan(target.layout, now, restoring=restoring),
                 points=self._hooks.points,
             )
         except errors.MigManagerError as error:
-            if not self._may_reboot(error):
-                self._resume_leniently(error)
-            raise
-        return gpus
+            if not self._reboot.may_help(error, was_rebooted=self._was_rebooted):
+                self._resume_after_failure(paused, error)
+                raise
+            why = self._reboot.request(error, lambda: self._drain_node(request), request)
+            self._resume_after_failure(paused, error)
+            raise errors.MigManagerError(
+                f"{error.message}; no reboot: {why}", reason=errors.Reason.REBOOT_REQUIRED
+            ) from error
+        return after
 
-    def _resume_leniently(self, error: errors.MigManagerError) -> None:
-        """Resume services and device plugin after a failure, whose reason must not be hidden."""
-        for failed in (
-            self._machine.start_services(self.record),
-            self._hooks.exit_leniently(),
-        ):
+    @property
+    def _was_rebooted(self) -> bool:
+        """Whether the node was rebooted for this request already."""
+        return self._history.rebooted == self._record.request
+
+    def _drain_node(self, request: ports.Cancellation) -> None:
+        """Drain every pod with a GPU, whatever the policy is otherwise."""
+        usage = drain.survey(self._deps.workloads, self._deps.allocations)
+        self._new_drain(drain.whole_node(self._limits)).run(usage, request)
+
+    def _before_interruption(
+        self, gpus: model.ObservedGpus, applied: str
+    ) -> tuple[tuple[model.GpuSnapshot, ...], str]:
+        """Return what a rollback of an interrupted change restores: GPUs, and the label."""
+        left = self._record.journal
+        if not left.snapshot:
+            # An older run may have rolled back without publishing it.
+            return (), applied or left.applied
+        if rollback.is_possible(self._deps, gpus, left.snapshot):
+            return left.snapshot, left.applied
+        return gpus.missing(left.snapshot), ""
+
+    def _resume_after_failure(
+        self, paused: device_plugin.Paused, error: errors.MigManagerError
+    ) -> None:
+        """Resume host services and device plugin, and keep the reason of the failure."""
+        for failed in (self._services.start(), self._hooks.try_exit()):
             if failed:
                 error.add(failed)
-        # An API that fails now must not hide the reason; the end gives everything back.
+        # The end of the run restores what an API that fails now does not.
         with contextlib.suppress(errors.ClusterError):
-            self._daemons.resume_plugin(self._paused, self.record)
+            self._clients.resume_plugin(paused, self._record)
 
-    def _older(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
-        """Return what an interrupted change found, if the way back there is open."""
-        left = self.record.journal
-        # An older run may have undone its change and not have come to say so.
-        self._journal.applied = self._clearing.applied_before or left.applied
-        if not left.snapshot:
-            return ()
-        is_open = self._way_back.is_open(gpus, left.snapshot)
-        self._journal.applied = left.applied if is_open else ""
-        return left.snapshot if is_open else gpus.missing(left.snapshot)
+    def _resume(self, paused: device_plugin.Paused) -> device_plugin.Paused:
+        """Start the host services again, run the exit hooks, and restart the device plugin."""
+        self._services.require_started()
+        self._hooks.exit()
+        return self._clients.resume_plugin(paused, self._record, plugin_config=self._plugin_config)
 
-    def _failed(self, reason: errors.Reason, message: str, said: str = "") -> outcomes.Outcome:
-        lost = () if reason is errors.Reason.GPU_UNREACHABLE else self.record.gpus.unreachable
-        parts = (message, said, *(gpu.sentence for gpu in lost if gpu.message not in message))
-        return outcomes.failed(
-            reason,
-            "; ".join(filter(None, parts)),
-            is_unfinished=not self.record.journal.remaining.is_empty,
-            # Evicted pods must not start here again before the others have left.
-            keeps_closed=self.record.journal.draining and reason.is_transient,
+    def _prove(
+        self,
+        paused: device_plugin.Paused,
+        gpus: model.ObservedGpus,
+        request: ports.Cancellation,
+        message: str = "waiting for the new devices to be schedulable",
+    ) -> None:
+        self._record.enter(model.Phase.PROVE, message)
+        self._clients.plugin.wait_schedulable(paused, gpus, request)
+
+    def _verify_unchanged(
+        self, target: _Target, gpus: model.ObservedGpus, request: ports.Cancellation
+    ) -> outcomes.Outcome:
+        """Finish what an interrupted run left between change and verification, if anything."""
+        journal = rollback.RunJournal(self._record, target.layout)
+        left, due = self._record.journal, journal.due_elsewhere(gpus)
+        self._record.note_verified(due)
+        unverified = tuple(gpu for gpu in left.snapshot if gpu not in due)
+        plugin = self._clients.plugin
+        if not dataclasses.replace(left, snapshot=unverified).is_empty:
+            paused = plugin.find_paused(left)
+            self._transaction(journal).refresh()
+            paused = self._resume(paused)
+            self._prove(paused, gpus, request)
+            self._clients.resume_monitors(paused, self._record, request)
+            return outcomes.succeeded(
+                self._record.config, errors.Reason.APPLIED, "is active", gpus=gpus
+            )
+        if self._record.attempt > 1:
+            # An earlier attempt may have failed at the files alone.
+            self._transaction(journal).refresh()
+        if not plugin.has_config(self._plugin_config):
+            paused = self._clients.resume_plugin(
+                plugin.find(), self._record, plugin_config=self._plugin_config
+            )
+            self._prove(paused, gpus, request, "waiting for the plugin's new config")
+        elif not plugin.is_schedulable(gpus):
+            self._record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
+            # Restarted once, and not at every retry.
+            is_retry = self._record.attempt > 1
+            paused = device_plugin.ANY_PLUGIN if is_retry else plugin.restart_if_stale(gpus)
+            plugin.wait_schedulable(paused, gpus, request)
+        return outcomes.succeeded(
+            self._record.config, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
+        )
+
+    def _transaction(
+        self, journal: rollback.RunJournal, patience: transaction.Patience | None = None
+    ) -> transaction.Transaction:
+        return transaction.Transaction(
+            gpus=self._deps.gpus,
+            journal=journal,
+            clock=self._deps.clock,
+            reset=self._deps.reset.reset if self._deps.reset else None,
+            device_files=self._deps.device_files,
+            patience=patience or transaction.Patience(),
+        )
+
+    def _failed(self, reason: errors.Reason, message: str, result: str = "") -> outcomes.Outcome:
+        text = "; ".join(filter(None, (message, result)))
+        return outcomes.failed_run(
+            reason, text, journal=self._record.journal, gpus=self._record.gpus
         )

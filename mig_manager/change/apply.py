@@ -198,14 +198,8 @@ class _Run:
     def _start_hooks(self, stack: contextlib.ExitStack) -> None:
         """Have the hooks run around all that follows, and let a signal end those before it."""
         check = stack.enter_context(self._world.guard())
-        self._let_end(check)
-        stack.enter_context(self._points.around())
-
-    def _let_end(self, check: Callable[[], object] | None) -> None:
-        """Have a signal end what can be ended early: hooks, and the wait for processes."""
-        if check is not None:
-            self._check = check
-            self._points.check = check
+        self._check = check or self._check
+        stack.enter_context(self._points.around(self._check))
 
     def _settled(self, first: plans.Planned) -> plans.Applied:
         if first.plan.is_empty:
@@ -215,7 +209,7 @@ class _Run:
         self._pending.remark()
         # With hooks it has begun already.
         with self._world.guard() if self._points.is_empty else contextlib.nullcontext() as check:
-            self._let_end(check)
+            self._check = check or self._check
             executed = self._change(first.plan)
         return self._applied(first, executed)
 

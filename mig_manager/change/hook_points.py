@@ -45,9 +45,7 @@ class HookPoints:
         self._passed: set[hooks.Point] = set()
         self.has_run = False
         """Whether any hook has begun."""
-        self.check: Check = _go_on
-        """Asked all the while a hook runs; what it raises ends the hook and the change. Not asked
-        while hooks of the last point run."""
+        self._check: Check = _go_on
 
     @property
     def is_empty(self) -> bool:
@@ -79,13 +77,18 @@ class HookPoints:
                         f"{why}; nothing was touched", reason=errors.Reason.HOOK_FAILED
                     )
 
-    def start(self) -> None:
+    def start(self, check: Check) -> None:
         """Pass the first point.
+
+        Args:
+            check: Called while a hook runs; what it raises ends the hook and the change. Not
+                called while hooks of the last point run.
 
         Raises:
             HostError: HOOK_FAILED; then there is no last point either.
             Superseded: The change ended early; the last point is due if ``has_run``.
         """
+        self._check = check
         self._pass(hooks.Point.APPLY_START)
 
     def before(self, plan: steps.Plan) -> None:
@@ -114,7 +117,7 @@ class HookPoints:
         Raises:
             HostError: HOOK_FAILED.
         """
-        self.check = _go_on
+        self._check = _go_on
         self._pass(hooks.Point.APPLY_EXIT)
 
     def exit_leniently(self) -> str:
@@ -130,14 +133,14 @@ class HookPoints:
         return ""
 
     @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
+    def around(self, check: Check) -> Iterator[None]:
         """Pass the first point, and the last one when the context ends, however it does.
 
         Raises:
             HostError: HOOK_FAILED: on entering; on leaving, where nothing else failed.
         """
         try:
-            self.start()
+            self.start(check)
         except errors.Superseded:
             if self.has_run:
                 self.exit_leniently()
@@ -171,7 +174,7 @@ class HookPoints:
 
     def _look(self) -> None:
         self._telemetry.still_working()
-        self.check()
+        self._check()
 
 
 def _points_of(plan: steps.Plan) -> Iterator[hooks.Point]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.change import bootlayout, node_lock, transaction
-from mig_manager.core import model, ports, steps, timing
+from mig_manager.change import node_lock, transaction
+from mig_manager.core import model, ports, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 
@@ -101,7 +101,7 @@ class Journal:
         self.is_open = False
         """Whether it names GPUs that a change may have left in between."""
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: steps.Plan) -> None:
+    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: model.Plan) -> None:
         """Write what a rollback restores.
 
         Raises:
@@ -188,11 +188,49 @@ def forget(world: Dependencies) -> None:
 def keep(world: Dependencies, gpus: model.ObservedGpus, *, config: str, config_hash: str) -> None:
     """Keep a layout for the next boot; one that is in force stays so where that fails."""
     try:
-        bootlayout.save(
+        save_layout(
             world.proven, gpus, config=config, config_hash=config_hash, boot_id=world.boot_id
         )
     except errors.ConfigError as error:
         world.tell(f"{error.message}; the next boot will not bring this layout back")
+
+
+def save_layout(
+    store: ports.VerifiedLayouts,
+    gpus: model.ObservedGpus,
+    *,
+    config: str,
+    config_hash: str,
+    boot_id: str,
+) -> None:
+    """Save a verified layout for the next boot; keep what is saved of unreachable GPUs.
+
+    Args:
+        store: Keeps one layout.
+        gpus: As they were observed when the layout was verified.
+        config: Name of the layout.
+        config_hash: Hash of its meaning.
+        boot_id: This boot.
+
+    Raises:
+        ConfigError: The layout cannot be written.
+    """
+    snapshot = tuple(gpu.snapshot for gpu in gpus)
+    if gpus.unreachable:
+        snapshot += gpus.missing(_saved_snapshot(store))
+    verified = status.VerifiedLayout(
+        config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot
+    )
+    store.save(verified.to_json())
+
+
+def _saved_snapshot(store: ports.VerifiedLayouts) -> tuple[model.GpuSnapshot, ...]:
+    """Return what is saved already; nothing where that cannot be read."""
+    try:
+        text = store.read()
+        return status.VerifiedLayout.from_json(text).snapshot if text is not None else ()
+    except (ValueError, errors.ConfigError):
+        return ()
 
 
 def undo_unfinished(world: Dependencies, *, may_reset: bool = True) -> str:
@@ -233,7 +271,7 @@ class Pending:
         self._observed = observed
         self._may_reset = may_reset
         self._journal: status.Journal | None = None
-        self.due = steps.Plan(gpus=())
+        self.due = model.Plan(gpus=())
         """The way back."""
         self._find()
 
@@ -297,7 +335,7 @@ class Pending:
                 f"the 'apply' of layout '{journal.config}' was left unfinished when the node was "
                 "rebooted, and the GPUs were set up since: it will not be undone"
             )
-            self.due = steps.Plan(gpus=())
+            self.due = model.Plan(gpus=())
             forget(self._world)
         else:
             self._journal = journal

@@ -140,7 +140,7 @@ class Transaction:
         try:
             after = rounds.run(first, seen, replan)
         except errors.Superseded as end:
-            _log.info("change_ended_early", why=end.why)
+            _log.info("change_superseded", why=end.why)
             self._give_up(rounds, older, keep_pending=False)
             raise
         except errors.MigManagerError as error:

@@ -56,7 +56,7 @@ def draining(
             timeout_s=timeout_s,
             pace=timing.Backoff(),
         ),
-        tell=drain.Tell(on_turn=lambda _message: None, on_force=lambda _names: None),
+        announce=drain.Announcements(on_round=lambda _message: None, on_force=lambda _names: None),
     )
 
 

@@ -72,7 +72,7 @@ def serve(order: Order) -> int:
                 own if order.has_worker else _within_process(own, wanted, state, points), points
             ),
             telemetry=_Telemetry(points),
-            box=_Mailbox(points),
+            inbox=_Mailbox(points),
         ),
     )
     main.end_on_signals(victim.stop)
@@ -115,14 +115,14 @@ def _ports(world: dependencies.Dependencies) -> dict[str, object]:
     }
 
 
-class _Mailbox(request.Mailbox):
+class _Mailbox(request.Inbox):
     """Notes when the agent has nothing to do."""
 
     def __init__(self, points: points_.Points) -> None:
         super().__init__()
         self._points = points
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> request.LabelWish | None:
+    def next(self, seen: int, *, timeout_s: float | None = None) -> request.Request | None:
         """Note that the agent is idle, and wait."""
         self._points.come_to(IDLE)
         return super().next(seen, timeout_s=timeout_s)

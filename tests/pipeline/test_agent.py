@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from mig_manager import errors
-from mig_manager.agent import loop, outcomes, request
+from mig_manager.agent import drift, loop, outcomes, request
 from mig_manager.core import model, ports
 
 
@@ -18,14 +18,14 @@ def outcome(reason: errors.Reason) -> outcomes.Outcome:
 class Pipeline:
     """Answers each run from a script; stops the agent after the last answer."""
 
-    def __init__(self, box: request.Mailbox, *script: errors.Reason | Exception) -> None:
+    def __init__(self, box: request.Inbox, *script: errors.Reason | Exception) -> None:
         self._box = box
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
         self.delays_s: list[float] = []
-        self.sparing: list[bool] = []
+        self.evicting: list[bool] = []
         self.looks = 0
-        self.due = outcomes.Next.REST
+        self.due = drift.Action.REST
         self.recovered: list[str | None] = []
         self.stopped = 0
         self.has_rested = threading.Event()
@@ -45,25 +45,25 @@ class Pipeline:
             self.has_rested.set()
         return self.restless >= 0
 
-    def look(self, name: str, ended: outcomes.Outcome) -> outcomes.Next:
+    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
         assert (name, attempt_of(self.runs)) == self.runs[-1]
         assert not ended.should_retry
         self.looks += 1
-        due, self.due = self.due, outcomes.Next.REST
+        due, self.due = self.due, drift.Action.REST
         return due
 
     def run(
         self,
         name: str,
-        wish: ports.Cancellation,
+        request: ports.Cancellation,
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,
-        spares: bool = False,
+        may_evict: bool = True,
     ) -> outcomes.Outcome:
         self.runs.append((name, attempt))
         self.delays_s.append(retry_after_s)
-        self.sparing.append(spares)
+        self.evicting.append(may_evict)
         self.on_run()
         answer = self._script.pop(0)
         if not self._script:
@@ -77,14 +77,14 @@ def attempt_of(runs: list[tuple[str, int]]) -> int:
     return runs[-1][1]
 
 
-def patience(retry_s: float = 0.01, look_after_s: float = 0.0) -> loop.Patience:
-    return loop.Patience(
-        retry_initial_s=retry_s, retry_max_s=2 * retry_s, look_after_s=look_after_s
+def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Intervals:
+    return loop.Intervals(
+        retry_initial_s=retry_s, retry_max_s=2 * retry_s, drift_check_s=drift_check_s
     )
 
 
-def serve(box: request.Mailbox, pipeline: Pipeline) -> None:
-    served = loop.Agent(pipeline, box, patience=patience())
+def serve(box: request.Inbox, pipeline: Pipeline) -> None:
+    served = loop.Agent(pipeline, box, intervals=intervals())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
     thread.join(timeout=20)
@@ -92,7 +92,7 @@ def serve(box: request.Mailbox, pipeline: Pipeline) -> None:
 
 
 def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(
         box, errors.Reason.IN_USE, errors.Reason.DRIVER_NOT_LOADED, errors.Reason.APPLIED
@@ -106,9 +106,9 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
 
 
 def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     pipeline = Pipeline(box, errors.Reason.APPLIED)
-    served = loop.Agent(pipeline, box, patience=patience(look_after_s=0.01))
+    served = loop.Agent(pipeline, box, intervals=intervals(drift_check_s=0.01))
     thread = threading.Thread(target=served.serve, daemon=True)
     box.put_file_change()
     thread.start()
@@ -122,7 +122,7 @@ def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_la
 
 
 def test_a_permanent_failure_waits_for_another_wish() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
     pipeline.on_run = lambda: box.put_label("b")
@@ -133,7 +133,7 @@ def test_a_permanent_failure_waits_for_another_wish() -> None:
 
 
 def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label("a")
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
     pipeline = Pipeline(box, lost, errors.Reason.APPLIED)
@@ -145,7 +145,7 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
 
 
 def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     locked = [errors.LockedError("another manager is at work: apply")]
@@ -163,10 +163,10 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
 
 
 def test_a_newer_wish_interrupts_the_pause_before_a_retry() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
-    served = loop.Agent(pipeline, box, patience=patience(600))
+    served = loop.Agent(pipeline, box, intervals=intervals(600))
     thread = threading.Thread(target=served.serve, daemon=True)
     pipeline.on_run = lambda: threading.Timer(0.05, box.put_label, args=("b",)).start()
     thread.start()
@@ -176,11 +176,11 @@ def test_a_newer_wish_interrupts_the_pause_before_a_retry() -> None:
 
 
 def test_a_node_without_a_label_is_come_back_to_until_its_gpus_are_told() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     pipeline.restless = 3
-    served = loop.Agent(pipeline, box, patience=patience())
+    served = loop.Agent(pipeline, box, intervals=intervals())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
 
@@ -191,11 +191,11 @@ def test_a_node_without_a_label_is_come_back_to_until_its_gpus_are_told() -> Non
 
 
 def test_without_a_label_what_was_left_is_given_back_and_nothing_is_pending() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     thread = threading.Thread(
-        target=loop.Agent(pipeline, box, patience=patience(1)).serve, daemon=True
+        target=loop.Agent(pipeline, box, intervals=intervals(1)).serve, daemon=True
     )
     thread.start()
     assert pipeline.has_rested.wait(timeout=20)
@@ -207,37 +207,37 @@ def test_without_a_label_what_was_left_is_given_back_and_nothing_is_pending() ->
 
 
 def test_at_rest_the_gpus_are_looked_at_and_a_drift_is_healed_sparing_everybody() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
-    pipeline.due = outcomes.Next.HEAL
-    served = loop.Agent(pipeline, box, patience=patience(look_after_s=0.02))
+    pipeline.due = drift.Action.HEAL
+    served = loop.Agent(pipeline, box, intervals=intervals(drift_check_s=0.02))
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
     thread.join(timeout=20)
 
     assert pipeline.looks == 1
     assert pipeline.runs == [("a", 1), ("a", 1)]
-    assert pipeline.sparing == [False, True]
+    assert pipeline.evicting == [True, False]
 
 
 def test_a_failure_for_good_is_tried_anew_once_the_hardware_has_changed() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
-    pipeline.due = outcomes.Next.RUN
+    pipeline.due = drift.Action.RUN
     pipeline.on_run = box.put_gpu_change
-    served = loop.Agent(pipeline, box, patience=patience())
+    served = loop.Agent(pipeline, box, intervals=intervals())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
     thread.join(timeout=20)
 
     assert pipeline.runs == [("a", 1), ("a", 1)]
-    assert pipeline.sparing == [False, False]
+    assert pipeline.evicting == [True, True]
 
 
 def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
     told: list[str] = []
@@ -249,6 +249,6 @@ def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() ->
         yield
         told.append("not alone")
 
-    loop.Agent(pipeline, box, patience=patience(), alone=alone).serve()
+    loop.Agent(pipeline, box, intervals=intervals(), alone=alone).serve()
 
     assert told == ["alone", "run", "not alone"] * 2

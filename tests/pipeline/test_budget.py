@@ -45,9 +45,7 @@ class FakeSlots:
 
 
 def pipeline(world: fakes.World, slots: FakeSlots) -> reconcile.Reconciler:
-    made = scenes.reconciler(world)
-    made._world = dataclasses.replace(made._world, slots=slots)
-    return made
+    return scenes.reconciler(world, slots=slots)
 
 
 def run(

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import gpu_clients, monitors, outcomes, record
+from mig_manager.agent import dependencies, device_plugin, gpu_clients, outcomes, record
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, steps, timing
+from mig_manager.core import model
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -31,20 +31,22 @@ def sliced_node() -> fakes.World:
     return world
 
 
-def emptying(world: fakes.World) -> steps.Plan:
+def emptying(world: fakes.World) -> model.Plan:
     nothing = model.DesiredGpu(mode=model.MigMode.DISABLED)
     return planner.plan(world.gpus, {world.gpus[0].uuid: nothing})
 
 
-def staff(world: fakes.World) -> gpu_clients.Daemons:
-    return gpu_clients.Daemons(
-        world.node,
-        world.workloads,
-        world.allocations,
-        world.clock,
-        timeout_s=10,
-        pace=timing.Backoff(),
+def gpu_clients_of(world: fakes.World) -> gpu_clients.GpuClients:
+    deps = dependencies.Dependencies(
+        gpus=world.hardware,
+        node=world.node,
+        workloads=world.workloads,
+        allocations=world.allocations,
+        configs=fakes.FakeConfig(""),
+        clock=world.clock,
     )
+    limits = dependencies.Limits(plugin_timeout_s=10, monitor_timeout_s=5)
+    return gpu_clients.GpuClients(deps, limits)
 
 
 def journal(world: fakes.World) -> record.Record:
@@ -55,8 +57,8 @@ def wish(world: fakes.World, *, ends_at: int | None = None) -> fakes.FakeWish:
     return fakes.FakeWish(world.clock, ends_at=ends_at, replaced=True)
 
 
-def paused(world: fakes.World, taken: record.Record) -> gpu_clients.Paused:
-    return staff(world).pause(emptying(world), taken, wish(world), (WATCHER,))
+def paused(world: fakes.World, taken: record.Record) -> device_plugin.Paused:
+    return gpu_clients_of(world).pause(emptying(world), taken, wish(world), (WATCHER,))
 
 
 def names(world: fakes.World) -> set[str]:
@@ -74,7 +76,7 @@ def test_a_pause_takes_away_what_labels_place_and_what_the_owner_lists() -> None
     found = paused(world, taken)
 
     assert names(world) == set()
-    assert found.staffed == {cluster.PLUGIN_DEPLOY_LABEL, CLIENT}
+    assert found.labels_with_pods == {cluster.PLUGIN_DEPLOY_LABEL, CLIENT}
     assert set(taken.journal.paused_labels) == {cluster.PLUGIN_DEPLOY_LABEL, CLIENT, DCGM}
     assert taken.journal.hold_taint
     assert status.Journal.from_json(world.annotations[cluster.JOURNAL_ANNOTATION]) == taken.journal
@@ -96,7 +98,7 @@ def test_a_daemon_that_tolerates_every_taint_starts_once_more_after_the_change()
     found = paused(world, taken)
     early = world.add_pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet")
 
-    staff(world).resume_plugin(found, taken)
+    gpu_clients_of(world).resume_plugin(found, taken)
 
     assert world.pods[early].is_terminating
 
@@ -107,7 +109,7 @@ def test_the_plugins_config_and_its_release_are_written_in_one_patch() -> None:
     found = paused(world, taken)
     world.log.clear()
 
-    staff(world).resume_plugin(found, taken, plugin_config="sliced")
+    gpu_clients_of(world).resume_plugin(found, taken, plugin_config="sliced")
 
     assert world.log.count("node.patch") == 1
     assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
@@ -120,14 +122,14 @@ def test_a_config_that_was_there_already_is_not_the_runs_to_take_back() -> None:
     world.labels[cluster.PLUGIN_CONFIG_LABEL] = "sliced"
     taken = journal(world)
 
-    staff(world).resume_plugin(paused(world, taken), taken, plugin_config="sliced")
+    gpu_clients_of(world).resume_plugin(paused(world, taken), taken, plugin_config="sliced")
 
     assert taken.journal.plugin_config is None
-    assert staff(world).has_config("sliced")
-    assert not staff(world).has_config("whole")
+    assert gpu_clients_of(world).plugin.has_config("sliced")
+    assert not gpu_clients_of(world).plugin.has_config("whole")
 
 
-def monitored_node() -> tuple[fakes.World, record.Record, gpu_clients.Paused]:
+def monitored_node() -> tuple[fakes.World, record.Record, device_plugin.Paused]:
     """The plugin is back already; two monitors are still away."""
     world = sliced_node()
     world.labels |= {EXPORTER: "true", DCGM: "true"}
@@ -135,14 +137,8 @@ def monitored_node() -> tuple[fakes.World, record.Record, gpu_clients.Paused]:
     world.live()
     taken = journal(world)
     found = paused(world, taken)
-    found = staff(world).resume_plugin(found, taken)
+    found = gpu_clients_of(world).resume_plugin(found, taken)
     return world, taken, found
-
-
-def crew(world: fakes.World) -> monitors.Monitors:
-    return monitors.Monitors(
-        world.node, world.workloads, world.clock, timeout_s=5, pace=timing.Backoff()
-    )
 
 
 def test_each_monitor_is_ready_before_the_next_one_is_let_back() -> None:
@@ -155,7 +151,7 @@ def test_each_monitor_is_ready_before_the_next_one_is_let_back() -> None:
             ready.append(dcgm.is_ready)
 
     world.clock.on_wait.append(look)
-    crew(world).resume(found, taken, wish(world))
+    gpu_clients_of(world).resume_monitors(found, taken, wish(world))
 
     assert ready
     assert all(ready)
@@ -167,7 +163,7 @@ def test_a_monitor_that_somebody_else_has_switched_off_is_not_waited_for() -> No
     world.labels[DCGM] = "false"
     begun = world.clock.now_s
 
-    crew(world).resume(found, taken, wish(world))
+    gpu_clients_of(world).resume_monitors(found, taken, wish(world))
 
     assert world.labels[DCGM] == "false"
     assert world.labels[EXPORTER] == "true"
@@ -180,7 +176,7 @@ def test_a_newer_wish_does_not_wait_for_monitors() -> None:
     world.deploy_daemons[DCGM] = False
     begun = world.clock.now_s
 
-    crew(world).resume(found, taken, wish(world, ends_at=1))
+    gpu_clients_of(world).resume_monitors(found, taken, wish(world, ends_at=1))
 
     assert world.clock.now_s - begun < 1
     assert set(taken.journal.paused_labels) == {EXPORTER}
@@ -192,7 +188,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
     patch_at = len(world.log)
     world.failing = {patch_at: refusal}
 
-    crew(world).resume(found, taken, wish(world))
+    gpu_clients_of(world).resume_monitors(found, taken, wish(world))
 
     assert world.log[patch_at] == "node.patch"
     assert list(taken.journal.paused_labels) == [DCGM, EXPORTER]
@@ -204,7 +200,7 @@ def test_validators_on_their_way_out_are_not_deleted_again() -> None:
     world.pods[uid] = dataclasses.replace(world.pods[uid], is_terminating=True)
     world.log.clear()
 
-    crew(world).resume(found, taken, wish(world))
+    gpu_clients_of(world).resume_monitors(found, taken, wish(world))
 
     assert "workloads.delete" not in world.log
 
@@ -240,6 +236,8 @@ def test_a_watch_that_shows_a_plugin_that_has_gone_proves_nothing() -> None:
     world.plugin_is_broken = True
 
     with pytest.raises(errors.NotReadyError) as caught:
-        staff(world).prove(gpu_clients.ANY_PLUGIN, world.gpus, wish(world))
+        gpu_clients_of(world).plugin.wait_schedulable(
+            device_plugin.ANY_PLUGIN, world.gpus, wish(world)
+        )
 
     assert caught.value.reason is errors.Reason.PLUGIN_NOT_READY

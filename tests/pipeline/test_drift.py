@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, reconcile
+from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
@@ -41,12 +41,12 @@ def tamper(world: fakes.World) -> tuple[model.Gpu, ...]:
 
 def test_a_drift_is_published_once_and_taken_back_once_it_is_over() -> None:
     world, ours, ended = settled()
-    assert ours.look(LAYOUT, ended) is outcomes.Next.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert world.states == []
     before = tamper(world)
 
     for _ in range(3):
-        assert ours.look(LAYOUT, ended) is outcomes.Next.REST
+        assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 
     assert world.labels[cluster.STATE_LABEL] == "failed"
     assert cluster.APPLIED_LABEL not in world.labels
@@ -54,7 +54,7 @@ def test_a_drift_is_published_once_and_taken_back_once_it_is_over() -> None:
     assert "gpus.execute" not in world.log
 
     world.gpus = before
-    ours.look(LAYOUT, ended)
+    ours.check_drift(LAYOUT, ended)
     assert world.labels[cluster.STATE_LABEL] == "success"
     assert world.labels[cluster.APPLIED_LABEL] == LAYOUT
 
@@ -63,8 +63,8 @@ def test_on_request_a_drift_is_healed() -> None:
     world, ours, ended = settled(heals=True)
     before = tamper(world)
 
-    assert ours.look(LAYOUT, ended) is outcomes.Next.HEAL
-    outcome = ours.run(LAYOUT, steadfast(world), spares=True)
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    outcome = ours.run(LAYOUT, steadfast(world), may_evict=False)
 
     assert outcome.state is model.State.SUCCESS
     assert planner.restore(world.gpus, [gpu.snapshot for gpu in before]).is_empty
@@ -86,14 +86,14 @@ def test_healing_evicts_nobody_and_happens_once_the_way_is_free() -> None:
     world, ours, ended = settled(heals=True)
     stranger_on_foreign_instances(world)
 
-    assert ours.look(LAYOUT, ended) is outcomes.Next.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert "default/stranger" in world.told[-1]
-    assert ours.look(LAYOUT, ended) is outcomes.Next.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert world.events == ["Drifted"]
 
     uid = next(uid for uid, pod in world.pods.items() if pod.name == "stranger")
     del world.pods[uid], world.held[uid]
-    assert ours.look(LAYOUT, ended) is outcomes.Next.HEAL
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
@@ -101,7 +101,7 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
     stranger_on_foreign_instances(world)
     gpus = world.gpus
 
-    outcome = ours.run(LAYOUT, steadfast(world), spares=True)
+    outcome = ours.run(LAYOUT, steadfast(world), may_evict=False)
 
     assert outcome.reason is errors.Reason.DRIFTED
     assert "default/stranger" in outcome.message
@@ -175,7 +175,7 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
     broken = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
     world.failing = {len(world.log): broken}
 
-    assert ours.look(LAYOUT, ended) is outcomes.Next.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 
     assert world.states == []
     assert world.labels[cluster.APPLIED_LABEL] == LAYOUT
@@ -187,9 +187,9 @@ def test_a_failure_for_good_is_worth_another_run_only_when_the_hardware_has_chan
     ended = ours.run("too-much", steadfast(world))
     assert not ended.should_retry
 
-    assert [ours.look("too-much", ended) for _ in range(3)] == [outcomes.Next.REST] * 3
+    assert [ours.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
     tamper_with_modes(world)
-    assert ours.look("too-much", ended) is outcomes.Next.RUN
+    assert ours.check_drift("too-much", ended) is drift.Action.RUN
 
 
 def tamper_with_modes(world: fakes.World) -> None:
@@ -261,9 +261,9 @@ def test_gpus_that_another_manager_works_on_are_looked_at_later() -> None:
     tamper(world)
 
     other.looks = 1
-    assert ours.look(LAYOUT, ended) is outcomes.Next.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert world.labels[cluster.STATE_LABEL] == "success"
-    ours.look(LAYOUT, ended)
+    ours.check_drift(LAYOUT, ended)
     assert world.labels[cluster.STATE_LABEL] == "failed"
 
 

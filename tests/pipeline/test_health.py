@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import health, loop, outcomes, request
+from mig_manager.agent import drift, health, loop, outcomes, request
 from mig_manager.core import model, ports
 
 STUCK_AFTER_S = 10.0
@@ -122,7 +122,7 @@ def test_a_stuck_agent_is_not_ready_either(life: Life) -> None:
 class Worker:
     """A pipeline that asks after its wish; notes how the agent's health looks meanwhile."""
 
-    def __init__(self, life: Life, box: request.Mailbox) -> None:
+    def __init__(self, life: Life, box: request.Inbox) -> None:
         self._life = life
         self._box = box
         self._served: loop.Agent | None = None
@@ -132,7 +132,7 @@ class Worker:
         self._served = loop.Agent(
             self,
             self._box,
-            patience=loop.Patience(retry_initial_s=0.001, retry_max_s=0.001),
+            intervals=loop.Intervals(retry_initial_s=0.001, retry_max_s=0.001),
             pulse=self._life.pulse,
         )
         self._served.serve()
@@ -148,7 +148,7 @@ class Worker:
     def rest(self) -> bool:
         raise AssertionError
 
-    def look(self, name: str, ended: outcomes.Outcome) -> outcomes.Next:
+    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
         raise AssertionError
 
     def run(
@@ -158,10 +158,10 @@ class Worker:
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,
-        spares: bool = False,
+        may_evict: bool = True,
     ) -> outcomes.Outcome:
         assert self._served
-        assert not spares
+        assert may_evict
         assert retry_after_s > 0
         self.seen.append("recovered" if self._served.is_recovered else "not recovered")
         self._life.now_s += 2 * STUCK_AFTER_S
@@ -179,7 +179,7 @@ class Worker:
 def test_a_run_lives_by_asking_after_its_wish_and_the_pause_before_a_retry_needs_no_sign(
     life: Life,
 ) -> None:
-    box = request.Mailbox()
+    box = request.Inbox()
     box.put_label("a")
     worker = Worker(life, box)
 

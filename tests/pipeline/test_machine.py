@@ -1,6 +1,5 @@
 """The machine underneath: services, resets, reboots, device files, and the next boot."""
 
-import dataclasses
 import json
 
 import pytest
@@ -114,10 +113,7 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
         config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
     )
     world.annotations[cluster.JOURNAL_ANNOTATION] = forged.to_json()
-    ours = scenes.reconciler(world)
-    ours._world = dataclasses.replace(
-        ours._world, service_names=lambda: ("dcgm.service", "nvsm.service")
-    )
+    ours = scenes.reconciler(world, service_names=lambda: ("dcgm.service", "nvsm.service"))
 
     ours.recover(wanted)
     if wanted:

@@ -139,8 +139,7 @@ class Readiness(ports.Standby):
 
 def test_who_gets_ready_hears_of_a_look_of_a_change_and_of_the_end() -> None:
     world = node()
-    ours = reconciler(world)
-    ours._world = dataclasses.replace(ours._world, standby=Readiness(world))
+    ours = reconciler(world, standby=Readiness(world))
 
     ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
     ours_only = {"prepare", "gpus.observe", "expect change", "gpus.execute", "dismiss"}
@@ -390,7 +389,7 @@ def test_a_drain_that_many_pods_hold_up_is_told_in_short() -> None:
     outcome = run(world, "one-slice-changed")
 
     assert "225 pods must leave: default/victim" in next(m for m in world.messages if "leave" in m)
-    assert "(pods: 225)" in outcome.message
+    assert "225 pods still use" in outcome.message
     assert outcome.message.count("do-not-evict") == 1
     assert outcome.message.endswith(outcome.reason.remedy)
     assert max(len(text) for text in (*world.messages, *world.told, outcome.message)) < 1024
@@ -573,8 +572,7 @@ def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> N
             world.called("gpus.execute")
             return fakes.of_plan(world.gpus, plan)
 
-    ours = reconciler(world)
-    ours._world = dataclasses.replace(ours._world, gpus=Liar())
+    ours = reconciler(world, gpus=Liar())
 
     outcome = ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
 
@@ -601,8 +599,7 @@ def test_an_old_driver_that_tells_profiles_only_with_mig_on_is_planned_twice() -
             hardware_port.execute(plan, seen)
             return fakes.of_plan(self.observe(), plan)
 
-    ours = reconciler(world)
-    ours._world = dataclasses.replace(ours._world, gpus=OldDriver())
+    ours = reconciler(world, gpus=OldDriver())
 
     outcome = ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
 

@@ -77,7 +77,7 @@ class Process:
             overrides=main.Overrides(
                 replace_ports=lambda own: _in_memory(own, world, configs),
                 telemetry=self._heard,
-                box=self._box,
+                inbox=self._box,
                 watches_files=False,
                 has_pod_news=False,
             ),
@@ -202,7 +202,7 @@ class _Telemetry(instrumentation.Telemetry):
         self.is_retry_due = True
 
 
-class _Mailbox(request.Mailbox):
+class _Mailbox(request.Inbox):
     """Passes time by the node's clock, and ends a turn where the agent has nothing to do.
 
     The label arrives as a watch brings it: at the next question whether the request still stands.
@@ -220,10 +220,10 @@ class _Mailbox(request.Mailbox):
         self.served: str | None = None
         """The layout that is served, or was last."""
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> request.LabelWish | None:
+    def next(self, seen: int, *, timeout_s: float | None = None) -> request.Request | None:
         """Return what is newer; end the turn first where nothing is."""
         self._deliver()
-        if not (self.is_stopping or self._generation > seen or self._is_look_due):
+        if not (self.is_stopping or self._generation > seen or self._is_check_due):
             self.is_resting = True
             self._end_turn()
             self.is_resting = False
