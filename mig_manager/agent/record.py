@@ -198,7 +198,7 @@ class Record:
         self._has_rolled_back = True
         self._end_phase()
         self._set(
-            model.Phase.ROLL_BACK, "restoring the previous instances", state=model.State.PENDING
+            model.Phase.ROLL_BACK, "restoring the instances from before", state=model.State.PENDING
         )
         annotations = {cluster.STATUS_ANNOTATION: self._status.to_json()}
         self._node.announce(_merge(None, self._labels(), annotations))

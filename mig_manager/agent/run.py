@@ -27,9 +27,9 @@ from mig_manager.agent import (
     outcomes,
     planning,
     record,
-    rollback,
+    recovery,
 )
-from mig_manager.change import node_lock, transaction
+from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import config, layouts, selection
 from mig_manager.core.node import clients, cluster, mig_strategy, other_managers
@@ -175,8 +175,8 @@ class Run:
             return ""
         result = ""
         if not self._record.has_rolled_back:
-            change = self._transaction(rollback.RunJournal(self._record))
-            result = rollback.run(self._deps, change, self._clients, self._record)
+            change = self._transaction(recovery.RunJournal(self._record))
+            result = recovery.run(self._deps, change, self._clients, self._record)
         services = self._services.start()
         return "; ".join(filter(None, (result, services, self._hooks.try_exit())))
 
@@ -194,7 +194,7 @@ class Run:
     def _locked(self, request: ports.Cancellation) -> contextlib.AbstractContextManager[None]:
         if self._deps.exclusion is None:
             return contextlib.nullcontext()
-        return node_lock.held(
+        return transaction.locked(
             self._deps.exclusion,
             f"applying layout {self._record.config}",
             clock=self._deps.clock,
@@ -234,7 +234,7 @@ class Run:
             selected = config.select(layout, gpus)
         self._planning.warn(layout, gpus)
         others = tuple(gpu for gpu in self._record.journal.snapshot if gpu.uuid not in selected)
-        return others if others and rollback.is_possible(self._deps, gpus, others) else ()
+        return others if others and recovery.is_possible(self._deps, gpus, others) else ()
 
     def _survey(self, target: _Target, gpus: model.ObservedGpus) -> drain.Usage:
         """Return the usage of devices, if nothing on the node rules the change out."""
@@ -324,8 +324,8 @@ class Run:
         """Execute and verify the plan, or roll back; reboot where only that helps."""
         older, applied = self._before_interruption(gpus, applied)
         change = self._transaction(
-            rollback.RunJournal(self._record, target.layout, applied),
-            transaction.Patience(
+            recovery.RunJournal(self._record, target.layout, applied),
+            transaction.IdleWait(
                 timeout_s=self._limits.in_use_timeout_s,
                 wait=request.wait,
                 on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
@@ -369,7 +369,7 @@ class Run:
         if not left.snapshot:
             # An older run may have rolled back without publishing it.
             return (), applied or left.applied
-        if rollback.is_possible(self._deps, gpus, left.snapshot):
+        if recovery.is_possible(self._deps, gpus, left.snapshot):
             return left.snapshot, left.applied
         return gpus.missing(left.snapshot), ""
 
@@ -404,7 +404,7 @@ class Run:
         self, target: _Target, gpus: model.ObservedGpus, request: ports.Cancellation
     ) -> outcomes.Outcome:
         """Finish what an interrupted run left between change and verification, if anything."""
-        journal = rollback.RunJournal(self._record, target.layout)
+        journal = recovery.RunJournal(self._record, target.layout)
         left, due = self._record.journal, journal.due_elsewhere(gpus)
         self._record.note_verified(due)
         unverified = tuple(gpu for gpu in left.snapshot if gpu not in due)
@@ -437,7 +437,7 @@ class Run:
         )
 
     def _transaction(
-        self, journal: rollback.RunJournal, patience: transaction.Patience | None = None
+        self, journal: recovery.RunJournal, idle_wait: transaction.IdleWait | None = None
     ) -> transaction.Transaction:
         return transaction.Transaction(
             gpus=self._deps.gpus,
@@ -445,7 +445,7 @@ class Run:
             clock=self._deps.clock,
             reset=self._deps.reset.reset if self._deps.reset else None,
             device_files=self._deps.device_files,
-            patience=patience or transaction.Patience(),
+            idle_wait=idle_wait or transaction.IdleWait(),
         )
 
     def _failed(self, reason: errors.Reason, message: str, result: str = "") -> outcomes.Outcome:

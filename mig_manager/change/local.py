@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.change import node_lock, transaction
+from mig_manager.change import transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -66,7 +66,7 @@ def held(world: Dependencies, doing: str) -> contextlib.AbstractContextManager[N
         LockedError: On entering: another manager was at work all the time.
         UsageError: On entering: the lock cannot be kept where it should be.
     """
-    return node_lock.held(
+    return transaction.locked(
         world.exclusion,
         doing,
         clock=world.clock,
@@ -167,7 +167,7 @@ def new_transaction(
         clock=world.clock,
         reset=world.reset if may_reset else None,
         device_files=world.device_files,
-        patience=transaction.Patience(
+        idle_wait=transaction.IdleWait(
             timeout_s=world.idle_timeout_s,
             wait=wait,
             on_wait=lambda error: world.tell(

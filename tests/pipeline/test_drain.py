@@ -88,7 +88,7 @@ def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end() -> N
     asked: list[float] = []
 
     def note() -> None:
-        while len(asked) < world.log.count("workloads.may_evict"):
+        while len(asked) < world.log.count("workloads.can_evict"):
             asked.append(world.clock.now_s)
 
     world.clock.on_wait.append(note)
@@ -109,7 +109,7 @@ def test_a_pause_longer_than_the_deadline_does_not_outlast_it() -> None:
     with pytest.raises(errors.DrainError):
         drained(world)
 
-    assert world.log.count("workloads.may_evict") == 1
+    assert world.log.count("workloads.can_evict") == 1
     assert world.clock.now_s < 25
 
 
@@ -148,7 +148,7 @@ def test_a_pod_that_nothing_moves_is_named_and_keeps_the_others_from_leaving_in_
     assert world.told == []
 
 
-def test_a_pod_that_nobody_may_evict_can_still_end_by_itself() -> None:
+def test_a_pod_that_nobody_can_evict_can_still_end_by_itself() -> None:
     world = empty()
     uid = holder(world, is_kept=True)
     world.clock.on_wait.append(
@@ -313,7 +313,7 @@ def goes(world: fakes.World, uid: str) -> None:
 def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     world = empty()
     first, second = holder(world), holder(world, "second")
-    world.refusing = {"workloads.may_evict": FORBIDDEN}
+    world.refusing = {"workloads.can_evict": FORBIDDEN}
     at(world, 8, lambda: goes(world, first))
     at(world, 15, lambda: goes(world, second))
 
@@ -327,7 +327,7 @@ def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missi
     world = empty()
     holder(world)
     holder(world, "second")
-    world.refusing = {"workloads.may_evict": FORBIDDEN}
+    world.refusing = {"workloads.can_evict": FORBIDDEN}
 
     with pytest.raises(errors.DrainError) as caught:
         drained(world)
@@ -343,28 +343,28 @@ def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missi
 def test_a_refusal_is_not_asked_about_more_often_than_every_few_seconds() -> None:
     world = empty()
     holder(world)
-    world.refusing = {"workloads.may_evict": FORBIDDEN}
+    world.refusing = {"workloads.can_evict": FORBIDDEN}
 
     with pytest.raises(errors.DrainError):
         drained(world)
 
-    assert 2 <= world.log.count("workloads.may_evict") <= 5
+    assert 2 <= world.log.count("workloads.can_evict") <= 5
 
 
 def test_an_api_that_asks_for_a_longer_pause_gets_it() -> None:
     world = empty()
     holder(world)
     busy = refused(errors.Reason.API_UNAVAILABLE, 503, retry_after_s=15)
-    world.refusing = {"workloads.may_evict": busy}
+    world.refusing = {"workloads.can_evict": busy}
 
     with pytest.raises(errors.DrainError):
         drained(world)
 
-    assert world.log.count("workloads.may_evict") == 2
+    assert world.log.count("workloads.can_evict") == 2
 
 
 @pytest.mark.parametrize("passing", [FORBIDDEN, SILENT])
-@pytest.mark.parametrize("call", ["workloads.may_evict", "workloads.evict"])
+@pytest.mark.parametrize("call", ["workloads.can_evict", "workloads.evict"])
 def test_a_refusal_that_passes_costs_a_few_seconds_and_not_the_run(
     call: str, passing: Exception
 ) -> None:
@@ -433,7 +433,7 @@ def test_nobody_is_evicted_while_there_is_a_pod_that_may_not_be() -> None:
 def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right() -> None:
     world = empty()
     uid = holder(world)
-    world.refusing = {"workloads.may_evict": FORBIDDEN}
+    world.refusing = {"workloads.can_evict": FORBIDDEN}
     world.clock.on_wait.clear()
     leaving = dataclasses.replace(world.pods[uid], is_terminating=True)
     at(world, 2, lambda: world.pods.update({uid: leaving}))
@@ -447,7 +447,7 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right() -> N
 def test_an_api_that_fails_every_eviction_until_the_deadline_is_the_reason() -> None:
     world = empty()
     holder(world)
-    world.refusing = {"workloads.may_evict": SILENT}
+    world.refusing = {"workloads.can_evict": SILENT}
 
     with pytest.raises(errors.DrainError, match="failed to evict it") as caught:
         drained(world)
@@ -474,7 +474,7 @@ def test_a_missing_right_is_told_before_an_api_that_fails() -> None:
 def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once() -> None:
     world = empty()
     holder(world)
-    world.refusing = {"workloads.may_evict": refused(errors.Reason.API_ERROR, 400)}
+    world.refusing = {"workloads.can_evict": refused(errors.Reason.API_ERROR, 400)}
 
     with pytest.raises(errors.ClusterError) as caught:
         drained(world)
@@ -500,7 +500,7 @@ def test_where_deletions_are_forbidden_force_waits_and_names_the_missing_right()
 def test_force_is_used_where_only_evictions_are_forbidden() -> None:
     world = empty()
     holder(world)
-    world.refusing = {"workloads.may_evict": FORBIDDEN}
+    world.refusing = {"workloads.can_evict": FORBIDDEN}
     ours = prepared(world, policy=FORCE)
 
     ours.run(

@@ -681,7 +681,7 @@ def test_with_policy_none_nobody_is_evicted_and_the_deadline_names_who_stayed() 
     outcome = run(world, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
-    assert "default/victim (nobody is evicted by --drain-policy none)" in outcome.message
+    assert "default/victim (--drain-policy none evicts no pod)" in outcome.message
     assert {"workloads.evict", "workloads.can_evict", "workloads.delete"}.isdisjoint(world.log)
     assert_nothing_taken(world)
 

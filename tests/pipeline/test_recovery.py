@@ -289,7 +289,7 @@ def test_a_run_that_is_stopped_says_what_an_older_change_still_has_to_get_back()
     with pytest.raises(errors.Superseded):
         ours.run("one-slice-changed", stopped)
 
-    assert "the change under way before could not be undone: no pods" in world.told[-1]
+    assert "the interrupted change could not be rolled back: no pods" in world.told[-1]
 
 
 def broken_after_one_creation() -> Callable[[model.Step], Exception | None]:

@@ -216,7 +216,7 @@ def test_a_way_back_that_fails_is_told_kept_and_tried_again(
     assert rig.journal.text is not None
 
     with pytest.raises(
-        errors.LayoutError, match=r"was left unfinished; returning .*: held; still due: GPU 0: "
+        errors.LayoutError, match=r"was left unfinished; the rollback .*: held; still due: GPU 0: "
     ):
         rig.apply(layout("too-much"))
     assert rig.journal.text is not None

@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import node_lock
+from mig_manager.change import transaction
 from mig_manager.core import timing
 from tests import fakes
 from tests.shell import applying_rig
@@ -14,7 +14,7 @@ EVEN = timing.Backoff(first_s=1.0, max_s=1.0)
 def test_a_free_lock_is_held_at_once_and_given_back() -> None:
     clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion()
 
-    with node_lock.held(lock, "x", clock=clock, wait=clock.wait, timeout_s=0.0):
+    with transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=0.0):
         assert lock.is_held
 
     assert not lock.is_held
@@ -26,7 +26,7 @@ def test_a_lock_is_tried_again_until_it_is_free_and_the_wait_is_told_once() -> N
     clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=3)
     told: list[errors.LockedError] = []
 
-    with node_lock.held(
+    with transaction.locked(
         lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0, pace=EVEN, on_wait=told.append
     ):
         assert lock.is_held
@@ -40,7 +40,7 @@ def test_the_wait_ends_at_its_deadline_and_says_how_long_it_was() -> None:
 
     with (
         pytest.raises(errors.LockedError) as caught,
-        node_lock.held(lock, "x", clock=clock, wait=clock.wait, timeout_s=2.5, pace=EVEN),
+        transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=2.5, pace=EVEN),
     ):
         pass
 
@@ -55,7 +55,7 @@ def test_whoever_does_not_want_to_wait_is_told_at_once() -> None:
 
     with (
         pytest.raises(errors.LockedError, match=r"agent$"),
-        node_lock.held(lock, "x", clock=clock, wait=clock.wait, timeout_s=0.0),
+        transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=0.0),
     ):
         pass
 
@@ -68,7 +68,7 @@ def test_a_wish_that_ends_ends_the_wait() -> None:
 
     with (
         pytest.raises(errors.Superseded),
-        node_lock.held(lock, "x", clock=clock, wait=wish.wait, timeout_s=99.0, pace=EVEN),
+        transaction.locked(lock, "x", clock=clock, wait=wish.wait, timeout_s=99.0, pace=EVEN),
     ):
         pass
 
@@ -80,7 +80,7 @@ def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
 
     with (
         pytest.raises(errors.LockedError, match=r"^mine$"),
-        node_lock.held(lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0),
+        transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0),
     ):
         raise errors.LockedError("mine")
 

@@ -13,7 +13,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, drain, gpu_clients, record
-from mig_manager.change import instrumentation, transaction
+from mig_manager.change import instrumentation, rollback, transaction
 from mig_manager.core import model, timing
 from mig_manager.core.layout import layouts, selection
 from mig_manager.core.node import clients, cluster
@@ -76,7 +76,10 @@ def _run(
     written.note(gpus=now)
     plan = planner.restore(now, snapshot)
     if plan.is_empty:
-        return change.without_steps(now, snapshot).message
+        result = rollback.without_steps(now, snapshot)
+        if result.is_complete:
+            change.journal.undone(result.due)
+        return result.message
     _require_unused(deps, plan, now)
     change.journal.rolling_back()
     paused = paused_by.pause(plan, written, _Uninterrupted(deps.clock, deps.telemetry))
