@@ -14,7 +14,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import dependencies, eviction
 from mig_manager.change import instrumentation
-from mig_manager.core import messages, model, ports, timing
+from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
 
@@ -62,7 +62,7 @@ class Order:
 
 def order(
     limits: dependencies.Limits,
-    plan: model.Plan,
+    plan: steps.Plan,
     gpus: Sequence[model.Gpu],
     *,
     may_evict: bool = True,

@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import outcomes, planning
-from mig_manager.core import messages, model
+from mig_manager.core import messages, model, steps
 
 _log = structlog.get_logger()
 
@@ -66,7 +66,7 @@ class Observation:
     """The GPUs compared with a layout."""
 
     gpus: model.ObservedGpus
-    plan: model.Plan | None
+    plan: steps.Plan | None
     """What the layout would change; None: the check failed."""
     error: errors.Reason | None = None
     """Why the check failed."""

@@ -12,7 +12,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, device_plugin, record
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, cluster
 
 _log = structlog.get_logger()
@@ -35,7 +35,7 @@ class GpuClients:
 
     def pause(
         self,
-        plan: model.Plan,
+        plan: steps.Plan,
         written: record.Record,
         request: ports.Cancellation,
         extra_clients: tuple[clients.ExtraClient, ...] = (),
@@ -237,7 +237,7 @@ class _Pause:
     def of(
         view: cluster.NodeView,
         pods: tuple[cluster.Pod, ...],
-        plan: model.Plan,
+        plan: steps.Plan,
         extra_clients: tuple[clients.ExtraClient, ...],
     ) -> "_Pause":
         """Choose them for the node as it is."""

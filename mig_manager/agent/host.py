@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import dependencies, record
 from mig_manager.change import hook_points
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.host import host_services
 from mig_manager.core.node import clients
 from mig_manager.core.node import policy as policies
@@ -31,7 +31,7 @@ class HostServices:
         self._deps = deps
         self._record = written
 
-    def stop(self, names: Sequence[str], plan: model.Plan) -> None:
+    def stop(self, names: Sequence[str], plan: steps.Plan) -> None:
         """Stop the running services, if the plan removes devices.
 
         Args:
@@ -132,7 +132,7 @@ class RunHooks:
         self.points.load()
         self._is_loaded = True
 
-    def start(self, plan: model.Plan, request: ports.Cancellation) -> None:
+    def start(self, plan: steps.Plan, request: ports.Cancellation) -> None:
         """Run the ``apply-start`` hooks, if every program that this change would run exists.
 
         Raises:

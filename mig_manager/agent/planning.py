@@ -7,7 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, record
-from mig_manager.core import model, yaml_tree
+from mig_manager.core import model, steps, yaml_tree
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
@@ -88,7 +88,7 @@ class Planning:
         *,
         restoring: Sequence[model.GpuSnapshot] = (),
         busy: frozenset[str] = frozenset(),
-    ) -> model.Plan:
+    ) -> steps.Plan:
         """Plan the layout.
 
         Args:

@@ -22,7 +22,7 @@ from mig_manager.agent import (
 )
 from mig_manager.agent import run as pipeline
 from mig_manager.change import local
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, status
 
@@ -299,7 +299,7 @@ class Reconciler:
     ) -> drift.Action:
         affected: tuple[str, ...] = ()
         if self._limits.heals_drift:
-            order = drain.order(self._limits, now.plan or model.Plan(gpus=()), now.gpus)
+            order = drain.order(self._limits, now.plan or steps.Plan(gpus=()), now.gpus)
             usage = drain.survey(self._deps.workloads, self._deps.allocations)
             affected = tuple(pod.key for pod in order.affected_pods(usage))
             if not affected:

@@ -14,7 +14,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import dependencies, drain, gpu_clients, record
 from mig_manager.change import instrumentation, rollback, transaction
-from mig_manager.core import model, timing
+from mig_manager.core import model, steps, timing
 from mig_manager.core.layout import layouts, selection
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
@@ -97,7 +97,7 @@ def _run(
 
 
 def _require_unused(
-    deps: dependencies.Dependencies, plan: model.Plan, now: Sequence[model.Gpu]
+    deps: dependencies.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]
 ) -> None:
     pods = _affected(deps, plan, now)
     if pods:
@@ -107,7 +107,7 @@ def _require_unused(
 
 
 def _affected(
-    deps: dependencies.Dependencies, plan: model.Plan, now: Sequence[model.Gpu]
+    deps: dependencies.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]
 ) -> tuple[str, ...]:
     usage = drain.survey(deps.workloads, deps.allocations)
     affected = clients.affected_ids(plan, now)
@@ -124,7 +124,7 @@ class RunJournal:
     applied: str = ""
     """The layout that was applied before the change; a rollback restores its label."""
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: model.Plan) -> None:
+    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
         """Write what a rollback restores, and remove the label of the applied layout.
 
         Raises:

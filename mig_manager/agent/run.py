@@ -30,7 +30,7 @@ from mig_manager.agent import (
     recovery,
 )
 from mig_manager.change import transaction
-from mig_manager.core import messages, model, ports
+from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.layout import config, layouts, selection
 from mig_manager.core.node import clients, cluster, mig_strategy, other_managers
 
@@ -313,7 +313,7 @@ class Run:
     def _execute(  # noqa: PLR0913 - what the steps before returned
         self,
         target: _Target,
-        plan: model.Plan,
+        plan: steps.Plan,
         gpus: model.ObservedGpus,
         request: ports.Cancellation,
         *,

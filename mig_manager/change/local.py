@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.change import transaction
-from mig_manager.core import model, ports, timing
+from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 
@@ -101,7 +101,7 @@ class Journal:
         self.is_open = False
         """Whether it names GPUs that a change may have left in between."""
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: model.Plan) -> None:
+    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: steps.Plan) -> None:
         """Write what a rollback restores.
 
         Raises:
@@ -271,7 +271,7 @@ class Pending:
         self._observed = observed
         self._may_reset = may_reset
         self._journal: status.Journal | None = None
-        self.due = model.Plan(gpus=())
+        self.due = steps.Plan(gpus=())
         """The way back."""
         self._find()
 
@@ -335,7 +335,7 @@ class Pending:
                 f"the 'apply' of layout '{journal.config}' was left unfinished when the node was "
                 "rebooted, and the GPUs were set up since: it will not be undone"
             )
-            self.due = model.Plan(gpus=())
+            self.due = steps.Plan(gpus=())
             forget(self._world)
         else:
             self._journal = journal

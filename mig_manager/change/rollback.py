@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.core import model, ports, timing
-from mig_manager.core.planner import planner, steps
+from mig_manager.core import model, ports, steps, timing
+from mig_manager.core.planner import planner
 
 _ATTEMPTS = 3
 _PAUSE_S = 1.0
@@ -19,7 +19,7 @@ _PAUSE_S = 1.0
 _log = structlog.get_logger()
 
 Snapshot = Sequence[model.GpuSnapshot]
-Execute = Callable[[model.Plan, model.ObservedGpus], tuple[model.ObservedGpus, bool]]
+Execute = Callable[[steps.Plan, model.ObservedGpus], tuple[model.ObservedGpus, bool]]
 """Executes a plan, resets included; see ``transaction.Transaction.execute``."""
 
 
@@ -138,7 +138,7 @@ class Restore:
         )
 
     def _execute_idle(
-        self, plan: model.Plan, now: model.ObservedGpus
+        self, plan: steps.Plan, now: model.ObservedGpus
     ) -> tuple[model.ObservedGpus, bool]:
         requires_idle = self._requires_idle and not self._is_begun
         try:
@@ -164,7 +164,7 @@ class Restore:
         ]
         return f"; still due: {'; '.join(due)}" if due else ""
 
-    def _plan(self, now: model.ObservedGpus) -> model.Plan:
+    def _plan(self, now: model.ObservedGpus) -> steps.Plan:
         self._now = now
         self._foreign = planner.unowned_instances(now, self._before)
         return planner.restore(now, self._before, keep_pending=self._keep_pending)

@@ -14,7 +14,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.change import hook_points, rollback
-from mig_manager.core import model, ports, timing
+from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.planner import planner
 
 _log = structlog.get_logger()
@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 Observed = model.ObservedGpus
 Snapshot = Sequence[model.GpuSnapshot]
 Reset = Callable[[Sequence[model.Gpu]], None]
-Replan = Callable[[Observed], model.Plan]
+Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
@@ -33,7 +33,7 @@ _PACE = timing.Backoff()
 class Journal(typing.Protocol):
     """The write-ahead record of a change under way; outlives a killed process."""
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: model.Plan) -> object:
+    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> object:
         """Write what a rollback restores, before a plan is executed.
 
         Called again, with more, where a later plan of the same change does more.
@@ -83,13 +83,13 @@ class Transaction:
 
     def run(
         self,
-        first: model.Plan,
+        first: steps.Plan,
         *,
         seen: Observed,
         replan: Replan,
         older: Snapshot = (),
         points: hook_points.HookPoints | None = None,
-    ) -> tuple[Observed, tuple[model.Plan, ...]]:
+    ) -> tuple[Observed, tuple[steps.Plan, ...]]:
         """Execute a plan, and a second one where the driver tells its profiles only with MIG on.
 
         Args:
@@ -177,7 +177,7 @@ class Transaction:
         if self.device_files is not None:
             self.device_files.refresh()
 
-    def execute(self, plan: model.Plan, seen: Observed) -> tuple[Observed, bool]:
+    def execute(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
         """Execute a plan; reset those of its GPUs whose mode is pending afterwards.
 
         A mode that the driver reports as in use is pending as well: ``nvidia-persistenced`` and
@@ -199,7 +199,7 @@ class Transaction:
         except errors.HardwareError as error:
             return self._reset_pending(plan, error), True
 
-    def _reset_pending(self, plan: model.Plan, error: errors.HardwareError) -> Observed:
+    def _reset_pending(self, plan: steps.Plan, error: errors.HardwareError) -> Observed:
         """Reset the GPUs whose mode is pending, if that is why a plan failed."""
         is_in_use = error.reason is errors.Reason.IN_USE
         if self.reset is None or not (is_in_use or error.reason is errors.Reason.RESET_REQUIRED):
@@ -245,13 +245,13 @@ class _Rounds:
         self._points = points or hook_points.HookPoints()
         self.before = before
         """What a rollback restores; grows with each plan."""
-        self.executed: list[model.Plan] = []
+        self.executed: list[steps.Plan] = []
         self.is_refused = False
         """Whether no step was executed, because processes use what would be destroyed."""
         self.is_stale = False
         """Whether no step was executed, because what would be created exists already."""
 
-    def run(self, first: model.Plan, seen: Observed, replan: Replan) -> Observed:
+    def run(self, first: steps.Plan, seen: Observed, replan: Replan) -> Observed:
         plan, after = self._points.staged(first), seen
         while True:
             self._points.before(plan)
@@ -271,7 +271,7 @@ class _Rounds:
                 self.before = before
                 self._transaction.journal.begin(before, plan)
 
-    def _execute_idle(self, plan: model.Plan, seen: Observed) -> tuple[Observed, bool]:
+    def _execute_idle(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
         """Execute a plan once no process uses what it destroys.
 
         The executor checks that in the NVML session in which it then begins, so that no process
@@ -304,7 +304,7 @@ class _Rounds:
             attempt += 1
 
 
-def _not_active(rest: model.Plan, after: Observed) -> errors.HardwareError:
+def _not_active(rest: steps.Plan, after: Observed) -> errors.HardwareError:
     uuids = {gpu_plan.gpu_uuid for gpu_plan in rest.gpus}
     return errors.HardwareError(
         "the layout is not active, although every step succeeded, on "

@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import dependencies, device_plugin, gpu_clients, outcomes, record
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -31,7 +31,7 @@ def sliced_node() -> fakes.World:
     return world
 
 
-def emptying(world: fakes.World) -> model.Plan:
+def emptying(world: fakes.World) -> steps.Plan:
     nothing = model.DesiredGpu(mode=model.MigMode.DISABLED)
     return planner.plan(world.gpus, {world.gpus[0].uuid: nothing})
 

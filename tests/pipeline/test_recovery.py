@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
@@ -169,14 +169,14 @@ def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is
 def test_a_change_that_fails_and_is_killed_at_any_call_ends_as_it_would_have_undisturbed() -> None:
     def failing_node() -> fakes.World:
         world = scenes.busy_node()
-        world.step_error = scenes.refuse(model.CreateComputeInstance, times=1)
+        world.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
         return world
 
     world = failing_node()
     scenes.run(world, "one-slice-changed")
     for index in range(len(world.log)):
         world, before = killed(failing_node, "one-slice-changed", index)
-        world.step_error = scenes.refuse(model.CreateComputeInstance, times=1)
+        world.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
         successor = scenes.reconciler(world)
         successor.recover("one-slice-changed")
@@ -192,7 +192,7 @@ def unlucky_node() -> tuple[fakes.World, tuple[model.Gpu, ...]]:
     """A change has failed, and so has its way back."""
     world = scenes.busy_node()
     before = world.gpus
-    world.step_error = scenes.refuse(model.CreateGpuInstance, times=9)
+    world.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
     outcome = scenes.run(world, "one-slice-changed")
     assert outcome.is_unfinished
     assert outcome.should_retry
@@ -245,10 +245,10 @@ def test_a_failed_way_back_is_gone_once_the_wish_turns_out_impossible_or_ends(
 def test_without_a_restart_too_a_failed_way_back_is_remembered() -> None:
     world = scenes.busy_node()
     before = world.gpus
-    world.step_error = scenes.refuse(model.CreateGpuInstance, times=9)
+    world.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
     ours = scenes.reconciler(world)
     ours.run("one-slice-changed", steadfast(world))
-    world.step_error = scenes.refuse(model.CreateComputeInstance, times=1)
+    world.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
     outcome = ours.run("one-slice-changed", steadfast(world), attempt=2)
 
@@ -292,14 +292,14 @@ def test_a_run_that_is_stopped_says_what_an_older_change_still_has_to_get_back()
     assert "the interrupted change could not be rolled back: no pods" in world.told[-1]
 
 
-def broken_after_one_creation() -> Callable[[model.Step], Exception | None]:
+def broken_after_one_creation() -> Callable[[steps.Step], Exception | None]:
     """Return a driver that creates one compute instance and then refuses whatever it is told."""
-    done: list[model.Step] = []
+    done: list[steps.Step] = []
 
-    def answer(step: model.Step) -> Exception | None:
+    def answer(step: steps.Step) -> Exception | None:
         if done:
             return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
-        if isinstance(step, model.CreateComputeInstance):
+        if isinstance(step, steps.CreateComputeInstance):
             done.append(step)
         return None
 
@@ -559,7 +559,7 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
         if place not in had
         and not any(each.start < place.end and place.start < each.end for each in live)
     )
-    foreign = model.CreateGpuInstance(
+    foreign = steps.CreateGpuInstance(
         gpu_uuid=world.gpus[0].uuid,
         profile=spec.profile,
         profile_id=spec.profile_id,
