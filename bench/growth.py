@@ -206,7 +206,7 @@ class _Loop:
                 telemetry=self._heard,
                 inbox=self._box,
                 watches_files=False,
-                has_pod_news=False,
+                watches_pods=False,
             ),
         )
         self._thread = threading.Thread(target=agent.loop.serve, daemon=True)

@@ -5,13 +5,13 @@ node without GPUs or a cluster), ``adapters``, ``change`` (the transaction that 
 line share), ``catalogue``, ``core`` (decisions without I/O). ``docs/architecture.md`` has the map.
 """
 
-from mig_manager.adapters import sparing
+from mig_manager.adapters import lean_imports
 
 # structlog imports it, for its coroutines, and with it TLS: a third of a command's start.
-sparing.put_off("asyncio")
+lean_imports.defer("asyncio")
 # dataclasses does, for the signature of those without a docstring.
-sparing.put_off("inspect")
+lean_imports.defer("inspect")
 # pathlib does, for the URI of a path.
-sparing.put_off("urllib.parse", "quote_from_bytes")
+lean_imports.defer("urllib.parse", "quote_from_bytes")
 
 __version__ = "0.1.0"

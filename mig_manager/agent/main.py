@@ -22,7 +22,7 @@ from mig_manager.adapters.host import (
     this_machine,
 )
 from mig_manager.adapters.kubelet import client as kubelet_client
-from mig_manager.adapters.kubernetes import advertise, api, node, podnews, pods
+from mig_manager.adapters.kubernetes import advertise, api, node, pods
 from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.adapters.nvml_worker import event_listener
@@ -54,10 +54,10 @@ class Overrides:
     telemetry: instrumentation.Telemetry | None = None
     pulse: health.Pulse | None = None
     inbox: request.Inbox | None = None
-    watch_pace: watching.Pace | None = None
+    watch_times: watching.Times | None = None
     watches_files: bool = True
     """False where one process has many agents: the kernel allows a user few inotify instances."""
-    has_pod_news: bool = True
+    watches_pods: bool = True
     """False where no API has any pods to watch."""
 
 
@@ -83,17 +83,17 @@ class Service:
             name=wanted.node_name,
             on_node=functools.partial(_take, self.inbox),
             stop=self._stop,
-            pace=own.watch_pace,
+            times=own.watch_times,
         )
         pulse = own.pulse or health.Pulse()
         telemetry, self._exposition = _listener(wanted, self.watch, pulse)
         telemetry = own.telemetry or telemetry
-        news = podnews.PodNews(
-            kube, node_name=wanted.node_name, on_news=self.inbox.put_cluster_change
+        pod_watch = pods.PodWatch(
+            kube, node_name=wanted.node_name, on_change=self.inbox.put_cluster_change
         )
-        reached = own.replace_ports(world(wanted, kube, telemetry, boot_id, news))
-        if own.has_pod_news:
-            standby = ports.Standbys(reached.standby, news)
+        reached = own.replace_ports(world(wanted, kube, telemetry, boot_id, pod_watch))
+        if own.watches_pods:
+            standby = ports.Standbys(reached.standby, pod_watch)
             reached = dataclasses.replace(reached, standby=standby)
         self.reconciler = reconcile.Reconciler(reached, own.replace_limits(limits(wanted)))
         self._node = reached.node
@@ -253,7 +253,7 @@ def world(
     kube: api.KubeApi,
     telemetry: instrumentation.Telemetry,
     boot_id: str,
-    news: podnews.PodNews,
+    pod_watch: pods.PodWatch,
 ) -> dependencies.Dependencies:
     """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
     system = clock.SystemClock()
@@ -263,7 +263,7 @@ def world(
         gpus=gpus(wanted, kube, workers),
         standby=ports.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=wanted.node_name, clock=system),
-        workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name, news=news),
+        workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name, watch=pod_watch),
         allocations=kubelet,
         configs=files.ConfigFile(wanted.config_file),
         extra_clients=files.ConfigFile(wanted.extra_clients_file)

@@ -192,11 +192,11 @@ class TestRequests:
         server.script = [answer(), answer(), answer()]
         kube.post("/x", {"a": 1})
         kube.put("/x", {"a": 2})
-        kube.delete("/x", {"a": 3}, {"gracePeriodSeconds": "0"})
+        kube.delete("/x", {"a": 3})
         assert [(method, path, json.loads(body)) for method, path, _, body in server.seen] == [
             ("POST", "/x", {"a": 1}),
             ("PUT", "/x", {"a": 2}),
-            ("DELETE", "/x?gracePeriodSeconds=0", {"a": 3}),
+            ("DELETE", "/x", {"a": 3}),
         ]
 
     def test_connections_are_used_again(self, kube: api.KubeApi, server: Server) -> None:
@@ -488,10 +488,10 @@ class TestCredentials:
         assert client._configuration.host == "https://10.0.0.1:443"
         assert client._headers("GET /x", None)["Authorization"] == "bearer old"
         token.write_text("new")
-        assert client._has_reloaded()
+        assert client._reload_credentials()
         assert client._headers("GET /x", None)["Authorization"] == "bearer new"
         token.unlink()
-        assert not client._has_reloaded()
+        assert not client._reload_credentials()
 
     def test_a_missing_kubeconfig_is_a_usage_error(self, tmp_path: pathlib.Path) -> None:
         with pytest.raises(errors.UsageError, match="nowhere"):
@@ -647,7 +647,7 @@ class TestWatch:
 def test_requests_beyond_the_limit_are_held_back(server: Server, pauses: list[float]) -> None:
     configuration = kube_configuration.Configuration()
     configuration.host = server.url
-    limit = api_errors.Throttle(per_s=0.5, burst=2, monotonic=lambda: 0.0)
+    limit = api.RateLimit(per_s=0.5, burst=2, monotonic=lambda: 0.0)
     client = api.KubeApi(configuration, sleep=pauses.append, limit=limit)
     server.script = [answer({}) for _ in range(4)]
     for _ in range(4):

@@ -38,7 +38,7 @@ _HEAVY = frozenset(
 _IN_A_POD = """
 import sys
 from kubernetes_paths import TOKEN, AUTHORITY
-from mig_manager.adapters.kubernetes import api, client
+from mig_manager.adapters.kubernetes import api
 service_account = sys.modules["kubernetes.config.incluster_config"]
 service_account.SERVICE_TOKEN_FILENAME, service_account.SERVICE_CERT_FILENAME = TOKEN, AUTHORITY
 client = api.KubeApi.connect(kubeconfig=None)

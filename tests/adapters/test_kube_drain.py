@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, podnews, pods
+from mig_manager.adapters.kubernetes import api, pods
 from mig_manager.agent import drain
 from mig_manager.core import ports, timing
 from mig_manager.core.node import policy as policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes
-from tests.adapters.test_kube_podnews import eventually, followers
 from tests.adapters.test_kube_pods import container
+from tests.adapters.test_kube_podwatch import eventually, followers
 
 DEVICE = fakes.mig_uuid("destroyed")
 
@@ -113,10 +113,10 @@ def test_a_drain_ends_whatever_becomes_of_the_watch_and_not_before_the_pod_has_g
     with apiserver.serve() as server:
         server.store.create(replica("a", node="n1"))
         client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
-        news = podnews.PodNews(client, node_name="n1", on_news=lambda: None)
+        news = pods.PodWatch(client, node_name="n1", on_change=lambda: None)
         clock = fakes.FakeClock()
         workloads = pods.KubeWorkloads(
-            client, node_name="n1", news=news, monotonic=clock.monotonic
+            client, node_name="n1", watch=news, monotonic=clock.monotonic
         )
         gone_at: list[float] = []
 

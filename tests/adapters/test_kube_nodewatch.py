@@ -16,7 +16,7 @@ from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 
 _SOON_S = 10.0
-_BRISK = watch.Pace(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
+_BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
 
 
 class Follower:
@@ -26,7 +26,7 @@ class Follower:
         self,
         server: apiserver.ApiServer,
         *,
-        pace: watch.Pace = _BRISK,
+        times: watch.Times = _BRISK,
         on_node: Callable[[cluster.NodeView], None] | None = None,
         request_timeout_s: float = 10.0,
         kind: type[api.KubeApi] = api.KubeApi,
@@ -38,7 +38,7 @@ class Follower:
             server.url, request_timeout_s=request_timeout_s, sleep=lambda _seconds: None
         )
         self.watch = watch.NodeWatch(
-            self.kube, name="n1", on_node=on_node or self.views.put, stop=self.stop, pace=pace
+            self.kube, name="n1", on_node=on_node or self.views.put, stop=self.stop, times=times
         )
         self.thread = threading.Thread(target=self.watch.run)
 
@@ -210,8 +210,8 @@ def test_whatever_the_server_answers_it_goes_on(
 
 def test_a_silent_watch_is_given_up_and_renewed(server: apiserver.ApiServer) -> None:
     server.inject(apiserver.Fault(verb="watch", stall=True))
-    pace = watch.Pace(watch_s=0.2, stall_s=0.3, steady_s=0.0, first_wait_s=0.01)
-    with following(Follower(server, pace=pace)) as follower:
+    times = watch.Times(watch_s=0.2, stall_s=0.3, steady_s=0.0, first_wait_s=0.01)
+    with following(Follower(server, times=times)) as follower:
         assert follower.wish() == "one"
         label(server, "two")
         follower.wait_for_wish("two")
@@ -233,17 +233,23 @@ def test_a_server_that_ends_each_watch_at_once_is_not_hammered(
     if not is_orderly:
         server.inject(apiserver.Fault(verb="watch", status=503, times=None))
     kind = Curt if is_orderly else api.KubeApi
-    pace = watch.Pace(first_wait_s=0.1, longest_wait_s=60)
-    with following(Follower(server, pace=pace, kind=kind)) as follower:
+    times = watch.Times(first_wait_s=0.1, longest_wait_s=60)
+    with following(Follower(server, times=times, kind=kind)) as follower:
         assert follower.wish() == "one"
         assert not follower.stop.wait(1.0)
         assert 2 <= server.log.count("watch", "nodes") <= 6
 
 
 def test_the_pause_grows_to_its_limit_and_is_half_chance() -> None:
-    pace = watch.Pace(first_wait_s=1, longest_wait_s=30)
-    assert [pace.wait_s(failures, 1.0) for failures in (1, 2, 3, 6, 10_000)] == [1, 2, 4, 30, 30]
-    assert pace.wait_s(3, 0.0) == 2
+    times = watch.Times(first_wait_s=1, longest_wait_s=30)
+    assert [times.backoff_s(failures, 1.0) for failures in (1, 2, 3, 6, 10_000)] == [
+        1,
+        2,
+        4,
+        30,
+        30,
+    ]
+    assert times.backoff_s(3, 0.0) == 2
 
 
 def test_a_listeners_error_does_not_end_it_and_the_node_is_delivered_again(
@@ -282,8 +288,8 @@ class TestContact:
     def test_it_is_renewed_by_bookmarks(self, server: apiserver.ApiServer) -> None:
         with following(Follower(server)) as follower:
             follower.wait_for_watch()
-            before = follower.watch._watch._contact
-            assert eventually(lambda: follower.watch._watch._contact > before)
+            before = follower.watch._watch._contact_s
+            assert eventually(lambda: follower.watch._watch._contact_s > before)
             assert follower.watch.last_contact_s < _SOON_S
 
     def test_it_ages_while_the_server_is_down(self, server: apiserver.ApiServer) -> None:
@@ -308,8 +314,8 @@ class TestStop:
 
     def test_while_it_waits_to_try_again(self, server: apiserver.ApiServer) -> None:
         server.inject(apiserver.Fault(verb="list", status=403, times=None))
-        pace = watch.Pace(first_wait_s=600, longest_wait_s=600)
-        with following(Follower(server, pace=pace)) as follower:
+        times = watch.Times(first_wait_s=600, longest_wait_s=600)
+        with following(Follower(server, times=times)) as follower:
             assert eventually(lambda: server.log.count("list", "nodes") == 1)
             self.stops_promptly(follower)
 

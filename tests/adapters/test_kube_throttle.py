@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.adapters.kubernetes import api_errors
+from mig_manager.adapters.kubernetes import api
 
 
 class Time:
@@ -14,13 +14,13 @@ class Time:
 
 
 def test_a_burst_passes_without_waiting() -> None:
-    bucket = api_errors.Throttle(per_s=10, burst=5, monotonic=Time())
+    bucket = api.RateLimit(per_s=10, burst=5, monotonic=Time())
 
     assert [bucket.take() for _ in range(5)] == [0.0] * 5
 
 
 def test_whoever_comes_after_the_burst_waits_in_turn() -> None:
-    bucket = api_errors.Throttle(per_s=10, burst=2, monotonic=Time())
+    bucket = api.RateLimit(per_s=10, burst=2, monotonic=Time())
 
     waits = [bucket.take() for _ in range(5)]
 
@@ -29,7 +29,7 @@ def test_whoever_comes_after_the_burst_waits_in_turn() -> None:
 
 def test_tokens_come_back_with_time_and_never_beyond_the_burst() -> None:
     time = Time()
-    bucket = api_errors.Throttle(per_s=10, burst=2, monotonic=time)
+    bucket = api.RateLimit(per_s=10, burst=2, monotonic=time)
     for _ in range(4):
         bucket.take()
 

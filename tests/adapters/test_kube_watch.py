@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from mig_manager.adapters.kubernetes import api, fleet, podnews, stream, watch
+from mig_manager.adapters.kubernetes import api, fleet, pods, stream, watch
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
@@ -62,10 +62,10 @@ def node_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None
 
 @contextlib.contextmanager
 def pods_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
-    news = podnews.PodNews(kube, node_name="n1", on_news=heard)
-    news.expect_change()
+    pod_watch = pods.PodWatch(kube, node_name="n1", on_change=heard)
+    pod_watch.expect_change()
     yield
-    news.dismiss()
+    pod_watch.dismiss()
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def test_a_bug_makes_no_follower_deaf(
     assert kube.faults == 0
     told = [entry["event"] for entry in logs if entry["log_level"] == "error"]
     assert len(told) == 2
-    assert told[0].endswith(("_watch_error", "_news_error"))
+    assert told[0].endswith(("_watch_error", "pod_watch_error"))
 
 
 @pytest.mark.parametrize("follow", FOLLOWERS)
@@ -145,8 +145,8 @@ def test_a_connection_that_died_in_silence_is_noticed_before_the_second_bookmark
 def test_a_rollout_knows_that_what_it_holds_is_old_after_a_bug(
     server: apiserver.ApiServer, kube: FaultyApi
 ) -> None:
-    pace = watch.Pace(first_wait_s=0.01, longest_wait_s=0.02)
-    nodes = fleet.Fleet(kube, selector="", pace=pace)
+    times = watch.Times(first_wait_s=0.01, longest_wait_s=0.02)
+    nodes = fleet.Fleet(kube, selector="", times=times)
     kube.faults = 1000
     nodes.start()
     with contextlib.closing(nodes), structlog.testing.capture_logs():

@@ -26,7 +26,7 @@ from tests.sandbox import apirig
 
 NAMESPACE = "mig-manager"
 DEADLINE_S = 120.0
-_PACE = watch.Pace(first_wait_s=0.05, longest_wait_s=0.2)
+_PACE = watch.Times(first_wait_s=0.05, longest_wait_s=0.2)
 
 
 def names(count: int) -> list[str]:
@@ -137,7 +137,7 @@ def assembled(
         settings.agent_settings({"node_name": name, "simulate_state": str(state)} | options, {}),
         kube,
         boot_id="boot-1",
-        overrides=main.Overrides(replace_ports=in_memory, watch_pace=_PACE, watches_files=False),
+        overrides=main.Overrides(replace_ports=in_memory, watch_times=_PACE, watches_files=False),
     )
 
 

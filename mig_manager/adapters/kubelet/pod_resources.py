@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters import sparing
+from mig_manager.adapters import lean_imports
 from mig_manager.core.node import cluster
 
 _LARGEST_ANSWER = 16 << 20
@@ -161,7 +161,7 @@ class PodResources:
 def load() -> types.ModuleType:
     """Import what the first question would, for who would rather wait now; return gRPC."""
     # A quarter of its import, and of no use without coroutines.
-    with sparing.left_out("grpc.aio"):
+    with lean_imports.omitted("grpc.aio"):
         import grpc  # noqa: PLC0415
 
     from mig_manager.adapters.kubelet import messages  # noqa: PLC0415, F401

@@ -1,23 +1,32 @@
-"""The Kubernetes API as plain JSON over the official client.
+"""The Kubernetes API as plain JSON, over the official client's REST layer.
 
-We use none of its generated models, which cost 20 MB and a second to import and reject what a
-newer server may send. Its own retries are switched off: it would repeat a POST, and could not be
-interrupted.
+The official client finds the cluster, rotates credentials, and does TLS and proxies. Its
+generated models are not used: they cost 20 MB and a second to import, and reject what a newer
+server may send. Its retries are off: it would repeat a POST, and could not be interrupted.
 """
 
 import enum
 import functools
 import http
+import random
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+import kubernetes.client.configuration
+import kubernetes.client.exceptions
+import kubernetes.client.rest
+import kubernetes.config.config_exception
+import kubernetes.config.incluster_config
 import urllib3
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api_errors, client, stream
+from mig_manager.adapters.kubernetes import api_errors, kube_config, stream
+from mig_manager.core.node import cluster, rights
+
+Configuration = kubernetes.client.configuration.Configuration
 
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
@@ -27,7 +36,10 @@ _LARGEST_ERROR = 1 << 20
 _SUCCESS = 2
 _REQUESTS_PER_S = 20.0
 _BURST = 60
-"""A whole reconfiguration takes some forty requests, and is not to be slowed down."""
+"""A whole reconfiguration takes some forty requests, and must not be slowed down."""
+_ATTEMPTS = 4
+_FIRST_BACKOFF_S = 0.25
+_LONGEST_BACKOFF_S = 2.0
 
 
 class PatchType(enum.Enum):
@@ -38,38 +50,67 @@ class PatchType(enum.Enum):
     JSON = "application/json-patch+json"
 
 
-class KubeApi:
-    """A connection to the API server; safe to use from several threads.
+class RateLimit:
+    """A token bucket; safe to use from several threads.
 
-    Every method raises ``errors.ClusterError`` (in fact its subclass ``api_errors.ApiError``) and
-    nothing else: FORBIDDEN for 401 and 403, API_UNAVAILABLE for 429, 5xx and no answer, API_ERROR
-    for all others, told apart by ``status``.
+    Args:
+        per_s: Requests a second in the long run.
+        burst: Requests at once after a pause.
+        monotonic: Seconds from some fixed point.
+    """
+
+    def __init__(
+        self, *, per_s: float, burst: int, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._tokens = float(burst)
+        self._at_s = monotonic()
+
+    def take(self) -> float:
+        """Take a token, on credit if need be; return the seconds to wait before using it."""
+        with self._lock:
+            now_s = self._monotonic()
+            gained = (now_s - self._at_s) * self._per_s
+            self._tokens = min(float(self._burst), self._tokens + gained) - 1.0
+            self._at_s = now_s
+            return max(0.0, -self._tokens / self._per_s)
+
+
+class KubeApi:
+    """A client of the API server; safe to use from several threads.
+
+    Every method raises ``errors.ClusterError`` (in fact its subclass ``ApiError``) and nothing
+    else: FORBIDDEN for 401 and 403, API_UNAVAILABLE for 429, 5xx and no answer, API_ERROR for all
+    others, which ``status`` distinguishes.
     """
 
     def __init__(
         self,
-        configuration: client.Configuration,
+        configuration: Configuration,
         *,
         request_timeout_s: float = 10.0,
         reload: Callable[[], None] | None = None,
         sleep: Callable[[float], object] | None = None,
-        limit: api_errors.Throttle | None = None,
+        limit: RateLimit | None = None,
     ) -> None:
-        """Wrap a configuration; ``connect`` and ``at`` are the usual ways in.
+        """Wrap a configuration; ``connect`` and ``at`` are the usual constructors.
 
         Args:
-            configuration: Of the official client; changed to suit us.
+            configuration: Of the official client; modified.
             request_timeout_s: How long to wait for an answer, per attempt.
-            reload: Reads the credentials anew, after the server has refused them.
+            reload: Reloads the credentials after the server has refused them.
             sleep: Waits between attempts; None waits until then or until ``close``.
-            limit: How fast requests may follow each other; None: as they come.
+            limit: How fast requests may follow each other; None: no limit.
         """
         # The annotation in the client misses that urllib3 takes False for "raise at once".
         configuration.retries = False
         # A watch through a NAT or load balancer that forgets idle connections.
         configuration.keep_alive = True
         self._configuration = configuration
-        self._client = client.RESTClientObject(configuration)
+        self._client = kubernetes.client.rest.RESTClientObject(configuration)
         self._timeout_s = request_timeout_s
         self._reload = reload
         self._closed = threading.Event()
@@ -78,7 +119,7 @@ class KubeApi:
 
     @classmethod
     def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
-        """Find the cluster; nothing is sent yet.
+        """Find the cluster, without sending a request.
 
         Args:
             kubeconfig: Path of a kubeconfig file; None for the service account of our pod.
@@ -87,10 +128,10 @@ class KubeApi:
         Raises:
             UsageError: There is no usable configuration; the message says why.
         """
-        configuration = client.Configuration()
+        configuration = Configuration()
         load = functools.partial(_load, configuration, kubeconfig)
         load()
-        limit = api_errors.Throttle(per_s=_REQUESTS_PER_S, burst=_BURST)
+        limit = RateLimit(per_s=_REQUESTS_PER_S, burst=_BURST)
         return cls(configuration, request_timeout_s=request_timeout_s, reload=load, limit=limit)
 
     @classmethod
@@ -103,7 +144,7 @@ class KubeApi:
         sleep: Callable[[float], object] | None = None,
     ) -> Self:
         """Use the API server at a URL, such as the sandbox's, never through a proxy."""
-        configuration = client.Configuration()
+        configuration = Configuration()
         configuration.host = url.rstrip("/")
         configuration.proxy = None
         if token is not None:
@@ -111,8 +152,8 @@ class KubeApi:
         return cls(configuration, request_timeout_s=request_timeout_s, sleep=sleep)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Read an object or a list."""
-        return self._request("GET", _with_query(path, query), when=api_errors.When.READ)
+        """Get an object or a list."""
+        return self._request("GET", _with_query(path, query), retry=api_errors.Retry.READ)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never sent twice."""
@@ -122,16 +163,9 @@ class KubeApi:
         """Replace an object; never sent twice."""
         return self._request("PUT", path, body=body)
 
-    def delete(
-        self,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        query: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """Delete an object; a repetition after a broken connection may find it gone (404)."""
-        return self._request(
-            "DELETE", _with_query(path, query), body=body, when=api_errors.When.IDEMPOTENT
-        )
+    def delete(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Delete an object; a retry after a broken connection may find it gone (404)."""
+        return self._request("DELETE", path, body=body, retry=api_errors.Retry.IDEMPOTENT)
 
     def patch(
         self, path: str, body: Mapping[str, Any] | list[Any], *, kind: PatchType
@@ -141,35 +175,60 @@ class KubeApi:
         A merge writes absolute values and may be repeated after a broken connection; the
         operations of a JSON patch may not.
         """
-        when = api_errors.When.UNSENT if kind is PatchType.JSON else api_errors.When.IDEMPOTENT
-        return self._request("PATCH", path, body=body, content_type=kind.value, when=when)
+        is_json = kind is PatchType.JSON
+        retry = api_errors.Retry.UNSENT if is_json else api_errors.Retry.IDEMPOTENT
+        return self._request("PATCH", path, body=body, content_type=kind.value, retry=retry)
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
     ) -> stream.WatchStream:
-        """Open a watch; the caller closes it.
+        """Open a watch with bookmarks; the caller closes it.
 
         Args:
             path: The collection.
-            query: Selectors and ``resourceVersion``; bookmarks are always asked for.
-            timeout_s: After how long the server shall end the watch in an orderly way.
+            query: Selectors and ``resourceVersion``.
+            timeout_s: After how long the server ends the watch in an orderly way.
             idle_timeout_s: After how much silence the connection counts as dead.
         """
-        asked = {
+        options = {
             **query,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(round(timeout_s)),
         }
-        response = self._open("GET", _with_query(path, asked), None, None)
-        # The answer's head came under the short deadline; silence within it may be longer.
+        response = self._open("GET", _with_query(path, options), None, None)
+        # The head of the response came under the short deadline; silence within it may be longer.
         socket = getattr(response.connection, "sock", None)
         if socket is not None:
             socket.settimeout(idle_timeout_s)
         return stream.WatchStream(response, request=f"watch {path}")
 
+    def is_allowed(self, right: rights.Right, *, name: str = "") -> bool:
+        """Ask by a SelfSubjectAccessReview whether our credentials give us a right.
+
+        Args:
+            right: In all namespaces.
+            name: For which object; empty: for any.
+        """
+        attributes = {
+            "group": right.group,
+            "resource": right.resource,
+            "subresource": right.subresource,
+            "verb": right.verb,
+        }
+        answer = self.post(
+            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": attributes | ({"name": name} if name else {})},
+            },
+        )
+        with cluster.understood("the review of our rights"):
+            return answer["status"]["allowed"] is True
+
     def close(self) -> None:
-        """Release the connections and end the waiting of others between attempts."""
+        """Close the connections and end every wait between attempts."""
         self._closed.set()
         self._client.close()
 
@@ -180,26 +239,27 @@ class KubeApi:
         *,
         body: Mapping[str, Any] | list[Any] | None = None,
         content_type: str = "application/json",
-        when: api_errors.When = api_errors.When.NEVER,
+        retry: api_errors.Retry = api_errors.Retry.NEVER,
     ) -> dict[str, Any]:
-        retrying = api_errors.retrying(
-            when,
-            limit_s=2 * self._timeout_s,
-            ended=self._closed,
-            sleep=self._sleep,
-        )
-        return retrying(self._once, method, path, body, content_type)
-
-    def _once(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | list[Any] | None,
-        content_type: str,
-    ) -> dict[str, Any]:
-        request = _name(method, path)
-        response = self._open(method, path, body, content_type)
-        return api_errors.parse(request, self._read(response, request))
+        """Send a request, and again with backoff where that may help."""
+        deadline_s = time.monotonic() + 2 * self._timeout_s
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                response = self._open(method, path, body, content_type)
+                request = _name(method, path)
+                return api_errors.parse(request, self._read(response, request))
+            except api_errors.ApiError as error:
+                is_over = time.monotonic() >= deadline_s or self._closed.is_set()
+                if attempt == _ATTEMPTS or is_over or not retry.allows(error):
+                    raise
+                pause_s = error.retry_after_s
+            if pause_s is None:
+                longest_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (attempt - 1))
+                # Random, because all nodes of a cluster may be waiting.
+                pause_s = random.uniform(0.0, longest_s)  # noqa: S311 - not a secret
+            self._sleep(pause_s)
 
     def _open(
         self,
@@ -208,14 +268,19 @@ class KubeApi:
         body: Mapping[str, Any] | list[Any] | None,
         content_type: str | None,
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request and return the answer, unread, if its status is good."""
+        """Send a request and return the response, unread, if its status is 2xx."""
         response = self._send(method, path, body, content_type)
-        if response.status == http.HTTPStatus.UNAUTHORIZED and self._has_reloaded():
+        if response.status == http.HTTPStatus.UNAUTHORIZED and self._reload_credentials():
             response.close()
             response = self._send(method, path, body, content_type)
         if response.status // 100 != _SUCCESS:
             request = _name(method, path)
-            text = self._read_error(response, request)
+            try:
+                text = self._read(response, request, limit=_LARGEST_ERROR)
+            except api_errors.ApiError as error:
+                if error.status is None:
+                    raise
+                text = b"(a body that is too large)"
             raise api_errors.refusal(request, response.status, response.headers, text)
         return response
 
@@ -231,34 +296,33 @@ class KubeApi:
         if self._limit is not None and (pause_s := self._limit.take()) > 0:
             self._sleep(pause_s)
         try:
-            answer: client.RESTResponse = self._client.request(  # type: ignore[no-untyped-call]
+            response: urllib3.BaseHTTPResponse = self._client.request(  # type: ignore[no-untyped-call]
                 method,
                 self._configuration.host + path,
                 headers,
                 body,
                 _request_timeout=(min(_CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s),
-            )
+            ).response
         except (
             urllib3.exceptions.NewConnectionError,
             urllib3.exceptions.ConnectTimeoutError,
-        ) as e:
-            raise api_errors.no_answer(request, str(e), was_sent=False) from e
-        except client.ApiException as err:
+        ) as error:
+            raise api_errors.no_answer(request, str(error), was_sent=False) from error
+        except kubernetes.client.exceptions.ApiException as error:
             # How the client reports a failed TLS handshake.
-            raise api_errors.no_answer(request, str(err.reason), was_sent=False) from err
-        except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise api_errors.no_answer(request, str(err)) from err
-        response: urllib3.BaseHTTPResponse = answer.response
+            raise api_errors.no_answer(request, str(error.reason), was_sent=False) from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise api_errors.no_answer(request, str(error)) from error
         return response
 
-    def _has_reloaded(self) -> bool:
-        """Read the credentials anew: the client itself does so only once a minute."""
+    def _reload_credentials(self) -> bool:
+        """Reload the credentials, which the client itself does once a minute; False on failure."""
         if self._reload is None:
             return False
         try:
             self._reload()
         except errors.UsageError:
-            # The server's 401 tells more than a file that is missing while it is replaced.
+            # The server's 401 says more than a file that is missing while it is replaced.
             return False
         return True
 
@@ -267,42 +331,33 @@ class KubeApi:
         if content_type is not None:
             headers["Content-Type"] = content_type
         try:
-            # Asking runs the client's refresh, which reads token files and may run a plugin.
+            # This runs the client's refresh, which reads token files and may run a plugin.
             auth = self._configuration.auth_settings().get("BearerToken")
-        except Exception as err:
+        except Exception as error:
             # Whatever a file provokes, such as OverflowError by a time in year 1.
-            detail = f"the credentials cannot be read: {err}"
-            raise api_errors.no_answer(request, detail, was_sent=False) from err
+            detail = f"the credentials cannot be read: {error}"
+            raise api_errors.no_answer(request, detail, was_sent=False) from error
         if auth is not None and auth["value"]:
             # A stray line end would make http.client quote the whole token in its error.
             headers["Authorization"] = " ".join(auth["value"].split())
         return headers
 
-    def _read_error(self, response: urllib3.BaseHTTPResponse, request: str) -> bytes:
-        """Read the body of a refusal; one that is too large explains nothing."""
-        try:
-            return self._read(response, request, limit=_LARGEST_ERROR)
-        except api_errors.ApiError as error:
-            if error.status is None:
-                raise
-            return b"(a body that is too large)"
-
     def _read(
         self, response: urllib3.BaseHTTPResponse, request: str, *, limit: int = _LARGEST_BODY
     ) -> bytes:
-        """Read a whole body; the deadline also ends an answer that trickles in for ever."""
-        deadline = time.monotonic() + 2 * self._timeout_s
+        """Read a whole body; the deadline also ends a response that trickles in for ever."""
+        deadline_s = time.monotonic() + 2 * self._timeout_s
         body = bytearray()
         try:
-            # As it comes: we ask for nothing packed, and what is may be small and unpack to much.
+            # Not decoded: we ask for no compression, and a small packed body may unpack to much.
             while chunk := response.read1(_CHUNK, decode_content=False):
                 body += chunk
                 if len(body) > limit:
                     raise api_errors.too_large(request, response.status, limit)
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline_s:
                     raise api_errors.no_answer(request, "the answer does not end")
-        except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise api_errors.no_answer(request, str(err)) from err
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise api_errors.no_answer(request, str(error)) from error
         else:
             response.release_conn()
             return bytes(body)
@@ -311,15 +366,17 @@ class KubeApi:
                 response.close()
 
 
-def _load(configuration: client.Configuration, kubeconfig: str | None) -> None:
+def _load(configuration: Configuration, kubeconfig: str | None) -> None:
     try:
         if kubeconfig is None:
-            client.load_incluster_config(configuration)
+            kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
         else:
-            client.load_kube_config(kubeconfig, configuration)
-    except Exception as err:  # noqa: BLE001 - the loader lets out whatever a bad file provokes
+            kube_config().load_kube_config(
+                kubeconfig, client_configuration=configuration, persist_config=False
+            )
+    except Exception as error:  # noqa: BLE001 - the loader lets out whatever a bad file provokes
         where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
-        raise errors.UsageError(f"no way to a Kubernetes API: {where}: {err}") from None
+        raise errors.UsageError(f"no way to a Kubernetes API: {where}: {error}") from None
 
 
 def _with_query(path: str, query: Mapping[str, str] | None) -> str:

@@ -1,6 +1,6 @@
-"""Many nodes at once, for a person's commands: follow them by a selector, and label them.
+"""Many nodes at once, for commands: watch them by a selector, and label them.
 
-Level-triggered, like the agent's own watch: whatever goes wrong, all nodes are listed anew.
+Level-triggered, like the agent's own watch: after any failure all nodes are listed again.
 """
 
 import http
@@ -15,12 +15,10 @@ from mig_manager.adapters.kubernetes import api, node, watch
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster
 
-_NODES = "/api/v1/nodes"
-_PAGE = 500
-_MOST_PAGES = 1000
-"""More pages than this are a server that repeats itself."""
-_PACE = watch.Pace(watch_s=30.0, stall_s=40.0, steady_s=5.0, first_wait_s=0.2, longest_wait_s=10.0)
-"""Short, for a connection that died in silence shows an old picture until the watch is over."""
+_TIMES = watch.Times(
+    watch_s=30.0, stall_s=40.0, steady_s=5.0, first_wait_s=0.2, longest_wait_s=10.0
+)
+"""Short, because a connection that died unnoticed shows an old state until the watch is over."""
 
 _log = structlog.get_logger()
 
@@ -28,63 +26,65 @@ _log = structlog.get_logger()
 class Fleet:
     """The nodes that a selector names, as they are now; for one reader and one writer."""
 
-    def __init__(self, kube: api.KubeApi, *, selector: str, pace: watch.Pace = _PACE) -> None:
-        """Prepare to follow; nothing is sent yet.
+    def __init__(self, kube: api.KubeApi, *, selector: str, times: watch.Times = _TIMES) -> None:
+        """Prepare; nothing is sent yet.
 
         Args:
             kube: The API.
             selector: Of labels, as ``kubectl -l`` takes it.
-            pace: How long a watch lasts and how it waits.
+            times: How long a watch lasts and how it backs off.
         """
         self._kube = kube
         self._changed = threading.Condition()
         self._nodes: dict[str, fleet_nodes.Node] = {}
-        self._has_news = False
+        self._has_changed = False
         self._trouble = ""
-        followed = watch.Collection(path=_NODES, selector={"labelSelector": selector}, what="node")
-        self._watch = watch.Watch(kube, followed, self, name="fleet", pace=pace)
+        collection = watch.Collection(
+            path="/api/v1/nodes", selector={"labelSelector": selector}, kind="node"
+        )
+        self._watch = watch.Watch(kube, collection, self, name="fleet", times=times)
 
     def start(self) -> None:
-        """List the nodes, and follow them from now on.
+        """List the nodes, and watch them from now on.
 
         Raises:
-            ClusterError: The API refused, does not answer, or cannot read the selector.
+            ClusterError: The API refused, does not answer, or cannot parse the selector.
         """
         self._watch.list()
         self._watch.start()
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop watching."""
         self._watch.end()
 
     @property
     def trouble(self) -> str:
-        """Why changes of the nodes do not reach us now; empty: they do."""
+        """Why changes of the nodes do not arrive now; empty: they do."""
         return self._trouble
 
     def nodes(self) -> tuple[fleet_nodes.Node, ...]:
         """Return the nodes as they are now."""
         with self._changed:
-            self._has_news = False
+            self._has_changed = False
             return tuple(self._nodes.values())
 
     def wait(self, seconds: float) -> None:
         """Sleep, and wake when a node has changed since ``nodes``."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_news, timeout=seconds)
+            self._changed.wait_for(lambda: self._has_changed, timeout=seconds)
 
     def ask(
         self, seen: fleet_nodes.Node, layout: str | None, mark: fleet_nodes.Mark | None
     ) -> bool:
-        """Have a node's label ask for a layout, if the node is still as it was seen.
+        """Request a layout by a node's label, if the node has not changed since it was seen.
 
         Args:
             seen: The node.
-            layout: What to ask for; None: remove the label.
-            mark: What to write down for the way back; None: remove it.
+            layout: The layout to request; None: remove the label.
+            mark: What to record for a rollback; None: remove it.
 
         Returns:
-            False when it has changed since, or is gone: look again.
+            False if the node has changed or is gone.
 
         Raises:
             ClusterError: The API refused or does not answer; it may be done all the same.
@@ -106,42 +106,42 @@ class Fleet:
         return True
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """Take all nodes; see ``watch.Listener``."""
-        found = {seen.name: seen for seen in map(read, items)}
+        """See ``watch.Listener``."""
+        nodes = {each.name: each for each in map(read, items)}
         with self._changed:
-            self._nodes = found
-            self._note()
+            self._nodes = nodes
+            self._notify()
         self._trouble = ""
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        """Take one node; see ``watch.Listener``."""
-        seen = read(item)
+        """See ``watch.Listener``."""
+        each = read(item)
         with self._changed:
             if kind == "DELETED":
-                self._nodes.pop(seen.name, None)
+                self._nodes.pop(each.name, None)
             else:
-                self._nodes[seen.name] = seen
-            self._note()
+                self._nodes[each.name] = each
+            self._notify()
 
     def opened(self) -> None:
-        """Trust what we hold again; see ``watch.Listener``."""
+        """See ``watch.Listener``."""
         self._trouble = ""
 
     def lost(self, error: Exception) -> None:
-        """Say that what we hold may be old; see ``watch.Listener``."""
+        """See ``watch.Listener``."""
         if isinstance(error, errors.ClusterError):
             self._trouble = error.message
         else:
             _log.exception("fleet_watch_error")
             self._trouble = f"internal error: {type(error).__name__}: {error}"
 
-    def _note(self) -> None:
-        self._has_news = True
+    def _notify(self) -> None:
+        self._has_changed = True
         self._changed.notify_all()
 
 
 def read(item: Mapping[str, Any]) -> fleet_nodes.Node:
-    """Return what a rollout wants to know of a Node object.
+    """Parse a Node object for a rollout.
 
     Raises:
         ClusterError: It is not a Node object.
@@ -172,34 +172,29 @@ def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    found: dict[str, list[cluster.Pod]] = {}
-    query = {"limit": str(_PAGE)}
-    for _ in range(_MOST_PAGES):
-        page = kube.get("/api/v1/pods", query)
-        with cluster.understood("the list of pods"):
+    by_node: dict[str, list[cluster.Pod]] = {}
+    what = "the list of pods"
+    for page in cluster.pages(kube.get, "/api/v1/pods", {}, what=what):
+        with cluster.understood(what):
             for item in page["items"] or ():
-                where = str(item["spec"].get("nodeName") or "")
+                name = str(item["spec"].get("nodeName") or "")
                 pod = cluster.parse_pod(item)
-                if where and (pod.gpu_resources or pod.has_claims) and not pod.is_finished:
-                    found.setdefault(where, []).append(pod)
-            token = (page.get("metadata") or {}).get("continue")
-        if not token:
-            return found
-        query["continue"] = str(token)
-    raise errors.ClusterError("the list of pods does not end", reason=errors.Reason.API_ERROR)
+                if name and (pod.gpu_resources or pod.has_claims) and not pod.is_finished:
+                    by_node.setdefault(name, []).append(pod)
+    return by_node
 
 
 def config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
-    """Return the config document in a ConfigMap; None where there is none.
+    """Return the config document in a ConfigMap; None if the ConfigMap does not exist.
 
     Raises:
         ClusterError: The API refused or does not answer, or there is no document in it.
     """
     try:
-        found = kube.get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
+        config_map = kube.get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
     except errors.ClusterError as error:
         if error.status == http.HTTPStatus.NOT_FOUND:
             return None
         raise
     with cluster.understood(f"ConfigMap {namespace}/{name}"):
-        return str(found["data"]["config.yaml"])
+        return str(config_map["data"]["config.yaml"])

@@ -1,4 +1,4 @@
-"""The pods on our node: list them, evict them, delete daemons' pods."""
+"""The pods on our node: list, watch, evict, delete."""
 
 import dataclasses
 import http
@@ -11,82 +11,18 @@ from typing import Any, TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, api_errors, podnews
+from mig_manager.adapters.kubernetes import api, api_errors, watch
 from mig_manager.core import ports
 from mig_manager.core.node import cluster, policy
 
-_VERSIONS = ("v1", "v1beta2", "v1beta1")
+_CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Of resource.k8s.io, newest first: Kubernetes 1.34, 1.33 and 1.32."""
+_TRUSTED_S = 10.0
+"""After the last list. A connection that died unnoticed is as silent as a watch with no events."""
+
+_Item = TypeVar("_Item")
 
 _log = structlog.get_logger()
-
-
-class ClaimDrivers:
-    """Looks up the claims of pods; the allocation of a claim in use does not change."""
-
-    def __init__(self, kube: api.KubeApi) -> None:
-        self._kube = kube
-        self._known: dict[str, bool] = {}
-        """UID of a pod -> whether one of its claims may be for a GPU."""
-        self._may_read = True
-
-    def may_claim_gpu(self, pod: cluster.Pod) -> bool:
-        """Tell whether a ResourceClaim of a pod is for a GPU, or may be."""
-        if not (pod.has_claims and pod.claims and self._may_read):
-            return pod.has_claims
-        if pod.uid not in self._known:
-            found = [self._drivers(pod.namespace, name) for name in pod.claims]
-            if None in found:
-                return True
-            every = frozenset().union(*(drivers for drivers in found if drivers))
-            self._known[pod.uid] = cluster.GPU_CLAIM_DRIVER in every
-        return self._known[pod.uid]
-
-    def forget_all_but(self, pods: Iterable[cluster.Pod]) -> None:
-        """Forget pods that are no more."""
-        uids = {pod.uid for pod in pods}
-        self._known = {uid: known for uid, known in self._known.items() if uid in uids}
-
-    def _drivers(self, namespace: str, name: str) -> frozenset[str] | None:
-        """Return the drivers of an allocated claim; None if that is not known."""
-        try:
-            claim = self._claim(namespace, name)
-            with cluster.understood("a ResourceClaim"):
-                return _allocated(claim)
-        except errors.ClusterError as error:
-            if error.reason is errors.Reason.FORBIDDEN:
-                self._may_read = False
-            _log.info("claim_not_read", claim=f"{namespace}/{name}", error=error.message)
-            return None
-
-    def _claim(self, namespace: str, name: str) -> Mapping[str, Any]:
-        quoted = [urllib.parse.quote(part, safe="") for part in (namespace, name)]
-        for version in _VERSIONS:
-            path = "/apis/resource.k8s.io/{}/namespaces/{}/resourceclaims/{}"
-            try:
-                return self._kube.get(path.format(version, *quoted))
-            except api_errors.ApiError as error:
-                # Neither the version nor the claim can be told from the status.
-                if error.status != http.HTTPStatus.NOT_FOUND or version == _VERSIONS[-1]:
-                    raise
-        raise AssertionError  # pragma: no cover - the loop returns or raises
-
-
-def _allocated(claim: Mapping[str, Any]) -> frozenset[str] | None:
-    allocation = (claim.get("status") or {}).get("allocation")
-    if allocation is None:
-        return None
-    results = (allocation.get("devices") or {}).get("results") or ()
-    return frozenset(str(result["driver"]) for result in results)
-
-
-_Thing = TypeVar("_Thing")
-
-_PAGE = 500
-_MOST_PAGES = 50
-"""A node runs some hundred pods; more pages than this are a server that repeats itself."""
-_TRUSTED_S = 10.0
-"""After the last list. A connection that died unnoticed is as silent as a watch with no news."""
 
 
 class KubeWorkloads:
@@ -95,7 +31,7 @@ class KubeWorkloads:
     Args:
         kube: The API.
         node_name: Our node.
-        news: Watches its pods during a run; None: nobody does.
+        watch: Watches its pods during a change; None: no watch.
         monotonic: Seconds from some fixed point.
     """
 
@@ -104,45 +40,37 @@ class KubeWorkloads:
         kube: api.KubeApi,
         *,
         node_name: str,
-        news: podnews.PodNews | None = None,
+        watch: "PodWatch | None" = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
         self._node_name = node_name
-        self._claims = ClaimDrivers(kube)
-        self._news = news
+        self._claims = _Claims(kube)
+        self._watch = watch
         self._monotonic = monotonic
         self._listed_s = -math.inf
 
     def list(self) -> tuple[cluster.Pod, ...]:
         """Return all pods bound to our node; see ``ports.Workloads``."""
         query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
-        found = self._pods("/api/v1/pods", query)
+        pods = self._list("/api/v1/pods", query, cluster.parse_pod)
         self._listed_s = self._monotonic()
-        self._claims.forget_all_but(found)
-        return self._with_claims(found)
+        self._claims.forget_all_but(pods)
+        return self._with_claims(pods)
 
     def watched(self) -> tuple[cluster.Pod, ...] | None:
-        """Return them as the watch told of them; see ``ports.Workloads``."""
-        if self._news is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
+        """Return the pods as the watch reported them; see ``ports.Workloads``."""
+        if self._watch is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
             return None
-        found = self._news.pods()
-        return None if found is None else self._with_claims(found)
-
-    def _with_claims(self, found: tuple[cluster.Pod, ...]) -> tuple[cluster.Pod, ...]:
-        return tuple(
-            dataclasses.replace(pod, has_claims=self._claims.may_claim_gpu(pod))
-            if pod.has_claims and not pod.is_finished
-            else pod
-            for pod in found
-        )
+        pods = self._watch.pods()
+        return None if pods is None else self._with_claims(pods)
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
         """Return PodDisruptionBudgets; see ``ports.Workloads``."""
         return tuple(
             budget
             for namespace in sorted(namespaces)
-            for budget in self._all(
+            for budget in self._list(
                 f"/apis/policy/v1/namespaces/{_quoted(namespace)}/poddisruptionbudgets",
                 {},
                 policy.parse_budget,
@@ -153,78 +81,230 @@ class KubeWorkloads:
         """Return the pods that a budget covers; see ``ports.Workloads``."""
         path = f"/api/v1/namespaces/{_quoted(budget.namespace)}/pods"
         selector = budget.label_selector
-        found = self._pods(path, {"labelSelector": selector} if selector else {})
-        return tuple(pod for pod in found if budget.covers(pod))
+        query = {"labelSelector": selector} if selector else {}
+        pods = self._list(path, query, cluster.parse_pod)
+        return tuple(pod for pod in pods if budget.covers(pod))
 
     def evict(self, pod: cluster.Pod) -> ports.Verdict:
-        """Ask for a pod's eviction with its own grace period; see ``ports.Workloads``."""
+        """Evict a pod with its own grace period; see ``ports.Workloads``."""
         return self._evict(pod, {})
 
     def can_evict(self, pod: cluster.Pod) -> ports.Verdict:
-        """Ask in a dry run; see ``ports.Workloads``."""
+        """Evict in a dry run; see ``ports.Workloads``."""
         return self._evict(pod, {"dryRun": ["All"]})
+
+    def delete(self, pod: cluster.Pod) -> None:
+        """Delete a pod; see ``ports.Workloads``."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", **_only_this_uid(pod)}
+        try:
+            self._kube.delete(_path(pod), options)
+        except api_errors.ApiError as error:
+            if not _is_gone(error):
+                raise
 
     def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> ports.Verdict:
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
-            "deleteOptions": {**_guarded_by_uid(pod), **options},
+            "deleteOptions": {**_only_this_uid(pod), **options},
         }
         try:
             self._kube.post(f"{_path(pod)}/eviction", eviction)
-        except api_errors.ApiError as err:
-            if _is_gone(err):
+        except api_errors.ApiError as error:
+            if _is_gone(error):
                 return ports.Verdict(answer=ports.Eviction.GONE)
-            if _is_blocked(err):
+            if _is_blocked(error):
                 return ports.Verdict(
                     answer=ports.Eviction.BLOCKED,
-                    why=err.explanation,
-                    retry_after_s=err.retry_after_s or 0.0,
+                    why=error.explanation,
+                    retry_after_s=error.retry_after_s or 0.0,
                 )
             raise
         return ports.Verdict(answer=ports.Eviction.ACCEPTED)
 
-    def delete(self, pod: cluster.Pod) -> None:
-        """Delete a pod; see ``ports.Workloads``."""
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", **_guarded_by_uid(pod)}
-        try:
-            self._kube.delete(_path(pod), options)
-        except api_errors.ApiError as err:
-            if not _is_gone(err):
-                raise
-
-    def _pods(self, path: str, query: Mapping[str, str]) -> tuple[cluster.Pod, ...]:
-        return self._all(path, query, cluster.parse_pod)
-
-    def _all(
-        self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any]], _Thing]
-    ) -> tuple[_Thing, ...]:
-        try:
-            return self._pages(path, query, read)
-        except errors.ClusterError as err:
-            if err.status != http.HTTPStatus.GONE:
-                raise
-        # The continue token expired between two pages: begin anew, once.
-        return self._pages(path, query, read)
-
-    def _pages(
-        self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any]], _Thing]
-    ) -> tuple[_Thing, ...]:
-        found: list[_Thing] = []
-        what = f"list of {path.rpartition('/')[2]}"
-        asked = {**query, "limit": str(_PAGE)}
-        for _ in range(_MOST_PAGES):
-            page = self._kube.get(path, asked)
-            with cluster.understood(f"the {what}"):
-                found += [read(item) for item in page["items"] or ()]
-                token = (page.get("metadata") or {}).get("continue")
-            if not token:
-                return tuple(found)
-            asked["continue"] = str(token)
-        raise errors.ClusterError(
-            f"the Kubernetes API's {what} does not end", reason=errors.Reason.API_ERROR
+    def _with_claims(self, pods: tuple[cluster.Pod, ...]) -> tuple[cluster.Pod, ...]:
+        return tuple(
+            dataclasses.replace(pod, has_claims=self._claims.may_be_for_gpu(pod))
+            if pod.has_claims and not pod.is_finished
+            else pod
+            for pod in pods
         )
+
+    def _list(
+        self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]
+    ) -> tuple[_Item, ...]:
+        try:
+            return self._list_once(path, query, parse)
+        except errors.ClusterError as error:
+            if error.status != http.HTTPStatus.GONE:
+                raise
+        # The continue token expired between two pages: begin again, once.
+        return self._list_once(path, query, parse)
+
+    def _list_once(
+        self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]
+    ) -> tuple[_Item, ...]:
+        items: list[_Item] = []
+        what = f"the list of {path.rpartition('/')[2]}"
+        for page in cluster.pages(self._kube.get, path, query, what=what):
+            with cluster.understood(what):
+                items += [parse(item) for item in page["items"] or ()]
+        return tuple(items)
+
+
+class PodWatch(ports.Standby):
+    """Watches the pods of one node while a change waits for them.
+
+    It wakes whoever waits for pods and saves the API most of its polls. Nothing depends on it:
+    waits end on a poll as well, and ask the API before they act.
+
+    Args:
+        kube: The API.
+        node_name: The node.
+        on_change: Called after each change of a pod, in the watch's thread.
+    """
+
+    def __init__(
+        self, kube: api.KubeApi, *, node_name: str, on_change: Callable[[], None]
+    ) -> None:
+        self._kube = kube
+        self._collection = watch.Collection(
+            path="/api/v1/pods",
+            selector={"fieldSelector": f"spec.nodeName={node_name}"},
+            kind="pod",
+        )
+        self._on_change = on_change
+        self._may_watch = True
+        self._watch: watch.Watch | None = None
+        self._known: _WatchedPods | None = None
+
+    def pods(self) -> tuple[cluster.Pod, ...] | None:
+        """Return the node's pods as last reported; None while the watch is not up to date."""
+        return self._known.pods() if self._known else None
+
+    def prepare(self) -> None:
+        """Do nothing: observing GPUs waits for no pod."""
+
+    def expect_change(self) -> None:
+        """Start to watch, unless it does already or the API has forbidden it before."""
+        if self._watch is None and self._may_watch:
+            self._known = _WatchedPods(on_change=self._on_change, on_forbidden=self._disable)
+            self._watch = watch.Watch(self._kube, self._collection, self._known, name="pod-watch")
+            self._watch.start()
+
+    def dismiss(self) -> None:
+        """Stop watching; a read that waits for its first byte ends later, unnoticed."""
+        self._known = None
+        ended, self._watch = self._watch, None
+        if ended is not None:
+            ended.end(timeout_s=0.0)
+
+    def _disable(self) -> None:
+        self._may_watch = False
+        if self._watch is not None:
+            self._watch.end(timeout_s=0.0)
+
+
+class _WatchedPods:
+    """The pods as one watch reports them; a watch that was dismissed changes only its own."""
+
+    def __init__(self, *, on_change: Callable[[], None], on_forbidden: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._on_forbidden = on_forbidden
+        self._by_uid: dict[str, cluster.Pod] = {}
+        """Replaced as a whole, because another thread reads it."""
+        self._is_current = False
+
+    def pods(self) -> tuple[cluster.Pod, ...] | None:
+        return tuple(self._by_uid.values()) if self._is_current else None
+
+    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+        pods = [_parse(item) for item in items]
+        self._by_uid = {pod.uid: pod for pod in pods}
+        self._on_change()
+
+    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+        pod = _parse(item)
+        others = {uid: other for uid, other in self._by_uid.items() if uid != pod.uid}
+        self._by_uid = others if kind == "DELETED" else {**others, pod.uid: pod}
+        self._on_change()
+
+    def opened(self) -> None:
+        self._is_current = True
+
+    def lost(self, error: Exception) -> None:
+        self._is_current = False
+        if not isinstance(error, errors.ClusterError):
+            _log.exception("pod_watch_error")
+        elif error.reason is errors.Reason.FORBIDDEN:
+            _log.info("pods_not_watched", error=error.message)
+            self._on_forbidden()
+        else:
+            _log.debug("pod_watch_lost", error=error.message)
+
+
+class _Claims:
+    """Looks up which DRA drivers serve the claims of pods, once for each pod.
+
+    The allocation of a claim in use does not change.
+    """
+
+    def __init__(self, kube: api.KubeApi) -> None:
+        self._kube = kube
+        self._is_for_gpu: dict[str, bool] = {}
+        """By UID of the pod."""
+        self._may_read = True
+
+    def may_be_for_gpu(self, pod: cluster.Pod) -> bool:
+        """Return whether a ResourceClaim of a pod is for a GPU, or may be."""
+        if not (pod.has_claims and pod.claims and self._may_read):
+            return pod.has_claims
+        if pod.uid not in self._is_for_gpu:
+            drivers = [self._drivers(pod.namespace, name) for name in pod.claims]
+            if None in drivers:
+                return True
+            self._is_for_gpu[pod.uid] = any(
+                cluster.GPU_CLAIM_DRIVER in each for each in drivers if each
+            )
+        return self._is_for_gpu[pod.uid]
+
+    def forget_all_but(self, pods: Iterable[cluster.Pod]) -> None:
+        """Forget pods that are gone."""
+        uids = {pod.uid for pod in pods}
+        self._is_for_gpu = {uid: value for uid, value in self._is_for_gpu.items() if uid in uids}
+
+    def _drivers(self, namespace: str, name: str) -> frozenset[str] | None:
+        """Return the drivers of an allocated claim; None if that is not known."""
+        try:
+            claim = self._get(namespace, name)
+            with cluster.understood("a ResourceClaim"):
+                allocation = (claim.get("status") or {}).get("allocation")
+                if allocation is None:
+                    return None
+                results = (allocation.get("devices") or {}).get("results") or ()
+                return frozenset(str(result["driver"]) for result in results)
+        except errors.ClusterError as error:
+            if error.reason is errors.Reason.FORBIDDEN:
+                self._may_read = False
+            _log.info("claim_not_read", claim=f"{namespace}/{name}", error=error.message)
+            return None
+
+    def _get(self, namespace: str, name: str) -> Mapping[str, Any]:
+        path = f"namespaces/{_quoted(namespace)}/resourceclaims/{_quoted(name)}"
+        for version in _CLAIM_VERSIONS:
+            try:
+                return self._kube.get(f"/apis/resource.k8s.io/{version}/{path}")
+            except api_errors.ApiError as error:
+                # The status is the same for an unknown version and an unknown claim.
+                if error.status != http.HTTPStatus.NOT_FOUND or version == _CLAIM_VERSIONS[-1]:
+                    raise
+        raise AssertionError  # pragma: no cover - the loop returns or raises
+
+
+def _parse(item: Mapping[str, Any]) -> cluster.Pod:
+    with cluster.understood("a pod"):
+        return cluster.parse_pod(item)
 
 
 def _path(pod: cluster.Pod) -> str:
@@ -235,26 +315,26 @@ def _quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
 
-def _guarded_by_uid(pod: cluster.Pod) -> dict[str, Any]:
-    """Keep a namesake, such as a StatefulSet's next pod, out of it."""
+def _only_this_uid(pod: cluster.Pod) -> dict[str, Any]:
+    """Spare a pod of the same name, such as a StatefulSet's next one."""
     return {"preconditions": {"uid": pod.uid}}
 
 
-def _is_gone(err: api_errors.ApiError) -> bool:
-    if err.status == http.HTTPStatus.NOT_FOUND:
+def _is_gone(error: api_errors.ApiError) -> bool:
+    if error.status == http.HTTPStatus.NOT_FOUND:
         return True
     # The API has no machine-readable cause for a failed precondition; both of its texts (the
     # registry's and the storage's) have these words.
-    said = err.explanation.lower()
-    return err.status == http.HTTPStatus.CONFLICT and "precondition" in said and "uid" in said
+    text = error.explanation.lower()
+    return error.status == http.HTTPStatus.CONFLICT and "precondition" in text and "uid" in text
 
 
-def _is_blocked(err: api_errors.ApiError) -> bool:
-    """Tell whether a later eviction may be let through.
+def _is_blocked(error: api_errors.ApiError) -> bool:
+    """Return whether a later eviction may succeed.
 
     Beside 429, which is a budget's refusal, that is a conflict with another writer, and the 500
     for a pod with two budgets: the operator can remove one while the drain waits.
     """
-    if err.status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "poddisruptionbudget" in err.explanation.lower()
-    return err.status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
+    if error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "poddisruptionbudget" in error.explanation.lower()
+    return error.status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)

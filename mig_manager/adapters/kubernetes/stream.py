@@ -1,7 +1,7 @@
-"""One open watch: lines of JSON from a response that may go on for minutes.
+"""One open watch request: lines of JSON from a response that may last for minutes.
 
-A watch must end in three ways that a plain read loop does not give: when the server is silent
-for too long, when another thread wants it to stop, and when an event is too large to be a Node.
+Unlike a plain read loop it ends when the server is silent for too long, when another thread
+interrupts it, and when an event is too large to be a Kubernetes object.
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,14 @@ import urllib3
 from mig_manager.adapters.kubernetes import api_errors
 
 _CHUNK = 1 << 16
-MAX_LINE = 8 << 20
+_MAX_LINE = 8 << 20
 """Bytes; etcd refuses objects above 1.5 MiB by default, so a longer line is not an event."""
 
 
 class WatchStream(Iterator[dict[str, Any]]):
-    """The events of one watch request, as ``{"type": ..., "object": ...}``.
+    """The events of one watch request, as ``{"type": ..., "object": ...}``, BOOKMARKs included.
 
-    Iteration ends when the server ends the watch, which it does at its timeout. BOOKMARK events
-    are delivered like all others.
+    Iteration ends when the server ends the watch, which it does at its timeout.
     """
 
     def __init__(self, response: urllib3.BaseHTTPResponse, *, request: str) -> None:
@@ -40,40 +39,40 @@ class WatchStream(Iterator[dict[str, Any]]):
 
         Raises:
             ApiError: The server sent an ERROR event (410: the resource version is too old), was
-                silent for too long, broke the connection, or sent something else than events.
+                silent for too long, broke the connection, or sent something other than events.
         """
         while True:
-            line = self._take_line()
+            line = self._read_line()
             if line is None:
                 raise StopIteration
             if line.strip():
                 return self._parse(line)
 
     def interrupt(self) -> None:
-        """End the watch from any thread; a read that waits returns at once."""
+        """End the watch from any thread; a blocked read returns at once."""
         self._is_interrupted = True
         try:
             self._response.shutdown()
         except (OSError, RuntimeError, ValueError):
-            # Closed meanwhile, which is all we wanted.
+            # It was closed meanwhile.
             return
 
     def close(self) -> None:
-        """Give the connection up; a half-read one cannot serve another request."""
+        """Close the connection: after a partial read it cannot serve another request."""
         self._response.close()
 
-    def _take_line(self) -> bytes | None:
+    def _read_line(self) -> bytes | None:
         """Return the next line, or None at the end of the stream."""
         searched = 0
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
-            if searched > MAX_LINE:
-                raise api_errors.no_answer(
-                    self._request, f"an event of more than {MAX_LINE} bytes"
-                )
+            if searched > _MAX_LINE:
+                raise self._error(f"an event of more than {_MAX_LINE} bytes")
             chunk = self._read()
             if not chunk:
-                self._check_end()
+                if self._buffer.strip() and not self._is_interrupted:
+                    raise self._error("the stream ends in the middle of an event")
+                self._buffer.clear()
                 return None
             self._buffer += chunk
         line = bytes(self._buffer[:end])
@@ -82,25 +81,23 @@ class WatchStream(Iterator[dict[str, Any]]):
 
     def _read(self) -> bytes:
         try:
-            # As it comes: we ask for nothing packed, and what is may be small and unpack to much.
+            # Not decoded: we ask for no compression, and a small packed body may unpack to much.
             return self._response.read1(_CHUNK, decode_content=False)
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as err:
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             if self._is_interrupted:
                 return b""
-            raise api_errors.no_answer(self._request, str(err)) from err
-
-    def _check_end(self) -> None:
-        if self._buffer.strip() and not self._is_interrupted:
-            raise api_errors.no_answer(self._request, "the stream ends in the middle of an event")
-        self._buffer.clear()
+            raise self._error(str(error)) from error
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
             event = api_errors.decode(line)
-        except ValueError as err:
-            raise api_errors.no_answer(self._request, f"not an event: {err}") from err
+        except ValueError as error:
+            raise self._error(f"not an event: {error}") from error
         if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-            raise api_errors.no_answer(self._request, "not an event")
+            raise self._error("not an event")
         if event.get("type") == "ERROR":
-            raise api_errors.stream_error(self._request, event["object"])
+            raise api_errors.watch_error(self._request, event["object"])
         return event
+
+    def _error(self, detail: str) -> api_errors.ApiError:
+        return api_errors.no_answer(self._request, detail)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mig_manager.adapters.kubernetes import access, api
+from mig_manager.adapters.kubernetes import api
 from mig_manager.cli.doctor import findings
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model
@@ -38,7 +38,7 @@ def connection(kube: Api, node: Node, node_name: str) -> Sequence[findings.Found
     """Tell whether the API answers us."""
     connected = kube.get()
     if not node_name:
-        access.may(connected, rights.RIGHTS[0])
+        connected.is_allowed(rights.RIGHTS[0])
         return (findings.ok("the API answers; no --node-name, so no look at the node"),)
     view = node.get()
     label = view.labels.get(cluster.CONFIG_LABEL)
@@ -53,7 +53,7 @@ def own_rights(kube: Api, node_name: str) -> Sequence[findings.Found]:
     lacking = [
         right
         for right in rights.RIGHTS
-        if not access.may(connected, right, name=_object(right, node_name))
+        if not connected.is_allowed(right, name=_object(right, node_name))
     ]
     if not lacking:
         return (findings.ok(f"all {len(rights.RIGHTS)} that the agent needs"),)

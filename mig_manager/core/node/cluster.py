@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import decimal
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors
@@ -177,6 +177,45 @@ def understood(what: str) -> Iterator[None]:
             f"{what} as the Kubernetes API sends it makes no sense: {err!r}",
             reason=errors.Reason.API_ERROR,
         ) from err
+
+
+_PAGE = 500
+_MOST_PAGES = 1000
+
+
+def pages(
+    get: Callable[[str, Mapping[str, str]], Mapping[str, Any]],
+    path: str,
+    query: Mapping[str, str],
+    *,
+    what: str,
+) -> Iterator[Mapping[str, Any]]:
+    """Yield each page of a list: an object with ``items`` and ``metadata``.
+
+    Without ``resourceVersion`` in the query the API server reads etcd and not a stale cache.
+
+    Args:
+        get: Sends a GET request.
+        path: The collection.
+        query: Selectors.
+        what: Names the list in errors, such as ``the list of pods``.
+
+    Raises:
+        ClusterError: A page is not an object with metadata, or the server repeats itself.
+    """
+    token = ""
+    for _ in range(_MOST_PAGES):
+        more = {"continue": token} if token else {}
+        page = get(path, {**query, "limit": str(_PAGE), **more})
+        with understood(what):
+            following = str((page.get("metadata") or {}).get("continue") or "")
+        yield page
+        if not following:
+            return
+        if following == token:
+            break
+        token = following
+    raise errors.ClusterError(f"{what} does not end", reason=errors.Reason.API_ERROR)
 
 
 def quantity(text: str | float) -> int:

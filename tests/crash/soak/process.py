@@ -79,7 +79,7 @@ class Process:
                 telemetry=self._heard,
                 inbox=self._box,
                 watches_files=False,
-                has_pod_news=False,
+                watches_pods=False,
             ),
         )
         self._error: BaseException | None = None

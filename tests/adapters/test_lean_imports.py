@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.adapters import sparing
+from mig_manager.adapters import lean_imports
 
 Write = Callable[..., None]
 
@@ -40,7 +40,7 @@ def ran() -> list[str]:
 
 def test_a_module_that_is_put_off_runs_once_at_its_first_use(write: Write) -> None:
     write(spared_one="value = 7")
-    sparing.put_off("spared_one")
+    lean_imports.defer("spared_one")
     first = importlib.import_module("spared_one")
     assert importlib.import_module("spared_one") is first
     assert ran() == []
@@ -63,7 +63,7 @@ def package(name: str, init: str) -> None:
 def test_a_package_that_is_put_off_runs_before_its_modules(write: Write) -> None:
     write(spared_two__part="from spared_two import x")
     package("spared_two", "x = 1\n")
-    sparing.put_off("spared_two")
+    lean_imports.defer("spared_two")
     assert importlib.import_module("spared_two.part").x == 1
     assert ran() == ["spared_two", "spared_two.part"]
 
@@ -71,7 +71,7 @@ def test_a_package_that_is_put_off_runs_before_its_modules(write: Write) -> None
 def test_the_modules_of_a_hollow_package_come_without_it(write: Write) -> None:
     write(spared_three__part="import spared_three.other as other", spared_three__other="x = 1")
     package("spared_three", "from spared_three import part\ndef sum_up(): return part.other.x\n")
-    sparing.hollow("spared_three")
+    lean_imports.skip_init("spared_three")
     part = importlib.import_module("spared_three.part")
     assert ran() == ["spared_three.part", "spared_three.other"]
     whole = importlib.import_module("spared_three")
@@ -85,15 +85,15 @@ def test_packages_within_a_hollow_one_may_be_hollow_too(write: Write) -> None:
     write(spared_four="")
     package("spared_four", "")
     package("spared_four/inner", "x = 1\n")
-    sparing.hollow("spared_four")
-    sparing.hollow("spared_four.inner")
+    lean_imports.skip_init("spared_four")
+    lean_imports.skip_init("spared_four.inner")
     assert importlib.import_module("spared_four").inner.x == 1
     assert ran() == ["spared_four.inner"]
 
 
 def test_what_a_module_has_not_got_is_still_missed(write: Write) -> None:
     write(spared_five="import sys\nhas_it = hasattr(sys.modules[__name__], 'later')\nlater = 1")
-    sparing.put_off("spared_five")
+    lean_imports.defer("spared_five")
     module = importlib.import_module("spared_five")
     with pytest.raises(AttributeError, match="nothing"):
         _ = module.nothing
@@ -102,7 +102,7 @@ def test_what_a_module_has_not_got_is_still_missed(write: Write) -> None:
 
 def test_a_module_that_fails_fails_who_uses_it_and_is_tried_again(write: Write) -> None:
     write(spared_six="import spared_diary\nif len(spared_diary.ran) == 1: raise OSError\nx = 2")
-    sparing.put_off("spared_six")
+    lean_imports.defer("spared_six")
     module = importlib.import_module("spared_six")
     with pytest.raises(OSError):  # noqa: PT011 - as the file says
         _ = module.x
@@ -114,7 +114,7 @@ def test_two_threads_both_get_the_whole_module(write: Write) -> None:
     diary = importlib.import_module("spared_diary")
     gate = threading.Event()
     vars(diary)["go"] = gate
-    sparing.put_off("spared_seven")
+    lean_imports.defer("spared_seven")
     module = importlib.import_module("spared_seven")
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(module.x)) for _ in range(2)]
@@ -127,7 +127,7 @@ def test_two_threads_both_get_the_whole_module(write: Write) -> None:
     assert ran() == ["spared_seven"]
 
 
-@pytest.mark.parametrize("spare", [sparing.put_off, sparing.hollow])
+@pytest.mark.parametrize("spare", [lean_imports.defer, lean_imports.skip_init])
 def test_what_is_loaded_or_does_not_exist_is_left_alone(spare: Callable[[str], None]) -> None:
     before = sys.modules["json"]
     spare("json")
@@ -141,8 +141,8 @@ def test_a_class_that_is_called_later_is_loaded_then(write: Write) -> None:
         spared_eight="class Heavy:\n    def __init__(self, x): self.x = x",
         spared_user="from spared_eight import Heavy",
     )
-    sparing.put_off("spared_eight")
-    with sparing.called_later("spared_eight", "Heavy"):
+    lean_imports.defer("spared_eight")
+    with lean_imports.deferred_class("spared_eight", "Heavy"):
         user = importlib.import_module("spared_user")
     assert ran() == ["spared_user"]
     assert user.Heavy(3).x == 3
@@ -153,16 +153,16 @@ def test_a_class_that_is_loaded_is_not_replaced(write: Write) -> None:
     write(spared_nine="class Heavy: pass")
     module = importlib.import_module("spared_nine")
     heavy = module.Heavy
-    with sparing.called_later("spared_nine", "Heavy"):
+    with lean_imports.deferred_class("spared_nine", "Heavy"):
         assert module.Heavy is heavy
     assert module.Heavy is heavy
 
 
 def test_a_class_that_is_loaded_meanwhile_stays(write: Write) -> None:
     write(spared_ten="class Heavy: pass\nother = 1")
-    sparing.put_off("spared_ten")
+    lean_imports.defer("spared_ten")
     module = importlib.import_module("spared_ten")
-    with sparing.called_later("spared_ten", "Heavy"):
+    with lean_imports.deferred_class("spared_ten", "Heavy"):
         assert module.other == 1
     assert isinstance(module.Heavy, type)
 
@@ -170,7 +170,7 @@ def test_a_class_that_is_loaded_meanwhile_stays(write: Write) -> None:
 def test_a_module_that_is_left_out_is_there_for_whoever_imports_it_later(write: Write) -> None:
     write(spared_whole__part="value = 7")
     package("spared_whole", "from spared_whole import part\nname = part.__name__\n")
-    with sparing.left_out("spared_whole.part"):
+    with lean_imports.omitted("spared_whole.part"):
         whole = importlib.import_module("spared_whole")
     assert whole.name == "spared_whole.part"
     assert ran() == ["spared_whole"]
@@ -183,14 +183,14 @@ def test_a_module_that_is_loaded_is_not_left_out(write: Write) -> None:
     write(spared_early__part="value = 7")
     package("spared_early", "")
     part = importlib.import_module("spared_early.part")
-    with sparing.left_out("spared_early.part"):
+    with lean_imports.omitted("spared_early.part"):
         assert importlib.import_module("spared_early.part") is part
     assert importlib.import_module("spared_early.part") is part
 
 
 def test_a_function_may_be_imported_from_a_module_that_is_put_off(write: Write) -> None:
     write(spared_call="def double(n): return 2 * n\nvalue = 7")
-    sparing.put_off("spared_call", "double")
+    lean_imports.defer("spared_call", "double")
     module = importlib.import_module("spared_call")
     early = module.double
     assert ran() == []
@@ -201,7 +201,7 @@ def test_a_function_may_be_imported_from_a_module_that_is_put_off(write: Write) 
 
 def test_a_function_imported_early_works_when_another_use_came_first(write: Write) -> None:
     write(spared_late="def double(n): return 2 * n\nvalue = 7")
-    sparing.put_off("spared_late", "double")
+    lean_imports.defer("spared_late", "double")
     module = importlib.import_module("spared_late")
     early = module.double
     assert module.value == 7

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import structlog.testing
 
-from mig_manager.adapters.kubernetes import api, podnews
+from mig_manager.adapters.kubernetes import api, pods
 from testkit import apiserver
 
 _PODS = "/api/v1/namespaces/default/pods"
@@ -21,7 +21,7 @@ class Rig:
         self.server = server
         self.kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
         self.heard = threading.Semaphore(0)
-        self.news = podnews.PodNews(self.kube, node_name="n1", on_news=self.heard.release)
+        self.watch = pods.PodWatch(self.kube, node_name="n1", on_change=self.heard.release)
 
     def start_pod(self, name: str, node: str) -> None:
         self.kube.post(
@@ -46,13 +46,13 @@ def server() -> Iterator[apiserver.ApiServer]:
 def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
     rig = Rig(server)
     yield rig
-    rig.news.dismiss()
+    rig.watch.dismiss()
     assert eventually(lambda: not followers())
     rig.kube.close()
 
 
 def followers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "pod-news"]
+    return [thread for thread in threading.enumerate() if thread.name == "pod-watch"]
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -67,8 +67,8 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 def test_a_change_of_a_pod_on_the_node_is_news_and_of_others_is_not(rig: Rig) -> None:
     rig.start_pod("here-before", "n1")
-    rig.news.expect_change()
-    rig.news.expect_change()
+    rig.watch.expect_change()
+    rig.watch.expect_change()
     assert rig.hears()
     rig.start_pod("elsewhere", "n2")
     rig.start_pod("here", "n1")
@@ -78,17 +78,17 @@ def test_a_change_of_a_pod_on_the_node_is_news_and_of_others_is_not(rig: Rig) ->
 
 
 def test_a_mere_look_at_the_gpus_watches_no_pods(rig: Rig) -> None:
-    rig.news.prepare()
+    rig.watch.prepare()
     assert followers() == []
 
 
 def test_nothing_is_watched_once_the_run_has_ended(rig: Rig) -> None:
-    rig.news.expect_change()
+    rig.watch.expect_change()
     assert eventually(lambda: rig.server.watch_count == 1)
-    rig.news.dismiss()
-    rig.news.dismiss()
+    rig.watch.dismiss()
+    rig.watch.dismiss()
     assert eventually(lambda: rig.server.watch_count == 0)
-    rig.news.expect_change()
+    rig.watch.expect_change()
     rig.start_pod("here", "n1")
     assert rig.hears()
 
@@ -96,36 +96,36 @@ def test_nothing_is_watched_once_the_run_has_ended(rig: Rig) -> None:
 def test_who_may_not_watch_pods_says_so_once_and_asks_no_more(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=403, times=None))
     with structlog.testing.capture_logs() as logs:
-        rig.news.expect_change()
+        rig.watch.expect_change()
         assert eventually(lambda: not followers())
-        rig.news.dismiss()
-        rig.news.expect_change()
+        rig.watch.dismiss()
+        rig.watch.expect_change()
     assert [entry["event"] for entry in logs] == ["pods_not_watched"]
     assert followers() == []
 
 
 def test_a_watch_that_breaks_is_opened_again(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=500, times=1))
-    rig.news.expect_change()
+    rig.watch.expect_change()
     rig.start_pod("here", "n1")
     assert rig.hears()
 
 
 def shown(rig: Rig) -> set[str] | None:
-    pods = rig.news.pods()
-    return None if pods is None else {pod.name for pod in pods}
+    found = rig.watch.pods()
+    return None if found is None else {pod.name for pod in found}
 
 
 def test_the_pods_are_known_as_the_watch_tells_of_them_and_only_while_it_does(rig: Rig) -> None:
     rig.start_pod("old", "n1")
     rig.start_pod("elsewhere", "n2")
     assert shown(rig) is None
-    rig.news.expect_change()
+    rig.watch.expect_change()
     assert eventually(lambda: shown(rig) == {"old"})
     rig.start_pod("new", "n1")
     rig.kube.delete(f"{_PODS}/old", {"gracePeriodSeconds": 0})
     assert eventually(lambda: shown(rig) == {"new"})
-    rig.news.dismiss()
+    rig.watch.dismiss()
     assert shown(rig) is None
 
 
@@ -134,7 +134,7 @@ def test_no_pods_are_known_while_the_watch_is_broken_and_the_right_ones_after_it
     rig: Rig, how: apiserver.Break
 ) -> None:
     rig.start_pod("old", "n1")
-    rig.news.expect_change()
+    rig.watch.expect_change()
     assert eventually(lambda: shown(rig) == {"old"})
     rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=500, times=None))
     rig.server.break_watches(how)

@@ -1,0 +1,160 @@
+"""Skip imports that a dependency runs at start-up and this process never uses.
+
+A deferred module is in ``sys.modules`` as usual, but its code runs at the first use of one of its
+attributes (``importlib.util.LazyLoader`` would run it at the second ``import``). The saving of
+each use is in docs/footprint.md; a trick that saves less than 0.5 MB and 5 ms is not worth it.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def defer(name: str, *functions: str) -> None:
+    """Run a module's code at its first use; the import of a submodule is a use as well.
+
+    Args:
+        name: The module; one that is loaded already, or does not exist, is left alone.
+        functions: What ``from name import function`` may import without running the module; the
+            call of such a function runs it.
+    """
+    module = _install(name)
+    if module is not None:
+        # The missing path makes the import of a submodule run the parent first.
+        vars(module).pop("__path__", None)
+        for function in functions:
+            setattr(module, function, _deferred_function(module, function))
+
+
+def skip_init(package: str) -> None:
+    """Make a package's modules importable without running its ``__init__``.
+
+    The ``__init__`` runs when the package is asked for a name that is not a module of it, so it
+    must do nothing but import for convenience.
+
+    Args:
+        package: Its parent is treated the same way, or cheap.
+    """
+    _install(package)
+
+
+@contextlib.contextmanager
+def deferred_class(module: str, name: str) -> Iterator[None]:
+    """Let the body run ``from module import name`` without loading the class.
+
+    It gets a function that loads the class when called, and can do nothing else with it.
+
+    Args:
+        module: Cheap to import, deferred, or without its ``__init__``.
+        name: The class; one that is loaded already is left alone.
+    """
+    owner = importlib.import_module(module)
+    if name in vars(owner):
+        yield
+        return
+
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    setattr(owner, name, construct)
+    try:
+        yield
+    finally:
+        if vars(owner).get(name) is construct:
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
+def omitted(name: str) -> Iterator[None]:
+    """Let the body import a module without loading it; later imports load it as usual.
+
+    For a module that a package's ``__init__`` imports for convenience only.
+
+    Args:
+        name: The module; one that is loaded already is left alone.
+    """
+    if name in sys.modules:
+        yield
+        return
+    placeholder = sys.modules[name] = types.ModuleType(name)
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is placeholder:
+            del sys.modules[name]
+        parent, _, own = name.rpartition(".")
+        if parent in sys.modules and vars(sys.modules[parent]).get(own) is placeholder:
+            delattr(sys.modules[parent], own)
+
+
+class _DeferredModule(types.ModuleType):
+    """A module whose code has not run."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        # Dunder names, because the module's own code runs in this namespace.
+        self.__deferred_lock__ = threading.RLock()
+        self.__deferred_runner__: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Run the module's code, then look the name up again."""
+        is_own_code = vars(self).get("__deferred_runner__") == threading.get_ident()
+        if is_own_code or (name == "__path__" and not _is_package(self)):
+            # ``from module import name`` asks every module for a path.
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        with self.__deferred_lock__:
+            if type(self) is _DeferredModule:
+                self._run()
+        return getattr(self, name)
+
+    def __bool__(self) -> bool:
+        """Be false, so that ``if sys.modules.get(name)`` (as in logging) tests for its code."""
+        return False
+
+    def _run(self) -> None:
+        spec = self.__spec__
+        assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - see _install
+        if spec.submodule_search_locations is not None:
+            self.__path__ = spec.submodule_search_locations
+        self.__deferred_runner__ = threading.get_ident()
+        try:
+            spec.loader.exec_module(self)
+        finally:
+            self.__deferred_runner__ = None
+        self.__class__ = types.ModuleType  # type: ignore[assignment]
+
+
+def _deferred_function(module: types.ModuleType, name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if vars(module).get(name) is call:
+            delattr(module, name)
+        return getattr(module, name)(*args, **kwargs)
+
+    return call
+
+
+def _is_package(module: types.ModuleType) -> bool:
+    spec = vars(module).get("__spec__")
+    return spec is not None and spec.submodule_search_locations is not None
+
+
+def _install(name: str) -> types.ModuleType | None:
+    """Put a module into ``sys.modules`` without running it; None if there is nothing to do."""
+    if name in sys.modules:
+        return None
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        return None
+    module = _DeferredModule(name)
+    for attribute, value in vars(importlib.util.module_from_spec(spec)).items():
+        setattr(module, attribute, value)
+    sys.modules[name] = module
+    parent, _, own = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], own, module)
+    return module
