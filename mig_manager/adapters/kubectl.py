@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from mig_manager import errors
@@ -23,8 +23,6 @@ from mig_manager.core import messages
 
 _PROGRAMS = ("kubectl", "oc")
 """OpenShift's client runs plugins of kubectl too, and takes the same options."""
-_PAGE = 500
-_MOST_PAGES = 200
 _TIMEOUT_S = 300.0
 """A person may have to log in with a browser meanwhile; kubectl itself ends requests earlier."""
 _REFUSAL = re.compile(r"Error from server(?: \((?P<reason>[A-Za-z]+)\))?: (?P<why>.*)")
@@ -85,25 +83,6 @@ class Kubectl:
         if not isinstance(document, dict):
             raise _error(f"the answer to GET {path} is no object", errors.Reason.API_ERROR)
         return document
-
-    def items(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
-        """Read a collection page by page.
-
-        Raises:
-            ClusterError: As ``get``.
-        """
-        asked = {**(query or {}), "limit": str(_PAGE)}
-        for _ in range(_MOST_PAGES):
-            page = self.get(path, asked)
-            found = page.get("items") or []
-            metadata = page.get("metadata") or {}
-            if not isinstance(found, list) or not isinstance(metadata, dict):
-                raise _error(f"the answer to GET {path} is no list", errors.Reason.API_ERROR)
-            yield from (item for item in found if isinstance(item, dict))
-            if not metadata.get("continue"):
-                return
-            asked["continue"] = str(metadata["continue"])
-        raise _error(f"the list {path} does not end", errors.Reason.API_ERROR)
 
     def contexts(self) -> tuple[str, ...]:
         """Return the contexts of the kubeconfig.

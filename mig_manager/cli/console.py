@@ -1,29 +1,39 @@
-"""The terminal, or what stands for it: answers on one stream, remarks and errors on another."""
+"""The terminal: answers on standard output, remarks and errors on standard error, signals."""
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import re
+import signal
 import sys
-from collections.abc import Mapping
-from typing import TextIO
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
 
+from mig_manager import errors
 from mig_manager.adapters.host import line_writer
 from mig_manager.agent import settings
 from mig_manager.core import bar
 
+if TYPE_CHECKING:
+    from mig_manager.core.layout import config
+
+INTERRUPTED = 128 + 2
+BROKEN_PIPE = 128 + 13
+"""Exit statuses, as a shell reports a program that SIGINT or SIGPIPE ended."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _DRAWN_WITH = "┌─┬│·→✓░"
 
 
 class AnswerLostError(Exception):
-    """Standard output takes no more, though its reader is still there: a disk that is full."""
+    """Standard output cannot be written, and not because its reader ended: the disk is full."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Console:
-    """What a command line talks to; tests bring their own."""
+    """Streams and environment of one command line."""
 
     stdin: TextIO
     stdout: TextIO
@@ -43,10 +53,7 @@ class Console:
 
     @staticmethod
     def of_process(program: str = "mig-manager") -> "Console":
-        """Return the streams and the environment of this process.
-
-        Of a stream that was closed before we started Python knows nothing; it is then empty.
-        """
+        """Return the streams and the environment of this process; a closed stream is empty."""
         nowhere = pathlib.Path(os.devnull)
         return Console(
             stdin=sys.stdin or nowhere.open(),
@@ -70,7 +77,7 @@ class Console:
 
         Raises:
             AnswerLostError: It cannot be written.
-            BrokenPipeError: The reader has gone away.
+            BrokenPipeError: The reader has ended.
         """
         line = text if text.endswith("\n") else f"{text}\n"
         try:
@@ -81,6 +88,46 @@ class Console:
         except OSError as error:
             why = error.strerror or str(error)
             raise AnswerLostError(f"cannot write the answer: {why}") from error
+
+    def answer(
+        self,
+        output_format: str,
+        data: Callable[[], Mapping[str, object]],
+        text: Callable[[], str],
+    ) -> None:
+        """Write an answer as JSON, as YAML, or else as text.
+
+        Args:
+            output_format: The value of the option ``-o``.
+            data: Returns the answer for JSON and YAML.
+            text: Returns it for people.
+
+        Raises:
+            AnswerLostError: It cannot be written.
+            BrokenPipeError: The reader has ended.
+        """
+        is_data = output_format in ("json", "yaml")
+        self.say(rendered(data(), output_format) if is_data else text())
+
+    def layout_file(self, name: str, *, is_lenient: bool = False) -> "config.Document":
+        """Parse a layout file, or standard input for ``-``.
+
+        Raises:
+            ConfigError: It cannot be read, or is invalid.
+        """
+        from mig_manager.adapters.host import configfile  # noqa: PLC0415 - not for every command
+        from mig_manager.core import yaml_tree  # noqa: PLC0415 - loads YAML
+        from mig_manager.core.layout import config  # noqa: PLC0415 - loads YAML
+
+        if name != "-":
+            file = configfile.ConfigFile(name)
+            return config.parse(file.read(), source=file.name, is_lenient=is_lenient)
+        try:
+            # One character too many, so that a file that is too long is refused.
+            text = self.stdin.read(yaml_tree.MAX_CHARACTERS + 1)
+        except (OSError, UnicodeError) as error:
+            raise errors.ConfigError(f"cannot read standard input: {error}") from error
+        return config.parse(text, source="<stdin>", is_lenient=is_lenient)
 
     def note(
         self,
@@ -93,7 +140,7 @@ class Console:
 
         Args:
             text: One sentence.
-            remedy: What to do about it; empty when there is nothing to do.
+            remedy: What to do about it; empty for nothing.
             priority: For journald.
         """
         # Names from files and from the API end up here; they must not drive the terminal.
@@ -103,7 +150,7 @@ class Console:
         self.remarks.put("\n".join(lines), priority)
 
     def forget(self) -> None:
-        """Point standard output nowhere: the interpreter flushes it once more at the end."""
+        """Redirect standard output to /dev/null: the interpreter flushes it at the end."""
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stdout.fileno())
@@ -114,3 +161,71 @@ def _encodable(stream: TextIO, text: str) -> str:
     """Return the text with escapes for what the stream cannot encode."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def rendered(data: Mapping[str, object], output_format: str) -> str:
+    """Return an answer as JSON or YAML."""
+    if output_format == "json":
+        return json.dumps(data, indent=2) + "\n"
+
+    from mig_manager.core import yaml_tree  # noqa: PLC0415 - loads YAML
+
+    return yaml_tree.dump(data)
+
+
+@contextlib.contextmanager
+def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], None]]:
+    """Defer a signal until the body has finished; a second signal is not deferred.
+
+    A change that is interrupted leaves GPUs without the old and without the new instances. It
+    finishes within its deadlines, if need be by a rollback.
+
+    Args:
+        note: Called with a sentence for the user when a signal arrives.
+
+    Yields:
+        A function that raises ``Superseded`` after a signal, where the change can still be given
+        up. If that leaves the body, the signal takes effect.
+    """
+    signals = _DeferredSignals(note)
+    try:
+        yield signals.check
+    except errors.Superseded:
+        signals.deliver()
+        raise
+    finally:
+        signals.restore()
+    signals.deliver()
+
+
+class _DeferredSignals:
+    def __init__(self, note: Callable[[str], object]) -> None:
+        self._note = note
+        self._received: list[int] = []
+        # What nohup or a background job ignores stays ignored.
+        self._handlers = {
+            number: signal.signal(number, self._receive)
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+
+    def check(self) -> None:
+        if self._received:
+            name = signal.Signals(self._received[0]).name
+            raise errors.Superseded(f"ended by {name}", is_replaced=False, is_stopping=True)
+
+    def restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def deliver(self) -> None:
+        self.restore()
+        if self._received:
+            signal.raise_signal(self._received[0])
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self._received.append(number)
+        if len(self._received) > 1:
+            self.restore()
+            signal.raise_signal(number)
+        self._note("finishing or rolling back the change first; repeat to abort it midway")

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml_worker import gpu_thread
 from mig_manager.change import local
-from mig_manager.cli import command_settings, console, interrupts
+from mig_manager.cli import command_settings, console
 from mig_manager.core import model, ports
 from mig_manager.core.host import gpu_processes
 from mig_manager.core.layout import generator
@@ -83,7 +83,7 @@ class Reach:
             lock_timeout_s=self._given.lock_timeout_s,
             tell=self._terminal.note,
             idle_timeout_s=self._given.idle_timeout_s,
-            guard=lambda: interrupts.completed(self._terminal.note),
+            guard=lambda: console.signals_deferred(self._terminal.note),
         )
         if self._given.hooks_file and self._command != "boot":
             world = dataclasses.replace(world, hooks=self._hooks(self._given.hooks_file))

@@ -1,76 +1,72 @@
-"""``mig-manager rollout``: bring many nodes to a layout, a few at a time, from a person's shell.
+"""``mig-manager rollout``: request a layout of many nodes, a few at a time.
 
-Nothing of a rollout lives here but the time that is waited: cut off at any moment, the same
-command goes on from what the nodes say.
+All state is on the nodes: after an interruption, the same command continues.
 """
 
 import contextlib
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock, files
+from mig_manager.adapters.host import clock, configfile
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli import console, rolloutsettings
 from mig_manager.cli.render import rollout_report
-from mig_manager.core import bar, timing, yaml_tree
+from mig_manager.core import bar, timing
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import preview, rollout
 from mig_manager.core.layout import config
 
 _DONE, _FAILED = 0, 1
-_INTERRUPTED = 128 + 2
-"""As a shell reports a program that SIGINT ended."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _DRAW_S = 0.2
 
 
 class Nodes(Protocol):
-    """What the loop needs of ``fleet.Fleet``."""
+    """The nodes of a rollout; see ``fleet.Fleet``."""
 
     @property
     def trouble(self) -> str:
-        """See ``fleet.Fleet.trouble``."""
+        """Why the nodes may be out of date; empty: they are not."""
 
     def nodes(self) -> tuple[fleet_nodes.Node, ...]:
-        """See ``fleet.Fleet.nodes``."""
+        """Return the nodes as they are now."""
 
     def wait(self, seconds: float) -> None:
-        """See ``fleet.Fleet.wait``."""
+        """Sleep, and wake when a node has changed since ``nodes``."""
 
-    def ask(
+    def request(
         self, seen: fleet_nodes.Node, layout: str | None, mark: fleet_nodes.Mark | None
     ) -> bool:
-        """See ``fleet.Fleet.ask``."""
+        """Write a node's label, if the node has not changed since it was read."""
 
 
-Show = Callable[[rollout.Turn], None]
+Show = Callable[[rollout.Decision], None]
 
 
 def run(given: rolloutsettings.RolloutSettings, terminal: console.Console) -> int:
-    """Roll out, or tell what that would cost.
+    """Roll out a layout, or preview it.
 
     Returns:
-        The exit status: 0 if every node has what it shall, or can have it.
+        The exit status: 0 if every node has the layout, or can have it.
 
     Raises:
-        MigManagerError: It cannot be begun or gone on with.
+        MigManagerError: It cannot start or continue.
     """
     with contextlib.closing(api.KubeApi.connect(kubeconfig=str(given.kubeconfig))) as kube:
         selected = fleet.Fleet(kube, selector=given.selector)
         selected.start()
         with contextlib.closing(selected):
-            if not any(map(given.goal.concerns, selected.nodes())):
-                raise errors.UsageError(_nobody(given))
+            if not any(map(given.goal.includes, selected.nodes())):
+                raise errors.UsageError(_no_node(given))
             if given.is_dry_run:
                 return _preview(given, terminal, kube, selected.nodes())
             _check_layout(given, kube)
-            return _roll(given, terminal, selected)
+            return _roll_out(given, terminal, selected)
 
 
-def roll(
+def roll_out(
     selected: Nodes,
     goal: fleet_nodes.Goal,
     limits: rollout.Limits,
@@ -78,58 +74,58 @@ def roll(
     clock: timing.Clock,
     show: Show,
     note: Callable[[str], None] = lambda _text: None,
-) -> rollout.Turn:
-    """Ask one node after the other until there is nothing more to do.
+) -> rollout.Decision:
+    """Request the layout of one node after another until nothing is left to do.
 
     Args:
         selected: The nodes.
-        goal: What they shall have.
-        limits: What may be done.
+        goal: What to request of them.
+        limits: What the rollout may do.
         clock: Measures how long nodes take.
-        show: Told at every turn how all stand; what it raises ends the rollout.
-        note: Told of requests that failed and are made again.
+        show: Called with every decision; what it raises ends the rollout.
+        note: Called with the message of a request that failed and is retried.
 
     Returns:
-        How all stand at the end.
+        The last decision.
 
     Raises:
-        ClusterError: The API refused to have a node asked.
+        ClusterError: The API refused a request.
     """
-    mind = rollout.Rollout(goal, limits)
+    decider = rollout.Rollout(goal, limits)
     noted = ""
     while True:
         seen = {node.name: node for node in selected.nodes()}
         trouble = selected.trouble
-        turn = mind.judge(tuple(seen.values()), clock.monotonic())
-        show(turn)
-        # What is not current tells neither who may begin nor who has ended.
+        decision = decider.decide(tuple(seen.values()), clock.monotonic())
+        show(decision)
+        # Nodes that are out of date tell neither which may start nor which have finished.
         if not trouble:
-            if turn.phase.is_over and not turn.retract:
-                return turn
-            trouble = _act(selected, goal, mind, turn, seen)
+            if decision.phase.is_over and not decision.withdraw:
+                return decision
+            trouble = _act(selected, goal, decider, decision, seen)
         if trouble and trouble != noted:
             note(trouble)
         noted = trouble or noted
-        selected.wait(_LOOK_S)
+        selected.wait(_POLL_S)
 
 
 def _act(
     selected: Nodes,
     goal: fleet_nodes.Goal,
-    mind: rollout.Rollout,
-    turn: rollout.Turn,
+    decider: rollout.Rollout,
+    decision: rollout.Decision,
     seen: Mapping[str, fleet_nodes.Node],
 ) -> str:
-    """Ask what is due; return what kept us from it, if that can pass."""
+    """Carry out a decision; return an error that can pass."""
     try:
-        for name in turn.retract:
+        for name in decision.withdraw:
             mark = seen[name].mark
-            if selected.ask(seen[name], mark.before if mark else None, None):
-                mind.retracted(name)
-        for name in turn.start:
+            if selected.request(seen[name], mark.before if mark else None, None):
+                decider.withdrawn(name)
+        for name in decision.start:
             node = seen[name]
-            if selected.ask(node, goal.target(node), goal.mark(node)):
-                mind.asked(name)
+            if selected.request(node, goal.target(node), goal.mark(node)):
+                decider.requested(name)
     except errors.ClusterError as error:
         if error.reason is not errors.Reason.API_UNAVAILABLE:
             raise
@@ -137,21 +133,20 @@ def _act(
     return ""
 
 
-def _roll(
+def _roll_out(
     given: rolloutsettings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> int:
     title = rollout_report.goal(given.goal)
-    last: list[rollout.Turn] = []
-    is_text = given.output_format is rolloutsettings.OutputFormat.TEXT
+    last: list[rollout.Decision] = []
     status = _FAILED
-    with _board(given, terminal, title) if is_text else contextlib.nullcontext(_silent) as show:
+    with _display(given, terminal, title) as show:
 
-        def keep(turn: rollout.Turn) -> None:
-            last[:] = [turn]
-            show(turn)
+        def keep(decision: rollout.Decision) -> None:
+            last[:] = [decision]
+            show(decision)
 
         try:
-            turn = roll(
+            decision = roll_out(
                 selected,
                 given.goal,
                 given.limits,
@@ -159,55 +154,53 @@ def _roll(
                 show=keep,
                 note=terminal.note,
             )
-            status = _DONE if turn.phase is rollout.Phase.DONE else _FAILED
+            status = _DONE if decision.phase is rollout.Phase.DONE else _FAILED
         except KeyboardInterrupt:
             if not last:
                 raise
-            status = _INTERRUPTED
-    _answer(
-        given,
-        terminal,
-        rollout_report.data(last[0], given.goal),
-        rollout_report.ended(last[0], title),
+            status = console.INTERRUPTED
+    terminal.answer(
+        given.output_format.value,
+        lambda: rollout_report.data(last[0], given.goal),
+        lambda: rollout_report.ended(last[0], title),
     )
     return status
 
 
-def _silent(_turn: rollout.Turn) -> None:
-    """Show nothing."""
-
-
 @contextlib.contextmanager
-def _board(
+def _display(
     given: rolloutsettings.RolloutSettings, terminal: console.Console, title: str
 ) -> Iterator[Show]:
-    """Give what shows how all stand: a table that lives, or a line for each event."""
+    """Yield a function that shows decisions: a live table, a line for each change, or nothing."""
+    if given.output_format is not rolloutsettings.OutputFormat.TEXT:
+        yield lambda _decision: None
+        return
     is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
     if not is_live:
         yield _Lines(terminal).show
         return
-    drawn = _Table(terminal, title, terminal.style(given.colour))
-    yield drawn.show
-    drawn.clear()
+    table = _Table(terminal, title, terminal.style(given.colour))
+    yield table.show
+    table.clear()
 
 
 class _Lines:
-    """Writes a line whenever a node stands otherwise than before."""
+    """Writes a line whenever the state of a node changes."""
 
     def __init__(self, terminal: console.Console) -> None:
         self._terminal = terminal
-        self._before: dict[str, rollout.Standing] = {}
+        self._before: dict[str, rollout.NodeState] = {}
 
-    def show(self, turn: rollout.Turn) -> None:
-        for node in turn.nodes:
-            was = self._before.get(node.name, rollout.Standing.TO_DO)
-            self._before[node.name] = node.standing
-            if node.standing is not was:
+    def show(self, decision: rollout.Decision) -> None:
+        for node in decision.nodes:
+            before = self._before.get(node.name, rollout.NodeState.TO_DO)
+            self._before[node.name] = node.state
+            if node.state is not before:
                 self._terminal.say(rollout_report.event(node))
 
 
 class _Table:
-    """Draws over what it has drawn before."""
+    """Draws a table over the one drawn before."""
 
     def __init__(self, terminal: console.Console, title: str, style: bar.Style) -> None:
         self._terminal = terminal
@@ -217,14 +210,14 @@ class _Table:
         self._drawn_s = float("-inf")
         self._clock = clock.SystemClock()
 
-    def show(self, turn: rollout.Turn) -> None:
+    def show(self, decision: rollout.Decision) -> None:
         now_s = self._clock.monotonic()
         if now_s - self._drawn_s < _DRAW_S:
             return
         self._drawn_s = now_s
         size = shutil.get_terminal_size()
         text = rollout_report.table(
-            turn, self._title, style=self._style, size=(size.columns, size.lines)
+            decision, self._title, style=self._style, size=(size.columns, size.lines)
         )
         self.clear()
         self._terminal.say(text)
@@ -244,74 +237,61 @@ def _preview(
 ) -> int:
     layout = _layout(given, kube)
     pods = fleet.pods_by_node(kube)
-    found = [
+    previews = [
         preview.preview(node, layout, pods.get(node.name, ()))
         for node in sorted(nodes, key=lambda node: node.name)
     ]
     title = rollout_report.goal(given.goal)
     style = terminal.style(given.colour)
-    data = {"layout": layout.name, "nodes": [node.to_data() for node in found]}
-    _answer(given, terminal, data, rollout_report.previewed(found, title, style=style))
-    good = (preview.Verdict.IN_FORCE, preview.Verdict.FITS)
-    return _DONE if all(node.verdict in good for node in found) else _FAILED
+    terminal.answer(
+        given.output_format.value,
+        lambda: {"layout": layout.name, "nodes": [each.to_data() for each in previews]},
+        lambda: rollout_report.previewed(previews, title, style=style),
+    )
+    return _DONE if all(each.verdict.is_good for each in previews) else _FAILED
 
 
 def _check_layout(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> None:
-    """Ask no node for what the agents' config does not have, as far as that can be read.
+    """Check that the agents' layout file has the layout, if it can be read.
 
     Raises:
-        LayoutError: It has not.
+        LayoutError: It does not have it.
     """
     if not isinstance(given.goal, fleet_nodes.Forward):
         return
     try:
-        found = _document(given, kube)
+        document = _document(given, kube)
     except errors.ClusterError:
-        # A person may lack the right to read it, and need not have it for a rollout.
+        # A rollout needs no right to read it.
         return
-    if found is not None:
-        found.layout(given.goal.layout)
+    if document is not None:
+        document.layout(given.goal.layout)
 
 
 def _layout(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> config.Layout:
-    found = _document(given, kube)
-    if found is None or not isinstance(given.goal, fleet_nodes.Forward):
+    document = _document(given, kube)
+    if document is None or not isinstance(given.goal, fleet_nodes.Forward):
         where = "/".join(given.config_map)
         raise errors.UsageError(
-            f"there is no ConfigMap {where}; name the agents' one (--config-map), or a file (-f)"
+            f"ConfigMap {where} not found; name the agents' one (--config-map), or a file (-f)"
         )
-    return found.layout(given.goal.layout)
+    return document.layout(given.goal.layout)
 
 
 def _document(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> config.Document | None:
-    """Return the agents' config; None where there is none at the usual place."""
+    """Return the agents' layout file; None if there is no such ConfigMap."""
     if given.config_file is not None:
-        source = files.ConfigFile(given.config_file)
-        return config.parse(source.read(), source=source.name, is_lenient=given.is_lenient)
+        file = configfile.ConfigFile(given.config_file)
+        return config.parse(file.read(), source=file.name, is_lenient=given.is_lenient)
     namespace, name = given.config_map
     text = fleet.config_text(kube, namespace=namespace, name=name)
     if text is None:
         return None
-    where = f"ConfigMap {namespace}/{name}"
-    return config.parse(text, source=where, is_lenient=given.is_lenient)
+    source = f"ConfigMap {namespace}/{name}"
+    return config.parse(text, source=source, is_lenient=given.is_lenient)
 
 
-def _answer(
-    given: rolloutsettings.RolloutSettings,
-    terminal: console.Console,
-    data: Mapping[str, object],
-    text: str,
-) -> None:
-    match given.output_format:
-        case rolloutsettings.OutputFormat.JSON:
-            terminal.say(json.dumps(data, indent=2))
-        case rolloutsettings.OutputFormat.YAML:
-            terminal.say(yaml_tree.dump(data))
-        case rolloutsettings.OutputFormat.TEXT:
-            terminal.say(text)
-
-
-def _nobody(given: rolloutsettings.RolloutSettings) -> str:
+def _no_node(given: rolloutsettings.RolloutSettings) -> str:
     if isinstance(given.goal, fleet_nodes.Back):
-        return f"no rollout has left its mark on a node that {given.selector!r} selects"
+        return f"no node that {given.selector!r} selects has the mark of a rollout"
     return f"{given.selector!r} selects no node"

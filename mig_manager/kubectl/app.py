@@ -1,45 +1,40 @@
-"""Composition root of ``kubectl mig``: arguments, then questions to the API, then an answer."""
+"""Run ``kubectl mig``: arguments, then requests to the API, then an answer."""
 
 import contextlib
+import dataclasses
 import datetime as dt
-import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters import kubectl
-from mig_manager.adapters.host import configfile
 from mig_manager.agent import settings
 from mig_manager.change import validate
 from mig_manager.cli import console
 from mig_manager.cli.render import gpu_report
-from mig_manager.core import messages, yaml_tree
+from mig_manager.core import messages, model
 from mig_manager.core.layout import config
 from mig_manager.core.options import source
 from mig_manager.kubectl import arguments, history, plan, selection, status
 
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
-_INTERRUPTED = 128 + 2
-_BROKEN_PIPE = 128 + 13
 _INPUT_REASONS = frozenset(
     {errors.Reason.USAGE, errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG}
 )
-_MAX_CHARACTERS = yaml_tree.MAX_CHARACTERS + 1
-"""What to read of standard input: one more than is allowed, so that too much is seen as such."""
 _REMEDIES = {
     errors.Reason.USAGE: f"See '{arguments.PROGRAM} --help'.",
     errors.Reason.FORBIDDEN: (
         "Ask the cluster's owner for the rights of a viewer; docs/kubectl-plugin.md lists them."
     ),
-    errors.Reason.API_UNAVAILABLE: "Look whether 'kubectl get nodes' works with these options.",
+    errors.Reason.API_UNAVAILABLE: "Check that 'kubectl get nodes' works with these options.",
     errors.Reason.API_ERROR: "",
-    errors.Reason.INVALID_CONFIG: "Correct the document at the place named.",
+    errors.Reason.INVALID_CONFIG: "Correct the layout file at the place named.",
     errors.Reason.UNKNOWN_CONFIG: (
-        "Name a layout that the document has, or another document with -f or --config-map."
+        "Name a layout of this file, or another file with -f or --config-map."
     ),
 }
-"""Where a person elsewhere must do something else than a person on the node."""
+"""Where the remedy on the node is another."""
 
 
 def main(argv: Sequence[str], terminal: console.Console) -> int:
@@ -50,20 +45,20 @@ def main(argv: Sequence[str], terminal: console.Console) -> int:
         terminal: Streams and environment.
 
     Returns:
-        The exit status: 0 all is as it should be, 1 something is not or failed, 2 unusable input,
+        The exit status: 0 all is in order, 1 something is not or failed, 2 unusable input,
         3 unknown command.
     """
     try:
         return _run(argv, terminal)
     except errors.MigManagerError as error:
-        said = messages.printable(error.message, " ")
-        terminal.note(said, remedy=_REMEDIES.get(error.reason, error.reason.remedy_at_shell))
+        message = messages.printable(error.message, " ")
+        terminal.note(message, remedy=_REMEDIES.get(error.reason, error.reason.remedy_at_shell))
         return _status_of(error)
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return console.INTERRUPTED
     except BrokenPipeError:
         terminal.forget()
-        return _BROKEN_PIPE
+        return console.BROKEN_PIPE
     except console.AnswerLostError as error:
         terminal.note(str(error))
         terminal.forget()
@@ -92,7 +87,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
             terminal.say(f"kubectl-mig {mig_manager.__version__}")
             return DONE
         case command:
-            return _App(options, terminal).commands[str(command)]()
+            return _Command(options, terminal).run(str(command))
 
 
 def _status_of(error: errors.MigManagerError) -> int:
@@ -101,128 +96,124 @@ def _status_of(error: errors.MigManagerError) -> int:
     return UNUSABLE if error.reason in _INPUT_REASONS else FAILED
 
 
-class _App:
+class _Command:
     """One command line."""
 
     def __init__(self, options: Mapping[str, object], terminal: console.Console) -> None:
-        given = source.Source(options, terminal.environ)
+        settings_source = source.Source(options, terminal.environ)
         self._options = options
         self._terminal = terminal
-        self._style = terminal.style(settings.colour(given, terminal.environ))
+        self._style = terminal.style(settings.colour(settings_source, terminal.environ))
         self._format = str(options.get("output"))
         self._now = dt.datetime.now(tz=dt.UTC)
-        self._seen = selection.Cluster(
+        self._cluster = selection.Cluster(
             kubectl.Kubectl(arguments.kubectl_options(options), tell=terminal.note)
         )
 
-    @property
-    def commands(self) -> Mapping[str, Callable[[], int]]:
-        """Every command by name."""
-        return {
+    def run(self, command: str) -> int:
+        """Run a command; return the exit status."""
+        commands: Mapping[str, Callable[[], int]] = {
             "status": self._status,
             "plan": self._plan,
             "validate": self._validate,
             "history": self._history,
         }
+        return commands[command]()
 
     def _status(self) -> int:
         nodes = self._nodes()
         is_drawn = self._is_drawn(nodes)
-        # The table has no room for them, and the pods of many nodes are much to list.
-        is_asked = is_drawn or self._format != "text"
-        pods = selection.pods(self._seen, nodes.names) if is_asked else None
-        result = status.Status(
-            reports=nodes.reports, pods=pods or selection.Pods(by_node=None), now=self._now
-        )
+        pods = selection.Pods(by_node=None)
+        # A table has no room for the pods of many nodes, and listing them is slow.
+        if is_drawn or self._format != "text":
+            pods = selection.pods(self._cluster, nodes.names)
+        result = status.Status(reports=nodes.reports, pods=pods, now=self._now)
         draw = status.pictures if is_drawn else status.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
         return DONE if result.is_good and not nodes.missing else FAILED
 
     def _plan(self) -> int:
-        found = self._document()
-        layout = plan.harmless(found.layout(str(self._options["layout"])))
+        document = self._document()
+        layout = _printable(document.layout(str(self._options["layout"])))
         nodes = self._nodes()
-        pods = selection.pods(self._seen, nodes.names)
-        result = plan.plan(layout, nodes.reports, source=found.source, pods=pods)
+        pods = selection.pods(self._cluster, nodes.names)
+        result = plan.plan(layout, nodes.reports, source=document.source, pods=pods)
         draw = plan.pictures if self._is_drawn(nodes) else plan.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
         return DONE if result.is_good and not nodes.missing else FAILED
 
     def _validate(self) -> int:
-        source_ = self._document()
-        given = self._options.get("layout")
-        names = [str(name) for name in given] if isinstance(given, list) else []
-        layouts = [source_.layout(name) for name in names or source_.layouts]
-        found = plan.of_nodes(self._nodes().reports)
-        for note in found.notes:
+        document = self._document()
+        names = self._names("layout")
+        layouts = [document.layout(name) for name in names or document.layouts]
+        products = plan.products(self._nodes().reports)
+        for note in products.notes:
             self._terminal.note(note)
-        if not found.templates:
-            raise errors.UsageError("no node tells which GPUs it has, so nothing can be checked")
+        if not products.templates:
+            raise errors.UsageError("the GPUs of these nodes are not known: nothing to validate")
         result = validate.against_products(
-            [plan.harmless(layout) for layout in layouts],
-            source=source_.source,
-            templates=found.templates,
-            # Who names a layout means it for these nodes.
-            others=None if names else plan.known,
+            list(map(_printable, layouts)),
+            source=document.source,
+            templates=products.templates,
+            # A layout that is named is meant for these nodes.
+            others=None if names else _known_gpus,
         )
         self._answer(result.to_data, lambda: gpu_report.validated(result, style=self._style))
         return FAILED if result.misfits else DONE
 
     def _history(self) -> int:
         named = selection.Selection(names=(str(self._options["node"]),), selector=None)
-        (told,) = selection.find(self._seen, named, now=self._now).reports
-        result = history.history(self._seen, told, now=self._now)
+        (report,) = selection.find(self._cluster, named, now=self._now).reports
+        result = history.history(self._cluster, report, now=self._now)
         self._answer(result.to_data, lambda: history.page(result, style=self._style))
         return DONE
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
-        match self._format:
-            case "json":
-                self._terminal.say(json.dumps(data(), indent=2))
-            case "yaml":
-                self._terminal.say(yaml_tree.dump(data()))
-            case _:
-                self._terminal.say(text())
+        self._terminal.answer(self._format, data, text)
+
+    def _names(self, option: str) -> tuple[str, ...]:
+        given = self._options.get(option)
+        return tuple(map(str, given)) if isinstance(given, list) else ()
 
     def _nodes(self) -> selection.Found:
-        given = self._options.get("node")
         selector = self._options.get("selector")
-        asked = selection.Selection(
-            names=tuple(str(name) for name in given) if isinstance(given, list) else (),
-            selector=None if selector is None else str(selector),
+        chosen = selection.Selection(
+            names=self._names("node"), selector=None if selector is None else str(selector)
         )
-        found = selection.find(self._seen, asked, now=self._now)
-        for said in found.missing:
-            self._terminal.note(said)
+        found = selection.find(self._cluster, chosen, now=self._now)
+        for message in found.missing:
+            self._terminal.note(message)
         return found
 
     def _is_drawn(self, nodes: selection.Found) -> bool:
         return len(nodes.reports) == 1 or self._format == "wide"
 
     def _document(self) -> config.Document:
-        found = self._found_document()
-        for remark in found.warnings:
+        document = self._parsed_document()
+        for remark in document.warnings:
             self._terminal.note(f"warning: {messages.printable(str(remark), ' ')}")
-        return found
+        return document
 
-    def _found_document(self) -> config.Document:
+    def _parsed_document(self) -> config.Document:
         file, config_map = self._options.get("filename"), self._options.get("config_map")
         if file is not None and config_map is not None:
             raise errors.UsageError("name a file or a ConfigMap with layouts, not both")
-        if file == "-":
-            return config.parse(self._standard_input(), source="<stdin>")
         if file is not None:
-            found = configfile.ConfigFile(str(file))
-            return config.parse(found.read(), source=found.name)
+            return self._terminal.layout_file(str(file))
         if config_map is None:
-            return self._seen.document(None)
+            return self._cluster.document(None)
         namespace, slash, name = str(config_map).partition("/")
         if not (namespace and slash and name):
             raise errors.UsageError(f"--config-map {config_map}: write NAMESPACE/NAME")
-        return self._seen.document((namespace, name))
+        return self._cluster.document((namespace, name))
 
-    def _standard_input(self) -> str:
-        try:
-            return self._terminal.stdin.read(_MAX_CHARACTERS)
-        except (OSError, UnicodeError) as error:
-            raise errors.ConfigError(f"cannot read standard input: {error}") from error
+
+def _printable(layout: config.Layout) -> config.Layout:
+    """Return a layout whose name can be printed."""
+    return dataclasses.replace(layout, name=messages.printable(layout.name))
+
+
+def _known_gpus() -> Sequence[model.Gpu]:
+    from mig_manager.catalogue import products  # noqa: PLC0415 - reads the table of products
+
+    return products.known()

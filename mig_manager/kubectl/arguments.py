@@ -325,8 +325,7 @@ def _words(name: str, before: Sequence[str]) -> Iterable[str]:
         case "plan" if not given:
             return _layouts(seen)
         case "status" | "plan" | "history":
-            nodes = (node for node in seen.selected(None) if node.is_about_gpus)
-            return [node.view.name for node in nodes if node.view.name not in given]
+            return [node.name for node in seen.selected(None) if node.name not in given]
         case _:
             return ()
 

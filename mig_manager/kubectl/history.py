@@ -1,6 +1,6 @@
-"""``kubectl mig history``: what happened to a node's layout lately, as far as anybody has kept it.
+"""``kubectl mig history``: a node's Events and last run.
 
-Kubernetes keeps Events for an hour unless it is told otherwise; the last run stays in the status.
+Kubernetes keeps Events for an hour by default; the last run stays in the status.
 """
 
 import dataclasses
@@ -8,9 +8,10 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
+from mig_manager.cli.render import gpu_report
 from mig_manager.core import bar, messages
 from mig_manager.core.fleet import node_report
-from mig_manager.kubectl import layout, selection, status
+from mig_manager.kubectl import selection, status
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,33 +32,33 @@ class History:
 
     report: node_report.Report
     moments: tuple[Moment, ...]
-    """In their order; those without a time first."""
+    """Ascending by time; those without a time first."""
     why_no_events: str
-    """Empty when Events could be read."""
+    """Empty if Events could be read."""
     now: dt.datetime
 
     @property
-    def in_force_since(self) -> dt.datetime | None:
-        """Since when the layout has been in force at least; None: it is not, or nobody tells."""
-        if self.report.standing is not node_report.Standing.IN_FORCE or self.report.told is None:
+    def applied_since(self) -> dt.datetime | None:
+        """Since when the layout has been applied at least; None if it is not, or unknown."""
+        run = self.report.status
+        if self.report.state is not node_report.NodeState.APPLIED or run is None:
             return None
-        config, since = self.report.told.config, self.report.told.at
         for moment in reversed(self.moments):
             if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
                 continue
-            if moment.what == errors.Reason.APPLIED.value and config in moment.message:
-                return min(filter(None, (moment.at, since)), default=None)
+            if moment.what == errors.Reason.APPLIED.value and run.config in moment.message:
+                return min(filter(None, (moment.at, run.at)), default=None)
             if moment.is_warning:
                 break
-        return since
+        return run.at
 
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
-        since = self.in_force_since
+        since = self.applied_since
         return {
-            "node": self.report.node.view.name,
-            "standing": self.report.standing.value,
-            "in_force_since": since.isoformat() if since else None,
+            "node": self.report.node.name,
+            "status": self.report.state.value,
+            "applied_since": since.isoformat() if since else None,
             "events_not_known": self.why_no_events or None,
             "moments": [
                 {
@@ -73,20 +74,20 @@ class History:
 
 
 def history(seen: selection.Cluster, report: node_report.Report, *, now: dt.datetime) -> History:
-    """Put together what is known of a node's past.
+    """Collect what is known of a node's past.
 
     Raises:
-        ClusterError: The API does not answer; that it refuses to show Events is no failure.
+        ClusterError: The API does not answer; missing rights to read Events are no failure.
     """
     events: Sequence[selection.Event] = ()
     why_not = ""
     try:
-        events = seen.events(report.node.view.name)
+        events = seen.events(report.node.name)
     except errors.ClusterError as error:
         if error.reason is not errors.Reason.FORBIDDEN:
             raise
         why_not = error.message
-    told = [
+    from_events = [
         Moment(
             at=event.at,
             what=event.reason,
@@ -96,7 +97,7 @@ def history(seen: selection.Cluster, report: node_report.Report, *, now: dt.date
         )
         for event in events
     ]
-    moments = [*told, *_from_node(report, told)]
+    moments = [*from_events, *_from_node(report, from_events)]
     return History(
         report=report,
         moments=tuple(sorted(moments, key=_order)),
@@ -106,66 +107,66 @@ def history(seen: selection.Cluster, report: node_report.Report, *, now: dt.date
 
 
 def _order(moment: Moment) -> tuple[dt.datetime, int]:
-    """Put what happened in one second in the order in which it can have happened."""
+    """Order moments of one second as they can have happened."""
     first = _FIRST.index(moment.what) if moment.what in _FIRST else len(_FIRST)
     return moment.at or dt.datetime.min.replace(tzinfo=dt.UTC), first
 
 
-_WISHED, _STARTED, _RETRY = _FIRST = ("wished", "started", "retry")
+_REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
 
 
-def _from_node(report: node_report.Report, told: Sequence[Moment]) -> Iterable[Moment]:
-    node, run = report.node, report.told
-    if node.wish and node.wished_at:
-        who = node.wished_by or "somebody"
+def _from_node(report: node_report.Report, events: Sequence[Moment]) -> Iterable[Moment]:
+    node, run = report.node, report.status
+    if node.requested and node.requested_at:
         yield Moment(
-            at=node.wished_at,
-            what=_WISHED,
-            message=f"{who} last wrote here, and the wish for {node.wish} is theirs",
+            at=node.requested_at,
+            what=_REQUESTED,
+            message=f"last write by {node.requested_by or 'an unknown client'}, "
+            f"which requested {node.requested}",
         )
     if run is None:
         return
     if run.started_at:
-        message = f"a run for {run.config} began, attempt {run.attempt}"
+        message = f"run for {run.config} started, attempt {run.attempt}"
         yield Moment(at=run.started_at, what=_STARTED, message=message)
-    is_told = any(moment.at == run.finished_at and moment.what == run.reason for moment in told)
-    if run.finished_at and not is_told:
+    is_known = any(each.at == run.finished_at and each.what == run.reason for each in events)
+    if run.finished_at and not is_known:
         yield Moment(
             at=run.finished_at,
             what=run.reason or "finished",
             message=run.message,
-            is_warning=not report.standing.is_good,
+            is_warning=not report.state.is_good,
         )
     if run.retry_at:
-        yield Moment(at=run.retry_at, what=_RETRY, message="the next try is due")
+        yield Moment(at=run.retry_at, what=_RETRY, message="the next retry is due")
 
 
-def page(told: History, *, style: bar.Style) -> str:
+def page(past: History, *, style: bar.Style) -> str:
     """Return a node's past, one line for each moment."""
-    lines = [status.headline(told.report, told.now, style)]
-    since = told.in_force_since
+    lines = [status.headline(past.report, past.now, style)]
+    since = past.applied_since
     if since:
-        age = messages.age(since, told.now)
-        lines.append(f"  in force at least since {messages.format_time(since)}, {age} ago")
-    lines += [layout.wrapped(note, indent="  ! ") for note in told.report.notes]
+        age = messages.age(since, past.now)
+        lines.append(f"  applied at least since {messages.format_time(since)}, {age} ago")
+    lines += [gpu_report.wrapped(note, indent="  ! ") for note in past.report.notes]
     rows = [
         (
             messages.format_time(moment.at) or "-",
             moment.what + (f" x{moment.count}" if moment.count > 1 else ""),
             moment.message,
         )
-        for moment in told.moments
+        for moment in past.moments
     ]
     tones = {
         (number, 1): bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
-        for number, moment in enumerate(told.moments)
+        for number, moment in enumerate(past.moments)
     }
     if rows:
         head = ("TIME", "WHAT", "MESSAGE")
-        lines += ["", *layout.columns(head, rows, tones=tones, style=style)]
-    if told.why_no_events:
-        why = f"Events are not shown, and so only the last run: {told.why_no_events}"
-        lines += ["", layout.wrapped(why)]
+        lines += ["", *gpu_report.columns(head, rows, tones=tones, style=style)]
+    if past.why_no_events:
+        why = f"Only the last run is shown; Events cannot be read: {past.why_no_events}"
+        lines += ["", gpu_report.wrapped(why)]
     elif not rows:
-        lines += ["", "Nothing is kept of its past."]
+        lines += ["", "No history is known."]
     return "\n".join(lines)

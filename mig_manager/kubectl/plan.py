@@ -1,7 +1,7 @@
 """``kubectl mig plan``: what a layout would change on nodes.
 
-The planner is the one that the agents ask. What it cannot know here is which devices are held: an
-agent spares those, and so may choose other instances of the same kind to end.
+It asks the planner of the agents. Which devices are in use is not known here: an agent spares
+those, and so may choose other instances of the same kind to destroy.
 """
 
 import dataclasses
@@ -9,91 +9,22 @@ import re
 from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.change import plans
+from mig_manager.change import plans as change_plans
 from mig_manager.cli.render import gpu_report
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config
 from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
-from mig_manager.kubectl import layout as layouts
-from mig_manager.kubectl import selection
+from mig_manager.kubectl import selection, status
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _COUNT_LABEL = "nvidia.com/gpu.count"
 _SUFFIX = re.compile(r"-(MIG|SHARED)\b.*")
 """What GPU feature discovery appends for GPUs that are divided or shared."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Products:
-    """The products of a cluster's GPUs."""
-
-    templates: tuple[model.Gpu, ...]
-    """One GPU of each product, as if nobody had partitioned it."""
-    notes: tuple[str, ...]
-    """What is guessed, and of which nodes nothing is known."""
-
-
-def of_nodes(reports: Sequence[node_report.Report]) -> Products:
-    """Return the products of nodes, each once."""
-    found: dict[tuple[str, int, int], model.Gpu] = {}
-    notes: list[str] = []
-    guessed: dict[str, model.Gpu] = {}
-    for node in reports:
-        gpus = node.gpus
-        if gpus is None:
-            gpus, note = presumed(node)
-            notes.append(f"{node.node.view.name}: {note}")
-            guessed.update((gpu.name, gpu) for gpu in gpus)
-            continue
-        for gpu in gpus:
-            key = gpu.name, gpu.pci_device_id, gpu.pci_subsystem_id
-            found.setdefault(key, gpu_codec.idle(gpu))
-    told = {gpu.name for gpu in found.values()}
-    others = [gpu for name, gpu in guessed.items() if name not in told]
-    # By their names and places in the table: the order of nodes means nothing.
-    templates = sorted([*found.values(), *others], key=lambda gpu: (gpu.name, gpu.pci_device_id))
-    return Products(templates=tuple(templates), notes=tuple(notes))
-
-
-def presumed(report: node_report.Report) -> tuple[model.ObservedGpus, str]:
-    """Return the GPUs that a node has by its labels, not partitioned, and a note that says so."""
-    from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
-
-    labels = report.node.view.labels
-    product = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
-    count = labels.get(_COUNT_LABEL, "1")
-    if not product:
-        return model.NO_GPUS, "neither its agent nor its labels tell which GPUs it has"
-    is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
-    number = int(count) if is_count else 1
-    try:
-        found = hardware.find(product)
-        gpus = model.ObservedGpus(
-            hardware.template(found, index) for index in range(min(number, hardware.MAX_GPUS))
-        )
-    except errors.UsageError as error:
-        return model.NO_GPUS, f"its agent has published nothing, and by its label: {error.message}"
-    return gpus, (
-        f"its agent has published nothing; by its labels it has {len(gpus)}x {found.name}, "
-        "taken as not partitioned"
-    )
-
-
-def known() -> Sequence[model.Gpu]:
-    """Return an idle GPU of every product that a layout may be for."""
-    from mig_manager.catalogue import products  # noqa: PLC0415 - reads the table of them
-
-    return products.known()
-
-
-def harmless(layout: config.Layout) -> config.Layout:
-    """Return a layout whose name can be shown."""
-    return dataclasses.replace(layout, name=messages.printable(layout.name))
-
-
 _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
+_FITS = {True: "yes", False: "no", None: "?"}
+_TONES = {True: bar.Tone.GOOD, False: bar.Tone.BAD, None: bar.Tone.WARN}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,45 +32,43 @@ class NodePlan:
     """What a layout would change on one node."""
 
     name: str
-    planned: plans.Planned | None
-    """None: it cannot be had, or cannot be told."""
+    planned: change_plans.Planned | None
     why_not: str
-    """Why there is no plan; empty when there is one."""
+    """Why there is no plan; empty if there is one."""
     fits: bool | None
-    """Whether the node can have the layout; None: cannot be told."""
+    """None: not known."""
     losses: tuple[resources.Loss, ...] | None
-    """Devices that end and that pods ask for; None: pods are not known."""
+    """Devices that go and that pods request; None if pods are not known."""
     notes: tuple[str, ...]
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything would be done."""
+        """Whether the plan has steps."""
         return self.planned is not None and not self.planned.plan.is_empty
 
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
-        data = {
+        planned = self.planned.to_data() if self.planned else {}
+        # UUIDs are not published, and evicted pods are known only as far as `losses` tells.
+        known = {k: v for k, v in planned.items() if k not in ("destroyed_uuids", "evicted_pods")}
+        return {
             "node": self.name,
             "fits": self.fits,
             "why_not": self.why_not or None,
             "notes": list(self.notes),
-            "losses": None
-            if self.losses is None
-            else [
-                {
-                    "resource": lost.kind.resource,
-                    "devices": lost.kind.count,
-                    "ending": lost.ending,
-                    "held_ending_at_least": lost.least,
-                    "pods": dict(lost.kind.pods),
-                }
-                for lost in self.losses
-            ],
+            "losses": None if self.losses is None else list(map(_loss_data, self.losses)),
+            "plan": status.without_ids(known) or None,
         }
-        planned = self.planned.to_data() if self.planned else {}
-        # Which pods leave is told as far as it is known, and UUIDs are not.
-        known = {k: v for k, v in planned.items() if k not in ("destroyed_uuids", "evicted_pods")}
-        return {**data, "plan": layouts.without_ids(known) or None}
+
+
+def _loss_data(loss: resources.Loss) -> dict[str, object]:
+    return {
+        "resource": loss.kind.resource,
+        "devices": loss.kind.count,
+        "ending": loss.ending,
+        "in_use_ending_at_least": loss.least,
+        "pods": dict(loss.kind.pods),
+    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,76 +102,123 @@ def plan(
     source: str,
     pods: selection.Pods,
 ) -> Plans:
-    """Work out what a layout would change on nodes.
+    """Plan a layout for nodes.
 
     Args:
-        layout: The wish.
-        reports: How the nodes stand.
+        layout: The requested layout.
+        reports: The nodes.
         source: Where the layout is from.
         pods: Their pods, as far as known.
     """
     return Plans(
         layout=layout.name,
         source=source,
-        nodes=tuple(_of_node(layout, each, pods) for each in reports),
+        nodes=tuple(_of_node(layout, report, pods) for report in reports),
         pods_not_known=pods.why_not,
     )
 
 
-def _of_node(layout: config.Layout, told: node_report.Report, pods: selection.Pods) -> NodePlan:
-    name, notes = told.node.view.name, list(_notes(layout, told))
-    gpus = told.gpus
+def _of_node(layout: config.Layout, report: node_report.Report, pods: selection.Pods) -> NodePlan:
+    notes = list(_notes(layout, report))
+    gpus = report.gpus
     if gpus is None:
-        gpus, note = presumed(told)
+        gpus, note = presumed_gpus(report)
         notes.append(note)
     if not gpus:
         return NodePlan(
-            name=name,
+            name=report.node.name,
             planned=None,
-            why_not=notes.pop() if told.gpus is None else "it has no GPU",
-            fits=None if told.gpus is None else False,
+            why_not=notes.pop() if report.gpus is None else "it has no GPU",
+            fits=None if report.gpus is None else False,
             losses=None,
             notes=tuple(notes),
         )
-    planned, why_not = None, ""
+    planned, losses, why_not = None, None, ""
     try:
-        planned = plans.planned(gpus, layout, scope=plans.Scope.ALL, holders={})
+        planned = change_plans.planned(gpus, layout, scope=change_plans.Scope.ALL, holders={})
     except errors.LayoutError as error:
         why_not = messages.printable(error.message, " ")
+    found = pods.of(report.node.name)
     if planned is not None:
         notes += [messages.printable(str(remark), " ") for remark in planned.overlooked]
+        if found is not None:
+            strategy = report.node.strategy
+            losses = resources.losses(planned.plan, planned.gpus, found, strategy=strategy)
     return NodePlan(
-        name=name,
+        name=report.node.name,
         planned=planned,
         why_not=why_not,
-        fits=_fits(planned),
-        losses=_losses(planned, told, pods),
+        fits=None if planned and planned.plan.is_provisional else planned is not None,
+        losses=losses,
         notes=tuple(notes),
     )
 
 
-def _fits(planned: plans.Planned | None) -> bool | None:
-    if planned is None:
-        return False
-    return None if planned.plan.is_provisional else True
+def _notes(layout: config.Layout, report: node_report.Report) -> Iterable[str]:
+    if report.gpus is not None:
+        yield from report.notes
+    if report.state is node_report.NodeState.CHANGING:
+        yield "the node is changing right now: plan again when it has finished"
+    run = report.status
+    if run and run.config == layout.name and run.config_hash not in ("", layout.content_hash):
+        yield f"its agent last used another layout named {layout.name}"
 
 
-def _losses(
-    planned: plans.Planned | None, told: node_report.Report, pods: selection.Pods
-) -> tuple[resources.Loss, ...] | None:
-    found = pods.of(told.node.view.name)
-    if found is None or planned is None:
-        return None
-    return resources.losses(planned.plan, planned.gpus, found, strategy=told.node.strategy)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """The GPU products of a cluster."""
+
+    templates: tuple[model.Gpu, ...]
+    """One GPU of each product, not partitioned."""
+    notes: tuple[str, ...]
+    """What is presumed or not known of nodes."""
 
 
-def _notes(layout: config.Layout, told: node_report.Report) -> Iterable[str]:
-    yield from (note for note in told.notes if told.gpus is not None)
-    if told.standing is node_report.Standing.CHANGING:
-        yield "the node is changing right now: ask again when it is done"
-    is_same = told.told is not None and told.told.config == layout.name
-    if is_same and told.told and told.told.config_hash not in ("", layout.content_hash):
-        yield f"its agent last knew a layout {layout.name} of other content"
+def products(reports: Sequence[node_report.Report]) -> Products:
+    """Return the GPU products of nodes, each once."""
+    published: dict[tuple[str, int, int], model.Gpu] = {}
+    presumed: dict[str, model.Gpu] = {}
+    notes: list[str] = []
+    for report in reports:
+        if report.gpus is None:
+            gpus, note = presumed_gpus(report)
+            notes.append(f"{report.node.name}: {note}")
+            presumed.update((gpu.name, gpu) for gpu in gpus)
+            continue
+        for gpu in report.gpus:
+            key = gpu.name, gpu.pci_device_id, gpu.pci_subsystem_id
+            published.setdefault(key, gpu_codec.idle(gpu))
+    names = {gpu.name for gpu in published.values()}
+    others = [gpu for name, gpu in presumed.items() if name not in names]
+    # Sorted by name and position in the table: the order of nodes means nothing.
+    templates = sorted(
+        [*published.values(), *others], key=lambda gpu: (gpu.name, gpu.pci_device_id)
+    )
+    return Products(templates=tuple(templates), notes=tuple(notes))
+
+
+def presumed_gpus(report: node_report.Report) -> tuple[model.ObservedGpus, str]:
+    """Return the GPUs that a node has by its labels, not partitioned, and a note on that."""
+    from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
+
+    labels = report.node.view.labels
+    product = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
+    count = labels.get(_COUNT_LABEL, "1")
+    if not product:
+        return model.NO_GPUS, "neither an agent nor a label tells which GPUs it has"
+    is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
+    number = int(count) if is_count else 1
+    try:
+        found = hardware.find(product)
+        gpus = model.ObservedGpus(
+            hardware.template(found, index) for index in range(min(number, hardware.MAX_GPUS))
+        )
+    except errors.UsageError as error:
+        return model.NO_GPUS, f"its agent has published nothing, and by its label: {error.message}"
+    return gpus, (
+        f"its agent has published nothing; by its labels it has {len(gpus)}x {found.name}, "
+        "presumed not partitioned"
+    )
 
 
 def pictures(plans: Plans, *, style: bar.Style) -> str:
@@ -252,57 +228,67 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
 
 def _picture(plans: Plans, node: NodePlan, style: bar.Style) -> str:
     lines = [style.paint(f"{node.name}: {plans.layout} of {plans.source}", bar.Tone.STRONG)]
-    lines += [layouts.wrapped(note, indent="  ! ") for note in node.notes]
+    lines += [gpu_report.wrapped(note, indent="  ! ") for note in node.notes]
     if node.planned is None:
-        verdict = "cannot be told" if node.fits is None else "cannot have it"
-        lines.append(layouts.wrapped(f"{verdict}: {node.why_not}", indent="  "))
+        verdict = "not known" if node.fits is None else "does not fit"
+        lines.append(gpu_report.wrapped(f"{verdict}: {node.why_not}", indent="  "))
         return "\n".join(lines)
     lines += ["", gpu_report.plan(node.planned, is_wide=False, style=style)]
     if node.losses is None:
-        lines.append(layouts.wrapped(f"Who would be hurt is not known: {plans.pods_not_known}"))
+        lines.append(_unknown_pods(plans))
     else:
-        lines += [layouts.wrapped(layouts.loss(lost)) for lost in node.losses]
+        lines += [gpu_report.wrapped(loss_text(loss)) for loss in node.losses]
     return "\n".join(lines)
 
 
+def _unknown_pods(plans: Plans) -> str:
+    return gpu_report.wrapped(f"The affected pods are not known: {plans.pods_not_known}")
+
+
+def loss_text(loss: resources.Loss) -> str:
+    """Say what the loss of devices of a kind means to pods that request them."""
+    kind, pods = loss.kind, status.named_pods(loss.kind.pods)
+    what = f"{loss.ending} of {kind.count} {status.kind_name(kind.resource)} go"
+    if loss.is_total:
+        return f"{what}: these pods must leave: {pods}"
+    if loss.least:
+        return f"{what}: {loss.least} in use must go, used by some of {pods}"
+    return f"{what}: the agent spares those in use, if it can, by {pods}"
+
+
 def table(plans: Plans, *, style: bar.Style) -> str:
-    """Return a line for each node, what there is to say of some, and a sum."""
+    """Return a line for each node, notes on nodes, and a sum."""
     rows = [_row(node) for node in plans.nodes]
     tones = {(number, 1): _TONES[node.fits] for number, node in enumerate(plans.nodes)}
-    lines = layouts.columns(_HEAD, rows, tones=tones, style=style)
-    said = [
-        layouts.wrapped(f"{node.name}: {'; '.join(filter(None, [node.why_not, *node.notes]))}")
+    lines = gpu_report.columns(_HEAD, rows, tones=tones, style=style)
+    notes = [
+        gpu_report.wrapped(f"{node.name}: {'; '.join(filter(None, [node.why_not, *node.notes]))}")
         for node in plans.nodes
         if node.why_not or node.notes
     ]
-    if plans.pods_not_known:
-        said.append(layouts.wrapped(f"Who would be hurt is not known: {plans.pods_not_known}"))
+    notes += [_unknown_pods(plans)] if plans.pods_not_known else []
     changed = sum(node.is_changed for node in plans.nodes)
     without = sum(not node.fits for node in plans.nodes)
-    right = len(plans.nodes) - changed - without
     total = (
         f"Layout {plans.layout} of {plans.source}: {changed} of {len(plans.nodes)} nodes change, "
-        f"{right} have it already, {without} cannot have it or do not tell."
+        f"{len(plans.nodes) - changed - without} have it already, {without} cannot have it or "
+        "are not known."
     )
-    return "\n".join([*lines, "", *said, layouts.wrapped(total)])
-
-
-_TONES = {True: bar.Tone.GOOD, False: bar.Tone.BAD, None: bar.Tone.WARN}
+    return "\n".join([*lines, "", *notes, gpu_report.wrapped(total)])
 
 
 def _row(node: NodePlan) -> Sequence[str]:
-    fits = {True: "yes", False: "no", None: "?"}[node.fits]
     if node.planned is None:
-        return node.name, fits, "-", "-"
+        return node.name, _FITS[node.fits], "-", "-"
     change = gpu_report.summary(node.planned) if node.is_changed else "nothing"
-    return node.name, fits, change, _hurt(node.losses)
+    return node.name, _FITS[node.fits], change, _affected(node.losses)
 
 
-def _hurt(losses: Sequence[resources.Loss] | None) -> str:
+def _affected(losses: Sequence[resources.Loss] | None) -> str:
     if losses is None:
         return "?"
-    sure = {pod for lost in losses if lost.is_total for pod in lost.kind.pods}
-    maybe = {pod for lost in losses if not lost.is_total for pod in lost.kind.pods} - sure
+    sure = {pod for loss in losses if loss.is_total for pod in loss.kind.pods}
+    maybe = {pod for loss in losses if not loss.is_total for pod in loss.kind.pods} - sure
     if not (sure or maybe):
         return "none"
     parts = [f"{len(sure)} must leave"] if sure else []

@@ -5,44 +5,48 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
+from mig_manager.cli.render import gpu_report
 from mig_manager.core import bar, data, messages, model, picture
 from mig_manager.core.fleet import node_report
 from mig_manager.core.node import resources
-from mig_manager.kubectl import layout, selection
+from mig_manager.kubectl import selection
 
-_TONES: Mapping[node_report.Standing, bar.Tone] = {
-    node_report.Standing.IN_FORCE: bar.Tone.GOOD,
-    node_report.Standing.CHANGING: bar.Tone.WARN,
-    node_report.Standing.BEHIND: bar.Tone.WARN,
-    node_report.Standing.NO_WISH: bar.Tone.FAINT,
+_MOST_NAMED = 8
+"""Pods that a sentence names before it counts the rest."""
+_TONES: Mapping[node_report.NodeState, bar.Tone] = {
+    node_report.NodeState.APPLIED: bar.Tone.GOOD,
+    node_report.NodeState.CHANGING: bar.Tone.WARN,
+    node_report.NodeState.WAITING: bar.Tone.WARN,
+    node_report.NodeState.NO_REQUEST: bar.Tone.FAINT,
 }
-_HEAD = ("NODE", "STATE", "REASON", "AGE", "WISHED", "APPLIED", "SLICES")
+_HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
+_ONLY_KUBELET = "The API does not show which device a pod got; only kubelet knows."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How nodes stand."""
+    """The state of nodes."""
 
     reports: tuple[node_report.Report, ...]
     pods: selection.Pods
-    """Not asked for, and so without a word of why, where only a table is shown."""
+    """Not read for a table, and then without a reason."""
     now: dt.datetime
 
     @property
     def is_good(self) -> bool:
-        """Whether every node has what is wished for it."""
-        return all(report.standing.is_good for report in self.reports)
+        """Whether every node has the requested layout."""
+        return all(report.state.is_good for report in self.reports)
 
     def kinds(self, report: node_report.Report) -> tuple[resources.Kind, ...] | None:
-        """Return who asks for which devices of a node; None when that is not known."""
-        found = self.pods.of(report.node.view.name)
+        """Return which pods request which devices of a node; None if that is not known."""
+        found = self.pods.of(report.node.name)
         if found is None or report.gpus is None:
             return None
         return resources.kinds(report.gpus, found, strategy=report.node.strategy)
 
     def claiming(self, report: node_report.Report) -> tuple[str, ...]:
-        """Return the pods whose devices, if any, are given by ResourceClaims."""
-        found = self.pods.of(report.node.view.name) or ()
+        """Return the pods that get devices, if any, by ResourceClaims."""
+        found = self.pods.of(report.node.name) or ()
         return tuple(pod.key for pod in found if pod.has_claims and not pod.is_finished)
 
     def to_data(self) -> dict[str, object]:
@@ -54,30 +58,30 @@ class Status:
         }
 
     def _node(self, report: node_report.Report) -> dict[str, object]:
-        told, kinds = report.told, self.kinds(report)
+        run, kinds = report.status, self.kinds(report)
         return {
-            "node": report.node.view.name,
-            "standing": report.standing.value,
-            "is_good": report.standing.is_good,
+            "node": report.node.name,
+            "status": report.state.value,
+            "is_good": report.state.is_good,
             "is_ready": report.node.is_ready,
-            "wished": report.node.wish or None,
+            "requested": report.node.requested,
             "applied": report.node.applied or None,
-            "state": told.state.value if told else None,
-            "phase": told.phase if told else None,
-            "reason": told.reason if told else None,
-            "message": told.message if told else None,
-            "attempt": told.attempt if told else None,
-            "started_at": _iso(told.started_at) if told else None,
-            "finished_at": _iso(told.finished_at) if told else None,
-            "retry_at": _iso(told.retry_at) if told else None,
+            "state": run.state.value if run else None,
+            "phase": run.phase if run else None,
+            "reason": run.reason if run else None,
+            "message": run.message if run else None,
+            "attempt": run.attempt if run else None,
+            "started_at": _iso(run.started_at) if run else None,
+            "finished_at": _iso(run.finished_at) if run else None,
+            "retry_at": _iso(run.retry_at) if run else None,
             "notes": list(report.notes),
             "gpus": None
             if report.gpus is None
-            else [layout.without_ids(data.gpu(gpu)) for gpu in report.gpus],
+            else [without_ids(data.gpu(gpu)) for gpu in report.gpus],
             "unreachable_gpus": None
             if report.gpus is None
             else [data.unreachable(gpu) for gpu in report.gpus.unreachable],
-            "asked_for": None
+            "device_requests": None
             if kinds is None
             else [
                 {"resource": kind.resource, "devices": kind.count, "pods": dict(kind.pods)}
@@ -91,43 +95,53 @@ def _iso(when: dt.datetime | None) -> str | None:
     return when.isoformat() if when else None
 
 
-def pictures(status: Status, *, style: bar.Style) -> str:
-    """Draw every node."""
-    return "\n\n".join(_picture(status, report, style) for report in status.reports)
+_LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
+
+
+def without_ids(data: object) -> object:
+    """Return plain data of GPUs without the driver's ids, which agents do not publish."""
+    if isinstance(data, list):
+        return [without_ids(item) for item in data]
+    if isinstance(data, Mapping):
+        return {
+            key: without_ids(value)
+            for key, value in data.items()
+            if key not in _LOCAL_IDS and not (key == "uuid" and value is None)
+        }
+    return data
 
 
 def table(status: Status, *, style: bar.Style) -> str:
-    """Return a line for each node, and below what there is to say of those that are not well."""
+    """Return a line for each node, and below why nodes are not in order."""
     rows = [_row(report, status.now) for report in status.reports]
-    tones = {(number, 1): _tone(report.standing) for number, report in enumerate(status.reports)}
-    lines = layout.columns(_HEAD, rows, tones=tones, style=style)
-    told = [_said(report) for report in status.reports]
-    said = [layout.wrapped(text) for text in told if text]
-    return "\n".join([*lines, "", *said] if said else lines)
+    tones = {(number, 1): _tone(report.state) for number, report in enumerate(status.reports)}
+    lines = gpu_report.columns(_HEAD, rows, tones=tones, style=style)
+    notes = [gpu_report.wrapped(text) for text in map(_note, status.reports) if text]
+    return "\n".join([*lines, "", *notes] if notes else lines)
 
 
-def _said(report: node_report.Report) -> str:
+def _note(report: node_report.Report) -> str:
     parts = list(report.notes)
-    if report.told and not report.standing.is_good and report.told.message:
-        parts.insert(0, report.told.message)
-    return f"{report.node.view.name}: {'; '.join(parts)}" if parts else ""
+    if report.status and not report.state.is_good and report.status.message:
+        parts.insert(0, report.status.message)
+    return f"{report.node.name}: {'; '.join(parts)}" if parts else ""
 
 
 def _row(report: node_report.Report, now: dt.datetime) -> Sequence[str]:
-    told = report.told
+    run = report.status
     return (
-        report.node.view.name,
-        report.standing.value + ("" if report.node.is_ready else ",not-ready"),
-        (told.reason or told.phase) if told else "-",
-        messages.age(told.at, now) if told else "-",
-        report.node.wish or "-",
+        report.node.name,
+        report.state.value + ("" if report.node.is_ready else ",not-ready"),
+        (run.reason or run.phase) if run else "-",
+        messages.age(run.at, now) if run else "-",
+        report.node.requested or "-",
         report.node.applied or "-",
         "-" if report.gpus is None else slices(report.gpus),
     )
 
 
 def slices(gpus: Iterable[model.Gpu]) -> str:
-    """Return what GPUs are divided into, all together, in a few words."""
+    """Return what GPUs are divided into, all together."""
     counts: collections.Counter[model.Profile] = collections.Counter()
     whole = empty = 0
     for gpu in gpus:
@@ -143,52 +157,82 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
     return ", ".join(parts) or "none"
 
 
-def _tone(value: node_report.Standing) -> bar.Tone:
-    return _TONES.get(value, bar.Tone.BAD)
+def _tone(state: node_report.NodeState) -> bar.Tone:
+    return _TONES.get(state, bar.Tone.BAD)
+
+
+def pictures(status: Status, *, style: bar.Style) -> str:
+    """Draw every node."""
+    return "\n\n".join(_picture(status, report, style) for report in status.reports)
 
 
 def headline(report: node_report.Report, now: dt.datetime, style: bar.Style) -> str:
-    """Return how a node stands, in one line."""
-    told = report.told
-    name = style.paint(report.node.view.name, bar.Tone.STRONG)
-    state = style.paint(report.standing.value, _tone(report.standing))
-    rest = [f"wished {report.node.wish or 'nothing'}"]
-    if report.node.applied and report.node.applied != report.node.wish:
-        rest.append(f"applied {report.node.applied}")
-    if told and told.reason:
-        rest.append(told.reason)
-    elif told:
-        rest.append(f"phase {told.phase}")
-    if told and told.at:
-        rest.append(f"since {messages.format_time(told.at)}, {messages.age(told.at, now)} ago")
-    if told and told.attempt > 1:
-        rest.append(f"attempt {told.attempt}")
+    """Return a node's state in one line."""
+    node, run = report.node, report.status
+    name = style.paint(node.name, bar.Tone.STRONG)
+    state = style.paint(report.state.value, _tone(report.state))
+    rest = [f"requested {node.requested or 'nothing'}"]
+    if node.applied and node.applied != node.requested:
+        rest.append(f"applied {node.applied}")
+    if run:
+        rest.append(run.reason or f"phase {run.phase}")
+    if run and run.at:
+        rest.append(f"since {messages.format_time(run.at)}, {messages.age(run.at, now)} ago")
+    if run and run.attempt > 1:
+        rest.append(f"attempt {run.attempt}")
     return style.plain(f"{name} · {state} · {' · '.join(rest)}")
 
 
 def _picture(status: Status, report: node_report.Report, style: bar.Style) -> str:
     lines = [headline(report, status.now, style)]
-    if report.told and report.told.message:
-        lines.append(layout.wrapped(report.told.message, indent="  "))
-    lines += [layout.wrapped(note, indent="  ! ") for note in report.notes]
+    if report.status and report.status.message:
+        lines.append(gpu_report.wrapped(report.status.message, indent="  "))
+    lines += [gpu_report.wrapped(note, indent="  ! ") for note in report.notes]
     if report.gpus is not None:
-        drawn = picture.draw_gpus(report.gpus, style=style) or "This node has no NVIDIA GPU."
-        lines += ["", drawn, "", *_who(status, report)]
+        drawn = picture.draw_gpus(report.gpus, style=style) or gpu_report.NO_GPU
+        lines += ["", drawn, "", *_users(status, report)]
     return "\n".join(lines).rstrip()
 
 
-def _who(status: Status, report: node_report.Report) -> Iterable[str]:
+def _users(status: Status, report: node_report.Report) -> Iterable[str]:
     kinds = status.kinds(report)
     if kinds is None:
-        yield layout.wrapped(f"Who holds what is not known: {status.pods.why_not}")
+        yield gpu_report.wrapped(f"The pods using the GPUs are not known: {status.pods.why_not}")
         return
-    wide = max((len(layout.kind_name(kind.resource)) for kind in kinds), default=0)
+    width = max((len(kind_name(kind.resource)) for kind in kinds), default=0)
     for kind in kinds:
-        name = layout.kind_name(kind.resource).ljust(wide)
-        yield layout.wrapped(f"{name}  {layout.held(kind)}", indent="  ")
+        name = kind_name(kind.resource).ljust(width)
+        yield gpu_report.wrapped(f"{name}  {used(kind)}", indent="  ")
     claiming = status.claiming(report)
     if claiming:
-        names = layout.pods(dict.fromkeys(claiming, 1))
-        yield layout.wrapped(f"Pods with ResourceClaims, for these GPUs or others: {names}")
+        names = named_pods(dict.fromkeys(claiming, 1))
+        yield gpu_report.wrapped(f"Pods with ResourceClaims, for these GPUs or others: {names}")
     if any(0 < kind.asked < kind.count for kind in kinds):
-        yield layout.wrapped(layout.WHO_KNOWS)
+        yield gpu_report.wrapped(_ONLY_KUBELET)
+
+
+def kind_name(resource: str) -> str:
+    """Return a resource's MIG profile, or ``gpu``."""
+    if resource == resources.GPU:
+        return "gpu"
+    return resource.partition("mig-")[2] or resource
+
+
+def named_pods(requests: Mapping[str, int]) -> str:
+    """Return pods with how many devices each requests, if more than one."""
+    named = [name if count == 1 else f"{name} ({count})" for name, count in requests.items()]
+    return messages.listed(named, most=_MOST_NAMED)
+
+
+def used(kind: resources.Kind) -> str:
+    """Say which pods request devices of a kind, and whether these are in use."""
+    if not kind.pods:
+        return f"{kind.count} free"
+    pods = named_pods(kind.pods)
+    if not kind.count:
+        return f"no such device, but requests for {kind.asked}: {pods}"
+    if kind.asked > kind.count:
+        return f"{kind.asked} requested of {kind.count}, shared or pending: {pods}"
+    if kind.asked == kind.count:
+        return f"{'all ' if kind.count > 1 else ''}{kind.count} in use by {pods}"
+    return f"{kind.asked} of {kind.count} in use by {pods}"

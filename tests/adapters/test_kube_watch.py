@@ -159,7 +159,7 @@ def test_a_rollout_knows_that_what_it_holds_is_old_after_a_bug(
         kube.faults = 0
 
         def wishes() -> list[str | None]:
-            return [node.wanted for node in nodes.nodes()]
+            return [node.requested for node in nodes.nodes()]
 
         assert eventually(lambda: wishes() == ["new"] and not nodes.trouble)
         assert isinstance(nodes.nodes()[0], fleet_nodes.Node)

@@ -1,17 +1,28 @@
 """The API by way of a program called kubectl; here one of a few lines that plays its part."""
 
 import pathlib
+from typing import Any
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import kubectl
+from mig_manager.core.node import cluster
+from mig_manager.kubectl import selection
 
 
 @pytest.fixture
 def bin_(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
+
+
+def listed(path: str) -> list[dict[str, Any]]:
+    return [
+        item
+        for page in cluster.pages(reached().get, path, {}, what="the list")
+        for item in page["items"]
+    ]
 
 
 def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
@@ -122,7 +133,7 @@ def test_an_answer_that_is_no_list_of_objects_is_an_error_of_ours(
     play(bin_, f"echo '{answer}'")
 
     with pytest.raises(errors.ClusterError):
-        list(reached().items("/api/v1/nodes"))
+        selection.Cluster(reached()).selected(None)
 
 
 def test_pages_are_read_to_their_end(bin_: pathlib.Path) -> None:
@@ -130,14 +141,14 @@ def test_pages_are_read_to_their_end(bin_: pathlib.Path) -> None:
     first = '{"items": [{"a": 1}], "metadata": {"continue": "more"}}'
     play(bin_, f"case \"$3\" in *continue=more*) echo '{last}';; *) echo '{first}';; esac")
 
-    assert list(reached().items("/api/v1/nodes")) == [{"a": 1}, {"b": 1}]
+    assert listed("/api/v1/nodes") == [{"a": 1}, {"b": 1}]
 
 
-def test_a_list_without_an_end_is_given_up(bin_: pathlib.Path) -> None:
+def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
     play(bin_, """echo '{"items": [], "metadata": {"continue": "more"}}'""")
 
     with pytest.raises(errors.ClusterError, match="does not end"):
-        list(reached().items("/api/v1/nodes"))
+        listed("/api/v1/nodes")
 
 
 def test_a_program_that_does_not_come_back_is_given_up(bin_: pathlib.Path) -> None:

@@ -127,7 +127,7 @@ def test_undo_brings_each_node_back_to_what_it_was_asked_for_before(rig: Rig) ->
     assert {name: rig.label(name) for name in rig.names} == before
     assert counted.most <= 2
     # Undone is undone: to say it twice changes nothing.
-    assert rig.roll("undo").data["counts"]["in-force"] == 5
+    assert rig.roll("undo").data["counts"]["applied"] == 5
     assert {name: rig.label(name) for name in rig.names} == before
 
 
@@ -143,7 +143,7 @@ def test_undo_without_a_rollout_before_is_refused(rig: Rig) -> None:
     answer = rig.roll("undo")
 
     assert answer.status == 2
-    assert "no rollout has left its mark" in answer.err
+    assert "has the mark of a rollout" in answer.err
 
 
 def test_nodes_that_the_selector_does_not_name_are_let_be(rig: Rig) -> None:
@@ -158,9 +158,9 @@ def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> No
     answer = rig.roll(LAYOUT)
 
     assert (answer.status, answer.data["state"]) == (1, "failed")
-    assert answer.data["counts"] | {"in-force": 4, "left-out": 1} == answer.data["counts"]
+    assert answer.data["counts"] | {"applied": 4, "skipped": 1} == answer.data["counts"]
     assert rig.label("node-001") is None
-    assert "node-001: left-out: no agent has ever told" in rig(LAYOUT, "-l", "gpu=yes").out
+    assert "node-001: skipped: no agent has ever published" in rig(LAYOUT, "-l", "gpu=yes").out
 
 
 def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig) -> None:
@@ -170,7 +170,7 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig)
     answer = rig.roll(LAYOUT, "--silence-timeout-s", "1")
 
     assert (answer.status, answer.data["state"]) == (1, "failed")
-    assert answer.data["counts"]["in-force"] == 4
+    assert answer.data["counts"]["applied"] == 4
     (silent,) = answer.data["failures"]
     assert silent["name"] == "node-001"
     assert rig.label("node-001") == FORMER
@@ -190,8 +190,8 @@ def test_a_node_that_takes_too_long_is_told_and_does_not_hold_up_the_end(rig: Ri
     answer = rig.roll(LAYOUT, "--node-timeout-s", "2")
 
     assert answer.status == 1
-    assert answer.data["failures"][0]["message"].startswith("not in force 2 s after")
-    assert answer.data["counts"]["in-force"] == 4
+    assert answer.data["failures"][0]["message"].startswith("not applied 2 s after")
+    assert answer.data["counts"]["applied"] == 4
 
 
 def test_nodes_that_others_have_cordoned_count_and_the_rollout_says_when_it_cannot_go_on(
@@ -207,17 +207,17 @@ def test_nodes_that_others_have_cordoned_count_and_the_rollout_says_when_it_cann
 
     assert (answer.status, answer.data["state"]) == (1, "stalled")
     assert answer.data["unavailable"] == ["node-000", "node-001"]
-    assert answer.data["counts"] | {"in-force": 0} == answer.data["counts"]
+    assert answer.data["counts"] | {"applied": 0} == answer.data["counts"]
 
 
 def test_each_node_that_changes_is_told_in_a_line_where_there_is_no_terminal(rig: Rig) -> None:
     answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "40%")
 
     assert answer.status == 0
-    assert "node-003: under-way" in answer.out
-    assert "node-003: in-force" in answer.out
+    assert "node-003: in-progress" in answer.out
+    assert "node-003: applied" in answer.out
     assert answer.out.endswith(
-        "layout all-1g.5gb: 5 in force; 0 of at most 2 unavailable\nThe rollout is done.\n"
+        "layout all-1g.5gb: 5 applied; 0 of at most 2 unavailable\nThe rollout is done.\n"
     )
 
 
@@ -227,9 +227,9 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
 
     answer = rig(LAYOUT, "-l", "gpu=yes")
     assert answer.status == 0
-    marked = "node-003: in-force without unreachable GPU 3 (GPU-3)"
+    marked = "node-003: applied without unreachable GPU 3 (GPU-3)"
     assert answer.out.count(marked) == 2
-    assert "5 in force, 1 with unreachable GPUs;" in answer.out
+    assert "5 applied, 1 with unreachable GPUs;" in answer.out
 
     nodes = {node["name"]: node["unreachable_gpus"] for node in rig.roll(LAYOUT).data["nodes"]}
     assert nodes == {name: [] for name in rig.names} | {"node-003": ["GPU 3 (GPU-3)"]}
@@ -271,7 +271,7 @@ def test_an_answer_for_machines_can_be_yaml(rig: Rig) -> None:
         (("undo", "-l", "gpu=yes", "--dry-run"), "not of undo"),
         ((LAYOUT, "-c", "other", "-l", "gpu=yes"), "name one"),
         ((LAYOUT, "-l", "gpu=yes", "--config-map", "x"), "NAMESPACE/NAME"),
-        ((LAYOUT, "-l", "gpu=yes", "--dry-run"), "there is no ConfigMap"),
+        ((LAYOUT, "-l", "gpu=yes", "--dry-run"), "not found"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
@@ -390,7 +390,7 @@ def test_a_dry_run_tells_what_each_node_would_have_to_bear_and_changes_nothing(r
     assert nodes["node-002"]["verdict"] == "unknown"
     assert [rig.label(name) for name in rig.names] == [None] * 5
     text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
-    assert "layout all-1g.5gb: 0 in force, 1 fits, 1 does not fit, 3 unknown." in text
+    assert "layout all-1g.5gb: 0 applied, 1 fits, 1 does not fit, 3 unknown." in text
 
 
 def test_a_dry_run_can_use_a_config_of_ones_own(rig: Rig, tmp_path: pathlib.Path) -> None:
@@ -418,4 +418,4 @@ def test_what_a_real_agent_tells_is_enough_for_a_dry_run(rig: Rig) -> None:
         agents.label_all(rig.server, ["other"], LAYOUT)
         agents.wait(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
         again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]
-    assert (again["verdict"], again["instances"]["kept"]) == ("in-force", 7)
+    assert (again["verdict"], again["instances"]["kept"]) == ("applied", 7)

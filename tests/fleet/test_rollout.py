@@ -61,7 +61,7 @@ def story(
     played.wake()
     assert status == 130
     assert answer["state"] == "interrupted"
-    assert 0 < answer["counts"]["in-force"] < len(names)
+    assert 0 < answer["counts"]["applied"] < len(names)
     begun = sum(layout == LAYOUT for layout in wanted(server).values())
     assert begun <= applied(server, names) + most + 1
 
@@ -77,7 +77,7 @@ def story(
     status, answer = command.run(kubeconfig, *given)
 
     assert (status, answer["state"]) == (0, "done")
-    assert answer["counts"]["in-force"] == len(names)
+    assert answer["counts"]["applied"] == len(names)
     assert applied(server, names) == len(names)
     assert counted.most <= most
 

@@ -1,4 +1,4 @@
-"""The cluster that the plugin is shown."""
+"""The cluster of the plugin's tests."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tests.shell import plugin_rig as rig
 
 @pytest.fixture(scope="module")
 def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
-    """A person who sees a cluster of five GPU nodes and one other; what tests add they remove."""
+    """A user of a cluster of five GPU nodes and one other; tests remove what they add."""
     rig.need_kubectl()
     with apiserver.serve() as server:
         for each in [*nodes(), *others()]:
@@ -22,40 +22,40 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
 
 def nodes() -> list[rig.Object]:
     return [
-        rig.Seen(
+        rig.Node(
             name="gpu-1",
             gpus=rig.gpus("8xA100-SXM4-40GB", "all-balanced"),
-            wish="all-balanced",
+            requested="all-balanced",
             labels={"pool": "train"},
         ).to_object(),
-        rig.Seen(
+        rig.Node(
             name="gpu-2",
             gpus=rig.gpus("2xH100-SXM"),
-            wish="all-1g.5gb",
+            requested="all-1g.5gb",
             state=model.State.FAILED,
             reason=errors.Reason.UNKNOWN_PROFILE,
             message="GPU 0 has no profile 1g.5gb",
             labels={"pool": "train"},
         ).to_object(),
-        rig.Seen(
+        rig.Node(
             name="gpu-3",
             gpus=rig.gpus("1xA100-SXM4-40GB", "all-1g.5gb"),
-            wish="all-balanced",
-            told="all-1g.5gb",
+            requested="all-balanced",
+            reported="all-1g.5gb",
             is_ready=False,
         ).to_object(),
-        rig.Seen(
+        rig.Node(
             name="gpu-4",
             gpus=rig.gpus("1xA100-SXM4-40GB"),
-            wish="all-1g.5gb",
+            requested="all-1g.5gb",
             state=model.State.PENDING,
             reason=None,
             message="draining",
             minutes=100,
         ).to_object(),
-        rig.Seen(
+        rig.Node(
             name="gpu-5",
-            wish="all-balanced",
+            requested="all-balanced",
             state=None,
             labels={
                 "nvidia.com/gpu.product": "NVIDIA-A30-MIG-1g.6gb",
@@ -72,9 +72,9 @@ def others() -> list[rig.Object]:
         rig.pod("serve", "gpu-1", mig_1g_5gb=2),
         rig.pod("elsewhere", "gpu-4", gpu=1),
         rig.config_map("gpu-operator", "default-mig-parted-config", **{"config.yaml": rig.CONFIG}),
-        rig.event("gpu-1", "Recovered", "carrying on", at=rig.ago(hours=4)),
-        rig.event("gpu-1", "Applied", "layout all-balanced is in force", at=rig.ago(hours=3)),
-        rig.event("gpu-1", "AlreadyApplied", "it was in force", at=rig.ago(minutes=5)),
+        rig.event("gpu-1", "Recovered", "resumed", at=rig.ago(hours=4)),
+        rig.event("gpu-1", "Applied", "Layout all-balanced is applied", at=rig.ago(hours=3)),
+        rig.event("gpu-1", "AlreadyApplied", "it was applied", at=rig.ago(minutes=5)),
         rig.event(
             "gpu-1",
             "NodeReady",

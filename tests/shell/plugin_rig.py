@@ -1,7 +1,8 @@
-"""A cluster to look at: nodes as agents leave them, and the plugin run as kubectl runs it."""
+"""A cluster with nodes as agents leave them, and the plugin as kubectl runs it."""
 
 import dataclasses
 import datetime as dt
+import functools
 import io
 import json
 import os
@@ -9,12 +10,15 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
+from mig_manager.adapters import kubectl
 from mig_manager.catalogue import hardware
 from mig_manager.cli import console
 from mig_manager.core import model
@@ -57,7 +61,7 @@ def ago(**span: float) -> str:
 
 
 def gpus(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
-    """Return GPUs of a simulated node, with a layout of ``CONFIG`` in force if one is named."""
+    """Return GPUs of a simulated node, with a layout of ``CONFIG`` if one is named."""
     idle = tuple(
         hardware.template(product, index)
         for index, product in enumerate(hardware.parse_node(spec))
@@ -77,19 +81,19 @@ def document() -> config.Document:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Node:
     """A node as its agent leaves it."""
 
     name: str
     gpus: Sequence[model.Gpu] | None = None
     """None: nothing is published."""
-    wish: str | None = None
-    told: str | None = None
-    """The layout that the status speaks of; None: as wished."""
+    requested: str | None = None
+    reported: str | None = None
+    """The layout of the status; None: the requested one."""
     state: model.State | None = model.State.SUCCESS
     """None: there is no status."""
     reason: errors.Reason | None = errors.Reason.APPLIED
-    message: str = "in force"
+    message: str = "it is applied"
     minutes: float = 5
     """How long ago the run began."""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -101,15 +105,15 @@ class Seen:
         """Return the Node object."""
         labels = {"nvidia.com/gpu.present": "true", "nvidia.com/mig.strategy": "mixed"}
         annotations: dict[str, str] = {}
-        if self.wish is not None:
-            labels["nvidia.com/mig.config"] = self.wish
+        if self.requested is not None:
+            labels["nvidia.com/mig.config"] = self.requested
         if self.gpus is not None:
             annotations["mig-manager.io/gpus"] = gpu_codec.to_json(self.gpus)
-        if self.wish is not None and self.state is not None:
+        if self.requested is not None and self.state is not None:
             labels["nvidia.com/mig.config.state"] = self.state.value
             annotations["mig-manager.io/status"] = self._status(self.state).to_json()
             if self.state is model.State.SUCCESS:
-                labels["mig-manager.io/applied"] = self.told or self.wish
+                labels["mig-manager.io/applied"] = self.reported or self.requested
         ready = "True" if self.is_ready else "Unknown"
         return {
             "apiVersion": "v1",
@@ -125,7 +129,7 @@ class Seen:
     def _status(self, state: model.State) -> status.Status:
         is_done = state in (model.State.SUCCESS, model.State.FAILED)
         return status.Status(
-            config=self.told or str(self.wish),
+            config=self.reported or str(self.requested),
             config_hash=self.config_hash,
             state=state,
             phase=model.Phase.DONE if is_done else model.Phase.DRAIN,
@@ -138,7 +142,7 @@ class Seen:
 
 
 def pod(name: str, node: str, **asks: int) -> Object:
-    """Return a running pod that asks for devices, such as ``mig_1g_5gb=2`` or ``gpu=1``."""
+    """Return a running pod that requests devices, such as ``mig_1g_5gb=2`` or ``gpu=1``."""
     limits = {f"nvidia.com/{_resource(what)}": str(count) for what, count in asks.items()}
     return {
         "apiVersion": "v1",
@@ -186,8 +190,8 @@ def config_map(namespace: str, name: str, **data: str) -> Object:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What a command answered."""
+class Answer:
+    """What a command wrote."""
 
     status: int
     out: str
@@ -199,7 +203,7 @@ class Said:
         return json.loads(self.out)
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], *, stdin: str = "") -> Said:
+def run(command: Sequence[str], environment: Mapping[str, str], *, stdin: str = "") -> Answer:
     """Run a command in an environment of its own."""
     done = subprocess.run(  # noqa: S603 - the arguments are the tests' own
         command,
@@ -210,18 +214,31 @@ def run(command: Sequence[str], environment: Mapping[str, str], *, stdin: str = 
         timeout=TIMEOUT_S,
         check=False,
     )
-    return Said(status=done.returncode, out=done.stdout, err=done.stderr)
+    return Answer(status=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def _get(_kubectl: object, url: str, words: Sequence[str], what: str) -> bytes:
+    """Answer ``get --raw PATH`` as kubectl does."""
+    assert words[:2] == ["get", "--raw"]
+    try:
+        with urllib.request.urlopen(url + words[2]) as response:  # noqa: S310 - our own server
+            body: bytes = response.read()
+            return body
+    except urllib.error.HTTPError as error:
+        refused = json.load(error)
+        line = f"Error from server ({refused['reason']}): {refused['message']}"
+        raise kubectl._refused(what, [line]) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
-    """A person with a kubeconfig, at a shell."""
+    """A user with a kubeconfig, at a shell."""
 
     server: apiserver.ApiServer
     home: pathlib.Path
     path: str
 
-    def kubectl(self, *words: str, stdin: str = "") -> Said:
+    def kubectl(self, *words: str, stdin: str = "") -> Answer:
         """Run the real kubectl."""
         environment = {
             "HOME": str(self.home),
@@ -231,20 +248,26 @@ class Viewer:
         }
         return run([need_kubectl(), *words], environment, stdin=stdin)
 
-    def alone(self, *words: str, stdin: str = "") -> Said:
-        """Run the plugin within this process, which is quicker; it runs the real kubectl still."""
-        return self._within(app.main, words, stdin)
+    def alone(self, *words: str, stdin: str = "") -> Answer:
+        """Run the plugin in this process, without kubectl."""
+        return self._within(app.main, words, stdin, direct=True)
 
-    def complete(self, *words: str) -> Said:
-        """Ask within this process how a line may go on."""
-        return self._within(arguments.main, words, "")
+    def real(self, *words: str) -> Answer:
+        """Run the plugin in this process, with the real kubectl."""
+        return self._within(app.main, words, "", direct=False)
+
+    def complete(self, *words: str) -> Answer:
+        """Complete a line in this process."""
+        return self._within(arguments.main, words, "", direct="--context" not in words)
 
     def _within(
         self,
         main: Callable[[Sequence[str], console.Console], int],
         words: Sequence[str],
         stdin: str,
-    ) -> Said:
+        *,
+        direct: bool,
+    ) -> Answer:
         out, err = io.StringIO(), io.StringIO()
         terminal = console.Console(
             stdin=io.StringIO(stdin), stdout=out, stderr=err, environ={}, program="kubectl-mig"
@@ -252,10 +275,14 @@ class Viewer:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(self.home))
             patch.setenv("KUBECONFIG", str(self.home / "kubeconfig"))
+            if direct:
+                patch.setattr(
+                    kubectl.Kubectl, "_run", functools.partialmethod(_get, self.server.url)
+                )
             status = main(words, terminal)
-        return Said(status=status, out=out.getvalue(), err=err.getvalue())
+        return Answer(status=status, out=out.getvalue(), err=err.getvalue())
 
-    def mig(self, *words: str, stdin: str = "") -> Said:
+    def mig(self, *words: str, stdin: str = "") -> Answer:
         """Run the plugin by kubectl."""
         return self.kubectl("mig", *words, stdin=stdin)
 
@@ -263,7 +290,7 @@ class Viewer:
 def viewer(server: apiserver.ApiServer, home: pathlib.Path, *, plugins: pathlib.Path = BIN) -> (
     Viewer
 ):  # fmt: skip
-    """Return a person whose kubeconfig leads to this server."""
+    """Return a user with a kubeconfig for this server."""
     server.kubeconfig(home / "kubeconfig")
     path = os.pathsep.join([str(plugins), os.environ["PATH"]])
     return Viewer(server=server, home=home, path=path)

@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import command_settings, commandline, console, interrupts, main, parser
+from mig_manager.cli import command_settings, commandline, console, main, parser
 from mig_manager.core import yaml_tree
 from tests.shell.commandline import Shell, forget
 
@@ -570,7 +570,7 @@ def test_a_signal_waits_until_a_change_is_complete() -> None:
     done: list[bool] = []
 
     def change() -> None:
-        with interrupts.completed(told.append):
+        with console.signals_deferred(told.append):
             signal.raise_signal(signal.SIGINT)
             done.append(True)
 
@@ -585,7 +585,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     told: list[str] = []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interrupts.completed(told.append):
+        with console.signals_deferred(told.append):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -597,7 +597,7 @@ def test_a_second_signal_does_not_wait() -> None:
     done: list[bool] = []
 
     def change() -> None:
-        with interrupts.completed(lambda _: None):
+        with console.signals_deferred(lambda _: None):
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             done.append(True)

@@ -245,7 +245,7 @@ def test_a_plan_without_known_pods_names_the_devices_that_end() -> None:
     text = gpu_report.plan(planned, is_wide=False, style=bar.Style())
 
     (doomed,) = planned.plan.destroyed_uuids
-    assert f"MIG devices that must have no user: {doomed}" in text
+    assert f"MIG devices that must be idle: {doomed}" in text
     assert text.endswith("Layout small: 1 instance destroyed, 2 created, 3 stay; no reset.")
 
 
@@ -254,8 +254,8 @@ def test_a_plan_that_switches_mode_says_which_gpus_must_be_idle() -> None:
 
     text = gpu_report.plan(planned, is_wide=False, style=bar.Style())
 
-    assert "GPU 0-1 must have no user at all." in text
-    assert text.endswith("MIG mode of 2 GPUs switched; 2 GPUs reset.")
+    assert "GPU 0-1 must be idle." in text
+    assert text.endswith("MIG mode of 2 GPUs changed; 2 GPUs reset.")
 
 
 def test_an_empty_plan_says_that_there_is_nothing_to_do() -> None:
@@ -264,7 +264,7 @@ def test_an_empty_plan_says_that_there_is_nothing_to_do() -> None:
 
     text = gpu_report.plan(plans.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style())
 
-    assert text.endswith("Layout balanced is in force: nothing to do.")
+    assert text.endswith("Layout balanced is already active: nothing to do.")
 
 
 def test_a_failed_check_says_how_a_gpu_differs() -> None:

@@ -122,11 +122,11 @@ def test_the_plugin_draws_what_the_agent_published(kubectl: Kubectl) -> None:
     planned = kubectl("mig", "plan", "all-balanced", "-f", str(PROFILES))
     past = kubectl("mig", "history", "sandbox")
 
-    assert drawn.startswith(f"sandbox · in-force · wished {LAYOUT} · Applied · since ")
+    assert drawn.startswith(f"sandbox · applied · requested {LAYOUT} · Applied · since ")
     assert "GPU 0-1 · NVIDIA A100-SXM4-40GB · MIG on · 2 alike" in drawn
     assert "  1g.5gb  14 free" in drawn.splitlines()
     assert "10 instances destroyed, 4 created, 4 stay; no reset" in planned
-    assert "in force at least since" in past
+    assert "applied at least since" in past
     assert f"Layout {LAYOUT} is in force" in past
 
 

@@ -1,4 +1,4 @@
-"""``kubectl mig``: the real kubectl finds the plugin and runs it against the embedded API."""
+"""``kubectl mig`` against the embedded API server; some tests start the real kubectl."""
 
 import json
 import pathlib
@@ -18,8 +18,8 @@ NASTY = "\x1b]0;owned\x07\x1b[2Jgone\r\u202etxt"
 """What would name a terminal's window, empty it, and turn what follows around."""
 
 
-def assert_harmless(said: rig.Said) -> None:
-    for text in (said.out, said.err):
+def assert_harmless(answer: rig.Answer) -> None:
+    for text in (answer.out, answer.err):
         assert all(letter.isprintable() or letter == "\n" for letter in text), repr(text)
 
 
@@ -33,19 +33,18 @@ def test_kubectl_lists_the_plugin_and_runs_it(viewer: rig.Viewer) -> None:
 
 def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
     assert "kubectl mig" in viewer.alone().out
-    told = viewer.alone("plan", "--help")
-    assert "LAYOUT" in told.out
-    assert "--context" in told.out
+    answer = viewer.alone("plan", "--help")
+    assert "LAYOUT" in answer.out
+    assert "--context" in answer.out
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "message"),
     [
         (("stat",), 3, "did you mean 'status'"),
         (("status", "--sort"), 2, "--sort"),
         (("status", "gpu-1", "-l", "a=b"), 2, "not both"),
         (("status", "-o", "table"), 2, "invalid choice"),
-        (("status", "--context", "nowhere"), 1, "nowhere"),
         (("plan",), 2, "LAYOUT"),
         (("plan", "all-3g"), 2, "no layout 'all-3g'"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "missing.yaml"),
@@ -58,37 +57,37 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("history", "../../../version"), 1, ""),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(
-    viewer: rig.Viewer, words: tuple[str, ...], status: int, said: str
+def test_invalid_input_is_refused_in_a_line(
+    viewer: rig.Viewer, words: tuple[str, ...], status: int, message: str
 ) -> None:
-    told = viewer.alone(*words)
+    answer = viewer.alone(*words)
 
-    assert (told.status, told.out) == (status, "")
-    assert told.err.startswith("kubectl-mig: ")
-    assert said in told.err
-    assert "Traceback" not in told.err
+    assert (answer.status, answer.out) == (status, "")
+    assert answer.err.startswith("kubectl-mig: ")
+    assert message in answer.err
+    assert "Traceback" not in answer.err
 
 
-def test_an_api_server_that_is_gone_is_told_so(tmp_path: pathlib.Path) -> None:
+def test_an_unreachable_api_server_is_reported(tmp_path: pathlib.Path) -> None:
     with apiserver.serve() as server:
         viewer = rig.viewer(server, tmp_path)
 
-    told = viewer.alone("status", "--request-timeout=5s")
+    answer = viewer.real("status", "--request-timeout=5s")
 
-    assert (told.status, told.out) == (1, "")
-    assert "kubectl get nodes" in told.err
+    assert (answer.status, answer.out) == (1, "")
+    assert "kubectl get nodes" in answer.err
 
 
-def test_without_kubectl_the_plugin_says_what_it_lacks(tmp_path: pathlib.Path) -> None:
+def test_kubectl_is_required(tmp_path: pathlib.Path) -> None:
     rig.need_kubectl()
     (tmp_path / "python").symlink_to(sys.executable)
 
-    told = rig.run(
+    answer = rig.run(
         [str(rig.BIN / "kubectl-mig"), "status"], {"PATH": str(tmp_path), "HOME": str(tmp_path)}
     )
 
-    assert told.status == 2
-    assert "no kubectl" in told.err
+    assert answer.status == 2
+    assert "no kubectl" in answer.err
 
 
 def test_contexts_and_kubeconfigs_are_kubectls_own(
@@ -101,96 +100,102 @@ def test_contexts_and_kubeconfigs_are_kubectls_own(
     elsewhere.write_text(json.dumps(document | {"current-context": "other"}))
     given = ("--kubeconfig", str(elsewhere))
 
-    assert viewer.alone("status", "gpu-1", *given).status == 1
-    assert viewer.alone("status", "gpu-1", *given, "--context", "sandbox").status == 0
-    assert viewer.alone("--context=sandbox", *given, "status", "gpu-1").status == 0
+    assert viewer.real("history", "gpu-1", *given).status == 1
+    assert viewer.real("history", "gpu-1", *given, "--context", "sandbox").status == 0
+    assert viewer.real("--context=sandbox", *given, "history", "gpu-1").status == 0
+    unknown = viewer.real("history", "gpu-1", "--context", "nowhere")
+    assert (unknown.status, unknown.out) == (1, "")
+    assert "nowhere" in unknown.err
 
 
 def test_more_nodes_than_a_page_holds_are_all_shown(tmp_path: pathlib.Path) -> None:
     with apiserver.serve() as server:
         for number in range(501):
-            server.store.create(rig.Seen(name=f"n{number:03}").to_object())
-        told = rig.viewer(server, tmp_path).alone("status")
+            server.store.create(rig.Node(name=f"n{number:03}").to_object())
+        answer = rig.viewer(server, tmp_path).alone("status")
 
-    assert sum(line.startswith("n") and "no-wish" in line for line in told.out.splitlines()) == 501
+    assert (
+        sum(line.startswith("n") and "no-request" in line for line in answer.out.splitlines())
+        == 501
+    )
 
 
 # -- status -----------------------------------------------------------------------------------
 
 
-def test_one_node_is_drawn_with_who_holds_what(viewer: rig.Viewer) -> None:
-    told = viewer.mig("status", "gpu-1")
+def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: rig.Viewer) -> None:
+    answer = viewer.mig("status", "gpu-1")
 
-    assert (told.status, told.err) == (0, "")
-    first, *_ = lines = told.out.splitlines()
-    assert first.startswith("gpu-1 · in-force · wished all-balanced · Applied · since 20")
+    assert (answer.status, answer.err) == (0, "")
+    first, *_ = lines = answer.out.splitlines()
+    assert first.startswith("gpu-1 · applied · requested all-balanced · Applied · since 20")
     assert "GPU 0-7 · NVIDIA A100-SXM4-40GB · MIG on · 8 alike" in lines
     assert sum("3g.20gb" in line and "│" in line for line in lines) == 1
-    assert "  1g.5gb   2 of 16 held by ml/serve (2)" in lines
+    assert "  1g.5gb   2 of 16 in use by ml/serve (2)" in lines
     assert "  2g.10gb  8 free" in lines
-    assert "  3g.20gb  1 of 8 held by ml/train" in lines
+    assert "  3g.20gb  1 of 8 in use by ml/train" in lines
     assert "only kubelet knows" in lines[-1]
     assert max(map(len, lines)) <= picture.WIDTH
 
 
-def test_many_nodes_are_a_line_each_and_the_unwell_are_explained(viewer: rig.Viewer) -> None:
-    told = viewer.mig("status")
+def test_many_nodes_are_a_line_each_with_explanations_below(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("status")
 
-    assert told.status == 1
-    table, _, why = told.out.partition("\n\n")
+    assert answer.status == 1
+    table, _, why = answer.out.partition("\n\n")
     rows = [line.split()[:3] for line in table.splitlines()]
     assert rows == [
         ["NODE", "STATE", "REASON"],
-        ["gpu-1", "in-force", "Applied"],
+        ["gpu-1", "applied", "Applied"],
         ["gpu-2", "failed", "UnknownProfile"],
-        ["gpu-3", "behind,not-ready", "Applied"],
+        ["gpu-3", "waiting,not-ready", "Applied"],
         ["gpu-4", "stale", "Drain"],
         ["gpu-5", "no-agent", "-"],
     ]
     assert "8x 3g.20gb, 8x 2g.10gb, 16x 1g.5gb" in table
     assert "2x whole GPU" in table
     assert "gpu-2: GPU 0 has no profile 1g.5gb" in why
-    assert "gpu-3: in force; the node is not ready" in why
+    assert "gpu-3: it is applied; the node is not ready" in why
     assert "gpu-1" not in why
-    assert "cpu" not in told.out
+    assert "cpu" not in answer.out
 
 
 def test_nodes_are_selected_by_label_and_drawn_if_wanted(viewer: rig.Viewer) -> None:
-    told = viewer.alone("status", "-l", "pool=train", "-o", "wide")
+    answer = viewer.alone("status", "-l", "pool=train", "-o", "wide")
 
-    assert told.status == 1
-    assert told.out.startswith("gpu-1 · in-force")
-    assert "NVIDIA H100 80GB HBM3" in told.out
-    assert "gpu-3" not in told.out
+    assert answer.status == 1
+    assert answer.out.startswith("gpu-1 · applied")
+    assert "NVIDIA H100 80GB HBM3" in answer.out
+    assert "gpu-3" not in answer.out
 
 
-def test_a_node_that_is_not_there_keeps_no_other_from_being_shown(viewer: rig.Viewer) -> None:
-    told = viewer.alone("status", "gpu-1", "gpu-9")
+def test_a_missing_node_does_not_hide_the_others(viewer: rig.Viewer) -> None:
+    answer = viewer.real("status", "gpu-1", "gpu-9")
 
-    assert told.status == 1
-    assert "gpu-1 · in-force" in told.out
-    assert 'nodes "gpu-9" not found' in told.err
+    assert answer.status == 1
+    assert "gpu-1 · applied" in answer.out
+    assert 'nodes "gpu-9" not found' in answer.err
 
 
 @pytest.mark.parametrize(("form", "load"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_machines_are_told_everything(viewer: rig.Viewer, form: str, load: Any) -> None:
-    told = load(viewer.alone("status", "-o", form).out)
+def test_json_and_yaml_have_everything(viewer: rig.Viewer, form: str, load: Any) -> None:
+    answer = load(viewer.alone("status", "-o", form).out)
 
-    assert told["is_good"] is False
-    assert [node["standing"] for node in told["nodes"]] == [
-        "in-force", "failed", "behind", "stale", "no-agent",
+    assert answer["is_good"] is False
+    assert [node["status"] for node in answer["nodes"]] == [
+        "applied", "failed", "waiting", "stale", "no-agent",
     ]  # fmt: skip
-    first = told["nodes"][0]
+    first = answer["nodes"][0]
     assert len(first["gpus"]) == 8
     assert "id" not in first["gpus"][0]["gpu_instances"][0]
-    assert {each["resource"]: each["pods"] for each in first["asked_for"]} == {
+    assert {each["resource"]: each["pods"] for each in first["device_requests"]} == {
         "nvidia.com/mig-1g.5gb": {"ml/serve": 2},
         "nvidia.com/mig-2g.10gb": {},
         "nvidia.com/mig-3g.20gb": {"ml/train": 1},
     }
 
 
-def test_colours_are_there_when_asked_for(viewer: rig.Viewer) -> None:
+def test_colours_are_used_on_request(viewer: rig.Viewer) -> None:
     assert "\x1b[31mfailed" in viewer.alone("status", "gpu-2", "--color", "always").out
     assert "\x1b" not in viewer.alone("status", "gpu-2").out
 
@@ -198,32 +203,34 @@ def test_colours_are_there_when_asked_for(viewer: rig.Viewer) -> None:
 # -- plan -------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_drawn_and_says_who_must_leave(viewer: rig.Viewer) -> None:
-    told = viewer.mig("plan", "all-1g.5gb", "gpu-1")
+def test_a_plan_is_drawn_with_the_pods_that_must_leave(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("plan", "all-1g.5gb", "gpu-1")
 
-    assert (told.status, told.err) == (0, "")
-    assert told.out.startswith("gpu-1: all-1g.5gb of ConfigMap gpu-operator/default-mig-parted")
-    assert "goes" in told.out
-    assert "16 instances destroyed, 40 created, 16 stay; no reset" in told.out
-    assert "8 of 8 3g.20gb go: these pods must leave: ml/train" in told.out
-    assert "ml/serve" not in told.out
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out.startswith("gpu-1: all-1g.5gb of ConfigMap gpu-operator/default-mig-parted")
+    assert "goes" in answer.out
+    assert "16 instances destroyed, 40 created, 16 stay; no reset" in answer.out
+    assert "8 of 8 3g.20gb go: these pods must leave: ml/train" in answer.out
+    assert "ml/serve" not in answer.out
 
 
 def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Viewer) -> None:
     viewer.server.log.clear()
 
-    told = viewer.alone("plan", "all-balanced")
+    answer = viewer.alone("plan", "all-balanced")
 
-    assert told.status == 1
-    rows = {line.split()[0]: line for line in told.out.splitlines()[1:6]}
+    assert answer.status == 1
+    rows = {line.split()[0]: line for line in answer.out.splitlines()[1:6]}
     assert "yes    nothing" in rows["gpu-1"]
     assert rows["gpu-2"].split()[1] == "no"
     assert "instances destroyed" in rows["gpu-3"]
     assert "1 GPU reset   1 must leave" in rows["gpu-4"]
-    assert "config:8:" in told.out
-    assert "GPU 0 (NVIDIA A30" in told.out
-    assert "taken as not partitioned" in told.out
-    assert "2 of 5 nodes change, 1 have it already, 2 cannot have it" in " ".join(told.out.split())
+    assert "config:8:" in answer.out
+    assert "GPU 0 (NVIDIA A30" in answer.out
+    assert "presumed not partitioned" in answer.out
+    assert "2 of 5 nodes change, 1 have it already, 2 cannot have it" in " ".join(
+        answer.out.split()
+    )
     assert {each.verb for each in viewer.server.log.requests()} <= {"get", "list", ""}
 
 
@@ -239,30 +246,30 @@ def test_a_layout_may_come_from_a_file_or_from_a_pipe(
     assert viewer.alone("plan", "mine", "gpu-1").status == 2
 
 
-def test_an_agent_that_knew_another_layout_by_that_name_is_told(viewer: rig.Viewer) -> None:
-    other = rig.Seen(
+def test_another_layout_of_the_same_name_is_noted(viewer: rig.Viewer) -> None:
+    other = rig.Node(
         name="odd",
         gpus=rig.gpus("1xA30"),
-        wish="all-disabled",
+        requested="all-disabled",
         config_hash="0123456789ab",
         labels={"test": "odd"},
     )
     viewer.server.store.create(other.to_object())
 
-    told = viewer.alone("plan", "all-disabled", "-l", "test=odd")
+    answer = viewer.alone("plan", "all-disabled", "-l", "test=odd")
 
-    assert "of other content" in told.out
+    assert "another layout named all-disabled" in answer.out
     viewer.server.store.remove(("nodes", "", "odd"))
 
 
-def test_machines_are_told_the_plan(viewer: rig.Viewer) -> None:
-    told = viewer.alone("plan", "all-1g.5gb", "gpu-1", "gpu-2", "-o", "json")
+def test_a_plan_as_json(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("plan", "all-1g.5gb", "gpu-1", "gpu-2", "-o", "json")
 
-    assert told.status == 1
-    first, second = told.data["nodes"]
+    assert answer.status == 1
+    first, second = answer.data["nodes"]
     assert (first["fits"], first["plan"]["instances"]["created"]) == (True, 40)
     assert [lost["pods"] for lost in first["losses"]] == [{"ml/train": 1}]
-    assert "gpu_instance_id" not in json.dumps(told.data)
+    assert "gpu_instance_id" not in json.dumps(answer.data)
     assert (second["fits"], second["plan"]) == (False, None)
 
 
@@ -270,10 +277,10 @@ def test_machines_are_told_the_plan(viewer: rig.Viewer) -> None:
 
 
 def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: rig.Viewer) -> None:
-    told = viewer.alone("validate", "all-1g.5gb", "all-1g.10gb", "-o", "json")
+    answer = viewer.alone("validate", "all-1g.5gb", "all-1g.10gb", "-o", "json")
 
-    assert told.status == 1
-    fits = {(each["layout"], each["product"]): each["fit"] for each in told.data["verdicts"]}
+    assert answer.status == 1
+    fits = {(each["layout"], each["product"]): each["fit"] for each in answer.data["verdicts"]}
     assert fits == {
         ("all-1g.5gb", "NVIDIA A100-SXM4-40GB"): "fits",
         ("all-1g.5gb", "NVIDIA A30"): "does-not-fit",
@@ -282,44 +289,48 @@ def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: ri
         ("all-1g.10gb", "NVIDIA A30"): "not-for-it",
         ("all-1g.10gb", "NVIDIA H100 80GB HBM3"): "fits",
     }
-    assert "gpu-5: its agent has published nothing; by its labels it has 4x NVIDIA A30" in told.err
+    assert (
+        "gpu-5: its agent has published nothing; by its labels it has 4x NVIDIA A30" in answer.err
+    )
 
 
 def test_all_layouts_are_checked_where_none_is_named_and_may_be_for_other_gpus(
     viewer: rig.Viewer,
 ) -> None:
-    told = viewer.alone("validate", "-l", "pool=train", "-o", "json")
+    answer = viewer.alone("validate", "-l", "pool=train", "-o", "json")
 
-    assert told.status == 0
-    fits = [each["fit"] for each in told.data["verdicts"] if "H100" in each["product"]]
+    assert answer.status == 0
+    fits = [each["fit"] for each in answer.data["verdicts"] if "H100" in each["product"]]
     assert fits == ["fits", "elsewhere", "elsewhere", "fits"]
 
 
 # -- history ----------------------------------------------------------------------------------
 
 
-def test_a_nodes_past_is_put_in_order_with_what_others_said_left_out(viewer: rig.Viewer) -> None:
-    told = viewer.alone("history", "gpu-1", "-o", "json").data
+def test_a_history_is_ordered_and_has_no_events_of_others(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("history", "gpu-1", "-o", "json").data
 
-    assert [moment["what"] for moment in told["moments"]] == [
+    assert [moment["what"] for moment in answer["moments"]] == [
         "Recovered", "Applied", "started", "AlreadyApplied", "Applied",
     ]  # fmt: skip
-    applied = next(each for each in told["moments"] if each["what"] == "Applied")
-    assert told["in_force_since"] == applied["at"]
+    applied = next(each for each in answer["moments"] if each["what"] == "Applied")
+    assert answer["applied_since"] == applied["at"]
 
 
-def test_people_read_when_it_came_into_force_and_why_it_did_not(viewer: rig.Viewer) -> None:
+def test_a_history_says_since_when_a_layout_is_applied(
+    viewer: rig.Viewer,
+) -> None:
     good, bad = viewer.alone("history", "gpu-1"), viewer.alone("history", "gpu-2")
 
     assert (good.status, bad.status) == (0, 0)
-    assert "in force at least since 20" in good.out
+    assert "applied at least since 20" in good.out
     assert "3h ago" in good.out
-    assert "in force" not in bad.out
+    assert "at least since" not in bad.out
     assert "UnknownProfile   GPU 0 has no profile 1g.5gb" in bad.out
 
 
-def test_who_owns_the_wish_is_told(viewer: rig.Viewer) -> None:
-    thing = rig.Seen(name="owned", wish="all-disabled", state=None).to_object()
+def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
+    thing = rig.Node(name="owned", requested="all-disabled", state=None).to_object()
     thing["metadata"]["managedFields"] = [
         {"manager": "kubelet", "time": rig.ago(minutes=1), "fieldsV1": {"f:status": {}}},
         {
@@ -330,9 +341,9 @@ def test_who_owns_the_wish_is_told(viewer: rig.Viewer) -> None:
     ]
     viewer.server.store.create(thing)
 
-    told = viewer.alone("history", "owned")
+    answer = viewer.alone("history", "owned")
 
-    assert "kubectl-label last wrote here, and the wish for all-disabled is theirs" in told.out
+    assert "last write by kubectl-label, which requested all-disabled" in answer.out
     viewer.server.store.remove(("nodes", "", "owned"))
 
 
@@ -369,8 +380,8 @@ def without(*kinds: str) -> list[dict[str, list[str]]]:
 
 def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
     server.store.create(
-        rig.Seen(
-            name="n1", gpus=rig.gpus("1xA100-SXM4-40GB", "all-balanced"), wish="all-balanced"
+        rig.Node(
+            name="n1", gpus=rig.gpus("1xA100-SXM4-40GB", "all-balanced"), requested="all-balanced"
         ).to_object()
     )
     server.store.create(rig.pod("train", "n1", mig_3g_20gb=1))
@@ -383,18 +394,18 @@ def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
 def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
     with apiserver.serve(populated(limited(rules()))) as server:
         viewer = rig.viewer(server, tmp_path)
-        told = [
+        answer = [
             viewer.alone("status", "n1"),
             viewer.alone("plan", "all-1g.5gb"),
             viewer.alone("validate"),
             viewer.alone("history", "n1"),
         ]
 
-    assert [each.status for each in told] == [0, 0, 0, 0]
-    assert not any("not known" in each.out or "forbidden" in each.err for each in told)
+    assert [each.status for each in answer] == [0, 0, 0, 0]
+    assert not any("not known" in each.out or "forbidden" in each.err for each in answer)
 
 
-def test_without_pods_and_events_the_rest_is_shown_and_that_is_said(
+def test_without_rights_to_pods_and_events_the_rest_is_shown(
     tmp_path: pathlib.Path,
 ) -> None:
     with apiserver.serve(populated(limited(without("pods", "events")))) as server:
@@ -407,9 +418,9 @@ def test_without_pods_and_events_the_rest_is_shown_and_that_is_said(
 
     assert [status.status, plan.status, history.status] == [0, 0, 0]
     assert "3g.20gb" in status.out
-    assert "Who holds what is not known: pods is forbidden" in status.out
-    assert "Who would be hurt is not known: pods is forbidden" in plan.out
-    assert "Events are not shown, and so only the last run: events is forbidden" in history.out
+    assert "The pods using the GPUs are not known: pods is forbidden" in status.out
+    assert "The affected pods are not known: pods is forbidden" in plan.out
+    assert "Events cannot be read: events is forbidden" in history.out
     assert "all-balanced" in history.out
 
 
@@ -417,22 +428,22 @@ def test_without_pods_and_events_the_rest_is_shown_and_that_is_said(
     ("missing", "words"),
     [("nodes", ("status",)), ("nodes", ("history", "n1")), ("configmaps", ("validate",))],
 )
-def test_what_nothing_can_be_said_without_is_a_refusal_with_a_remedy(
+def test_missing_rights_are_an_error_with_a_remedy(
     tmp_path: pathlib.Path, missing: str, words: tuple[str, ...]
 ) -> None:
     with apiserver.serve(populated(limited(without(missing)))) as server:
-        told = rig.viewer(server, tmp_path).alone(*words)
+        answer = rig.viewer(server, tmp_path).real(*words)
 
-    assert (told.status, told.out) == (1, "")
-    assert "forbidden" in told.err
-    assert "rights of a viewer" in told.err
+    assert (answer.status, answer.out) == (1, "")
+    assert "forbidden" in answer.err
+    assert "rights of a viewer" in answer.err
 
 
-def test_what_somebody_wrote_on_a_node_does_nothing_to_the_terminal(
+def test_texts_on_a_node_cannot_control_the_terminal(
     tmp_path: pathlib.Path,
 ) -> None:
     gpus = rig.gpus("1xA100-SXM4-40GB")
-    seen = rig.Seen(name="n1", gpus=gpus, wish="all-balanced", told=NASTY, message=NASTY)
+    seen = rig.Node(name="n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY)
     thing = seen.to_object()
     notes = thing["metadata"]["annotations"]
     notes["mig-manager.io/gpus"] = notes["mig-manager.io/gpus"].replace(
@@ -458,12 +469,12 @@ def test_what_somebody_wrote_on_a_node_does_nothing_to_the_terminal(
             ("history", "n1"),
             ("history", NASTY.replace("\x1b", "")),
         ):
-            told = viewer.alone(*words)
-            assert_harmless(told)
-            assert told.out or told.status
+            answer = viewer.alone(*words)
+            assert_harmless(answer)
+            assert answer.out or answer.status
 
 
-# -- what kubectl asks to complete a line -----------------------------------------------------
+# -- completion ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -488,17 +499,17 @@ def test_what_somebody_wrote_on_a_node_does_nothing_to_the_terminal(
 def test_a_line_is_completed(
     viewer: rig.Viewer, words: tuple[str, ...], candidates: list[str]
 ) -> None:
-    told = viewer.complete(*words)
+    answer = viewer.complete(*words)
 
-    *found, directive = told.out.splitlines()
+    *found, directive = answer.out.splitlines()
     assert [line.partition("\t")[0] for line in found] == candidates
     assert directive == ":4"
 
 
-def test_kubectl_asks_the_plugin_how_a_line_goes_on(viewer: rig.Viewer) -> None:
-    told = viewer.kubectl("__complete", "mig", "history", "gpu-2")
+def test_kubectl_completes_a_line_with_the_plugin(viewer: rig.Viewer) -> None:
+    answer = viewer.kubectl("__complete", "mig", "history", "gpu-2")
 
-    assert told.out.splitlines() == ["gpu-2", ":4"]
+    assert answer.out.splitlines() == ["gpu-2", ":4"]
 
 
 def test_files_are_left_to_the_shell(viewer: rig.Viewer) -> None:

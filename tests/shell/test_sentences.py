@@ -1,4 +1,4 @@
-"""What the plugin says in words, for cases that are rare in a cluster."""
+"""Sentences of the plugin, for cases that are rare in a cluster."""
 
 import dataclasses
 import datetime as dt
@@ -7,11 +7,11 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import bar, model
-from mig_manager.core.fleet import node_report
+from mig_manager.core.fleet import node_report, nodes
 from mig_manager.core.layout import config
-from mig_manager.core.node import resources
+from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec
-from mig_manager.kubectl import history, layout, plan, selection, status
+from mig_manager.kubectl import history, plan, selection, status
 from tests.shell import plugin_rig as rig
 from tests.unit import boards
 
@@ -21,54 +21,51 @@ PLAIN = bar.Style()
 
 
 @pytest.mark.parametrize(
-    ("count", "pods", "said"),
+    ("count", "pods", "text"),
     [
         (7, {}, "7 free"),
-        (7, {"ml/a": 1, "ml/b": 2}, "3 of 7 held by ml/a, ml/b (2)"),
-        (7, {"ml/a": 7}, "all 7 held by ml/a (7)"),
-        (1, {"ml/a": 1}, "1 held by ml/a"),
-        (2, {"ml/a": 4}, "4 asked for and 2 there, shared or waited for: ml/a (4)"),
-        (0, {"ml/a": 1}, "there are none, and these ask for 1: ml/a"),
+        (7, {"ml/a": 1, "ml/b": 2}, "3 of 7 in use by ml/a, ml/b (2)"),
+        (7, {"ml/a": 7}, "all 7 in use by ml/a (7)"),
+        (1, {"ml/a": 1}, "1 in use by ml/a"),
+        (2, {"ml/a": 4}, "4 requested of 2, shared or pending: ml/a (4)"),
+        (0, {"ml/a": 1}, "no such device, but requests for 1: ml/a"),
         (
             9,
             {f"ml/{n}": 1 for n in range(9)},
-            "all 9 held by " + ", ".join(f"ml/{n}" for n in range(8)) + " and 1 more",
+            "all 9 in use by " + ", ".join(f"ml/{n}" for n in range(8)) + " and 1 more",
         ),
     ],
 )
-def test_who_asks_for_a_kind_is_told_as_far_as_it_is_known(
-    count: int, pods: dict[str, int], said: str
-) -> None:
-    assert layout.held(resources.Kind(resource=KIND, count=count, pods=pods)) == said
+def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str) -> None:
+    assert status.used(resources.Kind(resource=KIND, count=count, pods=pods)) == text
 
 
 @pytest.mark.parametrize(
-    ("ending", "asked", "said"),
+    ("ending", "asked", "text"),
     [
         (4, 1, "4 of 4 1g.5gb go: these pods must leave: ml/a"),
-        (3, 2, "3 of 4 1g.5gb go: holders of 1 must leave, some of ml/a (2)"),
+        (3, 2, "3 of 4 1g.5gb go: 1 in use must go, used by some of ml/a (2)"),
         (
             1,
             2,
-            "1 of 4 1g.5gb go: the agent spares those that are held, if it can, by ml/a (2)",
+            "1 of 4 1g.5gb go: the agent spares those in use, if it can, by ml/a (2)",
         ),
     ],
 )
-def test_what_a_loss_means_is_told_no_surer_than_it_is(ending: int, asked: int, said: str) -> None:
+def test_the_meaning_of_a_loss(ending: int, asked: int, text: str) -> None:
     kind = resources.Kind(resource=KIND, count=4, pods={"ml/a": asked})
 
-    assert layout.loss(resources.Loss(kind=kind, ending=ending)) == said
+    assert plan.loss_text(resources.Loss(kind=kind, ending=ending)) == text
 
 
 def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
 ) -> node_report.Report:
-    thing = rig.Seen(name="n1", gpus=gpus, wish="all-balanced", state=state).to_object()
-    node = selection.read(thing | {"metadata": thing["metadata"] | {"uid": "u"}})
-    return node_report.judge(node, dt.datetime.now(tz=dt.UTC))
+    thing = rig.Node(name="n1", gpus=gpus, requested="all-balanced", state=state).to_object()
+    return node_report.report(nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
 
 
-def test_a_gpu_that_tells_its_profiles_only_with_mig_on_is_planned_so_far() -> None:
+def test_a_plan_without_known_profiles_is_provisional() -> None:
     blind = boards.gpu(None, mode=model.MigMode.DISABLED)
     document = config.parse(rig.CONFIG, source="f")
 
@@ -81,15 +78,15 @@ def test_a_gpu_that_tells_its_profiles_only_with_mig_on_is_planned_so_far() -> N
 
     assert result.nodes[0].fits is None
     assert not result.is_good
-    assert "the instances are planned once MIG is on" in plan.pictures(result, style=PLAIN)
+    assert "the instances are planned once MIG is enabled" in plan.pictures(result, style=PLAIN)
     assert plan.table(result, style=PLAIN).splitlines()[1].split()[1] == "?"
 
 
-def test_pods_with_claims_are_named_apart() -> None:
+def test_pods_with_claims_are_named_separately() -> None:
     item = rig.pod("dra", "n1")
     item["metadata"]["uid"] = "u"
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
-    found = selection.read_pods([item], ["n1"])
+    found = {"n1": (cluster.parse_pod(item),)}
     shown = status.Status(
         reports=(report((boards.gpu(boards.A100, "1g.5gb@0"),)),),
         pods=selection.Pods(by_node=found),
@@ -115,43 +112,44 @@ def moment(minutes: int, what: str, *, is_warning: bool = False) -> history.Mome
         ([moment(60, "Applied"), moment(30, "Drifted", is_warning=True)], 5),
     ],
 )
-def test_a_layout_is_in_force_since_it_was_applied_with_nothing_bad_since(
+def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
     moments: list[history.Moment], minutes: int
 ) -> None:
     seen = report()
-    assert seen.told
-    told = dataclasses.replace(
-        seen.told, finished_at=NOW - dt.timedelta(minutes=5), config="all-balanced"
+    assert seen.status
+    run = dataclasses.replace(
+        seen.status, finished_at=NOW - dt.timedelta(minutes=5), config="all-balanced"
     )
+    node = dataclasses.replace(seen.node, status=run)
 
     past = history.History(
-        report=dataclasses.replace(seen, told=told),
+        report=dataclasses.replace(seen, node=node),
         moments=tuple(moments),
         why_no_events="",
         now=NOW,
     )
 
-    assert past.in_force_since == NOW - dt.timedelta(minutes=minutes)
+    assert past.applied_since == NOW - dt.timedelta(minutes=minutes)
 
 
-def test_what_failed_is_in_force_since_never() -> None:
+def test_a_failed_layout_is_never_applied() -> None:
     past = history.History(
         report=report(state=model.State.FAILED), moments=(), why_no_events="", now=NOW
     )
 
-    assert past.in_force_since is None
+    assert past.applied_since is None
 
 
-def test_a_node_of_which_nothing_is_kept_says_so() -> None:
-    node = selection.read({"metadata": {"name": "n1", "uid": "u"}})
+def test_a_node_without_history() -> None:
+    node = nodes.parse({"metadata": {"name": "n1"}})
     past = history.History(
-        report=node_report.judge(node, NOW), moments=(), why_no_events="", now=NOW
+        report=node_report.report(node, NOW), moments=(), why_no_events="", now=NOW
     )
 
-    assert history.page(past, style=PLAIN).endswith("Nothing is kept of its past.")
+    assert history.page(past, style=PLAIN).endswith("No history is known.")
 
 
-def test_a_node_without_any_gpu_is_drawn_as_that() -> None:
+def test_a_node_without_a_gpu() -> None:
     shown = status.Status(reports=(report(),), pods=selection.Pods(by_node={}), now=NOW)
 
     assert gpu_codec.from_json(gpu_codec.to_json(())) == ()
@@ -159,6 +157,6 @@ def test_a_node_without_any_gpu_is_drawn_as_that() -> None:
     assert status.slices(()) == "none"
 
 
-def test_an_object_that_is_no_node_is_an_error_of_ours() -> None:
+def test_a_malformed_node_is_a_cluster_error() -> None:
     with pytest.raises(errors.ClusterError):
-        selection.read({"metadata": {"name": "n1"}, "status": {"conditions": [7]}})
+        nodes.parse({"metadata": {"name": "n1"}, "status": {"conditions": [7]}})

@@ -92,11 +92,11 @@ def test_the_layouts_that_come_with_the_program_are_valid_for_every_gpu(
         (NOWHERE, 1, "NVIDIA A30 has no profile 1g.7gb: did you mean 1g.6gb?"),
         (EIGHT, 1, "NVIDIA A30 has no profile 1g.5gb"),
         (FOR_A30, 1, "NVIDIA A30 has no profile 1g.5gb"),
-        (FOR_H100, 0, "is about other GPUs"),
+        (FOR_H100, 0, "selects other GPUs"),
         (
             "devices: all, mig-enabled: true, mig-devices: {1g.6gb: 4}",
             0,
-            "Every layout fits the GPUs that it is for.",
+            "Every layout fits the GPUs that it selects.",
         ),
         (
             "devices: all, mig-enabled: true, mig-devices: {1g.6gb: 5}",
@@ -397,4 +397,4 @@ def test_an_instance_in_another_place_is_told_from_one_that_is_missing(shell: Sh
     answer = shell("assert", "-f", shell.file(layouts(x=rule.replace("@1", "@2"))), *SPEC)
 
     assert answer.status == 1
-    assert "GPU 0 has 1x 1g.6gb as wanted, but in other places" in answer.err
+    assert "GPU 0 has 1x 1g.6gb as requested, but at other placements" in answer.err

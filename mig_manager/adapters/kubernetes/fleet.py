@@ -73,7 +73,7 @@ class Fleet:
         with self._changed:
             self._changed.wait_for(lambda: self._has_changed, timeout=seconds)
 
-    def ask(
+    def request(
         self, seen: fleet_nodes.Node, layout: str | None, mark: fleet_nodes.Mark | None
     ) -> bool:
         """Request a layout by a node's label, if the node has not changed since it was seen.
@@ -81,13 +81,13 @@ class Fleet:
         Args:
             seen: The node.
             layout: The layout to request; None: remove the label.
-            mark: What to record for a rollback; None: remove it.
+            mark: The annotation for ``undo``; None: remove it.
 
         Returns:
             False if the node has changed or is gone.
 
         Raises:
-            ClusterError: The API refused or does not answer; it may be done all the same.
+            ClusterError: The API refused or does not answer; the label may have been written.
         """
         text = mark.to_json() if mark else None
         change = {
@@ -107,7 +107,7 @@ class Fleet:
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
         """See ``watch.Listener``."""
-        nodes = {each.name: each for each in map(read, items)}
+        nodes = {each.name: each for each in map(fleet_nodes.parse, items)}
         with self._changed:
             self._nodes = nodes
             self._notify()
@@ -115,7 +115,7 @@ class Fleet:
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         """See ``watch.Listener``."""
-        each = read(item)
+        each = fleet_nodes.parse(item)
         with self._changed:
             if kind == "DELETED":
                 self._nodes.pop(each.name, None)
@@ -138,32 +138,6 @@ class Fleet:
     def _notify(self) -> None:
         self._has_changed = True
         self._changed.notify_all()
-
-
-def read(item: Mapping[str, Any]) -> fleet_nodes.Node:
-    """Parse a Node object for a rollout.
-
-    Raises:
-        ClusterError: It is not a Node object.
-    """
-    seen = cluster.parse_node(item)
-    with cluster.understood("the node"):
-        conditions = (item.get("status") or {}).get("conditions") or ()
-        is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-        version = str(item["metadata"]["resourceVersion"])
-    return fleet_nodes.Node(
-        name=seen.name,
-        version=version,
-        wanted=seen.labels.get(cluster.CONFIG_LABEL) or None,
-        state=seen.labels.get(cluster.STATE_LABEL, ""),
-        applied=seen.labels.get(cluster.APPLIED_LABEL, ""),
-        is_ready=is_ready,
-        is_cordoned=seen.is_unschedulable or cluster.HOLD_TAINT in seen.taint_keys,
-        told=fleet_nodes.told(seen.annotations.get(cluster.STATUS_ANNOTATION)),
-        mark=fleet_nodes.mark(seen.annotations.get(cluster.ROLLOUT_ANNOTATION)),
-        gpus=seen.annotations.get(cluster.GPUS_ANNOTATION, ""),
-        allocatable=seen.allocatable,
-    )
 
 
 def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:

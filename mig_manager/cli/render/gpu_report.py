@@ -1,7 +1,7 @@
-"""What commands answer to people: pictures, tables and one sentence that sums up."""
+"""Answers about GPUs, for people: pictures, tables, and a sentence that sums up."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.change import plans, validate
 from mig_manager.core import bar, messages, model, picture, steps
@@ -11,12 +11,57 @@ from mig_manager.core.layout import config
 _MOST_NAMED = 8
 """Devices or pods that a sentence names before it counts the rest."""
 _MOST_EXPLAINED = 12
+_MOST_COLUMNS = 16
+_GAP = "   "
+NO_GPU = "This node has no NVIDIA GPU."
+
+
+def wrapped(text: str, *, indent: str = "", width: int = picture.WIDTH) -> str:
+    """Return a sentence in lines that fit the page."""
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def columns(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    tones: Mapping[tuple[int, int], bar.Tone],
+    style: bar.Style,
+) -> list[str]:
+    """Return the lines of a table; its last column is not padded.
+
+    Args:
+        head: Titles of the columns.
+        rows: The cells, as many in each row as there are titles.
+        tones: Colours of cells by row, from 0, and column.
+        style: What the terminal can show.
+    """
+    table = [tuple(head), *map(tuple, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    lines = []
+    for number, row in enumerate(table):
+        cells = [
+            style.paint(
+                style.plain(cell.ljust(width) if column < len(head) - 1 else cell),
+                tones.get((number - 1, column), bar.Tone.PLAIN),
+            )
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(_GAP.join(cells).rstrip())
+    return lines
 
 
 def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
-    """Draw every GPU; wide: also instances with ids and UUIDs, and holders."""
+    """Draw every GPU; wide: also its instances with ids and UUIDs, and the processes using it."""
     if not result.gpus:
-        return "This node has no NVIDIA GPU."
+        return NO_GPU
     missing = _unreachable(result.gpus, style)
     if not is_wide:
         return "\n\n".join([picture.draw_gpus(result.gpus, style=style), *missing])
@@ -24,7 +69,7 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
         "\n".join(
             [
                 f"{picture.draw_gpus([gpu], style=style)}\n{_instances(gpu)}".rstrip(),
-                *_held((result.held or {}).get(gpu.uuid, ())),
+                *_users((result.held or {}).get(gpu.uuid, ())),
             ]
         )
         for gpu in result.gpus
@@ -33,29 +78,29 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
 
 
 def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
-    """Return a block about the GPUs that could not be observed; none where all could."""
+    """Return a block about the unreachable GPUs, if there are any."""
     lines = [
-        style.paint(_wrapped(messages.printable(gpu.sentence, " ")), bar.Tone.BAD)
+        style.paint(wrapped(messages.printable(gpu.sentence, " ")), bar.Tone.BAD)
         for gpu in gpus.unreachable
     ]
     return ["\n".join(lines)] if lines else []
 
 
 def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
-    """Draw the change and say what goes, what comes and whom it hurts."""
+    """Draw a change, and say what it destroys and creates and which pods it affects."""
     blocks = [
         picture.draw_change(result.gpus, result.plan, selected=result.wanted.keys(), style=style)
     ]
     blocks += _unreachable(result.gpus, style)
     if is_wide and not result.plan.is_empty:
         blocks.append("\n".join(_steps(result)))
-    told = [_victims(result), *_unserved(result), _verdict(result, style)]
-    blocks.append("\n".join(filter(None, told)))
+    lines = [_affected(result), *_unserved(result), _verdict(result, style)]
+    blocks.append("\n".join(filter(None, lines)))
     return "\n\n".join(blocks)
 
 
 def summary(result: plans.Planned) -> str:
-    """Return what a change amounts to, such as ``2 instances destroyed, 1 created, 5 stay``."""
+    """Return the counts of a change, such as ``2 instances destroyed, 1 created, 5 stay``."""
     counts = [
         f"{_count(len(result.destroyed), 'instance')} destroyed",
         f"{len(result.created)} created",
@@ -64,31 +109,31 @@ def summary(result: plans.Planned) -> str:
     sentence = ", ".join(counts)
     inside = _changed_inside(result)
     if inside:
-        sentence += f"; {_count(inside, 'instance')} divided anew"
+        sentence += f"; {_count(inside, 'instance')} divided differently"
     if result.mode_changes:
-        sentence += f"; MIG mode of {_count(len(result.mode_changes), 'GPU')} switched"
+        sentence += f"; MIG mode of {_count(len(result.mode_changes), 'GPU')} changed"
     resets = sum(gpu_plan.needs_reset for gpu_plan in result.plan.gpus)
     return f"{sentence}; " + (f"{_count(resets, 'GPU')} reset" if resets else "no reset")
 
 
 def difference(result: plans.Planned) -> str:
-    """Return in one sentence how a GPU is not as the layout wants it, and how many more are."""
+    """Say how the first GPU differs from the layout, and how many others do."""
     by_uuid = {gpu.uuid: gpu for gpu in result.gpus}
     wrong = [by_uuid[gpu_plan.gpu_uuid] for gpu_plan in result.plan.gpus if gpu_plan.steps]
     first = wrong[0]
-    has, wants = picture.summarise(first), _wish(result.wanted[first.uuid])
+    has, wants = picture.summarise(first), _requested(result.wanted[first.uuid])
     sentence = f"GPU {first.index} has {has} instead of {wants}"
     if has == wants:
-        is_placed = bool(result.wanted[first.uuid].pins)
-        but = "in other places, with leftovers or" if is_placed else "leftovers or"
-        sentence = f"GPU {first.index} has {has} as wanted, but {but} a pending MIG mode too"
+        is_pinned = bool(result.wanted[first.uuid].pins)
+        but = "at other placements, or with leftovers or" if is_pinned else "leftovers or"
+        sentence = f"GPU {first.index} has {has} as requested, but {but} a pending MIG mode too"
     if len(wrong) > 1:
         sentence += f"; {_count(len(wrong) - 1, 'more GPU')} {_differs(len(wrong) - 1)}"
     return sentence
 
 
 def validated(result: validate.Validated, *, style: bar.Style) -> str:
-    """Return a table of layouts and products, and why what does not fit does not."""
+    """Return a table of layouts and products, and why layouts do not fit."""
     width = max((len(name) for name in result.layouts), default=0)
     table = _by_layout if len(result.products) > _MOST_COLUMNS else _by_product
     lines = [*table(result, width, style), ""]
@@ -105,18 +150,17 @@ def validated(result: validate.Validated, *, style: bar.Style) -> str:
 
 
 def portability(document: config.Document) -> str:
-    """Return whether the peer understands a document, or every place where it does not."""
+    """Say where nvidia-mig-parted does not understand a layout file."""
     if not document.extensions:
         return f"{document.source}: nvidia-mig-parted understands all of it."
     return "\n".join(
         [
             f"{document.source}: nvidia-mig-parted does not understand all of it.",
-            *(_wrapped(str(remark)) for remark in document.extensions),
+            *(wrapped(str(remark)) for remark in document.extensions),
         ]
     )
 
 
-_MOST_COLUMNS = 16
 _GLYPHS = {
     validate.Fit.FITS: ("✓", bar.Tone.GOOD),
     validate.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD),
@@ -128,8 +172,8 @@ _LEGEND = (
     (validate.Fit.FITS, "✓ fits"),
     (validate.Fit.DOES_NOT_FIT, "✗ does not fit"),
     (validate.Fit.ELSEWHERE, "- fits other GPUs only"),
-    (validate.Fit.NOT_FOR_IT, "· is about other GPUs"),
-    (validate.Fit.UNKNOWN, "? cannot be told"),
+    (validate.Fit.NOT_FOR_IT, "· selects other GPUs"),
+    (validate.Fit.UNKNOWN, "? not known"),
 )
 
 
@@ -145,24 +189,24 @@ def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Ite
 
 
 def _by_layout(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
-    """Yield how many products each layout fits: of that many no line could tell all."""
+    """Yield how many products each layout fits, where one line has no room for all."""
     for layout in result.layouts:
         fits = [result.verdicts[layout, product].fit for product in result.products]
-        told = [
+        counts = [
             f"{_glyph(fit, style).strip()} {fits.count(fit)}" for fit, _ in _LEGEND if fit in fits
         ]
-        yield f"{layout.ljust(width)}  {'  '.join(told)}"
+        yield f"{layout.ljust(width)}  {'  '.join(counts)}"
 
 
 def _explained(result: validate.Validated) -> Iterable[str]:
-    told = result.misfits or tuple(
+    verdicts = result.misfits or tuple(
         v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN
     )
-    for verdict in told[:_MOST_EXPLAINED]:
+    for verdict in verdicts[:_MOST_EXPLAINED]:
         place = f" [{verdict.location}]" if verdict.location else ""
-        yield _wrapped(f"{verdict.layout}: {verdict.why}{place}")
-    if len(told) > _MOST_EXPLAINED:
-        yield f"{len(told) - _MOST_EXPLAINED} more; -o json explains them all"
+        yield wrapped(f"{verdict.layout}: {verdict.why}{place}")
+    if len(verdicts) > _MOST_EXPLAINED:
+        yield f"{len(verdicts) - _MOST_EXPLAINED} more; -o json explains them all"
 
 
 def _summed_up(result: validate.Validated, style: bar.Style) -> str:
@@ -181,7 +225,7 @@ def _summed_up(result: validate.Validated, style: bar.Style) -> str:
             f"{_count(len(elsewhere), 'layout')} {verb} none of these GPUs, but others; name them "
             "or give --must-fit to insist."
         )
-    return style.paint("Every layout fits the GPUs that it is for.", bar.Tone.GOOD)
+    return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)
 
 
 def _glyph(fit: validate.Fit, style: bar.Style) -> str:
@@ -197,7 +241,7 @@ def _differs(number: int) -> str:
     return "differs" if number == 1 else "differ"
 
 
-def _wish(wanted: model.DesiredGpu) -> str:
+def _requested(wanted: model.DesiredGpu) -> str:
     match wanted.mode:
         case model.MigMode.DISABLED:
             return picture.WHOLE
@@ -223,43 +267,37 @@ def _changed_inside(result: plans.Planned) -> int:
     return len(inside - created)
 
 
-def _victims(result: plans.Planned) -> str:
-    """Say which pods would be evicted, or else what their users must let go of."""
+def _affected(result: plans.Planned) -> str:
+    """Say which pods would be evicted, or else which devices must be idle."""
     if result.evicted:
         return _listing("Pods that would be evicted", result.evicted)
-    switched = {step.gpu_uuid for step in result.mode_changes}
-    whole = [gpu for gpu in result.gpus if gpu.uuid in switched]
+    changed = {step.gpu_uuid for step in result.mode_changes}
+    whole = [gpu for gpu in result.gpus if gpu.uuid in changed]
     parts = {uuid for gpu in whole for uuid in gpu.mig_uuids}
-    devices = sorted(result.plan.destroyed_uuids - switched - parts)
-    lines = [f"GPU {picture.indices(whole)} must have no user at all."] if whole else []
-    lines += [_listing("MIG devices that must have no user", devices)] if devices else []
+    devices = sorted(result.plan.destroyed_uuids - changed - parts)
+    lines = [f"GPU {picture.indices(whole)} must be idle."] if whole else []
+    lines += [_listing("MIG devices that must be idle", devices)] if devices else []
     return "\n".join(lines)
 
 
 def _listing(title: str, names: Sequence[str]) -> str:
-    return _wrapped(f"{title}: {messages.listed(names, most=_MOST_NAMED)}")
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(
-        text,
-        picture.WIDTH,
-        subsequent_indent="  ",
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    return wrapped(f"{title}: {messages.listed(names, most=_MOST_NAMED)}")
 
 
 def _unserved(result: plans.Planned) -> Iterable[str]:
     for strategy, why in () if result.plan.is_empty else result.unserved.items():
-        yield _wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
+        yield wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
 
 
 def _verdict(result: plans.Planned, style: bar.Style) -> str:
     if result.plan.is_empty:
-        return style.paint(f"Layout {result.layout} is in force: nothing to do.", bar.Tone.GOOD)
+        return style.paint(
+            f"Layout {result.layout} is already active: nothing to do.", bar.Tone.GOOD
+        )
     later = (
-        " so far; the instances are planned once MIG is on" if result.plan.is_provisional else ""
+        " so far; the instances are planned once MIG is enabled"
+        if result.plan.is_provisional
+        else ""
     )
     return style.paint(f"Layout {result.layout}: {summary(result)}{later}.", bar.Tone.STRONG)
 
@@ -270,9 +308,9 @@ def _steps(result: plans.Planned) -> Iterable[str]:
             yield f"GPU {gpu_plan.gpu_index}  {steps.described(step)}"
 
 
-def _held(holders: Iterable[gpu_processes.GpuProcess]) -> Iterable[str]:
-    for holder in holders:
-        yield f"    held by {holder}"
+def _users(processes: Iterable[gpu_processes.GpuProcess]) -> Iterable[str]:
+    for process in processes:
+        yield f"    in use by {process}"
 
 
 def _instances(gpu: model.Gpu) -> str:

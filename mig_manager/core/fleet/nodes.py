@@ -1,44 +1,32 @@
-"""The nodes of a rollout, what it writes on them, and where it wants to have them.
+"""The nodes of a cluster as the API shows them, and what a rollout requests of them.
 
-Everything stands on the nodes themselves: the label that asks for a layout, what the agent says of
-it, and in an annotation what was asked for before.
+All state is on the nodes: the label that requests a layout, the agent's status, and an annotation
+with the layout requested before the rollout.
 """
 
 import dataclasses
+import datetime as dt
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager.core import model
+from mig_manager.core import messages, model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status as run_status
 
-_MAX_GPUS = 64
-"""Of a node that a status annotation is read for; anybody with access to the node may write it."""
-_MAX_WORD = 80
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What the agent says in the status annotation."""
-
-    config: str = ""
-    state: str = ""
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    is_retried: bool = False
-    """Whether the agent tries again by itself."""
-    unreachable: tuple[str, ...] = ()
-    """GPUs that it cannot reach, as ``GPU 3 (UUID)``."""
+_GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
+_STRATEGY_LABEL = "nvidia.com/mig.strategy"
+_CHANGING = (model.State.PENDING.value, model.State.REBOOTING.value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What a rollout writes on a node, for the way back."""
+    """The annotation that a rollout writes on a node, for ``undo``."""
 
     layout: str
-    """What the rollout asked for."""
+    """Requested by the rollout."""
     before: str | None
-    """What was asked for before; None: nothing."""
+    """Requested before it; None: nothing."""
     is_undone: bool = False
 
     def to_json(self) -> str:
@@ -49,130 +37,190 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node as the API has it, as far as a rollout cares."""
+    """A node with what its agent published."""
 
-    name: str
-    version: str
-    """Another one after each change."""
-    wanted: str | None
-    """The label that asks for a layout."""
-    state: str
-    applied: str
+    view: cluster.NodeView
     is_ready: bool
-    is_cordoned: bool
-    """Cordoned or held, by whomever."""
-    told: Told | None = None
-    """None: no agent of ours has ever said anything."""
+    version: str = ""
+    """``resourceVersion``."""
+    status: run_status.PublishedStatus | None = None
+    """None: no agent of ours has published one that can be parsed."""
+    status_error: str = ""
+    """Why the status cannot be parsed; empty if it can, or there is none."""
     mark: Mark | None = None
-    gpus: str = ""
-    """What GPUs there are, as ``inventory`` reads it; empty: nobody says."""
-    allocatable: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    requested_by: str = ""
+    """Last writer of the request, by ``managedFields``; empty if unknown."""
+    requested_at: dt.datetime | None = None
+    """When that writer last wrote to the node, which may be later than the request."""
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.view.name
+
+    @property
+    def requested(self) -> str | None:
+        """The requested layout."""
+        return self.view.labels.get(cluster.CONFIG_LABEL) or None
+
+    @property
+    def state(self) -> str:
+        """Label of the last run's state, which NVIDIA's manager sets as well."""
+        return self.view.labels.get(cluster.STATE_LABEL, "")
+
+    @property
+    def applied(self) -> str:
+        """The layout last verified; empty for none."""
+        return self.view.labels.get(cluster.APPLIED_LABEL, "")
+
+    @property
+    def strategy(self) -> str:
+        """The device plugin's MIG strategy; empty if unknown."""
+        return self.view.labels.get(_STRATEGY_LABEL, "")
+
+    @property
+    def gpus(self) -> str | None:
+        """The published GPUs, for ``gpu_codec``."""
+        return self.view.annotations.get(cluster.GPUS_ANNOTATION)
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether a label, a resource or an annotation indicates NVIDIA GPUs."""
+        return (
+            bool(self.requested or self.view.allocatable)
+            or any(self.view.labels.get(label) == "true" for label in _GPU_LABELS)
+            or cluster.STATUS_ANNOTATION in self.view.annotations
+        )
 
     @property
     def has_agent(self) -> bool:
-        """Whether an agent of ours has ever spoken there; NVIDIA's says nothing but the state."""
-        return self.told is not None or bool(self.gpus)
+        """Whether an agent of ours has ever published; NVIDIA's manager sets only the state."""
+        return self.status is not None or bool(self.gpus)
 
     @property
-    def is_away(self) -> bool:
-        """Whether no workload can come to it now."""
-        return self.is_cordoned or not self.is_ready
+    def is_unavailable(self) -> bool:
+        """Whether no new pod can be scheduled to it: not ready, cordoned or tainted."""
+        return (
+            not self.is_ready
+            or self.view.is_unschedulable
+            or cluster.HOLD_TAINT in self.view.taint_keys
+        )
 
     @property
-    def is_settled(self) -> bool:
-        """Whether its agent has nothing left to do for what its label asks."""
-        if self.wanted is None:
+    def is_finished(self) -> bool:
+        """Whether its agent has finished with the requested layout and will not retry."""
+        if self.requested is None:
             return True
-        if self.state in (model.State.PENDING.value, model.State.REBOOTING.value):
+        if self.state in _CHANGING:
             return False
-        if self.told is None:
-            # NVIDIA's manager says nothing but the state.
+        if self.status is None:
+            # NVIDIA's manager sets only the state.
             return bool(self.state)
-        return self.told.config == self.wanted and not self.told.is_retried
+        return self.status.config == self.requested and not self.status.is_retried
 
     @property
-    def has_reacted(self) -> bool:
-        """Whether an agent is at work, or has been, on what is asked."""
-        is_busy = self.state in (model.State.PENDING.value, model.State.REBOOTING.value)
-        return is_busy or (self.told is not None and self.told.config == self.wanted)
+    def has_responded(self) -> bool:
+        """Whether its agent works on the requested layout, or has worked on it."""
+        is_reported = self.status is not None and self.status.config == self.requested
+        return self.state in _CHANGING or is_reported
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """Every node shall have one layout."""
+    """Request one layout of every node."""
 
     layout: str
 
     def target(self, _node: Node) -> str | None:
-        """Return what the label shall say."""
+        """Return the label's value."""
         return self.layout
 
     def mark(self, node: Node) -> Mark:
-        """Return what is written on a node that is asked."""
-        return Mark(layout=self.layout, before=node.wanted or node.applied or None)
+        """Return what to write on a node with the request."""
+        return Mark(layout=self.layout, before=node.requested or node.applied or None)
 
-    def has_left(self, _node: Node) -> bool:
-        """Tell whether somebody has asked for something else since the rollout."""
+    def is_superseded(self, _node: Node) -> bool:
+        """Tell whether another layout was requested since the rollout."""
         return False
 
-    def concerns(self, _node: Node) -> bool:
-        """Tell whether it is about this node."""
+    def includes(self, _node: Node) -> bool:
+        """Tell whether the rollout includes a node."""
         return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Back:
-    """Every node that a rollout has asked shall have what it had before."""
+    """Request of every node with a rollout's mark what was requested before."""
 
     def target(self, node: Node) -> str | None:
-        """Return what the label shall say; None: there shall be none."""
-        return node.mark.before if node.mark else node.wanted
+        """Return the label's value; None: no label."""
+        return node.mark.before if node.mark else node.requested
 
     def mark(self, node: Node) -> Mark | None:
-        """Return what is written on a node that is asked."""
+        """Return what to write on a node with the request."""
         return dataclasses.replace(node.mark, is_undone=True) if node.mark else None
 
-    def has_left(self, node: Node) -> bool:
-        """Tell whether somebody has asked for something else since the rollout."""
+    def is_superseded(self, node: Node) -> bool:
+        """Tell whether another layout was requested since the rollout."""
         mark = node.mark
-        return mark is not None and node.wanted not in (mark.layout, mark.before)
+        return mark is not None and node.requested not in (mark.layout, mark.before)
 
-    def concerns(self, node: Node) -> bool:
-        """Tell whether it is about this node: not if an older way back has led somewhere else."""
-        return node.mark is not None and not (node.mark.is_undone and self.has_left(node))
+    def includes(self, node: Node) -> bool:
+        """Tell whether the rollout includes a node: not one that was superseded after an undo."""
+        return node.mark is not None and not (node.mark.is_undone and self.is_superseded(node))
 
 
 Goal = Forward | Back
 
 
-def told(text: str | None) -> Told | None:
-    """Read the status annotation; what makes no sense says nothing."""
-    try:
-        data: Any = json.loads(text or "")
-        return Told(
-            config=str(data["config"]),
-            state=str(data["state"]),
-            phase=str(data.get("phase", "")),
-            reason=str(data.get("reason", "")),
-            message=str(data.get("message", "")),
-            is_retried="retryAt" in data,
-            unreachable=_gpus(data.get("unreachableGpus")),
+def parse(item: Mapping[str, Any]) -> Node:
+    """Parse a Node object of the API.
+
+    Raises:
+        ClusterError: It is malformed.
+    """
+    view = cluster.parse_node(item)
+    with cluster.understood(f"node {view.name}"):
+        conditions = (item.get("status") or {}).get("conditions") or ()
+        is_ready = any(
+            each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def _gpus(rows: object) -> tuple[str, ...]:
-    """Return unreachable GPUs in words; what makes no sense says nothing."""
-    return tuple(
-        f"GPU {index}" + (f" ({uuid})" if (uuid := str(row.get("uuid", ""))[:_MAX_WORD]) else "")
-        for row in (rows[:_MAX_GPUS] if isinstance(rows, list) else ())
-        if isinstance(row, dict) and isinstance(index := row.get("index"), int)
+        metadata = item["metadata"]
+        requested_by, requested_at = _writer(metadata)
+    published, status_error = _status(view.annotations.get(cluster.STATUS_ANNOTATION))
+    return Node(
+        view=view,
+        is_ready=is_ready,
+        version=str(metadata.get("resourceVersion") or ""),
+        status=published,
+        status_error=status_error,
+        mark=parse_mark(view.annotations.get(cluster.ROLLOUT_ANNOTATION)),
+        requested_by=requested_by,
+        requested_at=requested_at,
     )
 
 
-def mark(text: str | None) -> Mark | None:
-    """Read a rollout's annotation; what makes no sense is none."""
+def _status(text: str | None) -> tuple[run_status.PublishedStatus | None, str]:
+    if text is None:
+        return None, ""
+    try:
+        return run_status.read(text), ""
+    except ValueError as error:
+        return None, messages.printable(str(error)) or "it is empty"
+
+
+def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
+    """Return the field manager of the request's label, and when it last wrote."""
+    for entry in metadata.get("managedFields") or ():
+        owned = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
+        if f"f:{cluster.CONFIG_LABEL}" in (owned.get("f:labels") or {}):
+            manager = messages.printable(str(entry.get("manager") or ""))
+            return manager, messages.parse_time(entry.get("time"))
+    return "", None
+
+
+def parse_mark(text: str | None) -> Mark | None:
+    """Parse a rollout's annotation; None if it is missing or malformed."""
     try:
         data: Any = json.loads(text or "")
         before = data["before"]

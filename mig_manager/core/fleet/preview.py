@@ -1,8 +1,8 @@
-"""What a layout would do to a node, planned from what its agent tells of its GPUs.
+"""Plan a layout for a node from the GPUs that its agent publishes.
 
-Which pod holds which device is known to the node's kubelet alone. So of the pods it is told who
-must leave for certain, because every device of the resource that they have goes, and who may have
-to, because some of them go: the agent itself spares those in use as far as it can.
+Only the node's kubelet knows which pod uses which device. A pod is evicted for certain if every
+device of its resource goes. It may be evicted if some go: the agent spares devices in use as far
+as it can.
 """
 
 import dataclasses
@@ -19,18 +19,23 @@ from mig_manager.core.records import gpu_codec
 
 
 class Verdict(enum.Enum):
-    """Whether a node can have a layout."""
+    """Whether a node can have a layout; the values are a public contract."""
 
-    IN_FORCE = "in-force"
+    APPLIED = "applied"
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
     UNKNOWN = "unknown"
-    """Nothing is told of its GPUs."""
+    """Its GPUs are not known."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the node can have the layout."""
+        return self in (Verdict.APPLIED, Verdict.FITS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """One node."""
+    """What a layout would change on one node."""
 
     name: str
     verdict: Verdict
@@ -38,22 +43,21 @@ class Preview:
     """Why it does not fit, or is not known."""
     message: str = ""
     kept: int = 0
-    """GPU instances that stay."""
+    """GPU instances."""
     destroyed: int = 0
     created: int = 0
-    modes: tuple[int, ...] = ()
-    """Indices of the GPUs whose MIG mode is switched."""
+    mode_changes: tuple[int, ...] = ()
+    """Indices of GPUs."""
     resets: tuple[int, ...] = ()
-    """Indices of the GPUs that are reset for that."""
+    """Indices of GPUs."""
     evicted: tuple[str, ...] = ()
-    """Pods that leave."""
     maybe_evicted: tuple[str, ...] = ()
-    """Pods of which some leave."""
+    """Pods, some of which are evicted."""
     is_provisional: bool = False
-    """Whether instances are only known once MIG is on."""
+    """Whether the instances are not known before MIG is enabled."""
 
     def to_data(self) -> dict[str, object]:
-        """Return plain data for JSON and YAML."""
+        """Return plain data; the keys are a public contract."""
         return {
             "name": self.name,
             "verdict": self.verdict.value,
@@ -64,7 +68,7 @@ class Preview:
                 "destroyed": self.destroyed,
                 "created": self.created,
             },
-            "mode_changes": list(self.modes),
+            "mode_changes": list(self.mode_changes),
             "resets": list(self.resets),
             "evicted_pods": list(self.evicted),
             "maybe_evicted_pods": list(self.maybe_evicted),
@@ -76,17 +80,18 @@ def preview(node: nodes.Node, layout: config.Layout, pods: Sequence[cluster.Pod]
     """Plan a layout for a node.
 
     Args:
-        node: As the API has it.
-        layout: The wish.
-        pods: Those on the node that ask for GPUs.
+        node: With its published GPUs.
+        layout: The requested layout.
+        pods: Those on the node that request GPUs.
     """
+    if not node.gpus:
+        why = "no agent has published its GPUs; is one running there?"
+        return Preview(name=node.name, verdict=Verdict.UNKNOWN, reason="NotPublished", message=why)
     try:
         gpus = gpu_codec.from_json(node.gpus)
     except ValueError as error:
-        why = f"what its agent tells of its GPUs makes no sense: {error}"
-        if not node.gpus:
-            why = "no agent has told of its GPUs; is one running there?"
-        return Preview(name=node.name, verdict=Verdict.UNKNOWN, reason="NotTold", message=why)
+        why = f"the published GPUs cannot be read: {error}"
+        return Preview(name=node.name, verdict=Verdict.UNKNOWN, reason="NotPublished", message=why)
     try:
         plan = planner.plan(gpus, config.select(layout, gpus))
     except errors.LayoutError as error:
@@ -96,33 +101,23 @@ def preview(node: nodes.Node, layout: config.Layout, pods: Sequence[cluster.Pod]
             reason=error.reason.value,
             message=error.message,
         )
-    return _planned(node, gpus, plan, pods)
-
-
-def _planned(
-    node: nodes.Node,
-    gpus: tuple[model.Gpu, ...],
-    plan: steps.Plan,
-    pods: Sequence[cluster.Pod],
-) -> Preview:
-    destroyed = [step for step in plan.steps if isinstance(step, steps.DestroyGpuInstance)]
-    created = [step for step in plan.steps if isinstance(step, steps.CreateGpuInstance)]
-    evicted, maybe = _leaving(node, gpus, plan, pods)
+    destroyed = sum(isinstance(step, steps.DestroyGpuInstance) for step in plan.steps)
+    evicted, maybe_evicted = _evicted(node, gpus, plan, pods)
     return Preview(
         name=node.name,
-        verdict=Verdict.IN_FORCE if plan.is_empty else Verdict.FITS,
-        kept=sum(len(gpu.gpu_instances) for gpu in gpus) - len(destroyed),
-        destroyed=len(destroyed),
-        created=len(created),
-        modes=tuple(gpu.gpu_index for gpu in plan.gpus if gpu.changes_mode),
+        verdict=Verdict.APPLIED if plan.is_empty else Verdict.FITS,
+        kept=sum(len(gpu.gpu_instances) for gpu in gpus) - destroyed,
+        destroyed=destroyed,
+        created=sum(isinstance(step, steps.CreateGpuInstance) for step in plan.steps),
+        mode_changes=tuple(gpu.gpu_index for gpu in plan.gpus if gpu.changes_mode),
         resets=tuple(gpu.gpu_index for gpu in plan.gpus if gpu.needs_reset),
         evicted=evicted,
-        maybe_evicted=maybe,
+        maybe_evicted=maybe_evicted,
         is_provisional=plan.is_provisional,
     )
 
 
-def _leaving(
+def _evicted(
     node: nodes.Node,
     gpus: Sequence[model.Gpu],
     plan: steps.Plan,
@@ -130,20 +125,20 @@ def _leaving(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     is_mixed = any(
         name != resources.GPU and resources.is_device(name) and count
-        for name, count in node.allocatable.items()
+        for name, count in node.view.allocatable.items()
     )
-    asking = [pod for pod in pods if not clients.is_device_plugin(pod)]
-    # With any other strategy all devices are plain GPUs to those who ask.
+    requesting = [pod for pod in pods if not clients.is_device_plugin(pod)]
+    # With any other strategy every device is a plain GPU to pods.
     strategy = "mixed" if is_mixed else "single"
-    lost = resources.losses(plan, gpus, asking, strategy=strategy)
-    evicted = {key for loss in lost if loss.is_total for key in loss.kind.pods}
-    maybe = {key for loss in lost for key in loss.kind.pods}
-    if any(_ends_devices(gpu_plan) for gpu_plan in plan.gpus):
-        maybe |= {pod.key for pod in asking if pod.has_claims and not pod.is_finished}
+    losses = resources.losses(plan, gpus, requesting, strategy=strategy)
+    evicted = {key for loss in losses if loss.is_total for key in loss.kind.pods}
+    maybe = {key for loss in losses for key in loss.kind.pods}
+    if any(_destroys_devices(gpu_plan) for gpu_plan in plan.gpus):
+        maybe |= {pod.key for pod in requesting if pod.has_claims and not pod.is_finished}
     return tuple(sorted(evicted)), tuple(sorted(maybe - evicted))
 
 
-def _ends_devices(gpu_plan: steps.GpuPlan) -> bool:
+def _destroys_devices(gpu_plan: steps.GpuPlan) -> bool:
     return gpu_plan.changes_mode or any(
         isinstance(step, steps.DestroyComputeInstance) for step in gpu_plan.steps
     )

@@ -1,12 +1,9 @@
-"""Bring many nodes to a layout without ever having too many of them away: what is due now.
+"""Decide which nodes of a rollout start next, without ever having too many unavailable.
 
-All that a rollout knows stands on the nodes: the label that asks for a layout, what the agent
-says of it, and in an annotation what was asked for before. So it can be cut off at any moment and
-be gone on with by anybody, and two of them at once see each other's nodes.
-
-A node counts as unavailable when it is not ready, cordoned by whomever, or on its way: its label
-asks for what its agent has not settled yet, even before the cordon, because that will come. So
-does a node that failed and that its agent will try again by itself.
+All state is on the nodes: a rollout can be interrupted at any moment and continued by anybody, and
+two at once see each other's nodes. A node counts as unavailable when it is not ready, cordoned or
+tainted, and also while its agent has not finished with the requested layout, even before the
+drain, or is going to retry it.
 """
 
 import collections
@@ -16,29 +13,32 @@ import math
 from collections.abc import Sequence
 
 from mig_manager.core import model
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.records import status
 
 
-class Standing(enum.Enum):
-    """Where a node is on its way."""
+class NodeState(enum.Enum):
+    """Where a node is in the rollout; the values are a public contract."""
 
-    IN_FORCE = "in-force"
+    APPLIED = "applied"
     TO_DO = "to-do"
-    UNDER_WAY = "under-way"
+    IN_PROGRESS = "in-progress"
     FAILED = "failed"
-    """Its agent says so, and tries again only where ``Progress.is_retried``."""
-    LATE = "late"
+    """As its agent reports; it retries only if ``NodeProgress.is_retried``."""
+    TIMED_OUT = "timed-out"
     """It takes longer than a node may."""
-    SILENT = "silent"
-    """Nobody there reacts: the agent is dead or missing. What was asked is taken back."""
-    LEFT_OUT = "left-out"
-    """Nothing is asked of it: its kubelet does not answer, or no agent has ever spoken there."""
-    OTHER_WISH = "other-wish"
-    """Somebody has asked it for something else meanwhile."""
+    NO_RESPONSE = "no-response"
+    """Its agent does not respond. The request is withdrawn."""
+    SKIPPED = "skipped"
+    """Nothing is requested of it: it is not ready, or no agent has ever reported."""
+    SUPERSEDED = "superseded"
+    """Another layout was requested meanwhile."""
 
 
-BAD = frozenset({Standing.FAILED, Standing.LATE, Standing.SILENT, Standing.OTHER_WISH})
-"""What pauses a rollout that shall pause on failure."""
+BAD = frozenset(
+    {NodeState.FAILED, NodeState.TIMED_OUT, NodeState.NO_RESPONSE, NodeState.SUPERSEDED}
+)
+"""Failures, for ``Limits.pauses``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Limits:
     max_unavailable: str = "1"
     """A number of nodes, or a percentage of those selected, rounded down and at least one."""
     pauses: bool = False
-    """Whether a failure lets no further node begin."""
+    """Whether no further node starts after a failure."""
     node_timeout_s: float = 1800.0
     """How long a node may take, waiting for a slot not counted."""
     silence_timeout_s: float = 120.0
-    """How long an agent may take to react."""
+    """How long an agent may take to respond."""
 
     def most(self, count: int) -> int:
         """Return how many of so many nodes may be unavailable."""
@@ -62,22 +62,22 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """One node."""
+class NodeProgress:
+    """One node of a rollout."""
 
     name: str
-    standing: Standing
+    state: NodeState
     phase: str = ""
     reason: str = ""
     message: str = ""
     is_retried: bool = False
     seconds: float = 0.0
-    """Since it was first seen on its way."""
+    """Since it was first seen in progress."""
     before: str | None = None
-    """What a way back leads to."""
+    """The layout that ``undo`` requests."""
     is_unavailable: bool = False
     unreachable: tuple[str, ...] = ()
-    """Its unreachable GPUs, if it is ``IN_FORCE``: the layout is not active on them."""
+    """Its unreachable GPUs, if it is ``APPLIED``: the layout is not active on them."""
 
 
 class Phase(enum.Enum):
@@ -85,253 +85,253 @@ class Phase(enum.Enum):
 
     ROLLING = "rolling"
     PAUSING = "pausing"
-    """A node failed: no further one begins, those under way are waited for."""
+    """A node failed: no further node starts, and those in progress are awaited."""
     DONE = "done"
     FAILED = "failed"
-    """Nothing is left to be begun, and not every node has what it shall."""
+    """No node is left to start, and not every node has the layout."""
     PAUSED = "paused"
     STALLED = "stalled"
-    """Nothing can be begun, because too many nodes are unavailable that are not ours to mend."""
+    """No node can start, because too many are unavailable for reasons outside the rollout."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """Whether there is nothing left to wait for."""
         return self not in (Phase.ROLLING, Phase.PAUSING)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """What is due now."""
+class Decision:
+    """The state of all nodes, and what to do now."""
 
     phase: Phase
-    nodes: tuple[Progress, ...]
+    nodes: tuple[NodeProgress, ...]
     """Ascending by name."""
     most: int
     """How many may be unavailable."""
     start: tuple[str, ...] = ()
-    """Nodes to be asked now."""
-    failures: tuple[Progress, ...] = ()
-    """How nodes that are not in force have last failed, also those that try again just now."""
-    retract: tuple[str, ...] = ()
-    """Nodes to be asked for what they had before, for nobody there reacts."""
+    """Nodes to request the layout of now."""
+    failures: tuple[NodeProgress, ...] = ()
+    """Last failures of nodes that are not ``APPLIED``, also of those that retry right now."""
+    withdraw: tuple[str, ...] = ()
+    """Nodes whose former request to restore, because their agent does not respond."""
 
     @property
     def unavailable(self) -> tuple[str, ...]:
         """Nodes that count as unavailable now."""
         return tuple(node.name for node in self.nodes if node.is_unavailable)
 
-    def of(self, *standings: Standing) -> tuple[Progress, ...]:
-        """Return the nodes that stand so."""
-        return tuple(node for node in self.nodes if node.standing in standings)
+    def of(self, *states: NodeState) -> tuple[NodeProgress, ...]:
+        """Return the nodes in these states."""
+        return tuple(node for node in self.nodes if node.state in states)
 
     @property
-    def incomplete(self) -> tuple[Progress, ...]:
-        """Nodes whose layout is not active on GPUs that cannot be reached."""
+    def incomplete(self) -> tuple[NodeProgress, ...]:
+        """Nodes with unreachable GPUs on which the layout is not active."""
         return tuple(node for node in self.nodes if node.unreachable)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many nodes stand how."""
-        counted = collections.Counter(node.standing for node in self.nodes)
-        return {standing.value: counted[standing] for standing in Standing}
+        """How many nodes are in each state."""
+        counted = collections.Counter(node.state for node in self.nodes)
+        return {state.value: counted[state] for state in NodeState}
 
 
 class Rollout:
-    """Judges what is seen of the nodes, turn by turn; remembers since when it has been so."""
+    """Decides again whenever the nodes were read; measures how long they take."""
 
-    def __init__(self, goal: nodes.Goal, limits: Limits) -> None:
+    def __init__(self, goal: fleet_nodes.Goal, limits: Limits) -> None:
         self._goal = goal
         self._limits = limits
-        self._asked: set[str] = set()
-        """Nodes that were asked and do not show it yet."""
-        self._on_course: set[str] = set()
-        """Nodes that have shown the wanted label during this rollout."""
-        self._retracted: set[str] = set()
+        self._requested: set[str] = set()
+        """Nodes whose label was written and does not show it yet."""
+        self._joined: set[str] = set()
+        """Nodes that have shown the target label during this rollout."""
+        self._withdrawn: set[str] = set()
         self._since_s: dict[str, float] = {}
-        """Since when a node has been on its way, waiting for a slot not counted."""
+        """Since when a node is in progress, waiting for a slot not counted."""
         self._failed_before: frozenset[str] | None = None
-        """Nodes that had failed when we came: they pause nothing."""
-        self._failures: dict[str, Progress] = {}
+        """Nodes that had failed at the start: they pause nothing."""
+        self._failures: dict[str, NodeProgress] = {}
         self._failed: set[str] = set()
-        """Nodes that have failed since, also if they have come right meanwhile."""
-        self._unsettled_s: dict[str, float] = {}
-        """Since when a node asks for something that nobody there has reacted to."""
+        """Nodes that have failed since, also if they were applied later."""
+        self._unanswered_s: dict[str, float] = {}
+        """Since when an agent has not responded to its node's label."""
         self._before: tuple[object, float] = ((), 0.0)
-        """Who was left or done when that last changed, and when that was."""
+        """The nodes' states when they last changed, and when that was."""
 
-    def asked(self, name: str) -> None:
-        """Remember that a node's label was written, whatever is seen of it until that shows."""
-        self._asked.add(name)
+    def requested(self, name: str) -> None:
+        """Note that a node's label was written, until that shows."""
+        self._requested.add(name)
 
-    def retracted(self, name: str) -> None:
-        """Remember that a node was asked for what it had before."""
-        self._retracted.add(name)
+    def withdrawn(self, name: str) -> None:
+        """Note that a node's former request was restored."""
+        self._withdrawn.add(name)
 
-    def judge(self, nodes: Sequence[nodes.Node], now_s: float) -> Turn:
-        """Tell what is due.
+    def decide(self, nodes: Sequence[fleet_nodes.Node], now_s: float) -> Decision:
+        """Decide what to do now.
 
         Args:
             nodes: All that are selected, as they are now.
             now_s: Seconds from some fixed point.
         """
-        concerned = filter(self._goal.concerns, nodes)
-        ordered = sorted(concerned, key=lambda node: node.name)
-        seen = [self._progress(node, now_s) for node in ordered]
-        most = self._limits.most(len(ordered))
-        phase = self._phase(seen, now_s)
-        there = {node.name for node in ordered}
-        failures = tuple(p for name, p in sorted(self._failures.items()) if name in there)
-        turn = Turn(phase=phase, nodes=tuple(seen), most=most, failures=failures)
-        retract = tuple(
-            node.name
-            for node, progress in zip(ordered, seen, strict=True)
-            if progress.standing is Standing.SILENT and self._is_ours(node)
+        ordered = sorted(filter(self._goal.includes, nodes), key=lambda node: node.name)
+        progress = [self._progress(node, now_s) for node in ordered]
+        phase = self._phase(progress, now_s)
+        names = {node.name for node in ordered}
+        decision = Decision(
+            phase=phase,
+            nodes=tuple(progress),
+            most=self._limits.most(len(ordered)),
+            failures=tuple(p for name, p in sorted(self._failures.items()) if name in names),
+            withdraw=tuple(
+                node.name
+                for node, each in zip(ordered, progress, strict=True)
+                if each.state is NodeState.NO_RESPONSE and self._is_ours(node)
+            ),
         )
         if phase is not Phase.ROLLING:
-            return dataclasses.replace(turn, retract=retract)
-        return dataclasses.replace(turn, start=_due(turn), retract=retract)
+            return decision
+        return dataclasses.replace(decision, start=_startable(decision))
 
-    def _is_ours(self, node: nodes.Node) -> bool:
-        """Tell whether a rollout has asked for what the node's label says."""
-        is_wanted = node.wanted == self._goal.target(node)
-        return node.mark is not None and is_wanted and node.name not in self._retracted
+    def _is_ours(self, node: fleet_nodes.Node) -> bool:
+        """Tell whether a rollout made the node's request."""
+        is_target = node.requested == self._goal.target(node)
+        return node.mark is not None and is_target and node.name not in self._withdrawn
 
-    def _phase(self, seen: Sequence[Progress], now_s: float) -> Phase:
-        self._note_failures(seen)
-        is_moving = any(map(self._is_awaited, seen))
-        is_left = any(p.standing is Standing.TO_DO for p in seen)
-        if self._limits.pauses and self._failed and (is_left or is_moving):
+    def _phase(self, progress: Sequence[NodeProgress], now_s: float) -> Phase:
+        self._note_failures(progress)
+        is_moving = any(map(self._is_awaited, progress))
+        has_more = any(p.state is NodeState.TO_DO for p in progress)
+        if self._limits.pauses and self._failed and (has_more or is_moving):
             return Phase.PAUSING if is_moving else Phase.PAUSED
         if is_moving:
             self._before = (), now_s
             return Phase.ROLLING
-        if not is_left:
-            is_done = all(p.standing is Standing.IN_FORCE for p in seen)
+        if not has_more:
+            is_done = all(p.state is NodeState.APPLIED for p in progress)
             return Phase.DONE if is_done else Phase.FAILED
-        # A node that fails again and again changes all the time, and makes room for none.
-        picture = tuple(p.standing if p.standing not in BAD else None for p in seen)
-        if picture != self._before[0]:
-            self._before = picture, now_s
+        # A node that fails repeatedly changes all the time without making room for another.
+        states = tuple(p.state if p.state not in BAD else None for p in progress)
+        if states != self._before[0]:
+            self._before = states, now_s
         is_stalled = now_s - self._before[1] >= self._limits.silence_timeout_s
         return Phase.STALLED if is_stalled else Phase.ROLLING
 
-    def _note_failures(self, seen: Sequence[Progress]) -> None:
-        for progress in seen:
-            if progress.standing in BAD:
-                self._failures[progress.name] = progress
-            elif progress.standing is Standing.IN_FORCE:
-                self._failures.pop(progress.name, None)
-        failed = {progress.name for progress in seen if progress.standing in BAD}
+    def _note_failures(self, progress: Sequence[NodeProgress]) -> None:
+        for each in progress:
+            if each.state in BAD:
+                self._failures[each.name] = each
+            elif each.state is NodeState.APPLIED:
+                self._failures.pop(each.name, None)
+        failed = {each.name for each in progress if each.state in BAD}
         if self._failed_before is None:
             self._failed_before = frozenset(failed)
         self._failed |= failed - self._failed_before
 
-    def _is_awaited(self, node: Progress) -> bool:
-        """Tell whether it is worth waiting for how a node ends."""
+    def _is_awaited(self, node: NodeProgress) -> bool:
+        """Tell whether to wait for the node's outcome."""
         if self._limits.pauses and node.name in self._failed:
             return False
         is_in_time = node.seconds < self._limits.node_timeout_s
-        return node.standing is Standing.UNDER_WAY or (node.is_retried and is_in_time)
+        return node.state is NodeState.IN_PROGRESS or (node.is_retried and is_in_time)
 
-    def _progress(self, node: nodes.Node, now_s: float) -> Progress:
-        standing, why = self._stand(node, now_s)
-        is_told = node.told is not None and node.told.config == node.wanted
-        told = node.told if is_told and node.told else nodes.Told()
-        is_moving = standing in (Standing.UNDER_WAY, Standing.LATE)
-        if standing in (Standing.IN_FORCE, Standing.TO_DO):
+    def _progress(self, node: fleet_nodes.Node, now_s: float) -> NodeProgress:
+        state, message = self._state(node, now_s)
+        is_reported = node.status is not None and node.status.config == node.requested
+        reported = node.status if is_reported else None
+        is_moving = state in (NodeState.IN_PROGRESS, NodeState.TIMED_OUT)
+        is_silent = state is NodeState.NO_RESPONSE
+        if state in (NodeState.APPLIED, NodeState.TO_DO):
             self._since_s.pop(node.name, None)
-        # Until what was asked is taken back, somebody may wake up there and begin.
-        is_lost = standing is Standing.SILENT and not self._is_ours(node)
-        return Progress(
+        # Until the request is withdrawn, an agent that comes back would act on it.
+        is_withdrawn = is_silent and not self._is_ours(node)
+        return NodeProgress(
             name=node.name,
-            standing=standing,
-            phase=told.phase if is_moving else "",
-            reason=told.reason,
-            message=why or told.message,
-            is_retried=standing is Standing.FAILED and told.is_retried,
+            state=state,
+            phase=reported.phase if reported and is_moving else "",
+            reason=reported.reason if reported else "",
+            message=message or (reported.message if reported else ""),
+            is_retried=state is NodeState.FAILED and bool(reported and reported.is_retried),
             seconds=now_s - self._since_s.get(node.name, now_s),
             before=node.mark.before if node.mark else None,
-            unreachable=told.unreachable if standing is Standing.IN_FORCE else (),
-            is_unavailable=node.is_away
+            unreachable=reported.unreachable if reported and state is NodeState.APPLIED else (),
+            is_unavailable=node.is_unavailable
             or is_moving
-            or not (is_lost or self._is_settled(node, now_s))
-            or (standing is Standing.SILENT and not is_lost),
+            or not (is_withdrawn or self._is_stable(node, now_s))
+            or (is_silent and not is_withdrawn),
         )
 
-    def _is_settled(self, node: nodes.Node, now_s: float) -> bool:
-        """Tell whether the node will stay as it is; an agent that never reacts does nothing."""
-        if node.is_settled or node.has_reacted:
-            self._unsettled_s.pop(node.name, None)
-            return node.is_settled
-        since_s = self._unsettled_s.setdefault(node.name, now_s)
+    def _is_stable(self, node: fleet_nodes.Node, now_s: float) -> bool:
+        """Tell whether the node stays as it is; an agent that never responds changes nothing."""
+        if node.is_finished or node.has_responded:
+            self._unanswered_s.pop(node.name, None)
+            return node.is_finished
+        since_s = self._unanswered_s.setdefault(node.name, now_s)
         return now_s - since_s >= self._limits.silence_timeout_s
 
-    def _stand(self, node: nodes.Node, now_s: float) -> tuple[Standing, str]:
-        """Return where a node is, and why where its agent does not say."""
-        if node.name in self._retracted:
-            return Standing.SILENT, "no agent reacted; what was asked is taken back"
+    def _state(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeState, str]:
+        """Return a node's state, and why if its agent does not say."""
+        if node.name in self._withdrawn:
+            return NodeState.NO_RESPONSE, "no agent responded; the request is withdrawn"
         if not node.has_agent:
-            return Standing.LEFT_OUT, "no agent has ever told of its GPUs; is one running there?"
-        if node.wanted == self._goal.target(node):
-            self._asked.discard(node.name)
-            self._on_course.add(node.name)
-            return self._stand_on_course(node, now_s)
-        if node.name in self._asked:
-            return self._stand_in_time(node, now_s)
-        return self._stand_off_course(node)
+            return NodeState.SKIPPED, "no agent has ever published its GPUs; is one running there?"
+        if node.requested == self._goal.target(node):
+            self._requested.discard(node.name)
+            self._joined.add(node.name)
+            return self._state_of_requested(node, now_s)
+        if node.name in self._requested:
+            return self._state_in_time(node, now_s)
+        return self._state_of_other(node)
 
-    def _stand_off_course(self, node: nodes.Node) -> tuple[Standing, str]:
-        if node.name in self._on_course or self._goal.has_left(node):
-            return Standing.OTHER_WISH, f"somebody has asked it for {node.wanted} meanwhile"
+    def _state_of_other(self, node: fleet_nodes.Node) -> tuple[NodeState, str]:
+        if node.name in self._joined or self._goal.is_superseded(node):
+            return NodeState.SUPERSEDED, f"layout {node.requested} was requested meanwhile"
         if not node.is_ready:
-            return Standing.LEFT_OUT, "its kubelet does not answer"
-        return Standing.TO_DO, ""
+            return NodeState.SKIPPED, "the node is not ready"
+        return NodeState.TO_DO, ""
 
-    def _stand_on_course(self, node: nodes.Node, now_s: float) -> tuple[Standing, str]:
-        if node.wanted is None:
+    def _state_of_requested(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeState, str]:
+        if node.requested is None:
             return (
-                Standing.IN_FORCE,
-                "no layout is asked for, as before; the GPUs stay as they are",
+                NodeState.APPLIED,
+                "no layout is requested, as before the rollout; the GPUs stay as they are",
             )
-        is_success = node.state == model.State.SUCCESS.value and node.applied == node.wanted
-        told = node.told
-        if is_success and (told is None or node.is_settled):
-            return Standing.IN_FORCE, ""
-        if told is None or told.config != node.wanted:
-            return self._stand_in_time(node, now_s)
-        if told.phase == model.Phase.WAIT.value:
+        is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
+        if is_success and (node.status is None or node.is_finished):
+            return NodeState.APPLIED, ""
+        reported: status.PublishedStatus | None = node.status
+        if reported is None or reported.config != node.requested:
+            return self._state_in_time(node, now_s)
+        if reported.phase == model.Phase.WAIT.value:
             self._since_s[node.name] = now_s
-        if told.state == model.State.FAILED.value:
+        if reported.state is model.State.FAILED:
             self._since_s.setdefault(node.name, now_s)
-            return Standing.FAILED, ""
-        return self._stand_in_time(node, now_s)
+            return NodeState.FAILED, ""
+        return self._state_in_time(node, now_s)
 
-    def _stand_in_time(self, node: nodes.Node, now_s: float) -> tuple[Standing, str]:
-        since_s = self._since_s.setdefault(node.name, now_s)
-        is_asked = node.wanted == self._goal.target(node)
+    def _state_in_time(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeState, str]:
+        elapsed_s = now_s - self._since_s.setdefault(node.name, now_s)
+        is_requested = node.requested == self._goal.target(node)
         silence_s = self._limits.silence_timeout_s
-        if is_asked and not node.has_reacted and now_s - since_s >= silence_s:
-            return Standing.SILENT, f"no agent has reacted for {silence_s:g} s; is it running?"
-        if now_s - since_s >= self._limits.node_timeout_s:
-            limit_s = self._limits.node_timeout_s
-            return Standing.LATE, f"not in force {limit_s:g} s after it began"
-        return Standing.UNDER_WAY, ""
+        if is_requested and not node.has_responded and elapsed_s >= silence_s:
+            why = f"no agent has responded for {silence_s:g} s; is it running?"
+            return NodeState.NO_RESPONSE, why
+        if elapsed_s >= self._limits.node_timeout_s:
+            why = f"not applied {self._limits.node_timeout_s:g} s after the start"
+            return NodeState.TIMED_OUT, why
+        return NodeState.IN_PROGRESS, ""
 
 
-def _due(turn: Turn) -> tuple[str, ...]:
-    """Return the nodes that may begin now."""
-    under_way = sum(_is_moving(progress) for progress in turn.nodes)
-    unavailable = len(turn.unavailable)
+def _startable(decision: Decision) -> tuple[str, ...]:
+    """Return the nodes that may start now."""
+    moving = (NodeState.IN_PROGRESS, NodeState.TIMED_OUT)
+    in_progress = sum(node.state in moving or node.is_retried for node in decision.nodes)
+    unavailable = len(decision.unavailable)
     chosen: list[str] = []
-    # Those that are away already cost nothing more.
-    for node in sorted(turn.of(Standing.TO_DO), key=lambda progress: not progress.is_unavailable):
-        fits = node.is_unavailable or unavailable < turn.most
-        if fits and under_way + len(chosen) < turn.most:
+    # Nodes that are unavailable already cost nothing more.
+    for node in sorted(decision.of(NodeState.TO_DO), key=lambda each: not each.is_unavailable):
+        fits = node.is_unavailable or unavailable < decision.most
+        if fits and in_progress + len(chosen) < decision.most:
             unavailable += not node.is_unavailable
             chosen.append(node.name)
     return tuple(chosen)
-
-
-def _is_moving(node: Progress) -> bool:
-    """Tell whether a node is on its way, or will be again by itself."""
-    return node.standing in (Standing.UNDER_WAY, Standing.LATE) or node.is_retried

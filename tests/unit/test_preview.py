@@ -1,4 +1,4 @@
-"""What a layout would do to a node, from what the node tells."""
+"""What a layout would change on a node, from what its agent publishes."""
 
 import dataclasses
 
@@ -27,18 +27,18 @@ def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[mode
     return fakes.brought_to(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
 
 
-def node(there: tuple[model.Gpu, ...], **allocatable: int) -> nodes.Node:
-    return nodes.Node(
+def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.Node:
+    text = published if isinstance(published, str) else gpu_codec.to_json(published)
+    view = cluster.NodeView(
         name="a",
-        version="1",
-        wanted=None,
-        state="",
-        applied="",
-        is_ready=True,
-        is_cordoned=False,
-        gpus=gpu_codec.to_json(there),
+        uid="",
+        labels={},
+        annotations={cluster.GPUS_ANNOTATION: text},
+        is_unschedulable=False,
+        taint_keys=frozenset(),
         allocatable=allocatable,
     )
+    return nodes.Node(view=view, is_ready=True)
 
 
 def pod(name: str, resource: str, **changed: object) -> cluster.Pod:
@@ -59,30 +59,32 @@ def pod(name: str, resource: str, **changed: object) -> cluster.Pod:
     return dataclasses.replace(plain, **changed)  # type: ignore[arg-type]
 
 
-def look(there: nodes.Node, layout: str, *pods: cluster.Pod) -> preview.Preview:
+def previewed(there: nodes.Node, layout: str, *pods: cluster.Pod) -> preview.Preview:
     return preview.preview(there, DOCUMENT.layout(layout), pods)
 
 
-def test_what_is_in_force_costs_nothing() -> None:
-    found = look(node(gpus(scenes.BALANCED), **MIXED), "all-balanced", pod("p", "nvidia.com/gpu"))
+def test_an_active_layout_changes_nothing() -> None:
+    found = previewed(
+        node(gpus(scenes.BALANCED), **MIXED), "all-balanced", pod("p", "nvidia.com/gpu")
+    )
 
-    assert found.verdict is Verdict.IN_FORCE
+    assert found.verdict is Verdict.APPLIED
     assert (found.kept, found.destroyed, found.created) == (8, 0, 0)
     assert found.evicted == found.maybe_evicted == ()
 
 
-def test_a_first_layout_switches_the_mode_with_a_reset_and_takes_the_whole_gpus() -> None:
-    found = look(node(gpus()), "all-1g.5gb", pod("p", "nvidia.com/gpu"))
+def test_a_first_layout_changes_the_mode_with_a_reset_and_evicts_pods_with_whole_gpus() -> None:
+    found = previewed(node(gpus()), "all-1g.5gb", pod("p", "nvidia.com/gpu"))
 
     assert found.verdict is Verdict.FITS
-    assert (found.modes, found.resets, found.created) == ((0, 1), (0, 1), 14)
+    assert (found.mode_changes, found.resets, found.created) == ((0, 1), (0, 1), 14)
     assert found.evicted == ("default/p",)
 
 
-def test_with_resources_by_profile_it_is_told_who_leaves_and_who_may_have_to() -> None:
+def test_with_resources_by_profile_certain_and_possible_evictions_are_known() -> None:
     there = node(gpus(scenes.BALANCED), **MIXED)
 
-    found = look(
+    found = previewed(
         there,
         "one-slice-changed",
         pod("gone", "nvidia.com/mig-2g.10gb"),
@@ -102,18 +104,18 @@ def test_with_resources_by_profile_it_is_told_who_leaves_and_who_may_have_to() -
     ).evicted == ("default/gone",)
 
 
-def test_where_all_devices_are_plain_gpus_any_pod_may_have_to_leave() -> None:
+def test_if_all_devices_are_plain_gpus_any_pod_may_be_evicted() -> None:
     there = node(gpus(scenes.BALANCED), **{"nvidia.com/gpu": 8})
 
-    found = look(there, "one-slice-changed", pod("p", "nvidia.com/gpu"), pod("q", "other"))
+    found = previewed(there, "one-slice-changed", pod("p", "nvidia.com/gpu"), pod("q", "other"))
 
     assert (found.evicted, found.maybe_evicted) == ((), ("default/p",))
 
 
-def test_a_pod_with_a_claim_may_have_to_leave_and_the_device_plugin_need_not() -> None:
+def test_a_pod_with_a_claim_may_be_evicted_and_the_device_plugin_is_not() -> None:
     plugin = {"name": "nvidia-device-plugin-ds"}
 
-    found = look(
+    found = previewed(
         node(gpus(scenes.BALANCED), **MIXED),
         "one-slice-changed",
         pod("claims", "other", has_claims=True),
@@ -137,22 +139,24 @@ def test_a_pod_with_a_claim_may_have_to_leave_and_the_device_plugin_need_not() -
         ("other-gpu", "NoGpuMatches"),
     ],
 )
-def test_what_cannot_be_is_told_with_its_reason(layout: str, reason: str) -> None:
-    found = look(node(gpus()), layout)
+def test_a_layout_that_does_not_fit_has_a_reason(layout: str, reason: str) -> None:
+    found = previewed(node(gpus()), layout)
 
     assert (found.verdict, found.reason) == (Verdict.DOES_NOT_FIT, reason)
     assert found.message
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "no agent has told"), ("{}", "makes no sense")])
-def test_a_node_that_tells_nothing_good_of_its_gpus_is_unknown(text: str, said: str) -> None:
-    found = look(dataclasses.replace(node(gpus()), gpus=text), "all-1g.5gb")
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "no agent has published"), ("{}", "cannot be read")]
+)
+def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> None:
+    found = previewed(node(text), "all-1g.5gb")
 
     assert found.verdict is Verdict.UNKNOWN
-    assert said in found.message
+    assert message in found.message
 
 
-def test_where_the_driver_tells_profiles_only_with_mig_on_the_plan_is_provisional() -> None:
+def test_without_known_profiles_the_plan_is_provisional() -> None:
     blind = tuple(dataclasses.replace(gpu, profiles=None) for gpu in gpus())
 
-    assert look(node(blind), "all-1g.5gb").is_provisional
+    assert previewed(node(blind), "all-1g.5gb").is_provisional

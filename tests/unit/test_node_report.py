@@ -1,0 +1,166 @@
+"""The state of a node, from its labels and annotations."""
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.fleet import node_report, nodes
+from mig_manager.core.node import cluster
+from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import status as records
+from tests.unit import boards
+
+NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
+GPUS = gpu_codec.to_json([boards.gpu(boards.A100, "1g.5gb@0")])
+NodeState = node_report.NodeState
+
+WITHOUT_ONE = gpu_codec.to_json(
+    model.ObservedGpus(
+        gpu_codec.from_json(GPUS),
+        [
+            model.UnreachableGpu(
+                index=7,
+                uuid="GPU-7",
+                pci_address="00000000:0f:00.0",
+                reason=errors.Reason.GPU_LOST,
+                code=15,
+                message="lost",
+            )
+        ],
+    )
+)
+
+
+def at(**ago: float) -> str:
+    return (NOW - dt.timedelta(**ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def status(**members: object) -> str:
+    return json.dumps(
+        {"config": "wide", "state": "success", "phase": "Done", "startedAt": at(minutes=5)}
+        | members
+    )
+
+
+def report(
+    published: str | None,
+    *,
+    requested_layout: str | None = "wide",
+    applied: str = "wide",
+    labels: Mapping[str, str] | None = None,
+    gpus: str | None = GPUS,
+    is_ready: bool = True,
+) -> node_report.Report:
+    requested = {cluster.CONFIG_LABEL: requested_layout} if requested_layout is not None else {}
+    annotations = {cluster.STATUS_ANNOTATION: published, cluster.GPUS_ANNOTATION: gpus}
+    item = {
+        "metadata": {
+            "name": "n1",
+            "labels": requested | {cluster.APPLIED_LABEL: applied} | dict(labels or {}),
+            "annotations": {key: text for key, text in annotations.items() if text is not None},
+        },
+        "status": {"conditions": [{"type": "Ready", "status": str(is_ready)}]},
+    }
+    return node_report.report(nodes.parse(item), NOW)
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        (status(), NodeState.APPLIED),
+        (status(state="pending"), NodeState.CHANGING),
+        (status(state="rebooting"), NodeState.CHANGING),
+        (status(state="pending", startedAt=at(hours=2)), NodeState.STALE),
+        (status(state="pending", startedAt="long ago"), NodeState.STALE),
+        (status(state="pending", phase="Wait", startedAt=at(hours=9)), NodeState.CHANGING),
+        (status(state="failed", reason="DoesNotFit"), NodeState.FAILED),
+        (status(state="failed", reason="Drifted"), NodeState.DRIFTED),
+        (status(config="other"), NodeState.WAITING),
+        (status(state="new"), NodeState.UNREADABLE),
+        ("{", NodeState.UNREADABLE),
+        ("[" * 100_000, NodeState.UNREADABLE),
+        ("7", NodeState.UNREADABLE),
+        (None, NodeState.NO_AGENT),
+    ],
+)
+def test_request_and_status_make_a_state(published: str | None, expected: NodeState) -> None:
+    assert report(published).state is expected
+    assert expected.is_good is (expected is NodeState.APPLIED)
+
+
+@pytest.mark.parametrize("label", [None, ""])
+def test_a_node_without_a_request_is_good(label: str | None) -> None:
+    found = report(status(), requested_layout=label)
+
+    assert found.state is NodeState.NO_REQUEST
+    assert found.state.is_good
+    assert "no longer requested" in found.notes[0]
+
+
+def test_a_malformed_status_is_reported_even_without_a_request() -> None:
+    assert report("{", requested_layout=None).state is NodeState.UNREADABLE
+
+
+@pytest.mark.parametrize(
+    ("found", "note"),
+    [
+        (report(status(), is_ready=False), "not ready"),
+        (report(status(), applied="other"), "is other"),
+        (report(status(), gpus=None), "no agent has published"),
+        (report(status(), gpus="{"), "cannot be read"),
+        (
+            report(status(), gpus=WITHOUT_ONE),
+            "GPU 7 (GPU-7, 00000000:0f:00.0) is unreachable",
+        ),
+        (report(status(config="other")), "last reported layout other"),
+        (report(status(state="pending", startedAt=at(hours=2))), "no report since"),
+        (report(status(state="failed", retryAt=at(hours=1))), "next retry was due"),
+        (report(None, labels={cluster.STATE_LABEL: "success"}), "another MIG manager"),
+    ],
+)
+def test_what_is_unusual_is_noted(found: node_report.Report, note: str) -> None:
+    assert any(note in each for each in found.notes), found.notes
+
+
+def test_a_node_in_order_has_gpus_and_no_notes() -> None:
+    found = report(status(retryAt=at(minutes=1)))
+
+    assert found.notes == ()
+    assert found.gpus
+    assert found.gpus[0].name == "Test GPU"
+
+
+@pytest.mark.parametrize(
+    ("labels", "has_gpus"),
+    [
+        ({}, False),
+        ({"nvidia.com/gpu.present": "true"}, True),
+        ({"nvidia.com/mig.capable": "true"}, True),
+        ({"nvidia.com/mig.capable": "false"}, False),
+        ({cluster.CONFIG_LABEL: "x"}, True),
+    ],
+)
+def test_labels_indicate_gpus(labels: dict[str, str], *, has_gpus: bool) -> None:
+    node = report(None, requested_layout=None, labels=labels, gpus=None).node
+
+    assert node.has_gpus is has_gpus
+
+
+@given(st.dictionaries(st.sampled_from(["config", "reason", "phase", "message"]), st.text()))
+def test_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
+    parsed = records.read(status(**members))
+
+    assert (parsed.config + parsed.reason + parsed.phase + parsed.message).isprintable()
+    assert model.State.SUCCESS is parsed.state
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5))
+def test_members_of_any_type_raise_nothing(value: object) -> None:
+    for name in ("config", "state", "phase", "attempt", "startedAt", "retryAt", "message"):
+        report(status(**{name: value}))

@@ -1,0 +1,481 @@
+"""What a rollout does next, decision by decision."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mig_manager.cli.render import rollout_report
+from mig_manager.core import bar, model
+from mig_manager.core.fleet import nodes, rollout
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status
+
+LAYOUT, FORMER = "new", "old"
+NodeState = rollout.NodeState
+Phase = rollout.Phase
+
+
+def run(config: str, state: model.State, **members: Any) -> status.PublishedStatus:
+    """A status of a run for a layout."""
+    data = {"config": config, "state": state.value} | members
+    return status.read(json.dumps(data))
+
+
+APPLIED = run(FORMER, model.State.SUCCESS, phase="Done")
+
+
+def node(
+    name: str = "a",
+    *,
+    requested: str | None = FORMER,
+    state: model.State | None = model.State.SUCCESS,
+    applied: str = FORMER,
+    is_cordoned: bool = False,
+    gpus: str = "",
+    **changed: Any,
+) -> nodes.Node:
+    """A node at rest in the former layout."""
+    labels = {
+        cluster.CONFIG_LABEL: requested,
+        cluster.STATE_LABEL: state and state.value,
+        cluster.APPLIED_LABEL: applied,
+    }
+    view = cluster.NodeView(
+        name=name,
+        uid="",
+        labels={key: value for key, value in labels.items() if value},
+        annotations={cluster.GPUS_ANNOTATION: gpus} if gpus else {},
+        is_unschedulable=is_cordoned,
+        taint_keys=frozenset(),
+        allocatable={},
+    )
+    return nodes.Node(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
+
+
+def asked(name: str = "a", **changed: Any) -> nodes.Node:
+    """A node whose label the rollout wrote, and whose agent has not responded."""
+    mark = nodes.Mark(layout=LAYOUT, before=FORMER)
+    return node(name, **{"requested": LAYOUT, "mark": mark, **changed})
+
+
+def busy(name: str = "a", *, phase: str = "Drain") -> nodes.Node:
+    pending = model.State.PENDING
+    return asked(
+        name,
+        state=pending,
+        is_cordoned=phase == "Drain",
+        status=run(LAYOUT, pending, phase=phase),
+    )
+
+
+def done(name: str = "a", **changed: Any) -> nodes.Node:
+    applied = run(LAYOUT, model.State.SUCCESS, phase="Done", reason="Applied")
+    return asked(name, **{"applied": LAYOUT, "status": applied, **changed})
+
+
+def failed(name: str = "a", *, is_retried: bool = False) -> nodes.Node:
+    retry = {"retryAt": "2026-01-01T00:00:00Z"} if is_retried else {}
+    ended = run(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **retry)
+    return asked(name, state=model.State.FAILED, status=ended)
+
+
+def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
+    limits = rollout.Limits(
+        max_unavailable=most, pauses=pauses, node_timeout_s=100, silence_timeout_s=10
+    )
+    return rollout.Rollout(nodes.Forward(layout=LAYOUT), limits)
+
+
+def decided(*there: nodes.Node, most: str = "1", now_s: float = 0.0) -> rollout.Decision:
+    return rolling(most).decide(there, now_s)
+
+
+def states(decision: rollout.Decision) -> dict[str, NodeState]:
+    return {each.name: each.state for each in decision.nodes}
+
+
+def test_as_many_nodes_start_as_may_be_unavailable() -> None:
+    decision = decided(*(node(name) for name in "edcba"), most="2")
+
+    assert decision.start == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("most", "count", "expected"),
+    [("3", 300, 3), ("10%", 300, 30), ("10%", 39, 3), ("1%", 5, 1), ("100%", 7, 7)],
+)
+def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
+    most: str, count: int, expected: int
+) -> None:
+    assert rollout.Limits(max_unavailable=most).most(count) == expected
+
+
+@pytest.mark.parametrize(
+    "away",
+    [
+        {"is_cordoned": True},
+        {"is_ready": False},
+        {"state": model.State.PENDING},
+        {"status": run(FORMER, model.State.FAILED, retryAt="2026-01-01T00:00:00Z")},
+        {"requested": "another"},
+    ],
+    ids=lambda away: next(iter(away)),
+)
+def test_a_node_that_is_unavailable_already_or_about_to_be_counts(away: dict[str, Any]) -> None:
+    others = [node("y"), node("z")]
+
+    decision = decided(node("a", **away), *others, most="1")
+
+    assert decision.unavailable == ("a",)
+    assert "y" not in decision.start
+
+
+def test_a_node_that_is_cordoned_by_others_costs_nothing_and_comes_first() -> None:
+    decision = decided(node("a"), node("z", is_cordoned=True), most="1")
+
+    assert decision.start == ("z",)
+
+
+def test_many_nodes_that_are_cordoned_by_others_do_not_all_begin_at_once() -> None:
+    decision = decided(*(node(name, is_cordoned=True) for name in "abcdef"), most="2")
+
+    assert decision.start == ("a", "b")
+
+
+def test_a_node_that_is_not_ready_is_skipped() -> None:
+    decision = decided(node("a", is_ready=False), most="5")
+
+    assert decision.start == ()
+    assert states(decision) == {"a": NodeState.SKIPPED}
+    assert decision.phase is Phase.FAILED
+
+
+def test_a_requested_node_counts_before_its_label_shows_it() -> None:
+    rolled = rolling()
+    assert rolled.decide([node("a"), node("b")], 0.0).start == ("a",)
+    rolled.requested("a")
+
+    decision = rolled.decide([node("a"), node("b")], 1.0)
+
+    assert decision.start == ()
+    assert states(decision)["a"] is NodeState.IN_PROGRESS
+
+
+def test_an_applied_node_makes_room_for_the_next() -> None:
+    decision = decided(done("a"), node("b"))
+
+    assert states(decision)["a"] is NodeState.APPLIED
+    assert decision.start == ("b",)
+
+
+def test_the_rollout_is_done_when_all_nodes_are_applied() -> None:
+    assert decided(done("a"), done("b")).phase is Phase.DONE
+
+
+def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
+    whole = done("b").status
+    assert whole
+    partial = dataclasses.replace(whole, unreachable=("GPU 3",))
+    decision = decided(done("a"), done("b", status=partial))
+
+    shown = rollout_report.table(decision, "t", style=bar.Style(), size=(100, 24))
+
+    assert [line.split()[0] for line in shown.splitlines()] == ["t:", "b"]
+    assert "without unreachable GPU 3" in shown
+
+
+def test_an_old_success_is_no_success() -> None:
+    assert states(decided(asked("a")))["a"] is NodeState.IN_PROGRESS
+
+
+def test_a_node_of_nvidias_manager_is_skipped() -> None:
+    decision = decided(node("a", status=None, applied=""), node("b"), most="1")
+
+    assert decision.unavailable == ()
+    assert decision.start == ("b",)
+    assert states(decision)["a"] is NodeState.SKIPPED
+
+
+def test_a_node_with_published_gpus_and_no_status_starts() -> None:
+    fresh = node("a", status=None, applied="", state=None, requested=None, gpus="published")
+
+    assert decided(fresh).start == ("a",)
+
+
+def test_a_failure_pauses_the_others_only_on_request() -> None:
+    assert decided(failed("a"), node("b")).start == ("b",)
+
+    pausing = rolling(pauses=True)
+    pausing.decide([busy("a"), node("b")], 0.0)
+    decision = pausing.decide([failed("a"), node("b")], 1.0)
+    assert decision.start == ()
+    assert decision.phase is Phase.PAUSED
+    assert [(each.name, each.reason, each.message) for each in decision.failures] == [
+        ("a", "InUse", "in use")
+    ]
+
+
+def test_a_pause_waits_for_nodes_in_progress() -> None:
+    pausing = rolling("2", pauses=True)
+    pausing.decide([busy("a"), busy("b"), node("c")], 0.0)
+
+    assert pausing.decide([failed("a"), busy("b"), node("c")], 1.0).phase is Phase.PAUSING
+    assert pausing.decide([failed("a"), done("b"), node("c")], 2.0).phase is Phase.PAUSED
+
+
+def test_a_pause_stays_while_the_agent_retries() -> None:
+    pausing = rolling("2", pauses=True)
+    pausing.decide([busy("a"), node("b")], 0.0)
+    pausing.decide([failed("a", is_retried=True), node("b")], 1.0)
+
+    decision = pausing.decide([busy("a"), node("b")], 2.0)
+
+    assert decision.phase is Phase.PAUSED
+    assert [each.reason for each in decision.failures] == ["InUse"]
+
+
+def test_earlier_failures_pause_nothing() -> None:
+    resumed = rolling("2", pauses=True)
+
+    decision = resumed.decide([failed("a"), node("b")], 0.0)
+
+    assert (decision.phase, decision.start) == (Phase.ROLLING, ("b",))
+
+
+def test_a_failure_of_the_last_node_ends_the_rollout() -> None:
+    pausing = rolling(pauses=True)
+    pausing.decide([done("a"), busy("b")], 0.0)
+
+    assert pausing.decide([done("a"), failed("b")], 1.0).phase is Phase.FAILED
+
+
+def test_a_retrying_node_counts_and_is_awaited_until_its_time_out() -> None:
+    rolled = rolling()
+    rolled.decide([busy("a")], 0.0)
+
+    decision = rolled.decide([failed("a", is_retried=True), node("b")], 1.0)
+    assert (decision.phase, decision.start, decision.unavailable) == (Phase.ROLLING, (), ("a",))
+    assert rolled.decide([failed("a", is_retried=True)], 101.0).phase is Phase.FAILED
+
+
+def test_a_request_without_response_is_withdrawn_and_makes_room() -> None:
+    rolled = rolling()
+    rolled.decide([asked("a"), node("b")], 0.0)
+    assert rolled.decide([asked("a"), node("b")], 9.0).withdraw == ()
+
+    decision = rolled.decide([asked("a"), node("b")], 10.0)
+    assert decision.withdraw == ("a",)
+    assert states(decision)["a"] is NodeState.NO_RESPONSE
+    rolled.withdrawn("a")
+    after = rolled.decide([node("a"), node("b")], 11.0)
+    assert (after.withdraw, after.start) == ((), ("b",))
+    assert states(after)["a"] is NodeState.NO_RESPONSE
+
+
+def test_a_label_without_a_rollouts_mark_is_not_withdrawn() -> None:
+    rolled = rolling()
+    unmarked = asked("a", mark=None)
+    rolled.decide([unmarked], 0.0)
+
+    decision = rolled.decide([unmarked], 10.0)
+
+    assert states(decision)["a"] is NodeState.NO_RESPONSE
+    assert decision.withdraw == ()
+
+
+def test_a_dead_agent_with_an_old_request_does_not_block_the_others_for_ever() -> None:
+    rolled = rolling()
+    dead = node("z", requested="another", status=APPLIED)
+    assert rolled.decide([node("b"), dead], 0.0).start == ("z",)
+    # It is asked for the new layout in its decision; another rollout's node is not ours to judge.
+    assert rolled.decide([node("b"), dead], 10.0).unavailable == ()
+
+
+def test_a_node_that_times_out_still_counts() -> None:
+    rolled = rolling()
+    rolled.decide([busy("a"), node("b")], 0.0)
+
+    decision = rolled.decide([busy("a"), node("b")], 100.0)
+
+    assert states(decision)["a"] is NodeState.TIMED_OUT
+    assert decision.start == ()
+
+
+def test_waiting_for_a_slot_takes_no_time() -> None:
+    rolled = rolling()
+    rolled.decide([busy("a", phase="Wait")], 0.0)
+    rolled.decide([busy("a", phase="Wait")], 500.0)
+
+    assert states(rolled.decide([busy("a")], 599.0))["a"] is NodeState.IN_PROGRESS
+    assert states(rolled.decide([busy("a")], 600.0))["a"] is NodeState.TIMED_OUT
+
+
+def test_a_rollout_that_can_neither_start_nor_await_a_node_stalls() -> None:
+    rolled = rolling()
+    stuck = [node("a"), node("b", is_ready=False)]
+
+    assert rolled.decide(stuck, 0.0).phase is Phase.ROLLING
+    assert rolled.decide(stuck, 9.0).phase is Phase.ROLLING
+    assert rolled.decide(stuck, 10.0).phase is Phase.STALLED
+
+
+def test_a_superseded_node_is_left_alone() -> None:
+    rolled = rolling()
+    rolled.decide([busy("a")], 0.0)
+
+    decision = rolled.decide([node("a", requested="third")], 1.0)
+
+    assert states(decision)["a"] is NodeState.SUPERSEDED
+    assert decision.start == ()
+
+
+def test_a_node_that_is_deleted_is_forgotten() -> None:
+    rolled = rolling()
+    rolled.decide([failed("a"), done("b")], 0.0)
+
+    assert rolled.decide([done("b")], 1.0).phase is Phase.DONE
+
+
+# -- undo ------------------------------------------------------------------------------------
+
+
+def back() -> rollout.Rollout:
+    return rollout.Rollout(nodes.Back(), rollout.Limits(max_unavailable="1"))
+
+
+def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
+    decision = back().decide([done("a"), node("b")], 0.0)
+
+    assert states(decision) == {"a": NodeState.TO_DO}
+    assert nodes.Back().target(done("a")) == FORMER
+    assert nodes.Back().mark(done("a")) == nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
+
+
+def test_an_interrupted_undo_continues() -> None:
+    mark = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
+
+    decision = back().decide([node("a", mark=mark), done("b")], 0.0)
+
+    assert states(decision) == {"a": NodeState.APPLIED, "b": NodeState.TO_DO}
+    assert decision.start == ("b",)
+
+
+def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
+    mark = nodes.Mark(layout=LAYOUT, before=None)
+    unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
+
+    assert nodes.Back().target(done("a", mark=mark)) is None
+    assert back().decide([unlabelled], 0.0).phase is Phase.DONE
+
+
+def test_undo_leaves_superseded_nodes_alone() -> None:
+    moved = node("a", requested="third", mark=done("a").mark)
+    undone = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
+
+    assert states(back().decide([moved], 0.0)) == {"a": NodeState.SUPERSEDED}
+    assert back().decide([dataclasses.replace(moved, mark=undone)], 0.0).nodes == ()
+
+
+def test_a_mark_has_the_layout_requested_before() -> None:
+    forward = nodes.Forward(layout=LAYOUT)
+
+    assert forward.mark(node()).before == FORMER
+    assert forward.mark(node(requested=None, applied="kept")).before == "kept"
+    assert forward.mark(node(requested=None, applied="")).before is None
+
+
+@pytest.mark.parametrize("text", [None, "", "null", "[]", "{}", "[" * 9999, '{"layout": 1}'])
+def test_a_malformed_mark_is_none(text: str | None) -> None:
+    assert nodes.parse_mark(text) is None
+
+
+def test_a_mark_survives_the_round_trip() -> None:
+    for mark in (
+        nodes.Mark(layout="x", before=None),
+        nodes.Mark(layout="x", before="y", is_undone=True),
+    ):
+        assert nodes.parse_mark(mark.to_json()) == mark
+
+
+# -- all of it at once ------------------------------------------------------------------------
+
+
+class Simulation:
+    """Nodes whose agents respond in any order and at any time, and whose labels show late."""
+
+    def __init__(self, ends: list[str], rollout: rollout.Rollout) -> None:
+        self.nodes = {f"n{index:02}": node(f"n{index:02}") for index in range(len(ends))}
+        self._ends = dict(zip(self.nodes, ends, strict=True))
+        self._unseen: dict[str, nodes.Node] = {}
+        self._rollout = rollout
+
+    @property
+    def most_cordoned(self) -> int:
+        return sum(each.view.is_unschedulable for each in self.nodes.values())
+
+    @property
+    def movable(self) -> list[str]:
+        return [*self._unseen, *(n for n, each in self.nodes.items() if each.requested == LAYOUT)]
+
+    def act(self, decision: rollout.Decision) -> None:
+        for name in decision.withdraw:
+            self.nodes[name] = node(name)
+            self._rollout.withdrawn(name)
+        for name in decision.start:
+            self._unseen[name] = asked(name)
+            self._rollout.requested(name)
+
+    def move(self, name: str) -> None:
+        if name in self._unseen:
+            self.nodes[name] = self._unseen.pop(name)
+        elif self._ends[name] != "dead":
+            self.nodes[name] = self._next(self.nodes[name])
+
+    def _next(self, now: nodes.Node) -> nodes.Node:
+        last = now.status if now.status and now.status.config == LAYOUT else None
+        if last is None or last.is_retried:
+            return busy(now.name)
+        if last.state is not model.State.PENDING:
+            return now
+        match self._ends[now.name]:
+            case "success":
+                return done(now.name)
+            case "failed":
+                return failed(now.name)
+            case _:
+                return failed(now.name, is_retried=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ends=st.lists(
+        st.sampled_from(["success", "success", "success", "failed", "retried", "dead"]),
+        min_size=1,
+        max_size=12,
+    ),
+    most=st.integers(1, 4),
+    pauses=st.sampled_from([True, False]),
+    steps=st.data(),
+)
+def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
+    ends: list[str], *, most: int, pauses: bool, steps: st.DataObject
+) -> None:
+    rolled = rolling(str(most), pauses=pauses)
+    played = Simulation(ends, rolled)
+    phases = []
+    for number in range(400):
+        decision = rolled.decide(list(played.nodes.values()), 5.0 * number)
+        phases.append(decision.phase)
+        if decision.phase.is_over:
+            break
+        played.act(decision)
+        if played.movable:
+            played.move(steps.draw(st.sampled_from(played.movable)))
+        assert played.most_cordoned <= most
+    assert phases[-1].is_over
+    if phases[-1] is Phase.DONE:
+        assert all(each.applied == LAYOUT for each in played.nodes.values())
