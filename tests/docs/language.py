@@ -95,9 +95,9 @@ EXEMPT = (
     Exempt(r"\block\.holder\b|\bholder identity\b", "", "a file on the host; a field of a Lease"),
     Exempt(r"\bdue to\b", "", "ordinary English"),
     Exempt(r"\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b", "", "a lock is held"),
-    Exempt(
-        r"\bin turn\b|\bturn(?:s|ed)?(?: it| them)?[ _](?:on|off|into)\b", "", "ordinary English"
-    ),
+    Exempt(r"\bin turn\b", "", "ordinary English"),
+    Exempt(r"\bturn(?:s|ed)?(?: it| them)? (?:on|off)\b", "", "ordinary English"),
+    Exempt(r"\bturn(?:s|ed)?(?: \S+){0,9} into\b", "", "ordinary English"),
     Exempt(r"\bdecimal places\b", "", "ordinary English"),
     Exempt(r"\bso peer ?cred\w*|\bpeer (?:certificate|credentials?)\b", "", "names of the system"),
     Exempt(
