@@ -1,32 +1,31 @@
-"""Every error mig-manager raises on purpose, and the reasons it publishes.
+"""Every error mig-manager raises on purpose, and the published reasons.
 
     MigManagerError            reason + message; the remedy follows from the reason
       UsageError               a command line or a setting that cannot be used
       ConfigError              a config document is wrong, with file, line and column
-      CheckpointError          a checkpoint is wrong, or not one of this node's GPUs
-      LayoutError              a good document asks for what these GPUs cannot give
+      CheckpointError          a checkpoint is wrong, or of other GPUs
+      LayoutError              a valid layout that these GPUs cannot have
       HardwareError            NVML refused or failed, with operation, GPU and code
         GpuInUseError          processes use what a plan destroys; no step was run
       ClusterError             the Kubernetes API refused or failed, with its HTTP status
-      DrainError               pods that hold doomed instances did not leave in time
-      NotReadyError            something we waited for did not become ready in time
-      HostError                the machine underneath refused or failed: a reset, a service, a tool
-      LockedError              another manager of this node is at work
-    Superseded                 not a failure: a newer wish or a shutdown ended the run
+      DrainError               affected pods were not evicted in time
+      NotReadyError            a condition was not met in time
+      HostError                the machine refused or failed: a reset, a service, a tool
+      LockedError              another manager has this node's lock
+    Superseded                 not a failure: another request or a shutdown ended the run
 
-Foreign exceptions stop at the adapter that owns the foreign library and become one of these, so
-that the pipeline never has to know a library to know what to do next.
+The adapter of a library translates the library's exceptions into these.
 """
 
 import dataclasses
 import enum
 
 _SERVER_ERRORS = 500
-"""From here on HTTP statuses blame the server (RFC 9110, section 15.6)."""
+"""First HTTP status of a server error (RFC 9110, section 15.6)."""
 
 
 class Reason(enum.Enum):
-    """Why a run ended as it did; the values are a public contract and stable for alerting."""
+    """Why a run ended; the values are a public contract, stable for alerting."""
 
     APPLIED = "Applied"
     ALREADY_APPLIED = "AlreadyApplied"
@@ -73,52 +72,48 @@ class Reason(enum.Enum):
 
     @property
     def remedy(self) -> str:
-        """One line that tells a person what to do on a node with an agent; empty: nothing."""
+        """What a person can do, on a node with an agent; one line, empty for nothing."""
         return _REMEDIES.get(self, "")
 
     @property
     def remedy_at_shell(self) -> str:
-        """The same for the user of a command, which no agent repeats."""
+        """The same for the user of a command, which is not retried."""
         return _REMEDIES_AT_SHELL.get(self, self.remedy)
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same wish can succeed later with nothing changed by a person."""
+        """Whether a retry can succeed without a change by a person."""
         return self in _TRANSIENT
 
     @property
     def means_mode_waits(self) -> bool:
-        """Whether a MIG mode was asked for and waits for a reset or a reboot."""
+        """Whether a MIG mode is pending until a reset or a reboot."""
         return self in {Reason.RESET_REQUIRED, Reason.REBOOT_REQUIRED}
 
 
 _REMEDIES = {
-    Reason.INVALID_CONFIG: (
-        "Correct the config file at the place named; the agent re-reads it by itself."
-    ),
-    Reason.UNKNOWN_CONFIG: (
-        "Name a layout that the config file has, or add the layout to the file."
-    ),
-    Reason.UNKNOWN_PROFILE: "Use a profile that this GPU offers; 'mig-manager status' lists them.",
+    Reason.INVALID_CONFIG: "Correct the config file at the named line; the agent reads it again.",
+    Reason.UNKNOWN_CONFIG: "Request a layout of the config file, or add this layout to the file.",
+    Reason.UNKNOWN_PROFILE: "Use a profile of this GPU; 'mig-manager status' lists them.",
     Reason.NO_GPU_MATCHES: (
         "Correct the layout's device-filter or devices; 'mig-manager status' shows PCI ids."
     ),
     Reason.NOT_MIG_CAPABLE: "Restrict the layout to MIG-capable GPUs with a device-filter.",
     Reason.DOES_NOT_FIT: (
-        "Ask for fewer or smaller instances; 'mig-manager validate' tells what fits."
+        "Request fewer or smaller instances; 'mig-manager validate' shows what fits."
     ),
     Reason.INVALID_CHECKPOINT: (
         "Restore a checkpoint of this node's GPUs; 'mig-manager checkpoint' takes one."
     ),
     Reason.USAGE: "See 'mig-manager --help'.",
     Reason.DRAIN_TIMEOUT: (
-        "Free the pods named (see their PodDisruptionBudgets) or raise the drain timeout."
+        "Free the named pods (see their PodDisruptionBudgets), or raise the drain timeout."
     ),
     Reason.DRAIN_STALLED: (
-        "Make room for the pods named, or raise their replicas or their PodDisruptionBudget; the "
-        "former layout's label reopens the node."
+        "Make room for the named pods, or raise their replicas or their PodDisruptionBudget; the "
+        "label of the former layout uncordons the node."
     ),
-    Reason.IN_USE: "Stop the processes that hold the GPU; the agent tries again by itself.",
+    Reason.IN_USE: "Stop the processes that use the GPU; the agent retries.",
     Reason.RESET_REQUIRED: (
         "Reset the GPU or reboot the node; the pending MIG mode then takes effect."
     ),
@@ -126,61 +121,57 @@ _REMEDIES = {
         "Reboot the node, or allow the agent to (--with-reboot); the pending MIG mode is kept."
     ),
     Reason.GPU_NEEDS_RESET: (
-        "Look for Xid errors in the kernel log; reset the GPU once nothing uses it, or reboot."
+        "Look for Xid errors in the kernel log; reset the GPU when it is idle, or reboot."
     ),
-    Reason.HOST_SERVICE_FAILED: "Look at the service's log (journalctl -u) on the node.",
+    Reason.HOST_SERVICE_FAILED: "Read the service's log (journalctl -u) on the node.",
     Reason.DEVICE_FILES_FAILED: (
-        "Look at the message of the tool named; containers may not see the new devices."
+        "Read the message of the named tool; containers may not see the new devices."
     ),
     Reason.HOOK_FAILED: (
-        "Look at what the hook says (in the log), or correct the hooks file at the place named."
+        "Read the hook's output in the log, or correct the hooks file at the named line."
     ),
-    Reason.PLUGIN_NOT_READY: "Look at the device plugin's pod on this node.",
-    Reason.NOT_ALLOCATABLE: (
-        "Look at the device plugin's log; kubelet does not offer the new devices."
-    ),
+    Reason.PLUGIN_NOT_READY: "Check the device plugin's pod on this node.",
+    Reason.NOT_ALLOCATABLE: ("Read the device plugin's log; the new devices are not allocatable."),
     Reason.STRATEGY_MISMATCH: (
-        "Ask for a layout that suits the device plugin's MIG strategy, or change the strategy."
+        "Request a layout that fits the device plugin's MIG strategy, or change the strategy."
     ),
     Reason.VERIFY_FAILED: "Another program may be changing MIG instances; stop it.",
     Reason.INSUFFICIENT_RESOURCES: "Another program may be creating MIG instances; stop it.",
     Reason.NO_PERMISSION: "Run as root, or with NVIDIA_MIG_CONFIG_DEVICES=all.",
     Reason.NOT_SUPPORTED: "Check that driver, GPU and virtualization support MIG.",
-    Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver; the agent tries again by itself.",
+    Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver; the agent retries.",
     Reason.DRIVER_LIBRARY_MISMATCH: (
-        "Restart the pod, which then gets the library of the loaded driver; on a host, reboot."
+        "Restart the pod to get the library of the loaded driver; on a host, reboot."
     ),
     Reason.GPU_LOST: "The GPU fell off the bus; reboot the node.",
     Reason.GPU_UNREACHABLE: (
-        "Look at the kernel log for the GPU named (NVRM: Xid), then reset it or reboot the node."
+        "Read the kernel log for the named GPU (NVRM: Xid), then reset it or reboot the node."
     ),
-    Reason.NVML_TIMEOUT: "The driver does not answer; look at the kernel log.",
-    Reason.NVML_ERROR: "Look at the driver's kernel log.",
+    Reason.NVML_TIMEOUT: "The driver does not answer; read the kernel log.",
+    Reason.NVML_ERROR: "Read the driver's kernel log.",
     Reason.FORBIDDEN: "Grant the agent's ServiceAccount the rules in deploy/.",
-    Reason.API_UNAVAILABLE: (
-        "Check the way to the Kubernetes API; the agent tries again by itself."
-    ),
-    Reason.API_ERROR: "Look at the message of the Kubernetes API.",
+    Reason.API_UNAVAILABLE: ("Check the connection to the Kubernetes API; the agent retries."),
+    Reason.API_ERROR: "Read the message of the Kubernetes API.",
     Reason.POD_RESOURCES_UNAVAILABLE: "Mount kubelet's pod-resources directory into the agent.",
     Reason.LOCKED: "Wait for the other manager to finish, or stop it.",
     Reason.FOREIGN_MANAGER: (
-        "Let one manager have this node's GPUs: remove the other, or take the label away."
+        "Run one manager of this node's GPUs: remove the other, or remove the label."
     ),
-    Reason.SLOTS_TAKEN: "Nothing to do: the agent goes on by itself once a slot is free.",
+    Reason.SLOTS_TAKEN: "Nothing to do: the agent continues when a slot is free.",
     Reason.DRIFTED: (
-        "Have mig-manager apply the layout again (see --heal-drift), or find out who changed it."
+        "Apply the layout again (see --heal-drift), or find out what changed the GPUs."
     ),
     Reason.INTERNAL: "This is a bug in mig-manager; please report it with the log.",
 }
 
 _REMEDIES_AT_SHELL = {
-    Reason.INVALID_CONFIG: "Correct the config file at the place named.",
+    Reason.INVALID_CONFIG: "Correct the config file at the named line.",
     Reason.IN_USE: "Stop the processes that use the GPU, then run the command again.",
     Reason.REBOOT_REQUIRED: "Reboot the node; the pending MIG mode is kept.",
     Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver, then run the command again.",
-    Reason.API_UNAVAILABLE: ("Check the way to the Kubernetes API, then run the command again."),
+    Reason.API_UNAVAILABLE: "Check the Kubernetes API, then run the command again.",
 }
-"""Where the remedy on a node with an agent speaks of what the agent does."""
+"""Where the agent's remedy mentions the agent."""
 
 _TRANSIENT = frozenset(
     {
@@ -214,7 +205,7 @@ _TRANSIENT = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A place in a text: lines and columns count from 1, as editors do."""
+    """A place in a text; lines and columns count from 1."""
 
     source: str
     """File name as the user gave it, or ``<stdin>``."""
@@ -239,7 +230,7 @@ class MigManagerError(Exception):
         self.reason = reason
 
     def add(self, more: str) -> None:
-        """Append what became of it to the message."""
+        """Append to the message."""
         self.message = f"{self.message}; {more}"
         self.args = (self.message,)
 
@@ -266,11 +257,11 @@ class ConfigError(MigManagerError):
 
 
 class CheckpointError(MigManagerError):
-    """A checkpoint that breaks its format, or that these GPUs cannot be brought back to.
+    """A checkpoint that breaks its format, or that these GPUs cannot have.
 
     Args:
         message: One sentence.
-        location: Where in the checkpoint; None when the message says so already.
+        location: Where in the checkpoint; None if the message has it.
     """
 
     def __init__(self, message: str, *, location: Location | None = None) -> None:
@@ -286,9 +277,9 @@ class LayoutError(MigManagerError):
         message: One sentence that names layout, GPU and profile.
         reason: UNKNOWN_CONFIG, UNKNOWN_PROFILE, NO_GPU_MATCHES, NOT_MIG_CAPABLE, NOT_SUPPORTED,
             GPU_UNREACHABLE or DOES_NOT_FIT.
-        location: Where the config document asks for it, when known.
-        gpu_uuid: The GPU that cannot give it; empty when it is not about one.
-        profile: What it lacks, such as ``1g.5gb``; empty when it is not about one profile.
+        location: Where the config document requests it, if known.
+        gpu_uuid: The GPU that cannot have it; empty if it is not about one.
+        profile: The profile it lacks, such as ``1g.5gb``; empty if it is not about one.
     """
 
     def __init__(
@@ -306,7 +297,7 @@ class LayoutError(MigManagerError):
         self.profile = profile
 
     def locate(self, location: Location) -> None:
-        """Say where the config document asks for it, unless that is said already."""
+        """Add where the config document requests it, unless the message has a location."""
         if self.location is None:
             self.location = location
             self.message = f"{location}: {self.message}"
@@ -318,8 +309,8 @@ class HardwareError(MigManagerError):
 
     Attributes:
         operation: The NVML function, such as ``nvmlDeviceCreateGpuInstance``.
-        gpu: Index and UUID of the GPU as text, or empty when no GPU is concerned.
-        code: The NVML return value, or None when NVML was not reached.
+        gpu: Index and UUID of the GPU as text; empty if no GPU is concerned.
+        code: The NVML return value; None if NVML was not called.
     """
 
     def __init__(
@@ -338,7 +329,7 @@ class HardwareError(MigManagerError):
 
 
 class GpuInUseError(HardwareError):
-    """Processes use what a plan destroys, and so no step of it was run.
+    """Processes use what a plan destroys; none of its steps was run.
 
     Args:
         message: One sentence that names the GPUs or instances and the processes.
@@ -349,7 +340,7 @@ class GpuInUseError(HardwareError):
 
 
 class StalePlanError(HardwareError):
-    """Instances that a plan creates exist already, and so no step of it was run.
+    """Instances that a plan creates exist already; none of its steps was run.
 
     Args:
         message: One sentence that names the GPUs and the instances.
@@ -364,7 +355,7 @@ class ClusterError(MigManagerError):
 
     Attributes:
         status: HTTP status, or None when no answer came.
-        retry_after_s: What the server asked us to wait, or None.
+        retry_after_s: How long the server asks to wait, or None.
     """
 
     def __init__(
@@ -381,28 +372,22 @@ class ClusterError(MigManagerError):
 
     @property
     def may_be_done(self) -> bool:
-        """Whether what was asked may have been done all the same: only a refusal says it was not.
+        """Whether the request may have been executed: only a refusal excludes that.
 
-        RFC 9110, section 15: 4xx is a request that was not carried out. 408 is one that the server
-        did not wait for.
+        RFC 9110, section 15: the server did not execute a request that it answers with 4xx.
         """
         return self.status is None or self.status >= _SERVER_ERRORS
 
 
 class DrainError(MigManagerError):
-    """Pods that hold doomed instances did not leave before the deadline.
-
-    Args:
-        message: One sentence that names each pod, and why it stayed.
-        pods: ``namespace/name`` of each pod that stayed.
-        reason: DRAIN_TIMEOUT; DRAIN_STALLED where evicted pods have no room elsewhere; or what
-            kept pods from being asked to leave: FORBIDDEN or API_UNAVAILABLE.
-        keeps_closed: As the attribute.
+    """Affected pods were not evicted before the deadline.
 
     Attributes:
+        reason: DRAIN_TIMEOUT; DRAIN_STALLED if evicted pods have no room elsewhere; FORBIDDEN or
+            API_UNAVAILABLE if they could not be evicted.
         pods: ``namespace/name`` of each pod that stayed.
-        keeps_closed: Whether the node must stay closed until the next try: pods were evicted, and
-            their successors would start here and be evicted again.
+        keeps_closed: Whether the node stays cordoned until the next attempt: pods were evicted,
+            and their successors would start here and be evicted again.
     """
 
     def __init__(
@@ -419,37 +404,36 @@ class DrainError(MigManagerError):
 
 
 class NotReadyError(MigManagerError):
-    """A condition after the change did not hold before its deadline."""
+    """A condition after the change was not met before its deadline."""
 
 
 class HostError(MigManagerError):
-    """The machine underneath refused or failed.
+    """The machine refused or failed.
 
     Args:
-        message: One sentence that names the GPU, service or tool, and what it said.
-        reason: IN_USE (a reset has to wait for whoever holds the GPU), RESET_REQUIRED,
-            REBOOT_REQUIRED (no reset helps here), HOST_SERVICE_FAILED, DEVICE_FILES_FAILED,
-            HOOK_FAILED, NO_PERMISSION.
+        message: One sentence that names the GPU, service or tool, and its output.
+        reason: IN_USE (processes use a GPU to be reset), RESET_REQUIRED, REBOOT_REQUIRED (no reset
+            helps), HOST_SERVICE_FAILED, DEVICE_FILES_FAILED, HOOK_FAILED, NO_PERMISSION.
     """
 
 
 class LockedError(MigManagerError):
-    """Another manager of this node's GPUs is at work.
+    """Another manager has the lock of this node's GPUs.
 
     Attributes:
-        holder: Who it is and what it does, for people; empty when it does not say.
+        owner: Which manager, and what it does, for people; empty if unknown.
     """
 
-    def __init__(self, message: str, *, holder: str = "") -> None:
+    def __init__(self, message: str, *, owner: str = "") -> None:
         super().__init__(message, reason=Reason.LOCKED)
-        self.holder = holder
+        self.owner = owner
 
 
 class Superseded(Exception):  # noqa: N818 - control flow, not a failure
-    """A newer wish, a removed wish or a shutdown ends this run; undo and return.
+    """Another request, no request any more, or a shutdown ends this run; undo and return.
 
     Attributes:
-        is_replaced: Whether another run follows at once and will publish its own state.
+        is_replaced: Whether another run follows at once and publishes its own state.
         is_stopping: Whether this process is about to end.
     """
 
@@ -460,5 +444,5 @@ class Superseded(Exception):  # noqa: N818 - control flow, not a failure
         self.is_stopping = is_stopping
 
     def add(self, more: str) -> None:
-        """Append what became of the run to why it ends."""
+        """Append to the reason why the run ends."""
         self.why = "; ".join(filter(None, (self.why, more)))

@@ -158,7 +158,7 @@ class Restore:
         except errors.MigManagerError:
             return ""
         due = [
-            f"GPU {gpu.gpu_index}: {', '.join(map(steps.described, gpu.steps))}"
+            f"GPU {gpu.gpu_index}: {', '.join(map(steps.describe, gpu.steps))}"
             for gpu in plan.gpus
             if gpu.steps
         ]

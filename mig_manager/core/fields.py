@@ -44,7 +44,7 @@ def required(node: yaml_tree.Mapping, key: str, *, example: str) -> yaml_tree.No
 
 
 def is_null(node: yaml_tree.Node) -> bool:
-    """Tell whether a key has no value, ``null`` or ``~``."""
+    """Return whether a key has no value, ``null`` or ``~``."""
     return isinstance(node, yaml_tree.Scalar) and node.value is None
 
 

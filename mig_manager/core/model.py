@@ -1,9 +1,7 @@
-"""The vocabulary: what a GPU has, what a layout wants, and the steps between the two.
+"""GPUs as observed and as desired, and the states of a change.
 
-Wanted and live things are different types on purpose: a wanted instance has a profile and a
-place, a live one has ids and UUIDs which the driver gives, re-uses and changes at will.
 GPUs are keyed by UUID, GPU instances within a GPU by placement: index, minor number, instance id
-and MIG UUID may all change while we work.
+and MIG UUID may all change during a change.
 """
 
 import dataclasses
@@ -15,14 +13,14 @@ from mig_manager import errors
 
 
 class MigMode(enum.Enum):
-    """MIG mode of one GPU."""
+    """MIG mode of a GPU."""
 
     DISABLED = "disabled"
     ENABLED = "enabled"
 
 
 class Architecture(enum.Enum):
-    """GPU generations as far as MIG behaves differently on them."""
+    """GPU generations whose MIG behaviour differs."""
 
     AMPERE = "ampere"
     HOPPER = "hopper"
@@ -31,24 +29,21 @@ class Architecture(enum.Enum):
 
 
 class Virtualization(enum.Enum):
-    """How this machine has a GPU (``nvmlGpuVirtualizationMode_t``): it decides what it may do."""
+    """How the machine has a GPU (``nvmlGpuVirtualizationMode_t``)."""
 
     NONE = "none"
-    """The machine is real, or the driver does not say."""
+    """Bare metal, or unknown to the driver."""
     PASSTHROUGH = "passthrough"
-    """A virtual machine with a whole GPU: an Ampere GPU cannot be reset from inside."""
+    """A virtual machine with a whole GPU; it cannot reset an Ampere GPU."""
     VGPU = "vgpu"
-    """A virtual machine with a share of a GPU: its host decides about MIG."""
+    """A virtual machine with a share of a GPU: only its host changes MIG."""
     HOST = "host"
     """The host of virtual machines that share the GPU."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Placement:
-    """A span of slices: memory slices for a GPU instance, compute slices for a compute instance.
-
-    NVML: ``nvmlGpuInstancePlacement_t`` and ``nvmlComputeInstancePlacement_t``.
-    """
+    """A span of slices: memory slices of a GPU instance, compute slices of a compute instance."""
 
     start: int
     size: int
@@ -59,7 +54,7 @@ class Placement:
         return self.start + self.size
 
     def overlaps(self, other: "Placement") -> bool:
-        """Tell whether both spans share a slice."""
+        """Return whether both spans share a slice."""
         return self.start < other.end and other.start < self.end
 
     def __str__(self) -> str:
@@ -90,20 +85,15 @@ class Profile:
 
     @property
     def gpu_instance(self) -> "Profile":
-        """The profile of the GPU instance that such a compute instance lives in."""
+        """The profile of the GPU instance around such a compute instance."""
         return dataclasses.replace(self, compute_slices=self.gpu_slices)
 
     @property
     def sort_key(self) -> tuple[int, int, int, bool, tuple[str, ...], tuple[str, ...]]:
-        """Biggest first, attributed ones before plain ones: the order people read layouts in."""
-        return (
-            -self.gpu_slices,
-            -self.compute_slices,
-            -self.memory_gb,
-            not (self.attributes or self.negated_attributes),
-            self.attributes,
-            self.negated_attributes,
-        )
+        """Largest first, with attributes before without: the usual order of layouts."""
+        has_attributes = bool(self.attributes or self.negated_attributes)
+        sizes = -self.gpu_slices, -self.compute_slices, -self.memory_gb
+        return *sizes, not has_attributes, self.attributes, self.negated_attributes
 
     def __str__(self) -> str:
         compute = "" if self.spans else f"{self.compute_slices}c."
@@ -115,12 +105,12 @@ class Profile:
         return f"{compute}{self.gpu_slices}g.{self.memory_gb}gb{suffix}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Engines:
-    """Media engines, which instances of one GPU draw from a common pool.
+    """Media engines, which the instances of a GPU share.
 
-    The pool of a GPU is the highest count of each engine over all its profiles: every published
-    maximum (one ``+me`` a GPU, ``+me.all`` excludes all but ``-me``) follows from that.
+    A GPU has the highest count of each engine over all its profiles: every published maximum (one
+    ``+me`` a GPU, ``+me.all`` excludes all but ``-me``) follows from that.
     """
 
     decoders: int = 0
@@ -128,38 +118,27 @@ class Engines:
     jpegs: int = 0
     ofas: int = 0
 
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """The counts in the order of the fields."""
+        return self.decoders, self.encoders, self.jpegs, self.ofas
+
     def __add__(self, other: "Engines") -> "Engines":
-        return Engines(
-            decoders=self.decoders + other.decoders,
-            encoders=self.encoders + other.encoders,
-            jpegs=self.jpegs + other.jpegs,
-            ofas=self.ofas + other.ofas,
-        )
+        return Engines(*map(sum, zip(self.counts, other.counts, strict=True)))
 
     def within(self, pool: "Engines") -> bool:
-        """Tell whether no engine is drawn more often than ``pool`` has it."""
-        return (
-            self.decoders <= pool.decoders
-            and self.encoders <= pool.encoders
-            and self.jpegs <= pool.jpegs
-            and self.ofas <= pool.ofas
-        )
+        """Return whether ``pool`` has enough of each engine."""
+        return all(one <= has for one, has in zip(self.counts, pool.counts, strict=True))
 
     @staticmethod
     def pool(counts: Iterable["Engines"]) -> "Engines":
         """Return the highest count of each engine."""
-        known = tuple(counts)
-        return Engines(
-            decoders=max((c.decoders for c in known), default=0),
-            encoders=max((c.encoders for c in known), default=0),
-            jpegs=max((c.jpegs for c in known), default=0),
-            ofas=max((c.ofas for c in known), default=0),
-        )
+        return Engines(*map(max, *((0,) * 4, (0,) * 4, *(each.counts for each in counts))))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeInstanceProfile:
-    """One compute-instance profile as one GPU-instance profile offers it."""
+    """One compute-instance profile of a GPU-instance profile."""
 
     profile_id: int
     slices: int
@@ -169,64 +148,63 @@ class ComputeInstanceProfile:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstanceProfile:
-    """One GPU-instance profile as one GPU offers it (``nvmlGpuInstanceProfileInfo_t``)."""
+    """One GPU-instance profile of a GPU (``nvmlGpuInstanceProfileInfo_t``)."""
 
     profile: Profile
     enum_index: int
-    """``NVML_GPU_INSTANCE_PROFILE_*``: what is asked about."""
+    """``NVML_GPU_INSTANCE_PROFILE_*``."""
     profile_id: int
-    """The driver's id: what creation takes. Not the enum."""
+    """The driver's id, for the creation."""
     memory_mib: int
     multiprocessors: int
     max_instances: int
-    """As NVML reports it; known to be wrong on A30, so never used to decide what fits."""
+    """As NVML reports it; wrong on A30, so the planner does not use it."""
     engines: Engines
     placements: tuple[Placement, ...]
-    """Possible placements in memory slices, whatever is allocated now; ascending."""
+    """Possible placements in memory slices, whether free or not; ascending."""
     compute_profiles: tuple[ComputeInstanceProfile, ...] = dataclasses.field(
         default=(), compare=False, repr=False
     )
-    """What its instances can hold, in enum order; empty: not known, only an instance tells."""
+    """In enum order; empty: not known, only an existing instance lists them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeInstance:
-    """A live compute instance."""
+    """A compute instance."""
 
     instance_id: int
     profile: Profile
     placement: Placement | None
-    """Compute slices within its GPU instance; None when the driver does not say."""
+    """Compute slices within its GPU instance; None if the driver does not report them."""
     uuid: str | None
-    """MIG device UUID; None when the driver lists no MIG device for it."""
+    """MIG device UUID; None if the driver lists no MIG device for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstance:
-    """A live GPU instance; without compute instance it is garbage that blocks room."""
+    """A GPU instance; without a compute instance it only blocks memory slices."""
 
     instance_id: int
     profile: Profile
     profile_id: int
     placement: Placement
     compute_instances: tuple[ComputeInstance, ...]
-    """Ascending by id."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Creation:
-    """An instance that a change creates on a GPU, as the journal keeps it."""
+    """An instance that a change creates, as recorded in the journal."""
 
     profile: Profile
     gpu_instance: Placement
-    """Of the GPU instance, in memory slices."""
+    """Placement of the GPU instance, in memory slices."""
     span: Placement | None = None
     """Of a compute instance, in compute slices; None: the GPU instance itself. One that spans its
     GPU instance starts at 0 and is as large as its profile, whatever the driver reports."""
 
     @staticmethod
     def inside(profile: Profile, gpu_instance: Placement, span: Placement | None) -> "Creation":
-        """Return the creation of a compute instance."""
+        """Build the creation of a compute instance."""
         whole = Placement(0, profile.compute_slices)
         return Creation(profile, gpu_instance, span if span and not profile.spans else whole)
 
@@ -237,13 +215,12 @@ class GpuSnapshot:
 
     uuid: str
     current_mode: MigMode | None
-    """None: the GPU has no MIG."""
     pending_mode: MigMode | None
     gpu_instances: tuple[GpuInstance, ...]
-    """All of them, ascending by placement; of ids and MIG UUIDs nothing can be brought back."""
+    """Ascending by placement; ids and MIG UUIDs cannot be restored."""
     created: tuple[Creation, ...] | None = None
-    """What the change creates: a rollback removes no other instance. None: there is no record of
-    it, and every instance that the snapshot lacks is removed."""
+    """What the change creates: a rollback removes only these. None: not recorded, a rollback
+    removes every instance that the snapshot lacks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,41 +228,41 @@ class Gpu:
     """One observed GPU."""
 
     index: int
-    """NVML index: good for people and config files within one boot, not an identity."""
+    """NVML index: valid within one boot, not an identity."""
     uuid: str
     name: str
     architecture: Architecture
     pci_address: str
     """Domain:bus:device.function, lower case, such as ``00000000:07:00.0``."""
     pci_device_id: int
-    """Device and vendor packed as NVML does: ``0x20B010DE``."""
+    """Device and vendor as NVML packs them: ``0x20B010DE``."""
     pci_subsystem_id: int
     memory_mib: int
     current_mode: MigMode | None
     """None: the GPU has no MIG."""
     pending_mode: MigMode | None
-    """Differs from the current mode while a mode change waits for a reset."""
+    """Differs from the current mode until a reset."""
     mode_change_needs_reset: bool
-    """True on Ampere; Hopper and newer switch without."""
+    """True on Ampere, false on Hopper and newer."""
     profiles: tuple[GpuInstanceProfile, ...] | None
-    """None: this driver does not tell while MIG is off (R535 and older)."""
+    """None: this driver lists none while MIG is disabled (R535 and older)."""
     gpu_instances: tuple[GpuInstance, ...]
-    """All of them, also those without a compute instance; ascending by placement."""
+    """Ascending by placement, also those without a compute instance."""
     virtualization: Virtualization = Virtualization.NONE
 
     @property
     def has_pending_mode(self) -> bool:
-        """Whether a switch of MIG mode is pending."""
+        """Whether a change of MIG mode is pending."""
         return self.pending_mode is not None and self.pending_mode is not self.current_mode
 
     @property
     def is_mig_capable(self) -> bool:
-        """Whether the GPU has MIG at all."""
+        """Whether the GPU has MIG."""
         return self.current_mode is not None
 
     @property
     def snapshot(self) -> GpuSnapshot:
-        """What a way back must bring back."""
+        """What a rollback restores."""
         return GpuSnapshot(
             uuid=self.uuid,
             current_mode=self.current_mode,
@@ -295,7 +272,7 @@ class Gpu:
 
     @property
     def mig_uuids(self) -> tuple[str, ...]:
-        """UUIDs of its MIG devices, in the order of the instances."""
+        """UUIDs of its MIG devices, in instance order."""
         return tuple(
             ci.uuid for gi in self.gpu_instances for ci in gi.compute_instances if ci.uuid
         )
@@ -306,27 +283,23 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UnreachableGpu:
-    """A GPU that the driver counts and that cannot be observed."""
+    """A GPU that the driver counts but that cannot be observed.
+
+    Its identity is from the driver or the last observation; what is unknown is empty or None.
+    """
 
     index: int
-    """NVML index."""
     uuid: str = ""
-    """From the driver, or from the last observation; empty: not known."""
     pci_address: str = ""
-    """As ``Gpu.pci_address``; empty: not known."""
     pci_device_id: int | None = None
-    """As ``Gpu.pci_device_id``; None: not known."""
     name: str = ""
-    """Of the product; empty: not known."""
     reason: errors.Reason
-    """What the driver's answer means."""
     code: int | None
-    """The NVML return value; None: the answer was no error, but no description of a GPU."""
+    """The NVML return value; None: no error, but an invalid answer."""
     message: str
-    """The NVML function and its answer."""
 
     def identified(self, last: Gpu) -> "UnreachableGpu":
-        """Return it with what an earlier observation of the same GPU had."""
+        """Return it with the identity from an earlier observation."""
         return dataclasses.replace(
             self,
             uuid=last.uuid,
@@ -337,7 +310,7 @@ class UnreachableGpu:
 
     @property
     def sentence(self) -> str:
-        """What people are told of it, without a full stop."""
+        """A sentence for people, without a full stop."""
         return f"{self} is unreachable: {self.message}"
 
     def __str__(self) -> str:
@@ -346,29 +319,22 @@ class UnreachableGpu:
 
 
 class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for named slots
-    """The GPUs that were observed, ascending by index, and those that could not be.
-
-    Iteration, length and indexing cover the reachable GPUs alone.
-
-    Attributes:
-        unreachable: GPUs that could not be observed, ascending by index.
-    """
+    """The reachable GPUs as a tuple, and the unreachable ones; both ascending by index."""
 
     unreachable: tuple[UnreachableGpu, ...]
 
     def __new__(cls, gpus: Iterable[Gpu] = (), unreachable: Iterable[UnreachableGpu] = ()) -> Self:
-        """Sort nothing, check nothing: the observer has them in order."""
+        """Build it from GPUs that are in order."""
         observed = super().__new__(cls, tuple(gpus))
         observed.unreachable = tuple(unreachable)
         return observed
 
     def __getnewargs__(self) -> tuple[tuple[Gpu, ...], tuple[UnreachableGpu, ...]]:
-        """Return what ``copy`` and ``pickle`` pass to ``__new__``."""
+        """Return the arguments of ``__new__``."""
         return tuple(self), self.unreachable
 
     def __eq__(self, other: object) -> bool:
-        unreachable = getattr(other, "unreachable", ())
-        return super().__eq__(other) and self.unreachable == unreachable
+        return super().__eq__(other) and self.unreachable == getattr(other, "unreachable", ())
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -377,7 +343,7 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
         return hash((tuple(self), self.unreachable))
 
     def missing(self, snapshot: Iterable[GpuSnapshot]) -> tuple[GpuSnapshot, ...]:
-        """Return the snapshots of GPUs that are, or may be, among the unreachable."""
+        """Return the snapshots of GPUs that are, or may be, unreachable."""
         here = {gpu.uuid for gpu in self}
         lost = {gpu.uuid for gpu in self.unreachable}
         return tuple(
@@ -385,19 +351,13 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
         )
 
     def only(self, uuids: Iterable[str]) -> "ObservedGpus":
-        """Return those with these UUIDs."""
+        """Return the GPUs with these UUIDs."""
         chosen = frozenset(uuids)
-        return ObservedGpus(
-            (gpu for gpu in self if gpu.uuid in chosen),
-            (gpu for gpu in self.unreachable if gpu.uuid in chosen),
-        )
+        lost = (gpu for gpu in self.unreachable if gpu.uuid in chosen)
+        return ObservedGpus((gpu for gpu in self if gpu.uuid in chosen), lost)
 
     def updated(self, newer: "ObservedGpus") -> "ObservedGpus":
-        """Return these GPUs with those of a newer, partial observation in their place.
-
-        Args:
-            newer: Some of these GPUs, by UUID; reachable or not.
-        """
+        """Return these GPUs, updated with a newer observation of some of them."""
         fresh = {gpu.uuid: gpu for gpu in newer}
         lost = {gpu.uuid for gpu in newer.unreachable}
         return ObservedGpus(
@@ -411,16 +371,15 @@ NO_GPUS = ObservedGpus()
 
 
 def unreachable(gpus: Iterable[Gpu]) -> tuple[UnreachableGpu, ...]:
-    """Return the unreachable GPUs of an observation; none for any other collection of GPUs."""
+    """Return the unreachable GPUs of an observation; none of any other collection."""
     return gpus.unreachable if isinstance(gpus, ObservedGpus) else ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """Devices wanted in the one GPU instance that starts at a given memory slice."""
+    """Devices requested in the GPU instance that starts at a given memory slice."""
 
     profile: Profile
-    """Of each device; one that does not span names a compute instance."""
     start: int
     """First memory slice of the GPU instance."""
 
@@ -429,39 +388,38 @@ class Pin:
 
     @property
     def sort_key(self) -> tuple[object, ...]:
-        """By place, then as profiles are ordered."""
+        """By memory slice, then by profile."""
         return self.start, self.profile.sort_key
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredGpu:
-    """What a layout wants of one GPU; canonical, so that ``==`` compares meaning."""
+    """What a layout requests of one GPU; canonical, so that ``==`` compares meaning."""
 
     mode: MigMode
     devices: tuple[tuple[Profile, int], ...] = ()
-    """Those that may lie anywhere: profile and positive count, in ``Profile.sort_key`` order;
-    empty with MIG disabled."""
+    """Devices with any placement: profile and positive count, in ``Profile.sort_key`` order; empty
+    with MIG disabled."""
     pins: tuple[tuple[Pin, int], ...] = ()
-    """Those that have a place of their own, with positive counts, in ``Pin.sort_key`` order. A
-    GPU instance with pins holds exactly these devices."""
+    """Devices with a given start, with positive counts, in ``Pin.sort_key`` order. A GPU instance
+    with pins has exactly these devices."""
 
     @staticmethod
     def of(
         mode: MigMode, devices: Mapping[Profile, int], pins: Mapping[Pin, int] | None = None
     ) -> "DesiredGpu":
         """Build the canonical value: zero counts dropped, profiles sorted."""
-        kept = sorted(
-            ((p, n) for p, n in devices.items() if n > 0), key=lambda item: item[0].sort_key
+        counted = [(profile, n) for profile, n in devices.items() if n > 0]
+        pinned = [(pin, n) for pin, n in (pins or {}).items() if n > 0]
+        return DesiredGpu(
+            mode=mode,
+            devices=tuple(sorted(counted, key=lambda item: item[0].sort_key)),
+            pins=tuple(sorted(pinned, key=lambda item: item[0].sort_key)),
         )
-        placed = sorted(
-            ((pin, n) for pin, n in (pins or {}).items() if n > 0),
-            key=lambda item: item[0].sort_key,
-        )
-        return DesiredGpu(mode=mode, devices=tuple(kept), pins=tuple(placed))
 
     @property
     def counts(self) -> dict[Profile, int]:
-        """All devices by profile, wherever they shall lie."""
+        """All devices by profile, pinned or not."""
         total = dict(self.devices)
         for pin, count in self.pins:
             total[pin.profile] = total.get(pin.profile, 0) + count
@@ -469,7 +427,7 @@ class DesiredGpu:
 
 
 class State(enum.Enum):
-    """Value of ``nvidia.com/mig.config.state``; the peer's four values and no other."""
+    """Value of ``nvidia.com/mig.config.state``; the four values of NVIDIA's mig-manager."""
 
     PENDING = "pending"
     REBOOTING = "rebooting"
@@ -478,11 +436,11 @@ class State(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """Where a run is; published in the status annotation, in logs and as Events."""
+    """Phase of a run; published in the status annotation, in logs and as Events."""
 
     RESOLVE = "Resolve"
     WAIT = "Wait"
-    """For a slot, where an owner allows only so many nodes to be under change at once."""
+    """For a slot, if the number of nodes under change is limited."""
     CORDON = "Cordon"
     DRAIN = "Drain"
     PAUSE = "Pause"

@@ -1,7 +1,7 @@
-"""What the pipeline needs from the world, as protocols; adapters and fakes implement them.
+"""The ports: what agent and command line need from outside, as protocols.
 
-Every method may block and takes its own deadline from the adapter's settings. Errors are those
-of ``mig_manager.errors`` and no other.
+Every method may block until a deadline from the adapter's settings. It raises only errors of
+``mig_manager.errors``.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from mig_manager.core.node import cluster, policy
 
 
 class Gpus(Protocol):
-    """The GPUs of this node, through NVML. Each call is one NVML session; none is held between."""
+    """The GPUs of this node, through NVML; each call opens and closes one NVML session."""
 
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index, and those that cannot be observed.
@@ -29,104 +29,94 @@ class Gpus(Protocol):
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
-        Steps are idempotent. ``IN_USE`` is tried again for a bounded time. A failure on one GPU
-        does not stop the others; it is raised after they have finished.
+        Steps are idempotent. ``IN_USE`` is retried for a bounded time. A failure on one GPU does
+        not stop the others; it is raised after they have finished.
 
         Args:
             plan: The steps.
-            seen: GPUs as last observed; of those that keep their mode, what never changes is not
-                asked again.
+            seen: GPUs as last observed; constant facts of GPUs that keep their mode are reused.
 
         Returns:
-            The GPUs of the plan, and no others, as they are afterwards, in its order. One that
-            became unreachable is no failure of the others; its message names the step.
+            The GPUs of the plan after it, in its order. The message of an unreachable one names
+            the step.
 
         Raises:
             StalePlanError: Before the first step of a plan that requires idle GPUs: a GPU instance
                 that it creates exists already.
-            GpuInUseError: Before the first step: processes use what the plan destroys, and the
-                plan requires that none does.
-            HardwareError: A step failed on a GPU that can be observed; the message names every GPU
-                concerned, with operation and code (and, for IN_USE, the processes NVML knows
-                of).
+            GpuInUseError: Before the first step: the plan requires idle GPUs, and processes use
+                what it destroys.
+            HardwareError: A step failed on a GPU that can be observed; the message names each such
+                GPU, operation and code (for IN_USE also the processes NVML knows of).
         """
 
 
 class Standby:
-    """Gets ready ahead of a call of another port; this one needs no getting ready."""
+    """Prepares the next call of another port; this one has nothing to prepare."""
 
     def prepare(self) -> None:
-        """Begin to set up what the next call needs, in the background."""
+        """Start to set up what the next call needs, in the background."""
 
     def expect_change(self) -> None:
-        """Do so where GPUs are going to be changed, and not only looked at."""
+        """Prepare for a change of GPUs, not only for an observation."""
         self.prepare()
 
     def dismiss(self) -> None:
-        """Give back what was set up and not used."""
+        """Release what was set up and not used."""
 
 
 class Standbys(Standby):
-    """Several that get ready together."""
+    """Several standbys as one."""
 
     def __init__(self, *each: Standby) -> None:
         self._each = each
 
     def prepare(self) -> None:
-        """See ``Standby``."""
+        """Prepare each."""
         for standby in self._each:
             standby.prepare()
 
     def expect_change(self) -> None:
-        """See ``Standby``."""
+        """Prepare each for a change."""
         for standby in self._each:
             standby.expect_change()
 
     def dismiss(self) -> None:
-        """See ``Standby``."""
+        """Release each."""
         for standby in self._each:
             standby.dismiss()
 
 
 class Node(Protocol):
-    """Our own Node object."""
+    """Our own Node object; a method raises ClusterError if the API refuses or does not answer."""
 
     def read(self) -> cluster.NodeView:
-        """Return the node as the API has it now.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Return the node as the API has it now."""
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
-        """Write labels and annotations that only this agent writes; return the node after it.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Write labels and annotations that only this agent writes; return the new node."""
 
     def announce(self, change: cluster.NodePatch) -> None:
-        """Write as ``patch`` does, without waiting for the API and without an error.
+        """Write as ``patch`` does, in the background and without an error.
 
-        Whatever is read or written next waits for it, so that the order stays.
+        The next read or write waits for it, which keeps the order.
         """
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
-        """Write labels, annotations, taint and cordon in one patch that depends on the node.
+        """Write labels, annotations, taint and cordon in one patch computed from the node.
 
         Args:
-            decide: Returns the patch for the node as it is; called again with the newer node
-                where somebody else has written since.
+            decide: Returns the patch for a node; called again with the newer node after a
+                conflicting write.
 
         Returns:
             The node after the patch.
 
         Raises:
-            ClusterError: The API refused or does not answer, or others write faster than we do.
+            ClusterError: The API refused or does not answer, or every attempt met a conflict.
         """
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
-        """Hand over an Event on the node: published soon, in order, and never waited for.
+        """Publish an Event on the node, in order and in the background.
 
         A refusal is logged, never raised.
         """
@@ -146,69 +136,46 @@ class Eviction(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The answer to the wish to evict a pod."""
+    """The API server's answer to an eviction."""
 
     answer: Eviction
     why: str = ""
     """The server's explanation when it is BLOCKED."""
     retry_after_s: float = 0.0
-    """How long the server wants not to be asked again."""
+    """How long the server asks to wait before the next attempt."""
 
 
 class Workloads(Protocol):
-    """The pods on our node."""
+    """The pods on our node; a method raises ClusterError if the API refuses or does not answer."""
 
     def list(self) -> tuple[cluster.Pod, ...]:
-        """Return all pods bound to our node, finished ones included.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Return all pods bound to our node, finished ones included."""
 
     def watched(self) -> tuple[cluster.Pod, ...] | None:
-        """Return the same as a watch told of them, without a request; it may lag behind.
+        """Return the pods from the watch, without a request; they may be slightly old.
 
-        Enough to wait on. What ends a wait, and whatever costs somebody something, needs ``list``.
+        Good enough to poll; decisions that evict or end a wait need ``list``.
 
         Returns:
-            None where no watch tells of them now, and from time to time in any case.
+            None if no watch is established, and from time to time to force a ``list``.
         """
 
     def evict(self, pod: cluster.Pod) -> Verdict:
-        """Ask for the eviction of a pod with its own grace period, guarded by its UID.
-
-        Raises:
-            ClusterError: The API refused (FORBIDDEN) or does not answer.
-        """
+        """Evict a pod with its own grace period, guarded by its UID."""
 
     def can_evict(self, pod: cluster.Pod) -> Verdict:
-        """Ask what ``evict`` would answer now, and evict nobody (a dry run).
-
-        Raises:
-            ClusterError: The API refused (FORBIDDEN) or does not answer.
-        """
+        """Return what ``evict`` would answer now (a dry run)."""
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
-        """Return the PodDisruptionBudgets of some namespaces.
-
-        Raises:
-            ClusterError: The API refused (FORBIDDEN) or does not answer.
-        """
+        """Return the PodDisruptionBudgets of some namespaces."""
 
     def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
-        """Return all pods that a budget covers, on whatever node, and unscheduled ones.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Return all pods that a budget covers, on every node, and unscheduled ones."""
 
     def delete(self, pod: cluster.Pod) -> None:
         """Delete a pod with its own grace period, guarded by its UID; done when it is gone.
 
-        No budget is asked: for daemons, and for workloads only where the node's owner says so.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
+        Budgets do not apply: for daemons, and for workloads only with a forced drain.
         """
 
 
@@ -216,29 +183,29 @@ class DeviceAllocations(Protocol):
     """Kubelet's PodResources API."""
 
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
-        """Return which pod holds which devices.
+        """Return the devices of each pod.
 
         Raises:
-            ClusterError: With POD_RESOURCES_UNAVAILABLE when kubelet cannot be asked.
+            ClusterError: With POD_RESOURCES_UNAVAILABLE if kubelet does not answer.
         """
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         """Return the healthy device ids by resource name, in use or not.
 
         Raises:
-            ClusterError: With POD_RESOURCES_UNAVAILABLE when kubelet cannot be asked.
+            ClusterError: With POD_RESOURCES_UNAVAILABLE if kubelet does not answer.
         """
 
 
 class ConfigSource(Protocol):
-    """The config document, wherever it is kept."""
+    """The config document."""
 
     @property
     def name(self) -> str:
-        """What errors call it: the file name, or ``<stdin>``."""
+        """Its name in errors: the file name, or ``<stdin>``."""
 
     def read(self) -> str:
-        """Return its text as it is now.
+        """Return its current text.
 
         Raises:
             ConfigError: It is missing, unreadable, too large, or not UTF-8.
@@ -246,58 +213,58 @@ class ConfigSource(Protocol):
 
 
 class NodeLock(Protocol):
-    """Lets one manager at a time change the GPUs of this node: agent, boot unit or a person."""
+    """The lock of this node's GPUs: one agent, boot unit or command changes them at a time."""
 
     def hold(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """Keep every other manager off while the context lasts.
+        """Keep the lock while the context lasts.
 
         Args:
-            doing: What for, told to whoever is kept off.
+            doing: The purpose, for the message that other managers get.
 
         Raises:
-            LockedError: On entering, at once: another manager is at work; says which.
+            LockedError: On entering, at once: another manager has it; says which.
         """
 
 
 class Slots(Protocol):
-    """The cluster's slots for nodes under change; a node takes one before it is disrupted."""
+    """The cluster's slots for nodes under change; a node takes one before its drain."""
 
     def take(self) -> str:
-        """Take a slot if one is to be had, and keep it until ``release``; ours stays ours.
+        """Take a free slot, and keep it until ``release``.
 
         Returns:
-            Why there is none now and who has them, for people; empty: one is held.
+            Why there is none now and which nodes have them, for people; empty: this node has one.
 
         Raises:
-            ClusterError: The API refused or does not answer; one may be held all the same.
+            ClusterError: The API refused or does not answer; this node may have one all the same.
         """
 
     def check(self) -> None:
-        """Return if no other node can have our slot now, nor in the next half minute.
+        """Return if this node has its slot for at least another half minute.
 
         Raises:
-            NotReadyError: With SLOTS_TAKEN: it may.
+            NotReadyError: With SLOTS_TAKEN: another node may take it.
         """
 
     def release(self) -> None:
-        """Give back whatever our node holds; what the API does not take back now expires."""
+        """Release the slot of this node; one that the API does not release now expires."""
 
 
 class JournalStore(Protocol):
-    """Where the journal is kept without a cluster: one text, replaced as a whole."""
+    """The journal without a cluster: one text, replaced as a whole."""
 
     def read(self) -> str | None:
-        """Return the journal, or None when nothing is under way.
+        """Return the journal; None if no change is under way.
 
         Raises:
-            ConfigError: It is there and cannot be read.
+            ConfigError: It exists and cannot be read.
         """
 
     def write(self, text: str) -> None:
         """Replace the journal; on the disk before this returns.
 
         Raises:
-            ConfigError: It cannot be written; the former one is still there.
+            ConfigError: It cannot be written; the former one is intact.
         """
 
     def clear(self) -> None:
@@ -308,7 +275,7 @@ class JournalStore(Protocol):
         """
 
     def set_aside(self) -> str:
-        """Move a journal that makes no sense out of the way; return where it is kept.
+        """Rename an invalid journal; return the new path.
 
         Raises:
             ConfigError: It cannot be moved.
@@ -316,15 +283,14 @@ class JournalStore(Protocol):
 
 
 class GpuReset(Protocol):
-    """Resets GPUs whose new MIG mode waits for that."""
+    """Resets GPUs whose new MIG mode is pending."""
 
     def reset(self, gpus: Sequence[model.Gpu]) -> None:
-        """Reset exactly these GPUs; done when the command has succeeded for each.
+        """Reset exactly these GPUs, and wait until it is done.
 
         Raises:
-            HostError: IN_USE when somebody holds one, named as far as that can be told;
-                RESET_REQUIRED when one was refused for another reason; REBOOT_REQUIRED when this
-                machine cannot reset it at all.
+            HostError: IN_USE: processes use one, named as far as they are known; RESET_REQUIRED:
+                one was refused for another reason; REBOOT_REQUIRED: this machine cannot reset it.
         """
 
 
@@ -332,10 +298,10 @@ class Reboot(Protocol):
     """Reboots the machine."""
 
     def request(self, why: str) -> None:
-        """Ask for a reboot and return at once; the signal to end comes soon after.
+        """Request a reboot and return at once; SIGTERM follows soon.
 
         Raises:
-            HostError: REBOOT_REQUIRED: it was refused; says by whom.
+            HostError: REBOOT_REQUIRED: the init system refused; says why.
         """
 
 
@@ -343,14 +309,14 @@ class HostServices(Protocol):
     """The machine's own services, through its init system."""
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return those that are active or starting, and what would be stopped along with them.
+        """Return those that are active or starting, and the units that stop with them.
 
         Returns:
             Services in the order in which to stop them.
 
         Raises:
-            HostError: HOST_SERVICE_FAILED: the init system does not answer, or something would be
-                stopped along that could not be started again.
+            HostError: HOST_SERVICE_FAILED: the init system does not answer, or a unit that stops
+                with them could not be started again.
         """
 
     def stop(self, name: str) -> None:
@@ -361,7 +327,7 @@ class HostServices(Protocol):
         """
 
     def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
-        """Tell whether a service is one of those listed, or is stopped along with one.
+        """Return whether a service is one of those listed, or stops with one.
 
         Raises:
             HostError: HOST_SERVICE_FAILED: the init system does not answer.
@@ -379,13 +345,13 @@ class HostServices(Protocol):
 
 
 class DeviceFiles(Protocol):
-    """What containers need on the host beside the instances: device nodes and CDI specs."""
+    """Device nodes and CDI specs, which containers need beside the instances."""
 
     def refresh(self) -> None:
-        """Bring them up to date with the GPUs; skips what this machine does not have.
+        """Update them to the current GPUs; skips what this machine does not have.
 
         Raises:
-            HostError: DEVICE_FILES_FAILED: a tool failed, with what it said.
+            HostError: DEVICE_FILES_FAILED: a tool failed, with its output.
         """
 
 
@@ -394,17 +360,17 @@ class Hooks(Protocol):
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """What each of them is told of the change, beside the layout's name."""
+        """Environment variables of each hook, beside the layout's name."""
 
     def read(self) -> hooks.Table:
-        """Return which there are now.
+        """Return the current hooks.
 
         Raises:
             ConfigError: The file cannot be read or breaks the format.
         """
 
     def missing(self, hook: hooks.Hook) -> str:
-        """Return why a hook's program cannot be run here, as far as that can be told unrun."""
+        """Return why a hook's program cannot be run here; empty if nothing speaks against it."""
 
     def run(
         self,
@@ -414,22 +380,22 @@ class Hooks(Protocol):
         *,
         check: Callable[[], object],
     ) -> None:
-        """Run a hook to its end; nothing of it is left afterwards.
+        """Run a hook to its end, and end every process it leaves behind.
 
         Args:
-            point: Which point it belongs to.
+            point: The point it belongs to.
             hook: The hook.
             environment: All of its variables.
-            check: Called all the while; what it raises ends the hook.
+            check: Called repeatedly; an error of it ends the hook.
 
         Raises:
-            HostError: HOOK_FAILED: it could not be run, failed, or took too long; with place and
-                what it said last.
+            HostError: HOOK_FAILED: it could not be run, failed, or took too long; with its
+                location and last output.
         """
 
 
 class VerifiedLayouts(Protocol):
-    """Where the last layout that was proven in force is kept over a reboot."""
+    """The last verified layout, kept over a reboot."""
 
     def save(self, text: str) -> None:
         """Replace it; on the disk before this returns.
@@ -439,33 +405,21 @@ class VerifiedLayouts(Protocol):
         """
 
     def read(self) -> str | None:
-        """Return it; None when none was ever proven.
+        """Return it; None if no layout was ever verified.
 
         Raises:
-            ConfigError: It is there and cannot be read.
+            ConfigError: It exists and cannot be read.
         """
 
 
 class Cancellation(Protocol):
-    """Tells a run whether it is still wanted; only phases that can be undone for free ask."""
+    """Interrupts a run by ``Superseded``; only phases that can be undone check it."""
 
     def check(self) -> None:
-        """Return if the run is still wanted.
-
-        Raises:
-            Superseded: A newer wish, a removed wish or a shutdown.
-        """
+        """Return if the run is not superseded."""
 
     def wait(self, seconds: float) -> None:
-        """Sleep, and wake at once when the run is no longer wanted.
-
-        Raises:
-            Superseded: A newer wish, a removed wish or a shutdown.
-        """
+        """Sleep, and wake at once if the run is superseded."""
 
     def pause(self, seconds: float) -> None:
-        """Sleep between two looks at the cluster: as ``wait``, but less if there may be news.
-
-        Raises:
-            Superseded: A newer wish, a removed wish or a shutdown.
-        """
+        """Sleep between two polls of the cluster; may wake early if something changed."""

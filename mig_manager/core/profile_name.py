@@ -19,7 +19,7 @@ GPU_INSTANCE_PROFILES = range(18)
 
 MAX_SUGGESTIONS = 3
 
-# 18 digits always fit the 64 bits that the peer reads numbers into.
+# 18 digits always fit the 64 bits that mig-parted reads numbers into.
 _PROFILE = re.compile(
     r"(?:(?P<compute>[0-9]{1,18})c\.)?(?P<gpu>[0-9]{1,18})g\.(?P<memory>[0-9]{1,18})gb"
     r"(?:(?P<sign>[+-])(?P<attributes>[A-Za-z0-9.,]+))?"

@@ -7,7 +7,7 @@ from mig_manager.core import model
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TargetComputeInstance:
-    """A compute instance as it shall be: its profile and its span within the GPU instance."""
+    """A compute instance after the plan."""
 
     profile: model.Profile
     placement: model.Placement
@@ -15,14 +15,14 @@ class TargetComputeInstance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TargetInstance:
-    """A GPU instance as it shall be, with a place of its own."""
+    """A GPU instance after the plan."""
 
     profile: model.Profile
     profile_id: int
     placement: model.Placement
     compute_instances: tuple[TargetComputeInstance, ...]
     kept: bool
-    """Whether a live GPU instance stays for it."""
+    """Whether it exists already."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class DestroyComputeInstance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DestroyGpuInstance:
-    """Destroy one GPU instance whose compute instances are gone; done when it is gone itself."""
+    """Destroy one GPU instance without compute instances; done when it is already gone."""
 
     gpu_uuid: str
     gpu_instance_id: int
@@ -48,7 +48,7 @@ class DestroyGpuInstance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SetMode:
-    """Switch MIG mode and prove that the switch took effect."""
+    """Change MIG mode and verify that the change took effect."""
 
     gpu_uuid: str
     mode: model.MigMode
@@ -57,7 +57,7 @@ class SetMode:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreateGpuInstance:
-    """Create a GPU instance at a placement; done when the same one is already there."""
+    """Create a GPU instance at a placement; done when it already exists."""
 
     gpu_uuid: str
     profile: model.Profile
@@ -86,7 +86,7 @@ Step = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan:
-    """The way of one GPU from what it has to what is wanted."""
+    """The change of one GPU."""
 
     gpu_uuid: str
     gpu_index: int
@@ -95,37 +95,36 @@ class GpuPlan:
     target: tuple[TargetInstance, ...]
     """All GPU instances afterwards, ascending by placement; empty while ``is_provisional``."""
     is_provisional: bool = False
-    """The driver tells profiles only once MIG is on: run the steps, observe, plan again."""
+    """The driver lists profiles only with MIG enabled: run the steps, observe, plan again."""
 
     @property
     def changes_mode(self) -> bool:
-        """Whether MIG mode is switched, which takes every user off this GPU."""
+        """Whether MIG mode changes, which requires an idle GPU."""
         return any(isinstance(step, SetMode) for step in self.steps)
 
     @property
     def needs_reset(self) -> bool:
-        """Whether the switch of mode resets the GPU."""
+        """Whether the change of MIG mode resets the GPU."""
         return any(isinstance(step, SetMode) and step.needs_reset for step in self.steps)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The smallest change; GPUs that are right already do not occur in it."""
+    """The smallest change; GPUs that need none are not part of it."""
 
     gpus: tuple[GpuPlan, ...]
     requires_idle: bool = False
-    """Whether the executor refuses it, before the first step, while a process uses an instance
-    that it destroys or a GPU whose mode it changes, or where a GPU instance that it creates exists
-    already."""
+    """Whether the executor refuses it, before the first step, if a process uses an instance that
+    it destroys or a GPU whose mode it changes, or if a GPU instance that it creates exists."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the layout is in force: the only definition of "applied"."""
+        """Whether the layout is active: the only definition of "applied"."""
         return not any(gpu.steps for gpu in self.gpus)
 
     @property
     def is_provisional(self) -> bool:
-        """Whether another round of observing and planning is due after the steps."""
+        """Whether the GPUs must be observed and planned again after the steps."""
         return any(gpu.is_provisional for gpu in self.gpus)
 
     @property
@@ -135,15 +134,15 @@ class Plan:
 
     @property
     def destroyed_uuids(self) -> frozenset[str]:
-        """MIG device UUIDs that end, and the UUIDs of GPUs whose mode is switched."""
+        """UUIDs of MIG devices that are destroyed, and of GPUs whose mode changes."""
         return frozenset(
             [s.uuid for s in self.steps if isinstance(s, DestroyComputeInstance) and s.uuid]
             + [gpu.gpu_uuid for gpu in self.gpus if gpu.changes_mode]
         )
 
 
-def described(step: Step) -> str:
-    """Return a step in words, for people."""
+def describe(step: Step) -> str:
+    """Describe a step for people."""
     match step:
         case DestroyComputeInstance():
             where = f"instance {step.gpu_instance_id}/{step.compute_instance_id}"

@@ -1,4 +1,4 @@
-"""Time, as a port of its own: whoever needs no more of the world loads no more."""
+"""Time as a port of its own, so that small processes import only this."""
 
 import dataclasses
 from typing import Protocol
@@ -14,30 +14,30 @@ class Clock(Protocol):
         """Return seconds from some fixed point, for deadlines."""
 
     def wait(self, seconds: float) -> None:
-        """Sleep through; for waits that must not be cut short."""
+        """Sleep without interruption."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Often at first, because most waits are short; then ever more seldom, to spare the API."""
+    """Delays of a poll: short at first, because most waits are short, then longer."""
 
     first_s: float = 0.05
     max_s: float = 1.0
     factor: float = 1.6
 
-    def delay_s(self, turn: int) -> float:
-        """Return the pause before look number ``turn`` (from 0)."""
-        return min(self.max_s, self.first_s * self.factor ** min(turn, 64))
+    def delay_s(self, attempt: int) -> float:
+        """Return the pause before an attempt, counted from 0."""
+        return min(self.max_s, self.first_s * self.factor ** min(attempt, 64))
 
 
 class Burst:
-    """Says when a burst is over: when nothing has happened for a while, or it lasts too long.
+    """Debounces events: a burst ends after a quiet time, or when it lasts too long.
 
     Times are seconds of any one clock.
 
     Args:
-        quiet_s: How long nothing must happen.
-        longest_s: A burst counts as over after this long, whatever still happens.
+        quiet_s: How long no event must occur.
+        longest_s: A burst ends after this long in any case.
     """
 
     def __init__(self, *, quiet_s: float, longest_s: float) -> None:
@@ -47,18 +47,18 @@ class Burst:
         self._last = 0.0
 
     def add(self, now: float) -> None:
-        """Note that something has happened."""
+        """Add an event."""
         if self._first is None:
             self._first = now
         self._last = now
 
     def ends_in_s(self, now: float) -> float | None:
-        """Return the time until it is over, 0 when it is; None while nothing has happened."""
+        """Return the time until the burst ends, 0 if it has; None without a burst."""
         if self._first is None:
             return None
         end = min(self._last + self._quiet_s, self._first + self._longest_s)
         return max(0.0, end - now)
 
     def clear(self) -> None:
-        """Wait for the next one."""
+        """Wait for the next burst."""
         self._first = None

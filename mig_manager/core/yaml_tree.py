@@ -2,7 +2,7 @@
 
 In: text to a small immutable tree in which every key and value knows its line and column, so
 that errors about a document can point into it. Scalars are resolved as YAML 1.1 does (``yes`` is
-true), because that is what the peer's documents are written for. JSON is read as the YAML it is.
+true), because that is what mig-parted's documents are written for. JSON is read as the YAML it is.
 
 The tree is built from parser events rather than by the library's composer: depth and size are
 then bounded while reading, whatever the document's author had in mind.
@@ -34,7 +34,7 @@ class Diagnostics:
     Attributes:
         is_lenient: Whether what is dubious passes.
         warnings: What passed and does not do what it seems to.
-        extensions: What is good here and would be refused, or ignored, by the peer.
+        extensions: What is good here and would be refused, or ignored, by mig-parted.
     """
 
     def __init__(self, *, is_lenient: bool = False) -> None:
@@ -95,7 +95,7 @@ class Scalar:
     def key(self) -> str | None:
         """How the value names a mapping entry: ``1`` as "1", ``on`` as "true"; None for null.
 
-        The peer turns YAML into JSON, whose keys are strings, by the same rule.
+        mig-parted turns YAML into JSON, whose keys are strings, by the same rule.
         """
         match self.value:
             case None:
@@ -153,7 +153,7 @@ def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> 
     Raises:
         ConfigError: No YAML, too large, an alias without anchor, a tag that plain data does not
             need; unless diagnostics are lenient also a key given twice, or a second document with
-            content, which the peer would ignore without a word.
+            content, which mig-parted would ignore without a word.
     """
     _check_characters(text, source)
     loader = _Loader(text)
@@ -229,7 +229,7 @@ class _Reader:
         return root
 
     def _has_more(self) -> bool:
-        # Whatever follows, even no YAML: the peer does not look at it.
+        # Whatever follows, even no YAML: mig-parted does not look at it.
         try:
             self._refuse_more()
         except (errors.ConfigError, yaml.YAMLError):
@@ -444,7 +444,7 @@ def _locate(mark: yaml.Mark | None, source: str) -> errors.Location:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes as the peer's export does."""
+    """Writes as mig-parted's export does."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

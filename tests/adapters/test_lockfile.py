@@ -75,7 +75,7 @@ def test_who_is_kept_off_learns_who_is_at_work_and_at_what(path: pathlib.Path) -
     assert f"other (pid {process.pid} on {os.uname().nodename}), apply all-1g.5gb, since 20" in (
         caught.value.message
     )
-    assert caught.value.holder in caught.value.message
+    assert caught.value.owner in caught.value.message
 
 
 def test_the_lock_is_free_once_its_holder_is_killed_whatever_its_text_says(
@@ -183,7 +183,7 @@ def test_a_script_that_holds_the_lock_is_named_and_not_the_last_manager(
             pass
         seen = lock_file.holder(path)
 
-    assert caught.value.holder == seen
+    assert caught.value.owner == seen
     assert f"(pid {os.getpid()})" in seen
     assert "apply" not in seen
 

@@ -215,7 +215,7 @@ class Busy:
     def hold(self, doing: str) -> Iterator[None]:
         if self.looks:
             self.looks -= 1
-            raise errors.LockedError("apply (pid 7) is at work", holder="apply (pid 7)")
+            raise errors.LockedError("apply (pid 7) is at work", owner="apply (pid 7)")
         self.told.append(doing)
         yield
 

@@ -104,7 +104,7 @@ class FakeExclusion:
     def hold(self, doing: str) -> Iterator[None]:
         if self.refusals:
             self.refusals -= 1
-            raise errors.LockedError("another manager is at work: agent", holder="agent")
+            raise errors.LockedError("another manager is at work: agent", owner="agent")
         self.told.append(doing)
         self.is_held = True
         try:

@@ -32,7 +32,7 @@ def test_a_lock_is_tried_again_until_it_is_free_and_the_wait_is_told_once() -> N
         assert lock.is_held
 
     assert clock.now_s == 3
-    assert [error.holder for error in told] == ["agent"]
+    assert [error.owner for error in told] == ["agent"]
 
 
 def test_the_wait_ends_at_its_deadline_and_says_how_long_it_was() -> None:

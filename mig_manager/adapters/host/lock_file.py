@@ -175,7 +175,7 @@ def _flock(path: pathlib.Path, file: int) -> None:
     except BlockingIOError as error:
         holder = _who(_locking_process(os.fstat(file)), _text(path))
         raise errors.LockedError(
-            f"another manager is at work on this node's GPUs: {holder}", holder=holder
+            f"another manager is at work on this node's GPUs: {holder}", owner=holder
         ) from error
 
 

@@ -305,7 +305,7 @@ def _verdict(result: plans.Planned, style: bar.Style) -> str:
 def _steps(result: plans.Planned) -> Iterable[str]:
     for gpu_plan in result.plan.gpus:
         for step in gpu_plan.steps:
-            yield f"GPU {gpu_plan.gpu_index}  {steps.described(step)}"
+            yield f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}"
 
 
 def _users(processes: Iterable[gpu_processes.GpuProcess]) -> Iterable[str]:

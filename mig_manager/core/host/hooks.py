@@ -79,7 +79,7 @@ def parse(text: str, *, source: str) -> Table:
         return Table()
     top = _Fields(root, _KEYS, f"a mapping with 'version: {VERSION}' and 'hooks'")
     version = top.get("version")
-    # The peer does not look at it, so a file may well lack it.
+    # mig-parted does not look at it, so a file may well lack it.
     if version is not None and not (
         isinstance(version, yaml_tree.Scalar) and version.value == VERSION
     ):
@@ -94,7 +94,7 @@ def parse(text: str, *, source: str) -> Table:
 
 
 class _Fields:
-    """A mapping whose keys may be written in any case, as the peer reads them."""
+    """A mapping whose keys may be written in any case, as mig-parted reads them."""
 
     def __init__(self, node: yaml_tree.Node, known: Sequence[str], what: str) -> None:
         if not isinstance(node, yaml_tree.Mapping):
@@ -167,7 +167,7 @@ def _envs(node: yaml_tree.Node | None) -> Iterator[tuple[str, str]]:
 
 
 def _text(node: yaml_tree.Node, what: str) -> str:
-    """Return a scalar as the text that the peer makes of it: ``1`` as "1", ``yes`` as "true"."""
+    """Return a scalar as the text that mig-parted makes of it: ``1`` as "1", ``yes`` as "true"."""
     if not isinstance(node, yaml_tree.Scalar):
         fields.fail(node, f"{what} must be a text, not {fields.shown(node)}")
     text = node.key or ""
@@ -177,7 +177,7 @@ def _text(node: yaml_tree.Node, what: str) -> str:
 
 
 def _is_passable(text: str) -> bool:
-    """Tell whether a text can be handed to a program: no NUL, and it has an encoding."""
+    """Return whether a text can be handed to a program: no NUL, and it has an encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -96,12 +96,12 @@ def start_order(stopped: Sequence[str]) -> tuple[str, ...]:
 
 
 def can_be_restarted(name: str) -> bool:
-    """Tell whether a unit is of a kind that can be stopped and started again alone."""
+    """Return whether a unit is of a kind that can be stopped and started again alone."""
     return name.endswith(_KINDS)
 
 
 def is_stoppable(name: str) -> bool:
-    """Tell whether a list of services could name a unit, or one that is stopped along with it."""
+    """Return whether a unit may be stopped, by name or because it stops with another."""
     stem = name.rpartition(".")[0]
     return (
         can_be_restarted(name)
@@ -112,7 +112,7 @@ def is_stoppable(name: str) -> bool:
 
 
 def is_protected(name: str) -> bool:
-    """Tell whether the agent could not start a unit again once it is stopped."""
+    """Return whether the agent could not start a unit again once it is stopped."""
     stem = name.rpartition(".")[0]
     return stem in _OWN or _PROTECTED.fullmatch(stem) is not None
 

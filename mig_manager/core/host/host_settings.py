@@ -145,7 +145,7 @@ def _host_mount(given: source.Source) -> pathlib.Path:
 
 
 def _driver_root(given: source.Source) -> pathlib.Path | None:
-    """Return the driver's root on the host; the peer has two names for the one option."""
+    """Return the driver's root on the host; mig-parted has two names for the one option."""
     return given.path("nvidia-driver-root", variable="NVIDIA_DRIVER_ROOT") or given.path(
         "driver-root", variable="DRIVER_ROOT"
     )
@@ -174,7 +174,7 @@ def _below(root: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
 
 
 def _is_there(path: pathlib.Path) -> bool:
-    """Tell whether a path exists; one that we may not look at, or that cannot be, does not."""
+    """Return whether a path exists; one that we may not look at, or that cannot be, does not."""
     try:
         return path.exists()
     except OSError:

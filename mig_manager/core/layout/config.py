@@ -37,7 +37,7 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
 
     Args:
         node: The element of the layout's list.
-        diagnostics: Takes what is lenient or beyond the peer.
+        diagnostics: Takes what is lenient or beyond mig-parted.
 
     Raises:
         ConfigError: The rule breaks the format; the message says where and what is right.
@@ -67,7 +67,7 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
 def _filters(
     node: yaml_tree.Node | None, diagnostics: yaml_tree.Diagnostics
 ) -> dict[layouts.Filter, errors.Location]:
-    # Nothing, null, "" and [] all mean "every model" to the peer.
+    # Nothing, null, "" and [] all mean "every model" to mig-parted.
     if node is None or (isinstance(node, yaml_tree.Scalar) and node.value in (None, "")):
         return {}
     items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
@@ -163,7 +163,7 @@ def _mode(node: yaml_tree.Node) -> model.MigMode:
     value = node.value if isinstance(node, yaml_tree.Scalar) else node
     if value is True:
         return model.MigMode.ENABLED
-    # The peer takes a key without a value for false.
+    # mig-parted takes a key without a value for false.
     if not (value is None or value is False):
         fields.fail(
             node, f"mig-enabled must be true or false, without quotes, not {fields.shown(node)}"
@@ -185,7 +185,7 @@ class _Devices:
         self.locations.setdefault(asked, entry.location)
         count = _count(entry)
         if not at:
-            # One profile in two spellings is two wishes for it, as the peer's apply reads it.
+            # One profile in two spellings is two wishes for it, as mig-parted's apply reads it.
             self.counts[asked] = self.counts.get(asked, 0) + count
             return
         diagnostics.extend(
@@ -275,7 +275,7 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
     Args:
         text: YAML or JSON.
         source: Name of the file for error messages.
-        is_lenient: Whether what the peer passes over without a word passes with a warning.
+        is_lenient: Whether what mig-parted passes over without a word passes with a warning.
 
     Raises:
         ConfigError: The document breaks the format; the message says where and what is right.

@@ -30,7 +30,7 @@ def render(document: layouts.Document) -> dict[str, object]:
 def rule(
     *, filters: Sequence[str], gpus: Sequence[int | str] | None, wanted: model.DesiredGpu
 ) -> dict[str, object]:
-    """Return one rule, in the order and the shape in which the peer writes them.
+    """Return one rule, in the order and the shape in which mig-parted writes them.
 
     Args:
         filters: PCI ids or names; none: every model.
@@ -59,7 +59,7 @@ def export(
     Args:
         gpus: As observed.
         label: Name of the layout.
-        has_placements: Whether each instance keeps its place, which the peer cannot read.
+        has_placements: Whether each instance keeps its place, which mig-parted cannot read.
 
     Raises:
         LayoutError: There is no GPU, and a layout without rules is no layout (NO_GPU_MATCHES).

@@ -25,7 +25,7 @@ LONGEST_NAME = 63
 """A layout's name is a label's value in Kubernetes."""
 
 _BALANCED: Mapping[int, Mapping[int, int]] = {7: {3: 1, 2: 1, 1: 2}, 4: {2: 1, 1: 2}}
-"""Slices of the GPU to how many instances of how many slices, as the peer has it."""
+"""Slices of the GPU to how many instances of how many slices, as mig-parted has it."""
 _HASH_DIGITS = 8
 _EVERY = "all"
 _BALANCED_NAME = "all-balanced"
@@ -140,12 +140,12 @@ class _Rules:
         self._known: set[tuple[Kind, Counts]] = set()
 
     def has(self, counts: Counts, kind: Kind) -> bool:
-        """Tell whether some layout gives GPUs of this kind these instances."""
+        """Return whether some layout gives GPUs of this kind these instances."""
         return (kind, counts) in self._known
 
     def add(self, name: str, counts: Counts | None, kind: Kind | None = None) -> None:
         """Add a rule; without counts it disables MIG, without kind it is about every GPU."""
-        # As the peer's: balanced rules stay apart, all others of one kind of instance are joined.
+        # As mig-parted has it: balanced rules stay apart, equal others are joined.
         apart = kind if name == _BALANCED_NAME else None
         filters = self._rules.setdefault(name, {}).setdefault((apart, counts), [])
         if kind is not None and counts:

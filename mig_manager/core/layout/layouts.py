@@ -31,7 +31,7 @@ class DeviceFilter:
     """None: any; 0: a GPU that reports none."""
 
     def matches(self, gpu: model.Gpu) -> bool:
-        """Tell whether the GPU is of this model."""
+        """Return whether the GPU is of this model."""
         return gpu.pci_device_id == self.device_id and self.subsystem_id in (
             None,
             gpu.pci_subsystem_id,
@@ -50,11 +50,11 @@ class NameFilter:
     """Canonical: ``a100-sxm4-*gb``."""
 
     def matches(self, gpu: model.Gpu) -> bool:
-        """Tell whether the GPU is of such a model."""
+        """Return whether the GPU is of such a model."""
         return self.matches_name(gpu.name)
 
     def matches_name(self, name: str) -> bool:
-        """Tell whether a product of that name is such a model."""
+        """Return whether a product of that name is such a model."""
         known = canonical_name(name)
         return any(fnmatch.fnmatchcase(each, self.pattern) for each in (known, f"nvidia-{known}"))
 
@@ -65,7 +65,7 @@ class NameFilter:
 Filter = DeviceFilter | NameFilter
 
 NOTHING = DeviceFilter(device_id=0)
-"""What the peer makes of a filter that it cannot read: a PCI id that no GPU has."""
+"""What mig-parted makes of a filter that it cannot read: a PCI id that no GPU has."""
 
 
 def parse_filter(text: str) -> Filter:
@@ -107,7 +107,7 @@ def is_uuid(identity: str) -> bool:
 
 
 def _is_name(pattern: str) -> bool:
-    """Tell whether somebody can have meant a name: it has letters, and is no number gone wrong."""
+    """Return whether a pattern can be a product name: it has letters and is no mistyped number."""
     is_number = re.match(r"0x|[0-9a-f]{8}(?![0-9a-z])", pattern)
     # The names that NVML has are such; no colon, quote or comma is in any.
     is_plain = re.fullmatch(r"[a-z0-9*?\[][a-z0-9./()*?\[\]!-]*", pattern)
@@ -154,17 +154,17 @@ class Rule:
     """Where each filter is written."""
 
     def matches(self, gpu: model.Gpu) -> bool:
-        """Tell whether the rule is about this GPU."""
+        """Return whether the rule is about this GPU."""
         return self.filters_match(gpu) and (
             self.indices is None or gpu.index in self.indices or self.names(gpu)
         )
 
     def names(self, gpu: model.Gpu) -> bool:
-        """Tell whether the rule names this very GPU by UUID or PCI address."""
+        """Return whether the rule names this very GPU by UUID or PCI address."""
         return gpu.uuid in self.identities or gpu.pci_address in self.identities
 
     def filters_match(self, gpu: model.Gpu) -> bool:
-        """Tell whether the rule is about GPUs of this model."""
+        """Return whether the rule is about GPUs of this model."""
         return not self.filters or any(each.matches(gpu) for each in self.filters)
 
 
@@ -178,7 +178,7 @@ class Layout:
     content_hash: str
     """12 hexadecimal digits that change exactly when the meaning of the rules does."""
     is_lenient: bool = dataclasses.field(default=False, compare=False)
-    """Whether what matches no GPU passes, as the peer lets it."""
+    """Whether what matches no GPU passes, as mig-parted lets it."""
     location: errors.Location = dataclasses.field(compare=False)
 
 
@@ -191,7 +191,7 @@ class Document:
     warnings: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
     """What a lenient reader let pass, in the order of the file."""
     extensions: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
-    """What the peer would not understand, in the order of the file."""
+    """What mig-parted would not understand, in the order of the file."""
 
     def layout(self, name: str) -> Layout:
         """Return the layout of that name.

@@ -28,7 +28,7 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
     that of another node's GPU.
 
     Args:
-        layout: The wish; one that was read leniently raises nothing, as with the peer.
+        layout: The wish; one that was read leniently raises nothing, as with mig-parted.
         gpus: All GPUs of the node.
 
     A GPU that cannot be observed is left out as well, unless the layout names it.
@@ -144,7 +144,7 @@ def _unreachable(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> Iterator[
 
 
 def _may_match(rule: layouts.Rule, gpu: model.UnreachableGpu) -> bool:
-    """Tell whether a rule is about an unreachable GPU, as far as is known of it."""
+    """Return whether a rule is about an unreachable GPU, as far as is known of it."""
     is_chosen = (
         rule.indices is None
         or gpu.index in rule.indices

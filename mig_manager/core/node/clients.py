@@ -32,7 +32,7 @@ class ExtraClient:
     """The node label that places it; None: its pods are deleted."""
 
     def matches(self, pod: cluster.Pod) -> bool:
-        """Tell whether a pod is this daemon's."""
+        """Return whether a pod is this daemon's."""
         is_in_place = (
             pod.owner_kind == "DaemonSet"
             if self.namespace is None
@@ -158,7 +158,7 @@ class NodeDevices:
         )
 
     def matches(self, counts: Mapping[str, int], expected: Mapping[str, int]) -> bool:
-        """Tell whether counts are those expected, replicas of shared devices apart."""
+        """Return whether counts are those expected, replicas of shared devices apart."""
         bare = {name.removesuffix(_SHARED): (name, n) for name, n in counts.items()}
         return bare.keys() == expected.keys() and all(
             n == expected[key] or (n % expected[key] == 0 and self._is_shared(name))
@@ -166,7 +166,7 @@ class NodeDevices:
         )
 
     def _is_shared(self, name: str) -> bool:
-        """Tell whether a resource has replicas: by its name, or by GPU feature discovery's label.
+        """Return whether a resource has replicas, by its name or GPU feature discovery's label.
 
         Replicas of the former layout are those of the next, unless the plugin's config changes.
         """
@@ -244,7 +244,7 @@ def affected_pods(
 def _holds(
     pod: cluster.Pod, found: cluster.PodDevices | None, affected: Collection[str] | None
 ) -> bool:
-    """Tell whether a pod has, or may have, one of the devices; ``affected`` None means any."""
+    """Return whether a pod has, or may have, one of the devices; ``affected`` None means any."""
     if _may_claim_gpu(pod, found):
         return True
     has_gpu = any(map(_is_device_resource, pod.gpu_resources))
@@ -270,7 +270,7 @@ def describe_pod(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None
 
 
 def is_device_plugin(pod: cluster.Pod) -> bool:
-    """Tell whether a pod is NVIDIA's device plugin, however it was deployed.
+    """Return whether a pod is NVIDIA's device plugin, however it was deployed.
 
     Facts: GPU operator (label ``app``), static manifest (label ``name``), Helm chart: its label
     ``app.kubernetes.io/name`` stands on its GFD and MPS daemons as well, so that only the name of
@@ -289,17 +289,17 @@ def is_device_plugin(pod: cluster.Pod) -> bool:
 
 
 def is_feature_discovery(pod: cluster.Pod) -> bool:
-    """Tell whether a pod is NVIDIA's GPU feature discovery, which labels the node."""
+    """Return whether a pod is NVIDIA's GPU feature discovery, which labels the node."""
     return not _GFD_CONTAINERS.isdisjoint(pod.container_names)
 
 
 def is_validator(pod: cluster.Pod) -> bool:
-    """Tell whether a pod is one of the GPU operator's validators."""
+    """Return whether a pod is one of the GPU operator's validators."""
     return pod.labels.get("app") in _VALIDATORS
 
 
 def destroys_instances(plan: steps.Plan) -> bool:
-    """Tell whether anything ends that somebody may hold."""
+    """Return whether anything ends that somebody may hold."""
     return bool(plan.destroyed_uuids) or any(
         isinstance(step, steps.DestroyGpuInstance) for step in plan.steps
     )
@@ -392,7 +392,7 @@ def why_not_schedulable(
 def is_plugin_stale(
     gpus: Sequence[model.Gpu], offered: Mapping[str, frozenset[str]] | None, node: NodeDevices
 ) -> bool:
-    """Tell whether the device plugin does not know the devices that there are.
+    """Return whether the device plugin does not know the devices that there are.
 
     Args:
         gpus: The GPUs as they are now.

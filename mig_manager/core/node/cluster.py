@@ -123,7 +123,7 @@ class NodePatch:
     """True adds, False removes ``HOLD_TAINT``; None leaves it as it is."""
 
     def is_in(self, view: NodeView) -> bool:
-        """Tell whether the node has everything that the patch writes."""
+        """Return whether the node has everything that the patch writes."""
         return (
             all(view.labels.get(key) == value for key, value in self.labels.items())
             and all(view.annotations.get(key) == value for key, value in self.annotations.items())
@@ -322,7 +322,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
 
 
 def _mounts_plugin_sockets(spec: Mapping[str, Any]) -> bool:
-    """Tell whether a pod mounts kubelet's ``device-plugins``, wherever kubelet's root is.
+    """Return whether a pod mounts kubelet's ``device-plugins``, wherever kubelet's root is.
 
     ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 ends so; k0s, MicroK8s and
     ``--root-dir`` change what stands before it.

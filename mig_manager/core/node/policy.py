@@ -102,7 +102,7 @@ class Requirement:
     values: frozenset[str] = frozenset()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether labels meet it."""
+        """Return whether labels meet it."""
         match self.operator:
             case Operator.IN:
                 return labels.get(self.key) in self.values
@@ -154,7 +154,7 @@ class Budget:
         return ",".join(str(requirement) for requirement in self.selector or ())
 
     def covers(self, pod: cluster.Pod) -> bool:
-        """Tell whether a pod is one of the budget's."""
+        """Return whether a pod is one of the budget's."""
         return (
             self.selector is not None
             and pod.namespace == self.namespace
@@ -162,7 +162,7 @@ class Budget:
         )
 
     def is_used_by(self, pod: cluster.Pod) -> bool:
-        """Tell whether the eviction of a pod that it covers uses it up."""
+        """Return whether the eviction of a pod that it covers uses it up."""
         if pod.is_ready:
             return True
         return not (self.always_allows_unready or self.healthy >= self.desired > 0)

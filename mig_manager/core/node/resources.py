@@ -40,7 +40,7 @@ def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
 
 
 def is_device(name: str) -> bool:
-    """Tell whether a resource stands for GPUs or MIG devices."""
+    """Return whether a resource stands for GPUs or MIG devices."""
     return name == GPU or name.startswith(_MIG_PREFIX)
 
 

@@ -75,7 +75,7 @@ def total_slices(counts: Counts) -> int:
 
 
 def exists(compute_slices: int, gpu_slices: int) -> bool:
-    """Tell whether a GPU instance offers compute instances of that size.
+    """Return whether a GPU instance offers compute instances of that size.
 
     Those are its full size and all up to half of it, rounded up; ``3c.4g`` does not exist.
     NVIDIA's go-nvlib applies the same rule, and every published table of profiles follows it.

@@ -133,7 +133,7 @@ class Capacity:
         return min(ways, key=lambda arrangement: arrangement.rank, default=None)
 
     def fits(self, counts: Mapping[model.Profile, int], *, pinned: Sequence[Placed] = ()) -> bool:
-        """Tell whether the GPU can hold that many of each profile at once, beside the pinned."""
+        """Return whether the GPU can hold that many of each profile at once, beside the pinned."""
         specs = [spec for spec in self.specs for _ in range(counts.get(spec.profile, 0))]
         drawn = self.drawn([p for p, _ in pinned] + [spec.profile for spec in specs])
         if not drawn.within(self.pool):

@@ -226,7 +226,7 @@ class Search:
 
 
 def is_right(live: Sequence[model.GpuInstance], wish: model.DesiredGpu) -> bool:
-    """Tell whether the instances are the wanted ones and none lies idle."""
+    """Return whether the instances are the wanted ones and none lies idle."""
     pinned: dict[tuple[model.Profile, int], collections.Counter[model.Profile]] = {}
     for pin, count in wish.pins:
         place = pin.profile.gpu_instance, pin.start

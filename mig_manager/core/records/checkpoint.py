@@ -1,4 +1,4 @@
-"""The peer's checkpoint of GPUs: one line of JSON, written as it writes it, and read with care.
+"""mig-parted's checkpoint of GPUs: one line of JSON, written as it writes it, and read with care.
 
     {"Version":"v1","MigState":{"Devices":[{"UUID":"GPU-...","MigMode":1,"GpuInstances":[
       {"ProfileID":9,"Placement":{"Start":4,"Size":4},
@@ -70,7 +70,7 @@ def parse(text: str, *, source: str) -> Checkpoint:
     """Read a checkpoint; whether it is one of this node's GPUs is not asked here.
 
     Args:
-        text: What ``render`` or the peer wrote.
+        text: What ``render`` or mig-parted wrote.
         source: Name of the file for error messages.
 
     Raises:
@@ -86,7 +86,7 @@ def _device_data(gpu: model.Gpu) -> dict[str, Any]:
     mode = gpu.current_mode or model.MigMode.DISABLED
     is_on = mode is model.MigMode.ENABLED
     found = [(_spec(gpu, gi), gi) for gi in gpu.gpu_instances] if is_on else []
-    # The peer walks the profiles, and the instances of each.
+    # mig-parted walks the profiles, and the instances of each.
     found.sort(key=lambda each: each[0].enum_index)
     instances = [
         {
