@@ -310,7 +310,7 @@ class UnreachableGpu:
 
     @property
     def sentence(self) -> str:
-        """A sentence for people, without a full stop."""
+        """A sentence without a full stop."""
         return f"{self} is unreachable: {self.message}"
 
     def __str__(self) -> str:
