@@ -1,4 +1,4 @@
-"""Write the manual from the program's own definitions: docs/commands.md and docs/man.
+"""Write the manual from the program's own declarations: docs/commands.md and docs/man.
 
 python docs/generate.py [FOLDER]      FOLDER: where to write (default: the one of this file)
 """
@@ -9,23 +9,23 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
 import mig_manager
-from mig_manager.cli import commandline, helppages, helptexts
+from mig_manager.cli import help_pages, parser
+from mig_manager.core import options
 
 HERE = pathlib.Path(__file__).parent
-PROGRAM = "mig-manager"
+PROGRAM = parser.PROGRAM
 WIDTH = 125
-MADE_BY = "Made by docs/generate.py from the program's own definitions; change those."
+MADE_BY = "Made by docs/generate.py from the program's own declarations; change those."
 
 
 def pages() -> Mapping[str, str]:
-    """Return the text of every page by its path below this folder."""
-    program, commands = commandline.program(), commandline.commands()
-    manual = {f"man/{_title(each)}.1": _man(each, commands) for each in (program, *commands)}
-    return {"commands.md": _markdown(program, commands), **manual}
+    """Return the text of every page by its path below this folder; "" is the program itself."""
+    manual = {f"man/{_title(each)}.1": _man(each) for each in ("", *parser.COMMANDS)}
+    return {"commands.md": _markdown(), **manual}
 
 
 def write(folder: pathlib.Path) -> None:
-    """Write every page below a folder, and remove pages of commands that are no more."""
+    """Write every page below a folder, and remove pages of commands that no longer exist."""
     (folder / "man").mkdir(parents=True, exist_ok=True)
     for stale in (folder / "man").glob("*.1"):
         stale.unlink()
@@ -33,90 +33,101 @@ def write(folder: pathlib.Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _title(command: commandline.Command) -> str:
-    return f"{PROGRAM}-{command.name}" if command.name else PROGRAM
+def _title(command: str) -> str:
+    return f"{PROGRAM}-{command}" if command else PROGRAM
 
 
-def _called(command: commandline.Command) -> str:
-    return f"{PROGRAM} {command.name}".strip()
-
-
-def _synopsis(command: commandline.Command) -> str:
-    return helppages.usage(command.name).replace("%(prog)s", _called(command))
-
-
-def _spelled(option: commandline.Option) -> str:
+def _flags(option: options.Option) -> str:
     """Return the flags with the value: ``-f, --config-file FILE``."""
-    value = f" {option.placeholder}" if option.placeholder else ""
-    return ", ".join(option.flags) + (f" [{value.strip()}]" if option.is_value_optional else value)
+    value = f"[{option.metavar}]" if option.is_value_optional else option.metavar
+    return f"{', '.join(option.flags)} {value}".strip()
 
 
-def _groups(command: commandline.Command) -> Mapping[str, list[commandline.Option]]:
-    found: dict[str, list[commandline.Option]] = {}
-    for option in command.options:
-        if command.name and option.long == "--help":
-            continue
-        found.setdefault(option.group, []).append(option)
+def _meaning(option: options.Option) -> str:
+    default = f" (default: {option.shown_default})" if option.shown_default else ""
+    return f"{option.help}{default}"
+
+
+def _groups(command: str) -> Mapping[str, list[options.Option]]:
+    found: dict[str, list[options.Option]] = {}
+    for option in parser.options_of(command):
+        if option.flags and not (command and option is parser.HELP):
+            found.setdefault(option.group, []).append(option)
     return found
+
+
+def _operands(command: str) -> list[options.Option]:
+    return [each for each in parser.options_of(command) if each.is_operand]
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 # -- Markdown ------------------------------------------------------------------------------------
 
 
-def _markdown(program: commandline.Command, commands: Iterable[commandline.Command]) -> str:
+def _markdown() -> str:
+    program = help_pages.text("")
     blocks = [
         f"<!-- {MADE_BY} -->",
         "# Commands",
-        *map(_wrapped, helptexts.PROGRAM.paragraphs),
-        "| command | what it does |\n|---|---|\n"
-        + "\n".join(f"| [`{each.name}`](#{each.name}) | {each.summary} |" for each in commands),
-        *_examples(helptexts.PROGRAM),
+        *map(_wrapped, program.paragraphs),
+        _table(
+            ("command", "what it does"),
+            ((f"[`{each}`](#{each})", help_pages.text(each).summary) for each in parser.COMMANDS),
+        ),
+        _examples(program),
         "## Options and variables",
-        _wrapped(helptexts.ENVIRONMENT),
+        _wrapped(help_pages.ENVIRONMENT),
         "These stand before a command:",
-        _table(program.options),
+        _option_table(_groups("")[options.OPTIONS]),
         "## Exit status",
-        _statuses(helptexts.STATUSES),
-        _wrapped(helptexts.OTHER_STATUSES),
-        *(block for each in commands for block in _section(each)),
+        _status_table(help_pages.STATUSES),
+        _wrapped(help_pages.OTHER_STATUSES),
+        *(block for each in parser.COMMANDS for block in _section(each)),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _section(command: commandline.Command) -> Iterator[str]:
-    text = helptexts.text(command.name)
-    yield f"## {command.name}"
-    yield f"```\n{_synopsis(command)}\n```"
+def _section(command: str) -> Iterator[str]:
+    text = help_pages.text(command)
+    yield f"## {command}"
+    yield f"```\n{help_pages.usage(command)}\n```"
     yield from map(_wrapped, text.paragraphs)
-    yield from _examples(text)
-    if command.operands:
-        yield "\n".join(f"- `{each.placeholder}`: {_cell(each.told)}" for each in command.operands)
-    for group, options in _groups(command).items():
-        if group != "options":
-            yield f"{group[0].upper()}{group[1:]}:"
-        yield _table(options)
-    if text.statuses:
+    yield _examples(text)
+    operands = [f"- `{each.metavar}`: {_cell(each.help)}" for each in _operands(command)]
+    if operands:
+        yield "\n".join(operands)
+    for group, found in _groups(command).items():
+        if group != options.OPTIONS:
+            yield f"{_sentence(group)}:"
+        yield _option_table(found)
+    if text.own_statuses:
         yield "Exit status:"
-        yield _statuses(text.statuses)
+        yield _status_table(text.own_statuses)
 
 
-def _examples(text: helptexts.Text) -> Iterator[str]:
-    lines = [f"# {each.told}\n{each.line}" for each in text.examples]
-    yield "```sh\n" + "\n\n".join(lines) + "\n```"
+def _examples(text: help_pages.Text) -> str:
+    lines = (f"# {each.meaning}\n{each.line}" for each in text.examples)
+    return "```sh\n" + "\n\n".join(lines) + "\n```"
 
 
-def _table(options: Iterable[commandline.Option]) -> str:
-    rows = [
-        f"| `{_cell(_spelled(each))}` | {_cell(each.told)} "
-        f"| {', '.join(f'`{name}`' for name in each.variables)} |"
-        for each in options
-    ]
-    return "| option | meaning | variables |\n|---|---|---|\n" + "\n".join(rows)
+def _option_table(found: Iterable[options.Option]) -> str:
+    rows = (
+        (f"`{_flags(each)}`", _meaning(each), ", ".join(f"`{name}`" for name in each.variables))
+        for each in found
+    )
+    return _table(("option", "meaning", "variables"), rows)
 
 
-def _statuses(statuses: Mapping[str, str]) -> str:
-    rows = (f"| {status} | {meaning} |" for status, meaning in statuses.items())
-    return "| status | meaning |\n|---|---|\n" + "\n".join(rows)
+def _status_table(statuses: Mapping[str, str]) -> str:
+    return _table(("status", "meaning"), statuses.items())
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines])
 
 
 def _wrapped(text: str) -> str:
@@ -130,68 +141,50 @@ def _cell(text: str) -> str:
 # -- man(7) --------------------------------------------------------------------------------------
 
 
-def _man(command: commandline.Command, commands: Iterable[commandline.Command]) -> str:
-    text = helptexts.text(command.name)
-    first, *rest = text.paragraphs
-    summary = command.summary or first.rstrip(".")
+def _man(command: str) -> str:
+    text = help_pages.text(command)
+    others = [PROGRAM] if command else [_title(each) for each in parser.COMMANDS]
     blocks = [
         f'.\\" {MADE_BY}',
         f'.TH "{_title(command).upper()}" 1 "" "{PROGRAM} {mig_manager.__version__}"',
-        f".SH NAME\n{_title(command)} \\- {_roff(summary)}",
-        f".SH SYNOPSIS\n.B {_roff(_synopsis(command))}",
-        ".SH DESCRIPTION\n" + "\n.PP\n".join(_roff(each) for each in (first, *rest)),
-        *_man_operands(command),
+        f".SH NAME\n{_title(command)} \\- {_roff(text.summary)}",
+        f".SH SYNOPSIS\n.B {_roff(help_pages.usage(command))}",
+        ".SH DESCRIPTION\n" + "\n.PP\n".join(map(_roff, text.paragraphs)),
         *_man_options(command),
-        *([] if command.name else _man_commands(commands)),
-        ".SH EXAMPLES\n" + "\n.PP\n".join(_man_example(each) for each in text.examples),
-        ".SH ENVIRONMENT\n" + _roff(helptexts.ENVIRONMENT),
-        ".SH EXIT STATUS\n" + "\n".join(_man_statuses(command)),
-        ".SH SEE ALSO\n" + ",\n".join(_man_others(command, commands)),
+        ".SH EXAMPLES\n" + "\n.PP\n".join(map(_man_example, text.examples)),
+        ".SH ENVIRONMENT\n" + _roff(help_pages.ENVIRONMENT),
+        ".SH EXIT STATUS",
+        *(
+            f".TP\n.B {status}\n{_roff(meaning)}"
+            for status, meaning in help_pages.statuses(command).items()
+        ),
+        f".PP\n{_roff(help_pages.OTHER_STATUSES)}",
+        ".SH SEE ALSO\n" + ",\n".join(f".BR {title} (1)" for title in others),
     ]
     return "\n".join(blocks) + "\n"
 
 
-def _man_operands(command: commandline.Command) -> Iterator[str]:
-    if command.operands:
+def _man_options(command: str) -> Iterator[str]:
+    operands, groups = _operands(command), _groups(command)
+    if operands:
         yield ".SH ARGUMENTS"
-    for each in command.operands:
-        yield f".TP\n.I {_roff(each.placeholder)}\n{_roff(each.told)}"
-
-
-def _man_options(command: commandline.Command) -> Iterator[str]:
-    groups = _groups(command)
+    yield from (f".TP\n.I {_roff(each.metavar)}\n{_roff(each.help)}" for each in operands)
     if groups:
         yield ".SH OPTIONS"
-    for group, options in groups.items():
-        if group != "options":
-            yield f".SS {_roff(group[0].upper() + group[1:])}"
-        for each in options:
+    for group, found in groups.items():
+        if group != options.OPTIONS:
+            yield f".SS {_roff(_sentence(group))}"
+        for each in found:
             variables = f"\nVariables: {', '.join(each.variables)}." if each.variables else ""
-            yield f".TP\n.B {_roff(_spelled(each))}\n{_roff(each.told)}.{_roff(variables)}"
+            yield f".TP\n.B {_roff(_flags(each))}\n{_roff(_meaning(each))}.{_roff(variables)}"
+    if not command:
+        yield ".SH COMMANDS"
+        for name in parser.COMMANDS:
+            yield f".TP\n.BR {_title(name)} (1)\n{_roff(help_pages.text(name).summary)}"
 
 
-def _man_commands(commands: Iterable[commandline.Command]) -> Iterator[str]:
-    yield ".SH COMMANDS"
-    for each in commands:
-        yield f".TP\n.BR {_title(each)} (1)\n{_roff(each.summary)}"
-
-
-def _man_example(example: helptexts.Example) -> str:
-    return f"{_roff(example.told)}\n.PP\n.RS 4\n.nf\n{_roff(example.line)}\n.fi\n.RE"
-
-
-def _man_statuses(command: commandline.Command) -> Iterator[str]:
-    for status, meaning in helppages.statuses(command.name).items():
-        yield f".TP\n.B {status}\n{_roff(meaning)}"
-    yield f".PP\n{_roff(helptexts.OTHER_STATUSES)}"
-
-
-def _man_others(
-    command: commandline.Command, commands: Iterable[commandline.Command]
-) -> Iterator[str]:
-    others = [each for each in commands if each.name != command.name]
-    titles = [_title(each) for each in others] if not command.name else [PROGRAM]
-    return (f".BR {title} (1)" for title in titles)
+def _man_example(example: help_pages.Example) -> str:
+    return f"{_roff(example.meaning)}\n.PP\n.RS 4\n.nf\n{_roff(example.line)}\n.fi\n.RE"
 
 
 def _roff(text: str) -> str:

@@ -1,96 +1,17 @@
-"""What the code knows and pages tell: settings, metrics, Events, log lines, keys on the node."""
+"""What pages take from the code: metrics, Events, log lines, keys on the node."""
 
 import ast
 import dataclasses
-import itertools
 import pathlib
-import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 import prometheus_client
 
 import mig_manager
-from mig_manager.agent import metrics, settings
-from mig_manager.cli import commandline
+from mig_manager.agent import metrics
 from mig_manager.core.node import cluster
 
 PACKAGE = pathlib.Path(mig_manager.__file__).parent
-OWN_PREFIX = "MIG_MANAGER_"
-VARIABLES_ALONE = "variables without an option"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One setting of the agent."""
-
-    flags: tuple[str, ...]
-    """Empty: it has none, only variables."""
-    name: str
-    """As ``settings`` calls it."""
-    variables: tuple[str, ...]
-    """That of others first, which goes before ours."""
-    default: str
-    """Empty: none, or not told."""
-    meaning: str
-
-
-class _Asked(dict[str, str]):
-    """An empty environment that remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        # The one setting that there must be.
-        super().__init__({f"{OWN_PREFIX}NODE_NAME": "a"})
-        self.keys_in_order: list[str] = []
-
-    def get(self, key: str, default: str | None = None) -> str | None:  # type: ignore[override]
-        """Return the value, if any."""
-        self.keys_in_order.append(key)
-        return super().get(key, default)
-
-
-def variables_asked_for() -> list[str]:
-    """Return the variables that the agent's settings are read from, in that order."""
-    environ = _Asked()
-    settings.agent_settings({}, environ)
-    return environ.keys_in_order
-
-
-def agent_settings() -> dict[str, list[Setting]]:
-    """Return the agent's settings by the heading that its help has for them."""
-    groups: dict[str, list[Setting]] = {}
-    (agent,) = (each for each in commandline.commands() if each.name == "agent")
-    for option in agent.options:
-        if option.long != "--help":
-            groups.setdefault(option.group, []).append(_setting(option))
-    told = {name for each in groups.values() for setting in each for name in setting.variables}
-    groups[VARIABLES_ALONE] = list(_without_options(told))
-    return groups
-
-
-def _setting(option: commandline.Option) -> Setting:
-    text = re.sub(r"\s+", " ", option.told)
-    default = re.search(r" ?\(default: (.*?)\)$", text)
-    return Setting(
-        flags=option.flags,
-        name=option.long.removeprefix("--").replace("-", "_"),
-        variables=option.variables,
-        default=default[1] if default else "",
-        meaning=text[: default.start()] if default else text,
-    )
-
-
-def _without_options(told: Container[str]) -> Iterator[Setting]:
-    asked = variables_asked_for()
-    for before, key in itertools.pairwise(asked):
-        if key.startswith(OWN_PREFIX) and key not in told:
-            is_of_others = f"{OWN_PREFIX}{before}" == key
-            yield Setting(
-                flags=(),
-                name=key.removeprefix(OWN_PREFIX).lower(),
-                variables=(before, key) if is_of_others else (key,),
-                default="",
-                meaning="",
-            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from docs.generator import blocks, facts, phases, results
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.cli import parser
+from mig_manager.core import model, options
 
 
 def _yes(is_so: bool) -> str:  # noqa: FBT001 - one word
@@ -16,28 +17,30 @@ def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def settings_tables(body: str) -> str:
+def settings_tables(_body: str) -> str:
     """Return the agent's settings, a table for each heading of its help."""
-    known = blocks.kept(body)
+    groups: dict[str, list[options.Option]] = {}
+    for option in parser.options_of("agent"):
+        if option is not parser.HELP:
+            group = option.group if option.flags else "variables without an option"
+            groups.setdefault(group, []).append(option)
     sections = []
-    for title, settings in facts.agent_settings().items():
-        if title == facts.VARIABLES_ALONE:
-            rows = [
-                (name := _code(each.variables), blocks.words(known, name)) for each in settings
-            ]
-            table = blocks.table(("Variable", "Meaning"), rows)
-        else:
+    for title, found in sorted(groups.items(), key=lambda each: not each[1][0].flags):
+        if found[0].flags:
             head = ("Option", "Others' variable", "Default", "Meaning")
-            table = blocks.table(head, map(_setting, settings))
+            table = blocks.table(head, map(_setting, found))
+        else:
+            rows = ((_code(each.variables), each.help) for each in found)
+            table = blocks.table(("Variable", "Meaning"), rows)
         sections.append(f"### {title[:1].upper()}{title[1:]}\n\n{table}")
     return "\n\n".join(sections)
 
 
-def _setting(each: facts.Setting) -> tuple[str, ...]:
-    default = f"`{each.default}`" if re.fullmatch(r"[/\d]\S*", each.default) else each.default
-    meaning = re.sub(r"(?<![`\w-])(--[a-z-]+)", r"`\1`", each.meaning).replace("|", r"\|")
-    others = (name for name in each.variables if not name.startswith(facts.OWN_PREFIX))
-    return _code(each.flags), _code(others), default, meaning
+def _setting(option: options.Option) -> tuple[str, ...]:
+    default = option.shown_default
+    default = f"`{default}`" if re.fullmatch(r"[/\d]\S*", default) else default
+    meaning = re.sub(r"(?<![`\w-])(--[a-z-]+)", r"`\1`", option.help).replace("|", r"\|")
+    return _code(option.flags), _code(filter(None, [option.variable])), default, meaning
 
 
 def metrics_table(body: str) -> str:

@@ -1,11 +1,7 @@
-"""Settings: frozen values made from a command line over environment variables over defaults.
-
-Here those of the agent and what all have in common; those of a command: ``command_settings``,
-those for the machine underneath in ``hostsettings``.
+"""Settings of the agent, and those that it shares with people's commands.
 
 The only reader of the environment. Names and variables of NVIDIA's ``nvidia-mig-parted`` and
-``nvidia-mig-manager`` are honoured, so that their manifests and scripts keep working; ours are
-``MIG_MANAGER_`` and the option's name.
+``nvidia-mig-manager`` are accepted, so that their manifests and scripts keep working.
 """
 
 import dataclasses
@@ -14,27 +10,30 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from mig_manager import errors
+from mig_manager.core import options
 from mig_manager.core.host import host_settings
 from mig_manager.core.node import policy as policies
-from mig_manager.core.options import peer, source
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
-LEAST_PAUSE_S = 0.001
-"""A pause of nothing at all would keep a core busy."""
 _LOCK_FILE = pathlib.Path("/run/mig-manager/lock")
-"""On a file system that a reboot empties, as every lock is gone then."""
+"""On a file system that a reboot empties: no lock survives a reboot."""
 _PROVEN_FILE = pathlib.Path("/var/lib/mig-manager/proven.json")
 """On a disk: it is for the time after a reboot."""
-
+_JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
+"""On a disk: a journal is for the loss of power, too."""
 JOURNAL_SUFFIX = "journal"
 PROVEN_SUFFIX = "proven"
 """Of the files that a simulated node has beside its state."""
-
-
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 """Where the loader finds libraries (``ld.so(8)``)."""
+_GPUS = "GPUs"
+CHANGE = "the change"
+"""The heading in help of what concerns a change of the GPUs."""
+_CHANGES = "apply boot restore"
+_WITH_GPUS = f"status plan {_CHANGES} assert export generate-config checkpoint validate"
 
 
 class Colour(enum.Enum):
@@ -65,19 +64,30 @@ class LogLevel(enum.Enum):
 class GpuAccess:
     """How to reach the GPUs, real or simulated."""
 
-    library_path: str | None = None
-    """NVML's shared library; None: the dynamic loader finds ``libnvidia-ml.so.1``."""
+    simulate_spec: str | None = options.text(
+        "simulate GPUs, such as 8xA100-SXM4-40GB or 4xA100-SXM4-80GB+2xA30",
+        name="simulate",
+        metavar=options.SPEC,
+        group=_GPUS,
+    )
+    """None with a state file: the GPUs of that file."""
+    simulate_state: pathlib.Path | None = options.path(
+        "file that keeps the simulated GPUs between commands",
+        default_text="one for each SPEC in the user's state directory",
+        group=_GPUS,
+    )
+    """None: the GPUs are real."""
+    is_fresh: bool = options.switch(
+        "reset the simulated GPUs to MIG off", name="fresh", group=_GPUS
+    )
+    library_path: str | None = options.text(
+        "NVML's library", metavar=options.FILE, default_text="libnvidia-ml.so.1", group=_GPUS
+    )
+    """None: the dynamic loader finds it."""
     driver_roots: tuple[str, ...] = ()
     """Where to look for the library when the loader does not find the right one."""
     loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Those by which our loader finds libraries; a child or program of the driver needs them."""
-    simulate_spec: str | None = None
-    """Node to simulate, such as ``8xA100-SXM4-40GB`` or ``4xA100-SXM4-80GB+2xA30``.
-    None with a state file: carry on with what that file has."""
-    simulate_state: pathlib.Path | None = None
-    """File that keeps the simulated GPUs between commands; None: the GPUs are real."""
-    is_fresh: bool = False
-    """Whether to remove the files of the simulated node and start with MIG off."""
+    """The loader's own variables, which child processes and the driver's programs need, too."""
 
     @property
     def is_simulated(self) -> bool:
@@ -90,95 +100,201 @@ class GpuAccess:
         return state.with_name(f"{state.name}.{suffix}") if state else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DocumentSettings:
+    """How to read a config document."""
+
+    is_lenient: bool = options.switch(
+        "warn instead of failing where nvidia-mig-parted says nothing: duplicate keys, filters "
+        "and indices that match nothing",
+        name="lenient",
+        commands="agent doctor rollout plan apply assert boot validate completion",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeSettings(DocumentSettings):
+    """Settings that the agent and commands on a node share; durations in seconds."""
+
+    hook_timeout_s: float = options.seconds(
+        "how long a hook may take that has no time-out of its own",
+        default=300.0,
+        least=options.LEAST_PAUSE_S,
+        commands="agent apply restore",
+    )
+    in_use_timeout_s: float = options.seconds(
+        "how long to retry GPUs and instances that are in use",
+        default=30.0,
+        group=CHANGE,
+        commands=f"agent {_CHANGES}",
+    )
+    lock_timeout_s: float = options.seconds(
+        "how long to wait while another manager changes the GPUs; 0: not at all",
+        default=30.0,
+        group=CHANGE,
+        commands=f"agent {_CHANGES}",
+    )
+    lock_file: pathlib.Path = options.path(
+        "lock that keeps two managers from changing one node's GPUs",
+        default_text=str(_LOCK_FILE),
+        group=CHANGE,
+        commands=f"agent doctor {_CHANGES}",
+    )
+    journal_file: pathlib.Path = options.path(
+        "journal of a change, for the next command if this one is killed",
+        default_text=str(_JOURNAL_FILE),
+        group=CHANGE,
+        commands=f"doctor {_CHANGES}",
+    )
+    proven_file: pathlib.Path = options.path(
+        "keeps the last verified layout for the next boot",
+        default_text=str(_PROVEN_FILE),
+        group=CHANGE,
+        commands=f"agent doctor {_CHANGES}",
+    )
+    gpu_timeout_s: float = options.seconds(
+        "how long one operation on the GPUs may take",
+        default=120.0,
+        least=options.LEAST_PAUSE_S,
+        group=_GPUS,
+        commands=f"agent {_WITH_GPUS}",
+    )
+
+
+_NOT_NEEDED = tuple(
+    options.Option(
+        name=name,
+        short=short,
+        help="ignored",
+        metavar="X",
+        variable=name.upper().replace("-", "_"),
+        group=host_settings.NVIDIAS,
+    )
+    for name, short in {
+        "reconfigure-script": "s",
+        "host-nvidia-dir": "i",
+        "host-mig-manager-state-file": "o",
+        "host-kubelet-systemd-service": "k",
+        "default-gpu-clients-namespace": "p",
+    }.items()
+)
+"""Options of NVIDIA's agent that are accepted and change nothing here."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgentSettings(NodeSettings):
     """Settings of the agent; durations in seconds."""
 
-    node_name: str
-    """The node that this agent serves."""
-    config_file: pathlib.Path
-    is_lenient: bool
-    """Whether what the peer passes over in silence in that document passes, with a warning."""
-    """Config document; by default the one that comes with the program."""
-    kubeconfig: pathlib.Path | None
-    """None: the credentials of the pod's ServiceAccount."""
-    gpus: GpuAccess
-    host: host_settings.HostSettings
-    """What may be done to the machine, and where its files are."""
-    proven_file: pathlib.Path
-    """Where the layout last proven in force is kept, for after a reboot."""
-    advertises_simulated: bool
-    """Whether to tell the scheduler of simulated GPUs, as a device plugin would of real ones."""
-    pod_resources_socket: pathlib.Path
-    """Kubelet's PodResources socket."""
-    max_concurrent_nodes: int
-    """How many nodes of the cluster may be under change at once; 0: any number."""
-    slots_namespace: str
-    """Where the Leases are by which agents keep to that number."""
-    policy: policies.Policy
-    """Who leaves for a change, and which plugin config goes with which layout."""
-    extra_clients_file: pathlib.Path | None
-    """The table of the owner's own GPU daemons; None: there are none."""
-    hooks_file: pathlib.Path | None
-    """The owner's programs around a change; None: there are none."""
-    hook_timeout_s: float
-    """How long a hook may take that does not say so itself."""
+    is_debug: bool = options.switch("log everything", name="debug", variable="MIG_PARTED_DEBUG")
+    node_name: str = options.text(
+        "the node to serve (required)", short="n", variable="NODE_NAME", default=""
+    )
+    config_file: pathlib.Path = options.path(
+        "config document", short="f", variable="CONFIG_FILE", default_text="the built-in one"
+    )
+    kubeconfig: pathlib.Path | None = options.path(
+        "credentials", variable="KUBECONFIG", default_text="the pod's ServiceAccount"
+    )
+    pod_resources_socket: pathlib.Path = options.path(
+        "kubelet's PodResources socket",
+        default_text="/var/lib/kubelet/pod-resources/kubelet.sock",
+    )
+    drain_policy: policies.Drain = options.choice(
+        "evict the affected pods, all GPU pods of the node, or none",
+        metavar="WHO",
+        default=policies.Drain.AFFECTED,
+    )
+    drain_strategy: policies.DrainStrategy = options.choice(
+        "if budgets allow only some evictions: rolling starts with those, whole waits for all",
+        metavar="HOW",
+        default=policies.DrainStrategy.ROLLING,
+    )
+    is_drain_forced: bool = options.switch(
+        "delete pods that remain at the drain's deadline, whatever their PodDisruptionBudgets say",
+        name="force-drain",
+    )
+    max_concurrent_nodes: int = options.count(
+        "how many nodes of the cluster may change their GPUs at once", default_text="any number"
+    )
+    slots_namespace: str = options.text(
+        "namespace of the Leases that count these nodes",
+        variable="POD_NAMESPACE",
+        default="mig-manager",
+    )
+    drain_timeout_s: float = options.seconds(
+        "how long evicted pods may take to end", default=300.0
+    )
+    plugin_timeout_s: float = options.seconds(
+        "how long the device plugin may take to stop or start", default=300.0
+    )
+    monitor_timeout_s: float = options.seconds(
+        "how long each monitor may take to be ready before the next one starts", default=60.0
+    )
+    extra_clients_file: pathlib.Path | None = options.path(
+        "YAML table of your own GPU daemons to stop during a change"
+    )
+    plugin_configs: str = options.text(
+        "device-plugin config by layout, such as all-1g.5gb=sliced,*=whole",
+        metavar="MAP",
+        default="",
+        default_text="unchanged",
+    )
+    hooks_file: pathlib.Path | None = options.path(
+        "programs to run around each change, in nvidia-mig-parted's format", default_text="none"
+    )
+    allows_foreign_managers: bool = options.switch(
+        "continue although another program manages MIG on this node",
+        name="allow-foreign-managers",
+    )
+    drift_check_interval_s: float = options.seconds(
+        "pause between two checks that the layout is still applied; 0: never", default=300.0
+    )
+    heals_drift: bool = options.switch(
+        "restore the layout after another program changed it", name="heal-drift"
+    )
+    watches_gpu_events: bool = options.switch(
+        "let NVML report changes of the MIG configuration at once", name="watch-gpu-events"
+    )
+    retry_initial_s: float = options.seconds(
+        "pause before the first retry", default=5.0, least=options.LEAST_PAUSE_S
+    )
+    retry_max_s: float = options.seconds(
+        "longest pause between retries", default=300.0, least=options.LEAST_PAUSE_S
+    )
+    poll_interval_s: float = options.seconds(
+        "longest pause between two checks while waiting",
+        default=1.0,
+        least=options.LEAST_PAUSE_S,
+    )
+    health_port: int = options.port(
+        "serve /metrics, /healthz and /readyz on this port", default_text="nowhere"
+    )
+    health_address: str = options.text(
+        "address to serve them on", metavar="ADDRESS", default="", default_text="all addresses"
+    )
+    log_level: LogLevel = options.choice(
+        "debug, info, warning or error", metavar="LEVEL", default=LogLevel.INFO
+    )
+    log_format: LogFormat = options.choice(
+        "json or console", metavar="FORMAT", default=LogFormat.JSON
+    )
+    advertises_simulated: bool = options.switch(
+        "with --simulate: advertise the simulated GPUs to the scheduler, as a device plugin does",
+        name="advertise-simulated",
+    )
+    own_pod_uid: str | None = options.text(
+        "UID of the agent's own pod, to tell it from another manager; set by the manifests",
+        name="pod-uid",
+        variable="POD_UID",
+        has_flag=False,
+    )
+    gpus: GpuAccess = options.nested(GpuAccess)
+    host: host_settings.HostSettings = options.nested(host_settings.HostSettings)
     search_path: str
     """Where a hook's program is looked for, as in ``PATH``."""
-    drain_timeout_s: float
-    """How long evicted pods may take to leave, and again as long those deleted by force."""
-    monitor_timeout_s: float
-    """How long each monitor may take to be ready again before the next one is resumed."""
-    plugin_timeout_s: float
-    """How long the device plugin may take to stop, and to offer the new devices."""
-    in_use_timeout_s: float
-    """How long a GPU or instance that is in use is tried again."""
-    gpu_timeout_s: float
-    """How long one operation on the GPUs may take before its process is killed."""
-    lock_file: pathlib.Path
-    """Keeps every other manager of this node off while one changes the GPUs."""
-    lock_timeout_s: float
-    """How long to wait while another manager of this node is at work."""
-    allows_foreign_managers: bool
-    """Whether to go on although another program manages MIG on this node."""
-    drift_check_interval_s: float
-    """Pause between two looks whether the layout is still in force; 0: nobody looks."""
-    heals_drift: bool
-    """Whether a layout that somebody else changed is brought back."""
-    watches_gpu_events: bool
-    """Whether to be told by NVML when the GPUs' MIG configuration changes."""
-    own_pod_uid: str | None
-    """UID of the pod that this agent runs in; None: in no pod, or it is not told."""
-    retry_initial_s: float
-    """Pause before the first retry of a failure that can pass."""
-    retry_max_s: float
-    """Longest pause between retries."""
-    poll_interval_s: float
-    """Longest pause between two looks while waiting for something."""
-    health_address: str
-    """Where to serve health and metrics; empty: on all addresses."""
-    health_port: int
-    """0: they are not served."""
-    log_level: LogLevel
-    log_format: LogFormat
-    not_needed: tuple[str, ...]
-    """Options of NVIDIA's agent that were given and that this one does not need."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DemoSettings:
-    """Settings of the demonstration."""
-
-    spec: str
-    """Node to simulate."""
-    scenario: str
-    """Which story to tell."""
-    is_real_time: bool
-    """Whether the simulated driver takes as long as a real one."""
-    is_kept: bool
-    """Whether the node stays up at the end, until SIGINT."""
-    colour: Colour
-    is_debug: bool
+    policy: policies.Policy
+    not_needed: tuple[str, ...] = options.nested(_NOT_NEEDED)
+    """Options of NVIDIA's agent that were set and change nothing."""
 
 
 def process_environ() -> Mapping[str, str]:
@@ -195,193 +311,133 @@ def packaged_config() -> pathlib.Path:
     return inside if inside.exists() else _PACKAGE.parent / "profiles" / "mig-parted.yaml"
 
 
-def gpu_access(options: Mapping[str, object], environ: Mapping[str, str]) -> GpuAccess:
-    """Read how to reach the GPUs.
-
-    Raises:
-        UsageError: They are real and simulated at once, nothing says where to keep them, or real
-            ones are to start afresh.
-    """
-    given = source.Source(options, environ)
-    spec = given.text("simulate") or None
-    state = given.path("simulate-state")
-    if given.text("library-path") and (spec or state):
-        raise errors.UsageError("simulated GPUs need no --library-path; give one or the other")
-    if spec and state is None:
-        state = _default_state(spec, environ)
-    is_fresh = given.switch("fresh")
-    if is_fresh and state is None:
-        raise errors.UsageError(
-            "--fresh starts simulated GPUs afresh; name them with --simulate or --simulate-state"
-        )
-    return GpuAccess(
-        library_path=given.text("library-path") or None,
-        driver_roots=() if state else host_settings.library_roots(given),
-        loader_variables={name: environ[name] for name in _LOADER_VARIABLES if environ.get(name)},
-        simulate_spec=spec,
-        simulate_state=state,
-        is_fresh=is_fresh,
-    )
-
-
-def gpu_timeouts(given: source.Source) -> tuple[float, float]:
-    """Read how long what is in use is tried again, and how long an operation may take, seconds.
-
-    Raises:
-        UsageError: They are no durations, or the operation would be killed while it tries again.
-    """
-    in_use_timeout_s = given.seconds("in-use-timeout-s", default=30.0)
-    gpu_timeout_s = given.seconds("gpu-timeout-s", default=120.0)
-    if in_use_timeout_s >= gpu_timeout_s:
-        raise errors.UsageError(
-            f"--in-use-timeout-s {in_use_timeout_s:g} must be less than --gpu-timeout-s "
-            f"{gpu_timeout_s:g}, after which the operation is killed"
-        )
-    return in_use_timeout_s, gpu_timeout_s
-
-
-def lock_file(given: source.Source, gpus: GpuAccess) -> pathlib.Path:
-    """Return the node's lock; each simulated node has one of its own beside its state."""
-    return given.path("lock-file") or gpus.beside_state("manager.lock") or _LOCK_FILE
-
-
-def proven_file(given: source.Source, gpus: GpuAccess) -> pathlib.Path:
-    """Return where the last proven layout is kept; that of simulated GPUs beside their state."""
-    return given.path("proven-file") or gpus.beside_state(PROVEN_SUFFIX) or _PROVEN_FILE
-
-
-def colour(given: source.Source, environ: Mapping[str, str]) -> Colour:
-    """Read when to use colours; a terminal that cannot show any is believed.
-
-    Raises:
-        UsageError: The value is none of them.
-    """
-    is_unwanted = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
-    return given.choice("color", Colour, default=Colour.NEVER if is_unwanted else Colour.AUTO)
-
-
-def agent_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> AgentSettings:
+def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> AgentSettings:
     """Read the settings of the agent.
 
     Raises:
         UsageError: The node's name is missing, or a value cannot be used.
     """
-    given = source.Source(options, environ)
-    name = given.text("node-name", variable="NODE_NAME")
-    if not name:
+    source = options.Source(parsed, environ, command="agent")
+    values = source.values(AgentSettings)
+    if not values["node_name"]:
         raise errors.UsageError("the agent must know its node: give --node-name or set NODE_NAME")
-    in_use_timeout_s, gpu_timeout_s = gpu_timeouts(given)
-    gpus = gpu_access(options, environ)
-    advertises_simulated = given.switch("advertise-simulated")
-    if advertises_simulated and not gpus.is_simulated:
+    gpus = gpu_access(source)
+    if values["advertises_simulated"] and not gpus.is_simulated:
         raise errors.UsageError(
             "--advertise-simulated goes with --simulate alone: real GPUs have a device plugin"
         )
+    check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
+    values |= node_files(source, gpus)
+    values["config_file"] = agent_config_file(source)
+    values["pod_resources_socket"] = values[
+        "pod_resources_socket"
+    ] or host_settings.pod_resources_socket(source)
+    if values["is_debug"]:
+        values["log_level"] = LogLevel.DEBUG
     return AgentSettings(
-        node_name=name,
-        config_file=agent_config_file(given, environ),
-        is_lenient=given.switch("lenient"),
-        kubeconfig=given.path("kubeconfig", variable="KUBECONFIG"),
+        **values,
         gpus=gpus,
-        host=host_settings.host_settings(given),
-        proven_file=proven_file(given, gpus),
-        advertises_simulated=advertises_simulated,
-        pod_resources_socket=given.path("pod-resources-socket")
-        or host_settings.pod_resources_socket(given),
-        max_concurrent_nodes=given.count("max-concurrent-nodes"),
-        slots_namespace=given.text(
-            "slots-namespace", variable="POD_NAMESPACE", default="mig-manager"
-        ),
-        policy=_policy(given),
-        extra_clients_file=given.path("extra-clients-file"),
-        hooks_file=given.path("hooks-file"),
-        hook_timeout_s=given.seconds("hook-timeout-s", default=300.0, least=LEAST_PAUSE_S),
+        host=host_settings.host_settings(source),
         search_path=environ.get("PATH", ""),
-        drain_timeout_s=given.seconds("drain-timeout-s", default=300.0),
-        monitor_timeout_s=given.seconds("monitor-timeout-s", default=60.0),
-        plugin_timeout_s=given.seconds("plugin-timeout-s", default=300.0),
-        in_use_timeout_s=in_use_timeout_s,
-        gpu_timeout_s=gpu_timeout_s,
-        lock_file=lock_file(given, gpus),
-        lock_timeout_s=given.seconds("lock-timeout-s", default=30.0),
-        allows_foreign_managers=given.switch("allow-foreign-managers"),
-        drift_check_interval_s=given.seconds("drift-check-interval-s", default=300.0),
-        heals_drift=given.switch("heal-drift"),
-        watches_gpu_events=given.switch("watch-gpu-events"),
-        own_pod_uid=given.text("pod-uid", variable="POD_UID") or None,
-        retry_initial_s=given.seconds("retry-initial-s", default=5.0, least=LEAST_PAUSE_S),
-        retry_max_s=given.seconds("retry-max-s", default=300.0, least=LEAST_PAUSE_S),
-        poll_interval_s=given.seconds("poll-interval-s", default=1.0, least=LEAST_PAUSE_S),
-        health_address=given.text("health-address"),
-        health_port=given.port("health-port"),
-        log_level=LogLevel.DEBUG
-        if given.switch("debug", variable="MIG_PARTED_DEBUG")
-        else given.choice("log-level", LogLevel, default=LogLevel.INFO),
-        log_format=given.choice("log-format", LogFormat, default=LogFormat.JSON),
-        not_needed=peer.given_options(given),
+        policy=_policy(values),
+        not_needed=tuple(each.name for each in _NOT_NEEDED if source.is_set(each)),
     )
 
 
-def agent_config_file(given: source.Source, environ: Mapping[str, str]) -> pathlib.Path:
-    """Return the document that the agent serves."""
-    named = agent_config_variable(environ)
-    return given.path("config-file", variable="CONFIG_FILE") or (
-        pathlib.Path(named) if named else packaged_config()
+def gpu_access(source: options.Source) -> GpuAccess:
+    """Read how to reach the GPUs.
+
+    Raises:
+        UsageError: They are real and simulated at once, no file can keep the simulated ones, or
+            real ones are to be reset.
+    """
+    values, environ = source.values(GpuAccess), source.environ
+    spec, state = values["simulate_spec"], values["simulate_state"]
+    if values["library_path"] and (spec or state):
+        raise errors.UsageError("simulated GPUs need no --library-path; give one or the other")
+    if spec and state is None:
+        state = values["simulate_state"] = _default_state(spec, environ)
+    if values["is_fresh"] and state is None:
+        raise errors.UsageError(
+            "--fresh resets simulated GPUs; name them with --simulate or --simulate-state"
+        )
+    return GpuAccess(
+        **values,
+        driver_roots=() if state else host_settings.library_roots(source),
+        loader_variables={name: environ[name] for name in _LOADER_VARIABLES if environ.get(name)},
     )
+
+
+def check_gpu_timeouts(in_use_timeout_s: float, gpu_timeout_s: float) -> None:
+    """Check that an operation is not killed while it retries.
+
+    Raises:
+        UsageError: It would be.
+    """
+    if in_use_timeout_s >= gpu_timeout_s:
+        raise errors.UsageError(
+            f"--in-use-timeout-s {in_use_timeout_s:g} must be less than --gpu-timeout-s "
+            f"{gpu_timeout_s:g}, after which the operation is killed"
+        )
+
+
+def node_files(source: options.Source, gpus: GpuAccess) -> dict[str, pathlib.Path]:
+    """Return lock, journal and last verified layout; simulated GPUs have theirs beside them."""
+    usual = {
+        "lock_file": ("manager.lock", _LOCK_FILE),
+        "journal_file": (JOURNAL_SUFFIX, _JOURNAL_FILE),
+        "proven_file": (PROVEN_SUFFIX, _PROVEN_FILE),
+    }
+    return {
+        name: source.field(NodeSettings, name) or gpus.beside_state(suffix) or default
+        for name, (suffix, default) in usual.items()
+    }
+
+
+def default_colour(environ: Mapping[str, str]) -> Colour:
+    """Return when to use colours by default: never where the terminal shows none."""
+    is_plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+    return Colour.NEVER if is_plain else Colour.AUTO
+
+
+def agent_config_file(source: options.Source) -> pathlib.Path:
+    """Return the config document of the agent."""
+    named: pathlib.Path | None = source.field(AgentSettings, "config_file")
+    fallback = agent_config_variable(source.environ)
+    return named or (pathlib.Path(fallback) if fallback else packaged_config())
 
 
 def agent_config_variable(environ: Mapping[str, str]) -> str:
-    """Return the document that the manifest names for the agent of this pod, if there is one.
+    """Return the config document that the manifest names for the agent of this pod, if any.
 
-    NVIDIA's operator names a fallback in a variable of its own.
+    NVIDIA's operator has a variable of its own for a fallback.
     """
     return environ.get("CONFIG_FILE") or environ.get("DEFAULT_CONFIG_FILE") or ""
 
 
-def demo_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> DemoSettings:
-    """Read the settings of the demonstration."""
-    given = source.Source(options, environ)
-    return DemoSettings(
-        spec=given.text("simulate", default="8xA100-SXM4-40GB"),
-        scenario=given.text("scenario", default="first-layout"),
-        is_real_time=given.switch("real-time"),
-        is_kept=given.switch("keep"),
-        colour=colour(given, environ),
-        is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
-    )
-
-
-def _policy(given: source.Source) -> policies.Policy:
-    drain = given.choice("drain-policy", policies.Drain, default=policies.Drain.AFFECTED)
-    is_forced = given.switch("force-drain")
-    if is_forced and drain is policies.Drain.NONE:
+def _policy(values: Mapping[str, Any]) -> policies.Policy:
+    if values["is_drain_forced"] and values["drain_policy"] is policies.Drain.NONE:
         raise errors.UsageError(
-            "--force-drain contradicts --drain-policy none, which sends nobody away"
+            "--force-drain contradicts --drain-policy none, which evicts no pod"
         )
     return policies.Policy(
-        drain=drain,
-        strategy=given.choice(
-            "drain-strategy", policies.DrainStrategy, default=policies.DrainStrategy.ROLLING
-        ),
-        is_forced=is_forced,
+        drain=values["drain_policy"],
+        strategy=values["drain_strategy"],
+        is_forced=values["is_drain_forced"],
         plugin_configs=policies.parse_plugin_configs(
-            given.text("plugin-configs"), origin="--plugin-configs"
+            values["plugin_configs"], origin="--plugin-configs"
         ),
     )
 
 
 def _default_state(spec: str, environ: Mapping[str, str]) -> pathlib.Path:
     """Return a file of the user's own, one for each simulated node."""
-    base = environ.get("XDG_STATE_HOME")
-    home = environ.get("HOME")
-    if base:
-        root = pathlib.Path(base)
-    elif home:
-        root = pathlib.Path(home) / ".local" / "state"
-    else:
+    base, home = environ.get("XDG_STATE_HOME"), environ.get("HOME")
+    if not base and not home:
         raise errors.UsageError(
             "neither XDG_STATE_HOME nor HOME says where to keep simulated GPUs; "
             "give --simulate-state"
         )
+    root = pathlib.Path(base) if base else pathlib.Path(str(home)) / ".local" / "state"
     name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", spec)
     return root / "mig-manager" / f"sim-{name}.json"

@@ -1,20 +1,19 @@
-"""Settings of a command at a shell; names and variables of ``nvidia-mig-parted`` are honoured."""
+"""Settings of people's commands; options and variables of ``nvidia-mig-parted`` are accepted."""
 
 import dataclasses
 import enum
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.agent import settings
+from mig_manager.core import options
 from mig_manager.core.host import host_settings
-from mig_manager.core.options import source
 
-_JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
-"""On a disk: a journal is for the loss of power, too."""
-
-
-_DOCUMENT_WRITERS = frozenset({"export", "generate-config"})
+OUTPUT = "output"
+"""The heading in help of what concerns the answer."""
+_PROC = pathlib.Path("/proc")
 _STANDARD_OUTPUT = pathlib.Path("-")
 
 
@@ -27,208 +26,371 @@ class OutputFormat(enum.Enum):
     YAML = "yaml"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CommandSettings:
-    """Settings of one command at a shell; each command reads what concerns it."""
+def _format(words: str, commands: str = "", **more: Any) -> options.Option:
+    default = OutputFormat(words.split(maxsplit=1)[0])
+    return options.choosing(
+        more.pop("help", words.replace(" ", "|")),
+        name="output-format",
+        short="o",
+        metavar="FORMAT",
+        words=words,
+        default=default,
+        commands=commands,
+        group=OUTPUT,
+        **more,
+    )
 
-    gpus: settings.GpuAccess
-    is_debug: bool
-    """Whether to log everything and to show tracebacks of bugs."""
-    colour: settings.Colour
-    output_format: OutputFormat
-    config_file: str | None
-    """Config document; ``-`` is standard input, None the one that comes with the program."""
-    layouts: tuple[str, ...]
-    """Names of layouts, as positional arguments or by ``-c``; none: the document's only one."""
-    is_lenient: bool
-    """Whether what the peer passes over in silence passes, with a warning."""
-    config_label: str
-    """Name that ``export`` gives to the layout it writes."""
-    products: tuple[str, ...]
-    """Products that ``validate`` and ``generate-config`` are about, as globs; none: the GPUs of
-    this machine."""
-    has_all_maximal: bool
-    """Whether ``generate-config`` writes all mixed layouts, too."""
-    output_file: pathlib.Path | None
-    """Where ``generate-config`` writes; None: standard output."""
-    has_placements: bool
-    """Whether ``export`` writes where instances lie."""
-    has_files: bool
-    """Whether the arguments of ``validate`` are documents rather than layouts."""
-    is_portable: bool
-    """Whether ``validate`` tells what the peer would not understand."""
-    must_fit: bool
-    """Whether ``validate`` fails for a layout that fits only GPUs it was not asked about."""
-    hooks_file: str | None
-    """The owner's programs around a change; None: no hooks."""
-    hook_timeout_s: float
-    """How long a hook may take that does not say so itself; seconds."""
+
+_LAYOUT = (
+    options.Option(
+        name="layout",
+        help="name of the layout (default: the only one of the file)",
+        metavar=options.LAYOUT,
+        commands="plan apply assert",
+        is_operand=True,
+        has_variable=False,
+    ),
+    options.Option(
+        name="layout",
+        help="layouts to check (default: all in the file)",
+        metavar=options.LAYOUT,
+        commands="validate",
+        is_operand=True,
+        has_variable=False,
+        is_repeatable=True,
+    ),
+)
+_SELECTED_CONFIG = options.Option(
+    name="selected-config",
+    help="name of the layout; for 'boot' only if none was applied before",
+    short="c",
+    metavar=options.LAYOUT,
+    variable="MIG_PARTED_SELECTED_CONFIG",
+    commands="plan apply assert boot",
+)
+
+
+DEBUG = options.Option(
+    name="debug",
+    short="d",
+    help="log everything",
+    variable="MIG_PARTED_DEBUG",
+    parse=options.parse_switch,
+    default=False,
+    group=OUTPUT,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TerminalSettings:
+    """What every command has that people type."""
+
+    colour: settings.Colour = options.choice(
+        "auto, always or never; auto is never where NO_COLOR is set",
+        name="color",
+        metavar="WHEN",
+        default=settings.Colour.AUTO,
+        group=OUTPUT,
+    )
+    is_debug: bool = options.declared(DEBUG)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerSettings(TerminalSettings):
+    """How a command answers."""
+
+    output_format: OutputFormat = options.declared(
+        _format("text json yaml", "apply assert boot restore validate doctor rollout"),
+        _format(
+            "text wide json yaml",
+            "status",
+            default_text="text; wide adds ids, UUIDs and the pods and processes using the GPUs",
+        ),
+        _format("text wide json yaml", "plan", default_text="text; wide lists every instance"),
+        _format("yaml json", "export generate-config", variable="MIG_PARTED_OUTPUT_FORMAT"),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommandSettings(AnswerSettings, settings.NodeSettings):
+    """Settings of a command on this machine's GPUs; each command reads what concerns it."""
+
+    layouts: tuple[str, ...] = options.nested((*_LAYOUT, _SELECTED_CONFIG))
+    """None: the document's only one."""
+    config_file: str | None = options.text(
+        "config document, '-' for standard input",
+        short="f",
+        metavar=options.FILE,
+        variable="MIG_PARTED_CONFIG_FILE",
+        default_text="CONFIG_FILE but for 'boot', or the built-in one",
+        commands="plan apply assert boot validate completion",
+    )
+    """None: the built-in one."""
+    is_mode_only: bool = options.switch(
+        "only MIG mode, no instances",
+        name="mode-only",
+        short="m",
+        variable="MIG_PARTED_MODE_CHANGE_ONLY",
+        commands="apply assert restore",
+    )
+    is_reset_skipped: bool = options.switch(
+        "leave a new MIG mode pending where the driver needs a GPU reset for it; with --mode-only "
+        "that is no failure",
+        name="skip-reset",
+        short="s",
+        variable="MIG_PARTED_SKIP_RESET",
+        commands="apply",
+    )
+    is_valid_config_only: bool = options.switch(
+        "only check that the file is valid and has the layout",
+        name="valid-config",
+        short="a",
+        variable="MIG_PARTED_VALID_CONFIG",
+        commands="assert",
+    )
+    config_label: str = options.text(
+        "name of the exported layout",
+        short="l",
+        variable="MIG_PARTED_CONFIG_LABEL",
+        default="current",
+        commands="export",
+    )
+    has_placements: bool = options.switch(
+        "write each instance's placement, as in 1g.5gb@4, which nvidia-mig-parted cannot read",
+        name="placements",
+        commands="export",
+    )
+    output_file: pathlib.Path | None = options.path(
+        "file to write atomically",
+        short="f",
+        variable="MIG_PARTED_OUTPUT_FILE",
+        default_text="standard output",
+        commands="generate-config",
+    )
+    has_all_maximal: bool = options.switch(
+        "add every mixed layout to which no further instance can be added",
+        name="all-maximal",
+        commands="generate-config",
+    )
+    checkpoint_file: str | None = options.text(
+        "the checkpoint, in nvidia-mig-parted's format (required)",
+        short="f",
+        metavar=options.FILE,
+        variable="MIG_PARTED_CHECKPOINT_FILE",
+        commands="checkpoint restore",
+    )
+    products: tuple[str, ...] = options.declared(
+        options.Option(
+            name="gpu",
+            help="a GPU product instead of this machine's GPUs, such as 'NVIDIA H100 80GB HBM3' "
+            "or '*A100*'; repeatable; needs no GPU",
+            metavar=options.PRODUCT,
+            default=(),
+            commands="validate generate-config",
+            is_repeatable=True,
+            has_variable=False,
+        )
+    )
+    must_fit: bool = options.switch(
+        "also fail for a layout that fits none of these GPUs but others; layouts that are named "
+        "always must fit",
+        commands="validate",
+    )
+    is_portable: bool = options.switch(
+        "fail for what nvidia-mig-parted does not understand, and say where; checks GPUs only if "
+        "named with --gpu",
+        name="portable",
+        commands="validate",
+    )
+    has_files: bool = options.switch(
+        "the operands are documents, not layouts, as pre-commit passes them",
+        name="files",
+        commands="validate",
+    )
+    hooks_file: str | None = options.text(
+        "programs to run before, during and after the change",
+        short="k",
+        metavar=options.FILE,
+        variable="MIG_PARTED_HOOKS_FILE",
+        commands="apply restore",
+    )
+    driver_timeout_s: float = options.seconds(
+        "how long to wait for the driver to be loaded", default=120.0, commands="boot"
+    )
+    idle_timeout_s: float = options.seconds(
+        "how long to wait for processes that use instances to be destroyed, before anything is "
+        "destroyed",
+        name="wait-for-idle",
+        default=0.0,
+        group=settings.CHANGE,
+        commands="apply restore",
+    )
+    pod_resources_socket: pathlib.Path | None = options.path(
+        "ask this kubelet which pods use what would be destroyed, such as "
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
+        default_text="kubelet is not asked",
+        commands="plan",
+    )
+    gpus: settings.GpuAccess = options.nested(settings.GpuAccess)
     search_path: str
     """Where a hook's program is looked for, as in ``PATH``."""
-    checkpoint_file: str | None
-    """What ``checkpoint`` writes and ``restore`` reads."""
-    is_mode_only: bool
-    """Whether only MIG mode counts."""
-    is_reset_skipped: bool
-    """Whether a change that resets a GPU is refused."""
-    is_valid_config_only: bool
-    """Whether ``assert`` only checks that the document is good and has the layout."""
-    in_use_timeout_s: float
-    """How long a GPU or instance that is in use is tried again; seconds."""
-    idle_timeout_s: float
-    """How long to wait, before anything is destroyed, for processes that use it; seconds."""
-    gpu_timeout_s: float
-    """How long one operation on the GPUs may take before it is given up; seconds."""
-    lock_file: pathlib.Path
-    """Keeps every other manager of this node off while a command changes the GPUs."""
-    lock_timeout_s: float
-    """How long to wait while another manager is at work; seconds."""
-    journal_file: pathlib.Path
-    """Where what the GPUs had is written down before they are changed."""
-    proven_file: pathlib.Path
-    """Where a layout is kept for the next boot once it is proven in force."""
-    roots: host_settings.HostRoots
-    """Where driver, devices and the host's tools are."""
-    driver_timeout_s: float
-    """How long ``boot`` waits for the driver to be loaded; seconds."""
-    pod_resources_socket: pathlib.Path | None
-    """Kubelet that ``plan`` asks for the holders of devices; None: nobody is asked."""
+    roots: host_settings.HostRoots = options.nested(
+        host_settings.RootOptions, "driver-root", group="GPUs"
+    )
 
 
-def command_settings(options: Mapping[str, object], environ: Mapping[str, str]) -> CommandSettings:
-    """Read the settings of a command at a shell.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorSettings(AnswerSettings, settings.NodeSettings):
+    """What ``doctor`` checks."""
+
+    node_name: str = options.text(
+        "this node in the cluster", short="n", variable="NODE_NAME", default=""
+    )
+    """Empty: the node is not checked."""
+    kubeconfig: pathlib.Path | None = options.path(
+        "credentials",
+        variable="KUBECONFIG",
+        default_text="the pod's ServiceAccount; without credentials no cluster",
+    )
+    config_file: pathlib.Path = options.path(
+        "config document to check", short="f", variable="CONFIG_FILE"
+    )
+    pod_resources_socket: pathlib.Path = options.path(
+        "kubelet's PodResources socket",
+        default_text="/var/lib/kubelet/pod-resources/kubelet.sock",
+    )
+    timeout_s: float = options.seconds("how long each check may take", default=10.0, least=0.1)
+    own_pod_uid: str | None = options.text(
+        "UID of this pod", name="pod-uid", variable="POD_UID", has_flag=False
+    )
+    gpus: settings.GpuAccess = options.nested(settings.GpuAccess)
+    proc: pathlib.Path | None
+    """None: the kernel knows nothing of simulated GPUs."""
+    dev: pathlib.Path = options.nested(host_settings.RootOptions, "driver-root", group="GPUs")
+    has_cluster: bool
+    """Whether a missing cluster is a failure."""
+    has_kubelet: bool
+    """Whether a missing kubelet is a failure."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DemoSettings(TerminalSettings):
+    """Settings of the demonstration."""
+
+    scenario: str = options.text(
+        "first-layout, one-slice, does-not-fit or budget",
+        words=("first-layout", "one-slice", "does-not-fit", "budget"),
+        default="first-layout",
+    )
+    spec: str = options.text(
+        "node to simulate", name="simulate", metavar=options.SPEC, default="8xA100-SXM4-40GB"
+    )
+    is_real_time: bool = options.switch(
+        "let the simulated driver take as long as a real one", name="real-time"
+    )
+    is_kept: bool = options.switch(
+        "keep the node up at the end, for kubectl, until Ctrl-C", name="keep"
+    )
+
+
+def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> CommandSettings:
+    """Read the settings of a command on this machine's GPUs.
 
     Raises:
         UsageError: A value cannot be used, or contradicts another.
     """
-    given = source.Source(options, environ)
-    gpus = settings.gpu_access(options, environ)
-    in_use_timeout_s, gpu_timeout_s = _timeouts(options, given)
+    source = options.Source(parsed, environ)
+    values = source.values(CommandSettings)
+    gpus = settings.gpu_access(source)
+    values |= settings.node_files(source, gpus) | {"colour": colour(source)}
+    match source.command:
+        case "boot":
+            # No person is there at boot to start it again.
+            values["idle_timeout_s"] = values["in_use_timeout_s"]
+        case "apply" | "restore":
+            pass
+        case _:
+            values["in_use_timeout_s"] = 0.0  # only a change retries
+    settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
+    if values["config_file"] is None and source.command != "boot":
+        # A boot must not depend on a variable that other programs have.
+        values["config_file"] = settings.agent_config_variable(environ) or None
+    if values["output_file"] == _STANDARD_OUTPUT:
+        values["output_file"] = None
     return CommandSettings(
+        **values,
+        layouts=_layouts(source),
         gpus=gpus,
-        is_debug=given.switch("debug", variable="MIG_PARTED_DEBUG"),
-        colour=settings.colour(given, environ),
-        output_format=_output_format(options, given),
-        config_file=_config_file(options, given, environ),
-        layouts=_layouts(options, given),
-        config_label=given.text(
-            "config-label", variable="MIG_PARTED_CONFIG_LABEL", default="current"
-        ),
-        is_lenient=given.switch("lenient"),
-        products=_texts(options, "gpu"),
-        has_all_maximal=given.switch("all-maximal"),
-        output_file=_output_file(given),
-        has_placements=given.switch("placements"),
-        has_files=given.switch("files"),
-        is_portable=given.switch("portable"),
-        must_fit=given.switch("must-fit"),
-        hooks_file=given.text("hooks-file", variable="MIG_PARTED_HOOKS_FILE") or None,
-        hook_timeout_s=given.seconds(
-            "hook-timeout-s", default=300.0, least=settings.LEAST_PAUSE_S
-        ),
         search_path=environ.get("PATH", ""),
-        checkpoint_file=given.text("checkpoint-file", variable="MIG_PARTED_CHECKPOINT_FILE")
-        or None,
-        is_mode_only=given.switch("mode-only", variable="MIG_PARTED_MODE_CHANGE_ONLY"),
-        is_reset_skipped=given.switch("skip-reset", variable="MIG_PARTED_SKIP_RESET"),
-        is_valid_config_only=given.switch("valid-config", variable="MIG_PARTED_VALID_CONFIG"),
-        in_use_timeout_s=in_use_timeout_s,
-        # Nobody is there at boot to start it again.
-        idle_timeout_s=in_use_timeout_s
-        if options.get("command") == "boot"
-        else given.seconds("wait-for-idle", default=0.0),
-        gpu_timeout_s=gpu_timeout_s,
-        lock_file=settings.lock_file(given, gpus),
-        lock_timeout_s=given.seconds("lock-timeout-s", default=30.0),
-        journal_file=journal_file(given, gpus),
-        proven_file=settings.proven_file(given, gpus),
-        roots=host_settings.host_roots(given),
-        driver_timeout_s=given.seconds("driver-timeout-s", default=120.0),
-        pod_resources_socket=given.path("pod-resources-socket"),
+        roots=host_settings.host_roots(source),
     )
 
 
-def hook_variables(command: str, given: CommandSettings) -> Mapping[str, str]:
-    """Return what hooks are told: the peer's options for the command, each by its variable.
+def document_options(command: str) -> tuple[options.Option, ...]:
+    """Return only those options of a command that not every command has."""
+    found = options.of(CommandSettings, command)
+    return tuple(each for each in found if command and each.commands)
 
-    All of them, as there: what was not given is empty or ``false``.
+
+def hook_variables(command: str, chosen: CommandSettings) -> Mapping[str, str]:
+    """Return the variables that mig-parted sets for hooks: its options for the command.
+
+    All of them, as there: an option that was not given is empty or ``false``.
     """
-    told = {"MIG_PARTED_MODE_CHANGE_ONLY": str(given.is_mode_only).lower()}
+    variables = {"MIG_PARTED_MODE_CHANGE_ONLY": str(chosen.is_mode_only).lower()}
     if command == "restore":
-        return told | {"MIG_PARTED_CHECKPOINT_FILE": given.checkpoint_file or ""}
-    return told | {
-        "MIG_PARTED_CONFIG_FILE": given.config_file or str(settings.packaged_config()),
-        "MIG_PARTED_SKIP_RESET": str(given.is_reset_skipped).lower(),
+        return variables | {"MIG_PARTED_CHECKPOINT_FILE": chosen.checkpoint_file or ""}
+    return variables | {
+        "MIG_PARTED_CONFIG_FILE": chosen.config_file or str(settings.packaged_config()),
+        "MIG_PARTED_SKIP_RESET": str(chosen.is_reset_skipped).lower(),
     }
 
 
-def journal_file(given: source.Source, gpus: settings.GpuAccess) -> pathlib.Path:
-    """Return where the journal of a command is; that of simulated GPUs beside their state."""
-    return (
-        given.path("journal-file") or gpus.beside_state(settings.JOURNAL_SUFFIX) or _JOURNAL_FILE
-    )
+def doctor_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> DoctorSettings:
+    """Read the settings of ``doctor``.
 
-
-def _timeouts(options: Mapping[str, object], given: source.Source) -> tuple[float, float]:
-    """Return the patience with what is in use, which only changes need, and with NVML."""
-    if options.get("command") in {"apply", "boot", "restore"}:
-        return settings.gpu_timeouts(given)
-    return 0.0, given.seconds("gpu-timeout-s", default=120.0, least=settings.LEAST_PAUSE_S)
-
-
-def _output_format(options: Mapping[str, object], given: source.Source) -> OutputFormat:
-    """Return the format; the peer's variable speaks only of commands that write documents."""
-    command = str(options.get("command"))
-    is_document = command in _DOCUMENT_WRITERS
-    wanted = given.choice(
-        "output-format",
-        OutputFormat,
-        variable="MIG_PARTED_OUTPUT_FORMAT" if is_document else "",
-        default=OutputFormat.YAML if is_document else OutputFormat.TEXT,
-    )
-    if is_document and wanted not in (OutputFormat.JSON, OutputFormat.YAML):
-        raise errors.UsageError(f"{command} writes json or yaml, not {wanted.value}")
-    return wanted
-
-
-def _output_file(given: source.Source) -> pathlib.Path | None:
-    path = given.path("output-file", variable="MIG_PARTED_OUTPUT_FILE")
-    return None if path == _STANDARD_OUTPUT else path
-
-
-def _config_file(
-    options: Mapping[str, object], given: source.Source, environ: Mapping[str, str]
-) -> str | None:
-    """Return the document named, or in the agent's pod the agent's.
-
-    Not for a boot: what that brings back must not depend on a variable that other programs have.
+    Raises:
+        UsageError: A value cannot be used.
     """
-    named = given.text("config-file", variable="MIG_PARTED_CONFIG_FILE")
-    if not named and options.get("command") != "boot":
-        named = settings.agent_config_variable(environ)
-    return named or None
-
-
-def _layouts(options: Mapping[str, object], given: source.Source) -> tuple[str, ...]:
-    """Return the layouts named; an explicit one outdoes the variable."""
-    positional = _texts(options, "layout")
-    selected = options.get("selected_config")
-    if positional and selected and positional != (selected,):
-        raise errors.UsageError(
-            f"-c names layout {selected!r} and the command line {positional[0]!r}; name one"
-        )
-    if positional:
-        return positional
-    name = (
-        str(selected)
-        if selected is not None
-        else given.text("selected-config", variable="MIG_PARTED_SELECTED_CONFIG")
+    source = options.Source(parsed, environ, command="doctor")
+    values = source.values(DoctorSettings)
+    gpus = settings.gpu_access(source)
+    has_kubelet = values["pod_resources_socket"] is not None
+    values |= settings.node_files(source, gpus) | {"colour": colour(source)}
+    values["config_file"] = settings.agent_config_file(source)
+    values["pod_resources_socket"] = values[
+        "pod_resources_socket"
+    ] or host_settings.pod_resources_socket(source)
+    return DoctorSettings(
+        **values,
+        gpus=gpus,
+        proc=None if gpus.is_simulated else _PROC,
+        dev=host_settings.host_roots(source).dev_here / "dev",
+        has_cluster=bool(parsed.get("node_name") or parsed.get("kubeconfig")),
+        has_kubelet=has_kubelet,
     )
-    return (name,) if name else ()
 
 
-def _texts(options: Mapping[str, object], name: str) -> tuple[str, ...]:
-    given = options.get(name)
-    if given is None:
-        return ()
-    return tuple(str(item) for item in given) if isinstance(given, list) else (str(given),)
+def demo_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> DemoSettings:
+    """Read the settings of the demonstration."""
+    source = options.Source(parsed, environ, command="demo")
+    return DemoSettings(**source.values(DemoSettings) | {"colour": colour(source)})
+
+
+def colour(source: options.Source) -> settings.Colour:
+    """Return when to use colours."""
+    (option,) = (each for each in options.of(TerminalSettings) if each.name == "color")
+    found: settings.Colour = source.get(option)
+    return found if source.is_set(option) else settings.default_colour(source.environ)
+
+
+def _layouts(source: options.Source) -> tuple[str, ...]:
+    """Return the named layouts; the command line overrides the variable."""
+    operand, selected = source.parsed.get("layout"), source.parsed.get("selected_config")
+    operands = tuple(operand) if isinstance(operand, list) else (operand,) if operand else ()
+    if operands and selected and operands != (selected,):
+        raise errors.UsageError(
+            f"-c names layout {selected!r} and the command line {operands[0]!r}; name one"
+        )
+    name = selected if selected is not None else source.get(_SELECTED_CONFIG)
+    return operands or ((str(name),) if name else ())

@@ -1,7 +1,7 @@
-"""Composition root: arguments, then settings, then a command or the agent, then an exit status.
+"""Compose a command or the agent from a command line; return its exit status.
 
-What is slow to import stands inside the function that needs it, so that ``--help`` loads no
-YAML, and a command at a shell neither Kubernetes nor gRPC.
+Slow imports stand inside the function that needs them, so that ``--help`` loads no YAML, and a
+command at a shell neither Kubernetes nor gRPC.
 """
 # ruff: noqa: PLC0415 - see above
 
@@ -16,12 +16,12 @@ from mig_manager.agent import settings
 from mig_manager.cli import console, parser
 
 _DONE, _FAILED, _UNUSABLE, _UNKNOWN_COMMAND = 0, 1, 2, 3
-_PEER = "nvidia-mig-parted"
+_MIG_PARTED = "nvidia-mig-parted"
 _INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
 """As a shell reports a program that SIGINT or SIGPIPE ended."""
 _WARNING_OF_VARIABLES = frozenset(parser.COMMANDS) - {"agent", "completion", "help", "version"}
-"""The agent writes its warning into its log."""
+"""The agent logs its warning."""
 _INPUT_REASONS = frozenset(
     {
         errors.Reason.USAGE,
@@ -42,10 +42,10 @@ def main(argv: Sequence[str], terminal: console.Console, *, program: str = parse
 
     Returns:
         The exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.
-        Under the name of NVIDIA's tool, which knows no 2, that is 1.
+        As ``nvidia-mig-parted``, which has no 2, 1 instead of 2.
     """
     status = _main(argv, terminal)
-    return _FAILED if program == _PEER and status == _UNUSABLE else status
+    return _FAILED if program == _MIG_PARTED and status == _UNUSABLE else status
 
 
 def _main(argv: Sequence[str], terminal: console.Console) -> int:
@@ -66,98 +66,82 @@ def _main(argv: Sequence[str], terminal: console.Console) -> int:
         terminal.forget()
         return _FAILED
     except Exception as error:  # noqa: BLE001 - a bug must not end in a traceback
-        _confess(error, argv, terminal)
+        _report_bug(error, argv, terminal)
         return _FAILED
 
 
 def _run(argv: Sequence[str], terminal: console.Console) -> int:
     try:
         with contextlib.redirect_stdout(terminal.stdout):
-            options = parser.parse(argv)
+            parsed = parser.parse(argv)
     except SystemExit:
         terminal.stdout.flush()
         return _DONE
-    if options["command"] in _WARNING_OF_VARIABLES:
-        _note_unknown_variables(terminal)
-    match options["command"]:
+    if parsed["command"] in _WARNING_OF_VARIABLES:
+        for name, closest in parser.unknown_variables(terminal.environ).items():
+            hint = f"; did you mean {closest}?" if closest else ""
+            terminal.note(f"warning: {name} is ignored: no option has this variable{hint}")
+    match parsed["command"]:
         case None:
             terminal.say(parser.build().format_help())
             return _DONE
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
             return _DONE
-        case "agent" | "completion" | "demo" | "doctor" | "rollout" as command:
-            return _WITH_SETTINGS_OF_THEIR_OWN[command](options, terminal)
         case command:
-            return _shell(str(command), options, terminal)
+            return _RUNNERS.get(str(command), _on_gpus)(parsed, terminal)
 
 
-def _note_unknown_variables(terminal: console.Console) -> None:
-    from mig_manager.cli import commandline
-
-    for name, closest in commandline.unknown_variables(terminal.environ).items():
-        hint = f"; did you mean {closest}?" if closest else ""
-        terminal.note(f"warning: {name} is ignored: no option has this variable{hint}")
-
-
-def _shell(command: str, options: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.adapters.host import log
+def _on_gpus(parsed: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager.cli import command_settings, gpus
 
-    given = command_settings.command_settings(options, terminal.environ)
-
-    level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.WARNING
-    log.configure(level=level.value, is_json=False, stream=terminal.remarks)
-    return gpus.run(command, given, terminal)
+    chosen = command_settings.command_settings(parsed, terminal.environ)
+    _configure_log(terminal, settings.LogLevel.WARNING, is_debug=chosen.is_debug)
+    return gpus.run(str(parsed["command"]), chosen, terminal)
 
 
-def _agent(options: Mapping[str, object], terminal: console.Console) -> int:
-    given = settings.agent_settings(options, terminal.environ)
+def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
+    chosen = settings.agent_settings(parsed, terminal.environ)
     import structlog
 
-    from mig_manager.adapters.host import log, this_machine
+    from mig_manager.adapters.host import this_machine
     from mig_manager.agent import main
-    from mig_manager.cli import commandline
 
-    log.configure(
-        level=given.log_level.value,
-        is_json=given.log_format is settings.LogFormat.JSON,
-        stream=terminal.remarks,
-    )
+    is_json = chosen.log_format is settings.LogFormat.JSON
+    _configure_log(terminal, chosen.log_level, is_debug=chosen.is_debug, is_json=is_json)
     logger = structlog.get_logger()
-    if given.not_needed:
-        logger.info("options_not_needed", options=given.not_needed)
-    for name, closest in commandline.unknown_variables(terminal.environ).items():
+    if chosen.not_needed:
+        logger.info("options_not_needed", options=chosen.not_needed)
+    for name, closest in parser.unknown_variables(terminal.environ).items():
         logger.warning("variable_unknown", name=name, did_you_mean=closest or None)
     boot_id = this_machine.boot_id()
-    if given.gpus.is_simulated:
+    if chosen.gpus.is_simulated:
         from mig_manager.cli import simulation
 
-        simulation.prepare(given.gpus)
-        boot_id = simulation.boot_id(given.gpus)
-        logger.warning("gpus_simulated", state=str(given.gpus.simulate_state))
-    return main.run(given, boot_id=boot_id)
+        simulation.prepare(chosen.gpus)
+        boot_id = simulation.boot_id(chosen.gpus)
+        logger.warning("gpus_simulated", state=str(chosen.gpus.simulate_state))
+    return main.run(chosen, boot_id=boot_id)
 
 
-def _doctor(options: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.adapters.host import log
-    from mig_manager.cli.doctor import doctor, doctorsettings
+def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager.cli import command_settings
+    from mig_manager.cli.doctor import doctor
 
-    given = doctorsettings.doctor_settings(options, terminal.environ)
-    level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.ERROR
-    log.configure(level=level.value, is_json=False, stream=terminal.remarks)
-    if given.gpus.is_simulated:
+    chosen = command_settings.doctor_settings(parsed, terminal.environ)
+    _configure_log(terminal, settings.LogLevel.ERROR, is_debug=chosen.is_debug)
+    if chosen.gpus.is_simulated:
         from mig_manager.cli import simulation
 
-        simulation.prepare(given.gpus)
-        terminal.note(f"GPUs are simulated, in {given.gpus.simulate_state}")
-    return _DONE if doctor.run(given, terminal) else _FAILED
+        simulation.prepare(chosen.gpus)
+        terminal.note(f"GPUs are simulated, in {chosen.gpus.simulate_state}")
+    return _DONE if doctor.run(chosen, terminal) else _FAILED
 
 
-def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
-    given = settings.demo_settings(options, terminal.environ)
-    from mig_manager.adapters.host import log
+def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager.cli import command_settings
 
+    chosen = command_settings.demo_settings(parsed, terminal.environ)
     try:
         from mig_manager.sandbox import demo
         from mig_manager.sandbox.show import scenarios
@@ -165,44 +149,41 @@ def _demo(options: Mapping[str, object], terminal: console.Console) -> int:
         raise errors.UsageError(
             f"the demonstration needs {error.name}: pip install 'mig-manager[sandbox]'"
         ) from error
-    if given.scenario not in scenarios.STORIES:
+    if chosen.scenario not in scenarios.STORIES:
         known = ", ".join(scenarios.STORIES)
-        raise errors.UsageError(f"there is no scenario {given.scenario!r}; there are {known}")
-    level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.WARNING
-    log.configure(level=level.value, is_json=False, stream=terminal.remarks)
+        raise errors.UsageError(f"there is no scenario {chosen.scenario!r}; there are {known}")
+    _configure_log(terminal, settings.LogLevel.WARNING, is_debug=chosen.is_debug)
     return demo.run(
         demo.Options(
-            spec=given.spec,
-            scenario=given.scenario,
+            spec=chosen.spec,
+            scenario=chosen.scenario,
             packaged=settings.packaged_config(),
-            is_real_time=given.is_real_time,
-            is_kept=given.is_kept,
+            is_real_time=chosen.is_real_time,
+            is_kept=chosen.is_kept,
         ),
         say=terminal.say,
-        style=terminal.style(given.colour),
+        style=terminal.style(chosen.colour),
     )
 
 
-def _rollout(options: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.adapters.host import log
-    from mig_manager.cli import rolloutsettings
+def _rollout(parsed: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager.cli import rollout_settings
 
-    given = rolloutsettings.rollout_settings(options, terminal.environ)
+    chosen = rollout_settings.rollout_settings(parsed, terminal.environ)
     from mig_manager.cli import rollout
 
-    level = settings.LogLevel.DEBUG if given.is_debug else settings.LogLevel.ERROR
-    log.configure(level=level.value, is_json=False, stream=terminal.remarks)
-    return rollout.run(given, terminal)
+    _configure_log(terminal, settings.LogLevel.ERROR, is_debug=chosen.is_debug)
+    return rollout.run(chosen, terminal)
 
 
-def _completion(options: Mapping[str, object], terminal: console.Console) -> int:
+def _completion(parsed: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager.cli import completion
 
-    terminal.say(completion.answer(options, terminal.environ))
+    terminal.say(completion.answer(parsed, terminal.environ))
     return _DONE
 
 
-_WITH_SETTINGS_OF_THEIR_OWN = {
+_RUNNERS = {
     "agent": _agent,
     "completion": _completion,
     "demo": _demo,
@@ -211,13 +192,22 @@ _WITH_SETTINGS_OF_THEIR_OWN = {
 }
 
 
+def _configure_log(
+    terminal: console.Console, level: settings.LogLevel, *, is_debug: bool, is_json: bool = False
+) -> None:
+    from mig_manager.adapters.host import log
+
+    level = settings.LogLevel.DEBUG if is_debug else level
+    log.configure(level=level.value, is_json=is_json, stream=terminal.remarks)
+
+
 def _status_of(error: errors.MigManagerError) -> int:
     if isinstance(error, parser.UnknownCommandError):
         return _UNKNOWN_COMMAND
     return _UNUSABLE if error.reason in _INPUT_REASONS else _FAILED
 
 
-def _confess(error: Exception, argv: Sequence[str], terminal: console.Console) -> None:
+def _report_bug(error: Exception, argv: Sequence[str], terminal: console.Console) -> None:
     if not {"-d", "--debug"}.isdisjoint(argv):
         traceback.print_exception(error, file=terminal.remarks)
     terminal.note(

@@ -1,57 +1,125 @@
-"""What the command line accepts: the commands, their options and their help.
+"""The command line: the commands, and a parser made of the options that each of them declares.
 
-Everything stays text here; ``settings`` gives it types, because environment variables need the
-same checks. Abbreviations are refused, so that a new option never changes an old script.
+Everything parsed stays text; ``core.options`` gives it types, because variables of the environment
+need the same checks. Abbreviations are refused, so that a new option never changes an old script.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.cli import peersyntax, shellarguments
+from mig_manager.core import options
 
-COMMANDS: Mapping[str, str] = {
-    "status": "show the GPUs and their MIG instances",
-    "plan": "show what 'apply' would change, and change nothing",
-    "apply": "bring a layout into force",
-    "boot": "bring back the layout last proven in force, after a reboot",
-    "assert": "tell by the exit status whether a layout is in force",
-    "export": "write the GPUs' state as a config document",
-    "generate-config": "write a config document with the layouts that GPUs can have",
-    "checkpoint": "write what the GPUs have to a file, for 'restore'",
-    "restore": "bring the GPUs back to a checkpoint",
-    "validate": "check that layouts fit GPUs, here or by product name",
-    "doctor": "check this node and say what to fix",
-    "agent": "serve this Kubernetes node",
-    "rollout": "bring many nodes to a layout, a few at a time, or back",
-    "demo": "show the whole story on a simulated node",
-    "completion": "write a script that completes command lines in a shell",
-    "help": "show the help of the program or of a command",
-    "version": "print the version",
-}
 PROGRAM = "mig-manager"
+COMMANDS = (
+    "status",
+    "plan",
+    "apply",
+    "boot",
+    "assert",
+    "export",
+    "generate-config",
+    "checkpoint",
+    "restore",
+    "validate",
+    "doctor",
+    "agent",
+    "rollout",
+    "demo",
+    "completion",
+    "help",
+    "version",
+)
+HELP = options.Option(name="help", short="h", help="show this help and exit", has_variable=False)
+VERSION = options.Option(
+    name="version", short="v", help="show the version and exit", has_variable=False
+)
+_SHELL = options.Option(
+    name="shell",
+    help="bash, zsh or fish",
+    metavar="SHELL",
+    words=("bash", "zsh", "fish"),
+    has_variable=False,
+    is_operand=True,
+)
+_LAYOUTS = options.Option(
+    name="layouts",
+    help="list the document's layouts instead, one a line, as the scripts do",
+    has_variable=False,
+)
+_TOPIC = options.Option(
+    name="topic",
+    help="the command (default: the program)",
+    metavar="COMMAND",
+    words=COMMANDS,
+    has_variable=False,
+    is_operand=True,
+)
+_GROUPS = (options.OPTIONS, "the change", "GPUs")
+"""The headings that come first in help; that of the output comes last."""
+_GO_PREFIX = "MIG_PARTED_"
 _EMPTY = "the value is empty; leave it out for the default"
-
-_ANOTHERS_SWITCHES = frozenset({"agent"})
-"""Commands whose ``-d``, ``-m`` and ``-s`` are those of another program of NVIDIA's."""
+_OTHER_VARIABLES = frozenset({"MIG_MANAGER_CALLED"})
+"""Variables that are read and stand for no option."""
+_OF_A_SERVICE = re.compile(
+    r"_SERVICE_(HOST|PORT\w*)=|_PORT_[0-9]+_(TCP|UDP|SCTP)\w*=|_PORT=(tcp|udp|sctp)://"
+)
+"""What kubelet sets in a container for each Service of its namespace, in the style of Docker links
+(https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables)."""
 
 
 class UnknownCommandError(errors.UsageError):
     """A command that does not exist; its exit status differs from other wrong usage."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing and exiting, so that all errors look alike.
+class Page(NamedTuple):
+    """What help shows around the options."""
 
-    Its texts are loaded when somebody asks for help, which is seldom.
-    """
+    usage: str | None
+    """None: as argparse makes it."""
+    description: str
+    epilog: str
 
-    @property
-    def command(self) -> str:
-        """The command, or nothing for the program as a whole."""
-        return self.prog.removeprefix(PROGRAM).strip()
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing and exiting, so that all errors look alike."""
+
+    def __init__(
+        self,
+        program: str,
+        command: str,
+        declared: Sequence[options.Option],
+        page: Callable[[], Page],
+        *,
+        version: str = "",
+    ) -> None:
+        """Take the options.
+
+        Args:
+            program: The program.
+            command: The command; empty: what stands before one.
+            declared: The options of the command.
+            page: Loads what help shows; most command lines never ask for it.
+            version: The text of ``--version``.
+        """
+        super().__init__(
+            prog=f"{program} {command}".strip(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self._command = command
+        self._page = page
+        groups: dict[str, Any] = {options.OPTIONS: self}
+        for each in declared:
+            if each.is_operand or each.flags:
+                if each.group not in groups:
+                    groups[each.group] = self.add_argument_group(each.group)
+                _add(groups[each.group], each, version)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse has to say.
@@ -59,27 +127,32 @@ class _Parser(argparse.ArgumentParser):
         Raises:
             UsageError: Always.
         """
-        raise errors.UsageError(f"{self.command}: {message}" if self.command else message)
+        raise errors.UsageError(f"{self._command}: {message}" if self._command else message)
 
     def format_help(self) -> str:
-        """Return the help, with what it says beside the options."""
-        from mig_manager.cli import helppages  # noqa: PLC0415 - see the class
-
-        self.usage = helppages.usage(self.command)
-        self.description = helppages.description(self.command)
-        self.epilog = helppages.epilog(self.command)
+        """Return the help, with its text around the options."""
+        self.usage, self.description, self.epilog = self._page()
         return super().format_help()
 
 
-def _given_text(text: str) -> str:
-    """Return a value of the command line as it is, unless it is empty.
-
-    Scripts write ``--simulate "$GPUS"``: the default that an empty value would stand for, such as
-    the real GPUs, is not what their author meant.
-    """
-    if not text:
-        raise argparse.ArgumentTypeError(_EMPTY)
-    return text
+def _add(group: Any, option: options.Option, version: str) -> None:
+    help_text = option.full_help.replace("%", "%%")
+    if option.is_operand:
+        nargs = "*" if option.is_repeatable else None if option.is_required else "?"
+        group.add_argument(option.key, nargs=nargs, metavar=option.metavar, help=help_text)
+        return
+    details: dict[str, object] = {"metavar": option.metavar}
+    if option.name == HELP.name:
+        details = {"action": "help"}
+    elif option.name == VERSION.name:
+        details = {"action": "version", "version": version}
+    elif option.is_repeatable:
+        details |= {"action": "append"}
+    elif option.is_value_optional:
+        details |= {"nargs": "?", "const": "true"}
+    elif not option.metavar:
+        details = {"action": "store_const", "const": option.const}
+    group.add_argument(*option.flags, dest=option.key, help=help_text, **details)
 
 
 def parse(argv: Sequence[str]) -> dict[str, object]:
@@ -97,56 +170,171 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
         UsageError: The arguments make no sense.
         SystemExit: Help or version was asked for and printed.
     """
-    # The peer has the letter, too.
+    # nvidia-mig-parted has the letter, too.
     argv = ["help" if argument == "h" else argument for argument in argv[:1]] + list(argv[1:])
-    words = [argument for argument in argv if not argument.startswith("-")]
-    if words:
-        check_command(words[0])
-    if words[:1] == ["help"] and {"-h", "--help"}.isdisjoint(argv):
-        for topic in words[1:2]:
-            check_command(topic)
-        argv = [*words[1:2], "--help"]
-    told: dict[str, str] = {}
-    if _ANOTHERS_SWITCHES.isdisjoint(words[:1]):
-        argv, told = peersyntax.normal(argv)
-    for switch, value in told.items():
+    at = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
+    before, after = argv[:at], argv[at + 1 :]
+    command = argv[at] if at < len(argv) else ""
+    if command:
+        check_command(command)
+    if command == "help" and {"-h", "--help"}.isdisjoint(argv):
+        command = next((word for word in after if not word.startswith("-")), "")
+        if command:
+            check_command(command)
+        after, before = ["--help"], [] if command else ["--help"]
+    parsed = _parsed("", before)
+    if not command:
+        return {**parsed, "command": None}
+    given = _parsed(command, after)
+    return {**given, "debug": given.get("debug") or parsed["debug"], "command": command}
+
+
+def _parsed(command: str, argv: Sequence[str]) -> dict[str, object]:
+    # The -d, -m and -s of nvidia-mig-manager, which 'agent' has, mean something else.
+    words, values = (list(argv), {}) if command == "agent" else _without_go_spellings(argv)
+    for switch, value in values.items():
         if not value:
             raise errors.UsageError(f"--{switch.replace('_', '-')}: {_EMPTY}")
-    return vars(build().parse_args(argv)) | told
+    return vars(build(command).parse_args(words)) | values
 
 
-def check_command(name: str) -> None:
-    """Take a command that there is.
+def check_command(name: str, known: Collection[str] = COMMANDS) -> None:
+    """Check that a command exists.
 
     Raises:
-        UnknownCommandError: There is none of that name.
+        UnknownCommandError: It does not.
     """
-    if name not in COMMANDS:
-        import difflib  # noqa: PLC0415 - for mistakes alone
+    if name not in known:
+        import difflib  # noqa: PLC0415 - only for mistakes
 
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UnknownCommandError(f"there is no command {name!r}{hint}")
 
 
-def build() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
-    parser = _Parser(
-        prog=PROGRAM, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument(
-        "-v", "--version", action="version", version=f"{PROGRAM} {mig_manager.__version__}"
-    )
-    parser.add_argument("-d", "--debug", action="store_true", help="log everything")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for name, summary in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=summary,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        # The type of options and operands that name none, which is all of them.
-        command.register("type", None, _given_text)
-        shellarguments.DEFINITIONS[name](command)
+def build(command: str = "") -> Parser:
+    """Return the parser of a command; of what may stand before a command without one."""
+
+    def page() -> Page:
+        from mig_manager.cli import help_pages  # noqa: PLC0415 - only for help
+
+        return help_pages.page(command)
+
+    version = f"{PROGRAM} {mig_manager.__version__}"
+    parser = Parser(PROGRAM, command, options_of(command), page, version=version)
+    # The type of options and operands that name none, which is all of them.
+    parser.register("type", None, _not_empty)
     return parser
+
+
+def _not_empty(text: str) -> str:
+    """Refuse an empty value.
+
+    Scripts write ``--simulate "$GPUS"``: the default that an empty value would stand for, such as
+    the real GPUs, is not what their author meant.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError(_EMPTY)
+    return text
+
+
+def options_of(command: str) -> tuple[options.Option, ...]:
+    """Return the options and operands of a command, or without one of the program."""
+    found = (HELP, *_declared(command))
+    last = len(_GROUPS)
+    rank = {name: number for number, name in enumerate(_GROUPS)} | {"output": last + 1}
+    return tuple(sorted(found, key=lambda each: rank.get(each.group, last)))
+
+
+def _declared(command: str) -> tuple[options.Option, ...]:
+    if command == "agent":
+        from mig_manager.agent import settings  # noqa: PLC0415 - each command loads its own
+
+        return options.of(settings.AgentSettings, command)
+    if command == "rollout":
+        from mig_manager.cli import rollout_settings  # noqa: PLC0415 - as above
+
+        return options.of(rollout_settings.RolloutSettings, command)
+    from mig_manager.cli import command_settings  # noqa: PLC0415 - as above
+
+    match command:
+        case "" | "help" | "version" | "completion":
+            debug = dataclasses.replace(command_settings.DEBUG, group=options.OPTIONS)
+            document = command_settings.document_options(command)
+            own = {"": (VERSION,), "help": (_TOPIC,), "completion": (_SHELL, _LAYOUTS)}
+            return (*own.get(command, ()), *document, debug)
+        case "doctor":
+            return options.of(command_settings.DoctorSettings, command)
+        case "demo":
+            return options.of(command_settings.DemoSettings, command)
+        case _:
+            return options.of(command_settings.CommandSettings, command)
+
+
+# -- spellings of nvidia-mig-parted --------------------------------------------------------------
+
+
+def _without_go_spellings(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return a command line as argparse reads it, and the values of its switches.
+
+    Go's flags may have one dash, ``-config-file F``, which argparse would take for ``-c``; and a
+    switch may have a value, ``--skip-reset=false``. The switch stays in the command line without
+    its value, so that a command that does not have it still refuses it.
+    """
+    from mig_manager.cli import command_settings  # noqa: PLC0415 - not for the agent
+
+    shared = options.of(command_settings.CommandSettings)
+    known = [HELP, VERSION, *(each for each in shared if each.variable.startswith(_GO_PREFIX))]
+    values: dict[str, str] = {}
+    return list(_normalised(argv, known, values)), values
+
+
+def _normalised(
+    argv: Sequence[str], known: Sequence[options.Option], values: dict[str, str]
+) -> Iterator[str]:
+    long = {each.name for each in known}
+    switches = {flag: each.key for each in known[2:] if not each.metavar for flag in each.flags}
+    for position, word in enumerate(argv):
+        if word == "--":
+            yield from argv[position:]
+            return
+        name = word.partition("=")[0].removeprefix("-")
+        dashed = f"-{word}" if word.startswith("-") and name in long else word
+        flag, equals, value = dashed.partition("=")
+        if flag not in switches:
+            yield dashed
+            continue
+        # Of a switch that is given twice the last one decides.
+        values.pop(switches[flag], None)
+        if equals:
+            values[switches[flag]] = value
+        yield flag
+
+
+# -- mistakes in variables -----------------------------------------------------------------------
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables with our prefix that no option of any command reads.
+
+    Args:
+        environ: The environment. Variables that Kubernetes sets for a Service whose name begins
+            like the program are not counted.
+
+    Returns:
+        For each unknown variable the most similar known one, or an empty text.
+    """
+    ours = {
+        name
+        for name, value in environ.items()
+        if name.startswith(options.PREFIX) and not _OF_A_SERVICE.search(f"{name}={value}")
+    }
+    if ours <= _OTHER_VARIABLES:
+        return {}
+    import difflib  # noqa: PLC0415 - only for mistakes
+
+    known = set(_OTHER_VARIABLES)
+    for command in COMMANDS:
+        known.update(name for each in options_of(command) for name in each.variables)
+    closest = {name: difflib.get_close_matches(name, sorted(known), n=1) for name in ours - known}
+    return {name: next(iter(found), "") for name, found in sorted(closest.items())}

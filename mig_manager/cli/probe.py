@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.cli import parser
-from mig_manager.core.options import source
+from mig_manager.core import options
 
 TIMEOUT_S = 3.0
 _HEALTHY, _UNHEALTHY = 0, 1
@@ -56,14 +56,14 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
         OSError: Nobody answers.
         http.client.HTTPException: What answers does not speak HTTP.
     """
-    options = _options(command)
-    if options.get("command", "agent") != "agent":
-        return True, f"{options['command']} has no health to ask for"
-    given = source.Source(options, environ)
-    port = given.port("health-port")
+    parsed = _options(command)
+    if parsed.get("command", "agent") != "agent":
+        return True, f"{parsed['command']} has no health to ask for"
+    source = options.Source(parsed, environ)
+    port = source.field(settings.AgentSettings, "health_port")
     if not port:
         return True, "there is no --health-port to ask"
-    address = given.text("health-address")
+    address = source.field(settings.AgentSettings, "health_address")
     connection = http.client.HTTPConnection(_HERE.get(address, address), port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", "/healthz")

@@ -11,7 +11,7 @@ from typing import Protocol
 from mig_manager import errors
 from mig_manager.adapters.host import clock, configfile
 from mig_manager.adapters.kubernetes import api, fleet
-from mig_manager.cli import console, rolloutsettings
+from mig_manager.cli import command_settings, console, rollout_settings
 from mig_manager.cli.render import rollout_report
 from mig_manager.core import bar, timing
 from mig_manager.core.fleet import nodes as fleet_nodes
@@ -45,7 +45,7 @@ class Nodes(Protocol):
 Show = Callable[[rollout.Decision], None]
 
 
-def run(given: rolloutsettings.RolloutSettings, terminal: console.Console) -> int:
+def run(given: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
     """Roll out a layout, or preview it.
 
     Returns:
@@ -134,7 +134,7 @@ def _act(
 
 
 def _roll_out(
-    given: rolloutsettings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+    given: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> int:
     title = rollout_report.goal(given.goal)
     last: list[rollout.Decision] = []
@@ -169,10 +169,10 @@ def _roll_out(
 
 @contextlib.contextmanager
 def _display(
-    given: rolloutsettings.RolloutSettings, terminal: console.Console, title: str
+    given: rollout_settings.RolloutSettings, terminal: console.Console, title: str
 ) -> Iterator[Show]:
     """Yield a function that shows decisions: a live table, a line for each change, or nothing."""
-    if given.output_format is not rolloutsettings.OutputFormat.TEXT:
+    if given.output_format is not command_settings.OutputFormat.TEXT:
         yield lambda _decision: None
         return
     is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
@@ -230,7 +230,7 @@ class _Table:
 
 
 def _preview(
-    given: rolloutsettings.RolloutSettings,
+    given: rollout_settings.RolloutSettings,
     terminal: console.Console,
     kube: api.KubeApi,
     nodes: Sequence[fleet_nodes.Node],
@@ -251,7 +251,7 @@ def _preview(
     return _DONE if all(each.verdict.is_good for each in previews) else _FAILED
 
 
-def _check_layout(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> None:
+def _check_layout(given: rollout_settings.RolloutSettings, kube: api.KubeApi) -> None:
     """Check that the agents' layout file has the layout, if it can be read.
 
     Raises:
@@ -268,7 +268,7 @@ def _check_layout(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> 
         document.layout(given.goal.layout)
 
 
-def _layout(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> config.Layout:
+def _layout(given: rollout_settings.RolloutSettings, kube: api.KubeApi) -> config.Layout:
     document = _document(given, kube)
     if document is None or not isinstance(given.goal, fleet_nodes.Forward):
         where = "/".join(given.config_map)
@@ -278,7 +278,9 @@ def _layout(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> config
     return document.layout(given.goal.layout)
 
 
-def _document(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> config.Document | None:
+def _document(
+    given: rollout_settings.RolloutSettings, kube: api.KubeApi
+) -> config.Document | None:
     """Return the agents' layout file; None if there is no such ConfigMap."""
     if given.config_file is not None:
         file = configfile.ConfigFile(given.config_file)
@@ -291,7 +293,7 @@ def _document(given: rolloutsettings.RolloutSettings, kube: api.KubeApi) -> conf
     return config.parse(text, source=source, is_lenient=given.is_lenient)
 
 
-def _no_node(given: rolloutsettings.RolloutSettings) -> str:
+def _no_node(given: rollout_settings.RolloutSettings) -> str:
     if isinstance(given.goal, fleet_nodes.Back):
         return f"no node that {given.selector!r} selects has the mark of a rollout"
     return f"{given.selector!r} selects no node"

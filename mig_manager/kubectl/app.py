@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters import kubectl
-from mig_manager.agent import settings
 from mig_manager.change import validate
 from mig_manager.cli import console
 from mig_manager.cli.render import gpu_report
 from mig_manager.core import messages, model
 from mig_manager.core.layout import config
-from mig_manager.core.options import source
 from mig_manager.kubectl import arguments, history, plan, selection, status
 
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
@@ -81,7 +79,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
         return DONE
     match options["command"]:
         case None:
-            terminal.say(arguments.build()[0].format_help())
+            terminal.say(arguments.build().format_help())
             return DONE
         case "version":
             terminal.say(f"kubectl-mig {mig_manager.__version__}")
@@ -100,10 +98,9 @@ class _Command:
     """One command line."""
 
     def __init__(self, options: Mapping[str, object], terminal: console.Console) -> None:
-        settings_source = source.Source(options, terminal.environ)
         self._options = options
         self._terminal = terminal
-        self._style = terminal.style(settings.colour(settings_source, terminal.environ))
+        self._style = terminal.style(arguments.colour(options, terminal.environ))
         self._format = str(options.get("output"))
         self._now = dt.datetime.now(tz=dt.UTC)
         self._cluster = selection.Cluster(

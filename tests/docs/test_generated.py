@@ -1,4 +1,4 @@
-"""Generated parts of pages are up to date; ``just generate`` writes them."""
+"""What pages have from the code is what the code has now; ``just generate`` sees to it."""
 
 import dataclasses
 import logging
@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from docs.generator import blocks, diagram, facts, phases, pictures, reference, terminal
+from docs.generator import blocks, diagram, phases, pictures, reference, terminal
 from mig_manager import errors
 from mig_manager.agent import settings
+from mig_manager.cli import parser
 from mig_manager.core import model
 from tests.docs import pages
 
@@ -51,7 +52,7 @@ def test_the_pictures_of_the_programs_show_what_they_write() -> None:
     assert (PICTURES / "plan.svg").read_text(encoding="utf-8") == pictures.plan()
 
 
-def test_the_story_of_the_phases_has_every_phase_and_every_move_that_pages_describe() -> None:
+def test_the_story_of_the_phases_has_every_phase_and_the_ways_that_people_are_told_of() -> None:
     story = phases.played()
     seen = {phase for move in story.moves for phase in move}
 
@@ -72,33 +73,14 @@ def test_a_story_that_goes_another_way_gives_another_picture() -> None:
     assert diagram.draw(shorter, title="t") != diagram.draw(story, title="t")
 
 
-def test_the_documented_defaults_are_those_of_the_settings() -> None:
-    agent = settings.agent_settings({"node_name": "a"}, {})
-    documented = {
-        each.name: each.default
-        for group in facts.agent_settings().values()
-        for each in group
-        if each.default[:1].isdigit() or each.default.startswith("/var/lib/mig")
-    }
+def test_a_default_in_words_is_the_one_that_is_used() -> None:
+    chosen = settings.agent_settings({"node_name": "a"}, {})
+    options = parser.options_of("agent")
+    in_words = {each.key: each.default_text for each in options if "/" in each.default_text[:1]}
 
-    assert len(documented) > 10
-    for name, default in documented.items():
-        owner = agent if hasattr(agent, name) else agent.host
-        value = getattr(owner, name)
-        assert (f"{value:g}" if isinstance(value, float) else str(value)) == default, name
-
-
-def test_every_documented_variable_is_read_and_ours_has_the_name_of_its_option() -> None:
-    variables = set(facts.variables_asked_for())
-    documented = [
-        each
-        for group, settings_ in facts.agent_settings().items()
-        for each in settings_
-        if group != facts.VARIABLES_ALONE and not each.name.startswith("no_")
-    ]
-
-    assert {name for each in documented for name in each.variables} - variables == set()
-    assert all(each.variables[-1] == f"MIG_MANAGER_{each.name.upper()}" for each in documented)
+    assert {"lock_file", "proven_file", "pod_resources_socket"} < in_words.keys()
+    for name in in_words.keys() - {"nvidia_driver_root", "host_root_mount"}:
+        assert str(getattr(chosen, name)) == in_words[name]
 
 
 # -- how it is done -----------------------------------------------------------------------------
@@ -120,7 +102,7 @@ def test_words_that_a_person_has_written_are_kept_when_their_row_moves() -> None
     assert blocks.rewritten(after, {"x": render}) == after
 
 
-def test_a_row_without_words_is_an_error_that_names_it() -> None:
+def test_what_nobody_has_written_about_is_named() -> None:
     with pytest.raises(blocks.MissingWordsError, match="write what new means"):
         blocks.words({"old": "x"}, "new")
 

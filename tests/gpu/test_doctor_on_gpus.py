@@ -2,14 +2,14 @@
 
 import pytest
 
-from mig_manager.cli import parser
-from mig_manager.cli.doctor import doctor, doctorsettings, findings
+from mig_manager.cli import command_settings, parser
+from mig_manager.cli.doctor import doctor, findings
 
 pytestmark = pytest.mark.gpu
 
 
 def test_doctor_looks_at_every_gpu_and_breaks_nowhere() -> None:
-    given = doctorsettings.doctor_settings(parser.parse(["doctor", "--timeout-s", "60"]), {})
+    given = command_settings.doctor_settings(parser.parse(["doctor", "--timeout-s", "60"]), {})
 
     report = doctor.examine(given)
 

@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import command_settings, commandline, console, main, parser
+from mig_manager.cli import command_settings, console, main, parser
 from mig_manager.core import yaml_tree
 from tests.shell.commandline import Shell, forget
 
@@ -230,17 +230,17 @@ def test_real_gpus_cannot_start_afresh_and_nothing_is_deleted(
     answer = shell(command, *flag, **environ, **({} if flag else {"MIG_MANAGER_FRESH": "true"}))
 
     assert answer.status == 2
-    assert "--fresh starts simulated GPUs afresh; name them with --simulate" in answer.err
+    assert "--fresh resets simulated GPUs; name them with --simulate" in answer.err
     assert [file.read_text() for file in files.values()] == ["precious", "precious"]
 
 
-@pytest.mark.parametrize("command", commandline.commands(), ids=lambda command: command.name)
+@pytest.mark.parametrize("command", parser.COMMANDS)
 def test_an_unset_variable_of_a_script_is_not_taken_for_the_default(
-    shell: Shell, command: commandline.Command
+    shell: Shell, command: str
 ) -> None:
-    for option in command.options:
-        for flag in option.flags if option.placeholder else ():
-            answer = shell(command.name, flag, "")
+    for option in parser.options_of(command):
+        for flag in option.flags if option.metavar else ():
+            answer = shell(command, flag, "")
 
             assert answer.status == 2
             assert flag in answer.err
@@ -500,7 +500,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
 def test_the_demonstration_takes_its_node_and_its_story_from_the_command_line() -> None:
     options = parser.parse(["demo", "--simulate", "2xA30", "--scenario", "budget", "--keep"])
 
-    given = settings.demo_settings(options, {})
+    given = command_settings.demo_settings(options, {})
 
     assert (given.spec, given.scenario) == ("2xA30", "budget")
     assert (given.is_kept, given.is_real_time) == (True, False)

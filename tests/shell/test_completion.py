@@ -15,7 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.catalogue import products
-from mig_manager.cli import commandline, parser
+from mig_manager.cli import parser
+from mig_manager.sandbox.show import scenarios
 from tests import programs
 from tests.shell import commandline as shells
 from tests.shell.commandline import Shell
@@ -210,11 +211,13 @@ def test_a_script_is_one_that_its_shell_can_read(shell: str, home: pathlib.Path)
 def test_a_script_knows_every_command_and_every_option(shell: str, home: pathlib.Path) -> None:
     script = Shell(home)("completion", shell).out
 
-    for command in commandline.commands():
-        assert command.name in script
-        for option in command.options:
+    for command in parser.COMMANDS:
+        assert command in script
+        for option in parser.options_of(command):
             # Fish has names and dashes apart.
-            assert (option.long.lstrip("-") if shell == "fish" else option.long) in script
+            assert all(
+                (each.lstrip("-") if shell == "fish" else each) in script for each in option.flags
+            )
 
 
 def test_layouts_that_a_shell_could_take_for_something_else_are_not_offered(
@@ -250,26 +253,16 @@ def test_every_product_that_is_offered_is_one_that_is_taken(home: pathlib.Path) 
     assert Shell(home)("validate", "all-disabled", *gpus).status == 0
 
 
-def test_the_words_offered_are_those_that_are_taken() -> None:
-    by_flag = {
-        (command.name, option.long): option.words
-        for command in commandline.commands()
-        for option in command.options
-        if option.words
-    }
+def words(command: str, name: str) -> tuple[str, ...]:
+    (option,) = (each for each in parser.options_of(command) if each.name == name)
+    return option.words
 
-    assert by_flag["export", "--output-format"] == ("yaml", "json")
-    assert by_flag["status", "--output-format"] == ("text", "wide", "json", "yaml")
-    for (command, long), words in by_flag.items():
-        told = next(
-            option.told
-            for each in commandline.commands()
-            if each.name == command
-            for option in each.options
-            if option.long == long
-        )
-        assert all(word in told for word in words), (command, long)
-    assert set(parser.COMMANDS) == {each.name for each in commandline.commands()}
+
+def test_the_words_of_an_option_are_those_of_its_command() -> None:
+    assert words("export", "output-format") == ("yaml", "json")
+    assert words("status", "output-format") == ("text", "wide", "json", "yaml")
+    assert words("apply", "output-format") == ("text", "json", "yaml")
+    assert words("demo", "scenario") == tuple(scenarios.STORIES)
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ import yaml
 from mig_manager.adapters.host import clock, lock_file
 from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
-from mig_manager.cli import console, main, parser
+from mig_manager.cli import command_settings, console, main, parser
 from mig_manager.cli.doctor import cluster as cluster_checks
-from mig_manager.cli.doctor import doctor, doctorsettings, findings, machine
+from mig_manager.cli.doctor import doctor, findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, rights
@@ -80,8 +80,8 @@ class Patient:
         nvml.create(spec, self.path, options=dataclasses.replace(nvml.Options(), **options))  # type: ignore[arg-type]
         return self
 
-    def settings(self, *argv: str, **changes: object) -> doctorsettings.DoctorSettings:
-        given = doctorsettings.doctor_settings(
+    def settings(self, *argv: str, **changes: object) -> command_settings.DoctorSettings:
+        given = command_settings.doctor_settings(
             parser.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
         )
         return dataclasses.replace(given, **changes)  # type: ignore[arg-type]

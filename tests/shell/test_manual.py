@@ -6,23 +6,21 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import settings
-from mig_manager.cli import command_settings, commandline, helptexts, parser, rolloutsettings
-from mig_manager.cli.doctor import doctorsettings
+from mig_manager.cli import help_pages, parser
 from tests.shell import commandline as shells
 from tests.shell.commandline import Shell
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 LINES = [
     pytest.param(example.line, id=example.line)
-    for text in (helptexts.PROGRAM, *helptexts.COMMANDS.values())
-    for example in text.examples
+    for command in ("", *parser.COMMANDS)
+    for example in help_pages.text(command).examples
 ]
 
 
@@ -87,27 +85,23 @@ def test_help_has_every_option_its_meaning_examples_and_statuses(
     page = shell(command, "--help").out
 
     assert shell("help", command).out == page
-    (described,) = (each for each in commandline.commands() if each.name == command)
-    for option in described.options:
-        assert option.long in page
-        assert option.told, option
-        for variable in option.variables:
-            assert variable.startswith("MIG_MANAGER_") or variable in page
+    for option in parser.options_of(command):
+        assert option.help
+        if option.flags:
+            assert all(text in page for text in (*option.flags, option.variable))
     assert re.search(r"\nexamples:\n  .*mig-manager", page)
     assert "exit status:\n  0  " in page
     assert "environment:\n" in page
     assert max(map(len, page.splitlines())) <= 100
 
 
-def test_every_default_is_told() -> None:
-    untold = [
-        f"{command.name} {option.long}"
-        for command in commandline.commands()
-        for option in command.options
-        if option.placeholder in {"SECONDS", "FORMAT", "WHEN", "LEVEL"}
-        and "(default: " not in option.told
-    ]
-    assert untold == []
+def test_every_value_with_a_type_shows_its_default() -> None:
+    typed = {"SECONDS", "NUMBER", "PORT", *("FORMAT", "WHEN", "LEVEL", "WHO", "HOW")}
+    options = [each for name in parser.COMMANDS for each in parser.options_of(name)]
+
+    assert [
+        each.name for each in options if each.metavar in typed and not each.shown_default
+    ] == []
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -126,38 +120,3 @@ def test_an_example_is_a_command_line_that_the_program_takes(line: str) -> None:
 def test_an_unknown_command_is_no_topic_of_help() -> None:
     with pytest.raises(errors.UsageError, match="did you mean 'apply'"):
         parser.parse(["help", "aply"])
-
-
-class Asked(dict[str, str]):
-    """An environment that knows which variables were looked for."""
-
-    def __init__(self) -> None:
-        super().__init__(HOME="/home/somebody")
-        self.names: set[str] = set()
-
-    def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
-        self.names.add(name)
-        return super().get(name, default)
-
-
-READERS: dict[str, Callable[[dict[str, object], Asked], object]] = {
-    "agent": settings.agent_settings,
-    "demo": settings.demo_settings,
-    "doctor": doctorsettings.doctor_settings,
-    "rollout": rolloutsettings.rollout_settings,
-}
-
-
-@pytest.mark.parametrize("command", sorted(set(parser.COMMANDS) - {"help", "version"}))
-def test_every_variable_that_the_manual_names_is_read(command: str) -> None:
-    environ = Asked()
-    # What there must be, or nothing else is asked for.
-    environ["MIG_MANAGER_NODE_NAME"] = "n"
-    if command == "rollout":
-        environ |= {"MIG_MANAGER_SELECTOR": "a=b", "MIG_MANAGER_SELECTED_CONFIG": "all-1g.5gb"}
-
-    READERS.get(command, command_settings.command_settings)(parser.parse([command]), environ)
-
-    (described,) = (each for each in commandline.commands() if each.name == command)
-    named = {name for option in described.options for name in option.variables}
-    assert named - environ.names == set()

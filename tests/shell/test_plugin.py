@@ -44,7 +44,7 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("stat",), 3, "did you mean 'status'"),
         (("status", "--sort"), 2, "--sort"),
         (("status", "gpu-1", "-l", "a=b"), 2, "not both"),
-        (("status", "-o", "table"), 2, "invalid choice"),
+        (("status", "-o", "table"), 2, "not one of text, wide, json, yaml"),
         (("plan",), 2, "LAYOUT"),
         (("plan", "all-3g"), 2, "no layout 'all-3g'"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "missing.yaml"),

@@ -14,7 +14,7 @@ from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.adapters.nvml_worker import gpu_inspection
 from mig_manager.cli import command_settings, console
 from mig_manager.cli.doctor import cluster as cluster_checks
-from mig_manager.cli.doctor import doctorsettings, findings, machine
+from mig_manager.cli.doctor import findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import bar, messages, model, picture, yaml_tree
 from mig_manager.core.node import cluster
@@ -27,7 +27,7 @@ _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 _SIMULATED = "the GPUs are simulated"
 
 
-def run(given: doctorsettings.DoctorSettings, terminal: console.Console) -> bool:
+def run(given: command_settings.DoctorSettings, terminal: console.Console) -> bool:
     """Check this node and write what was found.
 
     Returns:
@@ -44,7 +44,7 @@ def run(given: doctorsettings.DoctorSettings, terminal: console.Console) -> bool
     return report.is_good
 
 
-def examine(given: doctorsettings.DoctorSettings) -> findings.Report:
+def examine(given: command_settings.DoctorSettings) -> findings.Report:
     """Look at everything at once, each check on its own and with a deadline."""
     return findings.run(_looks(given), timeout_s=given.timeout_s + _MARGIN_S)
 
@@ -88,7 +88,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     ) or [""]
 
 
-def _looks(given: doctorsettings.DoctorSettings) -> Mapping[findings.Check, findings.Look]:
+def _looks(given: command_settings.DoctorSettings) -> Mapping[findings.Check, findings.Look]:
     gpus = findings.Once(functools.partial(_observe, given), what="what the GPUs have")
     return {
         **_gpu_looks(given, gpus),
@@ -98,7 +98,7 @@ def _looks(given: doctorsettings.DoctorSettings) -> Mapping[findings.Check, find
 
 
 def _gpu_looks(
-    given: doctorsettings.DoctorSettings, gpus: gpu_checks.Gpus
+    given: command_settings.DoctorSettings, gpus: gpu_checks.Gpus
 ) -> Mapping[findings.Check, findings.Look]:
     state = given.gpus.simulate_state
     line = gpu_inspection.command(
@@ -125,7 +125,7 @@ def _gpu_looks(
     }
 
 
-def _observe(given: doctorsettings.DoctorSettings) -> model.ObservedGpus:
+def _observe(given: command_settings.DoctorSettings) -> model.ObservedGpus:
     state = given.gpus.simulate_state
     command = nvml_worker.worker_command(
         library_path=given.gpus.library_path,
@@ -136,7 +136,7 @@ def _observe(given: doctorsettings.DoctorSettings) -> model.ObservedGpus:
 
 
 def _machine_looks(
-    given: doctorsettings.DoctorSettings, gpus: gpu_checks.Gpus
+    given: command_settings.DoctorSettings, gpus: gpu_checks.Gpus
 ) -> Mapping[findings.Check, findings.Look]:
     files: Mapping[findings.Check, findings.Look] = {
         findings.Check.LOCK: functools.partial(machine.lock, given.lock_file),
@@ -168,7 +168,7 @@ def _simulated() -> tuple[findings.Found, ...]:
 
 
 def _cluster_looks(
-    given: doctorsettings.DoctorSettings, gpus: gpu_checks.Gpus
+    given: command_settings.DoctorSettings, gpus: gpu_checks.Gpus
 ) -> Mapping[findings.Check, findings.Look]:
     kube = findings.Once(functools.partial(_connect, given), what="the cluster")
     view = findings.Once(functools.partial(_node, given, kube), what="the node")
@@ -191,7 +191,7 @@ def _cluster_looks(
     }
 
 
-def _connect(given: doctorsettings.DoctorSettings) -> api.KubeApi:
+def _connect(given: command_settings.DoctorSettings) -> api.KubeApi:
     path = str(given.kubeconfig) if given.kubeconfig else None
     try:
         return api.KubeApi.connect(kubeconfig=path, request_timeout_s=given.timeout_s / _ATTEMPTS)
@@ -201,7 +201,7 @@ def _connect(given: doctorsettings.DoctorSettings) -> api.KubeApi:
         raise findings.NotAskedError("no kubeconfig") from error
 
 
-def _node(given: doctorsettings.DoctorSettings, kube: cluster_checks.Api) -> cluster.NodeView:
+def _node(given: command_settings.DoctorSettings, kube: cluster_checks.Api) -> cluster.NodeView:
     connected = kube.needed()
     if not given.node_name:
         raise findings.NotAskedError("no --node-name")
@@ -209,7 +209,7 @@ def _node(given: doctorsettings.DoctorSettings, kube: cluster_checks.Api) -> clu
 
 
 def _pods(
-    given: doctorsettings.DoctorSettings, kube: cluster_checks.Api
+    given: command_settings.DoctorSettings, kube: cluster_checks.Api
 ) -> tuple[cluster.Pod, ...]:
     connected = kube.needed()
     if not given.node_name:
@@ -217,7 +217,7 @@ def _pods(
     return pods.KubeWorkloads(connected, node_name=given.node_name).list()
 
 
-def _offers(given: doctorsettings.DoctorSettings) -> Mapping[str, frozenset[str]]:
+def _offers(given: command_settings.DoctorSettings) -> Mapping[str, frozenset[str]]:
     is_wanted = given.has_kubelet or (given.has_cluster and not given.gpus.is_simulated)
     if not is_wanted and not given.pod_resources_socket.parent.is_dir():
         raise findings.NotAskedError(

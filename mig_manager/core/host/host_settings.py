@@ -1,4 +1,4 @@
-"""Settings of the agent for the machine underneath: services, reset, reboot, device files.
+"""Settings of the agent for the machine: services, GPU reset, reboot, device files.
 
 Names and variables are those of NVIDIA's ``nvidia-mig-manager`` wherever it has one.
 """
@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 import urllib.parse
 
-from mig_manager.core.options import source
+from mig_manager.core import options
 
 _ROOT = pathlib.Path("/")
 _HOST_MOUNT = pathlib.Path("/host")
@@ -15,7 +15,12 @@ _HOST_MOUNT = pathlib.Path("/host")
 _BUS_SOCKET = pathlib.Path("run/dbus/system_bus_socket")
 _PLAIN_IN_ADDRESS = "/-_.\\*"
 """What a D-Bus address need not escape, beside letters and digits (D-Bus specification)."""
-_LEAST_PATIENCE_S = 0.1
+_LEAST_TIMEOUT_S = 0.1
+_MACHINE = "the machine; see also the options of NVIDIA's agent"
+NVIDIAS = "options of NVIDIA's agent"
+"""The heading in help of what ``nvidia-mig-manager`` has, too."""
+_BOOL = "BOOL"
+"""A switch of NVIDIA's agent may have a value: ``--with-reboot=false``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,72 +40,165 @@ class HostRoots:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RootOptions:
+    """The options that say where the host's files, the driver and its device nodes are."""
+
+    nvidia_cdi_hook_path: pathlib.Path | None = options.path(
+        "nvidia-cdi-hook on the host, for CDI specs",
+        default_text="nvidia-ctk's choice",
+        variable="NVIDIA_CDI_HOOK_PATH",
+        group=NVIDIAS,
+    )
+    host_root_mount: pathlib.Path | None = options.path(
+        "mount of the host's root: sockets of kubelet and D-Bus, driver and devices",
+        default_text="/host if it exists",
+        short="m",
+        variable="HOST_ROOT_MOUNT",
+        metavar=options.FOLDER,
+        group=NVIDIAS,
+    )
+    nvidia_driver_root: pathlib.Path | None = options.path(
+        "root of the driver's files on the host",
+        default_text="/",
+        short="t",
+        variable="NVIDIA_DRIVER_ROOT",
+        metavar=options.FOLDER,
+        group=NVIDIAS,
+    )
+    driver_root: pathlib.Path | None = options.path(
+        "root of the driver's files, where the loader does not find NVML's library",
+        variable="DRIVER_ROOT",
+        metavar=options.FOLDER,
+        group=NVIDIAS,
+    )
+    driver_root_ctr_path: pathlib.Path | None = options.path(
+        "root of the driver's files as seen in this container, for NVML's library and for the "
+        "driver's tools",
+        short="a",
+        variable="DRIVER_ROOT_CTR_PATH",
+        metavar=options.FOLDER,
+        group=NVIDIAS,
+    )
+    dev_root: pathlib.Path | None = options.path(
+        "root of the driver's device nodes on the host",
+        default_text="the driver's",
+        short="b",
+        variable="NVIDIA_DEV_ROOT",
+        metavar=options.FOLDER,
+        group=NVIDIAS,
+    )
+    dev_root_ctr_path: pathlib.Path | None = options.path(
+        "root of the driver's device nodes as seen in this container",
+        short="j",
+        variable="DEV_ROOT_CTR_PATH",
+        metavar=options.FOLDER,
+        group=NVIDIAS,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
     """What the agent may do to its machine, and where; durations in seconds."""
 
-    roots: HostRoots
-    with_reboot: bool
-    """Whether the machine may be rebooted for a MIG mode that no reset brings about."""
-    gpu_reset: bool
-    """Whether GPUs may be reset for a new MIG mode."""
-    cdi_enabled: bool
-    """Whether containers get their GPUs by CDI, whose specs must then follow each change."""
-    shuts_host_clients: bool
-    """Whether the services of the clients file are stopped for a change."""
-    gpu_clients_file: pathlib.Path | None
-    """The operator's list of services of the host that use GPUs; None: there are none."""
-    dbus_address: str
-    """The system bus of the host, as D-Bus writes addresses."""
-    reboot_timeout_s: float
-    """How long a machine that agreed to reboot may take until it ends this process."""
-    service_stop_timeout_s: float
-    """How long each service may take to stop."""
-    service_start_timeout_s: float
-    """How long each service may take to start."""
+    gpu_reset: bool = options.declared(
+        options.Option(
+            name="gpu-reset",
+            help="reset GPUs for a new MIG mode where nvidia-smi is found",
+            default_text="yes",
+            parse=options.parse_switch,
+            default=True,
+            group=_MACHINE,
+        ),
+        options.Option(
+            name="no-gpu-reset",
+            dest="gpu_reset",
+            const="false",  # not False, which counts as absent
+            help="never reset a GPU: fail with ResetRequired, or reboot if that is allowed",
+            group=_MACHINE,
+        ),
+    )
+    dbus_address: str = options.text(
+        "the host's system bus",
+        metavar="ADDRESS",
+        default_text="its usual socket",
+        variable="DBUS_SYSTEM_BUS_ADDRESS",
+        group=_MACHINE,
+    )
+    reboot_timeout_s: float = options.seconds(
+        "how long the machine may take to go down once it agreed to reboot",
+        default=600.0,
+        least=_LEAST_TIMEOUT_S,
+        group=_MACHINE,
+    )
+    service_stop_timeout_s: float = options.seconds(
+        "how long each host service may take to stop; its own TimeoutStopSec= if longer",
+        default=30.0,
+        least=_LEAST_TIMEOUT_S,
+        group=_MACHINE,
+    )
+    service_start_timeout_s: float = options.seconds(
+        "how long each host service may take to start",
+        default=120.0,
+        least=_LEAST_TIMEOUT_S,
+        group=_MACHINE,
+    )
+    with_reboot: bool = options.switch(
+        "reboot the node, once for a layout, for a MIG mode that no reset can set",
+        short="r",
+        variable="WITH_REBOOT",
+        metavar=_BOOL,
+        is_value_optional=True,
+        group=NVIDIAS,
+    )
+    shuts_host_clients: bool = options.switch(
+        "stop the host services of --gpu-clients-file during a change",
+        name="with-shutdown-host-gpu-clients",
+        short="d",
+        variable="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
+        metavar=_BOOL,
+        is_value_optional=True,
+        group=NVIDIAS,
+    )
+    gpu_clients_file: pathlib.Path | None = options.path(
+        "host services that use GPUs: 'version: v1', 'systemd-services: [NAME, ...]'",
+        short="g",
+        variable="GPU_CLIENTS_FILE",
+        group=NVIDIAS,
+    )
+    cdi_enabled: bool = options.switch(
+        "write the CDI specs again after a change",
+        variable="CDI_ENABLED",
+        metavar=_BOOL,
+        is_value_optional=True,
+        group=NVIDIAS,
+    )
+    roots: HostRoots = options.nested(RootOptions)
 
 
-def host_settings(given: source.Source) -> HostSettings:
-    """Read what concerns the machine.
+def host_settings(source: options.Source) -> HostSettings:
+    """Read the settings for the machine.
 
     Raises:
         UsageError: A value cannot be used.
     """
-    roots = host_roots(given)
-    return HostSettings(
-        roots=roots,
-        with_reboot=given.switch("with-reboot", variable="WITH_REBOOT"),
-        gpu_reset=given.switch("gpu-reset", default=True),
-        cdi_enabled=given.switch("cdi-enabled", variable="CDI_ENABLED"),
-        shuts_host_clients=given.switch(
-            "with-shutdown-host-gpu-clients", variable="WITH_SHUTDOWN_HOST_GPU_CLIENTS"
-        ),
-        gpu_clients_file=given.path("gpu-clients-file", variable="GPU_CLIENTS_FILE"),
-        dbus_address=given.text("dbus-address", variable="DBUS_SYSTEM_BUS_ADDRESS")
-        or _bus_address(roots.host_here),
-        reboot_timeout_s=given.seconds("reboot-timeout-s", default=600.0, least=_LEAST_PATIENCE_S),
-        service_stop_timeout_s=given.seconds(
-            "service-stop-timeout-s", default=30.0, least=_LEAST_PATIENCE_S
-        ),
-        service_start_timeout_s=given.seconds(
-            "service-start-timeout-s", default=120.0, least=_LEAST_PATIENCE_S
-        ),
-    )
+    values = source.values(HostSettings)
+    roots = host_roots(source)
+    values["dbus_address"] = values["dbus_address"] or _bus_address(roots.host_here)
+    return HostSettings(**values, roots=roots)
 
 
-def host_roots(given: source.Source) -> HostRoots:
-    """Read where driver and devices are; the devices are with the driver unless told."""
-    host = _host_mount(given)
+def host_roots(source: options.Source) -> HostRoots:
+    """Read where driver and devices are; by default the devices are with the driver."""
+    named = RootOptions(**source.values(RootOptions))
+    host = _host_mount(named)
     driver, driver_here = _pair(
-        _driver_root(given),
-        given.path("driver-root-ctr-path", variable="DRIVER_ROOT_CTR_PATH"),
+        named.nvidia_driver_root or named.driver_root,
+        named.driver_root_ctr_path,
         host=host,
         usual=(_ROOT, host),
     )
     dev, dev_here = _pair(
-        given.path("dev-root", variable="NVIDIA_DEV_ROOT"),
-        given.path("dev-root-ctr-path", variable="DEV_ROOT_CTR_PATH"),
-        host=host,
-        usual=(driver, driver_here),
+        named.dev_root, named.dev_root_ctr_path, host=host, usual=(driver, driver_here)
     )
     return HostRoots(
         host_here=host,
@@ -108,47 +206,37 @@ def host_roots(given: source.Source) -> HostRoots:
         driver_here=driver_here,
         dev=dev,
         dev_here=dev_here,
-        cdi_hook=given.path("nvidia-cdi-hook-path", variable="NVIDIA_CDI_HOOK_PATH"),
+        cdi_hook=named.nvidia_cdi_hook_path,
     )
 
 
-def library_roots(given: source.Source) -> tuple[str, ...]:
-    """Return where to look for the driver's library where the loader finds none.
+def library_roots(source: options.Source) -> tuple[str, ...]:
+    """Return where to look for NVML's library if the loader finds none.
 
-    Those are the roots that are named: as seen in a container before as seen on the host. Where
-    none is named they are the host's root, if it is mounted, and our own.
+    The named roots, as seen in a container before as seen on the host; without any, the mount of
+    the host's root and our own root.
     """
-    named = (
-        given.path("driver-root-ctr-path", variable="DRIVER_ROOT_CTR_PATH"),
-        _driver_root(given),
-    )
-    roots = [root for root in named if root] or [_host_mount(given), _ROOT]
+    named = RootOptions(**source.values(RootOptions))
+    explicit = (named.driver_root_ctr_path, named.nvidia_driver_root or named.driver_root)
+    roots = [root for root in explicit if root] or [_host_mount(named), _ROOT]
     return tuple(dict.fromkeys(map(str, roots)))
 
 
-def pod_resources_socket(given: source.Source) -> pathlib.Path:
-    """Return kubelet's socket where it usually is, or below a mount of the host's root.
+def pod_resources_socket(source: options.Source) -> pathlib.Path:
+    """Return kubelet's usual socket, or the one below a mount of the host's root.
 
     The GPU operator mounts the host's root, at NVIDIA's default, and not kubelet's folder. The
     folder decides and not the socket, which is away while kubelet restarts.
     """
     usual = pathlib.Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    host = given.path("host-root-mount", variable="HOST_ROOT_MOUNT") or _HOST_MOUNT
-    below = host / usual.relative_to("/")
-    return below if _is_there(below.parent) and not _is_there(usual.parent) else usual
+    host = source.field(RootOptions, "host_root_mount") or _HOST_MOUNT
+    below: pathlib.Path = host / usual.relative_to("/")
+    return below if _exists(below.parent) and not _exists(usual.parent) else usual
 
 
-def _host_mount(given: source.Source) -> pathlib.Path:
+def _host_mount(named: RootOptions) -> pathlib.Path:
     """Return where the host's root is mounted; our own root where it is not."""
-    mount = given.path("host-root-mount", variable="HOST_ROOT_MOUNT")
-    return mount or (_HOST_MOUNT if _is_there(_HOST_MOUNT) else _ROOT)
-
-
-def _driver_root(given: source.Source) -> pathlib.Path | None:
-    """Return the driver's root on the host; mig-parted has two names for the one option."""
-    return given.path("nvidia-driver-root", variable="NVIDIA_DRIVER_ROOT") or given.path(
-        "driver-root", variable="DRIVER_ROOT"
-    )
+    return named.host_root_mount or (_HOST_MOUNT if _exists(_HOST_MOUNT) else _ROOT)
 
 
 def _pair(
@@ -158,7 +246,7 @@ def _pair(
     host: pathlib.Path,
     usual: tuple[pathlib.Path, pathlib.Path],
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Return a root on the host and as seen here; where one is given, it tells the other."""
+    """Return a root on the host and as seen here; each is derived from the other if need be."""
     if on_host is None and here is None:
         return usual
     if here is None:
@@ -173,8 +261,8 @@ def _below(root: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
     return root / str(path).lstrip("/")
 
 
-def _is_there(path: pathlib.Path) -> bool:
-    """Return whether a path exists; one that we may not look at, or that cannot be, does not."""
+def _exists(path: pathlib.Path) -> bool:
+    """Tell whether a path exists; one that is forbidden or impossible does not."""
     try:
         return path.exists()
     except OSError:
@@ -184,5 +272,5 @@ def _is_there(path: pathlib.Path) -> bool:
 def _bus_address(host: pathlib.Path) -> str:
     """Return the host's bus below a mount of its root, or where systemd has it."""
     mounted = host / _BUS_SOCKET
-    path = mounted if _is_there(mounted) else _ROOT / _BUS_SOCKET
+    path = mounted if _exists(mounted) else _ROOT / _BUS_SOCKET
     return f"unix:path={urllib.parse.quote(str(path), safe=_PLAIN_IN_ADDRESS)}"

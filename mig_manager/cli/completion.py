@@ -1,0 +1,399 @@
+"""Completion of command lines in bash, zsh and fish.
+
+The scripts are made of the declarations of the options. What only a file knows, the layouts, they
+ask the program for at the moment they are needed.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from mig_manager import errors
+from mig_manager.catalogue import products
+from mig_manager.cli import help_pages, parser
+from mig_manager.core import options
+
+_SAFE = re.compile(r"[A-Za-z0-9._-]+")
+"""Names that no shell takes for anything else, and Kubernetes takes as label values."""
+
+
+def answer(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
+    """Return the script, or the layouts that a script asks for.
+
+    Raises:
+        ConfigError: The document cannot be read.
+        UsageError: No shell is named, or one without a script.
+    """
+    if parsed.get("layouts"):
+        return _layouts(parsed, environ)
+    shell = parsed.get("shell")
+    if shell not in _SCRIPTS:
+        reason = f"no completion for {shell!r}" if shell else "name a shell"
+        raise errors.UsageError(f"{reason}; there is one for {', '.join(_SCRIPTS)}")
+    return _SCRIPTS[shell]()
+
+
+def _layouts(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
+    from mig_manager.adapters.host import files  # noqa: PLC0415 - only for layouts
+    from mig_manager.agent import settings  # noqa: PLC0415 - only for layouts
+    from mig_manager.cli import command_settings  # noqa: PLC0415 - only for layouts
+    from mig_manager.core.layout import config  # noqa: PLC0415 - only for layouts
+
+    name = command_settings.command_settings(parsed, environ).config_file
+    # Standard input is the user's, who is still typing.
+    source = files.ConfigFile(settings.packaged_config() if name in (None, "-") else name)
+    found = config.parse(source.read(), source=source.name).layouts
+    return "".join(f"{each}\n" for each in found if _SAFE.fullmatch(each))
+
+
+def _flagged(command: str) -> tuple[options.Option, ...]:
+    return tuple(each for each in parser.options_of(command) if each.flags)
+
+
+def _operands(command: str) -> tuple[options.Option, ...]:
+    return tuple(each for each in parser.options_of(command) if each.is_operand)
+
+
+def _offer(option: options.Option, offers: Mapping[str, str], words: str, default: str) -> str:
+    """Return what a shell offers for a value: words, or what goes with its metavar."""
+    if option.words:
+        return words.format(" ".join(option.words))
+    return offers.get(option.metavar, default)
+
+
+# -- bash: version 4, without a library of completions -------------------------------------------
+
+_BASH = """\
+# bash completion for mig-manager; made by 'mig-manager completion bash'.
+
+_mig_manager_layouts() {
+    local file='' position
+    for ((position = 1; position < COMP_CWORD; position++)); do
+        case ${COMP_WORDS[position]} in
+        -f | --config-file)
+            file=${COMP_WORDS[position + 1]}
+            # Bash splits --config-file=FILE into three words.
+            [[ $file != = ]] || file=${COMP_WORDS[position + 2]}
+            ;;
+        esac
+    done
+    # As typed, with a tilde that the shell has not yet expanded.
+    case $file in
+    \\~/*) file=$HOME/${file:2} ;;
+    esac
+    "${COMP_WORDS[0]}" completion --layouts ${file:+-f "$file"} 2>/dev/null
+}
+
+_mig_manager_offer() {
+    local lead=$1 value
+    while IFS= read -r value; do
+        [[ $lead$value != "$current"* ]] || COMPREPLY+=("$lead$value")
+    done
+}
+
+_mig_manager_files() {
+    local value
+    while IFS= read -r value; do
+        COMPREPLY+=("$value")
+    done < <(compgen "-A" "$1" -- "$current")
+    compopt -o filenames 2>/dev/null
+}
+
+_mig_manager() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
+    local command='' flags='' want='' position
+    COMPREPLY=()
+    if [[ $current == = ]]; then
+        current=
+    elif [[ $previous == = ]]; then
+        previous=${COMP_WORDS[COMP_CWORD - 2]}
+    fi
+    for ((position = 1; position < COMP_CWORD; position++)); do
+        if [[ ${COMP_WORDS[position]} != -* ]]; then
+            command=${COMP_WORDS[position]}
+            break
+        fi
+    done
+    case $command in
+@CASES@
+    esac
+    if [[ $want == operand:* && $current == -* ]]; then
+        want="words:$flags"
+    fi
+    case ${want#operand:} in
+    layouts) _mig_manager_offer "" < <(_mig_manager_layouts) ;;
+    products) _mig_manager_offer "" <<<"${_mig_manager_products// /$'\\n'}" ;;
+    spec)
+        [[ $current =~ ^(.*\\+)?([0-9]+x)? ]]
+        _mig_manager_offer "${BASH_REMATCH[0]}" <<<"${_mig_manager_products// /$'\\n'}"
+        ;;
+    file | directory) _mig_manager_files "${want#operand:}" ;;
+    words:*)
+        want=${want#operand:} want=${want#words:}
+        _mig_manager_offer "" <<<"${want// /$'\\n'}"
+        ;;
+    esac
+}
+
+complete -F _mig_manager mig-manager
+"""
+_BASH_OFFERS = {
+    options.FILE: "file",
+    options.FOLDER: "directory",
+    options.LAYOUT: "layouts",
+    options.PRODUCT: "products",
+    options.SPEC: "spec",
+}
+
+
+def _bash() -> str:
+    cases = "\n".join(line for command in ("", *parser.COMMANDS) for line in _bash_case(command))
+    return f"_mig_manager_products='{' '.join(products.names())}'\n\n" + _BASH.replace(
+        "@CASES@", cases
+    )
+
+
+def _bash_case(command: str) -> Iterator[str]:
+    found = _flagged(command)
+    first = next(map(_bash_offer, _operands(command)), "nothing")
+    operand = first if command else f"words:{' '.join(parser.COMMANDS)}"
+    yield f"    {command or _shell_quoted('')})"
+    yield f"        flags='{' '.join(flag for option in found for flag in option.flags)}'"
+    yield f"        want='operand:{operand}'"
+    flags: dict[str, list[str]] = {}
+    for option in found:
+        if option.metavar and not option.is_value_optional:
+            flags.setdefault(_bash_offer(option), []).extend(option.flags)
+    if flags:
+        yield "        case $previous in"
+        yield from (
+            f"        {' | '.join(each)}) want='{want}' ;;" for want, each in flags.items()
+        )
+        yield "        esac"
+    yield "        ;;"
+
+
+def _bash_offer(option: options.Option) -> str:
+    return _offer(option, _BASH_OFFERS, "words:{}", "nothing")
+
+
+def _shell_quoted(text: str) -> str:
+    """Quote for bash and zsh; their quotes end before an apostrophe and begin again after it."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+# -- zsh: its own system of completions ----------------------------------------------------------
+
+_ZSH = """\
+#compdef mig-manager
+# zsh completion for mig-manager; made by 'mig-manager completion zsh'.
+# To be found by compinit as _mig-manager, or evaluated after it.
+
+_mig_manager_layouts() {
+    local file= position
+    local -a found
+    for ((position = 2; position < CURRENT; position++)); do
+        case $words[position] in
+        -f | --config-file) file=$words[position+1] ;;
+        --config-file=*) file=${words[position]#*=} ;;
+        esac
+    done
+    # As typed, with a tilde that the shell has not yet expanded.
+    [[ $file != "~/"* ]] || file=$HOME/${file#"~/"}
+    found=(${(f)"$(_call_program layouts ${(q)program} completion --layouts \\
+        ${file:+-f ${(qq)${(Q)file}}} 2>/dev/null)"})
+    compadd -a found
+}
+
+_mig_manager_products() {
+    compadd -a mig_manager_products
+}
+
+_mig_manager_spec() {
+    # What may stand before a product: others and a plus, and how many of it there are.
+    compset -P '*+'
+    compset -P '[0-9]##x'
+    compadd -a mig_manager_products
+}
+
+_mig_manager() {
+    local program=$words[1] curcontext=$curcontext state line
+    typeset -A opt_args
+    setopt localoptions extendedglob
+    local -a mig_manager_products=(@PRODUCTS@)
+    local -a mig_manager_commands=(
+@COMMANDS@
+    )
+    _arguments -C \\
+@PROGRAM@
+        '1:command:->command' '*::argument:->argument'
+    case $state in
+    command) _describe -t commands command mig_manager_commands ;;
+    argument)
+        case $words[1] in
+@CASES@
+        esac
+        ;;
+    esac
+}
+
+if [[ $funcstack[1] == _mig-manager ]]; then
+    _mig_manager "$@"
+else
+    compdef _mig_manager mig-manager
+fi
+"""
+_ZSH_OFFERS = {
+    options.FILE: "_files",
+    options.FOLDER: "_files -/",
+    options.LAYOUT: "_mig_manager_layouts",
+    options.PRODUCT: "_mig_manager_products",
+    options.SPEC: "_mig_manager_spec",
+}
+
+
+def _zsh() -> str:
+    summaries = (
+        _shell_quoted(f"{name}:{_zsh_escaped(help_pages.text(name).summary, colons=True)}")
+        for name in parser.COMMANDS
+    )
+    parts = {
+        "@PRODUCTS@": " ".join(products.names()),
+        "@COMMANDS@": "\n".join(f"        {each}" for each in summaries),
+        "@PROGRAM@": "\n".join(f"        {spec} \\" for spec in _zsh_specs("")),
+        "@CASES@": "\n".join(line for name in parser.COMMANDS for line in _zsh_case(name)),
+    }
+    script = _ZSH
+    for mark, part in parts.items():
+        script = script.replace(mark, part)
+    return script
+
+
+def _zsh_case(command: str) -> Iterator[str]:
+    specs = " \\\n                ".join(_zsh_specs(command))
+    yield f"        {command})"
+    yield f"            _arguments -s \\\n                {specs}"
+    yield "            ;;"
+
+
+def _zsh_specs(command: str) -> Iterator[str]:
+    for option in _flagged(command):
+        others = f"({' '.join(option.flags)})" if len(option.flags) > 1 else ""
+        before = "*" if option.is_repeatable else others
+        for flag in option.flags:
+            yield _shell_quoted(f"{before}{flag}{_zsh_value(option, flag)}")
+    for operand in _operands(command):
+        position = "*:" if operand.is_repeatable else "1::"
+        yield _shell_quoted(f"{position}{operand.metavar}:{_zsh_offer(operand)}")
+
+
+def _zsh_value(option: options.Option, flag: str) -> str:
+    help_text = f"[{_zsh_escaped(option.help)}]"
+    if not option.metavar:
+        return help_text
+    joint = "=" if flag.startswith("--") else "+"
+    colon = "::" if option.is_value_optional else ":"
+    return f"{joint}{help_text}{colon}{option.metavar}:{_zsh_offer(option)}"
+
+
+def _zsh_offer(option: options.Option) -> str:
+    # A space: there is a value, and only the user knows it.
+    return _offer(option, _ZSH_OFFERS, "({})", " ")
+
+
+def _zsh_escaped(text: str, *, colons: bool = False) -> str:
+    for special in ("\\", "[", "]", *([":"] if colons else [])):
+        text = text.replace(special, f"\\{special}")
+    return text
+
+
+# -- fish ----------------------------------------------------------------------------------------
+
+_FISH = """\
+# fish completion for mig-manager; made by 'mig-manager completion fish'.
+
+function __mig_manager_is --description 'Whether the command line has this command'
+    set --local found
+    for word in (commandline --tokenize --cut-at-cursor --current-process)[2..]
+        if not string match --quiet -- '-*' $word
+            set found $word
+            break
+        end
+    end
+    test "$found" = "$argv[1]"
+end
+
+function __mig_manager_layouts --description 'The layouts of the document on the command line'
+    set --local words (commandline --tokenize --cut-at-cursor --current-process)
+    set --local file
+    for position in (seq 2 (count $words))
+        switch $words[$position]
+            case -f --config-file
+                set file -f $words[(math $position + 1)]
+            case '--config-file=*'
+                set file -f (string replace --regex '^[^=]*=' '' -- $words[$position])
+        end
+    end
+    # As typed, with a tilde that the shell has not yet expanded.
+    set file (string replace --regex '^~/' "$HOME/" -- $file)
+    $words[1] completion --layouts $file 2>/dev/null
+end
+
+function __mig_manager_spec --description 'Simulated GPUs: how many of which product, and others'
+    set --local begun (commandline --current-token)
+    set --local lead (string match --regex -- '^(?:.*\\+)?(?:[0-9]+x)?' $begun)
+    printf "$lead%s\\n" $__mig_manager_products
+end
+
+complete --command mig-manager --no-files
+"""
+_FISH_OFFERS = {
+    options.FILE: "--require-parameter --force-files",
+    options.FOLDER: "--exclusive --arguments '(__fish_complete_directories)'",
+    options.LAYOUT: "--exclusive --arguments '(__mig_manager_layouts)'",
+    options.PRODUCT: "--exclusive --arguments '$__mig_manager_products'",
+    options.SPEC: "--exclusive --arguments '(__mig_manager_spec)'",
+}
+
+
+def _fish() -> str:
+    lines = [
+        f"{_FISH}set --global __mig_manager_products {' '.join(products.names())}",
+        *_fish_options(""),
+        *(
+            f"{_fish_start('')} --arguments {name} "
+            f"--description {_fish_quoted(help_pages.text(name).summary)}"
+            for name in parser.COMMANDS
+        ),
+        *(line for name in parser.COMMANDS for line in _fish_options(name)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _fish_start(command: str) -> str:
+    condition = _fish_quoted(f'__mig_manager_is "{command}"')
+    return f"complete --command mig-manager --condition {condition}"
+
+
+def _fish_options(command: str) -> Iterator[str]:
+    for option in _flagged(command):
+        flags = (f"--{'long' if flag[1] == '-' else 'short'}-option" for flag in option.flags)
+        names = " ".join(
+            f"{flag} {name.lstrip('-')}" for flag, name in zip(flags, option.flags, strict=True)
+        )
+        value = "" if not option.metavar or option.is_value_optional else _fish_offer(option)
+        parts = (_fish_start(command), names, value, "--description", _fish_quoted(option.help))
+        yield " ".join(filter(None, parts))
+    for operand in _operands(command):
+        if operand.words or operand.metavar in _FISH_OFFERS:
+            yield f"{_fish_start(command)} {_fish_offer(operand).removeprefix('--exclusive ')}"
+
+
+def _fish_offer(option: options.Option) -> str:
+    return _offer(option, _FISH_OFFERS, "--exclusive --arguments '{}'", "--exclusive")
+
+
+def _fish_quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+_SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}

@@ -1,0 +1,139 @@
+"""Settings of ``rollout``."""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Mapping
+
+from mig_manager import errors
+from mig_manager.agent import settings
+from mig_manager.cli import command_settings
+from mig_manager.core import options
+from mig_manager.core.fleet import nodes, rollout
+
+_AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_CONFIG_MAP = re.compile(r"([a-z0-9.-]+)/([a-z0-9.-]+)")
+_UNDO = "undo"
+
+
+def _amount(text: str) -> str:
+    if not _AMOUNT.fullmatch(text):
+        raise ValueError("is neither a number of nodes nor a percentage")
+    return text
+
+
+def _config_map(text: str) -> tuple[str, ...]:
+    found = _CONFIG_MAP.fullmatch(text)
+    if found is None:
+        raise ValueError("is not NAMESPACE/NAME")
+    return found.groups()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutSettings(command_settings.AnswerSettings, settings.DocumentSettings):
+    """Settings of one rollout."""
+
+    layout_operand: str | None = options.text(
+        "the layout, or 'undo': back to what each node requested before",
+        name="layout",
+        metavar=options.LAYOUT,
+        is_operand=True,
+    )
+    selected_config: str | None = options.text(
+        "the layout as an option, such as for one whose name is undo",
+        short="c",
+        metavar=options.LAYOUT,
+    )
+    selector: str = options.text(
+        "labels of the nodes, as for kubectl (required)",
+        short="l",
+        metavar="SELECTOR",
+        default="",
+    )
+    max_unavailable: str = options.text(
+        "how many nodes, or which percentage of the selected ones, may be unavailable at once, "
+        "including those that are already",
+        metavar="NUMBER",
+        default="1",
+        parse=_amount,
+    )
+    node_timeout_s: float = options.seconds(
+        "how long a node may take, without its wait for a slot", default=1800.0, least=1.0
+    )
+    silence_timeout_s: float = options.seconds(
+        "how long an agent may take to react until its node counts as failed",
+        default=120.0,
+        least=0.1,
+    )
+    config_file: pathlib.Path | None = options.path(
+        "config document to plan with", short="f", default_text="that of the ConfigMap"
+    )
+    config_map: tuple[str, str] = options.declared(
+        options.Option(
+            help="ConfigMap with the agents' config",
+            metavar="NAMESPACE/NAME",
+            parse=_config_map,
+            default=("mig-manager", "mig-manager-config"),
+            default_text="mig-manager/mig-manager-config",
+        )
+    )
+    kubeconfig: pathlib.Path = options.path(
+        "credentials for the cluster", variable="KUBECONFIG", default_text="~/.kube/config"
+    )
+    pauses_on_failure: bool = options.switch(
+        "start no further node once one has failed", name="pause-on-failure"
+    )
+    is_dry_run: bool = options.switch(
+        "show for each node whether the layout fits and what it would cost; change nothing",
+        name="dry-run",
+    )
+    goal: nodes.Goal
+    limits: rollout.Limits
+
+
+def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> RolloutSettings:
+    """Read the settings of a rollout.
+
+    Raises:
+        UsageError: A value is missing or cannot be used.
+    """
+    source = options.Source(parsed, environ, command="rollout")
+    values = source.values(RolloutSettings)
+    values["colour"] = command_settings.colour(source)
+    values["selector"] = values["selector"].strip()
+    if not values["selector"]:
+        raise errors.UsageError("say which nodes: -l SELECTOR, as for kubectl")
+    goal = _goal(values["layout_operand"], values["selected_config"])
+    if values["is_dry_run"] and isinstance(goal, nodes.Back):
+        raise errors.UsageError("a dry run is of a layout, not of undo")
+    values["kubeconfig"] = values["kubeconfig"] or _home_kubeconfig(environ)
+    limits = rollout.Limits(
+        max_unavailable=values["max_unavailable"],
+        pauses=values["pauses_on_failure"],
+        node_timeout_s=values["node_timeout_s"],
+        silence_timeout_s=values["silence_timeout_s"],
+    )
+    return RolloutSettings(**values, goal=goal, limits=limits)
+
+
+def _goal(operand: str | None, selected: str | None) -> nodes.Goal:
+    if operand and selected and operand != selected:
+        raise errors.UsageError(
+            f"-c names {selected!r} and the command line {operand!r}; name one"
+        )
+    if operand == _UNDO and not selected:
+        return nodes.Back()
+    name = selected or operand
+    if not name:
+        raise errors.UsageError("name a layout, or say undo")
+    if not _LABEL.fullmatch(name):
+        raise errors.UsageError(f"{name!r} cannot be the value of a label, so no node can have it")
+    return nodes.Forward(layout=name)
+
+
+def _home_kubeconfig(environ: Mapping[str, str]) -> pathlib.Path:
+    home = environ.get("HOME")
+    if not home:
+        raise errors.UsageError("neither --kubeconfig nor KUBECONFIG nor HOME says how to get in")
+    return pathlib.Path(home) / ".kube" / "config"

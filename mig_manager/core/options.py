@@ -1,0 +1,344 @@
+"""An option, declared once: its flags, variables, type, default and help.
+
+A settings class declares each of its options as a field, with one of the functions below. The
+parser, the variables of the environment, the settings themselves, ``--help``, the manual pages,
+shell completion and the tables of the documentation are derived from these fields.
+"""
+
+import dataclasses
+import enum
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mig_manager import errors
+
+PREFIX = "MIG_MANAGER_"
+"""Of our variables of the environment, before the option's name in capitals."""
+OPTIONS = "options"
+"""The heading in help of options that have no other."""
+
+FILE = "FILE"
+FOLDER = "FOLDER"
+LAYOUT = "LAYOUT"
+"""A layout of the document named on the same command line."""
+NAME = "NAME"
+PRODUCT = "PRODUCT"
+"""A GPU product."""
+SECONDS = "SECONDS"
+SPEC = "SPEC"
+"""The GPUs of a simulated node."""
+
+_TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
+_FALSE = frozenset({"0", "f", "F", "false", "False", "FALSE"})
+"""What Go's ParseBool takes: variables of NVIDIA's tools are written for it."""
+_LAST_PORT = 65535
+_MAX_DIGITS = 5
+_MAX_S = 366 * 86400.0
+"""A year: system calls that wait overflow on longer times, and only when they are made."""
+LEAST_PAUSE_S = 0.001
+"""A pause of 0 seconds would keep a core busy."""
+_KEY = "option"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option or an operand of one or more commands."""
+
+    name: str = ""
+    """Its long name; an empty one is derived from the settings field."""
+    short: str = ""
+    """Its letter."""
+    help: str
+    """What it does, without default and variable."""
+    metavar: str = ""
+    """Stands for the value, and tells completion what to offer; empty for a switch."""
+    words: tuple[str, ...] = ()
+    """The values to choose from."""
+    variable: str = ""
+    """A variable of NVIDIA's tool or of Kubernetes; it comes before ours."""
+    parse: Callable[[str], object] = str
+    """Raises ValueError with what the value is not."""
+    default: object = None
+    default_text: str = ""
+    """The default in words where it depends on something."""
+    group: str = OPTIONS
+    """The heading in help."""
+    commands: str = ""
+    """The commands that have it, separated by spaces; empty: all that use the settings class."""
+    dest: str = ""
+    """The name of the parsed value; empty: the long name with ``_`` for ``-``."""
+    const: object = True
+    """The value of a switch."""
+    is_operand: bool = False
+    is_required: bool = False
+    """Whether the operand must be present."""
+    is_repeatable: bool = False
+    is_value_optional: bool = False
+    """Whether a switch may also have a value, as in Go."""
+    has_flag: bool = True
+    has_variable: bool = True
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags, the short one first."""
+        long = (f"--{self.name}",) if self.has_flag and not self.is_operand else ()
+        return ((f"-{self.short}",) if self.short else ()) + long
+
+    @property
+    def key(self) -> str:
+        """The name of the parsed value."""
+        return self.dest or self.name.replace("-", "_")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables of the environment, the stronger one first."""
+        own = (PREFIX + self.key.upper(),) if self.has_variable else ()
+        return ((self.variable,) if self.variable else ()) + own
+
+    @property
+    def shown_default(self) -> str:
+        """The default as help shows it; empty for a switch and where there is none."""
+        is_none = self.default in (None, "") or isinstance(self.default, bool)
+        if self.default_text or is_none:
+            return self.default_text
+        value = self.default.value if isinstance(self.default, enum.Enum) else self.default
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    @property
+    def full_help(self) -> str:
+        """The help with the default and the variable."""
+        default = f" (default: {self.shown_default})" if self.shown_default else ""
+        return f"{self.help}{default}" + (f" [{self.variable}]" if self.variable else "")
+
+
+class Source:
+    """The values of a command line over variables of the environment over defaults."""
+
+    def __init__(
+        self, parsed: Mapping[str, object], environ: Mapping[str, str], *, command: str = ""
+    ) -> None:
+        """Take the values.
+
+        Args:
+            parsed: The command line by option, as parsed; text has no type yet.
+            environ: The environment.
+            command: The command; empty: that of the command line.
+        """
+        self.parsed = parsed
+        self.environ = environ
+        self.command = command or str(parsed.get("command") or "")
+
+    def get(self, option: Option) -> Any:
+        """Return the value of an option; an empty variable counts as absent.
+
+        Raises:
+            UsageError: The value is not one for this option.
+        """
+        value = self.parsed.get(option.key)
+        if option.is_repeatable:
+            return tuple(map(str, value)) if isinstance(value, list) else option.default
+        text, origin = self._find(option)
+        if not text:
+            return option.default
+        try:
+            return option.parse(text)
+        except ValueError as error:
+            raise errors.UsageError(f"{origin}: {text!r} {error}") from error
+
+    def is_set(self, option: Option) -> bool:
+        """Tell whether the command line or a variable has a value."""
+        return bool(self._find(option)[0])
+
+    def field(self, settings: type, name: str) -> Any:
+        """Return the value of one field of a settings class."""
+        option = next((each for each in _variants(settings, name) if self._has(each)), None)
+        return self.get(option) if option else _variants(settings, name)[0].default
+
+    def values(self, settings: type) -> dict[str, Any]:
+        """Return the values of all fields of a settings class that are options.
+
+        An option that the command does not have keeps its default, whatever variables say.
+
+        Raises:
+            UsageError: A value is not one for its option.
+        """
+        return {
+            each.name: self.field(settings, each.name)
+            for each in dataclasses.fields(settings)
+            if _KEY in each.metadata
+        }
+
+    def _has(self, option: Option) -> bool:
+        return not option.commands or self.command in option.commands.split()
+
+    def _find(self, option: Option) -> tuple[str, str]:
+        """Return the value as text, and its place: the flag or the variable."""
+        value = self.parsed.get(option.key)
+        if value is not None and value is not False:
+            return str(value), f"--{option.name}"
+        for variable in option.variables:
+            if self.environ.get(variable):
+                return self.environ[variable], variable
+        return "", f"--{option.name}"
+
+
+def of(settings: type, command: str = "") -> tuple[Option, ...]:
+    """Return the options that a settings class declares.
+
+    Args:
+        settings: The class; its own fields come before those it inherits.
+        command: Only the options of this command; empty: all.
+    """
+    own: list[Option] = []
+    inherited: list[Option] = []
+    for each in dataclasses.fields(settings):
+        found = list(_of_field(each))
+        (own if each.name in settings.__annotations__ else inherited).extend(found)
+    return tuple(
+        each
+        for each in [*own, *inherited]
+        if not (command and each.commands) or command in each.commands.split()
+    )
+
+
+def _of_field(field: dataclasses.Field[Any]) -> Iterator[Option]:
+    for each in field.metadata.get(_KEY, ()):
+        yield each if each.name else dataclasses.replace(each, name=field.name.replace("_", "-"))
+    yield from field.metadata.get("nested", ())
+
+
+def _variants(settings: type, name: str) -> tuple[Option, ...]:
+    (field,) = (each for each in dataclasses.fields(settings) if each.name == name)
+    return tuple(_of_field(field))
+
+
+# -- fields of settings classes ------------------------------------------------------------------
+
+
+def declared(*variants: Option) -> Any:
+    """Declare a field by options of different commands; the first one has the default."""
+    return dataclasses.field(default=variants[0].default, metadata={_KEY: variants})
+
+
+def nested(source: type | tuple[Option, ...], *names: str, group: str = "") -> Any:
+    """Declare a field that is computed from other options.
+
+    Args:
+        source: These options, or the settings class that declares them.
+        names: The long names of those that the command line has; none: all.
+        group: Their heading in help; empty: their own.
+    """
+    found = of(source) if isinstance(source, type) else source
+    kept = tuple(
+        dataclasses.replace(each, group=group or each.group)
+        for each in found
+        if not names or each.name in names
+    )
+    return dataclasses.field(metadata={"nested": kept})
+
+
+def text(meaning: str, *, metavar: str = NAME, default: str | None = None, **more: Any) -> Any:
+    """Declare a text."""
+    return declared(Option(help=meaning, metavar=metavar, default=default, **more))
+
+
+def switch(meaning: str, *, default: bool = False, **more: Any) -> Any:
+    """Declare a switch: true or false, as Go's ParseBool reads them."""
+    return declared(Option(help=meaning, parse=parse_switch, default=default, **more))
+
+
+def seconds(meaning: str, *, default: float, least: float = 0.0, **more: Any) -> Any:
+    """Declare a duration in seconds, up to a year."""
+    parse = _parser_of_seconds(least)
+    return declared(Option(help=meaning, metavar=SECONDS, parse=parse, default=default, **more))
+
+
+def count(meaning: str, *, default: int = 0, **more: Any) -> Any:
+    """Declare a whole number from 0 to 99999."""
+    return declared(Option(help=meaning, metavar="NUMBER", parse=_count, default=default, **more))
+
+
+def port(meaning: str, **more: Any) -> Any:
+    """Declare a TCP port; 0 is none."""
+    return declared(Option(help=meaning, metavar="PORT", parse=_port, default=0, **more))
+
+
+def path(meaning: str, *, default: pathlib.Path | None = None, **more: Any) -> Any:
+    """Declare a path, with ``~`` for a home directory."""
+    option = Option(help=meaning, parse=_path, default=default, **({"metavar": FILE} | more))
+    return declared(option)
+
+
+def choice(meaning: str, *, metavar: str, default: enum.Enum, **more: Any) -> Any:
+    """Declare one of an enumeration's values."""
+    return declared(choosing(meaning, metavar=metavar, default=default, **more))
+
+
+def choosing(
+    meaning: str, *, metavar: str, default: enum.Enum, words: str = "", **more: Any
+) -> Option:
+    """Return the option for one of an enumeration's values.
+
+    Args:
+        meaning: What it does.
+        metavar: Stands for the value.
+        default: The default.
+        words: The values to choose from, separated by spaces; empty: all.
+        more: Further attributes of the option.
+    """
+    known = tuple(words.split()) or tuple(str(each.value) for each in type(default))
+    by_word = {word: type(default)(word) for word in known}
+
+    def parse(value: str) -> enum.Enum:
+        if value not in by_word:
+            raise ValueError(f"is not one of {', '.join(by_word)}")
+        return by_word[value]
+
+    return Option(help=meaning, metavar=metavar, words=known, parse=parse, default=default, **more)
+
+
+def parse_switch(value: str) -> bool:
+    """Return a truth value.
+
+    Raises:
+        ValueError: It is neither true nor false.
+    """
+    if value in _TRUE or value in _FALSE:
+        return value in _TRUE
+    raise ValueError("is neither true nor false")
+
+
+def _parser_of_seconds(least: float) -> Callable[[str], float]:
+    def parse(value: str) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not least <= seconds <= _MAX_S:
+            raise ValueError(f"is not a number of seconds from {least:g} to {_MAX_S:g}")
+        return seconds
+
+    return parse
+
+
+def _count(value: str) -> int:
+    # Checked before the conversion: long numbers take long.
+    if len(value) > _MAX_DIGITS or not (value.isascii() and value.isdigit()):
+        raise ValueError("is not a whole number from 0 to 99999")
+    return int(value)
+
+
+def _port(value: str) -> int:
+    is_short = len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit()
+    if not is_short or int(value) > _LAST_PORT:
+        raise ValueError(f"is not a port from 0 to {_LAST_PORT}")
+    return int(value)
+
+
+def _path(value: str) -> pathlib.Path:
+    try:
+        return pathlib.Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError("names no home directory") from error

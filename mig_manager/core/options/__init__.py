@@ -1,1 +1,0 @@
-"""Where the value of an option comes from, and the options of NVIDIA's tools."""
