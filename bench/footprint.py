@@ -43,7 +43,7 @@ sys.exit(status)
 """Small itself: a process begins with the peak of the one that started it."""
 _AGENT = (
     "import mig_manager.__main__, mig_manager.agent.main, mig_manager.agent.metrics\n"
-    "import mig_manager.adapters.host.directorywatch, mig_manager.adapters.host.web_server\n"
+    "import mig_manager.adapters.host.config_watch, mig_manager.adapters.host.web_server\n"
 )
 """What an agent with pages for Prometheus imports until it is ready."""
 

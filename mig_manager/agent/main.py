@@ -12,14 +12,14 @@ from types import FrameType
 import structlog
 
 from mig_manager.adapters.host import (
-    atomic_file,
     clock,
+    config_watch,
     device_nodes,
     files,
     hooks,
     lock_file,
+    procfs,
     programs,
-    this_machine,
 )
 from mig_manager.adapters.kubelet import client as kubelet_client
 from mig_manager.adapters.kubernetes import advertise, api, node, pods
@@ -206,7 +206,7 @@ def _start_file_watches(
         wanted.host.gpu_clients_file,
     )
     for path in filter(None, watched):
-        file_watch = files.ConfigWatch(path, inbox.put_file_change)
+        file_watch = config_watch.ConfigWatch(path, inbox.put_file_change)
         file_watch.start()
         stack.callback(file_watch.stop)
 
@@ -280,8 +280,8 @@ def world(
         ),
         boot_id=boot_id,
         hooks=_hooks(wanted),
-        own_pod_uid=this_machine.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
-        proven=atomic_file.ProvenFile(wanted.proven_file),
+        own_pod_uid=procfs.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
+        proven=files.VerifiedLayoutFile(wanted.proven_file),
         slots=_slots(wanted, kube, system),
     )
     # Simulated GPUs are no reason to do anything to the real machine.

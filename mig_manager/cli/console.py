@@ -115,12 +115,12 @@ class Console:
         Raises:
             ConfigError: It cannot be read, or is invalid.
         """
-        from mig_manager.adapters.host import configfile  # noqa: PLC0415 - not for every command
+        from mig_manager.adapters.host import files  # noqa: PLC0415 - not for every command
         from mig_manager.core import yaml_tree  # noqa: PLC0415 - loads YAML
         from mig_manager.core.layout import config  # noqa: PLC0415 - loads YAML
 
         if name != "-":
-            file = configfile.ConfigFile(name)
+            file = files.ConfigFile(name)
             return config.parse(file.read(), source=file.name, is_lenient=is_lenient)
         try:
             # One character too many, so that a file that is too long is refused.

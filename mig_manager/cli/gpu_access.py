@@ -53,12 +53,12 @@ class Reach:
 
     def world(self) -> local.Dependencies:
         """Return what a change works with; its GPU work can be killed and undone."""
-        from mig_manager.adapters.host import atomic_file, lock_file  # noqa: PLC0415 - as above
+        from mig_manager.adapters.host import files, lock_file  # noqa: PLC0415 - as above
         from mig_manager.adapters.nvml_worker import client as nvml_worker  # noqa: PLC0415 - as above
 
         self._simulate()
-        journal = atomic_file.JournalFile(self._given.journal_file)
-        proven = atomic_file.ProvenFile(self._given.proven_file)
+        journal = files.JournalFile(self._given.journal_file)
+        proven = files.VerifiedLayoutFile(self._given.proven_file)
         state = self._given.gpus.simulate_state
         world = local.Dependencies(
             gpus=nvml_worker.WorkerGpus(
@@ -124,9 +124,9 @@ class Reach:
             from mig_manager.cli import simulation  # noqa: PLC0415 - not for real GPUs
 
             return simulation.boot_id(self._given.gpus)
-        from mig_manager.adapters.host import this_machine  # noqa: PLC0415 - only to change something
+        from mig_manager.adapters.host import procfs  # noqa: PLC0415 - only to change something
 
-        return this_machine.boot_id()
+        return procfs.boot_id()
 
     def _simulate(self) -> None:
         if self._given.gpus.is_simulated:

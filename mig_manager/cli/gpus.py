@@ -110,10 +110,10 @@ class _Shell:
     def _checkpoint(self) -> int:
         file = self._checkpoint_file()
         gpus = self._reach.gpus().observe()
-        from mig_manager.adapters.host import outputfile  # noqa: PLC0415 - seldom asked for
+        from mig_manager.adapters.host import files  # noqa: PLC0415 - seldom asked for
         from mig_manager.core.records import checkpoint  # noqa: PLC0415 - the same
 
-        outputfile.write(pathlib.Path(file), checkpoint.render(gpus))
+        files.write_output(pathlib.Path(file), checkpoint.render(gpus))
         self._warn_of(gpus.unreachable, "it is not in the checkpoint")
         self._terminal.say("MIG configuration checkpointed successfully")
         return DONE
@@ -201,9 +201,9 @@ class _Shell:
         if target is None:
             self._answer(result.to_data, lambda: "")
             return DONE
-        from mig_manager.adapters.host import outputfile  # noqa: PLC0415 - seldom asked for
+        from mig_manager.adapters.host import files  # noqa: PLC0415 - seldom asked for
 
-        outputfile.write(target, self._rendered(result.to_data()))
+        files.write_output(target, self._rendered(result.to_data()))
         return DONE
 
     def _validate(self) -> int:

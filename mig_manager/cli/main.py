@@ -104,7 +104,7 @@ def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
     chosen = settings.agent_settings(parsed, terminal.environ)
     import structlog
 
-    from mig_manager.adapters.host import this_machine
+    from mig_manager.adapters.host import procfs
     from mig_manager.agent import main
 
     is_json = chosen.log_format is settings.LogFormat.JSON
@@ -114,7 +114,7 @@ def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
         logger.info("options_not_needed", options=chosen.not_needed)
     for name, closest in parser.unknown_variables(terminal.environ).items():
         logger.warning("variable_unknown", name=name, did_you_mean=closest or None)
-    boot_id = this_machine.boot_id()
+    boot_id = procfs.boot_id()
     if chosen.gpus.is_simulated:
         from mig_manager.cli import simulation
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock, configfile
+from mig_manager.adapters.host import clock, files
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli import command_settings, console, rollout_settings
 from mig_manager.cli.render import rollout_report
@@ -283,7 +283,7 @@ def _document(
 ) -> config.Document | None:
     """Return the agents' layout file; None if there is no such ConfigMap."""
     if given.config_file is not None:
-        file = configfile.ConfigFile(given.config_file)
+        file = files.ConfigFile(given.config_file)
         return config.parse(file.read(), source=file.name, is_lenient=given.is_lenient)
     namespace, name = given.config_map
     text = fleet.config_text(kube, namespace=namespace, name=name)

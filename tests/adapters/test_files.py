@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import configfile, directorywatch, files
+from mig_manager.adapters.host import config_watch, files
 
 _SOON_S = 5.0
 _QUIET_S = 0.3
@@ -52,7 +52,7 @@ def mount(tmp_path: pathlib.Path) -> Mount:
 def watching(path: pathlib.Path, *, poll_s: float = 600.0) -> Iterator[queue.Queue[str]]:
     """Run a watch; each change puts the content at that moment."""
     changes: queue.Queue[str] = queue.Queue()
-    watch = files.ConfigWatch(
+    watch = config_watch.ConfigWatch(
         path, lambda: changes.put(path.read_text()), debounce_s=0.02, poll_s=poll_s
     )
     watch.start()
@@ -74,7 +74,7 @@ def test_a_file_that_protect_home_hides_is_explained(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # systemd mounts an empty folder over it (systemd.exec(5)).
-    monkeypatch.setattr(configfile, "_HOMES", (str(tmp_path),))
+    monkeypatch.setattr(files, "_HOMES", (str(tmp_path),))
 
     with pytest.raises(errors.ConfigError, match=f"ProtectHome= of the unit hides {tmp_path}"):
         files.ConfigFile(tmp_path / "config.yaml").read()
@@ -83,7 +83,7 @@ def test_a_file_that_protect_home_hides_is_explained(
 def test_a_missing_file_in_a_home_that_can_be_seen_is_just_missing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(configfile, "_HOMES", (str(tmp_path),))
+    monkeypatch.setattr(files, "_HOMES", (str(tmp_path),))
     (tmp_path / ".profile").touch()
 
     with pytest.raises(errors.ConfigError, match=r"No such file or directory$"):
@@ -110,9 +110,9 @@ class TestConfigFile:
 
     def test_a_file_of_more_than_a_mebibyte_is_refused(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "config.yaml"
-        path.write_bytes(b"#" * configfile.MAX_BYTES)
-        assert len(files.ConfigFile(path).read()) == configfile.MAX_BYTES
-        path.write_bytes(b"#" * (configfile.MAX_BYTES + 1))
+        path.write_bytes(b"#" * files.MAX_BYTES)
+        assert len(files.ConfigFile(path).read()) == files.MAX_BYTES
+        path.write_bytes(b"#" * (files.MAX_BYTES + 1))
         with pytest.raises(errors.ConfigError, match="larger than"):
             files.ConfigFile(path).read()
 
@@ -159,7 +159,7 @@ class TestConfigWatch:
         path = tmp_path / "config.yaml"
         path.write_text("one")
         seen: queue.Queue[str] = queue.Queue()
-        watch = directorywatch.DirectoryWatch(tmp_path, lambda: seen.put("event"))
+        watch = config_watch.DirectoryWatch(tmp_path, lambda: seen.put("event"))
         try:
             path.read_text()
             assert nothing_more(seen)
@@ -206,7 +206,7 @@ class TestConfigWatch:
         def refuse(*_args: object) -> None:
             raise OSError(24, "inotify instance limit reached")
 
-        monkeypatch.setattr(directorywatch, "DirectoryWatch", refuse)
+        monkeypatch.setattr(config_watch, "DirectoryWatch", refuse)
         with watching(mount.file, poll_s=0.05) as changes:
             mount.swap("two")
             assert changes.get(timeout=_SOON_S) == "two"
@@ -227,7 +227,7 @@ class TestConfigWatch:
             heard.put(path.read_text())
             raise RuntimeError("a bug of the listener's")
 
-        watch = files.ConfigWatch(path, listen, debounce_s=0.02)
+        watch = config_watch.ConfigWatch(path, listen, debounce_s=0.02)
         watch.start()
         try:
             for content in ("two", "three"):

@@ -3,12 +3,12 @@
 import pathlib
 import uuid
 
-from mig_manager.adapters.host import this_machine
+from mig_manager.adapters.host import procfs
 
 
 def test_a_boot_has_an_id_of_its_own() -> None:
-    assert this_machine.boot_id() == str(uuid.UUID(this_machine.boot_id()))
+    assert procfs.boot_id() == str(uuid.UUID(procfs.boot_id()))
 
 
 def test_where_the_system_tells_no_boot_id_there_is_none(tmp_path: pathlib.Path) -> None:
-    assert this_machine.boot_id(tmp_path / "none") == ""
+    assert procfs.boot_id(tmp_path / "none") == ""

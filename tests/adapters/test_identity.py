@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from mig_manager.adapters.host import this_machine
+from mig_manager.adapters.host import procfs
 
 UID = "0a947273-7214-4824-8411-875ebd7626e4"
 OTHER = "fd698699-eabf-4c23-92ef-cf0bbdb78261"
@@ -54,7 +54,7 @@ HOST = """\
 def found(text: str, folder: pathlib.Path, environ_value: str | None = None) -> str | None:
     file = folder / "mountinfo"
     file.write_text(text, encoding="utf-8")
-    return this_machine.own_pod_uid(environ_value, file)
+    return procfs.own_pod_uid(environ_value, file)
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_a_variable_without_a_value_says_nothing(
 
 
 def test_a_kernel_that_does_not_tell_is_no_error(tmp_path: pathlib.Path) -> None:
-    assert this_machine.own_pod_uid(None, tmp_path / "missing") is None
-    assert this_machine.own_pod_uid(None, tmp_path) is None
+    assert procfs.own_pod_uid(None, tmp_path / "missing") is None
+    assert procfs.own_pod_uid(None, tmp_path) is None

@@ -28,11 +28,11 @@ def test_a_process_is_a_holder_by_the_device_nodes_it_has_open(proc: proc_tree.P
     )
     proc.add(42, "/dev/null", "socket:[1]", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
     proc.add(43, "/dev/nvidiactl")
-    first, second = procfs.holders(proc.root)
-    assert first == procfs.Holder(
+    first, second = procfs.gpu_processes(proc.root)
+    assert first == procfs.GpuProcess(
         pid=41,
         name="nv-hostengine",
-        home="unit nvidia-dcgm.service",
+        owner="unit nvidia-dcgm.service",
         gpus=frozenset({3}),
         caps=frozenset({12}),
         has_control=True,
@@ -60,7 +60,7 @@ def test_only_the_device_node_of_the_gpu_counts(
     proc: proc_tree.ProcTree,
 ) -> None:
     proc.add(41, link)
-    assert bool(procfs.of_gpu(procfs.holders(proc.root), 3)) is is_gpu
+    assert bool(procfs.using_gpu(procfs.gpu_processes(proc.root), 3)) is is_gpu
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_the_home_of_a_process_is_told_by_its_cgroup(
     cgroup: str, home: str, proc: proc_tree.ProcTree
 ) -> None:
     proc.add(41, "/dev/nvidia0", cgroup=cgroup)
-    (holder,) = procfs.holders(proc.root)
-    assert holder.home == home
+    (holder,) = procfs.gpu_processes(proc.root)
+    assert holder.owner == home
 
 
 def test_a_process_that_vanishes_or_hides_its_files_is_passed_over(
@@ -138,14 +138,14 @@ def test_a_process_that_vanishes_or_hides_its_files_is_passed_over(
     (proc.root / "44/fd").write_text("")
     proc.add(45, "/dev/null")
     (proc.root / "45/fd/9").write_text("not a link")
-    assert [str(holder) for holder in procfs.holders(proc.root)] == [
+    assert [str(holder) for holder in procfs.gpu_processes(proc.root)] == [
         "python3 (pid 41)",
         "process (pid 43)",
     ]
 
 
 def test_without_a_proc_nobody_is_found(tmp_path: pathlib.Path) -> None:
-    assert procfs.holders(tmp_path / "none") == ()
+    assert procfs.gpu_processes(tmp_path / "none") == ()
     assert procfs.capabilities(tmp_path / "none", 0) == {}
 
 
@@ -153,13 +153,13 @@ def test_our_own_processes_are_left_out(proc: proc_tree.ProcTree) -> None:
     proc.add(100, "/dev/nvidia0", name="mig-manager")
     proc.add(101, "/dev/nvidia0", name="a) R 1 (b", parent=100)
     proc.add(102, "/dev/nvidia0", parent=101)
-    found = procfs.holders(proc.root, but=(100,))
+    found = procfs.gpu_processes(proc.root, ignore=(100,))
     assert [holder.pid for holder in found] == [102]
 
 
 def test_a_name_cannot_forge_lines_or_escape_sequences(proc: proc_tree.ProcTree) -> None:
     proc.add(41, "/dev/nvidia0", name="a\x1b[2J\nb", cgroup="0::/x/\x1b[2J.service")
-    (holder,) = procfs.holders(proc.root)
+    (holder,) = procfs.gpu_processes(proc.root)
     assert str(holder) == "a?[2J?b (pid 41, unit ?[2J.service)"
 
 
@@ -181,17 +181,17 @@ def test_a_gpu_instance_is_held_by_its_own_cap_nodes_or_by_the_gpu_alone(
     proc.add(43, "/dev/nvidia2", f"{caps}1", name="nv-hostengine")
     proc.add(44, "/dev/nvidia3")
     proc.add(45, f"{caps}301 (deleted)")
-    found = procfs.holders(proc.root)
+    found = procfs.gpu_processes(proc.root)
     known = procfs.capabilities(proc.root, 2)
-    held = procfs.of_gpu_instance(found, 2, caps=known, gpu_instance_id=3)
+    held = procfs.using_gpu_instance(found, 2, caps=known, gpu_instance_id=3)
     assert [holder.pid for holder in held] == [41, 43, 45]
-    assert [holder.pid for holder in procfs.of_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
+    assert [holder.pid for holder in procfs.using_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
 
 
 def test_no_more_than_eight_are_named(proc: proc_tree.ProcTree) -> None:
     for pid in range(50, 60):
         proc.add(pid, "/dev/nvidia0")
-    said = procfs.named(procfs.holders(proc.root))
+    said = procfs.named(procfs.gpu_processes(proc.root))
     assert said.startswith("python3 (pid 50), ")
     assert said.endswith("python3 (pid 57) and 2 more")
 
@@ -208,8 +208,8 @@ def test_a_real_process_is_seen_with_what_it_has_open(tmp_path: pathlib.Path) ->
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = procfs.of_gpu(procfs.holders(procfs.ROOT), 7)
-        ours = procfs.of_gpu(procfs.holders(procfs.ROOT, but=(os.getpid(),)), 7)
+        found = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT), 7)
+        ours = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT, ignore=(os.getpid(),)), 7)
         process.communicate()
     assert process.pid in [holder.pid for holder in found]
     assert process.pid not in [holder.pid for holder in ours]

@@ -83,7 +83,8 @@ def test_the_unit_gives_up_most_of_what_a_service_could_do(unit: str) -> None:
 LOOK = """
 import json
 from mig_manager.adapters.host import procfs
-print(json.dumps([[each.pid for each in procfs.holders(procfs.ROOT)], procfs.hidden(procfs.ROOT)]))
+pids = [each.pid for each in procfs.gpu_processes(procfs.ROOT)]
+print(json.dumps([pids, procfs.hidden(procfs.ROOT)]))
 """
 
 

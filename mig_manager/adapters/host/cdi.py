@@ -5,7 +5,6 @@ ended well, and only when it says something else than before. Sources: the CDI s
 ``cmd/nvidia-ctk/cdi`` of NVIDIA's container toolkit.
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import driver_files, programs
+from mig_manager.adapters.host import driver_files, files, programs
 from mig_manager.core import yaml_tree
 from mig_manager.core.host import host_settings
 
@@ -266,33 +265,17 @@ def _spec(text: str, source: str) -> _Spec:
 
 
 def _replace(path: pathlib.Path, text: str) -> None:
-    """Replace a spec at one blow, as container runtimes watch its folder."""
+    """Replace a spec atomically, because container runtimes watch its folder."""
     if _read(path) == text:
         return
-    # The runtimes read what ends in .yaml or .json alone.
-    fresh = path.with_name(f".{path.name}.new")
+    # The runtimes read only files that end in .yaml or .json.
+    temporary = path.with_name(f".{path.name}.new")
     try:
-        fresh.unlink(missing_ok=True)
-        try:
-            _write(fresh, text)
-            fresh.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
-            raise
+        files.replace(path, text, mode=_MODE, temporary=temporary)
     except OSError as error:
         why = error.strerror or error
         raise errors.HostError(f"cannot write {path}: {why}", reason=_REASON) from error
     _log.info("cdi_spec_written", path=str(path))
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-    with open(file, "wb") as stream:  # noqa: PTH123 - a descriptor, not a path
-        stream.write(text.encode())
-        stream.flush()
-        os.fsync(file)
-    path.chmod(_MODE)
 
 
 def _read(path: pathlib.Path) -> str:

@@ -104,7 +104,7 @@ class CapabilityNodes:
         if not self._dev.is_dir():
             self._skip(f"there is no folder {self._dev}")
             return
-        wanted = tuple(_wanted(procfs.of_driver(self._proc, self._roots)))
+        wanted = tuple(_wanted(procfs.driver_proc(self._proc, self._roots)))
         if not wanted:
             _log.warning("capability_files_not_seen", proc=str(self._proc))
         try:

@@ -1,143 +1,243 @@
-"""The config file: read it whole, and notice when its content changes."""
+"""Files that are read and replaced as a whole: config documents, journal, verified layout, output.
+
+What must survive a loss of power is on the disk before anything relies on it.
+"""
 
 import contextlib
-import hashlib
+import os
 import pathlib
-import threading
-from collections.abc import Callable
-from typing import Protocol
+import secrets
+import stat
+from collections.abc import Iterator
 
-import structlog
+from mig_manager import errors
 
-from mig_manager.adapters.host import configfile
-
-ConfigFile = configfile.ConfigFile
-
-_log = structlog.get_logger()
-
-_BLIND_POLL_S = 5.0
-"""How often to look while inotify cannot tell us; it costs one small read."""
-_MOST_POSTPONEMENTS = 10
-"""A file that is written without end is looked at nevertheless."""
-_STOP_S = 5.0
+MAX_BYTES = 1 << 20
+"""A ConfigMap, where config files live, holds no more (etcd's limit on a request); and the
+snapshot of any node is far smaller."""
+_HOMES = ("/root", "/home", "/run/user")
+"""What ``ProtectHome=`` hides (systemd.exec(5))."""
+_FOLDER_MODE = 0o755
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class ConfigWatch:
-    """Calls back when the content of a file is another than before.
+class ConfigFile:
+    """A config document in a file; implements ``ports.ConfigSource``."""
 
-    Kubelet changes a mounted ConfigMap by swapping the symbolic link ``..data`` beside the file,
-    so we watch the directory and compare content; any event there is only a reason to look. Since
-    inotify can fall silent (the directory was removed, or made again), or not be had at all, we
-    also look from time to time. A file that is missing for a while has not changed.
+    def __init__(self, path: str | pathlib.Path) -> None:
+        self._path = pathlib.Path(path)
+
+    @property
+    def name(self) -> str:
+        """The path as it was given."""
+        return str(self._path)
+
+    def read(self) -> str:
+        """Return the file's text as it is now.
+
+        Raises:
+            ConfigError: It is missing, unreadable, larger than 1 MiB, or not UTF-8.
+        """
+        try:
+            content = read_bytes(self._path)
+        except OSError as error:
+            why = f"{error.strerror or error}{_home_hint(self._path)}"
+            raise errors.ConfigError(f"cannot read {self._path}: {why}") from error
+        return _decode(content, str(self._path))
+
+
+class _TextFile:
+    """One text, replaced as a whole; only for the process that has the node's lock.
+
+    Args:
+        path: The file; ``write`` makes its folder.
     """
 
-    def __init__(
-        self,
-        path: str | pathlib.Path,
-        on_change: Callable[[], None],
-        *,
-        debounce_s: float = 0.2,
-        poll_s: float = 30.0,
-    ) -> None:
-        """Prepare to watch a file; it need not exist.
+    _what: str
+    """What errors call it."""
 
-        Args:
-            path: The file.
-            on_change: Called in a thread of ours after the content has changed.
-            debounce_s: How long nothing must happen before we look.
-            poll_s: How often we look although nothing seems to happen.
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+
+    def read(self) -> str | None:
+        """Return the text, or None if there is none.
+
+        Raises:
+            ConfigError: The file is unreadable, too large, or not UTF-8.
         """
-        self._path = pathlib.Path(path)
-        self._on_change = on_change
-        self._debounce_s = debounce_s
-        self._poll_s = poll_s
-        self._wake = threading.Event()
-        self._is_stopping = False
-        self._digest: bytes | None = None
-        self._directory: _DirectoryWatch | None = None
-        self._is_blind = False
-        self._is_missing = False
-        self._thread = threading.Thread(target=self._run, name="config-watch", daemon=True)
+        with self._errors_translated("read"):
+            try:
+                file = os.open(self._path, _READ)
+            except FileNotFoundError:
+                return None
+            with open(file, "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
+                content = stream.read(MAX_BYTES + 1)
+        return _decode(content, f"{self._what} {self._path}")
 
-    def start(self) -> None:
-        """Take the present content as known; every change after this is told."""
-        self._arm()
-        self._digest = self._look()
-        self._thread.start()
+    def write(self, text: str) -> None:
+        """Replace the text; it is on the disk before this returns.
 
-    def stop(self) -> None:
-        """End the watch; ``on_change`` is not called again."""
-        self._is_stopping = True
-        self._wake.set()
-        self._thread.join(_STOP_S)
-        self._disarm()
+        Raises:
+            ConfigError: It cannot be written; the previous text is still there.
+        """
+        with self._errors_translated("write"):
+            self._path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            replace(self._path, text, mode=0o600, temporary=self._beside("new"))
+            _sync_folder(self._path.parent)
 
-    def _run(self) -> None:
-        while not self._is_stopping:
-            is_armed = self._directory is not None
-            pause_s = self._poll_s if is_armed else min(self._poll_s, _BLIND_POLL_S)
-            if self._wake.wait(pause_s):
-                self._settle()
-            if not self._is_stopping:
-                self._arm()
-                self._compare()
+    def clear(self) -> None:
+        """Remove the text, if there is one.
 
-    def _settle(self) -> None:
-        """Wait until nothing has happened for a moment, for most writers write more than once."""
-        for _ in range(_MOST_POSTPONEMENTS):
-            self._wake.clear()
-            if self._is_stopping or not self._wake.wait(self._debounce_s):
-                return
+        Raises:
+            ConfigError: It cannot be removed.
+        """
+        with self._errors_translated("remove"), contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+            _sync_folder(self._path.parent)
 
-    def _compare(self) -> None:
-        digest = self._look()
-        if digest is None or digest == self._digest or self._is_stopping:
+    def set_aside(self) -> str:
+        """Rename a text that cannot be parsed; return its new path.
+
+        Raises:
+            ConfigError: It cannot be renamed.
+        """
+        kept = self._beside("unreadable")
+        with self._errors_translated("set aside"), contextlib.suppress(FileNotFoundError):
+            self._path.replace(kept)
+            _sync_folder(self._path.parent)
+        return str(kept)
+
+    def _beside(self, suffix: str) -> pathlib.Path:
+        return self._path.with_name(f"{self._path.name}.{suffix}")
+
+    @contextlib.contextmanager
+    def _errors_translated(self, act: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise errors.ConfigError(f"cannot {act} {self._what} {self._path}: {why}") from error
+
+
+class JournalFile(_TextFile):
+    """Implements ``ports.JournalStore``."""
+
+    _what = "the journal"
+
+
+class VerifiedLayoutFile(_TextFile):
+    """Implements ``ports.VerifiedLayouts``."""
+
+    _what = "the layout kept for the next boot"
+
+    def save(self, text: str) -> None:
+        """Replace the text; see ``write``."""
+        self.write(text)
+
+
+def write_output(path: pathlib.Path, text: str) -> None:
+    """Write a file that the user named; a pipe or device is written to and not replaced.
+
+    Args:
+        path: The file; a link is followed. Its folder must exist.
+        text: Its new content; the mode of an existing file stays.
+
+    Raises:
+        UsageError: It cannot be written; the previous content is still there.
+    """
+    try:
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            mode = stat.S_IFREG | (0o666 & ~_umask())
+        if not stat.S_ISREG(mode):
+            # By its own name: the target of /dev/stdout may have none that can be opened.
+            path.write_text(text, encoding="utf-8")
             return
-        self._digest = digest
-        _log.info("config_file_changed", path=str(self._path), digest=digest.hex()[:12])
-        try:
-            self._on_change()
-        except Exception:  # noqa: BLE001 - a listener's bug must not end the listening
-            _log.exception("config_listener_error")
-
-    def _look(self) -> bytes | None:
-        """Return the content's digest; None while it cannot be read."""
-        try:
-            content = configfile.read_bytes(self._path)
-        except OSError as err:
-            if not self._is_missing:
-                _log.warning("config_file_unreadable", path=str(self._path), detail=err.strerror)
-            self._is_missing = True
-            return None
-        self._is_missing = False
-        return hashlib.sha256(content).digest()
-
-    def _arm(self) -> None:
-        """Have inotify tell us, as far as it can."""
-        if self._directory is not None and self._directory.is_alive:
-            return
-        self._disarm()
-        # Not needed, and not cheap, for commands that only read a file.
-        from mig_manager.adapters.host import directorywatch  # noqa: PLC0415
-
-        try:
-            self._directory = directorywatch.DirectoryWatch(self._path.parent, self._wake.set)
-        except OSError as err:
-            if not self._is_blind:
-                _log.warning("config_watch_polls", path=str(self._path), detail=err.strerror)
-            self._is_blind = True
-        else:
-            self._is_blind = False
-
-    def _disarm(self) -> None:
-        if self._directory is not None:
-            with contextlib.suppress(OSError):
-                self._directory.stop()
-            self._directory = None
+        target = path.resolve(strict=False)
+        # Random, because the folder may be shared with others.
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        replace(target, text, mode=stat.S_IMODE(mode), temporary=temporary)
+    except OSError as error:
+        raise errors.UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-class _DirectoryWatch(Protocol):
-    @property
-    def is_alive(self) -> bool: ...
+def replace(path: pathlib.Path, text: str, *, mode: int, temporary: pathlib.Path) -> None:
+    """Replace a file atomically; its content is on the disk before this returns.
 
-    def stop(self) -> None: ...
+    Args:
+        path: The file.
+        text: Its new content.
+        mode: Its new mode, whatever the umask.
+        temporary: The new file until it is renamed, in the same folder; one that a killed writer
+            has left is removed.
+
+    Raises:
+        OSError: It cannot be written; the previous content is still there.
+    """
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        file = os.open(temporary, flags, mode)
+        with open(file, "wb") as stream:  # noqa: PTH123 - a descriptor, not a path
+            stream.write(text.encode())
+            stream.flush()
+            os.fchmod(file, mode)
+            os.fsync(file)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+    """Return a file's content, up to one byte more than ``MAX_BYTES``."""
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+def _decode(content: bytes, name: str) -> str:
+    if len(content) > MAX_BYTES:
+        raise errors.ConfigError(f"{name} is larger than {MAX_BYTES} bytes")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise errors.ConfigError(
+            f"{name} is not UTF-8: {error.reason} at byte {error.start}"
+        ) from error
+
+
+def _home_hint(path: pathlib.Path) -> str:
+    """Return why a file may exist and yet be hidden from us; empty if nothing indicates that."""
+    for home in _HOMES:
+        if path.absolute().is_relative_to(home) and _is_hidden(home):
+            return (
+                f"; below systemd, ProtectHome= of the unit hides {home}: put the file in "
+                "/etc/mig-manager"
+            )
+    return ""
+
+
+def _is_hidden(folder: str) -> bool:
+    """Return whether a folder is empty or closed, as ProtectHome= makes it."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return True
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    """Write the folder's list of files to the disk."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -198,7 +198,7 @@ class SmiReset:
         """Return who holds a GPU, as far as can be seen from here."""
         seen = {
             holder.pid: str(holder)
-            for holder in procfs.holders(self._proc, but=(os.getpid(),))
+            for holder in procfs.gpu_processes(self._proc, ignore=(os.getpid(),))
             if look.minor in holder.gpus and holder.name not in but
         }
         listed = {each.pid: str(each) for each in look.processes}

@@ -1,14 +1,14 @@
-"""Who has the device nodes of a GPU open, without asking the driver.
+"""What the kernel's ``/proc`` shows: processes that use GPUs, this process, this boot.
 
-NVML lists processes with a context; a monitor such as DCGM or the persistence daemon holds on
-without one. And a driver that hangs cannot be asked at all, nor what it serves below
-``/proc/driver``, where some reads wait for the driver's own locks (``nv-procfs.c`` in NVIDIA's
-open kernel modules). The links in ``/proc/PID/fd`` are the kernel's own and never wait for a
-driver; the files behind them are not touched, and ``comm`` is read instead of ``cmdline``, which
+Without asking the driver. NVML lists processes with a context; a monitor such as DCGM or the
+persistence daemon uses a GPU without one. A driver that hangs cannot be asked at all, nor read
+below ``/proc/driver``, where some reads wait for the driver's own locks (``nv-procfs.c`` in
+NVIDIA's open kernel modules). The links in ``/proc/PID/fd`` are the kernel's own and never wait
+for a driver; the files behind them are not touched. ``comm`` is read instead of ``cmdline``, which
 waits for the memory map of a process that may itself be stuck.
 
-Processes of other PID namespaces are not seen, nor those that we may not look into (``hidden``
-counts them): what is found is never all there is for certain.
+Processes of other PID namespaces are invisible, and so are those that we may not inspect
+(``hidden`` counts them): the list of GPU processes is never certainly complete.
 """
 
 import contextlib
@@ -22,127 +22,162 @@ from mig_manager.core import messages
 
 ROOT = pathlib.Path("/proc")
 
+_BOOT_ID = ROOT / "sys/kernel/random/boot_id"
+"""Another UUID after each boot (``proc_sys_kernel(5)``); containers see that of their host."""
 _CAPABILITIES = "driver/nvidia/capabilities"
-
 _MAX_NAMED = 8
 _PF_KTHREAD = 0x0020_0000
 """Marks the kernel's own threads, in the field ``flags`` of ``/proc/PID/stat`` (proc_pid_stat(5);
 ``linux/sched.h``)."""
 _FLAGS_FIELD = 6
-"""Its place after the name."""
+"""Its position after the name."""
+_SYS_ADMIN, _MKNOD = 21, 27
+"""Numbers of capabilities (``linux/capability.h``)."""
 
 _DEVICE = re.compile(
     r"/dev/(?:nvidia(?P<gpu>\d+)|(?P<control>nvidiactl)|nvidia-caps/nvidia-cap(?P<cap>\d+))"
     r"(?: \(deleted\))?$"
 )
-"""What a link says; a node may have been removed since, or lie below a driver container's root."""
-
+"""Target of a link; a node may have been removed since, or lie below a driver container's root."""
 _POD = re.compile(
     r"[/-]pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?:[./]|$)", re.MULTILINE
 )
 """A pod's UID in a cgroup's path: ``.../podUID/...`` as cgroupfs has it, ``...-podUID.slice`` with
 underscores as systemd has it. Static pods have a UID without dashes. Whether ``kubepods`` is there
 depends on where the reader's own cgroup namespace begins."""
-
 _UNIT = re.compile(r"/([^/\n]+\.service)(?=/|$)", re.MULTILINE)
-
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)", re.MULTILINE)
+_STATUS_FIELD = re.compile(r"^(Uid|CapEff):\s*(.+)$", re.MULTILINE)
+_MOUNT = re.compile(r"\d+ \d+ \d+:\d+ (?P<root>\S+) (?P<mount_point>\S+)")
+"""A line's beginning: ids of the mount and its parent, device, path within it, mount point."""
+_UID = r"(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
+_BY_MOUNT_POINT = {
+    "/etc/hosts": re.compile(rf"(?:.*/)?pods/{_UID}/etc-hosts"),
+    "/dev/termination-log": re.compile(rf"(?:.*/)?pods/{_UID}/containers/.+"),
+}
+"""Where kubelet mounts a file of the pod's folder, and what is mounted there, the surest first.
+
+Both are in every container of every runtime (``kubelet_pods.go`` and ``kuberuntime_container.go``
+of Kubernetes). The folder's path begins differently on each node: it is that within the file
+system, so that ``/var`` is missing where it is one of its own, and OSTree and kind put something
+before it. No other mount point counts: below a mount of the host's root other pods' lie as well.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class GpuProcess:
     """A process that has GPU device nodes open."""
 
     pid: int
     name: str
     """As the kernel has it: 15 letters at most."""
-    home: str
-    """``pod UID`` or ``unit NAME.service``; empty when it cannot be told."""
+    owner: str
+    """``pod UID`` or ``unit NAME.service``; empty if unknown."""
     gpus: frozenset[int]
-    """The N of each ``/dev/nvidiaN``: minor numbers, which need not be NVML's indices."""
+    """The N of each ``/dev/nvidiaN``: minor numbers, which may differ from NVML's indices."""
     caps: frozenset[int]
     """The N of each ``/dev/nvidia-caps/nvidia-capN``."""
     has_control: bool
     """Whether ``/dev/nvidiactl`` is open, as it is in every client of the driver."""
 
     def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid}{f', {self.home}' if self.home else ''})"
+        return f"{self.name} (pid {self.pid}{f', {self.owner}' if self.owner else ''})"
 
 
-def holders(root: pathlib.Path, *, but: Collection[int] = ()) -> tuple[Holder, ...]:
-    """Return the processes that can be seen with any GPU device node open, ascending by pid.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Privileges:
+    """What this process may do (``proc_pid_status(5)``)."""
+
+    user_id: int
+    """The effective one."""
+    has_sys_admin: bool
+    has_mknod: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigRight:
+    """The device node through which the driver lets a process change MIG instances."""
+
+    path: pathlib.Path | None
+    """None: the driver has none."""
+    why_not: str
+    """Why it cannot be opened; empty if it can."""
+
+
+def gpu_processes(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[GpuProcess, ...]:
+    """Return the visible processes with any GPU device node open, ascending by pid.
 
     Args:
-        root: The ``/proc`` to look into.
-        but: Processes that are left out, and with them their children: our own.
+        root: The ``/proc`` to read.
+        ignore: Processes that are left out, and their children: our own.
     """
     return tuple(
-        holder
+        process
         for pid in sorted(_pids(root))
-        if pid not in but
-        and (holder := _holder(root / str(pid), pid)) is not None
-        and _parent(root / str(pid)) not in but
+        if pid not in ignore
+        and (process := _gpu_process(root / str(pid), pid)) is not None
+        and _parent(root / str(pid)) not in ignore
     )
 
 
 def hidden(root: pathlib.Path) -> str:
-    """Say how many processes we are not allowed to look into; empty when we may look into all.
+    """Say how many processes we are not allowed to inspect; empty if there is none.
 
-    The kernel asks for CAP_SYS_PTRACE where a process has another user or more capabilities than
+    The kernel requires CAP_SYS_PTRACE where a process has another user or more capabilities than
     we have (``ptrace(2)``, "Ptrace access mode checking").
 
     Args:
-        root: The ``/proc`` to look into.
+        root: The ``/proc`` to read.
     """
     count = sum(_is_hidden(root / str(pid)) for pid in _pids(root))
     return f"not allowed to look into {count} processes (CAP_SYS_PTRACE)" if count else ""
 
 
-def of_gpu(
-    found: Sequence[Holder], minor: int, *, caps: Collection[int] = ()
-) -> tuple[Holder, ...]:
+def using_gpu(
+    processes: Sequence[GpuProcess], minor: int, *, caps: Collection[int] = ()
+) -> tuple[GpuProcess, ...]:
     """Return those that have the device node of a GPU or of one of its instances open.
 
     Args:
-        found: Who has any device node open.
+        processes: All GPU processes.
         minor: Minor number of the GPU.
         caps: The ``nvidia-cap`` numbers of its instances.
     """
     known = frozenset(caps)
-    return tuple(holder for holder in found if minor in holder.gpus or holder.caps & known)
+    return tuple(each for each in processes if minor in each.gpus or each.caps & known)
 
 
-def of_gpu_instance(
-    found: Sequence[Holder], minor: int, *, caps: Mapping[int, int], gpu_instance_id: int
-) -> tuple[Holder, ...]:
-    """Return those that hold a GPU instance, or its GPU and none of its instances.
+def using_gpu_instance(
+    processes: Sequence[GpuProcess], minor: int, *, caps: Mapping[int, int], gpu_instance_id: int
+) -> tuple[GpuProcess, ...]:
+    """Return those that use a GPU instance, or its GPU and none of its instances.
 
-    Whoever uses an instance opens the GPU's node as well, so the GPU's node alone says little of a
-    process that also has the nodes of other instances open.
+    Every user of an instance opens the GPU's node as well, so the GPU's node alone says little of
+    a process that also has the nodes of other instances open.
 
     Args:
-        found: Who has any device node open.
+        processes: All GPU processes.
         minor: Minor number of the GPU.
         caps: What ``capabilities`` returned for this GPU.
         gpu_instance_id: NVML's id of the GPU instance.
     """
-    held = ((holder, {caps[cap] for cap in holder.caps if cap in caps}) for holder in found)
+    instances = ((each, {caps[cap] for cap in each.caps if cap in caps}) for each in processes)
     return tuple(
-        holder
-        for holder, instances in held
-        if gpu_instance_id in instances or (minor in holder.gpus and not instances)
+        each
+        for each, used in instances
+        if gpu_instance_id in used or (minor in each.gpus and not used)
     )
 
 
-def of_driver(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.Path:
+def driver_proc(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.Path:
     """Return the ``/proc`` in which the driver shows the capabilities of MIG.
 
     NVIDIA's legacy container runtime hook mounts a tmpfs over ``/proc/driver/nvidia`` of a
     container (``libnvidia-container``); the host's has them.
 
     Args:
-        root: The ``/proc`` of this process; the answer where none has them.
-        others: Roots of file systems whose ``proc`` is looked into next.
+        root: The ``/proc`` of this process; the result if none has them.
+        others: Roots of file systems whose ``proc`` is tried next.
     """
     places = (root, *(other / "proc" for other in others))
     return next((place for place in places if (place / _CAPABILITIES).is_dir()), root)
@@ -151,28 +186,130 @@ def of_driver(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.Pat
 def capabilities(root: pathlib.Path, minor: int) -> dict[int, int]:
     """Return the GPU instances of one GPU by ``nvidia-cap`` number, compute instances' included.
 
-    The driver serves these files, so it must be well. Their place and form are those of the MIG
+    The driver serves these files and must respond. Their path and format are those of the MIG
     User Guide, "Device Nodes and Capabilities"; the number in ``gpuN`` is the minor number.
 
     Args:
-        root: The ``/proc`` to look into.
+        root: The ``/proc`` to read.
         minor: Minor number of the GPU.
     """
     return {cap: ids[0] for cap, ids in _capabilities(root, minor).items()}
 
 
 def compute_capabilities(root: pathlib.Path, minor: int) -> dict[int, tuple[int, int]]:
-    """Return GPU instance and compute instance by the ``nvidia-cap`` number of the latter.
+    """Return GPU instance and compute instance by the ``nvidia-cap`` number of the latter."""
+    return {
+        cap: (gpu_instance, compute[0])
+        for cap, (gpu_instance, *compute) in _capabilities(root, minor).items()
+        if compute
+    }
+
+
+def named(processes: Sequence[GpuProcess]) -> str:
+    """Name the first processes, and count the rest; empty if there are none."""
+    return listed([str(each) for each in processes])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and count the rest; empty if there are none."""
+    return messages.listed(names, most=_MAX_NAMED)
+
+
+def boot_id(path: pathlib.Path = _BOOT_ID) -> str:
+    """Return the id of this boot; empty if unknown."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError):
+        return ""
+
+
+def own_pod_uid(environ_value: str | None, mountinfo: pathlib.Path) -> str | None:
+    """Return the UID of the pod that this process runs in.
 
     Args:
-        root: The ``/proc`` to look into.
-        minor: Minor number of the GPU.
+        environ_value: The value of the downward API (``metadata.uid``), if the manifest has it.
+        mountinfo: The kernel's list of this process' mounts, ``/proc/self/mountinfo`` (proc(5)).
+
+    Returns:
+        None outside of a pod, and if unknown. A static pod counts as none: the API knows its
+        mirror pod by another UID.
     """
-    return {
-        cap: (gpu_instance, inside[0])
-        for cap, (gpu_instance, *inside) in _capabilities(root, minor).items()
-        if inside
-    }
+    if value := (environ_value or "").strip():
+        return value
+    # Of several mounts at one place the last one covers the others.
+    mounts = filter(None, map(_MOUNT.match, text(mountinfo).splitlines()))
+    roots = {mount["mount_point"]: mount["root"] for mount in mounts}
+    for mount_point, pattern in _BY_MOUNT_POINT.items():
+        if match := pattern.fullmatch(roots.get(mount_point, "")):
+            return match["uid"]
+    return None
+
+
+def privileges(proc: pathlib.Path) -> Privileges | None:
+    """Return what this process may do; None if unknown."""
+    fields = dict(_STATUS_FIELD.findall(text(proc / "self/status")))
+    try:
+        effective = int(fields["CapEff"], 16)
+        user_id = int(fields["Uid"].split()[1])
+    except (KeyError, ValueError, IndexError):
+        return None
+    return Privileges(
+        user_id=user_id,
+        has_sys_admin=bool(effective >> _SYS_ADMIN & 1),
+        has_mknod=bool(effective >> _MKNOD & 1),
+    )
+
+
+def is_own_dev(proc: pathlib.Path, dev: pathlib.Path) -> bool:
+    """Return whether a ``/dev`` is a container's own and not the host's.
+
+    Container runtimes mount a tmpfs there; the host's is a devtmpfs also where it is mounted into
+    a container (``proc_pid_mountinfo(5)``, OCI runtime specification, "Default Filesystems").
+    """
+    for line in reversed(text(proc / "self/mountinfo").splitlines()):
+        mount, _, source = line.partition(" - ")
+        if mount.split()[4:5] == [str(dev)]:
+            return source.split()[:1] == ["tmpfs"]
+    return False
+
+
+def config_right(proc: pathlib.Path, dev: pathlib.Path) -> ConfigRight:
+    """Open and close the device node of ``mig/config`` (MIG User Guide, "Device Nodes").
+
+    Opening it for reading changes nothing and says more than its mode: a container's device rules
+    count too.
+    """
+    match = _MINOR.search(text(proc / _CAPABILITIES / "mig/config"))
+    if match is None:
+        return ConfigRight(path=None, why_not="the driver offers no right to change instances")
+    path = dev / "nvidia-caps" / f"nvidia-cap{match[1]}"
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        return ConfigRight(path=path, why_not=error.strerror or str(error))
+    return ConfigRight(path=path, why_not="")
+
+
+def modules(proc: pathlib.Path) -> dict[str, int] | None:
+    """Return how often each loaded module is used (``proc_modules(5)``); None if unknown."""
+    try:
+        lines = (proc / "modules").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    counts: dict[str, int] = {}
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        with contextlib.suppress(ValueError, IndexError):
+            counts[name] = int(rest.split()[1])
+    return counts
+
+
+def text(path: pathlib.Path) -> str:
+    """Return the content of one of the kernel's files; empty if it is unreadable."""
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _capabilities(root: pathlib.Path, minor: int) -> dict[int, tuple[int, ...]]:
@@ -182,20 +319,10 @@ def _capabilities(root: pathlib.Path, minor: int) -> dict[int, tuple[int, ...]]:
     for pattern in ("gi*/access", "gi*/ci*/access"):
         for access in mig.glob(pattern):
             ids = [part[2:] for part in access.relative_to(mig).parts[:-1]]
-            told = _MINOR.search(text(access))
-            if told and all(each.isdecimal() for each in ids):
-                found[int(told[1])] = tuple(map(int, ids))
+            match = _MINOR.search(text(access))
+            if match and all(each.isdecimal() for each in ids):
+                found[int(match[1])] = tuple(map(int, ids))
     return found
-
-
-def named(found: Sequence[Holder]) -> str:
-    """Return the first of them in words; empty when there are none."""
-    return listed([str(holder) for holder in found])
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are; empty when there are none."""
-    return messages.listed(names, most=_MAX_NAMED)
 
 
 def _pids(root: pathlib.Path) -> Iterator[int]:
@@ -203,14 +330,14 @@ def _pids(root: pathlib.Path) -> Iterator[int]:
         yield from (int(entry.name) for entry in entries if entry.name.isdecimal())
 
 
-def _holder(process: pathlib.Path, pid: int) -> Holder | None:
+def _gpu_process(process: pathlib.Path, pid: int) -> GpuProcess | None:
     devices = [device for link in _links(process / "fd") if (device := _DEVICE.search(link))]
     if not devices:
         return None
-    return Holder(
+    return GpuProcess(
         pid=pid,
-        name=_name(process),
-        home=_home(process),
+        name=messages.printable(text(process / "comm").strip()) or "process",
+        owner=_owner(process),
         gpus=frozenset(int(device["gpu"]) for device in devices if device["gpu"]),
         caps=frozenset(int(device["cap"]) for device in devices if device["cap"]),
         has_control=any(device["control"] for device in devices),
@@ -218,29 +345,14 @@ def _holder(process: pathlib.Path, pid: int) -> Holder | None:
 
 
 def _links(folder: pathlib.Path) -> Iterator[str]:
-    # One that has ended meanwhile, or that we may not look into, has none.
+    # A process that has ended meanwhile, or that we may not inspect, has none.
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 yield os.readlink(entry)  # noqa: PTH115 - there may be very many
 
 
-def _is_hidden(process: pathlib.Path) -> bool:
-    try:
-        with os.scandir(process / "fd"):
-            return False
-    except PermissionError:
-        # A thread of the kernel opens no device.
-        return not _is_kernel_thread(process)
-    except OSError:
-        return False
-
-
-def _name(process: pathlib.Path) -> str:
-    return messages.printable(text(process / "comm").strip()) or "process"
-
-
-def _home(process: pathlib.Path) -> str:
+def _owner(process: pathlib.Path) -> str:
     groups = text(process / "cgroup")
     if pod := _POD.search(groups):
         return f"pod {pod[1].replace('_', '-')}"
@@ -250,21 +362,27 @@ def _home(process: pathlib.Path) -> str:
     return ""
 
 
-def _is_kernel_thread(process: pathlib.Path) -> bool:
-    fields = text(process / "stat").rpartition(")")[2].split()
-    return len(fields) > _FLAGS_FIELD and bool(int(fields[_FLAGS_FIELD]) & _PF_KTHREAD)
+def _is_hidden(process: pathlib.Path) -> bool:
+    try:
+        with os.scandir(process / "fd"):
+            return False
+    except PermissionError:
+        fields = _stat(process)
+        is_kernel_thread = len(fields) > _FLAGS_FIELD and bool(
+            int(fields[_FLAGS_FIELD]) & _PF_KTHREAD
+        )
+        # A thread of the kernel opens no device.
+        return not is_kernel_thread
+    except OSError:
+        return False
 
 
 def _parent(process: pathlib.Path) -> int | None:
-    """Return the parent's pid; None when it cannot be told."""
-    # The name in brackets may hold anything, brackets included.
-    fields = text(process / "stat").rpartition(")")[2].split()
+    """Return the parent's pid; None if unknown."""
+    fields = _stat(process)
     return int(fields[1]) if len(fields) > 1 and fields[1].isdecimal() else None
 
 
-def text(path: pathlib.Path) -> str:
-    """Return what a file of the kernel says; empty when it says nothing to us."""
-    try:
-        return path.read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
+def _stat(process: pathlib.Path) -> list[str]:
+    """Return the fields after the name, which may hold anything, brackets included."""
+    return text(process / "stat").rpartition(")")[2].split()

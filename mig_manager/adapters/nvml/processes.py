@@ -38,7 +38,7 @@ def named(
     """
     listed = _listed(gpu.handle, gpu_instance_id)
     seen = _seen(gpu, gpu_instance_id, proc_root, driver_roots)
-    homes = {holder.pid: holder.home for holder in seen}
+    homes = {holder.pid: holder.owner for holder in seen}
     others = [holder for holder in seen if holder.pid not in listed]
     if listed:
         who = [_describe(pid, listed[pid], homes.get(pid, "")) for pid in sorted(listed)]
@@ -97,18 +97,18 @@ def _seen(
     gpu_instance_id: int | None,
     proc_root: pathlib.Path | None,
     driver_roots: Sequence[str],
-) -> tuple[procfs.Holder, ...]:
+) -> tuple[procfs.GpuProcess, ...]:
     """Return who has the device nodes open, our agent and its children apart."""
     minor = None if proc_root is None else gpu.minor()
     if proc_root is None or minor is None:
         return ()
     # Of our family: the agent, which started us, and all that it has started.
-    found = procfs.holders(proc_root, but=(os.getpid(), os.getppid()))
-    driver_proc = procfs.of_driver(proc_root, map(pathlib.Path, driver_roots))
+    found = procfs.gpu_processes(proc_root, ignore=(os.getpid(), os.getppid()))
+    driver_proc = procfs.driver_proc(proc_root, map(pathlib.Path, driver_roots))
     caps = procfs.capabilities(driver_proc, minor)
     if gpu_instance_id is None:
-        return procfs.of_gpu(found, minor, caps=caps)
-    return procfs.of_gpu_instance(found, minor, caps=caps, gpu_instance_id=gpu_instance_id)
+        return procfs.using_gpu(found, minor, caps=caps)
+    return procfs.using_gpu_instance(found, minor, caps=caps, gpu_instance_id=gpu_instance_id)
 
 
 def _describe(pid: int, gpu_instance_id: int | None, home: str) -> str:
@@ -130,7 +130,7 @@ class Inspection:
 class OpenFiles:
     """Which processes have device nodes of GPUs open."""
 
-    processes: tuple[procfs.Holder, ...] = ()
+    processes: tuple[procfs.GpuProcess, ...] = ()
     driver_proc: pathlib.Path | None = None
     """Where the driver's capability files are; None: processes were not looked for."""
 
@@ -148,8 +148,8 @@ class OpenFiles:
         if proc_root is None:
             return OpenFiles()
         return OpenFiles(
-            processes=procfs.holders(proc_root, but=but),
-            driver_proc=procfs.of_driver(proc_root, map(pathlib.Path, driver_roots)),
+            processes=procfs.gpu_processes(proc_root, ignore=but),
+            driver_proc=procfs.driver_proc(proc_root, map(pathlib.Path, driver_roots)),
         )
 
 
@@ -193,7 +193,7 @@ def _of_gpu(
     driver_proc = files.driver_proc if minor is not None else None
     known = procfs.capabilities(driver_proc, minor or 0) if driver_proc else {}
     inside = procfs.compute_capabilities(driver_proc, minor or 0) if driver_proc else {}
-    homes = {holder.pid: holder.home for holder in files.processes}
+    homes = {holder.pid: holder.owner for holder in files.processes}
     found = {
         pid: gpu_processes.GpuProcess(
             pid=pid,
@@ -204,13 +204,15 @@ def _of_gpu(
         )
         for pid, used in _nvml_inspect_listed(handle).items()
     }
-    for holder in procfs.of_gpu(files.processes, minor, caps=known) if minor is not None else ():
+    for holder in (
+        procfs.using_gpu(files.processes, minor, caps=known) if minor is not None else ()
+    ):
         found.setdefault(
             holder.pid,
             gpu_processes.GpuProcess(
                 pid=holder.pid,
                 name=holder.name,
-                home=holder.home,
+                home=holder.owner,
                 gpu_instances=tuple(sorted({known[cap] for cap in holder.caps if cap in known})),
                 compute_instances=tuple(
                     sorted({inside[cap] for cap in holder.caps if cap in inside})

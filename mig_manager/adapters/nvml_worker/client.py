@@ -329,11 +329,11 @@ class WorkerGpus(ports.Standby):
 
     def _timed_out(self, ended: _Ended) -> errors.HardwareError:
         hung = next((call for call in ended.calls if call.is_under_way), None)
-        holders: tuple[procfs.Holder, ...] = ()
+        holders: tuple[procfs.GpuProcess, ...] = ()
         if hung is not None and hung.minor is not None:
             # Nothing that the driver serves, such as the capabilities, may be read now.
-            found = procfs.holders(self._proc_root, but=(os.getpid(),))
-            holders = procfs.of_gpu(found, hung.minor)
+            found = procfs.gpu_processes(self._proc_root, ignore=(os.getpid(),))
+            holders = procfs.using_gpu(found, hung.minor)
         return gpu_postmortem.timed_out(
             ended.calls,
             now_s=ended.ended_s,

@@ -35,7 +35,7 @@ def timed_out(
     now_s: float,
     timeout_s: float,
     left_behind: int | None,
-    holders: Sequence[procfs.Holder] = (),
+    holders: Sequence[procfs.GpuProcess] = (),
     stuck: Sequence[Stuck] = (),
 ) -> errors.HardwareError:
     """Build the error for a worker that did not answer in time.

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock, this_machine
+from mig_manager.adapters.host import clock, procfs
 from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.nvml_worker import client as nvml_worker
@@ -174,7 +174,7 @@ def _cluster_looks(
     view = findings.Once(functools.partial(_node, given, kube), what="the node")
     listed = findings.Once(functools.partial(_pods, given, kube), what="the pods of the node")
     offers = findings.Once(functools.partial(_offers, given), what="what kubelet offers")
-    uid = this_machine.own_pod_uid(given.own_pod_uid, _MOUNTS)
+    uid = procfs.own_pod_uid(given.own_pod_uid, _MOUNTS)
     name = given.node_name
     return {
         findings.Check.POD_RESOURCES: functools.partial(cluster_checks.pod_resources, offers),

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import atomic_file, files, lock_file, procfs, this_machine
+from mig_manager.adapters.host import files, lock_file, procfs
 from mig_manager.cli.doctor import findings
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core.layout import config
@@ -24,7 +24,7 @@ def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[findings.Found
         dev: Where device nodes would be made. In a container's own ``/dev`` none are: they are for
             NVIDIA's container toolkit to make on the host.
     """
-    told = this_machine.privileges(proc)
+    told = procfs.privileges(proc)
     if told is None:
         raise findings.NotAskedError(f"{proc}/self/status does not tell")
     lacking = [
@@ -33,7 +33,7 @@ def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[findings.Found
         if not is_there
     ]
     who = f"user id {told.user_id}"
-    if told.user_id == 0 and lacking == ["MKNOD"] and this_machine.is_own_dev(proc, dev):
+    if told.user_id == 0 and lacking == ["MKNOD"] and procfs.is_own_dev(proc, dev):
         what = "the container toolkit makes the device nodes of instances"
         return (findings.ok(f"{who}, with SYS_ADMIN; without MKNOD: {what}"),)
     if told.user_id != 0 or lacking:
@@ -44,8 +44,8 @@ def privileges(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[findings.Found
 
 def mig_config_right(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[findings.Found]:
     """Tell whether the driver would let this process change instances."""
-    right = this_machine.config_right(proc, dev)
-    told = this_machine.privileges(proc)
+    right = procfs.config_right(proc, dev)
+    told = procfs.privileges(proc)
     if told is not None and told.has_sys_admin:
         note = "" if not right.why_not else f" ({right.path or 'its node'}: {right.why_not})"
         return (findings.ok(f"SYS_ADMIN is enough for the driver{note}"),)
@@ -58,7 +58,7 @@ def mig_config_right(proc: pathlib.Path, dev: pathlib.Path) -> Sequence[findings
 
 def kernel_modules(proc: pathlib.Path, gpus: gpu_checks.Gpus) -> Sequence[findings.Found]:
     """Tell which modules are loaded, and what may hold off a reset."""
-    loaded = this_machine.modules(proc)
+    loaded = procfs.modules(proc)
     if loaded is None:
         raise findings.NotAskedError(f"{proc}/modules cannot be read")
     if "nvidia" not in loaded:
@@ -74,7 +74,7 @@ def kernel_modules(proc: pathlib.Path, gpus: gpu_checks.Gpus) -> Sequence[findin
     hindrances = [
         f"{name} has {loaded[name]} users" for name in _BLOCKERS if loaded.get(name, 0) > 0
     ]
-    daemons = [each for each in procfs.holders(proc) if each.name == _DAEMON]
+    daemons = [each for each in procfs.gpu_processes(proc) if each.name == _DAEMON]
     hindrances += [f"{each} keeps GPUs open" for each in daemons]
     if not hindrances:
         return found
@@ -111,7 +111,7 @@ def config_file(path: pathlib.Path, *, is_lenient: bool) -> Sequence[findings.Fo
 
 def proven_file(path: pathlib.Path) -> Sequence[findings.Found]:
     """Tell what comes back at the next boot."""
-    text = _read(atomic_file.ProvenFile(path).read)
+    text = _read(files.VerifiedLayoutFile(path).read)
     if text is None:
         return (findings.ok(f"{path}: nothing is kept for the next boot"),)
     try:
@@ -123,7 +123,7 @@ def proven_file(path: pathlib.Path) -> Sequence[findings.Found]:
 
 def journal_file(path: pathlib.Path) -> Sequence[findings.Found]:
     """Tell whether a command was killed in the middle of a change."""
-    text = _read(atomic_file.JournalFile(path).read)
+    text = _read(files.JournalFile(path).read)
     if text is None:
         return (findings.ok(f"{path}: no change is under way"),)
     try:

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import atomic_file
+from mig_manager.adapters.host import files
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_what_is_written_is_read_until_it_is_cleared(path: pathlib.Path) -> None:
-    store = atomic_file.JournalFile(path)
+    store = files.JournalFile(path)
     assert store.read() is None
 
     store.write("one")
     store.write("zwei ✓")
-    assert atomic_file.JournalFile(path).read() == "zwei ✓"
+    assert files.JournalFile(path).read() == "zwei ✓"
 
     store.clear()
     store.clear()
@@ -30,13 +30,13 @@ def test_what_is_written_is_read_until_it_is_cleared(path: pathlib.Path) -> None
 
 
 def test_only_its_owner_may_read_it(path: pathlib.Path) -> None:
-    atomic_file.JournalFile(path).write("x")
+    files.JournalFile(path).write("x")
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_what_a_killed_writer_left_is_neither_read_nor_in_the_way(path: pathlib.Path) -> None:
-    store = atomic_file.JournalFile(path)
+    store = files.JournalFile(path)
     store.write("old")
     path.with_name("journal.json.new").write_text("half")
 
@@ -52,7 +52,7 @@ def test_a_link_in_its_place_is_not_followed(path: pathlib.Path, tmp_path: pathl
     path.parent.mkdir()
     path.symlink_to(precious)
     path.with_name("journal.json.new").symlink_to(precious)
-    store = atomic_file.JournalFile(path)
+    store = files.JournalFile(path)
 
     with pytest.raises(errors.ConfigError, match="cannot read the journal"):
         store.read()
@@ -70,7 +70,7 @@ def test_what_is_no_text_of_ours_is_told_and_can_be_set_aside(
 ) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
-    store = atomic_file.JournalFile(path)
+    store = files.JournalFile(path)
 
     with pytest.raises(errors.ConfigError, match=why):
         store.read()
@@ -85,14 +85,14 @@ def test_a_pipe_in_its_place_does_not_hold_us_up(path: pathlib.Path) -> None:
     path.parent.mkdir()
     os.mkfifo(path)
 
-    assert atomic_file.JournalFile(path).read() == ""
+    assert files.JournalFile(path).read() == ""
 
 
 def test_where_nothing_can_be_kept_every_act_says_so(
     path: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "lib").touch()
-    store = atomic_file.JournalFile(path)
+    store = files.JournalFile(path)
 
     for act, name in (
         (store.read, "read"),
@@ -105,7 +105,7 @@ def test_where_nothing_can_be_kept_every_act_says_so(
 
 
 def test_a_write_that_fails_leaves_the_former_journal(path: pathlib.Path) -> None:
-    store = atomic_file.JournalFile(path)
+    store = files.JournalFile(path)
     store.write("old")
     path.with_name("journal.json.new").mkdir()
 
@@ -116,10 +116,10 @@ def test_a_write_that_fails_leaves_the_former_journal(path: pathlib.Path) -> Non
 
 
 def test_a_layout_is_kept_in_the_same_way_and_told_of_by_its_own_name(path: pathlib.Path) -> None:
-    store = atomic_file.ProvenFile(path)
+    store = files.VerifiedLayoutFile(path)
     store.save("layout")
 
-    assert atomic_file.ProvenFile(path).read() == "layout"
+    assert files.VerifiedLayoutFile(path).read() == "layout"
     assert store.set_aside() == f"{path}.unreadable"
     path.write_bytes(b"\xff")
     with pytest.raises(errors.ConfigError, match=r"the layout kept for .* not UTF-8"):
