@@ -21,7 +21,8 @@ from typing import Any
 from bench import matrix
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import nvml_observe, nvml_session
+from mig_manager.adapters.nvml import library as nvml
+from mig_manager.adapters.nvml import observe
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.change import instrumentation
 from mig_manager.core import steps
@@ -270,12 +271,12 @@ def query_s() -> float:
         library = Watched(simulated.SharedState(path))
         simulated._load(library)  # noqa: SLF001 - as ``simulated.install`` does with another
         try:
-            with nvml_session.opened(None):
+            with nvml.session(None):
                 for _ in range(_QUERY_ROUNDS):
                     spent = 0.0
                     library.counts.clear()
                     for index in range(matrix.GPUS):
-                        nvml_observe.gpu(index)
+                        observe.gpu(index)
                     rounds.append(spent / library.counts.total())
         finally:
             simulated.uninstall()
@@ -299,7 +300,7 @@ def ready(gpus: nvml_worker.WorkerGpus) -> None:
     worker = gpus._ready  # noqa: SLF001 - it does not say when it has loaded what it needs
     if worker is None:
         raise RuntimeError("no worker")
-    wait = pathlib.Path(f"/proc/{worker.process.pid}/syscall")
+    wait = pathlib.Path(f"/proc/{worker.child.pid}/syscall")
     deadline = time.monotonic() + _READY_TIMEOUT_S
     # Reading from stdin, whose number is 0 and which nobody has written to yet.
     while not wait.read_text(encoding="ascii").startswith(("0 0x0 ", "63 0x0 ")):

@@ -218,7 +218,7 @@ def _gpu_events(
     if not wanted.watches_gpu_events:
         return None
     state = wanted.gpus.simulate_state
-    command = event_listener.listener_command(
+    command = nvml_worker.listener_command(
         library_path=wanted.gpus.library_path,
         driver_roots=wanted.gpus.driver_roots,
         simulate_state=str(state) if state else None,

@@ -3,7 +3,6 @@
 Each adapter is imported where it is needed, because most commands need few of them.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import os
@@ -11,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.nvml_worker import gpu_thread
 from mig_manager.change import local
 from mig_manager.cli import command_settings, console
 from mig_manager.core import model, ports
@@ -41,7 +39,7 @@ class Reach:
             from mig_manager.cli import simulation  # noqa: PLC0415 - not for real GPUs
 
             simulation.install(self._given.gpus)
-        return gpu_thread.ThreadGpus(
+        return nvml_gpus.ThreadGpus(
             nvml_gpus.NvmlGpus(
                 library_path=self._given.gpus.library_path,
                 driver_roots=self._given.gpus.driver_roots,
@@ -168,7 +166,8 @@ class Reach:
     def holders(self) -> Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None:
         """Return who holds the GPUs; None where that is not told, which is no failure."""
         from mig_manager.adapters.host import procfs  # noqa: PLC0415 - seldom asked
-        from mig_manager.adapters.nvml import processes as gpu_processes  # noqa: PLC0415 - seldom asked
+        from mig_manager.adapters.nvml import hung_call  # noqa: PLC0415 - seldom asked
+        from mig_manager.adapters.nvml import processes as gpu_processes  # noqa: PLC0415 - as above
 
         look = functools.partial(
             gpu_processes.inspect,
@@ -176,10 +175,10 @@ class Reach:
             driver_roots=self._given.gpus.driver_roots,
             # The kernel knows nothing of simulated GPUs.
             proc_root=None if self._given.gpus.is_simulated else procfs.ROOT,
-            but=(os.getpid(),),
+            exclude=(os.getpid(),),
         )
         timeout_s = min(_HOLDERS_TIMEOUT_S, self._given.gpu_timeout_s)
         try:
-            return dict(gpu_thread.started(look).result(timeout_s).holders)
-        except (errors.HardwareError, OSError, concurrent.futures.TimeoutError):
+            return dict(hung_call.CallThread(look).result(timeout_s).holders)
+        except (errors.HardwareError, OSError):
             return None

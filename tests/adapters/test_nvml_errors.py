@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_calls, nvml_session
+from mig_manager.adapters.nvml import library
 
 CODES = {name: value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
 
@@ -20,7 +20,7 @@ def _binding_restored() -> Iterator[None]:
 
 
 def test_every_error_of_the_binding_has_a_reason() -> None:
-    unmapped = [name for name, value in CODES.items() if value not in nvml_calls.REASONS]
+    unmapped = [name for name, value in CODES.items() if value not in library.REASONS]
     assert unmapped == []
 
 
@@ -38,7 +38,7 @@ def test_every_error_of_the_binding_has_a_reason() -> None:
     ],
 )
 def test_an_answer_means_what_a_person_must_do(code: int, reason: errors.Reason) -> None:
-    error = nvml_calls.from_code(code, operation="nvmlX")
+    error = library.from_code(code, operation="nvmlX")
     assert error.reason is reason
     assert error.code == code
     assert error.operation == "nvmlX"
@@ -50,7 +50,7 @@ def test_an_error_is_raised_with_the_function_that_gave_it() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     with pytest.raises(errors.HardwareError, match="refuse answered 'Not Supported'") as caught:
-        nvml_calls.call(refuse, 1)
+        library.call(refuse, 1)
     assert isinstance(caught.value.__cause__, pynvml.NVMLError)
 
 
@@ -60,7 +60,7 @@ def test_a_function_that_an_old_library_lacks_is_not_supported() -> None:
         raise pynvml.NVMLLibraryMismatchError("use a versioned function")
 
     with pytest.raises(errors.HardwareError, match="Function Not Found") as caught:
-        nvml_calls.call(old)
+        library.call(old)
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 
 
@@ -69,7 +69,7 @@ def test_a_name_that_is_no_utf_8_is_an_error_of_ours() -> None:
         return name.decode()
 
     with pytest.raises(errors.HardwareError, match="nvmlSystemGetProcessName") as caught:
-        nvml_calls.call(nvmlSystemGetProcessName, b"/opt/caf\xe9")
+        library.call(nvmlSystemGetProcessName, b"/opt/caf\xe9")
     assert caught.value.reason is errors.Reason.NVML_ERROR
 
 
@@ -77,14 +77,14 @@ def test_an_expected_answer_is_none_and_another_is_an_error() -> None:
     def refuse() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
-    assert nvml_calls.call_unless({pynvml.NVML_ERROR_NOT_FOUND}, refuse) is None
+    assert library.call_unless({pynvml.NVML_ERROR_NOT_FOUND}, refuse) is None
     with pytest.raises(errors.HardwareError):
-        nvml_calls.call_unless(nvml_calls.UNOFFERED, refuse)
+        library.call_unless(library.UNOFFERED, refuse)
 
 
 def test_an_error_tells_the_gpu_and_what_was_being_done() -> None:
-    error = nvml_calls.from_code(pynvml.NVML_ERROR_NOT_FOUND, operation="nvmlX")
-    placed = nvml_calls.about("GPU 0 (GPU-1)", error, doing="cannot switch MIG mode")
+    error = library.from_code(pynvml.NVML_ERROR_NOT_FOUND, operation="nvmlX")
+    placed = library.about("GPU 0 (GPU-1)", error, doing="cannot switch MIG mode")
     assert placed.message == ("GPU 0 (GPU-1): cannot switch MIG mode: nvmlX answered 'Not Found'")
     assert placed.gpu == "GPU 0 (GPU-1)"
     assert (placed.reason, placed.operation, placed.code) == (
@@ -98,7 +98,7 @@ def test_an_error_tells_the_gpu_and_what_was_being_done() -> None:
 def test_a_library_that_cannot_be_loaded_means_that_there_is_no_driver() -> None:
     with (
         pytest.raises(errors.HardwareError, match="/does/not/exist") as caught,
-        nvml_session.opened("/does/not/exist.so"),
+        library.session("/does/not/exist.so"),
     ):
         pass
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
@@ -108,7 +108,7 @@ def test_a_library_that_cannot_be_loaded_means_that_there_is_no_driver() -> None
 def test_a_library_that_is_not_nvml_is_refused_at_the_first_call() -> None:
     with (
         pytest.raises(errors.HardwareError, match="Function Not Found") as caught,
-        nvml_session.opened("libc.so.6"),
+        library.session("libc.so.6"),
     ):
         pass
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
@@ -117,5 +117,5 @@ def test_a_library_that_is_not_nvml_is_refused_at_the_first_call() -> None:
 @pytest.mark.usefixtures("_binding_restored")
 def test_another_library_is_not_answered_for_by_the_one_before() -> None:
     pynvml._nvmlGetFunctionPointer_cache["nvmlInitWithFlags"] = lambda _: 0
-    with pytest.raises(errors.HardwareError), nvml_session.opened("libc.so.6"):
+    with pytest.raises(errors.HardwareError), library.session("libc.so.6"):
         pass

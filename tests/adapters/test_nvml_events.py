@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_events
+from mig_manager.adapters.nvml import events
 from mig_manager.sandbox.driver import states
 from tests.adapters import nvml_rig
 
@@ -20,7 +20,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_change_is_told_with_the_gpu_that_it_was_made_on(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path, "2xa100-sxm4-40gb") as rig, nvml_events.listening(None) as changes:
+    with nvml_rig.rig(path, "2xa100-sxm4-40gb") as rig, events.listening(None) as changes:
         uuids = tuple(gpu.uuid for gpu in rig.gpus.observe())
         assert (changes.gpus, changes.of) == (uuids, 2)
         rig.enable(1)
@@ -29,7 +29,7 @@ def test_a_change_is_told_with_the_gpu_that_it_was_made_on(path: pathlib.Path) -
 
 
 def test_a_wait_in_one_thread_lets_another_change_the_gpus(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path) as rig, nvml_events.listening(None) as changes:
+    with nvml_rig.rig(path) as rig, events.listening(None) as changes:
         heard: list[str | None] = []
         waiter = threading.Thread(target=lambda: heard.append(changes.wait(SOON_S)))
         waiter.start()
@@ -39,7 +39,7 @@ def test_a_wait_in_one_thread_lets_another_change_the_gpus(path: pathlib.Path) -
 
 
 def test_gpus_without_mig_are_passed_over(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path, "L40S+A30") as rig, nvml_events.listening(None) as changes:
+    with nvml_rig.rig(path, "L40S+A30") as rig, events.listening(None) as changes:
         assert (changes.gpus, changes.of) == ((rig.observe(1).uuid,), 2)
 
 
@@ -49,7 +49,7 @@ def test_a_gpu_that_is_lost_does_not_deafen_the_others(path: pathlib.Path) -> No
     )
     with (
         nvml_rig.rig(path, "2xA30", options=states.Options(faults=(lost,))),
-        nvml_events.listening(None) as changes,
+        events.listening(None) as changes,
     ):
         assert (len(changes.gpus), changes.of) == (1, 2)
 
@@ -58,7 +58,7 @@ def test_an_old_driver_is_heard_of_gpus_whose_mig_mode_is_on(path: pathlib.Path)
     options = states.Options(mig_events=states.MigEvents.WHILE_ON)
     with nvml_rig.rig(path, "2xA30", options=options) as rig:
         gpu = rig.enable(1)
-        with nvml_events.listening(None) as changes:
+        with events.listening(None) as changes:
             assert changes.gpus == (gpu.uuid,)
 
 
@@ -78,7 +78,7 @@ def test_where_no_gpu_can_be_heard_it_is_not_supported(
     with (
         nvml_rig.rig(path, spec, options=options),
         pytest.raises(errors.HardwareError) as caught,
-        nvml_events.listening(None),
+        events.listening(None),
     ):
         pass
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
@@ -93,7 +93,7 @@ def test_a_gpu_that_cannot_be_watched_does_not_deafen_the_others(
     broken = states.Fault(function="nvmlDeviceRegisterEvents", gpu=1, code=code, count=None)
     with (
         nvml_rig.rig(path, "2xA30", options=states.Options(faults=(broken,))),
-        nvml_events.listening(None) as changes,
+        events.listening(None) as changes,
     ):
         assert (len(changes.gpus), changes.of) == (1, 2)
 
@@ -103,14 +103,14 @@ def test_a_refusal_for_every_gpu_is_passed_on_with_its_gpu(path: pathlib.Path) -
     with (
         nvml_rig.rig(path, "2xA30", options=states.Options(faults=(broken,))),
         pytest.raises(errors.HardwareError, match="GPU 0") as caught,
-        nvml_events.listening(None),
+        events.listening(None),
     ):
         pass
     assert caught.value.reason is errors.Reason.NVML_ERROR
 
 
 def test_a_gpu_that_falls_off_the_bus_ends_the_wait(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path) as rig, nvml_events.listening(None) as changes:
+    with nvml_rig.rig(path) as rig, events.listening(None) as changes:
         rig.state.add_fault(
             states.Fault(function="nvmlEventSetWait_v2", code=int(states.Code.GPU_IS_LOST))
         )
@@ -121,7 +121,7 @@ def test_a_gpu_that_falls_off_the_bus_ends_the_wait(path: pathlib.Path) -> None:
 
 def test_set_and_session_are_given_back_whatever_happens(path: pathlib.Path) -> None:
     with nvml_rig.rig(path) as rig:
-        with pytest.raises(KeyError), nvml_events.listening(None):
+        with pytest.raises(KeyError), events.listening(None):
             raise KeyError
         assert rig.calls("nvmlEventSetFree") == rig.calls("nvmlShutdown") == 1
         with pytest.raises(pynvml.NVMLError_Uninitialized):

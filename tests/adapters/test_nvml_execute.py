@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_execute
+from mig_manager.adapters.nvml import execute
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import libnvml, states
@@ -122,8 +122,8 @@ def test_the_biggest_of_equal_compute_profiles_spans_and_the_first_is_a_part() -
         )
 
     rows = (offer(0, 16), offer(7, 26))
-    assert nvml_execute._compute_profile(rows, profile_name.parse("1g.20gb")).profile_id == 7
-    assert nvml_execute._compute_profile(rows, profile_name.parse("1c.2g.20gb")).profile_id == 0
+    assert execute._compute_profile(rows, profile_name.parse("1g.20gb")).profile_id == 7
+    assert execute._compute_profile(rows, profile_name.parse("1c.2g.20gb")).profile_id == 0
 
 
 def test_instances_are_created_where_the_plan_wants_them(tmp_path: pathlib.Path) -> None:
@@ -273,7 +273,9 @@ def test_what_is_in_use_is_tried_again_until_its_holder_leaves(tmp_path: pathlib
     assert max(pauses) <= 1.0
 
 
-def test_what_stays_in_use_is_an_error_that_names_its_holder(tmp_path: pathlib.Path) -> None:
+def test_an_instance_that_stays_in_use_is_an_error_that_names_the_process(
+    tmp_path: pathlib.Path,
+) -> None:
     with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=10.0) as node:
         gpu = node.fill("1g.5gb", "2g.10gb")
         first, second = gpu.gpu_instances
@@ -283,9 +285,10 @@ def test_what_stays_in_use_is_an_error_that_names_its_holder(tmp_path: pathlib.P
             node.run(*nvml_rig.end_steps(gpu))
         assert 10.0 <= node.clock.now_s <= 12.0
     assert caught.value.message == (
-        f"GPU 0 ({gpu.uuid}): cannot destroy compute instance 0 (1g.5gb) of GPU instance "
-        f"{first.instance_id}: nvmlComputeInstanceDestroy answered 'In use by another client'; "
-        f"held by train.py (pid 4711 in GPU instance {first.instance_id})"
+        f"GPU 0 ({gpu.uuid}): cannot destroy compute instance 1g.5gb (instance "
+        f"{first.instance_id}/0, {first.compute_instances[0].uuid}): "
+        "nvmlComputeInstanceDestroy answered 'In use by another client'; "
+        f"in use by train.py (pid 4711 in GPU instance {first.instance_id})"
     )
     assert caught.value.reason is errors.Reason.IN_USE
     assert caught.value.operation == "nvmlComputeInstanceDestroy"
@@ -293,9 +296,7 @@ def test_what_stays_in_use_is_an_error_that_names_its_holder(tmp_path: pathlib.P
 
 
 @pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
-def test_a_mode_change_waits_for_a_holder_and_then_happens(
-    spec: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_mode_change_is_retried_until_the_gpu_is_idle(spec: str, tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state", spec) as node:
         gpu = node.observe()
         client = node.state.add_client(gpu.uuid, name="python3")
@@ -304,7 +305,7 @@ def test_a_mode_change_waits_for_a_holder_and_then_happens(
 
 
 @pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
-def test_a_mode_change_that_stays_held_is_an_error_that_names_its_holder(
+def test_a_gpu_that_stays_in_use_is_an_error_that_names_the_process(
     spec: str, tmp_path: pathlib.Path
 ) -> None:
     with nvml_rig.rig(tmp_path / "state", spec) as node:
@@ -313,19 +314,20 @@ def test_a_mode_change_that_stays_held_is_an_error_that_names_its_holder(
         with pytest.raises(errors.HardwareError) as caught:
             node.enable()
     assert caught.value.reason is errors.Reason.IN_USE
+    how = ", which resets the GPU" if gpu.mode_change_needs_reset else ""
     assert caught.value.message == (
-        f"GPU 0 ({gpu.uuid}): cannot switch MIG mode to enabled: nvmlDeviceSetMigMode answered "
-        "'In use by another client'; held by python3 (pid 4711)"
+        f"GPU 0 ({gpu.uuid}): cannot switch MIG mode to enabled{how}: nvmlDeviceSetMigMode "
+        "answered 'In use by another client'; in use by python3 (pid 4711)"
     )
 
 
-def test_a_holder_that_nvml_does_not_list_is_guessed_to_be_a_monitor(
+def test_a_process_that_nvml_does_not_list_is_guessed_to_be_a_monitor(
     tmp_path: pathlib.Path,
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         gpu = node.observe()
         node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-        with pytest.raises(errors.HardwareError, match=r"names no process.*a monitor may"):
+        with pytest.raises(errors.HardwareError, match=r"lists no process.*a monitor may"):
             node.enable()
 
 
@@ -340,7 +342,7 @@ def test_an_explanation_that_several_gpus_share_is_given_once(tmp_path: pathlib.
             node.gpus.execute(plan, gpus)
 
     assert all(gpu.uuid in caught.value.message for gpu in gpus)
-    assert caught.value.message.count("NVML names no process") == 1
+    assert caught.value.message.count("NVML lists no process") == 1
 
 
 def test_many_holders_are_counted_rather_than_listed(tmp_path: pathlib.Path) -> None:
@@ -365,7 +367,7 @@ def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(
                 node.state.remove_client(first)
 
         node.clock.on_wait.append(leave_after_eight_seconds)
-        with pytest.raises(errors.HardwareError, match="held by b"):
+        with pytest.raises(errors.HardwareError, match="in use by b"):
             node.run(*nvml_rig.end_steps(gpu))
         assert node.clock.now_s <= 12.0
 
@@ -437,7 +439,7 @@ def test_a_success_that_changes_nothing_is_an_error_that_no_reset_is_tried_for(
     with nvml_rig.rig(tmp_path / "state") as node:
         gpu = node.observe()
         monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", lambda *_: 0)
-        with pytest.raises(errors.HardwareError, match="neither in force nor") as caught:
+        with pytest.raises(errors.HardwareError, match="neither active nor") as caught:
             node.run(nvml_rig.mode_step(gpu, nvml_rig.ON))
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
 

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_calls
+from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import states
 from tests.adapters import nvml_rig
 
@@ -24,7 +24,7 @@ each_code = pytest.mark.parametrize(
     "codes",
     [
         pytest.param(SOME_CODES, id="some"),
-        pytest.param(tuple(sorted(nvml_calls.REASONS)), id="all", marks=pytest.mark.slow),
+        pytest.param(tuple(sorted(library.REASONS)), id="all", marks=pytest.mark.slow),
     ],
 )
 
@@ -88,7 +88,7 @@ def says_none(function: str, code: int) -> bool:
     """Tell whether an answer means that there is no MIG, or no such instance."""
     if code == pynvml.NVML_ERROR_NOT_FOUND:
         return function.endswith("Instances")
-    return function == "nvmlDeviceGetMigMode" and code in nvml_calls.UNTOLD
+    return function == "nvmlDeviceGetMigMode" and code in library.UNSUPPORTED
 
 
 @each_code
@@ -108,7 +108,7 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
             node.state.add_fault(states.Fault(function=function, code=code, count=None))
             failure, seen = attempt(node.observe)
             if failure is not None:
-                told = (failure.code, failure.reason) == (code, nvml_calls.REASONS[code])
+                told = (failure.code, failure.reason) == (code, library.REASONS[code])
                 # Borne for one profile, it may leave too little to go on with.
                 assert told or failure.reason is errors.Reason.NOT_SUPPORTED
             if seen is not None and not says_none(function, code):

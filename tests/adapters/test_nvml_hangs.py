@@ -81,7 +81,7 @@ class Node:
                 raise
             refusal = error
         assert refusal is not None
-        assert "held by python3 (pid 4711" in refusal.message
+        assert "in use by python3 (pid 4711" in refusal.message
 
     def functions(self, act: Callable[[nvml_worker.WorkerGpus], None]) -> list[str]:
         """Return the C functions that an act calls in peace."""

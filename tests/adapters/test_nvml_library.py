@@ -2,7 +2,7 @@
 
 import pathlib
 
-from mig_manager.adapters.nvml import nvml_session
+from mig_manager.adapters.nvml import library
 
 
 def put(root: pathlib.Path, folder: str) -> pathlib.Path:
@@ -17,27 +17,27 @@ def test_the_library_is_found_below_the_first_root_that_has_it(tmp_path: pathlib
     wanted = put(tmp_path / "first", "usr/lib/x86_64-linux-gnu")
     roots = (str(tmp_path / "none"), str(tmp_path / "first"), str(tmp_path / "second"))
 
-    assert nvml_session.find(roots, is_known=lambda: False) == str(wanted)
+    assert library.find(roots, is_known=lambda: False) == str(wanted)
 
 
 def test_a_library_that_the_loader_finds_is_left_to_the_loader(tmp_path: pathlib.Path) -> None:
     put(tmp_path, "usr/lib64")
 
-    assert nvml_session.find([str(tmp_path)], is_known=lambda: True) is None
+    assert library.find([str(tmp_path)], is_known=lambda: True) is None
 
 
 def test_where_no_root_has_it_the_loader_says_what_is_wrong(tmp_path: pathlib.Path) -> None:
-    assert nvml_session.find([str(tmp_path)], is_known=lambda: False) is None
+    assert library.find([str(tmp_path)], is_known=lambda: False) is None
 
 
 def test_without_a_root_nobody_is_asked() -> None:
     def ask() -> bool:
         raise AssertionError
 
-    assert nvml_session.find([], is_known=ask) is None
+    assert library.find([], is_known=ask) is None
 
 
 def test_a_folder_by_the_librarys_name_is_no_library(tmp_path: pathlib.Path) -> None:
     (tmp_path / "usr/lib64/libnvidia-ml.so.1").mkdir(parents=True)
 
-    assert nvml_session.find([str(tmp_path)], is_known=lambda: False) is None
+    assert library.find([str(tmp_path)], is_known=lambda: False) is None

@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_profiles
+from mig_manager.adapters.nvml import device
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
@@ -363,6 +363,6 @@ def test_a_driver_that_tells_no_placements_while_mig_is_off_tells_no_profiles(
 
 def test_a_profile_newer_than_this_version_is_seen_under_a_name_of_its_own() -> None:
     info = pynvml.c_nvmlGpuInstanceProfileInfo_t(id=77, sliceCount=1, memorySizeMB=4864)
-    row = nvml_profiles.named(21, info, total_bytes=40960 * 2**20)
+    row = device._gpu_instance_profile(21, info, total_bytes=40960 * 2**20)
     assert str(row.profile) == "1g.5gb+enum21"
     assert row.profile_id == 77

@@ -19,7 +19,7 @@ def run(
     script: str,
     *arguments: str,
     timeout_s: float = 20.0,
-    given: str = "",
+    stdin: str = "",
     max_output_bytes: int = programs.MAX_OUTPUT_BYTES,
 ) -> programs.Finished:
     """Run a shell script as a program that was found below a root, without a change of root."""
@@ -30,7 +30,7 @@ def run(
         arguments,
         timeout_s=timeout_s,
         reason=WHY,
-        given=given,
+        stdin=stdin,
         max_output_bytes=max_output_bytes,
     )
 
@@ -94,7 +94,7 @@ def test_a_link_leads_to_a_place_below_the_root_it_lies_in(tmp_path: pathlib.Pat
 
 
 def test_it_is_told_what_a_program_said_and_how_it_ended(tmp_path: pathlib.Path) -> None:
-    done = run(tmp_path, 'echo "$1|$2"; cat; echo warned >&2; exit 3', "a b", "$HOME", given="in")
+    done = run(tmp_path, 'echo "$1|$2"; cat; echo warned >&2; exit 3', "a b", "$HOME", stdin="in")
 
     assert (done.status, done.stdout, done.stderr) == (3, "a b|$HOME\nin", "warned\n")
     assert done.refused(WHY).message == f"{tmp_path}/tool a b $HOME ended with status 3: warned"
@@ -127,13 +127,13 @@ def test_input_larger_than_a_pipe_reaches_a_program_that_answers_before_it_reads
 ) -> None:
     text = "x" * 300_000
 
-    done = run(tmp_path, "exec cat", given=text, max_output_bytes=1_000_000)
+    done = run(tmp_path, "exec cat", stdin=text, max_output_bytes=1_000_000)
 
     assert (done.stdout, done.is_cut) == (text, False)
 
 
 def test_a_program_that_does_not_read_its_input_is_no_trouble(tmp_path: pathlib.Path) -> None:
-    assert run(tmp_path, "exit 0", given="x" * 300_000).status == 0
+    assert run(tmp_path, "exit 0", stdin="x" * 300_000).status == 0
 
 
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path) -> None:
@@ -237,7 +237,7 @@ def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None
     program = found.find("nvidia-smi")
     assert program is not None
 
-    done = found.run(program, ["--gpu-reset"], timeout_s=20.0, reason=WHY, given="in\n")
+    done = found.run(program, ["--gpu-reset"], timeout_s=20.0, reason=WHY, stdin="in\n")
 
     assert (done.status, done.stderr) == (0, "")
     assert done.stdout == "the driver's\nin\n/\nC --gpu-reset\n"

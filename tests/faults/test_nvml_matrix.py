@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_calls
+from mig_manager.adapters.nvml import library
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import states
 from tests import lost_stderr
@@ -147,7 +147,7 @@ def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> Non
     if believed is not None and (ended.is_good or reason in believed):
         return
     assert not ended.is_good, "nothing says that this may be borne"
-    assert reason is nvml_calls.REASONS[code]
+    assert reason is library.REASONS[code]
     assert site.operation in message
     if site.gpu is not None:
         assert f"GPU {site.gpu}" in message

@@ -7,8 +7,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
+from mig_manager.adapters.nvml import events
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import nvml_events
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.core import model, steps
 
@@ -68,7 +68,7 @@ def test_looking_again_and_from_another_process_shows_the_same(
 def test_every_gpu_with_mig_says_whether_it_tells_of_changes(gpus: tuple[model.Gpu, ...]) -> None:
     capable = [gpu for gpu in gpus if gpu.current_mode is not None]
     try:
-        with nvml_events.listening(None) as changes:
+        with events.listening(None) as changes:
             types = {
                 gpu.uuid: pynvml.nvmlDeviceGetSupportedEventTypes(
                     pynvml.nvmlDeviceGetHandleByIndex(gpu.index)

@@ -10,7 +10,7 @@ from prometheus_client import parser
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import line_writer
-from mig_manager.adapters.nvml import nvml_calls, nvml_meter
+from mig_manager.adapters.nvml import hung_call, library
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
@@ -247,11 +247,11 @@ def test_a_worker_tells_what_it_spent_on_nvml_also_when_nvml_refused(
 ) -> None:
     script = """
 import pynvml
-from mig_manager.adapters.nvml_worker import gpu_worker
+from mig_manager.adapters.nvml_worker import worker
 def nvmlInit():
     raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 pynvml.nvmlInit = nvmlInit
-gpu_worker.main([])
+worker.main(["serve"])
 """
     gpus = nvml_worker.WorkerGpus(
         command=[sys.executable, "-c", script], timeout_s=60.0, telemetry=heard
@@ -262,14 +262,12 @@ gpu_worker.main([])
     assert series(heard, "nvml_calls_total") == {"nvmlInit": 1}
 
 
-def test_the_meter_adds_up_calls_by_function_and_begins_anew_once_read() -> None:
-    nvml_meter.METER.take()
-    nvml_calls.call(len, "abc")
-    nvml_calls.call(len, "abc")
-    nvml_calls.call(abs, -1)
+def test_calls_are_counted_by_function_and_the_count_restarts_once_read() -> None:
+    hung_call.RECORDER.take_totals()
+    library.call(len, "abc")
+    library.call(len, "abc")
+    library.call(abs, -1)
 
-    assert [(each.function, each.count) for each in nvml_meter.METER.take()] == [
-        ("abs", 1),
-        ("len", 2),
-    ]
-    assert nvml_meter.METER.take() == ()
+    counts = [(function, count) for function, count, _ in hung_call.RECORDER.take_totals()]
+    assert counts == [("abs", 1), ("len", 2)]
+    assert hung_call.RECORDER.take_totals() == ()

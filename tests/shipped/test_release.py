@@ -31,7 +31,7 @@ SUITE = (
     "tests/unit/test_config.py",
     "tests/shell/test_applying.py",
     "tests/shell/test_commands.py",
-    "tests/adapters/test_gpu_worker.py",
+    "tests/adapters/test_nvml_worker.py",
     "tests/pipeline/test_settings.py",
     "tests/shipped/test_shipped_profiles.py",
 )

@@ -175,7 +175,7 @@ class CdiSpecs:
                 timeout_s=self._timeout_s,
                 reason=_REASON,
                 max_output_bytes=_MAX_SPEC_BYTES,
-                given=text,
+                stdin=text,
             )
             if done.status != 0 and any(each in done.stderr for each in _NOTHING):
                 _skip(str(path), "there is no device to tell of")

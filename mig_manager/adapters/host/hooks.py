@@ -4,7 +4,6 @@ As with the peer, a program has the environment that its hook gives it and none 
 found by our ``PATH``, and a relative path leads from its own folder.
 """
 
-import contextlib
 import os
 import pathlib
 import shutil
@@ -84,31 +83,33 @@ class HookPrograms:
         program = self._find(hook)
         if program is None:
             raise _failed(f"{name} cannot be run: there is no such program here")
-        try:
-            process = subprocesses.start_bare(
-                (program, *hook.args), environment=environment, folder=hook.workdir or None
-            )
-        except OSError as error:
-            where = f" in {_shown(hook.workdir)}" if hook.workdir else ""
-            why = error.strerror or str(error)
-            raise _failed(f"{name} cannot be run{where}: {why}") from error
         timeout_s = hook.timeout_s or self._timeout_s
-        _log.info("hook_started", point=point.value, command=_shown(hook.command))
         began_s = self._monotonic()
 
         def is_late() -> bool:
             check()
             return self._monotonic() >= began_s + timeout_s
 
-        with contextlib.ExitStack() as stack:
-            stack.callback(subprocesses.end, process, hook.command)
-            outputs = (
-                subprocesses.Kept(process.stdout, programs.MAX_OUTPUT_BYTES, is_end=True),
-                subprocesses.Kept(process.stderr, programs.MAX_OUTPUT_BYTES, is_end=True),
+        _log.info("hook_started", point=point.value, command=_shown(hook.command))
+        try:
+            ended = subprocesses.run(
+                (program, *hook.args),
+                environment=environment,
+                folder=hook.workdir or None,
+                is_late=is_late,
+                keep=subprocesses.Keep(
+                    programs.MAX_OUTPUT_BYTES,
+                    keeps_stdout_end=True,
+                    stderr_bytes=programs.MAX_OUTPUT_BYTES,
+                ),
             )
-            is_done = subprocesses.attend(process.pid, outputs, is_late)
-        out, err = (output.text() for output in outputs)
-        how = _ending(process.returncode) if is_done else f"was killed after {timeout_s:g} s"
+        except OSError as error:
+            where = f" in {_shown(hook.workdir)}" if hook.workdir else ""
+            why = error.strerror or str(error)
+            raise _failed(f"{name} cannot be run{where}: {why}") from error
+        how = f"was killed after {timeout_s:g} s"
+        if ended.status is not None:
+            how = _ending(ended.status)
         write = _log.warning if how else _log.info
         write(
             "hook_ended",
@@ -116,11 +117,11 @@ class HookPrograms:
             command=_shown(hook.command),
             how=how or "well",
             seconds=round(self._monotonic() - began_s, 3),
-            stdout=_tail(out),
-            stderr=_tail(err),
+            stdout=_tail(ended.stdout),
+            stderr=_tail(ended.stderr),
         )
         if how:
-            said = programs.last_line(err) or programs.last_line(out)
+            said = programs.last_line(ended.stderr) or programs.last_line(ended.stdout)
             raise _failed(f"{name} {how}{f': {said}' if said else ''}")
 
     def _find(self, hook: hooks.Hook) -> str | None:

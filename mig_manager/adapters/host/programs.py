@@ -1,14 +1,16 @@
-"""Programs of the machine or of its driver: found below one of several roots, and run to an end.
+"""Programs of the machine or of its driver: find one below several roots, and run it.
 
 In a container the driver's programs lie below the root of a driver container or of the host, and
-need the libraries that lie there with them; they are run with that root as theirs.
+need the libraries there; they run with that root. A small interpreter of our own calls
+``chroot(2)``: an image need not have a ``chroot`` program, and code between fork and exec is not
+safe beside threads (``subprocess``, ``preexec_fn``).
 """
 
-import contextlib
 import dataclasses
 import pathlib
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,10 +20,26 @@ from mig_manager.core import messages
 from mig_manager.core.host import host_settings
 
 MAX_OUTPUT_BYTES = 64 * 1024
-"""How much of what a program says is kept where the caller does not need all of it."""
+"""How much of a program's output is kept if the caller does not need all of it."""
 
 _TOP = pathlib.Path("/")
-_MAX_SAID = 300
+_MAX_LINE = 300
+_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    # Its messages are for logs, and some of them are recognised.
+    "LC_ALL": "C",
+}
+_CHROOT = """\
+import os, sys
+root, count = sys.argv[1], int(sys.argv[2])
+extra, line = sys.argv[3:3 + count], sys.argv[3 + count:]
+try:
+    os.chroot(root)
+    os.chdir("/")
+    os.execve(line[0], line, {**os.environ, **dict(each.split("=", 1) for each in extra)})
+except OSError as error:
+    sys.exit(f"cannot run {line[0]} below {root}: {error.strerror}")
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +80,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """How a program ended; whether that is good is for the caller to say."""
+    """How a program ended; the caller decides whether that is a failure."""
 
     line: str
     """The program and its arguments, for people."""
@@ -70,14 +88,14 @@ class Finished:
     """Its exit status; negative for a signal."""
     stdout: str
     is_cut: bool
-    """Whether ``stdout`` is only the beginning of what it wrote."""
+    """Whether ``stdout`` is only the beginning of its output."""
     stderr: str
-    """The end of what it wrote there."""
+    """The end of its output there."""
 
     def refused(self, reason: errors.Reason) -> errors.HostError:
-        """Return an error that says how it ended and what it said last."""
+        """Return an error with how it ended and its last line of output."""
         how = f"status {self.status}" if self.status >= 0 else f"signal {-self.status}"
-        # nvidia-smi tells what is wrong on stdout.
+        # nvidia-smi writes errors to stdout.
         said = last_line(self.stderr) or last_line(self.stdout)
         return errors.HostError(
             f"{self.line} ended with {how}{f': {said}' if said else ''}", reason=reason
@@ -111,7 +129,7 @@ class Programs:
         self._monotonic = monotonic
 
     def find(self, name: str) -> Program | None:
-        """Return the first program of that name, or None when there is none.
+        """Return the first program of that name, or None.
 
         Args:
             name: A file name, not a path.
@@ -127,9 +145,9 @@ class Programs:
         timeout_s: float,
         reason: errors.Reason,
         max_output_bytes: int = MAX_OUTPUT_BYTES,
-        given: str = "",
+        stdin: str = "",
     ) -> Finished:
-        """Run a program to its end; nothing of its process group is left afterwards.
+        """Run a program to its end and kill its process group.
 
         Args:
             program: What ``find`` returned.
@@ -137,32 +155,35 @@ class Programs:
             timeout_s: How long it may take before it is killed.
             reason: The reason of the error when it cannot be run or takes too long.
             max_output_bytes: How much of its stdout to keep.
-            given: What it reads from stdin.
+            stdin: What it reads.
 
         Raises:
-            HostError: With ``reason``: it could not be started, or was killed for its time.
+            HostError: With ``reason``: it could not be started, or took too long.
         """
         line = " ".join((str(program), *arguments))
+        command: tuple[str, ...] = (program.path, *arguments)
+        environment = {**_ENVIRONMENT, **program.variables}
+        if program.root != _TOP:
+            # The variables are for the program: our interpreter cannot preload its library.
+            extra = [f"{name}={value}" for name, value in program.variables.items()]
+            python = (sys.executable, "-I", "-S", "-c", _CHROOT)
+            command = (*python, str(program.root), str(len(extra)), *extra, *command)
+            environment = _ENVIRONMENT
+        deadline_s = self._monotonic() + timeout_s
         try:
-            process = subprocesses.start(
-                (program.path, *arguments),
-                root=program.root,
-                variables=program.variables,
-                given=given,
+            ended = subprocesses.run(
+                command,
+                environment=environment,
+                folder="/",
+                stdin=stdin,
+                is_late=lambda: self._monotonic() >= deadline_s,
+                keep=subprocesses.Keep(max_output_bytes, stderr_bytes=MAX_OUTPUT_BYTES),
             )
         except OSError as error:
             why = error.strerror or error
             raise errors.HostError(f"{line} cannot be run: {why}", reason=reason) from error
-        with contextlib.ExitStack() as stack:
-            stack.callback(subprocesses.end, process, line)
-            stdout = subprocesses.Kept(process.stdout, max_output_bytes)
-            stderr = subprocesses.Kept(process.stderr, MAX_OUTPUT_BYTES, is_end=True)
-            deadline_s = self._monotonic() + timeout_s
-            is_done = subprocesses.attend(
-                process.pid, (stdout, stderr), lambda: self._monotonic() >= deadline_s
-            )
-        if not is_done:
-            said = last_line(stderr.text())
+        if ended.status is None:
+            said = last_line(ended.stderr)
             raise errors.HostError(
                 f"{line} did not end within {timeout_s:g} s and was killed"
                 f"{f': {said}' if said else ''}",
@@ -170,10 +191,10 @@ class Programs:
             )
         return Finished(
             line=line,
-            status=process.returncode,
-            stdout=stdout.text(),
-            is_cut=stdout.is_cut,
-            stderr=stderr.text(),
+            status=ended.status,
+            stdout=ended.stdout,
+            is_cut=ended.is_cut,
+            stderr=ended.stderr,
         )
 
     def _in(self, root: Root, name: str) -> Program | None:
@@ -212,10 +233,9 @@ def roots(host: host_settings.HostRoots, *, here: pathlib.Path = _TOP) -> tuple[
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something, without what a terminal would act on."""
+    """Return the last line that is not blank, without control characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = lines[-1][:_MAX_SAID] if lines else ""
-    return messages.printable(said)
+    return messages.printable(lines[-1][:_MAX_LINE] if lines else "")
 
 
 def _is_program(path: pathlib.Path) -> bool:

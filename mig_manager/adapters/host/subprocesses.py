@@ -1,191 +1,463 @@
-"""The process of a program that is run to its end: started, listened to, and ended for certain.
+"""Child processes: start one, exchange messages with it by a deadline, and end it for certain.
 
-A program below another root is run by ``chroot(2)``, in a small interpreter of our own between us
-and it: an image need not have a ``chroot`` program, and code that runs between fork and exec is
-not safe beside threads (``subprocess``, ``preexec_fn``).
+Every worker and every program runs in a ``Child``. Workers exchange messages: pickled values, each
+after its length. Both ends are this package at the same version, and no other process can write to
+the pipes, so that pickle is safe. A worker's own end of the pipes is ``Parent``; workers import
+this module too, so it imports little.
 """
 
 import contextlib
+import ctypes
 import os
-import pathlib
+import pickle
 import select
 import signal
-import subprocess
+import struct
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-import structlog
+from mig_manager import errors
 
-_ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    # Its messages are for logs, and some of them are recognised.
-    "LC_ALL": "C",
-}
-_LAUNCHER = """\
-import os, sys
-root, count = sys.argv[1], int(sys.argv[2])
-extra, line = sys.argv[3:3 + count], sys.argv[3 + count:]
-try:
-    os.chroot(root)
-    os.chdir("/")
-    os.execve(line[0], line, {**os.environ, **dict(each.split("=", 1) for each in extra)})
-except OSError as error:
-    sys.exit(f"cannot run {line[0]} below {root}: {error.strerror}")
-"""
+if TYPE_CHECKING:
+    pass
+
+_MAX_MESSAGE_BYTES = 64 * 2**20
+"""Larger than any message; the length that text would stand for is larger still."""
+_LENGTH = struct.Struct(">I")
 _CHUNK_BYTES = 64 * 1024
-_LOOK_INTERVAL_S = 0.02
-"""How late the end of a program may be noticed; its pipes wake us before that."""
+_POLL_INTERVAL_S = 0.02
+"""How late the end of a child is noticed on Linux before 5.3; and how often a limit is checked."""
+_EXIT_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 2.0
+_PR_SET_PDEATHSIG = 1
+"""Of ``prctl(2)``."""
 
 
-_log = structlog.get_logger()
+class Keep(NamedTuple):
+    """How much of a child's output to keep."""
+
+    stdout_bytes: int = _LENGTH.size + _MAX_MESSAGE_BYTES
+    keeps_stdout_end: bool = False
+    """Whether the last bytes are kept, not the first."""
+    stderr_bytes: int = 16 * 1024
+    """Of stderr always the last bytes are kept."""
 
 
-class Kept:
-    """What is kept of what a program writes: the beginning or the end."""
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command line that runs a module of ours."""
+    # -P: a module in the current folder must not replace a library's.
+    return (sys.executable, "-P", "-m", module, *arguments)
 
-    def __init__(self, stream: IO[bytes] | None, most: int, *, is_end: bool = False) -> None:
-        assert stream is not None  # noqa: S101 - it was opened as a pipe
+
+class Child:
+    """A child process in its own process group; for one thread, except ``kill`` and ``wait``."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        pass_fds: Sequence[int] = (),
+        keep: Keep | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            command: The program and its arguments; no shell is involved.
+            stdin: Descriptor that it reads; None: a pipe, for ``ask``.
+            environment: Its whole environment; None: ours.
+            folder: Its working directory; None: ours.
+            pass_fds: Descriptors that it inherits.
+            keep: How much of its output to keep; None: what messages need.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        import subprocess  # noqa: PLC0415 - as above
+
+        pipe = subprocess.PIPE
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - without a shell
+            command,
+            stdin=pipe if stdin is None else stdin,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            env=environment,
+            cwd=folder,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        keep = keep or Keep()
+        self.stdout = Output(
+            self._process.stdout, keep.stdout_bytes, keeps_end=keep.keeps_stdout_end
+        )
+        self.stderr = Output(self._process.stderr, keep.stderr_bytes, keeps_end=True)
+        self._outputs = {output.fd: output for output in (self.stdout, self.stderr)}
+        self._outgoing = memoryview(b"")
+        self._poller = select.poll()
+        for fd in self._outputs:
+            self._poller.register(fd, select.POLLIN)
+        self._pidfd = _pidfd(self.pid)
+        if self._pidfd is not None:
+            self._poller.register(self._pidfd, select.POLLIN)
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def ask(self, request: object, *, timeout_s: float) -> Any:
+        """Send a message and return the next one that the child sends; see ``receive``."""
+        assert self._process.stdin is not None  # noqa: S101 - a pipe
+        fd = self._process.stdin.fileno()
+        os.set_blocking(fd, False)
+        self._outgoing = memoryview(_encoded(request))
+        self._poller.register(fd, select.POLLOUT)
+        return self.receive(timeout_s)
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Return the next message.
+
+        Args:
+            timeout_s: How long to wait; None: for as long as the child lives.
+
+        Raises:
+            TimeoutError: The child sent no message in time.
+            EOFError: The child ended or closed its stdout without another message.
+            ValueError: What it sent is no message.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while (message := self.stdout.take_message()) is None:
+            if self.stdout.is_closed:
+                # Its exit status explains more than the kill by end() would.
+                exit_by_s = time.monotonic() + _EXIT_TIMEOUT_S
+                while time.monotonic() < exit_by_s and self._take(_EXIT_TIMEOUT_S):
+                    pass
+                raise EOFError
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError("no answer in time")
+            if not self._take(left_s):
+                raise EOFError
+        try:
+            return pickle.loads(message[0])  # noqa: S301 - see the module docstring
+        except Exception as error:
+            # Bytes that are no message can make it raise anything.
+            raise ValueError(f"it wrote {message[0][:80]!r}") from error
+
+    def finish(self, is_late: Callable[[], bool]) -> bool:
+        """Read what the child writes until it ended; return False if ``is_late`` came first.
+
+        A process that the child started may keep the pipes open; that one is not waited for.
+        """
+        while self._take(_POLL_INTERVAL_S):
+            if is_late():
+                return self._has_ended()
+        return True
+
+    def kill(self) -> None:
+        """Kill the child and its process group; from any thread, before ``end``."""
+        # Until end() or wait() reaped it, no other process has its number.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait until the child ended."""
+        self._process.wait()
+
+    def end(self) -> bool:
+        """Kill what is left of its process group and release everything.
+
+        Returns:
+            Whether it is gone; False for a process that the kernel holds in an uninterruptible
+            wait. ``status`` tells later when that is over.
+        """
+        import subprocess  # noqa: PLC0415 - as above
+
+        if self._process.returncode is None:
+            self.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_REAP_TIMEOUT_S)
+        if self._pidfd is not None:
+            self._poller.unregister(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        for output in self._outputs.values():
+            output.drain()
+        self._outputs = {}
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        return self._process.returncode is not None
+
+    def _take(self, timeout_s: float | None) -> bool:
+        """Write and read what can be, waiting if need be; return whether more can follow."""
+        # Asked first, so that everything it wrote before it ended is read.
+        has_ended = self._has_ended()
+        if has_ended:
+            timeout_s = 0.0
+        elif self._pidfd is None:
+            timeout_s = min(_POLL_INTERVAL_S, _POLL_INTERVAL_S if timeout_s is None else timeout_s)
+        ready = self._poller.poll(None if timeout_s is None else timeout_s * 1000)
+        for fd, _ in ready:
+            if fd in self._outputs:
+                if not self._outputs[fd].read():
+                    self._poller.unregister(fd)
+            elif fd != self._pidfd:
+                self._write(fd)
+        has_news = any(fd != self._pidfd for fd, _ in ready)
+        return has_news or not has_ended
+
+    def _write(self, fd: int) -> None:
+        try:
+            self._outgoing = self._outgoing[os.write(fd, self._outgoing[:_CHUNK_BYTES]) :]
+        except BrokenPipeError:
+            self._outgoing = memoryview(b"")
+        if not self._outgoing:
+            self._poller.unregister(fd)
+
+    def _has_ended(self) -> bool:
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            # Reaped already.
+            return True
+
+
+class Output:
+    """What is kept of what a child writes to a pipe: a number of bytes, the first or the last."""
+
+    def __init__(self, stream: IO[bytes] | None, max_bytes: int, *, keeps_end: bool) -> None:
+        assert stream is not None  # noqa: S101 - a pipe
         self.fd = stream.fileno()
         self.is_cut = False
-        self._most = most
-        self._is_end = is_end
+        self.is_closed = False
+        self._max_bytes = max_bytes
+        self._keeps_end = keeps_end
         self._kept = bytearray()
 
     def read(self) -> bool:
-        """Take what there is; return whether more may come."""
+        """Read what is there; return whether more may follow."""
         chunk = os.read(self.fd, _CHUNK_BYTES)
         self._kept += chunk
-        over = len(self._kept) - self._most
-        if over > 0:
+        excess = len(self._kept) - self._max_bytes
+        if excess > 0:
             self.is_cut = True
-            del self._kept[slice(over) if self._is_end else slice(self._most, None)]
+            del self._kept[slice(excess) if self._keeps_end else slice(self._max_bytes, None)]
+        self.is_closed = not chunk
         return bool(chunk)
+
+    def drain(self) -> None:
+        """Read what is in the pipe now."""
+        os.set_blocking(self.fd, False)
+        deadline_s = time.monotonic() + 1.0
+        with contextlib.suppress(BlockingIOError):
+            while not self.is_closed and time.monotonic() < deadline_s:
+                self.read()
 
     def text(self) -> str:
         """Return what was kept."""
         return self._kept.decode(errors="replace")
 
+    def take_message(self) -> tuple[bytes] | None:
+        """Remove and return the first message; None while it is incomplete.
 
-def attend(pid: int, outputs: Sequence[Kept], is_late: Callable[[], bool]) -> bool:
-    """Read what a program writes until it has ended.
+        Raises:
+            ValueError: This is no message.
+        """
+        if len(self._kept) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._kept)
+        if length > _MAX_MESSAGE_BYTES:
+            raise ValueError(f"it wrote {bytes(self._kept[:80])!r}")
+        end = _LENGTH.size + length
+        if len(self._kept) < end:
+            return None
+        message = bytes(self._kept[_LENGTH.size : end])
+        del self._kept[:end]
+        return (message,)
+
+
+class Ended:
+    """How a program ended that was run to its end."""
+
+    def __init__(self, child: Child, *, is_late: bool) -> None:
+        self.status = None if is_late else child.status
+        """Exit status, negative for a signal; None: it was killed because its time was over."""
+        self.stdout = child.stdout.text()
+        self.stderr = child.stderr.text()
+        self.is_cut = child.stdout.is_cut
+        """Whether ``stdout`` is not all that it wrote."""
+
+
+def run(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: str | None,
+    is_late: Callable[[], bool],
+    stdin: str = "",
+    keep: Keep,
+) -> Ended:
+    """Run a program to its end; nothing of its process group is left afterwards.
 
     Args:
-        pid: Our child.
-        outputs: Its pipes.
-        is_late: Tells whether it has had its time.
-
-    Returns:
-        Whether it has ended, and not just had its time.
-    """
-    poll = select.poll()
-    by_fd = {output.fd: output for output in outputs}
-    for fd in by_fd:
-        poll.register(fd, select.POLLIN)
-    while True:
-        # Asked before reading, so that all it wrote before it ended is read.
-        has_ended = _has_ended(pid)
-        ready = poll.poll(0 if has_ended else _LOOK_INTERVAL_S * 1000)
-        for fd, _ in ready:
-            if not by_fd[fd].read():
-                poll.unregister(fd)
-        # A child of its own may still have the pipes open; that one is not waited for.
-        if (has_ended and not ready) or is_late():
-            return has_ended
-
-
-def start_bare(
-    line: Sequence[str], *, environment: Mapping[str, str], folder: str | None
-) -> subprocess.Popen[bytes]:
-    """Start a program in a process group of its own, with this environment and no other.
-
-    Args:
-        line: The program by its path, and its arguments.
-        environment: All that it has.
-        folder: Where it begins; None: where we are.
+        command: The program and its arguments.
+        environment: Its whole environment.
+        folder: Its working directory; None: ours.
+        is_late: Asked now and then whether to kill it; what it raises is raised.
+        stdin: What it reads.
+        keep: How much of its output to keep.
 
     Raises:
         OSError: It cannot be started.
     """
-    with contextlib.closing(_Input("")) as stdin:
-        return _spawn(line, stdin.fd, environment=environment, folder=folder)
-
-
-def start(
-    line: Sequence[str], *, root: pathlib.Path, variables: Mapping[str, str], given: str
-) -> subprocess.Popen[bytes]:
-    """Start a program in a process group of its own, with a minimal environment.
-
-    Args:
-        line: The program as seen from its root, and its arguments.
-        root: Where we see its root.
-        variables: What its environment has beside the usual.
-        given: What it reads from stdin.
-
-    Raises:
-        OSError: It cannot be started; below another root it ends with a message instead.
-    """
-    if root != pathlib.Path("/"):
-        # The variables are for the program alone: our interpreter could not preload its library.
-        extra = [f"{name}={value}" for name, value in variables.items()]
-        own = [sys.executable, "-I", "-S", "-c", _LAUNCHER]
-        line = [*own, str(root), str(len(extra)), *extra, *line]
-        variables = {}
-    with contextlib.closing(_Input(given)) as stdin:
-        environment = {**_ENVIRONMENT, **variables}
-        return _spawn(line, stdin.fd, environment=environment, folder="/")
-
-
-def _spawn(
-    line: Sequence[str], stdin: int, *, environment: Mapping[str, str], folder: str | None
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603 - a program that was found, without a shell
-        line,
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        env=environment,
-        cwd=folder,
-        # A group of its own, to be killed with whatever it starts.
-        start_new_session=True,
-    )
-
-
-class _Input:
-    """Text to read as a file: unlike a pipe it is never full, whatever its reader does."""
-
-    def __init__(self, text: str) -> None:
-        self.fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
-        left = memoryview(text.encode())
-        try:
-            while left:
-                left = left[os.write(self.fd, left) :]
-            os.lseek(self.fd, 0, os.SEEK_SET)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
-def _has_ended(pid: int) -> bool:
-    """Return whether a child has ended, and leave it for its exit status to be asked."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def end(process: subprocess.Popen[bytes], line: str) -> None:
-    """Kill what there still is of a program's process group, and let go of it."""
-    # Before its leader is waited for: until then the number is nobody else's.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    fd = _file_with(stdin)
     try:
-        process.wait(_REAP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        # In an uninterruptible wait in the driver; the kernel ends it when that lets go.
-        _log.error("tool_unkillable", pid=process.pid, command=line)
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
+        child = Child(command, stdin=fd, environment=environment, folder=folder, keep=keep)
+    finally:
+        os.close(fd)
+    is_done = False
+    try:
+        is_done = child.finish(is_late)
+    finally:
+        # A process of its group may still run.
+        child.kill()
+        if not child.end():
+            import structlog  # noqa: PLC0415 - not for workers
+
+            structlog.get_logger().error(
+                "tool_unkillable", pid=child.pid, command=" ".join(command)
+            )
+    return Ended(child, is_late=not is_done)
+
+
+def ending(status: int | None) -> str:
+    """Say how a process ended."""
+    if status is None:
+        return "cannot be killed"
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def attempt(work: Callable[[], object]) -> tuple[object, object]:
+    """Do the work of a worker; return the outcome as a message for ``result``."""
+    try:
+        return work(), None
+    except errors.MigManagerError as error:
+        # Exceptions with keyword arguments cannot be pickled.
+        return None, (type(error), vars(error))
+
+
+def result(outcome: tuple[Any, Any]) -> Any:
+    """Return what the work of a worker returned, or raise the error that it raised."""
+    value, failure = outcome
+    if failure is None:
+        return value
+    kind, attributes = failure
+    error: errors.MigManagerError = kind.__new__(kind, attributes["message"])
+    vars(error).update(attributes)
+    raise error
+
+
+class Parent:
+    """A worker's end of the pipes to the process that started it."""
+
+    def __init__(self) -> None:
+        """Keep stdout for messages, and have the kernel end this process with its parent.
+
+        A library that prints would corrupt the messages: its output goes to stderr. A worker
+        without a parent must not go on: the next agent starts from what it observes.
+        """
+        self._out = os.dup(1)
+        os.dup2(2, 1)
+        killed = ctypes.c_ulong(signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, killed, 0, 0, 0)
+
+    def is_there(self) -> bool:
+        """Return whether the parent can read; one that was killed leaves its request."""
+        poller = select.poll()
+        poller.register(self._out, 0)
+        return not any(events & select.POLLERR for _, events in poller.poll(0))
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Return the next message; None when there is no parent, or it sent none in time."""
+        if timeout_s is not None:
+            poller = select.poll()
+            poller.register(0, select.POLLIN)
+            if not poller.poll(timeout_s * 1000):
+                return None
+        length = _read(_LENGTH.size)
+        if length is None:
+            return None
+        message = _read(*_LENGTH.unpack(length))
+        return None if message is None else pickle.loads(message)  # noqa: S301 - as above
+
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises:
+            BrokenPipeError: There is no parent.
+        """
+        left = memoryview(_encoded(message))
+        while left:
+            left = left[os.write(self._out, left) :]
+
+    def end_with_stdin(self) -> None:
+        """End this process, in whatever call it is, as soon as the parent closes its stdin."""
+        threading.Thread(target=_exit_with_stdin, name="stdin", daemon=True).start()
+
+
+def _exit_with_stdin() -> None:
+    # Not sys.stdin, whose lock, held here, would abort an interpreter that ends by itself.
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+def _encoded(message: object) -> bytes:
+    data = pickle.dumps(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def _read(size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        chunk = os.read(0, size - len(data))
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
+
+
+def _file_with(text: str) -> int:
+    """Return a descriptor to read the text from: unlike a pipe, a file is never full."""
+    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    try:
+        left = memoryview(text.encode())
+        while left:
+            left = left[os.write(fd, left) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        # Linux before 5.3.
+        return None

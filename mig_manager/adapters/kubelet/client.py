@@ -1,59 +1,50 @@
-"""Ask kubelet through a child process, so that the agent at rest has no gRPC in it.
+"""Kubelet's PodResources through a worker process, so that the agent at rest has no gRPC in it.
 
-gRPC with protobuf is a third of what the agent would weigh, and once loaded never leaves a process
-again. The child answers as many questions as come and ends when none has come for a while.
+gRPC with protobuf is a third of the agent's memory, and once loaded never leaves a process again.
+The worker answers any number of questions and ends when none has come for a while.
 """
 
 import contextlib
-import json
-import os
-import select
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import pod_resources, podresources_lines
+from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
-
-_Answer = TypeVar("_Answer")
 
 _LINGER_S = 15.0
 """Longer than the pauses between two questions of one run."""
 _START_S = 30.0
-"""What a start may take on a machine that is busy with other things."""
-_CHUNK = 1 << 16
-_STDERR_TOLD = 2000
+"""How long a start may take on a busy machine."""
+_END_S = 2.0
 
 
 def worker_command(
     socket_path: str, *, timeout_s: float = 10.0, linger_s: float = _LINGER_S
 ) -> tuple[str, ...]:
-    """Return the command line of ``mig_manager.adapters.kubelet.kubelet_worker``.
+    """Return the command line of the worker.
 
     Args:
         socket_path: Of kubelet's PodResources.
         timeout_s: How long one question may take.
         linger_s: How long it waits for another question before it ends.
     """
-    # -P: a module in whatever folder we were started from must not stand in for a library's.
-    program = (sys.executable, "-P", "-m", "mig_manager.adapters.kubelet.kubelet_worker")
-    return (*program, socket_path, str(timeout_s), str(linger_s))
+    module = "mig_manager.adapters.kubelet.pod_resources"
+    return subprocesses.python(module, socket_path, str(timeout_s), str(linger_s))
 
 
 class WorkerPodResources(ports.Standby):
     """Implements ``ports.DeviceAllocations``; for one thread at a time.
 
-    As ``ports.Standby`` it starts the child ahead, which loads what it needs and then waits.
+    As ``ports.Standby`` it starts the worker ahead, which imports what it needs and waits.
 
     Args:
         socket_path: For example ``/var/lib/kubelet/pod-resources/kubelet.sock``.
         timeout_s: How long one question may take.
-        command: Starts the child; None: ``worker_command``.
+        command: Starts the worker; None: ``worker_command``.
     """
 
     def __init__(
@@ -63,136 +54,101 @@ class WorkerPodResources(ports.Standby):
         self._command = command or worker_command(socket_path, timeout_s=timeout_s)
         # A question that is repeated takes up to twice as long.
         self._timeout_s = _START_S + 2 * timeout_s
-        self._child: _Child | None = None
+        self._worker: _Worker | None = None
 
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
-        """Return which pod holds which devices; see ``pod_resources.PodResources``."""
-        return self._ask(podresources_lines.ASSIGNED, podresources_lines.pods)
+        """Return which pod has which devices; see ``pod_resources.PodResources``."""
+        pods: tuple[cluster.PodDevices, ...] = self._ask("assigned")
+        return pods
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         """Return the healthy device ids by resource; see ``pod_resources.PodResources``."""
-        return self._ask(podresources_lines.ALLOCATABLE, podresources_lines.devices)
+        devices: Mapping[str, frozenset[str]] = self._ask("allocatable")
+        return devices
 
     def prepare(self) -> None:
-        """Start the child; what is wrong with it shows when it is needed."""
-        if self._child is None or self._child.is_over:
+        """Start the worker; a failure shows when the worker is needed."""
+        if self._worker is None or self._worker.is_over:
             with contextlib.suppress(errors.ClusterError, OSError, RuntimeError):
                 self._socket.check()
-                self._child = _Child(self._command)
+                self._worker = _Worker(self._command)
 
     def dismiss(self) -> None:
-        """End the child, if there is one."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.end()
+        """End the worker, if there is one."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
 
-    def _ask(self, question: str, understand: Callable[[Any], _Answer]) -> _Answer:
-        # Found without a child, which on a node whose socket we may not see would be for nothing.
+    def _ask(self, question: str) -> Any:
+        # Checked here: on a node whose socket we may not see, a worker would be for nothing.
         self._socket.check()
+        worker, self._worker = self._worker, None
         try:
-            answer = self._answer(question)
+            outcome = None
+            if worker is not None:
+                # It may just have ended by itself: only a new worker's end is a failure.
+                with contextlib.suppress(EOFError):
+                    outcome = self._asked(worker, question)
+            outcome = outcome or self._asked(_Worker(self._command), question)
         except (EOFError, OSError, RuntimeError, ValueError) as error:
             raise self._socket.unavailable(f"the process that asks it: {error}") from error
-        if "error" in answer:
-            raise errors.ClusterError(
-                answer["error"], reason=errors.Reason.POD_RESOURCES_UNAVAILABLE
-            )
-        return understand(answer[question])
+        return subprocesses.result(outcome)
 
-    def _answer(self, question: str) -> dict[str, Any]:
-        child, self._child = self._child, None
-        if child is not None:
-            # It may have ended of itself in this very moment: only a new one's end means anything.
-            with contextlib.suppress(EOFError, BrokenPipeError):
-                return self._asked(child, question)
-        return self._asked(_Child(self._command), question)
-
-    def _asked(self, child: "_Child", question: str) -> dict[str, Any]:
+    def _asked(self, worker: "_Worker", question: str) -> Any:
         try:
-            answer = child.ask(question, self._timeout_s)
+            outcome = worker.ask(question, self._timeout_s)
         except BaseException:
-            child.end()
+            worker.end()
             raise
-        self._child = child
-        return answer
+        self._worker = worker
+        return outcome
 
 
-class _Child:
-    """A running worker; gives everything back when it ends, also when nobody asks any more."""
+class _Worker:
+    """A running worker, reaped as soon as it ends, also when no question follows."""
 
     def __init__(self, command: Sequence[str]) -> None:
         """Start it.
 
         Raises:
             OSError: It cannot be started.
-            RuntimeError: There is no thread left.
+            RuntimeError: No thread is left.
         """
-        with contextlib.ExitStack() as undo:
-            self._said = os.memfd_create("kubelet-worker-stderr", os.MFD_CLOEXEC)
-            undo.callback(os.close, self._said)
-            self._process = subprocess.Popen(  # noqa: S603 - our own program, without a shell
-                command,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-            )
-            undo.callback(self._process.wait)
-            undo.callback(self._process.kill)
-            for pipe in (self._process.stdin, self._process.stdout):
-                assert pipe is not None  # noqa: S101 - as it was ordered
-                undo.callback(pipe.close)
-            self._lock = threading.Lock()
-            self.is_over = False
-            """Whether it has ended and nothing is left of it."""
-            self._reaper = threading.Thread(target=self._reap, name="kubelet-worker", daemon=True)
-            with self._lock:
-                self._reaper.start()
-                self._remains = undo.pop_all()
+        self._lock = threading.Lock()
+        self.is_over = False
+        """Whether it has ended and everything is released."""
+        self._child = subprocesses.Child(command)
+        self._reaper = threading.Thread(target=self._reap, name="kubelet-worker", daemon=True)
+        try:
+            self._reaper.start()
+        except BaseException:
+            self._child.end()
+            raise
 
-    def ask(self, question: str, timeout_s: float) -> dict[str, Any]:
-        """Return the answer to a question.
+    def ask(self, question: str, timeout_s: float) -> Any:
+        """Return the outcome of a question.
 
         Raises:
-            EOFError: It has ended; with what it said about that.
-            OSError: It could not be reached, or gave no answer in time.
-            ValueError: It answered nonsense.
+            EOFError: It has ended; with the last of its stderr.
+            OSError: It gave no answer in time.
+            ValueError: What it sent is no message.
         """
         with self._lock:
             if self.is_over:
                 raise EOFError("has ended")
-            assert self._process.stdin is not None  # noqa: S101 - as it was ordered
-            self._process.stdin.write(question.encode() + b"\n")
-            line = self._read_line(time.monotonic() + timeout_s)
-            answer: dict[str, Any] = json.loads(line)
-            return answer
+            try:
+                return self._child.ask(question, timeout_s=timeout_s)
+            except EOFError as error:
+                said = self._child.stderr.text().strip()
+                raise EOFError(f"ended: {said or 'without a message'}") from error
 
     def end(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._reaper.join()
+        """Kill it."""
+        self._child.kill()
+        self._reaper.join(_END_S)
 
     def _reap(self) -> None:
-        self._process.wait()
-        with self._lock, self._remains:
+        self._child.wait()
+        with self._lock:
+            self._child.end()
             self.is_over = True
-
-    def _read_line(self, deadline: float) -> bytes:
-        assert self._process.stdout is not None  # noqa: S101 - as it was ordered
-        fd = self._process.stdout.fileno()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise TimeoutError("no answer in time")
-            chunk = os.read(fd, _CHUNK)
-            if not chunk:
-                raise EOFError(f"ended: {self._last_words()}")
-            line += chunk
-        return bytes(line)
-
-    def _last_words(self) -> str:
-        size = os.fstat(self._said).st_size
-        said = os.pread(self._said, _STDERR_TOLD, max(0, size - _STDERR_TOLD))
-        return said.decode(errors="replace").strip() or "without a word"

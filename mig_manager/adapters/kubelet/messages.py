@@ -2,8 +2,8 @@
 
 Built from a table instead of generated files, which would tie us to the generator's version.
 Names and numbers are those of the published service definition,
-``k8s.io/kubelet/pkg/apis/podresources/v1/api.proto``; what we do not list (CPUs, memory, NUMA
-topology) is skipped on reading, as protobuf has it.
+``k8s.io/kubelet/pkg/apis/podresources/v1/api.proto``. The parser skips fields that are not listed
+here (CPUs, memory, NUMA topology).
 """
 
 import dataclasses
@@ -115,11 +115,11 @@ ClaimResource = _message("ClaimResource")
 CDIDevice = _message("CDIDevice")
 
 
-def read(kind: Any, data: bytes) -> Any:
-    """Return the message of a kind that bytes stand for.
+def parse(kind: Any, data: bytes) -> Any:
+    """Parse the message of a kind.
 
     Raises:
-        ValueError: They stand for none.
+        ValueError: The bytes are malformed.
     """
     try:
         return kind.FromString(data)

@@ -1,18 +1,22 @@
-"""Ask kubelet who holds which devices, over its PodResources socket.
+"""Ask kubelet which pods have which devices, over its PodResources socket.
 
-gRPC and protobuf cost 15 MB, so they are imported by the first question and not before.
+gRPC and protobuf cost 15 MB, so they are imported by the first question and not before. As a
+program this is the worker of ``client``, which asks for an agent without gRPC.
 """
 
 import pathlib
 import stat
+import sys
 import threading
+import time
 import types
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters import lean_imports
+from mig_manager.adapters.host import subprocesses
 from mig_manager.core.node import cluster
 
 _LARGEST_ANSWER = 16 << 20
@@ -25,8 +29,8 @@ _PAUSE_S = 0.2
 class PodResources:
     """Implements ``ports.DeviceAllocations``.
 
-    Each question opens the socket anew: kubelet creates it again at each of its starts. A missing
-    socket is an error at once; it must never look like a node without workloads.
+    Each question opens the socket, because kubelet creates a new one at each start. A missing
+    socket is an error; it must never look like a node without workloads.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class PodResources:
         timeout_s: float = 10.0,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        """Name the socket; it is not opened yet.
+        """Take the path of the socket, which is not opened yet.
 
         Args:
             socket_path: For example ``/var/lib/kubelet/pod-resources/kubelet.sock``.
@@ -48,15 +52,15 @@ class PodResources:
         self._sleep = sleep or threading.Event().wait
 
     def warm_up(self) -> None:
-        """Set up what the first question needs, for who would rather wait now; nobody is asked."""
+        """Load and set up what the first question needs, without asking."""
         with self._channel():
-            # gRPC starts its machinery with the first one.
+            # gRPC starts its threads with the first channel.
             pass
 
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
-        """Return which pod holds which devices; see ``ports.DeviceAllocations``.
+        """Return which pod has which devices; see ``ports.DeviceAllocations``.
 
-        Kubelet tells of app containers and sidecars only, not of an init container that runs.
+        Kubelet reports app containers and sidecars only, not a running init container.
         """
         from mig_manager.adapters.kubelet import messages  # noqa: PLC0415
 
@@ -85,44 +89,35 @@ class PodResources:
         grpc = load()
         self.check()
         try:
-            return self._call_patiently(method, request, answer)
+            return self._call_with_retries(method, request, answer)
         except grpc.RpcError as err:
             detail = f"{method}: {err.code().name}: {err.details()}"
             raise self.unavailable(detail) from err
         except ValueError as err:
-            raise self.unavailable(f"{method}: the answer makes no sense: {err}") from err
+            raise self.unavailable(f"{method}: the answer is malformed: {err}") from err
 
-    def _call_patiently(self, method: str, request: Any, answer: Any) -> Any:
+    def _call_with_retries(self, method: str, request: Any, answer: Any) -> Any:
         grpc = load()
-        try:
-            return self._call(method, request, answer)
-        except grpc.RpcError as err:
-            if not _is_rate_limited(err):
-                raise
-        self._pause(_PAUSE_S)
-        import tenacity  # noqa: PLC0415 - a tenth of the worker's start, and seldom needed
-
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_rate_limited),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(_ATTEMPTS - 1),
-                tenacity.stop_after_delay(self._timeout_s),
-            ),
-            wait=tenacity.wait_fixed(_PAUSE_S),
-            sleep=self._pause,
-            reraise=True,
-        )
-        return retrying(self._call, method, request, answer)
+        deadline = time.monotonic() + self._timeout_s
+        for _attempt in range(_ATTEMPTS - 1):
+            try:
+                return self._call(method, request, answer)
+            except grpc.RpcError as err:
+                is_rate_limited = err.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                if not is_rate_limited or time.monotonic() >= deadline:
+                    raise
+            self._sleep(_PAUSE_S)
+        return self._call(method, request, answer)
 
     def _call(self, method: str, request: Any, answer: Any) -> Any:
         from mig_manager.adapters.kubelet import messages  # noqa: PLC0415
 
         with self._channel() as channel:
-            # Read here and not by gRPC, which writes a traceback about bytes that are no message.
+            # Parsed here and not by gRPC, which writes a traceback for malformed bytes.
             call: Any = channel.unary_unary(
                 method, request_serializer=type(request).SerializeToString
             )
-            return messages.read(answer, call(request, timeout=self._timeout_s))
+            return messages.parse(answer, call(request, timeout=self._timeout_s))
 
     def _channel(self) -> Any:
         options = (
@@ -135,10 +130,10 @@ class PodResources:
         return load().insecure_channel(target, options=options)
 
     def check(self) -> None:
-        """See whether there is a socket at all.
+        """Check that the socket exists.
 
         Raises:
-            ClusterError: With POD_RESOURCES_UNAVAILABLE: there is none.
+            ClusterError: With POD_RESOURCES_UNAVAILABLE: it does not.
         """
         try:
             mode = self._path.stat().st_mode
@@ -148,18 +143,15 @@ class PodResources:
             raise self.unavailable("not a socket")
 
     def unavailable(self, detail: str) -> errors.ClusterError:
-        """Return the error for a question that got no answer."""
+        """Return the error for a question without an answer."""
         return errors.ClusterError(
-            f"kubelet does not tell who holds which devices ({self._path}): {detail}",
+            f"kubelet does not report which pods have which devices ({self._path}): {detail}",
             reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
         )
 
-    def _pause(self, seconds: float) -> None:
-        self._sleep(seconds)
-
 
 def load() -> types.ModuleType:
-    """Import what the first question would, for who would rather wait now; return gRPC."""
+    """Import what a question needs; return gRPC."""
     # A quarter of its import, and of no use without coroutines.
     with lean_imports.omitted("grpc.aio"):
         import grpc  # noqa: PLC0415
@@ -167,11 +159,6 @@ def load() -> types.ModuleType:
     from mig_manager.adapters.kubelet import messages  # noqa: PLC0415, F401
 
     return grpc
-
-
-def _is_rate_limited(error: BaseException) -> bool:
-    grpc = load()
-    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def _pod_devices(pod: Any) -> cluster.PodDevices:
@@ -192,3 +179,28 @@ def _pod_devices(pod: Any) -> cluster.PodDevices:
 def _plain_ids(ids: Iterable[str]) -> frozenset[str]:
     """Drop the ``::n`` that the device plugin appends to each replica of a shared device."""
     return frozenset(one.partition("::")[0] for one in ids)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer the questions of ``client`` until none has come for a while.
+
+    Args:
+        argv: The socket, seconds for a question, and seconds to wait for the next one; None takes
+            the arguments of the process.
+    """
+    path, timeout_s, linger_s = sys.argv[1:] if argv is None else argv
+    kubelet = PodResources(path, timeout_s=float(timeout_s))
+    parent = subprocesses.Parent()
+    # A worker that was started ahead is asked only later.
+    kubelet.warm_up()
+    questions: Mapping[str, Callable[[], object]] = {
+        "assigned": kubelet.assigned,
+        "allocatable": kubelet.allocatable,
+    }
+    while (question := parent.receive(float(linger_s))) is not None:
+        parent.send(subprocesses.attempt(questions[question]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

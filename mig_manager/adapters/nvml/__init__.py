@@ -2,5 +2,5 @@
 
 from mig_manager.adapters import lean_imports
 
-# pynvml imports it, with all that runs other programs, and calls nothing of it.
+# pynvml imports it with everything that runs programs, and never calls it.
 lean_imports.defer("ctypes.util", "find_library")

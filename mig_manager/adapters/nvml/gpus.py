@@ -1,39 +1,42 @@
-"""The GPUs of this node through NVIDIA's management library."""
+"""The GPUs of this node through NVIDIA's management library, in this process."""
 
 import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_calls, nvml_execute, nvml_observe, nvml_session
-from mig_manager.core import model, steps, timing
+from mig_manager.adapters.nvml import device as gpu_device
+from mig_manager.adapters.nvml import execute, hung_call, library, observe
+from mig_manager.core import model, ports, steps, timing
+
+if TYPE_CHECKING:
+    from mig_manager.adapters.nvml import processes
 
 _Result = TypeVar("_Result")
 
-_FIRST_WAIT_S = 0.05
-_LONGEST_WAIT_S = 1.0
+_FIRST_RETRY_S = 0.05
+_LONGEST_RETRY_S = 1.0
 
 
 class NvmlGpus:
     """Implements ``ports.Gpus``: one NVML session for each call, one thread for each GPU.
 
-    A call into a hung driver does not return and cannot be cancelled; ``gpu_child.WorkerGpus``
-    puts a process around this class for callers that must go on.
+    A call into a hung driver does not return and cannot be cancelled; ``ThreadGpus`` and
+    ``nvml_worker`` put a thread and a process around this class.
 
     Args:
         library_path: File of the NVML library; None leaves the search to the loader.
         driver_roots: Where to look for the library when the loader does not find the right one.
-        in_use_timeout_s: How long, for each GPU and from the first IN_USE on, a step is tried
-            again while somebody holds the GPU or the instance.
-        clock: For that wait.
-        proc_root: Where to look for processes that hold a GPU; None: NVML's lists have to do.
+        in_use_timeout_s: How long, for each GPU and from the first IN_USE on, steps are retried
+            while the GPU or the instance is in use.
+        clock: For those retries.
+        proc_root: Where to look for processes that use a GPU; None: ask NVML only.
     """
 
     def __init__(
@@ -45,7 +48,8 @@ class NvmlGpus:
         clock: timing.Clock,
         proc_root: pathlib.Path | None = None,
     ) -> None:
-        self._session = functools.partial(nvml_session.opened, library_path, driver_roots)
+        self._library_path = library_path
+        self._session = functools.partial(library.session, library_path, driver_roots)
         self._proc_root = proc_root
         self._driver_roots = tuple(driver_roots)
         self._in_use_timeout_s = in_use_timeout_s
@@ -56,19 +60,18 @@ class NvmlGpus:
 
         Raises:
             HardwareError: NVML cannot be loaded, refused or failed; or no GPU at all can be
-                observed. With NO_PERMISSION when MIG is on and the caller may not list instances:
-                they are never reported as none.
+                observed. NO_PERMISSION: MIG is on and the caller may not list instances.
         """
         with self._session():
-            count = nvml_calls.call(pynvml.nvmlDeviceGetCount)
-            observe = functools.partial(nvml_observe.gpu, tells_minor=self._proc_root is not None)
-            observed = _observed(_each([functools.partial(observe, i) for i in range(count)]))
+            count = library.call(pynvml.nvmlDeviceGetCount)
+            one = functools.partial(observe.gpu, notes_minor=self._proc_root is not None)
+            observed = _observed(_each([functools.partial(one, i) for i in range(count)]))
         if observed.unreachable and not observed:
             raise _joined([_failure(gpu) for gpu in observed.unreachable])
         return observed
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
+        """Execute the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
 
         Returns:
             The GPUs of the plan afterwards, observed within the same session.
@@ -87,45 +90,59 @@ class NvmlGpus:
             ]
             return _observed(_each(runs))
 
+    def inspect(self, *, exclude: tuple[int, ...]) -> "processes.Inspection":
+        """Return the driver's versions and the processes that use the GPUs.
+
+        Args:
+            exclude: Processes that are left out, with their children.
+
+        Raises:
+            HardwareError: The library cannot be loaded, or NVML cannot be initialised.
+        """
+        from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - for such plans only
+
+        return processes.inspect(
+            self._library_path,
+            driver_roots=self._driver_roots,
+            proc_root=self._proc_root,
+            exclude=exclude,
+        )
+
     @contextlib.contextmanager
     def _session_for(self, plan: steps.Plan, known: Mapping[str, model.Gpu]) -> Iterator[None]:
-        """Open a session in which a plan may be executed."""
+        """Open a session and check the preconditions of a plan."""
         require_idle = self._idle_check(plan) if plan.requires_idle else None
         with self._session():
             _require_functions(plan)
             if require_idle is not None:
                 require_idle()
                 for gpu in plan.gpus:
-                    self._require_fresh(gpu, known.get(gpu.gpu_uuid))
+                    try:
+                        _require_fresh(gpu, known.get(gpu.gpu_uuid))
+                    except errors.HardwareError as error:
+                        # An unreachable GPU does not stop the others.
+                        if not _is_unreachable(gpu, error):
+                            raise
             yield
 
-    def _require_fresh(self, plan: steps.GpuPlan, known: model.Gpu | None) -> None:
-        try:
-            nvml_execute.require_fresh(plan, known)
-        except errors.HardwareError as error:
-            # An unreachable GPU does not stop the others.
-            if not _is_unreachable(plan, error):
-                raise
-
     def _idle_check(self, plan: steps.Plan) -> Callable[[], None]:
-        """Return what raises ``GpuInUseError``, within a session, while the plan is in the way."""
-        # Only for plans that destroy something. The device nodes are looked at before the session
-        # is opened, which would have us among those who have the GPUs open.
-        from mig_manager.adapters.nvml import processes as gpu_processes  # noqa: PLC0415
+        """Return the check that raises ``GpuInUseError``; call it within a session."""
+        from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - for such plans only
 
-        files = gpu_processes.OpenFiles.seen(
-            self._proc_root, self._driver_roots, but=(os.getpid(), os.getppid())
+        # Before the session, which opens the device nodes itself.
+        files = processes.OpenFiles.find(
+            self._proc_root, self._driver_roots, exclude=(os.getpid(), os.getppid())
         )
-        return functools.partial(gpu_processes.require_idle, plan, files)
+        return functools.partial(processes.require_idle, plan, files)
 
     def _run(
         self, plan: steps.GpuPlan, known: model.Gpu | None
     ) -> model.Gpu | model.UnreachableGpu:
-        patience = _Patience(timeout_s=self._in_use_timeout_s, clock=self._clock)
+        retry = _InUseRetry(timeout_s=self._in_use_timeout_s, clock=self._clock)
         try:
-            return nvml_execute.run(
+            return execute.run(
                 plan,
-                patience.run,
+                retry.run,
                 known=known,
                 proc_root=self._proc_root,
                 driver_roots=self._driver_roots,
@@ -158,7 +175,7 @@ _INSTANCE_FUNCTIONS = (
 )
 """To create and to destroy instances: a plan that does only one of these is rolled back by the
 other. The ``...WithPlacement`` functions, which R450 (for GPU instances) and R515 (for compute
-instances) lack, are not among them: ``nvml_execute`` does without."""
+instances) lack, are not among them: ``execute`` does without."""
 
 
 def _require_functions(plan: steps.Plan) -> None:
@@ -181,6 +198,46 @@ def _require_functions(plan: steps.Plan) -> None:
         )
 
 
+def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
+    """Refuse a plan if a GPU instance that it creates exists already; call within a session.
+
+    Another program created it after the plan was made, or the driver withheld it then. A rollback
+    removes what the plan creates, and must not remove that instance.
+
+    Args:
+        plan: The steps of one GPU that are going to be executed.
+        known: The GPU as last observed.
+
+    Raises:
+        StalePlanError: Names the GPU and the instances.
+        HardwareError: NVML refused or failed.
+    """
+    new = {
+        (step.profile_id, step.placement): step.profile
+        for step in plan.steps
+        if isinstance(step, steps.CreateGpuInstance)
+    }
+    if not new or plan.changes_mode:
+        return
+    name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
+    with hung_call.RECORDER.on_gpu(plan.gpu_index):
+        try:
+            device = gpu_device.find(plan.gpu_index, plan.gpu_uuid, known)
+            existing = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
+        except errors.HardwareError as error:
+            raise library.about(name, error, doing="cannot list its GPU instances") from error
+    destroyed = {
+        step.gpu_instance_id for step in plan.steps if isinstance(step, steps.DestroyGpuInstance)
+    }
+    names = [
+        f"{new[each.profile_id, each.placement]} at {each.placement}"
+        for each in existing
+        if (each.profile_id, each.placement) in new and each.instance_id not in destroyed
+    ]
+    if names:
+        raise errors.StalePlanError(f"{name} has {', '.join(names)} already")
+
+
 _MAY_BE_UNREACHABLE = frozenset(
     {
         errors.Reason.GPU_LOST,
@@ -192,15 +249,15 @@ _MAY_BE_UNREACHABLE = frozenset(
 
 
 def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
-    """Tell whether an error is due to the GPU, which then cannot be observed either."""
+    """Return whether an error is due to the GPU, which then cannot be observed either."""
     return error.reason in _MAY_BE_UNREACHABLE and not _can_be_observed(plan)
 
 
 def _can_be_observed(plan: steps.GpuPlan) -> bool:
     try:
-        now = nvml_observe.gpu(plan.gpu_index)
+        now = observe.gpu(plan.gpu_index)
     except errors.HardwareError:
-        # The driver as a whole fails: that is no matter of this GPU.
+        # The driver as a whole fails, not this GPU.
         return True
     return isinstance(now, model.Gpu) and now.uuid == plan.gpu_uuid
 
@@ -221,38 +278,38 @@ def _failure(gpu: model.UnreachableGpu) -> errors.HardwareError:
     )
 
 
-_Offer = tuple[model.GpuInstanceProfile, ...] | None
+_Profiles = tuple[model.GpuInstanceProfile, ...] | None
 
 
 def _sharing(gpus: Iterable[model.Gpu]) -> tuple[model.Gpu, ...]:
-    """Have GPUs that offer the same share it, which is most of what goes over a pipe.
+    """Have GPUs with equal profiles share them, which are most of what a worker sends.
 
-    What instances of a profile can hold is then known of all of them where one has told.
+    The compute-instance profiles that one GPU reported are then known of all of them.
     """
     each = tuple(gpus)
-    offers: list[_Offer] = []
-    places: list[int] = []
+    offers: list[_Profiles] = []
+    numbers: list[int] = []
     for gpu in each:
-        place = next((i for i, one in enumerate(offers) if one == gpu.profiles), len(offers))
-        if place == len(offers):
+        number = next((i for i, one in enumerate(offers) if one == gpu.profiles), len(offers))
+        if number == len(offers):
             offers.append(gpu.profiles)
-        offers[place] = _joined_offer(offers[place], gpu.profiles)
-        places.append(place)
-    pairs = zip(each, places, strict=True)
-    return tuple(dataclasses.replace(gpu, profiles=offers[place]) for gpu, place in pairs)
+        offers[number] = _joined_profiles(offers[number], gpu.profiles)
+        numbers.append(number)
+    pairs = zip(each, numbers, strict=True)
+    return tuple(dataclasses.replace(gpu, profiles=offers[number]) for gpu, number in pairs)
 
 
-def _joined_offer(one: _Offer, other: _Offer) -> _Offer:
+def _joined_profiles(one: _Profiles, other: _Profiles) -> _Profiles:
     if one is other or one is None or other is None:
         return one
     pairs = zip(one, other, strict=True)
     return tuple(left if left.compute_profiles else right for left, right in pairs)
 
 
-class _Patience:
-    """Tries again while a GPU is in use, for a bounded time that starts with the first refusal.
+class _InUseRetry:
+    """Repeats actions that fail with IN_USE, for a bounded time from the first failure.
 
-    The bound is for all steps of the GPU together, so that it also bounds the whole run.
+    One bound for all steps of a GPU, so that it bounds the whole run.
     """
 
     def __init__(self, *, timeout_s: float, clock: timing.Clock) -> None:
@@ -261,27 +318,16 @@ class _Patience:
         self._deadline: float | None = None
 
     def run(self, action: Callable[[], None]) -> None:
-        """Run an action until it does not fail with IN_USE, or the time is up."""
-        try:
-            action()
-        except errors.HardwareError as error:
-            if not _is_in_use(error) or self._is_over():
-                raise
-        else:
-            return
-        self._clock.wait(_FIRST_WAIT_S)
-        self._again(action)
-
-    def _again(self, action: Callable[[], None]) -> None:
-        import tenacity  # noqa: PLC0415 - a fifth of the worker's start, and seldom needed
-
-        tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_in_use),
-            stop=lambda _state: self._is_over(),
-            wait=tenacity.wait_exponential(multiplier=2 * _FIRST_WAIT_S, max=_LONGEST_WAIT_S),
-            sleep=self._clock.wait,
-            reraise=True,
-        )(action)
+        """Run an action until it does not fail with IN_USE, or the time is over."""
+        delay_s = _FIRST_RETRY_S
+        while True:
+            try:
+                return action()
+            except errors.HardwareError as error:
+                if error.reason is not errors.Reason.IN_USE or self._is_over():
+                    raise
+            self._clock.wait(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
 
     def _is_over(self) -> bool:
         now = self._clock.monotonic()
@@ -290,50 +336,57 @@ class _Patience:
         return now >= self._deadline
 
 
-def _is_in_use(error: BaseException) -> bool:
-    return isinstance(error, errors.HardwareError) and error.reason is errors.Reason.IN_USE
+class ThreadGpus:
+    """Implements ``ports.Gpus``: each call of other GPUs in a thread, for commands that only look.
+
+    While the main thread is in a hung call, Python handles no signal. Here it only waits, with a
+    deadline. The hung thread cannot be ended: see ``hung_call.exit_if_hung``.
+
+    Args:
+        gpus: They do the work.
+        timeout_s: How long a call may take.
+    """
+
+    def __init__(self, gpus: ports.Gpus, *, timeout_s: float) -> None:
+        self._gpus = gpus
+        self._timeout_s = timeout_s
+
+    def observe(self) -> model.ObservedGpus:
+        """Return every GPU, ascending by index; NVML_TIMEOUT if they do not answer in time."""
+        return self._wait(hung_call.CallThread(self._gpus.observe))
+
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        """Execute a plan; after NVML_TIMEOUT its steps may still go on."""
+        return self._wait(hung_call.CallThread(functools.partial(self._gpus.execute, plan, seen)))
+
+    def _wait(self, call: hung_call.CallThread[model.ObservedGpus]) -> model.ObservedGpus:
+        call.join(self._timeout_s)
+        if call.is_alive():
+            raise errors.HardwareError(
+                f"NVML gave no answer within {self._timeout_s:g} s",
+                reason=errors.Reason.NVML_TIMEOUT,
+            )
+        return call.result()
 
 
-class _Doing(threading.Thread, Generic[_Result]):
-    """An action under way in a thread of its own, and what came of it."""
-
-    def __init__(self, action: Callable[[], _Result]) -> None:
-        super().__init__()
-        self._action = action
-        self.error: BaseException | None = None
-        self.result: _Result | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self._action()
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            self.error = error
-
-
-def _each(actions: Sequence[Callable[[], _Result]]) -> Iterator[_Result]:
-    """Run the actions at once; when all have ended, raise what went wrong in one error."""
-    doings = [_Doing(action) for action in actions]
+def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
+    """Run the actions in parallel; when all have ended, raise their failures in one error."""
+    calls: list[hung_call.CallThread[_Result]] = []
     try:
-        for doing in doings:
-            doing.start()
+        for action in actions:
+            calls.append(hung_call.CallThread(action))  # noqa: PERF401 - those that started are joined
     finally:
-        # Whatever happens: the session must not be closed under any of them.
-        for doing in doings:
-            if doing.ident is not None:
-                doing.join()
-    failed = [doing.error for doing in doings if doing.error is not None]
+        # In any case: the session must not be closed under any of them.
+        for call in calls:
+            call.join()
+    failed = [call.error for call in calls if call.error is not None]
     known = [error for error in failed if isinstance(error, errors.HardwareError)]
     if known:
         # The caller gets no result that could name the GPUs that were lost meanwhile.
-        lost = [
-            _failure(doing.result)
-            for doing in doings
-            if isinstance(doing.result, model.UnreachableGpu)
-        ]
+        results = (call.result() for call in calls if call.error is None)
+        lost = [_failure(each) for each in results if isinstance(each, model.UnreachableGpu)]
         raise _joined([*known, *lost]) from known[0]
-    for error in failed:
-        raise error
-    return (cast("_Result", doing.result) for doing in doings)
+    return [call.result() for call in calls]
 
 
 def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:

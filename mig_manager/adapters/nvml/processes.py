@@ -1,4 +1,4 @@
-"""Who holds a GPU, as far as can be told: for the message of an IN_USE error."""
+"""The processes that use a GPU: listed by NVML, or with its device nodes open."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,8 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
-from mig_manager.adapters.nvml import nvml_calls, nvml_device, nvml_session
+from mig_manager.adapters.nvml import device as gpu_device
+from mig_manager.adapters.nvml import library
 from mig_manager.core import messages, steps
 from mig_manager.core.host import gpu_processes
 
@@ -21,41 +22,41 @@ NO_INSTANCE = 0xFFFFFFFF
 
 def named(
     error: errors.HardwareError,
-    gpu: nvml_device.Device,
+    gpu: gpu_device.Device,
     *,
     gpu_instance_id: int | None,
     proc_root: pathlib.Path | None = None,
     driver_roots: Sequence[str] = (),
 ) -> errors.HardwareError:
-    """Return the error with the holders in its message; what cannot be told is left out.
+    """Return an IN_USE error with the known processes in its message.
 
     Args:
         error: With reason IN_USE.
         gpu: The whole GPU.
-        gpu_instance_id: Only holders of this GPU instance, or of the GPU itself; None for all.
-        proc_root: Where to look for holders that NVML does not list; None: nowhere.
+        gpu_instance_id: Only processes that use this GPU instance or the GPU itself; None: all.
+        proc_root: Where to look for processes that NVML does not list; None: nowhere.
         driver_roots: File systems in whose ``proc`` the driver's files may be.
     """
     listed = _listed(gpu.handle, gpu_instance_id)
-    seen = _seen(gpu, gpu_instance_id, proc_root, driver_roots)
-    homes = {holder.pid: holder.owner for holder in seen}
-    others = [holder for holder in seen if holder.pid not in listed]
+    found = _with_open_nodes(gpu, gpu_instance_id, proc_root, driver_roots)
+    owners = {process.pid: process.owner for process in found}
+    others = [process for process in found if process.pid not in listed]
     if listed:
-        who = [_describe(pid, listed[pid], homes.get(pid, "")) for pid in sorted(listed)]
-        told = f"held by {procfs.listed(who)}"
+        names = [_describe(pid, listed[pid], owners.get(pid, "")) for pid in sorted(listed)]
+        explanation = f"in use by {procfs.listed(names)}"
     elif others:
-        told = "NVML names no process that holds it"
+        explanation = "NVML lists no process that uses it"
     else:
-        # NVML lists processes with a context; a monitor such as DCGM holds on without one.
-        told = "NVML names no process that holds it; a monitor may"
+        # NVML lists processes with a context; a monitor such as DCGM uses the GPU without one.
+        explanation = "NVML lists no process that uses it; a monitor may"
         hidden = procfs.hidden(proc_root) if proc_root else ""
-        told += f"; {hidden}" if hidden else ""
+        explanation += f"; {hidden}" if hidden else ""
     if others:
-        told += (
+        explanation += (
             f"; open in {procfs.named(others)}, and maybe in others that cannot be seen from here"
         )
     return errors.HardwareError(
-        f"{error.message}; {told}",
+        f"{error.message}; {explanation}",
         reason=error.reason,
         operation=error.operation,
         gpu=error.gpu,
@@ -63,27 +64,27 @@ def named(
     )
 
 
-def running(gpu: nvml_device.Handle) -> Iterator[Any]:
-    """Yield each process that NVML lists, as ``nvmlProcessInfo_t``; none where it refuses to."""
+def running(gpu: gpu_device.Handle) -> Iterator[Any]:
+    """Yield each process that NVML lists, as ``nvmlProcessInfo_t``; none if it refuses."""
     for function in (
         pynvml.nvmlDeviceGetComputeRunningProcesses,
         pynvml.nvmlDeviceGetGraphicsRunningProcesses,
     ):
         with contextlib.suppress(errors.HardwareError):
-            yield from nvml_calls.call(function, gpu)
+            yield from library.call(function, gpu)
 
 
 def process_name(pid: int) -> str:
-    """Return the name of a process's program; ``process`` where NVML does not tell it."""
+    """Return the name of a process's program; ``process`` if NVML does not report it."""
     try:
-        path: str = nvml_calls.call(pynvml.nvmlSystemGetProcessName, pid)
+        path: str = library.call(pynvml.nvmlSystemGetProcessName, pid)
     except errors.HardwareError:
         # In another PID namespace, or just gone.
         path = ""
     return path.split(" ", maxsplit=1)[0].rsplit("/", maxsplit=1)[-1] or "process"
 
 
-def _listed(gpu: nvml_device.Handle, gpu_instance_id: int | None) -> dict[int, int | None]:
+def _listed(gpu: gpu_device.Handle, gpu_instance_id: int | None) -> dict[int, int | None]:
     """Return the GPU instance, if any, of each process that NVML lists, by pid."""
     return {
         process.pid: process.gpuInstanceId
@@ -92,17 +93,17 @@ def _listed(gpu: nvml_device.Handle, gpu_instance_id: int | None) -> dict[int, i
     }
 
 
-def _seen(
-    gpu: nvml_device.Device,
+def _with_open_nodes(
+    gpu: gpu_device.Device,
     gpu_instance_id: int | None,
     proc_root: pathlib.Path | None,
     driver_roots: Sequence[str],
 ) -> tuple[procfs.GpuProcess, ...]:
-    """Return who has the device nodes open, our agent and its children apart."""
+    """Return the processes with its device nodes open, except the agent and its children."""
     minor = None if proc_root is None else gpu.minor()
     if proc_root is None or minor is None:
         return ()
-    # Of our family: the agent, which started us, and all that it has started.
+    # The agent started us, and all of its children are left out with it.
     found = procfs.gpu_processes(proc_root, ignore=(os.getpid(), os.getppid()))
     driver_proc = procfs.driver_proc(proc_root, map(pathlib.Path, driver_roots))
     caps = procfs.capabilities(driver_proc, minor)
@@ -118,37 +119,37 @@ def _describe(pid: int, gpu_instance_id: int | None, home: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What was told."""
+    """Versions and GPU processes, as the driver reports them."""
 
     driver_version: str
     nvml_version: str
     holders: tuple[tuple[str, tuple[gpu_processes.GpuProcess, ...]], ...]
-    """For each GPU its UUID, and who holds it, ascending by pid."""
+    """For each GPU its UUID and the processes that use it, ascending by pid."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFiles:
-    """Which processes have device nodes of GPUs open."""
+    """The processes that have device nodes of GPUs open."""
 
     processes: tuple[procfs.GpuProcess, ...] = ()
     driver_proc: pathlib.Path | None = None
-    """Where the driver's capability files are; None: processes were not looked for."""
+    """Where the driver's capability files are; None if no processes were looked for."""
 
     @staticmethod
-    def seen(
-        proc_root: pathlib.Path | None, driver_roots: Sequence[str], *, but: tuple[int, ...]
+    def find(
+        proc_root: pathlib.Path | None, driver_roots: Sequence[str], *, exclude: tuple[int, ...]
     ) -> "OpenFiles":
-        """Look for them; call before a session, which would have us and our parent among them.
+        """Look for them; call before opening a session, which opens device nodes itself.
 
         Args:
             proc_root: Where to look; None: nowhere.
             driver_roots: Where the driver's capability files may be.
-            but: Processes of our own, which do not count.
+            exclude: Processes that are left out, with their children.
         """
         if proc_root is None:
             return OpenFiles()
         return OpenFiles(
-            processes=procfs.gpu_processes(proc_root, ignore=but),
+            processes=procfs.gpu_processes(proc_root, ignore=exclude),
             driver_proc=procfs.driver_proc(proc_root, map(pathlib.Path, driver_roots)),
         )
 
@@ -158,25 +159,25 @@ def inspect(
     *,
     driver_roots: Sequence[str] = (),
     proc_root: pathlib.Path | None,
-    but: tuple[int, ...] = (),
+    exclude: tuple[int, ...] = (),
 ) -> Inspection:
-    """Ask in an NVML session of its own. What one GPU does not tell is left out.
+    """Return versions and processes, in an NVML session of its own; skip GPUs that do not answer.
 
     Args:
         library_path: File of the NVML library; None leaves the search to the loader.
         driver_roots: Where to look for the library when the loader does not find the right one.
         proc_root: Where to look for processes that NVML does not list; None: nowhere.
-        but: Processes of our own, which do not count.
+        exclude: Processes that are left out, with their children.
 
     Raises:
         HardwareError: The library cannot be loaded, or NVML cannot be initialised.
     """
-    files = OpenFiles.seen(proc_root, driver_roots, but=but)
-    with nvml_session.opened(library_path, driver_roots):
-        count = nvml_calls.call(pynvml.nvmlDeviceGetCount)
+    files = OpenFiles.find(proc_root, driver_roots, exclude=exclude)
+    with library.session(library_path, driver_roots):
+        count = library.call(pynvml.nvmlDeviceGetCount)
         return Inspection(
-            driver_version=nvml_calls.call(pynvml.nvmlSystemGetDriverVersion),
-            nvml_version=nvml_calls.call(pynvml.nvmlSystemGetNVMLVersion),
+            driver_version=library.call(pynvml.nvmlSystemGetDriverVersion),
+            nvml_version=library.call(pynvml.nvmlSystemGetNVMLVersion),
             holders=tuple(found for i in range(count) if (found := _of_gpu(i, files)) is not None),
         )
 
@@ -185,37 +186,37 @@ def _of_gpu(
     index: int, files: OpenFiles
 ) -> tuple[str, tuple[gpu_processes.GpuProcess, ...]] | None:
     try:
-        handle = nvml_calls.call(pynvml.nvmlDeviceGetHandleByIndex, index)
-        uuid: str = nvml_calls.call(pynvml.nvmlDeviceGetUUID, handle)
+        handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+        uuid: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
     except errors.HardwareError:
         return None
-    minor = nvml_device.Device(handle).minor()
+    minor = gpu_device.Device(handle).minor()
     driver_proc = files.driver_proc if minor is not None else None
     known = procfs.capabilities(driver_proc, minor or 0) if driver_proc else {}
     inside = procfs.compute_capabilities(driver_proc, minor or 0) if driver_proc else {}
-    homes = {holder.pid: holder.owner for holder in files.processes}
+    owners = {process.pid: process.owner for process in files.processes}
     found = {
         pid: gpu_processes.GpuProcess(
             pid=pid,
             name=messages.printable(process_name(pid)),
-            home=homes.get(pid, ""),
+            home=owners.get(pid, ""),
             gpu_instances=tuple(sorted({ids[0] for ids in used})),
             compute_instances=tuple(sorted((one, two) for one, two in used if two is not None)),
         )
-        for pid, used in _nvml_inspect_listed(handle).items()
+        for pid, used in _instances_in_use(handle).items()
     }
-    for holder in (
+    for process in (
         procfs.using_gpu(files.processes, minor, caps=known) if minor is not None else ()
     ):
         found.setdefault(
-            holder.pid,
+            process.pid,
             gpu_processes.GpuProcess(
-                pid=holder.pid,
-                name=holder.name,
-                home=holder.owner,
-                gpu_instances=tuple(sorted({known[cap] for cap in holder.caps if cap in known})),
+                pid=process.pid,
+                name=process.name,
+                home=process.owner,
+                gpu_instances=tuple(sorted({known[cap] for cap in process.caps if cap in known})),
                 compute_instances=tuple(
-                    sorted({inside[cap] for cap in holder.caps if cap in inside})
+                    sorted({inside[cap] for cap in process.caps if cap in inside})
                 ),
             ),
         )
@@ -223,13 +224,13 @@ def _of_gpu(
 
 
 def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
-    """Refuse a plan while a process uses what it destroys; call within a session.
+    """Refuse a plan if a process uses what it destroys; call within a session.
 
-    Processes that cannot be seen from here, and GPUs that do not answer, are left to the driver.
+    The driver itself refuses for processes that are hidden from us and GPUs that do not answer.
 
     Args:
         plan: The steps that are going to be executed.
-        files: Who had device nodes open before the session.
+        files: The processes that had device nodes open before the session.
 
     Raises:
         GpuInUseError: Names the GPUs and their processes.
@@ -247,11 +248,8 @@ def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
         raise errors.GpuInUseError("; ".join(busy))
 
 
-def _nvml_inspect_listed(handle: nvml_device.Handle) -> dict[int, set[tuple[int, int | None]]]:
-    """Return what each process that NVML lists uses, by pid: GPU and compute instances.
-
-    None of the former: the GPU itself.
-    """
+def _instances_in_use(handle: gpu_device.Handle) -> dict[int, set[tuple[int, int | None]]]:
+    """Return the instances that each listed process uses, by pid; none for the GPU itself."""
     found: dict[int, set[tuple[int, int | None]]] = {}
     for process in running(handle):
         used = found.setdefault(process.pid, set())

@@ -1,36 +1,31 @@
-"""GPU work in a child process, because a call into a hung driver never returns.
+"""The GPUs through worker processes, because a call into a hung driver never returns.
 
-A thread that waits in the driver cannot be stopped. A process can be killed, and where even that
-takes no effect, since the kernel holds it in an uninterruptible wait, it can be left behind. A
-crash in the vendor's library is then an error with a reason. And at rest this process has neither
-the library nor a session, which could hold off a reset.
+A thread that waits in the driver cannot be stopped. A process can be killed, and if the kernel
+holds it in an uninterruptible wait, it can be left behind. A crash in the vendor's library becomes
+an error with a reason. And at rest this process has neither the library nor a session, which could
+prevent a reset.
 """
 
 import contextlib
 import dataclasses
 import os
 import pathlib
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import procfs
-from mig_manager.adapters.nvml import gpu_progress
-from mig_manager.adapters.nvml_worker import (
-    gpu_exchange,
-    gpu_postmortem,
-    gpu_process,
-    gpu_protocol,
-    gpu_tail,
-)
+from mig_manager.adapters.host import procfs, subprocesses
+from mig_manager.adapters.nvml import hung_call
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports, steps
 
-_REAP_TIMEOUT_S = 2.0
+if TYPE_CHECKING:
+    from mig_manager.adapters.nvml import processes
+
+_MODULE = "mig_manager.adapters.nvml_worker.worker"
 
 _log = structlog.get_logger()
 
@@ -43,82 +38,84 @@ def worker_command(
     in_use_timeout_s: float = 30.0,
     proc_root: str | None = None,
 ) -> tuple[str, ...]:
-    """Return the command line of ``mig_manager.adapters.nvml_worker.gpu_worker``.
+    """Return the command line of a worker that serves requests.
 
     Args:
         library_path: File of the NVML library; None leaves the search to the loader.
         driver_roots: Where to look for the library when the loader does not find it.
         simulate_state: State file of a simulated node; None for real GPUs.
-        in_use_timeout_s: How long a step is tried again while a GPU is in use.
-        proc_root: Where to look for processes that hold a GPU; None: ``/proc``, and nowhere on a
+        in_use_timeout_s: How long steps are retried while a GPU is in use.
+        proc_root: Where to look for processes that use a GPU; None: ``/proc``, or nowhere on a
             simulated node.
     """
-    command = gpu_process.command(
-        "mig_manager.adapters.nvml_worker.gpu_worker",
-        library_path=library_path,
-        driver_roots=driver_roots,
-        simulate_state=simulate_state,
-    )
-    line = (*command, "--in-use-timeout-s", str(in_use_timeout_s))
-    return line if proc_root is None else (*line, "--proc-root", proc_root)
+    gpus = library_arguments(library_path, driver_roots, simulate_state)
+    proc = () if proc_root is None else ("--proc-root", proc_root)
+    timeout = ("--in-use-timeout-s", str(in_use_timeout_s))
+    return subprocesses.python(_MODULE, "serve", *gpus, *timeout, *proc)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _LeftBehind:
-    """A worker that the kernel did not let go."""
+def listener_command(
+    *,
+    library_path: str | None = None,
+    driver_roots: Sequence[str] = (),
+    simulate_state: str | None = None,
+) -> tuple[str, ...]:
+    """Return the command line of a worker that listens; see ``worker_command``."""
+    gpus = library_arguments(library_path, driver_roots, simulate_state)
+    return subprocesses.python(_MODULE, "listen", *gpus)
 
-    process: subprocess.Popen[bytes]
-    doing: str
-    since_s: float
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    """What is left of a worker."""
-
-    output: bytes | None
-    """What it answered; None when it took too long."""
-    status: int
-    """Its exit status; negative for a signal."""
-    is_left_behind: bool
-    """Whether the kernel did not let it go."""
-    pid: int
-    calls: tuple[gpu_progress.Call, ...]
-    ended_s: float
-    stderr: str
+def library_arguments(
+    library_path: str | None, driver_roots: Sequence[str], simulate_state: str | None
+) -> list[str]:
+    """Return the arguments that say which GPUs a worker works on."""
+    arguments = [] if library_path is None else ["--library-path", library_path]
+    for root in driver_roots:
+        arguments += ["--driver-root", root]
+    if simulate_state is not None:
+        arguments += ["--simulate-state", simulate_state]
+    return arguments
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Worker:
-    """A worker that has not been asked anything yet, and what is shared with it."""
+    child: subprocesses.Child
+    last_calls: hung_call.LastCalls
 
-    process: subprocess.Popen[bytes]
-    board: gpu_progress.Board
-    tail: gpu_tail.Tail
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _StuckWorker:
+    """A worker that could not be killed."""
+
+    child: subprocesses.Child
+    doing: str
+    """Its calls that have not returned; empty if unknown."""
+    since_s: float
 
     @property
-    def can_be_asked(self) -> bool:
-        return self.process.poll() is None
+    def age_s(self) -> float:
+        return round(time.monotonic() - self.since_s, 3)
 
-    def close(self) -> None:
-        self.tail.close()
-        self.board.close()
+    def __str__(self) -> str:
+        return (
+            f"an earlier GPU worker (pid {self.child.pid}) is still stuck in "
+            f"{self.doing or 'the driver'}, {self.age_s:.0f} s after it was given up"
+        )
 
 
 class WorkerGpus(ports.Standby):
-    """Implements ``ports.Gpus``: each call in a process of its own.
+    """Implements ``ports.Gpus``: each call in a process of its own; for one thread at a time.
 
-    For one thread at a time. As ``ports.Standby`` it starts the process of the next call ahead,
-    which loads what it needs and then waits; the driver is not touched before it is asked.
+    As ``ports.Standby`` it starts the process of the next call ahead, which imports what it needs
+    and waits without touching the driver.
 
     Args:
-        command: Starts a worker that reads one request and writes one answer; it is told the
-            descriptor of its ``gpu_progress.Board`` as well.
+        command: Starts a worker; the descriptor of its ``LastCalls`` is added.
         timeout_s: How long a call may take, start of the process included, before it is killed;
-            well above the worker's own patience with GPUs in use.
-        telemetry: Hears what each call found and what it took.
+            well above the time for which a worker retries while GPUs are in use.
+        telemetry: Notified of what each call observed and how long it took.
         monotonic: Seconds from some fixed point.
-        proc_root: Where to look for processes that hold a GPU on which the driver hangs.
+        proc_root: Where to look for processes that use a GPU on which the driver hangs.
     """
 
     def __init__(
@@ -135,7 +132,7 @@ class WorkerGpus(ports.Standby):
         self._telemetry = telemetry or instrumentation.Telemetry()
         self._monotonic = monotonic
         self._proc_root = proc_root
-        self._left_behind: list[_LeftBehind] = []
+        self._left_behind: list[_StuckWorker] = []
         self._seen = model.NO_GPUS
         """All GPUs as last observed."""
         self._last: dict[int, model.Gpu] = {}
@@ -143,208 +140,173 @@ class WorkerGpus(ports.Standby):
         self._ready: _Worker | None = None
 
     def prepare(self) -> None:
-        """Start the worker of the next call; what is wrong with it shows when it is needed."""
+        """Start the worker of the next call; a failure shows when the worker is needed."""
         if self._ready is None:
             with contextlib.suppress(errors.HardwareError):
-                self._ready = self._new_worker()
+                self._ready = self._start()
 
     def dismiss(self) -> None:
-        """End the worker that was started for a call which does not come."""
+        """End the worker that was started ahead."""
         worker, self._ready = self._ready, None
         if worker is not None:
-            self._discard(worker)
+            self._end(worker)
+            worker.last_calls.close()
 
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index.
 
         Raises:
-            HardwareError: What the worker was told by NVML; with NVML_TIMEOUT when it did not
-                answer in time, naming the calls that were under way and who has that GPU
-                open; with NVML_ERROR when it was killed by a signal.
+            HardwareError: NVML refused or failed. NVML_TIMEOUT: the worker did not answer in time;
+                names the calls that have not returned and the processes that have that GPU open.
+                NVML_ERROR: a signal killed the worker.
         """
-        match self._timed("observe", gpu_protocol.Observe()):
-            case gpu_protocol.Observed(gpus=observed):
-                gpus = self._identified(observed)
-                self._seen = gpus
-                self._telemetry.gpus_observed(gpus)
-                return gpus
-            case answer:
-                raise _unexpected(answer)
+        with self._timed("observe"):
+            gpus = self._identified(self._ask(("observe",)))
+        self._seen = gpus
+        self._telemetry.gpus_observed(gpus)
+        return gpus
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Run the steps of every GPU.
-
-        Returns:
-            The GPUs of the plan afterwards.
+        """Execute the steps of every GPU, and return the GPUs of the plan afterwards.
 
         Raises:
-            HardwareError: As ``observe``; after NVML_TIMEOUT and NVML_ERROR nobody knows which
-                steps have run.
+            HardwareError: As ``observe``; after NVML_TIMEOUT and NVML_ERROR it is unknown which
+                steps were executed.
         """
-        match self._timed("execute", gpu_protocol.Execute.of(plan, seen)):
-            case gpu_protocol.Executed(gpus=gpus):
-                self._seen = self._seen.updated(gpus)
-                self._telemetry.gpus_observed(self._seen)
-                return gpus
-            case answer:
-                raise _unexpected(answer)
+        uuids = {gpu.gpu_uuid for gpu in plan.gpus}
+        # Their instances are listed again, so only lasting facts are sent.
+        known = tuple(
+            dataclasses.replace(gpu, gpu_instances=()) for gpu in seen if gpu.uuid in uuids
+        )
+        with self._timed("execute"):
+            gpus: model.ObservedGpus = self._ask(("execute", plan, known))
+        self._seen = self._seen.updated(gpus)
+        self._telemetry.gpus_observed(self._seen)
+        return gpus
+
+    def inspect(self) -> "processes.Inspection":
+        """Return the driver's versions and the processes that use the GPUs.
+
+        Raises:
+            HardwareError: As ``observe``.
+        """
+        inspection: processes.Inspection = self._ask(("inspect",))
+        return inspection
 
     def _identified(self, observed: model.ObservedGpus) -> model.ObservedGpus:
-        """Complete what is known of unreachable GPUs by the last observation of each."""
-        here = {gpu.uuid for gpu in observed}
+        """Complete unreachable GPUs with facts from the last observation of each."""
+        reachable = {gpu.uuid for gpu in observed}
         self._last |= {gpu.index: gpu for gpu in observed}
         return model.ObservedGpus(
             observed,
             (
                 lost.identified(last)
                 if (last := self._last.get(lost.index)) is not None
-                and last.uuid not in here
+                and last.uuid not in reachable
                 and lost.uuid in ("", last.uuid)
                 else lost
                 for lost in observed.unreachable
             ),
         )
 
-    def _timed(self, name: str, request: gpu_protocol.Request) -> gpu_protocol.Answer:
+    @contextlib.contextmanager
+    def _timed(self, operation: str) -> Any:
         since = self._monotonic()
         is_good = False
         try:
-            answer = self._ask(request)
+            yield
             is_good = True
         finally:
             seconds = self._monotonic() - since
-            self._telemetry.gpu_operation_ended(name, seconds, is_good=is_good)
-        return answer
+            self._telemetry.gpu_operation_ended(operation, seconds, is_good=is_good)
 
-    def _ask(self, request: gpu_protocol.Request) -> gpu_protocol.Answer:
-        for stuck in self._stuck():
+    def _ask(self, request: tuple[object, ...]) -> Any:
+        """Have a worker answer a request; nothing of it is left but what the kernel holds."""
+        for stuck in self._stuck_workers():
             _log.warning(
-                "gpu_worker_still_stuck", pid=stuck.pid, doing=stuck.doing, seconds=stuck.seconds
+                "gpu_worker_still_stuck",
+                pid=stuck.child.pid,
+                doing=stuck.doing,
+                seconds=stuck.age_s,
             )
-        ended = self._exchange(gpu_protocol.encode(request))
-        if ended.stderr:
-            _log.warning("gpu_worker_stderr", stderr=ended.stderr)
-        if ended.output is None:
-            raise self._timed_out(ended)
-        answer = gpu_protocol.decode_answer(ended.output)
-        for each in answer.calls if answer else ():
-            self._telemetry.nvml_called(each.function, each.count, each.seconds)
-        # A complete answer counts, even if the vendor's library then crashes while unloading.
-        match answer:
-            case None:
-                raise gpu_postmortem.died(ended.calls, status=ended.status, stderr=ended.stderr)
-            case gpu_protocol.Failed():
-                raise answer.to_error()
-            case _:
-                return answer
-
-    def _exchange(self, request: bytes) -> _Ended:
-        """Run the worker to its end; nothing of it is left but what the kernel keeps."""
-        worker = self._take_worker()
-        process = worker.process
-        with contextlib.closing(worker):
+        worker, self._ready = self._ready, None
+        if worker is not None and worker.child.status is not None:
+            # It died while it waited.
+            self._end(worker)
+            worker.last_calls.close()
+            worker = None
+        worker = worker or self._start()
+        with contextlib.closing(worker.last_calls):
+            answer: Any = None
+            failure = None
             try:
-                output = gpu_exchange.exchange(process, request, timeout_s=self._timeout_s)
+                answer = worker.child.ask(request, timeout_s=self._timeout_s)
+            except (TimeoutError, EOFError, ValueError) as error:
+                failure = error
             finally:
                 # The worker reads the same clock, which no argument can replace there.
-                ended_s = time.monotonic()
-                self._end(process, worker.board)
-            return _Ended(
-                output=output,
-                status=-signal.SIGKILL if process.returncode is None else process.returncode,
-                is_left_behind=process.returncode is None,
-                pid=process.pid,
-                calls=worker.board.calls(),
-                ended_s=ended_s,
-                stderr=worker.tail.close(),
-            )
+                now_s = time.monotonic()
+                self._end(worker)
+            stderr = worker.child.stderr.text().strip()
+            if stderr:
+                _log.warning("gpu_worker_stderr", stderr=stderr)
+            if failure is not None:
+                raise self._explained(worker, failure, now_s=now_s, stderr=stderr) from failure
+        outcome, calls = answer
+        for function, count, seconds in calls:
+            self._telemetry.nvml_called(function, count, seconds)
+        return subprocesses.result(outcome)
 
-    def _take_worker(self) -> _Worker:
-        """Return a worker to ask: the one that waits, unless it came to harm meanwhile."""
-        worker, self._ready = self._ready, None
-        if worker is not None and worker.can_be_asked:
-            return worker
-        if worker is not None:
-            self._discard(worker)
-        return self._new_worker()
-
-    def _new_worker(self) -> _Worker:
+    def _start(self) -> _Worker:
         with contextlib.ExitStack() as stack:
             try:
-                board = stack.enter_context(contextlib.closing(gpu_progress.Board()))
-                tail = gpu_tail.Tail()
-                stack.callback(tail.close)
-                worker = _Worker(process=self._start(board, tail), board=board, tail=tail)
-            except (OSError, RuntimeError) as error:
+                last_calls = stack.enter_context(contextlib.closing(hung_call.LastCalls()))
+                child = subprocesses.Child(
+                    (*self._command, "--last-calls-fd", str(last_calls.fd)),
+                    pass_fds=(last_calls.fd,),
+                )
+            except OSError as error:
                 raise errors.HardwareError(
                     f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
                 ) from error
             stack.pop_all()
-        return worker
+        return _Worker(child=child, last_calls=last_calls)
 
-    def _discard(self, worker: _Worker) -> None:
-        with contextlib.closing(worker):
-            self._end(worker.process, worker.board)
+    def _end(self, worker: _Worker) -> None:
+        if not worker.child.end():
+            doing = hung_call.running_calls(worker.last_calls.read())
+            _log.error("gpu_worker_unkillable", pid=worker.child.pid, doing=doing)
+            stuck = _StuckWorker(child=worker.child, doing=doing, since_s=time.monotonic())
+            self._left_behind.append(stuck)
 
-    def _start(self, board: gpu_progress.Board, tail: gpu_tail.Tail) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(  # noqa: S603 - our own command line, without a shell
-            (*self._command, "--progress-fd", str(board.fd)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=tail.writer,
-            pass_fds=(board.fd,),
-            # A group of its own, to be killed with whatever it starts.
-            start_new_session=True,
-        )
+    def _stuck_workers(self) -> list[_StuckWorker]:
+        """Return the workers left behind that still run; the others are reaped."""
+        self._left_behind = [each for each in self._left_behind if each.child.status is None]
+        return self._left_behind
 
-    def _end(self, process: subprocess.Popen[bytes], board: gpu_progress.Board) -> None:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            try:
-                process.wait(_REAP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                doing = gpu_postmortem.doing(board.calls())
-                _log.error("gpu_worker_unkillable", pid=process.pid, doing=doing)
-                self._left_behind.append(
-                    _LeftBehind(process=process, doing=doing, since_s=time.monotonic())
-                )
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-    def _stuck(self, *, but: int | None = None) -> tuple[gpu_postmortem.Stuck, ...]:
-        """Return the workers left behind; the others became zombies, and are reaped."""
-        self._left_behind = [each for each in self._left_behind if each.process.poll() is None]
-        return tuple(
-            gpu_postmortem.Stuck(
-                pid=each.process.pid,
-                doing=each.doing,
-                seconds=round(time.monotonic() - each.since_s, 3),
-            )
-            for each in self._left_behind
-            if each.process.pid != but
-        )
-
-    def _timed_out(self, ended: _Ended) -> errors.HardwareError:
-        hung = next((call for call in ended.calls if call.is_under_way), None)
-        holders: tuple[procfs.GpuProcess, ...] = ()
+    def _explained(
+        self, worker: _Worker, failure: Exception, *, now_s: float, stderr: str
+    ) -> errors.HardwareError:
+        calls = worker.last_calls.read()
+        status = worker.child.status
+        if not isinstance(failure, TimeoutError):
+            ending = subprocesses.ending(status)
+            if isinstance(failure, ValueError):
+                ending = f"sent no valid message ({failure}) and {ending}"
+            return hung_call.died(calls, ending=ending, is_signal=(status or 0) < 0, stderr=stderr)
+        open_in = ""
+        hung = next((call for call in calls if call.is_running), None)
         if hung is not None and hung.minor is not None:
-            # Nothing that the driver serves, such as the capabilities, may be read now.
+            # Files that the driver serves, such as the capabilities, must not be read now.
             found = procfs.gpu_processes(self._proc_root, ignore=(os.getpid(),))
-            holders = procfs.using_gpu(found, hung.minor)
-        return gpu_postmortem.timed_out(
-            ended.calls,
-            now_s=ended.ended_s,
-            timeout_s=self._timeout_s,
-            left_behind=ended.pid if ended.is_left_behind else None,
-            holders=holders,
-            stuck=self._stuck(but=ended.pid),
+            open_in = procfs.named(procfs.using_gpu(found, hung.minor))
+        fate = "was killed"
+        if status is None:
+            fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
+        error = hung_call.hung(
+            calls, now_s=now_s, timeout_s=self._timeout_s, fate=fate, processes=open_in
         )
-
-
-def _unexpected(answer: object) -> errors.HardwareError:
-    return errors.HardwareError(
-        f"the GPU worker answered with {type(answer).__name__}", reason=errors.Reason.INTERNAL
-    )
+        for stuck in self._stuck_workers():
+            if stuck.child is not worker.child:
+                error.add(str(stuck))
+        return error

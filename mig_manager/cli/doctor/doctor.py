@@ -11,12 +11,11 @@ from mig_manager.adapters.host import clock, procfs
 from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.adapters.nvml_worker import gpu_inspection
 from mig_manager.cli import command_settings, console
 from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.cli.doctor import findings, machine
 from mig_manager.cli.doctor import gpus as gpu_checks
-from mig_manager.core import bar, messages, model, picture, yaml_tree
+from mig_manager.core import bar, messages, picture, yaml_tree
 from mig_manager.core.node import cluster
 
 _MARGIN_S = 3.0
@@ -89,7 +88,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _looks(given: command_settings.DoctorSettings) -> Mapping[findings.Check, findings.Look]:
-    gpus = findings.Once(functools.partial(_observe, given), what="what the GPUs have")
+    gpus = findings.Once(lambda: _worker(given).observe(), what="what the GPUs have")
     return {
         **_gpu_looks(given, gpus),
         **_machine_looks(given, gpus),
@@ -100,22 +99,7 @@ def _looks(given: command_settings.DoctorSettings) -> Mapping[findings.Check, fi
 def _gpu_looks(
     given: command_settings.DoctorSettings, gpus: gpu_checks.Gpus
 ) -> Mapping[findings.Check, findings.Look]:
-    state = given.gpus.simulate_state
-    line = gpu_inspection.command(
-        library_path=given.gpus.library_path,
-        driver_roots=given.gpus.driver_roots,
-        simulate_state=str(state.absolute()) if state else None,
-        proc_root=given.proc,
-    )
-    inspection = findings.Once(
-        functools.partial(
-            gpu_inspection.inspect,
-            line,
-            timeout_s=given.timeout_s,
-            variables=given.gpus.loader_variables,
-        ),
-        what="who holds the GPUs",
-    )
+    inspection = findings.Once(lambda: _worker(given).inspect(), what="who holds the GPUs")
     return {
         findings.Check.DRIVER: functools.partial(gpu_checks.driver, inspection),
         findings.Check.GPUS: functools.partial(gpu_checks.modes, gpus),
@@ -125,14 +109,15 @@ def _gpu_looks(
     }
 
 
-def _observe(given: command_settings.DoctorSettings) -> model.ObservedGpus:
+def _worker(given: command_settings.DoctorSettings) -> nvml_worker.WorkerGpus:
     state = given.gpus.simulate_state
     command = nvml_worker.worker_command(
         library_path=given.gpus.library_path,
         driver_roots=given.gpus.driver_roots,
         simulate_state=str(state) if state else None,
+        proc_root=str(given.proc) if given.proc else None,
     )
-    return nvml_worker.WorkerGpus(command=command, timeout_s=given.timeout_s).observe()
+    return nvml_worker.WorkerGpus(command=command, timeout_s=given.timeout_s)
 
 
 def _machine_looks(

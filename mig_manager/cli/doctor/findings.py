@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from mig_manager import errors
-from mig_manager.adapters.nvml_worker import gpu_thread
+from mig_manager.adapters.nvml import hung_call
 
 
 class Check(enum.Enum):
@@ -288,8 +288,7 @@ def run(looks: Mapping[Check, Look], *, timeout_s: float) -> Report:
         timeout_s: How long all of it may take.
     """
     deadline = time.monotonic() + timeout_s
-    answers = {check: gpu_thread.started(look) for check, look in looks.items()}
-    concurrent.futures.wait(answers.values(), timeout=timeout_s)
+    answers = {check: hung_call.CallThread(look) for check, look in looks.items()}
     return Report(
         findings=tuple(
             Finding(check=check, verdict=found.verdict, found=found.text, own_remedy=found.remedy)
@@ -301,11 +300,11 @@ def run(looks: Mapping[Check, Look], *, timeout_s: float) -> Report:
 
 
 def _told(
-    answer: concurrent.futures.Future[Sequence[Found]], deadline: float, timeout_s: float
+    answer: hung_call.CallThread[Sequence[Found]], deadline: float, timeout_s: float
 ) -> Sequence[Found]:
     try:
         return answer.result(max(0.0, deadline - time.monotonic()))
-    except concurrent.futures.TimeoutError:
+    except TimeoutError:
         return (fail(f"no answer within {timeout_s:g} s"),)
     except NotAskedError as why:
         return (skipped(str(why)),)

@@ -1,17 +1,18 @@
-"""What both observing and executing ask of one GPU, each lasting fact once per session."""
+"""One GPU within a session: its handle, facts, profiles and live instances."""
 
 import ctypes
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import nvml_calls, nvml_profiles
-from mig_manager.core import model
+from mig_manager.adapters.nvml import hung_call, library
+from mig_manager.core import model, profile_name
 
-Handle = nvml_profiles.Handle
+Handle = Any
+"""An opaque NVML handle; valid until what it names is destroyed, or MIG mode is switched."""
 
 _MIN_LISTED = 16
 """Least room for a list of instances. NVML writes without asking how much room there is, and the
@@ -26,12 +27,27 @@ _VIRTUALIZATIONS = {
     pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VSGA: model.Virtualization.HOST,
 }
 
-_NONE_THERE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
+_GPU_INSTANCE_PROFILES = range(32)
+"""``NVML_GPU_INSTANCE_PROFILE_*`` to ask about; a newer driver may offer more than are known."""
+_KNOWN_GPU_INSTANCE_PROFILES = 18
+
+_COMPUTE_INSTANCE_PROFILES = range(16)
+"""``NVML_COMPUTE_INSTANCE_PROFILE_*`` to ask about, as above."""
+_KNOWN_COMPUTE_INSTANCE_PROFILES = 9
+
+_LACKED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED})
+"""Answer about a profile that this GPU lacks."""
+
+_UNVERSIONED = 1
+"""The unversioned query: every driver has it, and the versioned one is documented to answer
+NOT_SUPPORTED while MIG is off (nvml.h, ``nvmlDeviceGetGpuInstanceProfileInfoV``)."""
+
+_NOT_FOUND = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstanceRef:
-    """A live GPU instance and the handle to reach it."""
+    """A live GPU instance and its handle."""
 
     handle: Handle
     instance_id: int
@@ -41,7 +57,7 @@ class GpuInstanceRef:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeInstanceRef:
-    """A live compute instance and the handle to reach it."""
+    """A live compute instance and its handle."""
 
     handle: Handle
     instance_id: int
@@ -49,15 +65,42 @@ class ComputeInstanceRef:
     placement: model.Placement
 
 
-class Device:
-    """One GPU within one session; its profiles are asked once.
+def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
+    """Return the GPU of a plan, without having NVML attach any other GPU.
 
-    Good until MIG mode is switched: the handle and what the driver tells may then differ.
+    ``nvmlDeviceGetHandleByUUID`` attaches every GPU to find the one, and answers GPU_IS_LOST where
+    any of them is lost (nvml.h). The PCI address and the index attach one.
+
+    Args:
+        index: NVML index.
+        uuid: The GPU's UUID.
+        known: The GPU as last observed, whose profiles are then not asked again.
+
+    Raises:
+        HardwareError: NVML refused or failed; GPU_LOST: another GPU has this address.
+    """
+    hung_call.RECORDER.set_gpu(index, uuid)
+    if known is not None and known.pci_address:
+        by_address = pynvml.nvmlDeviceGetHandleByPciBusId
+        handle = library.call(by_address, known.pci_address.upper().encode())
+    else:
+        handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+    found: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
+    if found != uuid:
+        raise errors.HardwareError(
+            f"its place has another GPU, {found}",
+            reason=errors.Reason.GPU_LOST,
+            operation="nvmlDeviceGetUUID",
+        )
+    return Device(handle, profiles=known.profiles if known else None)
+
+
+class Device:
+    """One GPU within one session, valid until its MIG mode is switched.
 
     Args:
         handle: The GPU's.
-        profiles: Its GPU-instance profiles where they were asked before; None or none: they are
-            not known.
+        profiles: Its GPU-instance profiles if they were asked before.
     """
 
     def __init__(
@@ -74,20 +117,20 @@ class Device:
         }
 
     def minor(self) -> int | None:
-        """Return the N of its ``/dev/nvidiaN``; None when NVML does not tell, which is no harm."""
+        """Return the N of its ``/dev/nvidiaN``; None if NVML does not report it."""
         try:
-            return int(nvml_calls.call(pynvml.nvmlDeviceGetMinorNumber, self.handle))
+            return int(library.call(pynvml.nvmlDeviceGetMinorNumber, self.handle))
         except errors.HardwareError:
             return None
 
     def virtualization(self) -> model.Virtualization:
-        """Return how this machine has the GPU; NONE where the driver does not know the question.
+        """Return how this machine has the GPU; NONE if the driver cannot report it.
 
         Raises:
             HardwareError: NVML refused or failed.
         """
-        mode = nvml_calls.call_unless(
-            nvml_calls.UNTOLD, pynvml.nvmlDeviceGetVirtualizationMode, self.handle
+        mode = library.call_unless(
+            library.UNSUPPORTED, pynvml.nvmlDeviceGetVirtualizationMode, self.handle
         )
         return _VIRTUALIZATIONS.get(mode, model.Virtualization.NONE)
 
@@ -97,21 +140,21 @@ class Device:
         Raises:
             HardwareError: NVML refused or failed.
         """
-        modes = nvml_calls.call_unless(nvml_calls.UNTOLD, pynvml.nvmlDeviceGetMigMode, self.handle)
+        modes = library.call_unless(library.UNSUPPORTED, pynvml.nvmlDeviceGetMigMode, self.handle)
         if modes is None:
             return None
         current, pending = modes
         return _mode(current), _mode(pending)
 
     def memory_bytes(self) -> int:
-        """Return the whole memory of the GPU; 0 for a GPU that shares the memory of its host.
+        """Return the memory of the whole GPU; 0 for a GPU that shares the memory of its host.
 
         Raises:
             HardwareError: NVML refused or failed.
         """
         if self._memory_bytes is None:
-            memory = nvml_calls.call_unless(
-                nvml_calls.UNTOLD, pynvml.nvmlDeviceGetMemoryInfo, self.handle
+            memory = library.call_unless(
+                library.UNSUPPORTED, pynvml.nvmlDeviceGetMemoryInfo, self.handle
             )
             self._memory_bytes = 0 if memory is None else int(memory.total)
         return self._memory_bytes
@@ -119,37 +162,37 @@ class Device:
     def profiles(self) -> tuple[model.GpuInstanceProfile, ...]:
         """Return the GPU-instance profiles in enum order, without their placements.
 
-        Empty when the driver tells none while MIG is off (R535 and older).
+        Empty if the driver reports none while MIG is off (R535 and older).
 
         Raises:
             HardwareError: NVML refused or failed.
         """
         if self._profiles is None:
             self._profiles = tuple(
-                nvml_profiles.named(enum_index, info, total_bytes=self.memory_bytes())
-                for enum_index, info in nvml_profiles.gpu_instance_infos(self.handle)
+                _gpu_instance_profile(enum_index, info, total_bytes=self.memory_bytes())
+                for enum_index, info in _gpu_instance_infos(self.handle)
             )
         return self._profiles
 
     def placements(self, profile_id: int) -> tuple[model.Placement, ...]:
-        """Return where a profile can be placed, whatever is allocated now; ascending.
+        """Return the placements of a profile, free or not, ascending.
 
         Raises:
             HardwareError: NVML refused or failed; with NO_PERMISSION to unprivileged callers.
         """
         ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
         count = ctypes.c_uint(0)
-        nvml_calls.call(ask, self.handle, profile_id, None, ctypes.byref(count))
+        library.call(ask, self.handle, profile_id, None, ctypes.byref(count))
         spans = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _MIN_LISTED))()
-        nvml_calls.call(ask, self.handle, profile_id, spans, ctypes.byref(count))
+        library.call(ask, self.handle, profile_id, spans, ctypes.byref(count))
         return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
 
     def compute_placements(
         self, instance: GpuInstanceRef, profile_id: int
     ) -> tuple[model.Placement, ...] | None:
-        """Return where a compute-instance profile can be placed in a GPU instance; ascending.
+        """Return the placements of a compute-instance profile in a GPU instance, ascending.
 
-        None where the driver does not tell, as R515 and older; asked once for each profile.
+        None if the driver does not report them, as R515 and older.
 
         Raises:
             HardwareError: NVML refused or failed.
@@ -165,18 +208,18 @@ class Device:
         self, gpu_instance: Handle, profile_id: int
     ) -> tuple[model.Placement, ...] | None:
         ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
-        untold = nvml_calls.UNTOLD | nvml_calls.UNOFFERED
+        unsupported = library.UNSUPPORTED | library.UNOFFERED
         count = ctypes.c_uint(0)
         asked = (gpu_instance, profile_id)
-        answer = nvml_calls.call_unless(untold, ask, *asked, None, ctypes.byref(count))
+        answer = library.call_unless(unsupported, ask, *asked, None, ctypes.byref(count))
         if answer is None or not count.value:
             return None
         spans = (pynvml.c_nvmlComputeInstancePlacement_t * max(count.value, _MIN_LISTED))()
-        nvml_calls.call(ask, *asked, spans, ctypes.byref(count))
+        library.call(ask, *asked, spans, ctypes.byref(count))
         return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
 
     def profile_ids(self, name: model.Profile) -> tuple[int, ...]:
-        """Return the driver's ids of the profile with this name; empty when there is none.
+        """Return the driver's ids of the profile with this name.
 
         Raises:
             HardwareError: NVML refused or failed.
@@ -200,12 +243,12 @@ class Device:
         return tuple(sorted(found.values(), key=lambda gi: (gi.placement, gi.instance_id)))
 
     def gpu_instance(self, handle: Handle) -> GpuInstanceRef:
-        """Describe the GPU instance behind a handle.
+        """Return the GPU instance of a handle.
 
         Raises:
             HardwareError: NVML refused or failed.
         """
-        info = nvml_calls.call(pynvml.nvmlGpuInstanceGetInfo, handle)
+        info = library.call(pynvml.nvmlGpuInstanceGetInfo, handle)
         return GpuInstanceRef(
             handle=handle,
             instance_id=info.id,
@@ -216,19 +259,19 @@ class Device:
     def compute_profiles(
         self, instance: GpuInstanceRef
     ) -> tuple[model.ComputeInstanceProfile, ...]:
-        """Return what compute instances a GPU instance can hold, in enum order.
+        """Return the compute-instance profiles of a GPU instance, in enum order.
 
-        Asked once for each GPU-instance profile: instances of one profile are alike.
+        Asked once for each GPU-instance profile: its instances are alike.
 
         Raises:
             HardwareError: NVML refused or failed.
         """
         if instance.profile_id not in self._compute_profiles:
-            offered = tuple(nvml_profiles.compute_instances(instance.handle))
+            offered = tuple(_compute_instance_profiles(instance.handle))
             if not offered:
                 # Without profiles no instance could be listed, and a GPU instance in use would
                 # look idle.
-                raise nvml_calls.from_code(
+                raise library.from_code(
                     pynvml.NVML_ERROR_NOT_SUPPORTED,
                     operation="nvmlGpuInstanceGetComputeInstanceProfileInfo",
                 )
@@ -238,7 +281,7 @@ class Device:
     def with_compute_profiles(
         self, profiles: Iterable[model.GpuInstanceProfile]
     ) -> tuple[model.GpuInstanceProfile, ...]:
-        """Return the profiles with what their instances can hold, as far as that was asked."""
+        """Return the profiles with their compute-instance profiles, as far as those were asked."""
         known = self._compute_profiles
         return tuple(
             dataclasses.replace(offered, compute_profiles=known[offered.profile_id])
@@ -270,12 +313,12 @@ class Device:
         return tuple(found[instance_id] for instance_id in sorted(found))
 
     def compute_instance(self, instance: GpuInstanceRef, handle: Handle) -> ComputeInstanceRef:
-        """Describe the compute instance behind a handle.
+        """Return the compute instance of a handle.
 
         Raises:
             HardwareError: NVML refused or failed.
         """
-        info = nvml_calls.call(pynvml.nvmlComputeInstanceGetInfo_v2, handle)
+        info = library.call(pynvml.nvmlComputeInstanceGetInfo_v2, handle)
         slices = {p.profile_id: p.slices for p in self.compute_profiles(instance)}
         return ComputeInstanceRef(
             handle=handle,
@@ -283,6 +326,102 @@ class Device:
             slices=slices.get(info.profileId, info.placement.size),
             placement=_placement(info.placement),
         )
+
+
+def _gpu_instance_infos(gpu: Handle) -> Iterator[tuple[int, Any]]:
+    """Yield enum index and info of each GPU-instance profile that a GPU offers now."""
+    ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+    for enum_index in _GPU_INSTANCE_PROFILES:
+        try:
+            info = library.call_unless(_LACKED, ask, gpu, enum_index, _UNVERSIONED)
+        except errors.HardwareError as error:
+            if _is_end(error, enum_index, _KNOWN_GPU_INSTANCE_PROFILES):
+                return
+            continue
+        if info is not None:
+            yield enum_index, info
+
+
+def _compute_instance_profiles(gpu_instance: Handle) -> Iterator[model.ComputeInstanceProfile]:
+    """Yield the compute-instance profiles that a GPU instance offers, in enum order."""
+    ask = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
+    engines = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+    for enum_index in _COMPUTE_INSTANCE_PROFILES:
+        try:
+            info = library.call_unless(
+                _LACKED, ask, gpu_instance, enum_index, engines, _UNVERSIONED
+            )
+        except errors.HardwareError as error:
+            if _is_end(error, enum_index, _KNOWN_COMPUTE_INSTANCE_PROFILES):
+                return
+            continue
+        if info is not None:
+            yield model.ComputeInstanceProfile(
+                profile_id=info.id,
+                slices=info.sliceCount,
+                multiprocessors=info.multiprocessorCount,
+                max_instances=info.instanceCount,
+            )
+
+
+def _is_end(error: errors.HardwareError, enum_index: int, known: int) -> bool:
+    """Return whether a refusal means that the driver has no more profiles; raise any other.
+
+    INVALID_ARGUMENT is the answer beyond the driver's last profile (nvml.h). An older driver also
+    gives it for a profile among the known ones, so each of those is asked about.
+    """
+    if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
+        raise error
+    return enum_index >= known
+
+
+def _gpu_instance_profile(
+    enum_index: int, info: Any, *, total_bytes: int
+) -> model.GpuInstanceProfile:
+    """Return the profile of an ``nvmlGpuInstanceProfileInfo_t``, without placements.
+
+    Raises:
+        HardwareError: NOT_SUPPORTED: the memory is not known, and so is the name.
+    """
+    return model.GpuInstanceProfile(
+        profile=_name(enum_index, info, total_bytes=total_bytes),
+        enum_index=enum_index,
+        profile_id=info.id,
+        memory_mib=info.memorySizeMB,
+        multiprocessors=info.multiprocessorCount,
+        max_instances=info.instanceCount,
+        engines=model.Engines(
+            decoders=info.decoderCount,
+            encoders=info.encoderCount,
+            jpegs=info.jpegCount,
+            ofas=info.ofaCount,
+        ),
+        placements=(),
+    )
+
+
+def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
+    memory_gb = 0
+    # A GPU that uses the memory of its host has profiles of size 0: 1g.0gb on Jetson Thor.
+    if info.memorySizeMB:
+        if not total_bytes:
+            raise errors.HardwareError(
+                "the driver offers MIG profiles but reports no memory size to name them by",
+                reason=errors.Reason.NOT_SUPPORTED,
+                operation="nvmlDeviceGetMemoryInfo",
+            )
+        memory_gb = profile_name.memory_gb(instance_mib=info.memorySizeMB, total_bytes=total_bytes)
+    if enum_index in profile_name.GPU_INSTANCE_PROFILES:
+        return profile_name.from_nvml(
+            enum_index=enum_index, slice_count=info.sliceCount, memory_gb=memory_gb
+        )
+    # Its name is not known, yet its instances take room: they are reported and can be destroyed.
+    return model.Profile(
+        compute_slices=info.sliceCount,
+        gpu_slices=info.sliceCount,
+        memory_gb=memory_gb,
+        attributes=(f"enum{enum_index}",),
+    )
 
 
 def _mode(value: int) -> model.MigMode:
@@ -296,12 +435,12 @@ def _placement(span: Any) -> model.Placement:
 
 
 def _fill(function: Callable[..., Any], owner: Handle, profile_id: int, handles: Any) -> int:
-    """Let NVML write its handles of a profile into the array; return how many it wrote.
+    """Have NVML write the handles of a profile's instances to an array; return their number.
 
-    An empty GPU is "Not Found" to some drivers, as ``nvidia-smi mig -lgi`` shows.
+    Some drivers answer NOT_FOUND for an empty GPU, as ``nvidia-smi mig -lgi`` shows.
     """
     count = ctypes.c_uint(len(handles))
-    answer = nvml_calls.call_unless(
-        _NONE_THERE, function, owner, profile_id, handles, ctypes.byref(count)
+    answer = library.call_unless(
+        _NOT_FOUND, function, owner, profile_id, handles, ctypes.byref(count)
     )
     return 0 if answer is None else count.value

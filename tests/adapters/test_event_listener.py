@@ -1,4 +1,4 @@
-"""Hearing of changes that others make: real listeners on a simulated node, and scripted ones."""
+"""MIG changes by other programs: real listeners on a simulated node, and scripted ones."""
 
 import contextlib
 import itertools
@@ -7,7 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,10 +14,14 @@ import pytest
 import structlog.testing
 from structlog.typing import EventDict
 
-from mig_manager.adapters.nvml_worker import event_listener, gpu_talker
+from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml_worker import event_listener
 from mig_manager.core import timing
 from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.driver import states
+from tests.adapters import processes
+from tests.adapters.processes import children, is_dead, until
 
 SOON_S = 20.0
 AT_ONCE = timing.Backoff(first_s=0.01, max_s=0.01)
@@ -26,47 +29,20 @@ NEVER_AGAIN = timing.Backoff(first_s=3600.0, max_s=3600.0)
 
 PREAMBLE = """
 import os, signal, sys, time
-from mig_manager import errors
-from mig_manager.adapters.nvml_worker import gpu_news
-def say(news):
-    os.write(1, gpu_news.encode(news))
-watching = gpu_news.Watching(gpus=1, of=1)
-changed = gpu_news.Changed(gpus=("GPU-1",))
+from mig_manager.adapters.host import subprocesses
+parent = subprocesses.Parent()
+say = parent.send
+watching = ("watching", 1, 1)
+changed = ("changed", ("GPU-1",))
 def until_the_end():
     os.read(0, 1)
 """
 
 
-def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
-    """Wait for a condition, and fail if it does not come true."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        threading.Event().wait(0.005)
-
-
-def children() -> set[int]:
-    """Return the processes that this one has started and not reaped."""
-    found: set[int] = set()
-    for task in pathlib.Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found |= set(map(int, (task / "children").read_text().split()))
-    return found
-
-
-def descriptors() -> set[str]:
-    """Return the numbers of the open descriptors, that of the listing itself included."""
-    return {entry.name for entry in pathlib.Path("/proc/self/fd").iterdir()}
-
-
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
-    # What tests that ran before have left is none of ours.
-    before = descriptors(), children(), set(threading.enumerate())
-    yield
-    until(lambda: descriptors() <= before[0])
-    assert children() <= before[1]
-    assert set(threading.enumerate()) <= before[2]
+    with processes.leaving_nothing_behind():
+        yield
 
 
 class Rig:
@@ -92,7 +68,7 @@ def watching(
     command: Sequence[str],
     *,
     restarts: timing.Backoff = NEVER_AGAIN,
-    first_word_s: float = 60.0,
+    start_timeout_s: float = 60.0,
     on_change: Callable[[], None] = lambda: None,
 ) -> Iterator[Rig]:
     """Listen for the body."""
@@ -105,7 +81,7 @@ def watching(
         command=command,
         on_change=count,
         quiet_s=0.1,
-        first_word_s=first_word_s,
+        start_timeout_s=start_timeout_s,
         restarts=restarts,
     )
     with structlog.testing.capture_logs() as logs:
@@ -132,7 +108,7 @@ class Node:
         self.path = path
 
     def command(self) -> tuple[str, ...]:
-        return event_listener.listener_command(simulate_state=str(self.path))
+        return nvml_worker.listener_command(simulate_state=str(self.path))
 
     def change(self, code: str) -> None:
         """Have another process run code on the first GPU."""
@@ -159,7 +135,7 @@ def node(tmp_path: pathlib.Path) -> Node:
     return Node(path)
 
 
-def test_an_instance_destroyed_by_another_process_is_told_once_and_at_once(node: Node) -> None:
+def test_an_instance_destroyed_by_another_process_is_reported_once_and_at_once(node: Node) -> None:
     node.change(f"{ENABLE}\n{CREATE}")
     with watching(node.command()) as rig:
         rig.until_listening()
@@ -172,7 +148,7 @@ def test_an_instance_destroyed_by_another_process_is_told_once_and_at_once(node:
     assert first["gpus"] == second["gpus"] == [simulated.SharedState(node.path).boards[0].uuid]
 
 
-def test_what_is_changed_during_a_suspension_is_not_told(node: Node) -> None:
+def test_a_change_during_a_suspension_is_not_reported(node: Node) -> None:
     with watching(node.command()) as rig:
         rig.until_listening()
         with rig.events.suspended():
@@ -184,7 +160,9 @@ def test_what_is_changed_during_a_suspension_is_not_told(node: Node) -> None:
     assert rig.calls == len(rig.logged("gpu_change_heard")) == 1
 
 
-def test_a_driver_without_the_event_is_told_once_and_left_alone(tmp_path: pathlib.Path) -> None:
+def test_a_driver_without_the_event_is_reported_once_and_left_alone(
+    tmp_path: pathlib.Path,
+) -> None:
     path = tmp_path / "state"
     options = simulated.Options(mig_events=states.MigEvents.NEVER, logs_calls=True)
     simulated.create("a100-sxm4-40gb", path, options=options)
@@ -203,7 +181,7 @@ def test_a_driver_without_the_event_is_told_once_and_left_alone(tmp_path: pathli
 
 
 @pytest.mark.slow
-def test_an_old_driver_is_heard_once_mig_is_on(tmp_path: pathlib.Path) -> None:
+def test_an_old_driver_reports_once_mig_is_on(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "state"
     options = simulated.Options(mig_events=states.MigEvents.WHILE_ON)
     simulated.create("a100-sxm4-40gb", path, options=options)
@@ -217,7 +195,7 @@ def test_an_old_driver_is_heard_once_mig_is_on(tmp_path: pathlib.Path) -> None:
         rig.until_called(1)
 
 
-def test_a_listener_that_is_killed_is_replaced_and_a_look_is_due(node: Node) -> None:
+def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Node) -> None:
     with watching(node.command(), restarts=AT_ONCE) as rig:
         rig.until_listening()
         (pid,) = children()
@@ -227,7 +205,7 @@ def test_a_listener_that_is_killed_is_replaced_and_a_look_is_due(node: Node) -> 
         node.change(ENABLE)
         rig.until_called(2)
     (ended,) = rig.logged("gpu_listener_ended")
-    assert "signal 9" in ended["error"]
+    assert "SIGKILL" in ended["error"]
 
 
 @pytest.mark.slow
@@ -243,14 +221,14 @@ def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Pat
 
 
 def test_a_listener_ends_when_its_stdin_does(node: Node) -> None:
-    with subprocess.Popen(  # noqa: S603 - our own command line
-        node.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as listener:
-        assert listener.stdout is not None
-        assert listener.stdin is not None
-        assert b'"watching": 2' in listener.stdout.readline()
-        listener.stdin.close()
-        assert listener.wait(SOON_S) == 0
+    child = subprocesses.Child(node.command())
+    assert child.receive(SOON_S) == ("watching", 2, 2)
+    assert child._process.stdin is not None
+    child._process.stdin.close()
+    with pytest.raises(EOFError):
+        child.receive(SOON_S)
+    assert child.end()
+    assert child.status == 0
 
 
 def test_a_listener_dies_with_the_agent(node: Node, tmp_path: pathlib.Path) -> None:
@@ -258,12 +236,12 @@ def test_a_listener_dies_with_the_agent(node: Node, tmp_path: pathlib.Path) -> N
     agent = f"""
 import os, pathlib, signal
 from mig_manager.adapters.nvml_worker import event_listener
-def told():
+def on_change():
     task = pathlib.Path("/proc/self/task")
     pids = [pid for each in task.iterdir() for pid in (each / "children").read_text().split()]
     pathlib.Path({str(pid_file)!r}).write_text(pids[0])
     os.kill(os.getpid(), signal.SIGKILL)
-events = event_listener.GpuEvents(command={node.command()!r}, on_change=told, quiet_s=0.0)
+events = event_listener.GpuEvents(command={node.command()!r}, on_change=on_change, quiet_s=0.0)
 events.start()
 signal.pause()
 """
@@ -272,42 +250,44 @@ signal.pause()
         assert b"gpu_events_watched" in started.stdout.readline()
         node.change(ENABLE)
         assert started.wait(SOON_S) == -signal.SIGKILL
-    until(lambda: is_dead(pid_file.read_text()))
+    until(lambda: is_dead(int(pid_file.read_text())))
 
 
-def is_dead(pid: str) -> bool:
-    """Tell whether a process, which is not ours to reap, has ended."""
-    try:
-        stat = pathlib.Path("/proc", pid, "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
-
-
-def test_a_listener_carries_neither_the_agent_nor_the_planner() -> None:
-    script = (
-        "import sys, mig_manager.adapters.nvml_worker.gpu_listener; print(*sorted("
-        "name for name in sys.modules if name.startswith('mig_manager.') or name in"
-        " ('kubernetes', 'structlog', 'tenacity', 'yaml', 'subprocess', 'concurrent.futures')))"
-    )
+def test_a_listener_imports_neither_the_agent_nor_the_planner() -> None:
+    script = """
+import os, sys, threading
+from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.nvml import events
+from mig_manager.adapters.nvml_worker import worker
+def listening(*_):
+    raise BrokenPipeError
+events.listening = listening
+subprocesses.Parent.end_with_stdin = lambda _: None
+assert worker.main(["listen"]) == 0
+print(*(name for name in sys.modules if sys.modules[name]), file=sys.stderr)
+"""
     loaded = subprocess.run(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
-    modules = set(loaded.stdout.split())
-    assert "mig_manager.adapters.nvml_worker.gpu_listener" in modules
-    assert not modules & {"kubernetes", "structlog", "tenacity", "yaml", "concurrent.futures"}
+    modules = set(loaded.stderr.split())
+    assert "mig_manager.adapters.nvml.events" in modules
+    assert not modules & {
+        *("kubernetes", "structlog", "tenacity", "yaml"),
+        *("concurrent.futures", "json", "subprocess"),
+    }
+    ours = {name for name in modules if name.startswith("mig_manager.")}
     assert not any(
         name.startswith(("mig_manager.agent", "mig_manager.change", "mig_manager.sandbox"))
-        for name in modules
+        for name in ours
     )
-    ours = {name for name in modules if name.startswith("mig_manager.core")}
-    assert ours == {f"mig_manager.core{part}" for part in ("", ".text", ".text.safetext")}
+    core = {name for name in ours if name.startswith("mig_manager.core")}
+    assert core == {"mig_manager.core", "mig_manager.core.messages"}
 
 
 # Scripted listeners.
 
 
-def test_a_burst_is_told_once() -> None:
+def test_a_burst_is_reported_once() -> None:
     command = scripted("""
 say(watching)
 for _ in range(50):
@@ -321,18 +301,7 @@ until_the_end()
             assert rig.calls == 1
 
 
-def test_news_are_put_together_from_pieces() -> None:
-    command = scripted("""
-line = gpu_news.encode(watching) + gpu_news.encode(changed)
-for byte in line:
-    os.write(1, bytes([byte]))
-until_the_end()
-""")
-    with watching(command) as rig:
-        rig.until_called(1)
-
-
-def test_a_change_that_is_about_to_be_told_is_dropped_by_a_suspension(
+def test_a_burst_that_is_not_over_is_dropped_by_a_suspension(
     tmp_path: pathlib.Path,
 ) -> None:
     # The first listener never falls silent, so that its burst is not over when it is suspended.
@@ -355,7 +324,7 @@ until_the_end()
 
 
 def test_a_listener_that_says_nothing_is_killed_in_time() -> None:
-    with watching(scripted("signal.pause()"), first_word_s=0.3) as rig:
+    with watching(scripted("signal.pause()"), start_timeout_s=0.3) as rig:
         until(lambda: bool(rig.logged("gpu_listener_ended")))
         assert not children()
     (ended,) = rig.logged("gpu_listener_ended")
@@ -366,10 +335,10 @@ def test_a_listener_that_says_nothing_is_killed_in_time() -> None:
     ("script", "error"),
     [
         ("sys.exit(3)", "status 3"),
-        ("print('hello', flush=True); until_the_end()", "hello"),
-        ("os.close(1); until_the_end()", "signal 9"),
-        ("os.write(1, b'x' * 200_000); until_the_end()", ""),
-        ("say(gpu_news.Failed(reason=errors.Reason.GPU_LOST, message='gone'))", "gone"),
+        ("os.write(parent._out, b'hello'); until_the_end()", "hello"),
+        ("say(('watching', '8', 8)); until_the_end()", "invalid message"),
+        ("say(('failed', 'Whatever', 'so')); until_the_end()", "Whatever"),
+        ("say(('failed', 'GpuLost', 'gone'))", "gone"),
     ],
 )
 def test_a_listener_that_is_no_good_is_replaced_after_a_pause(script: str, error: str) -> None:
@@ -388,7 +357,7 @@ def test_a_listener_that_cannot_be_started_is_tried_again() -> None:
 
 
 @pytest.mark.slow
-def test_pauses_grow_and_the_same_trouble_is_told_once(tmp_path: pathlib.Path) -> None:
+def test_pauses_grow_and_the_same_failure_is_logged_once(tmp_path: pathlib.Path) -> None:
     starts = tmp_path / "starts"
     command = scripted(f"""
 with open({str(starts)!r}, "a") as file:
@@ -413,7 +382,7 @@ def test_what_a_listener_writes_to_stderr_is_logged_in_part() -> None:
     assert words["stderr"].endswith("the end")
 
 
-def test_a_bug_in_who_is_called_does_not_end_the_listening() -> None:
+def test_a_bug_in_the_callback_does_not_end_listening() -> None:
     def fail_once() -> None:
         if rig.calls == 1:
             raise ZeroDivisionError
@@ -466,13 +435,3 @@ def test_after_a_stop_it_can_be_started_again() -> None:
         assert not children()
         rig.events.start()
         rig.until_listening(2)
-
-
-def test_closing_tells_how_a_listener_has_ended() -> None:
-    talker = gpu_talker.Talker(scripted("until_the_end()"))
-    try:
-        talker.kill()
-        until(lambda: talker.hear(SOON_S) is None)
-    finally:
-        assert talker.close()
-    assert "signal 9" in talker.epitaph().message

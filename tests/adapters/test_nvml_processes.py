@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import nvml_session
+from mig_manager.adapters.nvml import library
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
 from tests import fakes
@@ -55,7 +55,7 @@ def test_a_monitor_that_nvml_does_not_list_is_named_by_its_open_files(
         )
         proc.add(89, "/dev/nvidiactl", "/dev/nvidia0")
         assert refusal(proc, switching(node, 1)) == (
-            "NVML names no process that holds it; "
+            "NVML lists no process that uses it; "
             "open in nv-hostengine (pid 88, unit nvidia-dcgm.service), "
             "and maybe in others that cannot be seen from here"
         )
@@ -67,7 +67,7 @@ def test_a_process_that_nvml_lists_is_named_once_and_with_its_pod(
     with nvml_rig.rig(tmp_path / "state") as node:
         node.state.add_client(node.observe().uuid, name="python3", pid=4711)
         proc.add(4711, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/1f")
-        assert refusal(proc, switching(node)) == f"held by python3 (pid 4711, pod {UID})"
+        assert refusal(proc, switching(node)) == f"in use by python3 (pid 4711, pod {UID})"
 
 
 def test_pids_without_a_proc_entry_are_told_as_nvml_knows_them(
@@ -75,7 +75,7 @@ def test_pids_without_a_proc_entry_are_told_as_nvml_knows_them(
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.state.add_client(node.observe().uuid, name="python3", pid=4711)
-        assert refusal(proc, switching(node)) == "held by python3 (pid 4711)"
+        assert refusal(proc, switching(node)) == "in use by python3 (pid 4711)"
 
 
 def test_who_holds_another_instance_of_the_gpu_is_not_named(
@@ -98,7 +98,7 @@ def test_who_holds_another_instance_of_the_gpu_is_not_named(
         proc.add(52, "/dev/nvidia0", name="nv-hostengine")
         said = refusal(proc, nvml_rig.plan_of([gpu], *nvml_rig.end_steps(gpu)))
     assert said == (
-        f"held by python3 (pid 4711 in GPU instance {busy.instance_id}); "
+        f"in use by python3 (pid 4711 in GPU instance {busy.instance_id}); "
         "open in sidecar (pid 50), nv-hostengine (pid 52), "
         "and maybe in others that cannot be seen from here"
     )
@@ -108,7 +108,7 @@ def test_a_process_that_uses_an_instance_is_named_by_the_hosts_capability_files(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The simulated library is loaded.
-    monkeypatch.setattr(nvml_session, "find", lambda _roots: None)
+    monkeypatch.setattr(library, "find", lambda _roots: None)
     with nvml_rig.rig(tmp_path / "state") as node:
         gpu = node.fill("1g.5gb")
         (instance,) = gpu.gpu_instances
@@ -138,7 +138,7 @@ def test_the_agent_and_its_children_are_not_named(
         proc.add(os.getpid(), "/dev/nvidia0", name="worker", parent=os.getppid())
         proc.add(7_000_001, "/dev/nvidia0", name="listener", parent=os.getppid())
         assert refusal(proc, switching(node)) == (
-            "NVML names no process that holds it; a monitor may"
+            "NVML lists no process that uses it; a monitor may"
         )
 
 
@@ -154,7 +154,7 @@ def test_a_driver_that_tells_no_device_node_leaves_it_at_what_nvml_lists(
                 function="nvmlDeviceGetMinorNumber", code=states.Code.NOT_SUPPORTED, count=None
             )
         )
-        assert refusal(proc, plan) == "held by python3 (pid 4711)"
+        assert refusal(proc, plan) == "in use by python3 (pid 4711)"
 
 
 def test_the_device_node_is_asked_for_only_where_processes_are_looked_for(

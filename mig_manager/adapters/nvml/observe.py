@@ -1,4 +1,4 @@
-"""What one GPU has and is: an NVML session's answers turned into our vocabulary."""
+"""Observe one GPU: its facts, MIG mode, profiles and instances, as a ``model.Gpu``."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import gpu_progress, nvml_calls, nvml_device
+from mig_manager.adapters.nvml import device as gpu_device
+from mig_manager.adapters.nvml import hung_call, library
 from mig_manager.core import model
 
 _ARCHITECTURES = {
@@ -19,12 +20,12 @@ _EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID
 """No MIG device at this index: NOT_FOUND in nvml.h, and some drivers say INVALID_ARGUMENT."""
 
 
-def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu | model.UnreachableGpu:
-    """Observe one GPU within an open session, or say why it cannot be observed.
+def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.UnreachableGpu:
+    """Observe one GPU within an open session, or return why it is unreachable.
 
     Args:
         index: NVML index, below ``nvmlDeviceGetCount``.
-        tells_minor: Whether the agent is to know the GPU's device node, should we hang.
+        notes_minor: Whether to note the GPU's device node for the error of a hung call.
 
     Raises:
         HardwareError: The driver as a whole failed, or the caller may not list the instances of a
@@ -33,37 +34,37 @@ def gpu(index: int, *, tells_minor: bool = False) -> model.Gpu | model.Unreachab
     uuid = ""
     has_handle = False
     try:
-        with gpu_progress.PROGRESS.about(index):
-            handle = nvml_calls.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+        with hung_call.RECORDER.on_gpu(index):
+            handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
             has_handle = True
-            uuid = nvml_calls.call(pynvml.nvmlDeviceGetUUID, handle)
-            gpu_progress.PROGRESS.names(index, uuid)
-            device = nvml_device.Device(handle)
-            if tells_minor:
-                gpu_progress.PROGRESS.names(index, uuid, device.minor())
-            return anew(index, uuid, device)
+            uuid = library.call(pynvml.nvmlDeviceGetUUID, handle)
+            hung_call.RECORDER.set_gpu(index, uuid)
+            device = gpu_device.Device(handle)
+            if notes_minor:
+                hung_call.RECORDER.set_gpu(index, uuid, device.minor())
+            return in_full(index, uuid, device)
     except errors.HardwareError as error:
         # A container without the device node of a GPU gets no handle of it. Without the privilege
-        # to list instances, a handle is to be had: reporting others would hide the cause.
+        # to list instances it does get one, and an unreachable GPU would hide the cause.
         is_unprivileged = has_handle and error.reason is errors.Reason.NO_PERMISSION
-        if error.code in nvml_calls.WHOLE_DRIVER or is_unprivileged:
+        if error.code in library.WHOLE_DRIVER or is_unprivileged:
             name = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
-            raise nvml_calls.about(name, error) from error
+            raise library.about(name, error) from error
         return model.UnreachableGpu(
             index=index, uuid=uuid, reason=error.reason, code=error.code, message=error.message
         )
 
 
-def again(known: model.Gpu, device: nvml_device.Device) -> model.Gpu:
-    """Observe what can change of a GPU that was observed before, in the same MIG mode.
+def update(known: model.Gpu, device: gpu_device.Device) -> model.Gpu:
+    """Observe again what can change of a GPU while its MIG mode stays.
 
     Raises:
         HardwareError: NVML refused or failed.
     """
     current, pending = device.mig_mode() or (None, None)
     if current is not known.current_mode:
-        # What was known of its profiles may differ as well.
-        return anew(known.index, known.uuid, nvml_device.Device(device.handle))
+        # Its profiles may have changed as well.
+        return in_full(known.index, known.uuid, gpu_device.Device(device.handle))
     gpu = dataclasses.replace(
         known,
         current_mode=current,
@@ -73,21 +74,21 @@ def again(known: model.Gpu, device: nvml_device.Device) -> model.Gpu:
     return _with_compute_profiles(gpu, device)
 
 
-def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
-    """Observe all that there is to know of a GPU whose handle was found.
+def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
+    """Observe everything about a GPU whose handle is known.
 
     Raises:
         HardwareError: NVML refused or failed.
     """
     # The GPU of a system on a chip is no PCI device (Jetson Thor).
-    pci = nvml_calls.call_unless(nvml_calls.UNTOLD, pynvml.nvmlDeviceGetPciInfo, device.handle)
+    pci = library.call_unless(library.UNSUPPORTED, pynvml.nvmlDeviceGetPciInfo, device.handle)
     modes = device.mig_mode()
     current, pending = modes or (None, None)
     architecture = _architecture(device)
     gpu = model.Gpu(
         index=index,
         uuid=uuid,
-        name=nvml_calls.call(pynvml.nvmlDeviceGetName, device.handle),
+        name=library.call(pynvml.nvmlDeviceGetName, device.handle),
         architecture=architecture,
         pci_address=pci.busId.lower() if pci else "",
         pci_device_id=pci.pciDeviceId if pci else 0,
@@ -103,27 +104,27 @@ def anew(index: int, uuid: str, device: nvml_device.Device) -> model.Gpu:
     return _with_compute_profiles(gpu, device)
 
 
-def _with_compute_profiles(gpu: model.Gpu, device: nvml_device.Device) -> model.Gpu:
+def _with_compute_profiles(gpu: model.Gpu, device: gpu_device.Device) -> model.Gpu:
     if gpu.profiles is None:
         return gpu
     return dataclasses.replace(gpu, profiles=device.with_compute_profiles(gpu.profiles))
 
 
-def _architecture(device: nvml_device.Device) -> model.Architecture:
-    told = nvml_calls.call_unless(
-        nvml_calls.UNTOLD, pynvml.nvmlDeviceGetArchitecture, device.handle
+def _architecture(device: gpu_device.Device) -> model.Architecture:
+    value = library.call_unless(
+        library.UNSUPPORTED, pynvml.nvmlDeviceGetArchitecture, device.handle
     )
-    return _ARCHITECTURES.get(told, model.Architecture.OTHER)
+    return _ARCHITECTURES.get(value, model.Architecture.OTHER)
 
 
-def _needs_reset(device: nvml_device.Device, architecture: model.Architecture) -> bool:
-    """Tell whether a switch of MIG mode resets the GPU.
+def _needs_reset(device: gpu_device.Device, architecture: model.Architecture) -> bool:
+    """Return whether a switch of MIG mode resets the GPU.
 
-    Newer drivers say so (field 184 of nvml.h); of the generations that exist only Ampere does
+    Newer drivers report it (field 184 of nvml.h). Of the older generations only Ampere resets
     (NVIDIA MIG User Guide, "Enable MIG Mode").
     """
-    fields = nvml_calls.call_unless(
-        nvml_calls.UNTOLD | nvml_calls.UNOFFERED,
+    fields = library.call_unless(
+        library.UNSUPPORTED | library.UNOFFERED,
         pynvml.nvmlDeviceGetFieldValues,
         device.handle,
         [pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED],
@@ -134,9 +135,9 @@ def _needs_reset(device: nvml_device.Device, architecture: model.Architecture) -
 
 
 def _profiles(
-    device: nvml_device.Device, mode: model.MigMode
+    device: gpu_device.Device, mode: model.MigMode
 ) -> tuple[model.GpuInstanceProfile, ...] | None:
-    """Return the profiles with placements; None where driver or privilege withholds them."""
+    """Return the profiles with placements; None if driver or missing privilege withholds them."""
     if mode is model.MigMode.DISABLED and not device.profiles():
         return None
     try:
@@ -152,11 +153,11 @@ def _profiles(
         raise
 
 
-def _gpu_instances(device: nvml_device.Device) -> tuple[model.GpuInstance, ...]:
+def _gpu_instances(device: gpu_device.Device) -> tuple[model.GpuInstance, ...]:
     names = {offered.profile_id: offered.profile for offered in device.profiles()}
     if not names:
-        # Instances are listed by profile: without profiles they would be taken for none.
-        raise nvml_calls.from_code(
+        # Instances are listed by profile: without profiles none would be found.
+        raise library.from_code(
             pynvml.NVML_ERROR_NOT_SUPPORTED, operation="nvmlDeviceGetGpuInstanceProfileInfo"
         )
     found = [
@@ -175,8 +176,8 @@ def _gpu_instances(device: nvml_device.Device) -> tuple[model.GpuInstance, ...]:
 
 
 def _gpu_instance(
-    instance: nvml_device.GpuInstanceRef,
-    inside: Iterable[nvml_device.ComputeInstanceRef],
+    instance: gpu_device.GpuInstanceRef,
+    inside: Iterable[gpu_device.ComputeInstanceRef],
     *,
     names: Mapping[int, model.Profile],
     uuids: Mapping[tuple[int, int], str],
@@ -207,36 +208,36 @@ def _gpu_instance(
 
 
 def _mig_uuids(
-    device: nvml_device.Device, ids: Mapping[int, tuple[int, ...]]
+    device: gpu_device.Device, ids: Mapping[int, tuple[int, ...]]
 ) -> dict[tuple[int, int], str]:
     """Return MIG device UUIDs by the ids of GPU instance and compute instance.
 
-    The index is all NVML offers to find MIG devices by, and it has gaps; the ids are all that
-    ties one to its instances (``device`` of an instance's info is the parent GPU).
+    NVML finds MIG devices by index only, and the indices have gaps. Only the ids tie a device to
+    its instances (``device`` of an instance's info is the parent GPU).
 
     Args:
         device: The GPU.
-        ids: Those of its compute instances, by that of the GPU instance.
+        ids: Ids of its compute instances by id of their GPU instance.
     """
     missing = {(instance_id, each) for instance_id, inside in ids.items() for each in inside}
     if not missing:
         return {}
-    count = nvml_calls.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
+    count = library.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
     uuids: dict[tuple[int, int], str] = {}
     for index in range(count):
-        handle = nvml_calls.call_unless(
+        handle = library.call_unless(
             _EMPTY_INDEX, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index
         )
         if handle is None:
             continue
-        instance_id: int = nvml_calls.call(pynvml.nvmlDeviceGetGpuInstanceId, handle)
+        instance_id: int = library.call(pynvml.nvmlDeviceGetGpuInstanceId, handle)
         inside = ids.get(instance_id, ())
         compute_id: int = (
             inside[0]
             if len(inside) == 1
-            else nvml_calls.call(pynvml.nvmlDeviceGetComputeInstanceId, handle)
+            else library.call(pynvml.nvmlDeviceGetComputeInstanceId, handle)
         )
-        uuids[instance_id, compute_id] = nvml_calls.call(pynvml.nvmlDeviceGetUUID, handle)
+        uuids[instance_id, compute_id] = library.call(pynvml.nvmlDeviceGetUUID, handle)
         missing.discard((instance_id, compute_id))
         if not missing:
             break

@@ -1,4 +1,4 @@
-"""The process around the GPU work: whatever becomes of it, an answer or a typed error follows."""
+"""The GPU worker and its client: whatever becomes of the worker, an answer or an error follows."""
 
 import contextlib
 import os
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,12 +15,14 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
+from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.adapters.nvml_worker import gpu_protocol, gpu_worker
+from mig_manager.adapters.nvml_worker import worker
 from mig_manager.core import model, steps
 from mig_manager.sandbox import nvml as simulated
-from mig_manager.sandbox.driver import states
-from tests.adapters import proc_tree
+from mig_manager.sandbox.driver import libnvml, states
+from tests.adapters import proc_tree, processes
+from tests.adapters.processes import is_dead, until
 
 GPU = model.Gpu(
     index=0,
@@ -43,13 +44,13 @@ PLAN = steps.Plan(gpus=(steps.GpuPlan(gpu_uuid=GPU.uuid, gpu_index=0, steps=(), 
 PREAMBLE = """
 import os, signal, sys, time
 from mig_manager import errors
+from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import gpus as nvml
-from mig_manager.adapters.nvml_worker import gpu_process, gpu_protocol, gpu_worker
-def seen(*gpus):
-    return gpu_protocol.Observed(gpus=gpu_protocol.model.ObservedGpus(gpus))
-def answer(message):
-    sys.stdout.buffer.write(gpu_protocol.encode(message))
-    sys.stdout.buffer.flush()
+from mig_manager.adapters.nvml_worker import worker
+from mig_manager.core import model
+parent = subprocesses.Parent()
+def answer(value):
+    parent.send(((value, None), ()))
 """
 
 
@@ -65,29 +66,6 @@ def child(script: str, *, timeout_s: float = 30.0) -> nvml_worker.WorkerGpus:
     )
 
 
-def wait_for(condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
-    """Wait for a condition, and fail if it does not come true."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        os.sched_yield()
-
-
-def descriptors() -> set[str]:
-    """Return the numbers of the open descriptors, that of the listing itself included."""
-    return {entry.name for entry in pathlib.Path("/proc/self/fd").iterdir()}
-
-
-def children() -> set[str]:
-    """Return the pids of our children, zombies included."""
-    found: set[str] = set()
-    for task in pathlib.Path("/proc/self/task").iterdir():
-        # A thread may just be ending; its children then belong to another one.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found.update((task / "children").read_text().split())
-    return found
-
-
 def pid_in(pid_file: pathlib.Path) -> int | None:
     """Return the pid that a worker wrote; None as long as it has not."""
     text = pid_file.read_text() if pid_file.exists() else ""
@@ -99,55 +77,29 @@ def is_gone(pid_file: pathlib.Path) -> bool:
     return not pathlib.Path("/proc", pid_file.read_text()).exists()
 
 
-def is_dead(pid_file: pathlib.Path) -> bool:
-    """Tell whether the process, which is not ours to reap, has ended."""
-    try:
-        stat = pathlib.Path("/proc", pid_file.read_text(), "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
-
-
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
-    # Servers of tests that ran before may still be closing theirs, so only new ones count.
-    before, others, threads = descriptors(), children(), set(threading.enumerate())
-    yield
-    wait_for(lambda: descriptors() <= before)
-    wait_for(lambda: children() <= others)
-    wait_for(lambda: set(threading.enumerate()) <= threads)
+    with processes.leaving_nothing_behind():
+        yield
 
 
 def test_an_observation_comes_back_as_it_was_made() -> None:
     script = f"""
 from mig_manager.core.model import *
-answer(seen({_made(GPU)}))
+answer(ObservedGpus([{_made(GPU)}]))
 """
     assert child(script).observe() == (GPU,)
 
 
-def test_the_worker_is_asked_for_exactly_the_plan(tmp_path: pathlib.Path) -> None:
-    asked = tmp_path / "asked"
-    script = f"""
-open({str(asked)!r}, "wb").write(sys.stdin.buffer.read())
-answer(gpu_protocol.Executed())
-"""
-    child(script).execute(PLAN)
-    assert gpu_protocol.decode_request(asked.read_bytes()) == gpu_protocol.Execute(plan=PLAN)
-
-
-def test_a_failure_in_the_worker_is_raised_with_all_it_knows() -> None:
+def test_the_worker_is_asked_for_exactly_the_plan() -> None:
     script = """
-answer(gpu_protocol.Failed.of(errors.HardwareError(
-    "held", reason=errors.Reason.IN_USE, operation="nvmlGpuInstanceDestroy", gpu="GPU 3", code=19
-)))
+kind, plan, known = parent.receive()
+assert kind == "execute" and not known
+raise SystemExit(repr(plan))
 """
-    with pytest.raises(errors.HardwareError, match=r"^held$") as caught:
+    with pytest.raises(errors.HardwareError) as caught:
         child(script).execute(PLAN)
-    assert caught.value.reason is errors.Reason.IN_USE
-    assert caught.value.operation == "nvmlGpuInstanceDestroy"
-    assert caught.value.gpu == "GPU 3"
-    assert caught.value.code == 19
+    assert repr(PLAN) in caught.value.message
 
 
 def test_a_worker_that_hangs_is_killed_at_the_deadline(tmp_path: pathlib.Path) -> None:
@@ -163,19 +115,6 @@ signal.pause()
     assert caught.value.reason is errors.Reason.NVML_TIMEOUT
     assert time.monotonic() - start < 2.0 + 3.0
     assert is_gone(pid_file)
-
-
-def test_what_a_hung_worker_has_started_is_killed_with_it(tmp_path: pathlib.Path) -> None:
-    pid_file = tmp_path / "pid"
-    script = f"""
-pid = os.fork()
-if pid:
-    open({str(pid_file)!r}, "w").write(str(pid))
-signal.pause()
-"""
-    with pytest.raises(errors.HardwareError):
-        child(script, timeout_s=2.0).observe()
-    wait_for(lambda: is_dead(pid_file))
 
 
 def test_a_crash_names_the_signal_and_the_last_words() -> None:
@@ -196,30 +135,12 @@ def test_a_worker_that_ends_without_an_answer_is_our_own_fault() -> None:
     assert caught.value.reason is errors.Reason.INTERNAL
 
 
-def test_half_an_answer_is_no_answer() -> None:
-    script = """
-sys.stdout.buffer.write(gpu_protocol.encode(seen())[:20])
-sys.stdout.flush()
-os.kill(os.getpid(), signal.SIGBUS)
-"""
-    with pytest.raises(errors.HardwareError, match="SIGBUS"):
-        child(script).observe()
-
-
 def test_a_crash_after_the_answer_does_not_spoil_it() -> None:
     script = """
-answer(seen())
+answer(model.NO_GPUS)
 os.kill(os.getpid(), signal.SIGSEGV)
 """
     assert child(script).observe() == ()
-
-
-def test_an_answer_to_another_question_is_our_own_fault() -> None:
-    with pytest.raises(errors.HardwareError, match="Executed") as caught:
-        child("answer(gpu_protocol.Executed())").observe()
-    assert caught.value.reason is errors.Reason.INTERNAL
-    with pytest.raises(errors.HardwareError, match="Observed"):
-        child("answer(seen())").execute(PLAN)
 
 
 def test_a_worker_that_cannot_be_started_is_a_typed_error() -> None:
@@ -232,8 +153,8 @@ def test_whatever_runs_out_at_the_start_is_a_typed_error_and_nothing_is_left_ope
 import os, resource, sys
 from mig_manager import errors
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-worker = "import sys; from mig_manager.adapters.nvml_worker import gpu_protocol as p; " \
-    "sys.stdout.buffer.write(p.encode(p.Observed(gpus=p.model.NO_GPUS)))"
+worker = "from mig_manager.adapters.host import subprocesses; " \
+    "from mig_manager.core import model; subprocesses.Parent().send(((model.NO_GPUS, None), ()))"
 gpus = nvml_worker.WorkerGpus(command=[sys.executable, "-c", worker], timeout_s=60)
 gpus.observe()
 top = os.open("/dev/null", os.O_RDONLY)
@@ -255,7 +176,7 @@ for room in range(12):
     )
     lines = done.stdout.splitlines()
     assert lines.count("good") == len(lines) - lines.index("good"), "room enough stays enough"
-    assert lines.index("good") >= 6
+    assert lines.index("good") >= 4
     for line in lines[: lines.index("good")]:
         assert line.startswith("Internal the GPU worker cannot be started: ")
         assert "Too many open files" in line
@@ -266,7 +187,7 @@ def test_a_flood_of_stderr_is_passed_on_in_part_and_delays_nothing() -> None:
 for _ in range(2000):
     os.write(2, b"x" * 4096)
 os.write(2, b" the end")
-answer(seen())
+answer(model.NO_GPUS)
 """
     with structlog.testing.capture_logs() as logs:
         assert child(script).observe() == ()
@@ -275,10 +196,8 @@ answer(seen())
     assert entry["stderr"].endswith("the end")
 
 
-def test_an_interrupted_call_leaves_no_worker_behind(tmp_path: pathlib.Path) -> None:
-    pid_file = tmp_path / "pid"
-    script = f"""
-open({str(pid_file)!r}, "w").write(str(os.getpid()))
+def test_an_interrupted_call_leaves_no_worker_behind() -> None:
+    script = """
 os.kill(os.getppid(), signal.SIGUSR1)
 signal.pause()
 """
@@ -292,11 +211,10 @@ signal.pause()
             child(script).observe()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert is_gone(pid_file)
 
 
 def test_one_client_serves_call_after_call() -> None:
-    gpus = child("answer(seen())")
+    gpus = child("answer(model.NO_GPUS)")
     assert [gpus.observe(), gpus.observe()] == [(), ()]
 
 
@@ -304,15 +222,15 @@ def answering_with_pid(pid_file: pathlib.Path) -> nvml_worker.WorkerGpus:
     """Return GPUs whose worker says who it is when it starts, and answers when asked."""
     return child(f"""
 open({str(pid_file)!r}, "w").write(str(os.getpid()))
-sys.stdin.buffer.read()
-answer(seen())
+parent.receive()
+answer(model.NO_GPUS)
 """)
 
 
 def test_a_worker_that_was_started_ahead_is_the_one_that_is_asked(tmp_path: pathlib.Path) -> None:
     gpus = answering_with_pid(tmp_path / "pid")
     gpus.prepare()
-    wait_for(lambda: pid_in(tmp_path / "pid") is not None)
+    until(lambda: pid_in(tmp_path / "pid") is not None)
     ahead = pid_in(tmp_path / "pid")
     gpus.prepare()
     assert gpus.observe() == ()
@@ -324,7 +242,7 @@ def test_a_worker_that_was_started_ahead_is_the_one_that_is_asked(tmp_path: path
 def test_a_worker_that_is_not_needed_is_ended(tmp_path: pathlib.Path) -> None:
     gpus = answering_with_pid(tmp_path / "pid")
     gpus.prepare()
-    wait_for(lambda: pid_in(tmp_path / "pid") is not None)
+    until(lambda: pid_in(tmp_path / "pid") is not None)
     gpus.dismiss()
     assert is_gone(tmp_path / "pid")
     gpus.dismiss()
@@ -333,7 +251,7 @@ def test_a_worker_that_is_not_needed_is_ended(tmp_path: pathlib.Path) -> None:
 def test_a_worker_that_died_while_it_waited_is_replaced(tmp_path: pathlib.Path) -> None:
     gpus = answering_with_pid(tmp_path / "pid")
     gpus.prepare()
-    wait_for(lambda: pid_in(tmp_path / "pid") is not None)
+    until(lambda: pid_in(tmp_path / "pid") is not None)
     ahead = pid_in(tmp_path / "pid")
     assert ahead is not None
     os.kill(ahead, signal.SIGKILL)
@@ -368,13 +286,15 @@ def test_the_worker_loads_nothing_that_it_seldom_needs() -> None:
         # From then on dataclasses asks it for annotations.
         modules.append("inspect")
     script = (
-        "import sys, mig_manager.adapters.nvml_worker.gpu_worker\n"
+        "import sys; from mig_manager.adapters.nvml_worker import worker\n"
+        "print(worker.main(['serve']))\n"
         f"print(*(name for name in {modules!r} if sys.modules.get(name)))"
     )
     done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, input=""
     )
-    assert done.stdout.split() == []
+    # The worker keeps stdout for messages.
+    assert done.stderr.split() == ["1"]
 
 
 # The worker's own side.
@@ -384,6 +304,7 @@ class FakeGpus:
     def __init__(self, **settings): pass
     def observe(self): return observe()
 nvml.NvmlGpus = FakeGpus
+subprocesses.Parent = lambda: parent
 """
 
 
@@ -394,8 +315,8 @@ def test_a_library_that_prints_does_not_corrupt_the_answer() -> None:
 def observe():
     os.write(1, b"NVRM: hello")
     print("hello")
-    return gpu_protocol.model.NO_GPUS
-sys.exit(gpu_worker.main([]))
+    return model.NO_GPUS
+sys.exit(worker.main(["serve"]))
 """
     )
     with structlog.testing.capture_logs() as logs:
@@ -409,7 +330,7 @@ def test_the_worker_turns_hardware_errors_into_answers() -> None:
         + """
 def observe():
     raise errors.HardwareError("gone", reason=errors.Reason.GPU_LOST, code=15)
-sys.exit(gpu_worker.main([]))
+sys.exit(worker.main(["serve"]))
 """
     )
     with pytest.raises(errors.HardwareError, match="gone") as caught:
@@ -430,7 +351,7 @@ def test_the_worker_takes_the_command_line_that_is_built_for_it() -> None:
     command = nvml_worker.worker_command(
         library_path="/lib/x.so", simulate_state="/x/state", in_use_timeout_s=1.5
     )
-    arguments = gpu_worker._parser().parse_args(command[4:])
+    arguments = worker._parser().parse_args(command[4:])
     assert arguments.library_path == "/lib/x.so"
     assert arguments.simulate_state == "/x/state"
     assert arguments.in_use_timeout_s == 1.5
@@ -438,22 +359,21 @@ def test_the_worker_takes_the_command_line_that_is_built_for_it() -> None:
 
 def test_the_worker_dies_with_the_agent(tmp_path: pathlib.Path) -> None:
     pid_file = tmp_path / "pid"
-    worker = f"""
-gpu_process.end_with_parent()
+    script = f"""
 open({str(pid_file)!r}, "w").write(str(os.getpid()))
 os.kill(os.getppid(), signal.SIGKILL)
 signal.pause()
 """
     agent = f"""
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-command = {[sys.executable, "-c", PREAMBLE + worker]!r}
+command = {[sys.executable, "-c", PREAMBLE + script]!r}
 nvml_worker.WorkerGpus(command=command, timeout_s=60).observe()
 """
     done = subprocess.run(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", agent], check=False, capture_output=True
     )
     assert done.returncode == -signal.SIGKILL
-    wait_for(lambda: is_dead(pid_file))
+    until(lambda: is_dead(int(pid_file.read_text())))
 
 
 # Both sides together, on a simulated node.
@@ -491,7 +411,7 @@ def test_a_step_that_fails_in_a_worker_is_told_in_full(state: simulated.SharedSt
     gpus = simulating(state)
     gpu = gpus.observe()[0]
     state.add_client(gpu.uuid, name="python3", pid=4711)
-    with pytest.raises(errors.HardwareError, match=r"held by python3 \(pid 4711\)") as caught:
+    with pytest.raises(errors.HardwareError, match=r"in use by python3 \(pid 4711\)") as caught:
         gpus.execute(switch_on(gpu))
     assert caught.value.reason is errors.Reason.IN_USE
     assert caught.value.operation == "nvmlDeviceSetMigMode"
@@ -541,7 +461,7 @@ def test_every_gpu_that_hangs_is_named(state: simulated.SharedState) -> None:
     assert error.message.count("has not returned for") == 1
 
 
-def test_who_has_the_hung_gpu_open_is_told_without_asking_the_driver(
+def test_processes_that_have_the_hung_gpu_open_are_named_without_asking_the_driver(
     state: simulated.SharedState, tmp_path: pathlib.Path
 ) -> None:
     proc = proc_tree.ProcTree(tmp_path / "proc")
@@ -588,13 +508,13 @@ def test_a_driver_that_crashes_takes_only_the_worker_along(state: simulated.Shar
 # What the worker was doing when it ended.
 
 IN_A_CALL = """
-from mig_manager.adapters.nvml import gpu_progress, nvml_calls
-gpu_progress.PROGRESS.attach(int(sys.argv[-1]))
+from mig_manager.adapters.nvml import hung_call, library
+hung_call.RECORDER.attach(int(sys.argv[-1]))
 def nvmlFake(): doing()
 def work():
-    with gpu_progress.PROGRESS.about(3):
-        gpu_progress.PROGRESS.names(3, "GPU-3")
-        nvml_calls.call(nvmlFake)
+    with hung_call.RECORDER.on_gpu(3):
+        hung_call.RECORDER.set_gpu(3, "GPU-3")
+        library.call(nvmlFake)
 """
 
 
@@ -625,8 +545,8 @@ def test_a_worker_that_ends_between_calls_blames_none() -> None:
 def test_a_worker_that_hangs_between_calls_tells_the_last_one() -> None:
     with pytest.raises(errors.HardwareError) as caught:
         child(
-            f"{IN_A_CALL}\ndef doing(): pass\ngpu_progress.PROGRESS.began('nvmlInit', 1.0)\n"
-            "gpu_progress.PROGRESS.ended()\nsignal.pause()",
+            f"{IN_A_CALL}\ndef doing(): pass\nhung_call.RECORDER.began('nvmlInit', 1.0)\n"
+            "hung_call.RECORDER.returned()\nsignal.pause()",
             timeout_s=2.0,
         ).observe()
     assert caught.value.message == (
@@ -674,7 +594,7 @@ if number == 1:
 {textwrap.indent(IN_A_CALL + HELD.format(pid_file=str(pid_file)), "    ")}
 if number == 2:
     signal.pause()
-answer(seen())
+answer(model.NO_GPUS)
 """
     gpus = child(script, timeout_s=6.0)
     with structlog.testing.capture_logs() as logs:
@@ -702,7 +622,7 @@ answer(seen())
             rf"the GPU worker gave no answer within 6 s and was killed{stuck}",
             caught.value.message,
         ), caught.value.message
-        wait_for(lambda: is_dead(pid_file))
+        until(lambda: is_dead(int(pid_file.read_text())))
         assert gpus.observe() == ()
     assert [(each["event"], each["pid"], each["doing"]) for each in logs] == [
         ("gpu_worker_unkillable", int(pid), "nvmlFake on GPU 3 (GPU-3)"),
@@ -714,3 +634,27 @@ def test_a_missing_driver_is_a_typed_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.HardwareError) as caught:
         simulating(simulated.SharedState(tmp_path / "none")).observe()
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
+
+
+def test_a_request_whose_parent_is_gone_is_not_carried_out(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "node.json"
+    simulated.create("1xA30", path, options=states.Options(logs_calls=True))
+
+    def ask(*, is_read: bool) -> int:
+        with subprocess.Popen(  # noqa: S603 - our own program
+            nvml_worker.worker_command(simulate_state=str(path)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            if not is_read:
+                process.stdout.close()
+            process.stdin.write(subprocesses._encoded(("observe",)))
+            process.stdin.close()
+            return process.wait(60)
+
+    assert ask(is_read=False) == 1
+    assert libnvml.read_calls(path) == ()
+    assert ask(is_read=True) == 0
+    assert libnvml.read_calls(path) != ()

@@ -1,0 +1,450 @@
+"""Execute the steps of one GPU in order; a step whose result exists already is done."""
+
+import ctypes
+import functools
+import itertools
+import pathlib
+import typing
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pynvml
+
+from mig_manager import errors
+from mig_manager.adapters.nvml import device as gpu_device
+from mig_manager.adapters.nvml import hung_call, library, observe
+from mig_manager.core import model, steps
+
+_GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
+
+_CANNOT_PLACE = library.UNSUPPORTED
+"""Answers to a creation at a placement by a driver that always chooses the placement itself."""
+
+_SET_MODE = "nvmlDeviceSetMigMode"
+_MODES = {
+    model.MigMode.DISABLED: pynvml.NVML_DEVICE_MIG_DISABLE,
+    model.MigMode.ENABLED: pynvml.NVML_DEVICE_MIG_ENABLE,
+}
+
+_SlicesAndPlacement = tuple[int, model.Placement]
+"""Of a compute instance."""
+
+Retry = Callable[[Callable[[], None]], None]
+"""Runs an action, and repeats it for a bounded time while it fails with IN_USE."""
+
+
+def run(
+    plan: steps.GpuPlan,
+    retry: Retry,
+    *,
+    known: model.Gpu | None = None,
+    proc_root: pathlib.Path | None = None,
+    driver_roots: Sequence[str] = (),
+) -> model.Gpu:
+    """Execute the steps of one GPU in an open session; return the GPU as it is then.
+
+    Args:
+        plan: The steps, which may have been executed before, in part or in whole.
+        retry: How to retry on IN_USE.
+        known: The GPU as last observed.
+        proc_root: Where to look for processes that use the GPU; None: ask NVML only.
+        driver_roots: File systems in whose ``proc`` the driver's files may be.
+
+    Raises:
+        HardwareError: A step failed, and none followed; with the GPU, the step, the NVML function
+            and its answer, and for IN_USE the processes that use the GPU or the instance.
+    """
+    name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
+    executor = _Executor(plan, known, proc_root, driver_roots)
+    with hung_call.RECORDER.on_gpu(plan.gpu_index):
+        for step in plan.steps:
+            try:
+                retry(functools.partial(executor.perform, step))
+            except errors.HardwareError as error:
+                explained = executor.with_processes(step, error)
+                doing = f"cannot {steps.describe(step)}"
+                raise library.about(name, explained, doing=doing) from error
+        try:
+            return executor.observe()
+        except errors.HardwareError as error:
+            raise library.about(name, error, doing="cannot observe the result") from error
+
+
+class _Executor:
+    """Performs steps on one GPU; looks up its handle again after each switch of MIG mode.
+
+    The instances of each profile are listed once and then kept up to date, since no other program
+    changes the GPU meanwhile. After a step that failed everything is listed again.
+    """
+
+    def __init__(
+        self,
+        plan: steps.GpuPlan,
+        known: model.Gpu | None,
+        proc_root: pathlib.Path | None,
+        driver_roots: Sequence[str],
+    ) -> None:
+        self._gpu_index = plan.gpu_index
+        self._gpu_uuid = plan.gpu_uuid
+        self._known = known
+        self._proc_root = proc_root
+        self._driver_roots = driver_roots
+        self._device: gpu_device.Device | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._by_id: dict[int, gpu_device.GpuInstanceRef] = {}
+        """GPU instances that were looked up by id."""
+        self._by_profile: dict[int, list[gpu_device.GpuInstanceRef]] = {}
+        """All GPU instances of the profiles that were listed."""
+        self._compute: dict[int, list[_SlicesAndPlacement]] = {}
+        """All compute instances by the id of their GPU instance."""
+
+    def perform(self, step: steps.Step) -> None:
+        """Perform a step, unless its result exists already."""
+        try:
+            match step:
+                case steps.DestroyComputeInstance():
+                    self._destroy_compute_instance(step)
+                case steps.DestroyGpuInstance():
+                    self._destroy_gpu_instance(step)
+                case steps.SetMode():
+                    self._set_mode(step)
+                case steps.CreateGpuInstance():
+                    self._create_gpu_instance(step)
+                case steps.CreateComputeInstance():
+                    self._create_compute_instance(step)
+                case _:
+                    typing.assert_never(step)
+        except errors.HardwareError:
+            self._clear()
+            raise
+
+    def observe(self) -> model.Gpu:
+        """Return the GPU as the driver reports it now."""
+        if self._known is None:
+            return observe.in_full(self._gpu_index, self._gpu_uuid, self._open())
+        return observe.update(self._known, self._open())
+
+    def with_processes(
+        self, step: steps.Step, error: errors.HardwareError
+    ) -> errors.HardwareError:
+        """Add the processes that use the GPU to an IN_USE error; return any other as it is."""
+        if error.reason is not errors.Reason.IN_USE:
+            return error
+        instance_id = None
+        if isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance):
+            instance_id = step.gpu_instance_id
+        from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
+
+        try:
+            return processes.named(
+                error,
+                self._open(),
+                gpu_instance_id=instance_id,
+                proc_root=self._proc_root,
+                driver_roots=self._driver_roots,
+            )
+        except errors.HardwareError:
+            return error
+
+    def _open(self) -> gpu_device.Device:
+        if self._device is None:
+            self._device = gpu_device.find(self._gpu_index, self._gpu_uuid, self._known)
+            if self._proc_root is not None:
+                # Each time, because a switch of MIG mode may change it (nvml.h).
+                minor = self._device.minor()
+                hung_call.RECORDER.set_gpu(self._gpu_index, self._gpu_uuid, minor)
+        return self._device
+
+    def _destroy_compute_instance(self, step: steps.DestroyComputeInstance) -> None:
+        device = self._open()
+        instance = self._gpu_instance(step.gpu_instance_id)
+        # Ids are reused: another instance with this id must not be destroyed.
+        if instance is None or not self._has_profile(instance, step.profile.gpu_instance):
+            return
+        handle = library.call_unless(
+            _GONE,
+            pynvml.nvmlGpuInstanceGetComputeInstanceById,
+            instance.handle,
+            step.compute_instance_id,
+        )
+        if handle is None:
+            return
+        if device.compute_instance(instance, handle).slices == step.profile.compute_slices:
+            library.call_unless(_GONE, pynvml.nvmlComputeInstanceDestroy, handle)
+            self._compute.pop(instance.instance_id, None)
+
+    def _destroy_gpu_instance(self, step: steps.DestroyGpuInstance) -> None:
+        instance = self._gpu_instance(step.gpu_instance_id)
+        if instance is None or instance.placement != step.placement:
+            return
+        if self._has_profile(instance, step.profile):
+            library.call_unless(_GONE, pynvml.nvmlGpuInstanceDestroy, instance.handle)
+            del self._by_id[instance.instance_id]
+            # Its id may be reused, and its placement is free.
+            self._compute.pop(instance.instance_id, None)
+            self._by_profile.pop(instance.profile_id, None)
+
+    def _gpu_instance(self, instance_id: int) -> gpu_device.GpuInstanceRef | None:
+        """Look up a GPU instance; None if it, or MIG mode, is gone."""
+        if instance_id in self._by_id:
+            return self._by_id[instance_id]
+        device = self._open()
+        try:
+            handle = library.call_unless(
+                _GONE, pynvml.nvmlDeviceGetGpuInstanceById, device.handle, instance_id
+            )
+        except errors.HardwareError as error:
+            if error.reason is errors.Reason.NOT_SUPPORTED and self._is_mig_off():
+                return None
+            raise
+        if handle is None:
+            return None
+        return self._by_id.setdefault(instance_id, device.gpu_instance(handle))
+
+    def _is_mig_off(self) -> bool:
+        modes = self._open().mig_mode()
+        return modes is None or modes[0] is model.MigMode.DISABLED
+
+    def _has_profile(self, instance: gpu_device.GpuInstanceRef, name: model.Profile) -> bool:
+        return instance.profile_id in self._open().profile_ids(name)
+
+    def _set_mode(self, step: steps.SetMode) -> None:
+        device = self._open()
+        if device.mig_mode() == (step.mode, step.mode):
+            return
+        try:
+            activation = _set_mode(device, step.mode)
+        finally:
+            # A switch, also one that failed, may detach the GPU and attach it again, which can
+            # change its handle (nvml.h) and its profiles.
+            self._device = None
+            self._known = None
+            self._clear()
+        _require_mode(self._open(), step.mode, activation)
+
+    def _create_gpu_instance(self, step: steps.CreateGpuInstance) -> None:
+        device = self._open()
+        existing = self._gpu_instances(step.profile_id)
+        if any(instance.placement == step.placement for instance in existing):
+            return
+        created = _create_placed(device, step)
+        existing.append(created)
+        self._compute[created.instance_id] = []
+
+    def _gpu_instances(self, profile_id: int) -> list[gpu_device.GpuInstanceRef]:
+        if profile_id not in self._by_profile:
+            self._by_profile[profile_id] = list(self._open().gpu_instances([profile_id]))
+        return self._by_profile[profile_id]
+
+    def _create_compute_instance(self, step: steps.CreateComputeInstance) -> None:
+        device = self._open()
+        instance = self._gpu_instance_at(step)
+        if instance.instance_id not in self._compute:
+            self._compute[instance.instance_id] = [
+                (compute.slices, compute.placement)
+                for compute in device.compute_instances(instance)
+            ]
+        existing = self._compute[instance.instance_id]
+        for slices, placement in existing:
+            if slices == step.profile.compute_slices and (
+                step.profile.spans or placement == step.placement
+            ):
+                return
+        offered = _compute_profile(device.compute_profiles(instance), step.profile)
+        if step.profile.spans:
+            library.call(
+                pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, offered.profile_id
+            )
+        else:
+            _create_part(device, instance, offered.profile_id, step.placement)
+        existing.append((step.profile.compute_slices, step.placement))
+
+    def _gpu_instance_at(self, step: steps.CreateComputeInstance) -> gpu_device.GpuInstanceRef:
+        profile_ids = self._open().profile_ids(step.profile.gpu_instance)
+        # Listed only if it is not among those looked up by id.
+        listed = (instance for each in profile_ids for instance in self._gpu_instances(each))
+        for instance in itertools.chain(self._by_id.values(), listed):
+            is_placed = instance.placement == step.gpu_instance_placement
+            if is_placed and instance.profile_id in profile_ids:
+                return instance
+        raise errors.HardwareError(
+            f"there is no GPU instance {step.profile.gpu_instance} at "
+            f"{step.gpu_instance_placement}",
+            reason=errors.Reason.VERIFY_FAILED,
+        )
+
+
+def _set_mode(device: gpu_device.Device, mode: model.MigMode) -> int:
+    """Set a MIG mode, which invalidates the handle of the GPU.
+
+    Returns:
+        The activation status: why the new mode is pending, although NVML reports success
+        (``nvml.h``, ``nvmlDeviceSetMigMode``).
+    """
+    try:
+        return int(library.call(pynvml.nvmlDeviceSetMigMode, device.handle, _MODES[mode]))
+    except errors.HardwareError as error:
+        is_guest = (
+            error.reason is errors.Reason.NOT_SUPPORTED
+            and device.virtualization() is model.Virtualization.VGPU
+        )
+        if is_guest:
+            error.add("this machine has a vGPU, whose MIG mode is up to its host")
+        raise
+
+
+def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: int) -> None:
+    """Check that the current mode and the pending mode are the one that was set.
+
+    Args:
+        device: The GPU, looked up again after the switch.
+        mode: The mode that was set.
+        activation: What ``_set_mode`` returned.
+
+    Raises:
+        HardwareError: IN_USE: clients prevent the switch. RESET_REQUIRED or, where no reset is
+            possible, REBOOT_REQUIRED: the mode is pending. VERIFY_FAILED: it is not even pending.
+    """
+    modes = device.mig_mode()
+    if modes == (mode, mode):
+        return
+    if activation == pynvml.NVML_ERROR_IN_USE:
+        raise library.from_code(activation, operation=_SET_MODE)
+    is_pending = modes is not None and modes[1] is mode
+    status = f"{_SET_MODE} reported success"
+    if activation != pynvml.NVML_SUCCESS:
+        refused = library.from_code(activation, operation=_SET_MODE)
+        if not is_pending:
+            raise refused
+        # Virtual machines get NOT_SUPPORTED (NVIDIA MIG User Guide, "Enable MIG Mode").
+        status = refused.message
+    reason, what = errors.Reason.RESET_REQUIRED, "yet the mode waits for a reset"
+    if not is_pending:
+        reason, what = errors.Reason.VERIFY_FAILED, "yet the mode is neither active nor pending"
+    elif device.virtualization() is model.Virtualization.PASSTHROUGH:
+        reason = errors.Reason.REBOOT_REQUIRED
+        what = (
+            "and the mode is pending: the GPU is passed through to this virtual machine, inside "
+            "which no reset can help, only a reboot of it"
+        )
+    raise errors.HardwareError(
+        f"{status}, {what}",
+        reason=reason,
+        operation=_SET_MODE,
+        code=activation if is_pending else None,
+    )
+
+
+def _create_placed(
+    device: gpu_device.Device, step: steps.CreateGpuInstance
+) -> gpu_device.GpuInstanceRef:
+    # By reference, as C takes it: by value the library takes the numbers for an address.
+    placement = pynvml.c_nvmlGpuInstancePlacement_t(step.placement.start, step.placement.size)
+    handle = library.call_unless(
+        _CANNOT_PLACE,
+        pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
+        device.handle,
+        step.profile_id,
+        ctypes.byref(placement),
+    )
+    if handle is not None:
+        return device.gpu_instance(handle)
+
+    def create() -> gpu_device.GpuInstanceRef:
+        created = library.call(pynvml.nvmlDeviceCreateGpuInstance, device.handle, step.profile_id)
+        return device.gpu_instance(created)
+
+    return _created_at(step.placement, create, pynvml.nvmlGpuInstanceDestroy)
+
+
+_Instance = TypeVar("_Instance", gpu_device.GpuInstanceRef, gpu_device.ComputeInstanceRef)
+
+
+def _created_at(
+    placement: model.Placement,
+    create: Callable[[], _Instance],
+    destroy: Callable[[gpu_device.Handle], None],
+) -> _Instance:
+    """Create an instance at a placement on a driver that chooses the placement itself.
+
+    Instances of one profile do not overlap, and the driver never chooses an occupied placement.
+    So an instance at another placement stays until one has the right placement.
+
+    Raises:
+        HardwareError: The driver refused, or does not choose that placement (NOT_SUPPORTED).
+    """
+    elsewhere: list[_Instance] = []
+    try:
+        while True:
+            try:
+                created = create()
+            except errors.HardwareError as error:
+                if elsewhere and error.reason is errors.Reason.INSUFFICIENT_RESOURCES:
+                    chosen = ", ".join(str(each.placement) for each in elsewhere)
+                    raise errors.HardwareError(
+                        f"this driver chooses placements itself: {chosen} and never {placement}; "
+                        "undone",
+                        reason=errors.Reason.NOT_SUPPORTED,
+                    ) from error
+                raise
+            if created.placement == placement:
+                return created
+            elsewhere.append(created)
+    finally:
+        for each in reversed(elsewhere):
+            library.call(destroy, each.handle)
+
+
+def _compute_profile(
+    offered: tuple[model.ComputeInstanceProfile, ...], name: model.Profile
+) -> model.ComputeInstanceProfile:
+    """Choose the compute-instance profile for a name among those the GPU instance offers.
+
+    For a whole GPU instance it is the one with most multiprocessors: in a double-memory ``1g`` on
+    Hopper that is 1_SLICE_REV1 (7) with 26, of which 1_SLICE (0) would leave ten idle. For a part
+    it is the plain profile of that size, which comes first.
+    """
+    fitting = [candidate for candidate in offered if candidate.slices == name.compute_slices]
+    if not fitting:
+        raise errors.HardwareError(
+            f"{name.gpu_instance} offers no compute instance of {name.compute_slices} slices",
+            reason=errors.Reason.NOT_SUPPORTED,
+            operation="nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        )
+    if name.spans:
+        return max(fitting, key=lambda candidate: candidate.multiprocessors)
+    return fitting[0]
+
+
+def _create_part(
+    device: gpu_device.Device,
+    instance: gpu_device.GpuInstanceRef,
+    profile_id: int,
+    placement: model.Placement,
+) -> None:
+    possible = device.compute_placements(instance, profile_id)
+    if possible is not None and placement not in possible:
+        # The plan follows the placement rules of the open kernel modules, and this driver has
+        # others. The layout names no placement, so the driver chooses.
+        library.call(pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id)
+        return
+    at = pynvml.c_nvmlComputeInstancePlacement_t(placement.start, placement.size)
+    created = library.call_unless(
+        _CANNOT_PLACE,
+        pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement,
+        instance.handle,
+        profile_id,
+        ctypes.byref(at),
+    )
+    if created is not None:
+        return
+
+    def create() -> gpu_device.ComputeInstanceRef:
+        handle = library.call(
+            pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id
+        )
+        return device.compute_instance(instance, handle)
+
+    _created_at(placement, create, pynvml.nvmlComputeInstanceDestroy)

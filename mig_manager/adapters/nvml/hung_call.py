@@ -1,0 +1,318 @@
+"""Calls into the driver that may never return: run them in a thread, and name the one that hung.
+
+A thread that is stuck in a call into the driver can report nothing. So each thread of a worker
+notes its call in shared memory before it makes it, and the agent reads that memory when the worker
+gave no answer. A note costs a few microseconds, and neither side waits.
+"""
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar, cast
+
+from mig_manager import errors
+from mig_manager.core import messages
+
+_Result = TypeVar("_Result")
+
+_SLOTS = 128
+"""Threads that can leave a note: one for each GPU, the main thread, and plenty to spare."""
+
+_STATE = struct.Struct("=B")
+_GPU = struct.Struct("=ii48s")
+"""NVML index and device minor number, -1 if unknown, and UUID (40 bytes in nvml.h's form)."""
+_CALL = struct.Struct("=Q80s")
+"""When it began, in nanoseconds, and its name; the longest that we call has 50 letters."""
+
+_GPU_AT = _STATE.size
+_CALL_AT = _GPU_AT + _GPU.size
+_SLOT_BYTES = _CALL_AT + _CALL.size
+
+_RUNNING = 1
+_RETURNED = 2
+_UNKNOWN = -1
+
+_MAX_CALLS_NAMED = 8
+
+
+class CallThread(threading.Thread, Generic[_Result]):
+    """Work under way in a thread of its own, which may never return."""
+
+    def __init__(self, work: Callable[[], _Result]) -> None:
+        super().__init__(name="gpu-call", daemon=True)
+        self._work = work
+        self.error: BaseException | None = None
+        self._result: _Result | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Do the work."""
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised by result()
+            self.error = error
+
+    def result(self, timeout_s: float | None = None) -> _Result:
+        """Return what the work returned, or raise what it raised.
+
+        Raises:
+            TimeoutError: It is not done in time.
+        """
+        self.join(timeout_s)
+        if self.is_alive():
+            raise TimeoutError
+        if self.error is not None:
+            raise self.error
+        return cast("_Result", self._result)
+
+
+def is_hung() -> bool:
+    """Return whether a call is still under way."""
+    return any(isinstance(thread, CallThread) for thread in threading.enumerate())
+
+
+def exit_if_hung(status: int) -> None:
+    """End the process at once if a call is still under way.
+
+    The interpreter would wait for threads that the call started, and the vendor's library unloads
+    in an orderly way only if its locks are free.
+    """
+    if is_hung():
+        os._exit(status)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The last call of one of a worker's threads."""
+
+    function: str
+    """The NVML function, such as ``nvmlGpuInstanceDestroy``."""
+    gpu: str
+    """Index and UUID as text, as far as known; empty when no GPU is concerned."""
+    minor: int | None
+    """The N of ``/dev/nvidiaN``; None if unknown."""
+    since_s: float
+    """When it began; on the monotonic clock, which all processes share."""
+    is_running: bool
+
+    def __str__(self) -> str:
+        return f"{self.function} on {self.gpu}" if self.gpu else self.function
+
+
+class LastCalls:
+    """The memory that one worker notes its calls in, on the agent's side."""
+
+    def __init__(self) -> None:
+        """Allocate the memory.
+
+        Raises:
+            OSError: No descriptor or no memory is left.
+        """
+        self.fd = os.memfd_create("nvml-last-calls", os.MFD_CLOEXEC)
+        """For the worker to inherit."""
+        try:
+            os.ftruncate(self.fd, _SLOTS * _SLOT_BYTES)
+            self._memory = mmap.mmap(self.fd, _SLOTS * _SLOT_BYTES)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def read(self) -> tuple[Call, ...]:
+        """Return each thread's last call, the oldest first, whatever a crash has written there."""
+        slots = (_read(self._memory, number * _SLOT_BYTES) for number in range(_SLOTS))
+        return tuple(sorted((call for call in slots if call), key=lambda call: call.since_s))
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._memory.close()
+        os.close(self.fd)
+
+
+class Recorder:
+    """Counts and times the calls of this process, and notes each thread's last one if attached.
+
+    For any thread. A thread for which no slot is left is counted but not noted.
+    """
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._local = threading.local()
+        self._totals: dict[str, tuple[int, float]] = {}
+
+    def attach(self, fd: int) -> None:
+        """Note calls in the memory of ``LastCalls`` from now on; the descriptor is closed.
+
+        Raises:
+            OSError: It is no such memory.
+            ValueError: It is no such memory.
+        """
+        self._memory = mmap.mmap(fd, _SLOTS * _SLOT_BYTES)
+        os.close(fd)
+
+    @contextlib.contextmanager
+    def on_gpu(self, index: int) -> Iterator[None]:
+        """Note that the calls of this thread in the body concern the GPU of this NVML index."""
+        self.set_gpu(index)
+        try:
+            yield
+        finally:
+            self.set_gpu(_UNKNOWN)
+
+    def set_gpu(self, index: int, uuid: str = "", minor: int | None = None) -> None:
+        """Note more about the GPU that the calls of this thread concern."""
+        if self._memory is not None and (slot := self._slot(self._memory)) is not None:
+            known_minor = _UNKNOWN if minor is None else minor
+            _GPU.pack_into(self._memory, slot + _GPU_AT, index, known_minor, uuid.encode())
+
+    def began(self, function: str, since_s: float) -> None:
+        """Note that this thread is about to call a function."""
+        if self._memory is not None and (slot := self._slot(self._memory)) is not None:
+            _CALL.pack_into(self._memory, slot + _CALL_AT, int(since_s * 1e9), function.encode())
+            # Last: it makes the rest valid.
+            self._memory[slot] = _RUNNING
+
+    def returned(self) -> None:
+        """Note that the function has returned."""
+        if self._memory is not None and (slot := self._slot(self._memory)) is not None:
+            self._memory[slot] = _RETURNED
+
+    def count(self, function: str, seconds: float) -> None:
+        """Add a call to the totals."""
+        with self._lock:
+            count, spent = self._totals.get(function, (0, 0.0))
+            self._totals[function] = count + 1, spent + seconds
+
+    def take_totals(self) -> tuple[tuple[str, int, float], ...]:
+        """Return number and seconds of the calls by function, and start again at zero."""
+        with self._lock:
+            totals, self._totals = self._totals, {}
+        return tuple((name, count, seconds) for name, (count, seconds) in sorted(totals.items()))
+
+    @contextlib.contextmanager
+    def calling(self, function: str) -> Iterator[None]:
+        """Note a call that is not NVML's and may hang for the same reasons."""
+        self.began(function, time.monotonic())
+        try:
+            yield
+        finally:
+            self.returned()
+
+    def _slot(self, memory: mmap.mmap) -> int | None:
+        """Return where this thread's slot begins; None if none is left."""
+        try:
+            slot: int | None = self._local.slot
+        except AttributeError:
+            with self._lock:
+                number, self._taken = self._taken, self._taken + 1
+            slot = self._local.slot = number * _SLOT_BYTES if number < _SLOTS else None
+            if slot is not None:
+                _GPU.pack_into(memory, slot + _GPU_AT, _UNKNOWN, _UNKNOWN, b"")
+        return slot
+
+
+RECORDER = Recorder()
+"""Of this process, as the NVML session is."""
+
+
+def hung(
+    calls: Sequence[Call], *, now_s: float, timeout_s: float, fate: str, processes: str = ""
+) -> errors.HardwareError:
+    """Return the error for a worker that did not answer in time.
+
+    Args:
+        calls: The last calls of its threads, the oldest first.
+        now_s: When its time was over; on the monotonic clock.
+        timeout_s: The time it had.
+        fate: What became of it.
+        processes: The processes that have the GPU's device node open, in words.
+    """
+    running = [call for call in calls if call.is_running]
+    if running:
+        since = [f"{round(max(0.0, now_s - call.since_s), 1):g} s" for call in running]
+        first, *others = zip(running, since, strict=True)
+        said = f"{first[0]} has not returned for {first[1]}"
+        said = _joined([said, *(f"{call} for {age}" for call, age in others)])
+        said += f"; the GPU worker {fate}"
+    else:
+        said = f"the GPU worker gave no answer within {timeout_s:g} s and {fate}"
+        if calls:
+            said += f"; no NVML call was under way, the last was {calls[-1]}"
+    if processes:
+        said += (
+            f"; {running[0].gpu} is open in {processes}, "
+            "and maybe in others that cannot be seen from here"
+        )
+    return _error(said, running, errors.Reason.NVML_TIMEOUT)
+
+
+def died(
+    calls: Sequence[Call], *, ending: str, is_signal: bool, stderr: str
+) -> errors.HardwareError:
+    """Return the error for a worker that ended without an answer.
+
+    Args:
+        calls: The last calls of its threads, the oldest first.
+        ending: How it ended, in words.
+        is_signal: Whether a signal ended it.
+        stderr: The last of what it wrote there.
+    """
+    running = [call for call in calls if call.is_running]
+    said = f"the GPU worker {ending}"
+    if running:
+        said += f" in {running_calls(calls)}"
+    if not is_signal:
+        said += " and no answer"
+    if stderr:
+        said += f"; it last wrote: {stderr.splitlines()[-1]}"
+    # Within a call it is the vendor's library that ends a process.
+    is_nvml = is_signal or running
+    return _error(said, running, errors.Reason.NVML_ERROR if is_nvml else errors.Reason.INTERNAL)
+
+
+def running_calls(calls: Sequence[Call]) -> str:
+    """Return in words which calls have not returned; empty if all have."""
+    return _joined([str(call) for call in calls if call.is_running])
+
+
+def _joined(said: Sequence[str]) -> str:
+    more = len(said) - _MAX_CALLS_NAMED
+    return ", ".join(said[:_MAX_CALLS_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _error(said: str, running: Sequence[Call], reason: errors.Reason) -> errors.HardwareError:
+    return errors.HardwareError(
+        said,
+        reason=reason,
+        operation=running[0].function if running else "",
+        gpu=running[0].gpu if running else "",
+    )
+
+
+def _read(memory: mmap.mmap, slot: int) -> Call | None:
+    (state,) = _STATE.unpack_from(memory, slot)
+    if state not in (_RUNNING, _RETURNED):
+        return None
+    index, minor, uuid_field = _GPU.unpack_from(memory, slot + _GPU_AT)
+    since_ns, function = _CALL.unpack_from(memory, slot + _CALL_AT)
+    uuid = _text(uuid_field)
+    gpu = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
+    return Call(
+        function=_text(function),
+        gpu="" if index < 0 else gpu,
+        minor=None if minor < 0 else minor,
+        since_s=since_ns / 1e9,
+        is_running=state == _RUNNING,
+    )
+
+
+def _text(data: bytes) -> str:
+    """Return the text in a field; a library that crashed may have written anything over it."""
+    text = data.split(b"\0", maxsplit=1)[0].decode("ascii", errors="replace")
+    return messages.printable(text)

@@ -1,0 +1,152 @@
+"""The GPU worker: the process that calls NVML for the agent.
+
+``serve`` answers one request about the GPUs and ends; ``listen`` reports MIG changes until it is
+ended. A listener lives as long as the agent, so this module imports only what both need.
+"""
+
+import argparse
+import contextlib
+import gc
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mig_manager import errors
+from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.nvml import hung_call
+
+if TYPE_CHECKING:
+    from mig_manager.adapters.nvml import gpus as nvml_gpus
+
+_PROC = pathlib.Path("/proc")
+_WAIT_S = 60.0
+"""For one call that waits for changes."""
+_BURST_S = 0.1
+"""One ``nvidia-smi`` command changes many instances: changes within this time are one message."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve or listen.
+
+    Args:
+        argv: Arguments without the program's name; None takes those of the process.
+
+    Returns:
+        0 after an answer, be it an error; 1 without a request, or when listening failed.
+    """
+    arguments = _parser().parse_args(argv)
+    parent = subprocesses.Parent()
+    if arguments.task == "listen":
+        return _listen(arguments, parent)
+    return _serve(arguments, parent)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mig_manager.adapters.nvml_worker.worker", description=__doc__
+    )
+    parser.add_argument("task", choices=("serve", "listen"))
+    parser.add_argument("--library-path", help="file of the NVML library")
+    parser.add_argument(
+        "--driver-root",
+        action="append",
+        default=[],
+        help="where to look for the library when the loader does not find it; repeatable",
+    )
+    parser.add_argument("--simulate-state", help="state file of a simulated node")
+    parser.add_argument("--in-use-timeout-s", type=float, default=30.0)
+    parser.add_argument("--proc-root", type=pathlib.Path, help="where to look for processes")
+    parser.add_argument("--last-calls-fd", type=int, help="inherited memory to note calls in")
+    return parser
+
+
+def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
+    """Answer one request: ``("observe",)``, ``("execute", plan, seen)`` or ``("inspect",)``."""
+    if not parent.is_there():
+        return 1
+    # It ends before a collection is worth it.
+    gc.disable()
+    from mig_manager.adapters.host import clock  # noqa: PLC0415 - not for a listener
+    from mig_manager.adapters.nvml import gpus as nvml_gpus  # noqa: PLC0415 - as above
+
+    if arguments.last_calls_fd is not None:
+        hung_call.RECORDER.attach(arguments.last_calls_fd)
+    if arguments.simulate_state is not None:
+        _simulate(arguments.simulate_state)
+    proc_root = arguments.proc_root
+    if proc_root is None and arguments.simulate_state is None:
+        proc_root = _PROC
+    gpus = nvml_gpus.NvmlGpus(
+        library_path=arguments.library_path,
+        driver_roots=arguments.driver_root,
+        in_use_timeout_s=arguments.in_use_timeout_s,
+        clock=clock.SystemClock(),
+        proc_root=proc_root,
+    )
+    # A worker that was started ahead waits here, and has not touched the driver.
+    request = parent.receive()
+    if request is None:
+        return 1
+
+    outcome = subprocesses.attempt(lambda: _answer(request, gpus))
+    parent.send((outcome, hung_call.RECORDER.take_totals()))
+    return 0
+
+
+def _answer(request: Any, gpus: "nvml_gpus.NvmlGpus") -> object:
+    match request:
+        case ("observe",):
+            return gpus.observe()
+        case ("execute", plan, known):
+            return gpus.execute(plan, known)
+        case ("inspect",):
+            return gpus.inspect(exclude=(os.getpid(), os.getppid()))
+        case _:
+            raise ValueError(f"unknown request {request!r}")
+
+
+def _listen(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
+    """Send ``("watching", N, M)``, then ``("changed", UUIDs)``; or ``("failed", reason, why)``."""
+    from mig_manager.adapters.nvml import events  # noqa: PLC0415 - not for a server
+
+    parent.end_with_stdin()
+    if arguments.simulate_state is not None:
+        _simulate(arguments.simulate_state)
+    try:
+        with events.listening(arguments.library_path, arguments.driver_root) as changes:
+            parent.send(("watching", len(changes.gpus), changes.of))
+            while True:
+                changed: list[str] = []
+                uuid = changes.wait(_WAIT_S)
+                deadline = time.monotonic() + _BURST_S
+                while uuid is not None:
+                    changed.append(uuid)
+                    left_s = deadline - time.monotonic()
+                    uuid = changes.wait(left_s) if left_s > 0 else None
+                if changed:
+                    parent.send(("changed", tuple(dict.fromkeys(changed))))
+    except errors.HardwareError as error:
+        parent.send(("failed", error.reason.value, error.message))
+        return 1
+    except BrokenPipeError:
+        return 0
+
+
+def _simulate(state: str) -> None:
+    from mig_manager.sandbox import nvml as simulated  # noqa: PLC0415 - not for real GPUs
+
+    library = simulated.install(pathlib.Path(state))
+    # A real driver has its state in memory.
+    with contextlib.suppress(FileNotFoundError):
+        _ = library.state.boards
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    # The answer is out and the session closed: finalizing the interpreter and the vendor's library
+    # would only delay the agent.
+    os._exit(status)

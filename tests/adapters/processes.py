@@ -1,0 +1,50 @@
+"""What tests of child processes look at: our children, our descriptors, and whether one ended."""
+
+import contextlib
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+
+def until(condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
+    """Wait for a condition; fail if it does not come true."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        threading.Event().wait(0.005)
+
+
+def children() -> set[int]:
+    """Return the pids of our children, zombies included."""
+    found: set[int] = set()
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        # A thread may just be ending; its children then belong to another one.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found |= set(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def descriptors() -> set[str]:
+    """Return the numbers of our open descriptors, that of the listing itself included."""
+    return {entry.name for entry in pathlib.Path("/proc/self/fd").iterdir()}
+
+
+def is_dead(pid: int) -> bool:
+    """Return whether a process has ended, be it a zombie that is not ours to reap."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+@contextlib.contextmanager
+def leaving_nothing_behind() -> Iterator[None]:
+    """Check that the body leaves no descriptor, child or thread."""
+    # Servers of earlier tests may still be closing theirs, so only new ones count.
+    files, others, threads = descriptors(), children(), set(threading.enumerate())
+    yield
+    until(lambda: descriptors() <= files)
+    until(lambda: children() <= others)
+    until(lambda: set(threading.enumerate()) <= threads)

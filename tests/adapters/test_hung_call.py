@@ -1,0 +1,185 @@
+"""Notes of NVML calls in shared memory, and calls in a thread that may never return."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import hung_call
+from mig_manager.core import model, steps
+
+UUID = "GPU-00000000-0000-0000-0000-000000000003"
+
+
+@pytest.fixture
+def memory() -> Iterator[hung_call.LastCalls]:
+    made = hung_call.LastCalls()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def recorder(memory: hung_call.LastCalls) -> hung_call.Recorder:
+    made = hung_call.Recorder()
+    made.attach(os.dup(memory.fd))
+    return made
+
+
+def said(memory: hung_call.LastCalls) -> list[tuple[str, bool]]:
+    return [(str(call), call.is_running) for call in memory.read()]
+
+
+def test_a_call_is_noted_before_it_begins_and_after_it_returned(
+    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+) -> None:
+    assert said(memory) == []
+    recorder.began("nvmlInit", 12.5)
+    (call,) = memory.read()
+    assert (call.function, call.gpu, call.minor, call.since_s) == ("nvmlInit", "", None, 12.5)
+    assert said(memory) == [("nvmlInit", True)]
+    recorder.returned()
+    assert said(memory) == [("nvmlInit", False)]
+
+
+def test_a_call_names_its_gpu_as_far_as_it_is_known(
+    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+) -> None:
+    with recorder.on_gpu(3):
+        recorder.began("nvmlDeviceGetUUID", 1.0)
+        assert said(memory) == [("nvmlDeviceGetUUID on GPU 3", True)]
+        recorder.set_gpu(3, UUID)
+        assert said(memory) == [(f"nvmlDeviceGetUUID on GPU 3 ({UUID})", True)]
+        assert memory.read()[0].minor is None
+        recorder.set_gpu(3, UUID, 5)
+        assert memory.read()[0].minor == 5
+    recorder.began("nvmlShutdown", 2.0)
+    assert said(memory) == [("nvmlShutdown", True)]
+    assert memory.read()[0].minor is None
+
+
+def test_each_thread_has_its_own_last_call_and_the_oldest_comes_first(
+    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+) -> None:
+    for number in range(3):
+        thread = threading.Thread(target=recorder.began, args=(f"nvml{number}", 9.0 - number))
+        thread.start()
+        thread.join()
+    assert [call.function for call in memory.read()] == ["nvml2", "nvml1", "nvml0"]
+
+
+def test_a_thread_without_a_slot_is_left_out(
+    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+) -> None:
+    ready = threading.Barrier(201)
+
+    def call() -> None:
+        recorder.set_gpu(1, UUID, 1)
+        recorder.began("nvmlInit", 1.0)
+        recorder.returned()
+        ready.wait(20)
+
+    threads = [threading.Thread(target=call) for _ in range(200)]
+    for thread in threads:
+        thread.start()
+    ready.wait(20)
+    for thread in threads:
+        thread.join()
+    assert len(memory.read()) == 128
+
+
+def test_a_recorder_without_memory_notes_nothing() -> None:
+    recorder = hung_call.Recorder()
+    with recorder.on_gpu(1), recorder.calling("dlopen"):
+        recorder.set_gpu(1, UUID, 1)
+
+
+def test_names_that_are_too_long_are_cut(
+    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+) -> None:
+    with recorder.on_gpu(3):
+        recorder.set_gpu(3, "G" * 500, 5)
+        recorder.began("n" * 500, 1.0)
+        (call,) = memory.read()
+    assert (len(call.function), call.minor, call.is_running) == (80, 5, True)
+
+
+def test_memory_that_was_overwritten_can_still_be_read(
+    memory: hung_call.LastCalls,
+) -> None:
+    os.pwrite(memory.fd, os.urandom(4096) + b"\1\xff\x1b" * 500, 0)
+    for call in memory.read():
+        assert str(call).isprintable()
+
+
+def test_another_descriptor_is_refused() -> None:
+    reader, writer = os.pipe()
+    with pytest.raises(OSError, match=r"."):
+        hung_call.Recorder().attach(reader)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_note_costs_microseconds(recorder: hung_call.Recorder) -> None:
+    rounds = 10_000
+    since = time.perf_counter()
+    for _ in range(rounds):
+        recorder.began("nvmlGpuInstanceGetComputeInstanceProfileInfo", 1.0)
+        recorder.returned()
+    assert (time.perf_counter() - since) / rounds < 50e-6
+
+
+# Calls in a thread.
+
+
+class Gpus:
+    def __init__(self, work: Callable[[], model.ObservedGpus]) -> None:
+        self.work = work
+
+    def observe(self) -> model.ObservedGpus:
+        return self.work()
+
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        return self.work()
+
+
+def test_the_result_of_a_call_in_a_thread_is_returned() -> None:
+    observed = model.ObservedGpus()
+    within = nvml_gpus.ThreadGpus(Gpus(lambda: observed), timeout_s=60.0)
+
+    assert within.observe() is within.execute(steps.Plan(gpus=())) is observed
+    assert not hung_call.is_hung()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [errors.HardwareError("x", reason=errors.Reason.GPU_LOST), TimeoutError("x"), KeyError("x")],
+)
+def test_the_error_of_a_call_in_a_thread_is_raised(error: Exception) -> None:
+    def fail() -> model.ObservedGpus:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        nvml_gpus.ThreadGpus(Gpus(fail), timeout_s=60.0).observe()
+
+    assert caught.value is error
+
+
+def test_a_call_that_hangs_is_given_up_and_known_to_hang() -> None:
+    release = threading.Event()
+
+    def hang() -> model.ObservedGpus:
+        release.wait()
+        return model.ObservedGpus()
+
+    within = nvml_gpus.ThreadGpus(Gpus(hang), timeout_s=0.01)
+    try:
+        with pytest.raises(errors.HardwareError, match=r"no answer within 0\.01 s") as caught:
+            within.observe()
+        assert caught.value.reason is errors.Reason.NVML_TIMEOUT
+        assert hung_call.is_hung()
+    finally:
+        release.set()

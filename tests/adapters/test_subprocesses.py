@@ -1,0 +1,171 @@
+"""Messages to and from child processes, those that behave and those that do not."""
+
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters.host import subprocesses
+from tests.adapters import processes
+
+WORKER = """
+import os, signal, sys, time
+from mig_manager import errors
+from mig_manager.adapters.host import subprocesses
+parent = subprocesses.Parent()
+"""
+ECHO = "while (message := parent.receive()) is not None: parent.send(message)"
+LARGE = os.urandom(1 << 20)
+"""Far more than a pipe takes at once."""
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    with processes.leaving_nothing_behind():
+        yield
+
+
+def worker(script: str) -> subprocesses.Child:
+    return subprocesses.Child([sys.executable, "-c", WORKER + script])
+
+
+def ask(script: str, request: object = "x", *, timeout_s: float = 30.0) -> object:
+    child = worker(script)
+    try:
+        return child.ask(request, timeout_s=timeout_s)
+    finally:
+        assert child.end()
+
+
+def test_messages_of_any_size_are_exchanged_one_after_the_other() -> None:
+    child = worker(ECHO)
+    for message in (("observe",), LARGE, [LARGE, 1], "last"):
+        assert child.ask(message, timeout_s=30.0) == message
+    assert child.end()
+
+
+def test_an_answer_that_comes_before_the_whole_request_was_read_is_taken() -> None:
+    assert ask("parent.send(1); time.sleep(60)", LARGE) == 1
+
+
+def test_messages_in_pieces_are_put_together() -> None:
+    script = """
+data = subprocesses._encoded("one") + subprocesses._encoded("two")
+for byte in data:
+    os.write(parent._out, bytes([byte]))
+time.sleep(60)
+"""
+    child = worker(script)
+    assert [child.receive(30.0), child.receive(30.0)] == ["one", "two"]
+    with pytest.raises(TimeoutError):
+        child.receive(0.01)
+    assert child.end()
+
+
+def test_an_error_of_the_worker_is_raised_with_all_its_fields() -> None:
+    script = """
+def fail():
+    error = errors.HardwareError(
+        "busy", reason=errors.Reason.IN_USE, operation="nvmlX", gpu="GPU 3", code=19
+    )
+    error.add("undone")
+    raise error
+parent.send(subprocesses.attempt(fail))
+"""
+    with pytest.raises(errors.HardwareError, match=r"^busy; undone$") as caught:
+        subprocesses.result(ask(script))  # type: ignore[arg-type]
+    error = caught.value
+    assert (error.reason, error.operation) == (errors.Reason.IN_USE, "nvmlX")
+    assert (error.message, error.gpu, error.code) == ("busy; undone", "GPU 3", 19)
+
+
+@pytest.mark.parametrize("kind", [errors.GpuInUseError, errors.StalePlanError])
+def test_an_error_keeps_its_kind(kind: type[errors.GpuInUseError]) -> None:
+    def fail() -> None:
+        raise kind("why")
+
+    with pytest.raises(kind, match="why"):
+        subprocesses.result(subprocesses.attempt(fail))
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "status"),
+    [
+        ("time.sleep(60)", TimeoutError, -signal.SIGKILL),
+        ("os.close(0); time.sleep(60)", TimeoutError, -signal.SIGKILL),
+        ("os.close(parent._out); time.sleep(60)", EOFError, -signal.SIGKILL),
+        ("os.write(parent._out, b'hello' * 99); time.sleep(60)", ValueError, -signal.SIGKILL),
+        ("os.write(parent._out, bytes([0, 0, 0, 2]) + b'xx'); time.sleep(60)", ValueError, -9),
+        ("os.write(parent._out, subprocesses._encoded(1)[:-1]); sys.exit(3)", EOFError, 3),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", EOFError, -signal.SIGSEGV),
+    ],
+)
+def test_a_worker_without_an_answer_is_ended_by_the_deadline(
+    script: str, error: type[Exception], status: int
+) -> None:
+    child = worker(script)
+    since = time.monotonic()
+    with pytest.raises(error):
+        child.ask(LARGE, timeout_s=3.0)
+    assert time.monotonic() - since < 20
+    assert child.end()
+    assert child.status == status
+
+
+def test_a_kernel_without_descriptors_of_processes_will_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_pid: int) -> int:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert ask(ECHO, LARGE) == LARGE
+    with pytest.raises(EOFError):
+        ask("sys.exit(3)")
+
+
+def test_the_end_of_a_flood_on_stderr_is_kept_and_blocks_nothing() -> None:
+    child = worker("os.write(2, b'x' * (1 << 20) + b' the end'); parent.send(1); time.sleep(60)")
+    assert child.receive(30.0) == 1
+    assert child.end()
+    assert child.stderr.text().endswith(" the end")
+    assert len(child.stderr.text()) == subprocesses.Keep().stderr_bytes
+
+
+def test_processes_that_a_child_started_are_killed_with_it() -> None:
+    script = """
+pid = os.fork()
+if pid:
+    parent.send(pid)
+signal.pause()
+"""
+    child = worker(script)
+    pid = child.receive(30.0)
+    assert child.end()
+    processes.until(lambda: processes.is_dead(pid))
+
+
+def test_a_process_that_keeps_the_pipes_open_does_not_delay_the_end() -> None:
+    child = worker("os.fork() or time.sleep(60); os._exit(3)")
+    with pytest.raises(EOFError):
+        child.receive(30.0)
+    assert child.end()
+    assert child.status == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (3, "ended with status 3"),
+        (-11, "was killed by SIGSEGV"),
+        (-99, "was killed by signal 99"),
+        (None, "cannot be killed"),
+    ],
+)
+def test_an_end_is_put_into_words(status: int | None, words: str) -> None:
+    assert subprocesses.ending(status) == words
