@@ -149,11 +149,11 @@ def test_a_driver_that_hangs_hides_nothing_else(patient: Patient) -> None:
     patient.state.add_fault(states.Fault(function="nvmlInit*", count=None, hang_s=600.0))
     since = time.monotonic()
 
-    told = patient.told("--timeout-s", "2")
+    told = patient.told("--timeout-s", "4")
 
     assert time.monotonic() - since < 30
     assert told.failing == {findings.Check.DRIVER, findings.Check.GPUS}
-    assert "no answer within 2 s" in told.text(findings.Check.DRIVER)
+    assert "nvmlInit has not returned for" in told.text(findings.Check.DRIVER)
     assert told.verdict(findings.Check.INSTANCES) is SKIPPED
     assert told.verdict(findings.Check.CONFIG_FILE) is OK
 
@@ -548,7 +548,7 @@ def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> Non
         text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
         config.write_text(text)
 
-        told = patient.told("--timeout-s", "2", "--kubeconfig", str(config))
+        told = patient.told("--timeout-s", "4", "--kubeconfig", str(config))
 
     assert told.failing == {findings.Check.API, findings.Check.RIGHTS}
     assert told.verdict(findings.Check.DRIVER) is OK
