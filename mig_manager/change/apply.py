@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.change import hook_points, local, plans, waiting
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, selection
-from mig_manager.core.planner import planner, recall
+from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint
 
 
@@ -313,7 +313,7 @@ class CheckpointWish:
         Raises:
             CheckpointError: They cannot have what they had.
         """
-        return recall.plan(self.content, observed).covered
+        return planner.restore_checkpoint(self.content, observed).covered
 
     def due_elsewhere(
         self, observed: model.ObservedGpus, due: Sequence[model.GpuSnapshot]
@@ -328,7 +328,9 @@ class CheckpointWish:
             CheckpointError: The GPUs cannot have what they had.
             LayoutError: NOT_SUPPORTED: a GPU is a vGPU.
         """
-        due = recall.plan(self.content, observed, is_mode_only=scope is plans.Scope.MODE_ONLY).plan
+        due = planner.restore_checkpoint(
+            self.content, observed, is_mode_only=scope is plans.Scope.MODE_ONLY
+        ).plan
         return plans.Planned(layout=self.name, gpus=observed, wanted={}, plan=due, holders={})
 
 

@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config
-from mig_manager.core.planner import recall
+from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint
 from tests import fakes
 from tests.shell import applying_rig
@@ -97,7 +97,7 @@ def test_a_gpu_instance_without_compute_instance_is_kept_too() -> None:
     text = checkpoint.render(gpus.gpus)
 
     assert '"ComputeInstances":null' in text
-    assert recall.plan(read(text), gpus.gpus).plan.is_empty
+    assert planner.restore_checkpoint(read(text), gpus.gpus).plan.is_empty
 
 
 def test_a_one_slice_instance_with_more_processors_is_filled_by_its_own_profile() -> None:
@@ -124,7 +124,7 @@ def test_a_one_slice_instance_with_more_processors_is_filled_by_its_own_profile(
         (0, 0),
         (9, 7),
     ]
-    assert recall.plan(read(checkpoint.render(world)), world).plan.is_empty
+    assert planner.restore_checkpoint(read(checkpoint.render(world)), world).plan.is_empty
 
 
 @pytest.mark.parametrize("layout", ["mixed", "small", "bare", "large"])
@@ -136,10 +136,10 @@ def test_from_any_layout_a_checkpoint_of_any_other_is_restored_in_its_places(
     text = checkpoint.render(was.gpus)
     gpus = gpus_with(other)
 
-    gpus.execute(recall.plan(read(text), gpus.gpus).plan)
+    gpus.execute(planner.restore_checkpoint(read(text), gpus.gpus).plan)
 
     assert checkpoint.render(gpus.gpus) == text
-    assert recall.plan(read(text), gpus.gpus).plan.is_empty
+    assert planner.restore_checkpoint(read(text), gpus.gpus).plan.is_empty
 
 
 @pytest.mark.parametrize("name", ["A100-SXM4-40GB", "H100", "A30", "H200", "B200"])
@@ -153,7 +153,7 @@ def test_every_single_profile_of_every_product_comes_back_after_a_reboot(name: s
         text = checkpoint.render(gpu.gpus)
         gpu.reboot()
 
-        gpu.execute(recall.plan(read(text), gpu.gpus).plan)
+        gpu.execute(planner.restore_checkpoint(read(text), gpu.gpus).plan)
 
         assert checkpoint.render(gpu.gpus) == text
 
@@ -173,7 +173,7 @@ def test_what_is_right_already_stays_also_within_a_gpu_instance() -> None:
         for gpu in gpus.gpus
     )
 
-    plan = recall.plan(read(text), one_less).plan
+    plan = planner.restore_checkpoint(read(text), one_less).plan
 
     assert {type(step) for step in plan.steps} == {steps.CreateComputeInstance}
     assert len(plan.steps) == 2
@@ -182,7 +182,7 @@ def test_what_is_right_already_stays_also_within_a_gpu_instance() -> None:
 
 def test_gpus_that_a_checkpoint_does_not_tell_of_are_not_touched() -> None:
     gpus = gpus_with("small")
-    found = recall.plan(read(text_of(device())), gpus.gpus)
+    found = planner.restore_checkpoint(read(text_of(device())), gpus.gpus)
 
     assert found.covered == {FIRST}
     assert {each.gpu_uuid for each in found.plan.gpus} == {FIRST}
@@ -193,14 +193,14 @@ def test_the_order_of_gpus_does_not_matter_for_they_are_found_by_uuid() -> None:
     data = json.loads(checkpoint.render(gpus.gpus))
     data["MigState"]["Devices"].reverse()
 
-    assert recall.plan(read(json.dumps(data)), gpus.gpus).plan.is_empty
+    assert planner.restore_checkpoint(read(json.dumps(data)), gpus.gpus).plan.is_empty
 
 
 def test_with_the_mode_alone_instances_stay_where_it_is_right() -> None:
     gpus = gpus_with("mixed")
     wish = read(checkpoint.render(gpus_with("small").gpus))
 
-    plan = recall.plan(wish, gpus.gpus, is_mode_only=True).plan
+    plan = planner.restore_checkpoint(wish, gpus.gpus, is_mode_only=True).plan
 
     assert [type(step) for step in plan.steps] == [steps.SetMode]
     assert plan.gpus[0].gpu_index == 1
@@ -210,7 +210,7 @@ def test_where_profiles_are_told_only_with_mig_on_the_mode_comes_first() -> None
     text = checkpoint.render(gpus_with("small").gpus)
     blind = tuple(dataclasses.replace(g, profiles=None) for g in applying_rig.Gpus().gpus)
 
-    plan = recall.plan(read(text), blind).plan
+    plan = planner.restore_checkpoint(read(text), blind).plan
 
     assert plan.is_provisional
     assert {type(step) for step in plan.steps} == {steps.SetMode}
@@ -280,7 +280,7 @@ def test_a_file_that_is_none_is_refused_with_its_place(text: str, why: str) -> N
 )
 def test_what_these_gpus_cannot_have_is_told_with_its_place(text: str, why: str) -> None:
     with pytest.raises(errors.CheckpointError) as caught:
-        recall.plan(read(text), applying_rig.Gpus().gpus)
+        planner.restore_checkpoint(read(text), applying_rig.Gpus().gpus)
 
     assert why in caught.value.message
     assert caught.value.message.startswith("c.json:1:")
@@ -294,9 +294,9 @@ def test_a_gpu_without_mig_and_a_vgpu_are_refused() -> None:
     )
 
     with pytest.raises(errors.CheckpointError, match="has no MIG"):
-        recall.plan(read(text_of(device())), none)
+        planner.restore_checkpoint(read(text_of(device())), none)
     with pytest.raises(errors.LayoutError, match="is a vGPU"):
-        recall.plan(read(text_of(device())), guests)
+        planner.restore_checkpoint(read(text_of(device())), guests)
 
 
 def test_compute_instances_by_the_thousand_are_refused_at_once() -> None:
@@ -304,7 +304,9 @@ def test_compute_instances_by_the_thousand_are_refused_at_once() -> None:
     crowded = [{"ProfileID": 4, "Placement": {"Start": 0, "Size": 8}, "ComputeInstances": many}]
 
     with pytest.raises(errors.CheckpointError, match="do not fit"):
-        recall.plan(read(text_of(device(GpuInstances=crowded))), applying_rig.Gpus().gpus)
+        planner.restore_checkpoint(
+            read(text_of(device(GpuInstances=crowded))), applying_rig.Gpus().gpus
+        )
 
 
 _GOOD = checkpoint.render(gpus_with("mixed").gpus)
@@ -358,11 +360,11 @@ def damaged(draw: st.DrawFn) -> str:
 def test_any_text_is_restored_or_is_a_typed_error(text: str) -> None:
     gpus = applying_rig.Gpus()
     try:
-        plan = recall.plan(read(text), gpus.gpus).plan
+        plan = planner.restore_checkpoint(read(text), gpus.gpus).plan
     except errors.CheckpointError:
         return
     gpus.execute(plan)
-    assert recall.plan(read(text), gpus.gpus).plan.is_empty
+    assert planner.restore_checkpoint(read(text), gpus.gpus).plan.is_empty
 
 
 def _content(gpu: model.Gpu) -> list[object]:
@@ -386,11 +388,11 @@ def test_from_anything_that_a_driver_can_have_to_anything_else_and_nothing_more_
     was, now = data.draw(layouts.gpus(board)), data.draw(layouts.gpus(board))
     wish = read(checkpoint.render([was]))
 
-    plan = recall.plan(wish, [now]).plan
+    plan = planner.restore_checkpoint(wish, [now]).plan
     after = machine.run(now, plan.steps)
 
     assert _content(after) == _content(was)
-    assert recall.plan(wish, [after]).plan.is_empty
+    assert planner.restore_checkpoint(wish, [after]).plan.is_empty
     both = {(gi.profile, gi.placement) for gi in was.gpu_instances} & {
         (gi.profile, gi.placement) for gi in now.gpu_instances
     }

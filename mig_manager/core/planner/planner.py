@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.planner import plan_builder, rewind, search
+from mig_manager.core.planner import plan_builder, restoring, search
+from mig_manager.core.records import checkpoint
 
 
 def plan(
@@ -107,7 +108,7 @@ def unowned_instances(
         f"{name} on GPU {gpu.index}"
         for gpu in _by_index(gpus)
         if gpu.uuid in before
-        for name in rewind.foreign_names(gpu, before[gpu.uuid])
+        for name in restoring.foreign_names(gpu, before[gpu.uuid])
     )
 
 
@@ -132,11 +133,54 @@ def baseline(
             continue
         gpu = live[each.gpu_uuid]
         if gpu.uuid in known:
-            before = rewind.adopted(gpu, known[gpu.uuid])
+            before = restoring.adopted(gpu, known[gpu.uuid])
         else:
             before = dataclasses.replace(gpu.snapshot, created=())
         known[gpu.uuid] = _creating(before, each)
     return tuple(known.values())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPlan:
+    """The steps to a checkpoint."""
+
+    plan: steps.Plan
+    covered: frozenset[str]
+    """UUIDs of the GPUs of the checkpoint."""
+
+
+def restore_checkpoint(
+    saved: checkpoint.Checkpoint, gpus: Sequence[model.Gpu], *, is_mode_only: bool = False
+) -> CheckpointPlan:
+    """Find the steps to a checkpoint; what is right already stays.
+
+    Args:
+        saved: The checkpoint.
+        gpus: All GPUs of the node; those that it lacks are not touched.
+        is_mode_only: Whether only MIG mode counts; GPUs whose mode is right keep their instances.
+
+    Raises:
+        CheckpointError: A GPU is not here, has no MIG, or cannot have what it had; with place.
+        LayoutError: NOT_SUPPORTED: a GPU is a vGPU, which only its host can partition;
+            GPU_UNREACHABLE: a GPU cannot be observed.
+    """
+    snapshots = restoring.snapshots(saved, gpus, is_mode_only=is_mode_only)
+    plan = restore(gpus, snapshots)
+    refuse_on_vgpus(gpus, plan)
+    # Without profiles, only MIG mode can be restored before the next observation.
+    blind = set() if is_mode_only else {gpu.uuid for gpu in gpus if gpu.profiles is None}
+    partitioned = {device.uuid for device in saved.devices if device.instances}
+    return CheckpointPlan(
+        plan=steps.Plan(
+            gpus=tuple(
+                dataclasses.replace(each, is_provisional=True, target=())
+                if each.gpu_uuid in blind & partitioned
+                else each
+                for each in plan.gpus
+            )
+        ),
+        covered=frozenset(device.uuid for device in saved.devices),
+    )
 
 
 def _creating(before: model.GpuSnapshot, plan: steps.GpuPlan) -> model.GpuSnapshot:
@@ -227,7 +271,7 @@ def _restore_gpu(
         return None
     if gpu.current_mode is None:
         raise _not_capable(gpu)
-    decision = rewind.decide(gpu, before)
+    decision = restoring.decide(gpu, before)
     # A change of mode that was pending before may stay so: it is part of what was.
     is_as_before = _modes(gpu) == _modes(before) or (
         keep_pending and gpu.current_mode is before.current_mode

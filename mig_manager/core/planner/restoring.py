@@ -8,11 +8,13 @@ created it since.
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.planner import packing, plan_builder
+from mig_manager.core.planner import packing, placement, plan_builder
+from mig_manager.core.records import checkpoint
 
 
 def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> plan_builder.Decision:
@@ -203,3 +205,124 @@ def _profiles(gi: model.GpuInstance) -> collections.Counter[model.Profile]:
 
 def _is_vague(gi: model.GpuInstance) -> bool:
     return any(ci.placement is None for ci in gi.compute_instances)
+
+
+def snapshots(
+    saved: checkpoint.Checkpoint, gpus: Sequence[model.Gpu], *, is_mode_only: bool
+) -> list[model.GpuSnapshot]:
+    """Return the GPUs of a checkpoint as snapshots.
+
+    A checkpoint may be of another node, of a replaced GPU, or edited by hand.
+
+    Raises:
+        CheckpointError: A GPU is not here, has no MIG, or cannot have what it had; with place.
+        LayoutError: GPU_UNREACHABLE: a GPU cannot be observed.
+    """
+    here = {gpu.uuid: gpu for gpu in gpus}
+    lost = model.unreachable(gpus)
+    found: list[model.GpuSnapshot] = []
+    for device in saved.devices:
+        gpu = here.get(device.uuid)
+        if gpu is None and any(each.uuid in ("", device.uuid) for each in lost):
+            raise errors.LayoutError(
+                f"the checkpoint has GPU {device.uuid}, which is not among the reachable GPUs: "
+                + "; ".join(each.sentence for each in lost),
+                reason=errors.Reason.GPU_UNREACHABLE,
+                location=device.location,
+            )
+        if gpu is None:
+            _refuse(device, f"GPU {device.uuid} is not on this node")
+        if gpu.current_mode is None:
+            _refuse(device, f"{gpu} has no MIG")
+        found.append(_snapshot(device, gpu, is_mode_only=is_mode_only))
+    return found
+
+
+def _snapshot(
+    device: checkpoint.Device, gpu: model.Gpu, *, is_mode_only: bool
+) -> model.GpuSnapshot:
+    instances: tuple[model.GpuInstance, ...] = ()
+    if is_mode_only:
+        # A switch ends all of them; without one they stay.
+        instances = gpu.gpu_instances if gpu.current_mode is device.mode else ()
+    elif gpu.profiles is not None:
+        instances = tuple(_instances(device, gpu))
+    return model.GpuSnapshot(
+        uuid=gpu.uuid,
+        current_mode=device.mode,
+        pending_mode=device.mode,
+        gpu_instances=instances,
+    )
+
+
+def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuInstance]:
+    specs = {spec.enum_index: spec for spec in gpu.profiles or ()}
+    live = {(gi.profile, gi.placement): gi for gi in gpu.gpu_instances}
+    occupied = 0
+    for number, old in enumerate(device.instances):
+        spec = specs.get(old.enum_index)
+        if spec is None:
+            _refuse(old, f"{gpu} offers no GPU instance of profile {old.enum_index}")
+        if old.placement not in spec.placements:
+            known = ", ".join(str(place) for place in spec.placements)
+            _refuse(
+                old,
+                f"{spec.profile} cannot be at {old.placement} on {gpu}; it can be at {known}",
+            )
+        if occupied & placement.mask(old.placement):
+            _refuse(old, f"{spec.profile} at {old.placement} lies over another instance")
+        occupied |= placement.mask(old.placement)
+        there = live.get((spec.profile, old.placement))
+        yield model.GpuInstance(
+            instance_id=number,
+            profile=spec.profile,
+            profile_id=spec.profile_id,
+            placement=old.placement,
+            compute_instances=tuple(
+                _with_spans(old, spec.profile, there.compute_instances if there else ())
+            ),
+        )
+
+
+def _with_spans(
+    old: checkpoint.Instance, whole: model.Profile, live: Sequence[model.ComputeInstance]
+) -> Iterator[model.ComputeInstance]:
+    """Yield compute instances with their spans: those that are there first, the rest packed.
+
+    A checkpoint tells no spans, so whoever is there already is as good as any other.
+    """
+    for size in old.compute_slices:
+        if not packing.exists(size, whole.gpu_slices):
+            _refuse(old, f"{whole} has no compute instance of {size} slices")
+    left = collections.Counter(old.compute_slices)
+    kept: list[model.Placement] = []
+    for ci in live:
+        if ci.placement and left[ci.profile.compute_slices] > 0:
+            left[ci.profile.compute_slices] -= 1
+            kept.append(ci.placement)
+    rest = _packed(left, whole, placement.slices(kept))
+    if rest is None:
+        # Beside those that are there it does not fit; alone it may.
+        kept, rest = [], _packed(collections.Counter(old.compute_slices), whole, 0)
+    if rest is None:
+        sizes = ", ".join(f"{size}c" for size in old.compute_slices)
+        _refuse(old, f"compute instances of {sizes} do not fit {whole}")
+    for number, span in enumerate((*kept, *rest)):
+        yield model.ComputeInstance(
+            instance_id=number,
+            profile=dataclasses.replace(whole, compute_slices=span.size),
+            placement=span,
+            uuid=None,
+        )
+
+
+def _packed(
+    sizes: collections.Counter[int], whole: model.Profile, occupied: int
+) -> packing.Spans | None:
+    counts = tuple(sizes[size] for size in range(1, whole.gpu_slices + 1))
+    # More than there is room for is not tried out.
+    return packing.fit(counts, occupied) if sum(counts) <= whole.gpu_slices else None
+
+
+def _refuse(place: checkpoint.Device | checkpoint.Instance, why: str) -> NoReturn:
+    raise errors.CheckpointError(why, location=place.location)
