@@ -420,7 +420,7 @@ def test_a_vgpu_guest_is_refused_before_anybody_must_leave(boot: Boot) -> None:
     outcome = node.run("all")
 
     assert outcome.reason is errors.Reason.NOT_SUPPORTED
-    assert "its host decides about MIG" in outcome.message
+    assert "only its host can partition it" in outcome.message
     assert node.cluster.pods == pods
 
 

@@ -101,7 +101,7 @@ def test_the_layouts_that_come_with_the_program_are_valid_for_every_gpu(
         (
             "devices: all, mig-enabled: true, mig-devices: {1g.6gb: 5}",
             1,
-            "it needs 5 x 1g.6gb and the memory slices hold 4",
+            "it needs 5 x 1g.6gb and the memory slices have room for 4",
         ),
     ],
 )

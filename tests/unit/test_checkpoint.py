@@ -266,7 +266,7 @@ def test_a_file_that_is_none_is_refused_with_its_place(text: str, why: str) -> N
         (text_of(device()).replace('"Size": 4', '"Size": 3'), "cannot be at 4:3"),
         (
             text_of(device(GpuInstances=[INSTANCE, INSTANCE])),
-            "lies over another",
+            "overlaps another",
         ),
         (text_of(device()).replace('2, "EngP', '4, "EngP'), "no compute instance of 7 slices"),
         (

@@ -30,7 +30,7 @@ def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
 def test_a_vgpu_that_its_host_would_have_to_divide_is_refused(
     gpu: model.Gpu, wanted: model.DesiredGpu
 ) -> None:
-    with pytest.raises(errors.LayoutError, match="its host decides about MIG") as caught:
+    with pytest.raises(errors.LayoutError, match="only its host can partition it") as caught:
         planner.plan([gpu], {gpu.uuid: wanted})
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 

@@ -326,9 +326,9 @@ def test_a_gpu_that_is_not_there_is_an_error_and_not_a_success() -> None:
     ("devices", "says"),
     [
         ({"1g.6gb": 1}, "no profile 1g.6gb: did you mean 1g.5gb?"),
-        ({"1g.5gb": 7, "99g.999gb": 1}, "it offers 7g.40gb, 4g.20gb, 3g.20gb"),
-        ({"3c.4g.20gb": 1}, "4g.20gb offers compute instances of 4, 2, 1 slices"),
-        ({"9c.1g.5gb": 1}, "1g.5gb offers compute instances of 1 slices"),
+        ({"1g.5gb": 7, "99g.999gb": 1}, "it has 7g.40gb, 4g.20gb, 3g.20gb"),
+        ({"3c.4g.20gb": 1}, "4g.20gb has compute instances of 4, 2, 1 slices"),
+        ({"9c.1g.5gb": 1}, "1g.5gb has compute instances of 1 slices"),
     ],
 )
 def test_an_unknown_profile_is_refused_with_what_the_gpu_offers(
@@ -355,12 +355,17 @@ def test_a_name_means_what_each_gpu_calls_so() -> None:
 @pytest.mark.parametrize(
     ("board", "devices", "why", "part"),
     [
-        ("A100", {"1g.5gb": 8}, "8 x 1g.5gb and the memory slices hold 7", "7 x 1g.5gb"),
+        ("A100", {"1g.5gb": 8}, "8 x 1g.5gb and the memory slices have room for 7", "7 x 1g.5gb"),
         ("A100", {"1g.5gb": 4, "2g.10gb": 2}, "overlap", "2 x 2g.10gb + 3 x 1g.5gb"),
         ("A100", {"3g.20gb": 2, "1g.5gb": 1}, "9 memory slices and the GPU has 8", "2 x 3g.20gb"),
         ("A100", {"1g.5gb+me": 2}, "2 x optical-flow engine (OFA)", "1 x 1g.5gb+me"),
-        ("A100", {"1c.3g.20gb": 7}, "3 x 3g.20gb and the memory slices hold 2", "6 x 1c.3g.20gb"),
-        ("A100", {"7g.40gb": 10**12}, "memory slices hold 1", "1 x 7g.40gb"),
+        (
+            "A100",
+            {"1c.3g.20gb": 7},
+            "3 x 3g.20gb and the memory slices have room for 2",
+            "6 x 1c.3g.20gb",
+        ),
+        ("A100", {"7g.40gb": 10**12}, "memory slices have room for 1", "1 x 7g.40gb"),
         ("A30", {"1g.6gb+me": 1, "2g.12gb+me": 1}, "JPEG", "1 x 2g.12gb+me"),
         ("RTX6000", {"1g.24gb+me.all": 1, "1g.24gb": 1}, "5 x decoder", "1 x 1g.24gb+me.all"),
     ],

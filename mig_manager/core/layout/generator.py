@@ -102,16 +102,16 @@ def _standard(kind: Kind) -> Iterator[tuple[str, Counts]]:
     balanced = _balanced(kind)
     if balanced:
         yield _BALANCED_NAME, balanced
-    board = placement.Capacity(kind.profiles)
-    for spec in board.specs:
-        yield _label("all-", str(spec.profile)), ((spec.profile, board.most(spec.profile)),)
+    capacity = placement.Capacity(kind.profiles)
+    for spec in capacity.specs:
+        yield _label("all-", str(spec.profile)), ((spec.profile, capacity.most(spec.profile)),)
 
 
 def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[Counts]:
     """Yield what an empty GPU can hold so that not one more instance of any profile fits."""
-    board = placement.Capacity(profiles)
-    order = sorted((spec.profile for spec in board.specs), key=lambda each: each.sort_key)
-    possible = set(_possible(board, order, ()))
+    capacity = placement.Capacity(profiles)
+    order = sorted((spec.profile for spec in capacity.specs), key=lambda each: each.sort_key)
+    possible = set(_possible(capacity, order, ()))
     for counts in sorted(possible, reverse=True):
         if not any(_one_more(counts, nth) in possible for nth in range(len(order))):
             yield tuple((each, n) for each, n in zip(order, counts, strict=True) if n)
@@ -185,19 +185,19 @@ def _balanced(kind: Kind) -> Counts:
         if not (spec.profile.attributes or spec.profile.negated_attributes)
     ]
     slices = max((profile.gpu_slices for profile in base), default=0)
-    board = placement.Capacity(kind.profiles)
+    capacity = placement.Capacity(kind.profiles)
     found: collections.Counter[model.Profile] = collections.Counter()
     for size, count in _BALANCED.get(slices, {}).items():
         candidates = [profile for profile in base if profile.gpu_slices == size]
         if not candidates:
             return ()
         # The one that fits most often takes the least memory; of equals the first, as max does.
-        found[max(candidates, key=board.most)] = count
+        found[max(candidates, key=capacity.most)] = count
     return tuple(sorted(found.items(), key=lambda item: item[0].sort_key))
 
 
 def _possible(
-    board: placement.Capacity, order: Sequence[model.Profile], counts: tuple[int, ...]
+    capacity: placement.Capacity, order: Sequence[model.Profile], counts: tuple[int, ...]
 ) -> Iterator[tuple[int, ...]]:
     """Yield every combination that an empty GPU can hold, as counts in this order."""
     if len(counts) == len(order):
@@ -205,9 +205,9 @@ def _possible(
         return
     for n in itertools.count():
         more = (*counts, n)
-        if not board.fits(dict(zip(order, more, strict=False))):
+        if not capacity.fits(dict(zip(order, more, strict=False))):
             return
-        yield from _possible(board, order, more)
+        yield from _possible(capacity, order, more)
 
 
 def _one_more(counts: tuple[int, ...], nth: int) -> tuple[int, ...]:

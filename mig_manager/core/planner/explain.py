@@ -1,4 +1,4 @@
-"""Why a GPU cannot give what a layout wants, told so that the reader knows what to change."""
+"""Explain why a layout does not fit a GPU, so that the reader knows what to change."""
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,21 +17,21 @@ _ENGINES = (
 
 
 def unknown_profile(
-    gpu: model.Gpu, profile: model.Profile, board: placement.Capacity
+    gpu: model.Gpu, profile: model.Profile, capacity: placement.Capacity
 ) -> errors.LayoutError:
-    """Say that this very GPU does not offer a profile, and what it offers instead."""
-    spec = board.find(profile.gpu_instance)
+    """Return the error for a profile that this GPU lacks; it lists the GPU's profiles."""
+    spec = capacity.find(profile.gpu_instance)
     if spec:
         slices = profile.gpu_slices
         sizes = [s for s in range(slices, 0, -1) if packing.exists(s, slices)]
-        what = f"{profile.gpu_instance} offers compute instances of {_join(sizes)} slices"
-    elif not board.specs:
-        what = "the driver tells no profiles of this GPU"
+        what = f"{profile.gpu_instance} has compute instances of {_join(sizes)} slices"
+    elif not capacity.specs:
+        what = "the driver lists no profiles of this GPU"
     else:
-        offered = [str(spec.profile) for spec in board.specs]
-        meant = profiles.suggest(profile, [spec.profile for spec in board.specs])
+        known = [str(spec.profile) for spec in capacity.specs]
+        meant = profiles.suggest(profile, [spec.profile for spec in capacity.specs])
         hint = f"did you mean {meant[0]}? " if meant else ""
-        what = f"{hint}it offers {_join(offered)}"
+        what = f"{hint}it has {_join(known)}"
     return errors.LayoutError(
         f"{gpu} has no profile {profile}: {what}",
         reason=errors.Reason.UNKNOWN_PROFILE,
@@ -43,25 +43,25 @@ def unknown_profile(
 def does_not_fit(
     gpu: model.Gpu,
     devices: Mapping[model.Profile, int],
-    board: placement.Capacity,
+    capacity: placement.Capacity,
     *,
     pinned: Sequence[placement.Placed] = (),
 ) -> errors.LayoutError:
-    """Say what is exceeded, and how much of the layout would fit, filled largest first.
+    """Return the error for a layout that does not fit, with the largest part that would.
 
     Args:
         gpu: The GPU.
-        devices: Those that may lie anywhere.
-        board: The room.
-        pinned: GPU instances that the layout gives a place.
+        devices: Those that are not pinned.
+        capacity: The GPU's capacity.
+        pinned: The pinned GPU instances.
     """
-    needed = instances(devices, board)
+    needed = instances(devices, capacity)
     everything = collections.Counter(profile for profile, _ in pinned)
     everything.update(needed)
-    engines = drained(everything, board)
-    why = [*_crowded(needed, board, pinned), *engines] or [_scattered(needed, board, pinned)]
-    part = _largest_part(devices, board, pinned)
-    rest = "" if engines else _left_over(devices, part, board, pinned)
+    engines = missing_engines(everything, capacity)
+    why = [*_crowded(needed, capacity, pinned), *engines] or [_scattered(needed, capacity, pinned)]
+    part = _largest_part(devices, capacity, pinned)
+    rest = "" if engines else _left_over(devices, part, capacity, pinned)
     beside = f" beside {_lying(pinned)}" if pinned else ""
     return errors.LayoutError(
         f"{show(devices)}{beside} does not fit {gpu}: {'; '.join(why)}; "
@@ -72,12 +72,12 @@ def does_not_fit(
 
 
 def bad_start(profile: model.Profile, start: int, possible: Sequence[int]) -> str:
-    """Say that no instance of a profile can start at a memory slice, and where one can."""
+    """Say where an instance of a profile can start."""
     return f"{profile} cannot start at memory slice {start}; it can at {_spans(possible)}"
 
 
 def collision(one: placement.Placed, other: placement.Placed) -> str:
-    """Say which memory slices two instances both need."""
+    """Describe the memory slices that two instances both need."""
     shared = model.Placement(
         max(one[1].start, other[1].start),
         min(one[1].end, other[1].end) - max(one[1].start, other[1].start),
@@ -88,15 +88,17 @@ def collision(one: placement.Placed, other: placement.Placed) -> str:
     )
 
 
-def drained(counts: Mapping[model.Profile, int], board: placement.Capacity) -> list[str]:
-    """Say which media engines so many instances need more often than the GPU has them."""
+def missing_engines(
+    counts: Mapping[model.Profile, int], capacity: placement.Capacity
+) -> list[str]:
+    """Describe the media engines that the GPU has too few of."""
     found = []
     for field, name in _ENGINES:
-        has = getattr(board.pool, field)
+        has = getattr(capacity.pool, field)
         wants = sum(
             count * getattr(spec.engines, field)
             for profile, count in counts.items()
-            if (spec := board.find(profile))
+            if (spec := capacity.find(profile))
         )
         if wants > has:
             found.append(f"it needs {wants} x {name} and the GPU has {has}")
@@ -104,46 +106,46 @@ def drained(counts: Mapping[model.Profile, int], board: placement.Capacity) -> l
 
 
 def show(devices: Mapping[model.Profile, int]) -> str:
-    """Write devices as people do: ``2 x 2g.10gb + 3 x 1g.5gb``."""
+    """Render devices as ``2 x 2g.10gb + 3 x 1g.5gb``."""
     ordered = sorted(devices.items(), key=lambda item: item[0].sort_key)
     return " + ".join(f"{count} x {profile}" for profile, count in ordered if count)
 
 
 def instances(
-    devices: Mapping[model.Profile, int], board: placement.Capacity
+    devices: Mapping[model.Profile, int], capacity: placement.Capacity
 ) -> dict[model.Profile, int]:
-    """Count the GPU instances that devices need at the least."""
+    """Count the GPU instances that devices need at least."""
     needed: dict[model.Profile, int] = {}
     for profile in sorted({device.gpu_instance for device in devices}, key=_sort_key):
         counts = packing.count_sizes(devices, profile)
         rough = -(-packing.total_slices(counts) // profile.gpu_slices)
-        # A count beyond all hardware is settled by its slices: packing it would take for ever.
-        hopeless = rough > board.most(profile)
+        # Packing a count beyond all hardware would take too long.
+        hopeless = rough > capacity.most(profile)
         needed[profile] = rough if hopeless else len(packing.bins(counts))
     return needed
 
 
 def _crowded(
     needed: Mapping[model.Profile, int],
-    board: placement.Capacity,
+    capacity: placement.Capacity,
     pinned: Sequence[placement.Placed],
 ) -> Iterator[str]:
     occupied = placement.slices(place for _, place in pinned)
     for profile, count in needed.items():
-        spec = board.find(profile)
-        held = placement.places(spec, occupied) if spec else 0
-        if count > held:
-            yield f"it needs {count} x {profile} and the memory slices hold {held}"
+        spec = capacity.find(profile)
+        room = placement.max_instances(spec, occupied) if spec else 0
+        if count > room:
+            yield f"it needs {count} x {profile} and the memory slices have room for {room}"
 
 
 def _scattered(
     needed: Mapping[model.Profile, int],
-    board: placement.Capacity,
+    capacity: placement.Capacity,
     pinned: Sequence[placement.Placed],
 ) -> str:
-    sizes = {spec.profile: max(p.size for p in spec.placements) for spec in board.specs}
+    sizes = {spec.profile: max(p.size for p in spec.placements) for spec in capacity.specs}
     wants = sum(count * sizes[profile] for profile, count in needed.items())
-    free = board.memory_slices - sum(place.size for _, place in pinned)
+    free = capacity.memory_slices - sum(place.size for _, place in pinned)
     if wants > free:
         sums = " + ".join(f"{count} x {sizes[profile]}" for profile, count in needed.items())
         return f"it needs {wants} memory slices and the GPU has {free} ({sums})"
@@ -152,14 +154,14 @@ def _scattered(
 
 def _largest_part(
     devices: Mapping[model.Profile, int],
-    board: placement.Capacity,
+    capacity: placement.Capacity,
     pinned: Sequence[placement.Placed],
 ) -> dict[model.Profile, int]:
     part: dict[model.Profile, int] = {}
     for profile in sorted(devices, key=_sort_key):
         for count in range(1, devices[profile] + 1):
-            needed = instances({**part, profile: count}, board)
-            if not board.fits(needed, pinned=pinned):
+            needed = instances({**part, profile: count}, capacity)
+            if not capacity.fits(needed, pinned=pinned):
                 break
             part[profile] = count
     return part
@@ -168,18 +170,18 @@ def _largest_part(
 def _left_over(
     devices: Mapping[model.Profile, int],
     part: Mapping[model.Profile, int],
-    board: placement.Capacity,
+    capacity: placement.Capacity,
     pinned: Sequence[placement.Placed],
 ) -> str:
-    """Show where that part lies, and what of the rest finds no place beside it."""
+    """Show the placements of that part, and the first profile that does not fit beside it."""
     short = [p for p in sorted(devices, key=_sort_key) if part.get(p, 0) < devices[p]]
-    spec = board.find(short[0].gpu_instance) if short else None
-    way = board.best((), instances(part, board), pinned=pinned)
+    spec = capacity.find(short[0].gpu_instance) if short else None
+    way = capacity.best((), instances(part, capacity), pinned=pinned)
     if spec is None or way is None:
         return ""
     lying = [*pinned, *way.placed]
     occupied = placement.slices(place for _, place in lying)
-    free = [each for each in range(board.memory_slices) if not occupied >> each & 1]
+    free = [each for each in range(capacity.memory_slices) if not occupied >> each & 1]
     size = max(place.size for place in spec.placements)
     starts = sorted({place.start for place in spec.placements})
     room = (
@@ -193,7 +195,7 @@ def _left_over(
 
 
 def _lying(placed: Iterable[placement.Placed]) -> str:
-    """Say what lies where: ``3g.20gb at 0-3 and 4-7``."""
+    """Render placements: ``3g.20gb at 0-3, 4-7``."""
     where: dict[model.Profile, list[str]] = {}
     for profile, place in sorted(placed, key=lambda each: each[1]):
         where.setdefault(profile, []).append(_range(place.start, place.end - 1))
@@ -210,7 +212,7 @@ def _range(first: int, last: int) -> str:
 
 
 def _spans(slices: Sequence[int]) -> str:
-    """Return numbers as people write them: ``0-3 or 7``."""
+    """Render slices as ``0-3 or 7``."""
     runs: list[list[int]] = []
     for each in slices:
         if runs and runs[-1][1] == each - 1:

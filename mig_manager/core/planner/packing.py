@@ -1,14 +1,12 @@
-"""Which compute instances share a GPU instance, and where in it they lie.
+"""Pack compute instances into GPU instances of one profile, and place them there.
 
-All GPU instances here are of one GPU-instance profile, since a compute instance can live in no
-other. A wish says how many compute instances of each size there shall be, not in which GPU
-instance: how they are grouped is ours to choose, and is chosen so that the least is changed.
+A layout counts compute instances by size and does not say which GPU instance each is in: the
+packing changes as little as possible.
 
-Spans of compute slices lie on a grid of eight slots, of which a GPU instance has as many as it
-has slices: one slice may lie anywhere, two on every second slot, three and four on every fourth
-(open-gpu-kernel-modules, ``kernel_mig_manager.c``). Hence one slice beside two in a ``3g`` must
-lie at 2, and first-fit would be wrong. Where a driver tells other
-placements of a live GPU instance, it chooses among them itself (``adapters.nvml_execute``).
+The driver puts a span of one compute slice anywhere, of two on every second slice, of three and
+four on every fourth (open-gpu-kernel-modules, ``kernel_mig_manager.c``). One slice beside two in a
+``3g`` must therefore be at 2, and first-fit would be wrong. If a driver reports other placements
+for a live GPU instance, it chooses among them itself (``adapters.nvml_execute``).
 """
 
 import dataclasses
@@ -27,41 +25,41 @@ Spans = tuple[model.Placement, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
-    """A live compute instance, as far as packing is concerned."""
+class Occupant:
+    """A live compute instance."""
 
     size: int
-    """Compute slices; 0 when it belongs to another profile, so that no wish can keep it."""
+    """Compute slices; 0 if it is of another GPU-instance profile, so that it never stays."""
     span: model.Placement | None
-    """None: the driver does not say."""
+    """None: the driver does not report it."""
     is_busy: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What becomes of the inside of a GPU instance that stays."""
+    """The compute instances of a GPU instance that stays."""
 
     kept: tuple[int, ...]
-    """Positions among its tenants, ascending."""
+    """Positions of those that stay, ascending."""
     added: Spans
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way to serve the wish of one GPU-instance profile."""
+    """One way to the desired compute instances of a GPU-instance profile."""
 
     busy: int
     """Busy compute instances that it destroys."""
     cost: int
     """GPU and compute instances that it destroys or creates."""
     stays: tuple[tuple[int, Content], ...]
-    """Positions of the GPU instances that stay, ascending, each with its inside."""
+    """Positions of the GPU instances that stay, ascending, each with its content."""
     fresh: tuple[Spans, ...]
     """One entry for each GPU instance to create."""
 
 
 def count_sizes(devices: Mapping[model.Profile, int], profile: model.Profile) -> Counts:
-    """Count the compute instances of each size that are wanted in one GPU-instance profile."""
+    """Count the devices of one GPU-instance profile by their compute slices."""
     found = [0] * profile.gpu_slices
     for device, count in devices.items():
         if device.gpu_instance == profile:
@@ -70,15 +68,15 @@ def count_sizes(devices: Mapping[model.Profile, int], profile: model.Profile) ->
 
 
 def total_slices(counts: Counts) -> int:
-    """Return how many compute slices they take together."""
+    """Return the compute slices that they need together."""
     return sum(size * count for size, count in enumerate(counts, start=1))
 
 
 def exists(compute_slices: int, gpu_slices: int) -> bool:
-    """Return whether a GPU instance offers compute instances of that size.
+    """Return whether a GPU instance has a compute-instance profile of that size.
 
-    Those are its full size and all up to half of it, rounded up; ``3c.4g`` does not exist.
-    NVIDIA's go-nvlib applies the same rule, and every published table of profiles follows it.
+    That is its full size and all up to half of it, rounded up; ``3c.4g`` does not exist. NVIDIA's
+    go-nvlib has the same rule, and every published table of profiles agrees.
     """
     return compute_slices == gpu_slices or 0 < 2 * compute_slices <= gpu_slices + 1
 
@@ -102,7 +100,7 @@ def fit(counts: Counts, occupied: int = 0) -> Spans | None:
 
     Returns:
         The spans, largest first, that leave the most room for the largest further compute
-        instances, then the lowest; None when there is no way.
+        instances, then the lowest; None if they do not fit.
     """
     sizes = [size for size in range(len(counts), 0, -1) for _ in range(counts[size - 1])]
     if sum(sizes) > len(counts) - occupied.bit_count():
@@ -134,28 +132,28 @@ def bins(counts: Counts) -> tuple[Spans, ...]:
     return best or ()
 
 
-def options(holders: Sequence[Sequence[Tenant]], wish: Counts, *, most: int) -> list[Option]:
-    """List the ways to serve a wish that can be part of a cheapest plan.
+def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -> list[Option]:
+    """List the ways to the desired compute instances that can be part of a cheapest plan.
 
-    For each set of GPU instances that stay and each number of new ones this is a cheapest way;
-    an option that needs more new ones than another without being cheaper is left out.
+    That is a cheapest option for each set of GPU instances that stay and each number of new ones.
+    An option that needs more new ones than another without being cheaper is omitted.
 
     Args:
-        holders: The live GPU instances, each with its compute instances.
-        wish: What shall live in GPU instances of this profile.
-        most: How many of them the empty GPU can hold.
+        live: The compute instances of each live GPU instance.
+        desired: The compute instances in GPU instances of this profile.
+        most: How many of these GPU instances fit the empty GPU.
 
     Returns:
-        The options in a fixed order; empty when the wish needs more than ``most``.
+        The options in a fixed order; empty if more than ``most`` are needed.
     """
-    slots = len(wish)
-    if total_slices(wish) > most * slots:
+    slots = len(desired)
+    if total_slices(desired) > most * slots:
         return []
-    # What the other GPU instances cannot take in must be in each that stays.
-    least = total_slices(wish) - (most - 1) * slots
-    menus = [_choices(tuple(tenants), wish, least) for tenants in holders]
+    # The rest of the GPU instances has room for no more than this.
+    least = total_slices(desired) - (most - 1) * slots
+    menus = [_choices(tuple(occupants), desired, least) for occupants in live]
     found: dict[tuple[tuple[int, ...], int], Option] = {}
-    for option, rest in _combine(menus, wish):
+    for option, rest in _combine(menus, desired):
         fresh = bins(rest)
         if len(option.stays) + len(fresh) > most:
             continue
@@ -167,33 +165,32 @@ def options(holders: Sequence[Sequence[Tenant]], wish: Counts, *, most: int) -> 
     return [option for key, option in found.items() if not _is_dominated(key, found)]
 
 
-def cheapest(tenants: Sequence[Tenant], wish: Counts) -> Content:
-    """Return the cheapest way to exactly these compute instances in one GPU instance that stays.
-
-    The wish must fit it when it is empty.
-    """
-    choice = _cheapest(_kept(tuple(tenants), wish), wish, len(tenants))
+def cheapest(occupants: Sequence[Occupant], desired: Counts) -> Content:
+    """Return the cheapest way to these compute instances, which must fit the GPU instance."""
+    choice = _cheapest(_kept(tuple(occupants), desired), desired, len(occupants))
     if choice is None or choice.content is None:
-        raise AssertionError(wish)
+        raise AssertionError(desired)
     return choice.content
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """What can become of one GPU instance."""
+    """One way to change one GPU instance."""
 
     taken: Counts
-    """The part of the wish that it serves."""
+    """The desired compute instances that it has afterwards."""
     busy: int
     cost: int
     content: Content | None
     """None: it is destroyed."""
 
 
-def _combine(menus: Sequence[Sequence[_Choice]], wish: Counts) -> Iterable[tuple[Option, Counts]]:
-    """Return, for each set of GPU instances that stay and each rest of the wish, a best way."""
+def _combine(
+    menus: Sequence[Sequence[_Choice]], desired: Counts
+) -> Iterable[tuple[Option, Counts]]:
+    """Return a cheapest option for each set of GPU instances that stay and each remainder."""
     start = Option(busy=0, cost=0, stays=(), fresh=())
-    states: dict[tuple[tuple[int, ...], Counts], Option] = {((), wish): start}
+    states: dict[tuple[tuple[int, ...], Counts], Option] = {((), desired): start}
     for position, menu in enumerate(menus):
         following: dict[tuple[tuple[int, ...], Counts], Option] = {}
         for ((stays, rest), option), choice in itertools.product(states.items(), menu):
@@ -214,17 +211,19 @@ def _combine(menus: Sequence[Sequence[_Choice]], wish: Counts) -> Iterable[tuple
 
 
 @functools.lru_cache(maxsize=512)
-def _choices(tenants: tuple[Tenant, ...], wish: Counts, least: int) -> tuple[_Choice, ...]:
-    """List what can become of one GPU instance: its end, or the cheapest way to each inside."""
-    subsets = _kept(tenants, wish)
+def _choices(occupants: tuple[Occupant, ...], desired: Counts, least: int) -> tuple[_Choice, ...]:
+    """List the ways to change one GPU instance: destroy it, or reach a content cheapest."""
+    subsets = _kept(occupants, desired)
     end = _Choice(
-        taken=(0,) * len(wish),
-        busy=sum(tenant.is_busy for tenant in tenants),
-        cost=1 + len(tenants),
+        taken=(0,) * len(desired),
+        busy=sum(occupant.is_busy for occupant in occupants),
+        cost=1 + len(occupants),
         content=None,
     )
-    wanted = (part for part in _parts(wish) if max(1, least) <= total_slices(part) <= len(wish))
-    inside = (_cheapest(subsets, part, len(tenants)) for part in wanted)
+    wanted = (
+        part for part in _parts(desired) if max(1, least) <= total_slices(part) <= len(desired)
+    )
+    inside = (_cheapest(subsets, part, len(occupants)) for part in wanted)
     return (end, *(choice for choice in inside if choice))
 
 
@@ -235,37 +234,37 @@ class _Subset:
     kept: tuple[int, ...]
     counts: Counts
     occupied: int | None
-    """Bit mask of their slices; None when that is unknown, so that nothing can be added."""
+    """Bit mask of their slices; None if unknown, so that nothing can be added."""
     busy: int
-    """Busy ones among the others, which end."""
+    """Busy ones among the others, which are destroyed."""
 
 
-def _kept(tenants: tuple[Tenant, ...], wish: Counts) -> list[_Subset]:
-    """List what could stay, the fewest busy ones lost and the most kept first."""
+def _kept(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
+    """List what could stay: fewest busy ones destroyed first, then most kept."""
     return sorted(
-        (kept for n in range(len(tenants) + 1) for kept in _subsets(tenants, n, wish)),
+        (kept for n in range(len(occupants) + 1) for kept in _subsets(occupants, n, desired)),
         key=lambda subset: (subset.busy, -len(subset.kept)),
     )
 
 
-def _subsets(tenants: tuple[Tenant, ...], n: int, wish: Counts) -> Iterator[_Subset]:
-    positions = [i for i, tenant in enumerate(tenants) if 0 < tenant.size <= len(wish)]
+def _subsets(occupants: tuple[Occupant, ...], n: int, desired: Counts) -> Iterator[_Subset]:
+    positions = [i for i, occupant in enumerate(occupants) if 0 < occupant.size <= len(desired)]
     for kept in itertools.combinations(positions, n):
-        sizes = [tenants[i].size for i in kept]
-        counts = tuple(sizes.count(size + 1) for size in range(len(wish)))
-        if not _includes(wish, counts):
+        sizes = [occupants[i].size for i in kept]
+        counts = tuple(sizes.count(size + 1) for size in range(len(desired)))
+        if not _includes(desired, counts):
             continue
-        known = [span for i in kept if (span := tenants[i].span)]
+        known = [span for i in kept if (span := occupants[i].span)]
         yield _Subset(
             kept=kept,
             counts=counts,
             occupied=placement.slices(known) if len(known) == len(kept) else None,
-            busy=sum(tenant.is_busy for i, tenant in enumerate(tenants) if i not in kept),
+            busy=sum(occupant.is_busy for i, occupant in enumerate(occupants) if i not in kept),
         )
 
 
-def _cheapest(subsets: Sequence[_Subset], part: Counts, tenants: int) -> _Choice | None:
-    """Serve exactly ``part``: keep the most, then leave the most room, then lie lowest."""
+def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choice | None:
+    """Reach exactly ``part``: keep the most, then leave the most room, then lowest spans."""
     best: tuple[tuple[object, ...], _Choice] | None = None
     for subset in subsets:
         price = (subset.busy, -len(subset.kept))
@@ -279,7 +278,7 @@ def _cheapest(subsets: Sequence[_Subset], part: Counts, tenants: int) -> _Choice
         choice = _Choice(
             taken=part,
             busy=subset.busy,
-            cost=tenants - len(subset.kept) + len(added),
+            cost=occupants - len(subset.kept) + len(added),
             content=Content(kept=subset.kept, added=added),
         )
         if best is None or rank < best[0]:
@@ -288,7 +287,7 @@ def _cheapest(subsets: Sequence[_Subset], part: Counts, tenants: int) -> _Choice
 
 
 def _complete(subset: _Subset, part: Counts) -> Spans | None:
-    """Return the spans to add to ``subset`` for ``part``; None when there is no way."""
+    """Return the spans to add to ``subset`` for ``part``; None if they do not fit."""
     if not _includes(part, subset.counts):
         return None
     missing = _minus(part, subset.counts)
@@ -310,7 +309,7 @@ def _price(option: Option) -> tuple[int, int]:
 
 
 def _ways(sizes: tuple[int, ...], occupied: int, slots: int, *, floor: int = 0) -> Iterator[Spans]:
-    """Yield every way to place the sizes; equal ones stand together and ascend."""
+    """Yield every way to place the sizes; equal ones are adjacent and ascend."""
     if not sizes:
         yield ()
         return

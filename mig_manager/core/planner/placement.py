@@ -1,12 +1,11 @@
-"""Where GPU instances can lie: memory slices, media engines, and the room that stays free.
+"""Place GPU instances: memory slices, media engines, and the room that stays free.
 
-A set of GPU instances fits a GPU if each has one of its profile's possible placements, no two of
-them share a memory slice, and together they draw no media engine more often than the GPU has it.
-Nothing else binds: the compute slices follow from the placements, and the maximum instance counts
-that NVML reports are wrong on A30, so they are not asked.
+A set of GPU instances fits a GPU if each has a possible placement of its profile, no two share a
+memory slice, and the GPU has enough of each media engine. The compute slices follow from the
+placements; the maximum instance counts of NVML are wrong on A30 and not used.
 
-The driver's own choice of a place looks at one creation only and can block a later one. Here all
-places are chosen together and in memory, so that no creation can fail for want of room.
+The driver puts one instance at a time and can block a later one. Here all placements are chosen
+together before the first creation.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.core import model
 
 Placed = tuple[model.Profile, model.Placement]
-"""A GPU instance as far as room is concerned."""
+"""Profile and placement of a GPU instance."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +26,9 @@ class Arrangement:
     placed: tuple[Placed, ...]
     """The new ones, largest profile first, ascending within a profile."""
     room: tuple[int, ...]
-    """How many more of each profile would fit, each counted alone, largest profile first."""
+    """How many more of each profile fit, each alone, largest profile first."""
     starts: tuple[int, ...]
-    """First slices of all instances, also of those that stay, ordered as ``placed`` is."""
+    """First slices of all instances, also of those that stay, in the order of ``placed``."""
 
     @property
     def rank(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -38,12 +37,12 @@ class Arrangement:
 
 
 class Capacity:
-    """The memory slices and media engines of one GPU, with what was found out about them.
+    """The memory slices and media engines of one GPU; remembers what it computed.
 
     Attributes:
-        specs: The profiles the GPU offers, largest first: by memory slices, then GPU slices.
-        pool: How many of each media engine the GPU has.
-        memory_slices: How many memory slices the placements speak of.
+        specs: The GPU's profiles, largest first: by memory slices, then GPU slices.
+        pool: The GPU's media engines.
+        memory_slices: The number of memory slices.
     """
 
     def __init__(
@@ -52,12 +51,11 @@ class Capacity:
         *,
         live: Iterable[model.Profile] = (),
     ) -> None:
-        """Take the profiles as the GPU offers them.
+        """Build it from the profiles of a GPU.
 
         Args:
-            profiles: What the GPU offers, in any order.
-            live: Profiles of all live GPU instances. The driver has granted their engines, so
-                the pool is at least what they draw, whatever the profiles make us believe.
+            profiles: The GPU's profiles, in any order.
+            live: Profiles of all live GPU instances: the GPU has at least their engines.
         """
         by_profile: dict[model.Profile, model.GpuInstanceProfile] = {}
         for spec in sorted(profiles, key=lambda spec: spec.enum_index):
@@ -71,11 +69,11 @@ class Capacity:
         self._rooms: dict[tuple[int, model.Engines], tuple[int, ...]] = {}
 
     def find(self, profile: model.Profile) -> model.GpuInstanceProfile | None:
-        """Return what the GPU says of a GPU-instance profile; None when it does not offer it."""
+        """Return the GPU's description of a profile; None if the GPU lacks the profile."""
         return self._by_profile.get(profile)
 
     def drawn(self, profiles: Iterable[model.Profile]) -> model.Engines:
-        """Return the media engines that instances of these profiles draw together."""
+        """Return the media engines that instances of these profiles need together."""
         total = model.Engines()
         for profile in profiles:
             spec = self._by_profile.get(profile)
@@ -83,12 +81,12 @@ class Capacity:
         return total
 
     def most(self, profile: model.Profile) -> int:
-        """Return how many instances of one profile the empty GPU can hold."""
+        """Return how many instances of one profile fit the empty GPU."""
         rank = self._rank.get(profile)
         return 0 if rank is None else self.room(0, model.Engines())[rank]
 
     def room(self, occupied: int, drawn: model.Engines) -> tuple[int, ...]:
-        """Return how many more of each profile would fit, each counted alone.
+        """Return how many more of each profile fit, each alone.
 
         Args:
             occupied: Bit mask of the memory slices in use.
@@ -97,7 +95,9 @@ class Capacity:
         found = self._rooms.get((occupied, drawn))
         if found is None:
             found = tuple(
-                min(places(spec, occupied), draws(spec.engines, drawn=drawn, pool=self.pool))
+                min(
+                    max_instances(spec, occupied), draws(spec.engines, drawn=drawn, pool=self.pool)
+                )
                 for spec in self.specs
             )
             self._rooms[occupied, drawn] = found
@@ -113,27 +113,27 @@ class Capacity:
         """Place new instances so that the largest profiles keep the most room.
 
         Args:
-            fixed: The instances that stay where they are.
-            new: How many to place of each profile; all of them offered by this GPU.
-            pinned: Further new ones, whose places are not ours to choose; no two of them overlap.
+            fixed: The instances that stay.
+            new: How many to place of each of the GPU's profiles.
+            pinned: Further new ones with given placements, which do not overlap.
 
         Returns:
-            The arrangement of lowest rank among all possible ones; None when there is none.
+            The arrangement of lowest rank; None if they do not fit.
         """
         specs = [spec for spec in self.specs for _ in range(new.get(spec.profile, 0))]
-        given = [*fixed, *pinned]
-        drawn = self.drawn([p for p, _ in given] + [spec.profile for spec in specs])
-        # Where nothing is added nothing can be refused, whatever we believe about engines.
+        known = [*fixed, *pinned]
+        drawn = self.drawn([p for p, _ in known] + [spec.profile for spec in specs])
+        # Live instances have their engines already.
         if (specs or pinned) and not drawn.within(self.pool):
             return None
         if any(place.overlaps(other) for _, place in pinned for _, other in fixed):
             return None
-        occupied = slices(place for _, place in given)
-        ways = (self._judge(given, way, drawn) for way in _ways(occupied, specs))
+        occupied = slices(place for _, place in known)
+        ways = (self._judge(known, way, drawn) for way in _ways(occupied, specs))
         return min(ways, key=lambda arrangement: arrangement.rank, default=None)
 
     def fits(self, counts: Mapping[model.Profile, int], *, pinned: Sequence[Placed] = ()) -> bool:
-        """Return whether the GPU can hold that many of each profile at once, beside the pinned."""
+        """Return whether that many of each profile fit at once, beside the pinned ones."""
         specs = [spec for spec in self.specs for _ in range(counts.get(spec.profile, 0))]
         drawn = self.drawn([p for p, _ in pinned] + [spec.profile for spec in specs])
         if not drawn.within(self.pool):
@@ -163,10 +163,10 @@ def slices(spans: Iterable[model.Placement]) -> int:
     return functools.reduce(lambda total, span: total | mask(span), spans, 0)
 
 
-def places(spec: model.GpuInstanceProfile, occupied: int = 0) -> int:
-    """Return how many instances of a profile the free memory slices can hold."""
+def max_instances(spec: model.GpuInstanceProfile, occupied: int = 0) -> int:
+    """Return how many instances of a profile fit the free memory slices."""
     count = 0
-    # Taking the span that ends first never costs a place: the classic argument for intervals.
+    # Greedy by end is optimal for intervals.
     for place in sorted(spec.placements, key=lambda place: place.end):
         if not occupied & mask(place):
             occupied |= mask(place)
@@ -177,20 +177,12 @@ def places(spec: model.GpuInstanceProfile, occupied: int = 0) -> int:
 def draws(
     engines: model.Engines, *, pool: model.Engines, drawn: model.Engines | None = None
 ) -> int:
-    """Return how often ``engines`` can be drawn from what ``drawn`` leaves of ``pool``.
-
-    Engines that are not drawn at all do not limit; then the answer is larger than any GPU.
-    """
+    """Return how often ``engines`` fit into ``pool`` less ``drawn``; ``_UNLIMITED`` for none."""
     used = drawn or model.Engines()
     return min(
         (
             (has - taken) // wants
-            for wants, taken, has in (
-                (engines.decoders, used.decoders, pool.decoders),
-                (engines.encoders, used.encoders, pool.encoders),
-                (engines.jpegs, used.jpegs, pool.jpegs),
-                (engines.ofas, used.ofas, pool.ofas),
-            )
+            for wants, taken, has in zip(engines.counts, used.counts, pool.counts, strict=True)
             if wants
         ),
         default=_UNLIMITED,
@@ -205,7 +197,7 @@ def _largest_first(spec: model.GpuInstanceProfile) -> tuple[object, ...]:
 def _ways(
     occupied: int, specs: Sequence[model.GpuInstanceProfile], *, floor: int = 0
 ) -> Iterator[tuple[Placed, ...]]:
-    """Yield every way to place the instances; equal ones stand together and ascend."""
+    """Yield every way to place the instances; equal ones are adjacent and ascend."""
     if not specs:
         yield ()
         return

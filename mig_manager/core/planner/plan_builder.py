@@ -1,10 +1,8 @@
-"""From what shall become of each GPU instance to the steps that do it, in their order.
+"""Turn decisions about GPU instances into steps, in their order.
 
-Compute instances end before GPU instances, because a GPU instance that holds one cannot be
-destroyed. Everything ends before the mode is switched, because Ampere counts GPU instances as
-clients of the GPU and would leave the switch pending. Only then, with all room free that will be
-free, instances are created. Each creation names its place, so none can take another's: the steps
-succeed wherever any order of calls could.
+Compute instances are destroyed before GPU instances, as the driver requires. All are destroyed
+before MIG mode changes: Ampere counts GPU instances as clients of the GPU and would leave the
+change pending. Then instances are created, each with its placement.
 """
 
 import dataclasses
@@ -16,29 +14,26 @@ from mig_manager.core.planner import packing, placement
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """A live GPU instance that stays, and what becomes of its inside."""
+    """A live GPU instance that stays, with its compute instances."""
 
     position: int
-    """Which one, in the order of ``in_order``."""
+    """Its position in ``in_order``."""
     kept: tuple[int, ...]
-    """Positions of the compute instances that stay, in the order of ``in_order``."""
+    """Positions of the compute instances that stay, in ``in_order``."""
     added: tuple[steps.TargetComputeInstance, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What becomes of one GPU's instances; live ones that it does not mention end."""
+    """The instances of one GPU after the plan; live ones that are not listed are destroyed."""
 
     stays: tuple[Stay, ...] = ()
     created: tuple[steps.TargetInstance, ...] = ()
-    """Those with a place of their own first, then the largest."""
+    """Pinned ones first, then the largest."""
 
 
 def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
-    """Return the GPU instances by placement, compute instances too, however they were listed.
-
-    A GPU whose MIG is off has none.
-    """
+    """Return GPU instances and their compute instances by placement; none with MIG disabled."""
     if gpu.current_mode is not model.MigMode.ENABLED:
         return ()
     return tuple(
@@ -52,7 +47,7 @@ def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...
 def inside(
     profile: model.Profile, spans: packing.Spans
 ) -> tuple[steps.TargetComputeInstance, ...]:
-    """Name the compute instances at these spans of a GPU instance of that profile."""
+    """Return the compute instances at these spans of a GPU instance."""
     return tuple(
         steps.TargetComputeInstance(
             profile=dataclasses.replace(profile, compute_slices=span.size), placement=span
@@ -72,11 +67,11 @@ def build(
     Args:
         gpu: The GPU.
         live: Its GPU instances, ``in_order``.
-        decision: What shall become of them.
-        switch: The step that switches MIG mode, if that is due.
+        decision: The instances after the plan.
+        switch: The step that changes MIG mode, if any.
 
     Returns:
-        The plan; None when there is nothing to do.
+        The plan; None if there is nothing to do.
     """
     stays = {stay.position: stay for stay in decision.stays}
     ordered = (
@@ -123,7 +118,7 @@ def _end_compute(
 def _create(
     gpu: model.Gpu, live: Sequence[model.GpuInstance], decision: Decision
 ) -> Iterator[steps.CreateGpuInstance | steps.CreateComputeInstance]:
-    """Yield what fills the GPU instances that stay, then each new one with its inside."""
+    """Yield new compute instances of GPU instances that stay, then the new GPU instances."""
     for stay in decision.stays:
         yield from _fill(gpu, live[stay.position].placement, stay.added)
     for new in decision.created:
@@ -163,7 +158,7 @@ def _staying(gi: model.GpuInstance, stay: Stay) -> steps.TargetInstance:
 def _spans(
     profile: model.Profile, kept: Sequence[model.ComputeInstance]
 ) -> Iterator[steps.TargetComputeInstance]:
-    """Yield the kept compute instances, at an assumed span where the driver tells none."""
+    """Yield the kept compute instances, with an assumed span where the driver reports none."""
     known = [(ci.profile, ci.placement) for ci in kept if ci.placement]
     vague = sorted(
         (ci.profile for ci in kept if not ci.placement), key=lambda ci: -ci.compute_slices

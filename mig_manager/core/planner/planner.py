@@ -1,12 +1,11 @@
-"""From what GPUs have and what a layout wants to the smallest change; nothing else decides it.
+"""Plan the smallest change from observed GPUs to a layout, a snapshot or a checkpoint.
 
-``plan`` is also the only judge of "applied": a layout is in force when its plan is empty. A GPU
-is right when its MIG mode is (current and pending), its compute instances are the wanted ones,
-counted by profile, those that the layout gives a place are there, and no GPU instance lies idle
-without any. Where the others lie and how they share GPU instances is not part of a layout, so it
-is never a reason to touch a GPU.
+``plan`` is the only definition of "applied": a layout is active if its plan is empty. A GPU is
+right if its MIG mode is (current and pending), its compute instances are the desired ones, counted
+by profile, the pinned ones have their placements, and each GPU instance has a compute instance.
+Placements and grouping of the others are not part of a layout and no reason to change a GPU.
 
-What counts as small is defined in ``search``, the order of the steps in ``plan_builder``.
+``search`` defines the smallest change, ``plan_builder`` the order of the steps.
 """
 
 import dataclasses
@@ -24,29 +23,29 @@ def plan(
     *,
     busy: frozenset[str] = frozenset(),
 ) -> steps.Plan:
-    """Find the smallest change that gives each GPU what is wanted of it.
+    """Find the smallest change to the desired state of each GPU.
 
     Args:
         gpus: The GPUs as observed, in any order.
         wanted: By GPU UUID; GPUs that do not occur in it are not touched.
-        busy: UUIDs of MIG devices that workloads hold; sparing them comes before all else.
+        busy: UUIDs of MIG devices in use, which the plan avoids to destroy first of all.
 
     Returns:
-        The plan, GPUs ascending by index; empty when the layout is in force.
+        The plan, GPUs ascending by index; empty if the layout is active.
 
     Raises:
-        errors.LayoutError: A GPU offers no such profile (UNKNOWN_PROFILE), cannot hold the
-            layout even when empty (DOES_NOT_FIT), has no MIG (NOT_MIG_CAPABLE), is a vGPU that
-            only its host can divide (NOT_SUPPORTED), or is not among ``gpus`` (NO_GPU_MATCHES).
+        errors.LayoutError: A GPU lacks a profile (UNKNOWN_PROFILE), is too small for the layout
+            (DOES_NOT_FIT), has no MIG (NOT_MIG_CAPABLE), is a vGPU, which only its host can
+            partition (NOT_SUPPORTED), or is not among ``gpus`` (NO_GPU_MATCHES).
     """
     missing = sorted(wanted.keys() - {gpu.uuid for gpu in gpus})
     if missing:
         raise errors.LayoutError(
             f"GPU {missing[0]} is not on this node", reason=errors.Reason.NO_GPU_MATCHES
         )
-    mind = search.Search(busy)
+    finder = search.Search(busy)
     plans = [
-        _plan_gpu(gpu, wanted[gpu.uuid], mind) for gpu in _by_index(gpus) if gpu.uuid in wanted
+        _plan_gpu(gpu, wanted[gpu.uuid], finder) for gpu in _by_index(gpus) if gpu.uuid in wanted
     ]
     found = steps.Plan(gpus=tuple(p for p in plans if p))
     refuse_on_vgpus(gpus, found)
@@ -54,7 +53,7 @@ def plan(
 
 
 def combined(plan: steps.Plan, back: steps.Plan) -> steps.Plan:
-    """Return both plans as one; they are about different GPUs."""
+    """Return two plans for different GPUs as one."""
     return steps.Plan(gpus=tuple(sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)))
 
 
@@ -64,19 +63,18 @@ def restore(
     *,
     keep_pending: bool = False,
 ) -> steps.Plan:
-    """Find the steps back to exactly what was: modes, placements and compute instances.
+    """Find the steps back to a snapshot: modes, placements and compute instances.
 
-    GPU instances without compute instance come back too. A GPU that the snapshot lacks is not
-    touched; one that is gone cannot be, and must not keep the others from coming back. Nor is an
-    instance touched that is ``foreign``.
+    GPU instances without a compute instance are restored too. GPUs that the snapshot lacks, GPUs
+    that are gone, and ``unowned_instances`` are not touched.
 
     Args:
         gpus: The GPUs as observed now, in any order.
         snapshot: The same GPUs as they were before.
-        keep_pending: Whether a mode that waits for a reset may go on waiting.
+        keep_pending: Whether a pending mode may stay pending.
 
     Returns:
-        The plan, GPUs ascending by index; empty when all is as it was.
+        The plan, GPUs ascending by index; empty if nothing differs.
 
     Raises:
         errors.LayoutError: The compute instances of a snapshot without their spans cannot be
@@ -94,10 +92,9 @@ def restore(
 def unowned_instances(
     gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]
 ) -> tuple[str, ...]:
-    """Return, in words, the instances that ``restore`` leaves alone because they are not its own.
+    """Describe the instances that are neither in the snapshot nor created by the change.
 
-    The snapshot lacks them and the change did not create them: the first observation missed them,
-    or somebody else created them since.
+    The first observation missed them, or another program created them; ``restore`` keeps them.
 
     Args:
         gpus: The GPUs as observed now, in any order.
@@ -108,23 +105,19 @@ def unowned_instances(
         f"{name} on GPU {gpu.index}"
         for gpu in _by_index(gpus)
         if gpu.uuid in before
-        for name in restoring.foreign_names(gpu, before[gpu.uuid])
+        for name in restoring.unowned_names(gpu, before[gpu.uuid])
     )
 
 
 def baseline(
     plan: steps.Plan, gpus: Sequence[model.Gpu], older: Sequence[model.GpuSnapshot] = ()
 ) -> tuple[model.GpuSnapshot, ...]:
-    """Return what a rollback of a plan restores, and what the plan creates.
-
-    GPUs that the plan does not change are not part of it: what somebody does to them meanwhile is
-    not the change's to undo.
+    """Return snapshots of the GPUs that a plan changes, with what the plan creates.
 
     Args:
-        plan: What is going to be executed.
-        gpus: The GPUs as the plan was made for them.
-        older: The same of a change that was not finished; it leads further back, and no GPU of it
-            is dropped.
+        plan: The plan to execute.
+        gpus: The GPUs for which the plan was made.
+        older: The snapshots of an unfinished change, which take precedence and are all kept.
     """
     known = {gpu.uuid: gpu for gpu in older}
     live = {gpu.uuid: gpu for gpu in gpus}
@@ -184,7 +177,7 @@ def restore_checkpoint(
 
 
 def _creating(before: model.GpuSnapshot, plan: steps.GpuPlan) -> model.GpuSnapshot:
-    """Return the snapshot with what the plan creates added to its record."""
+    """Add what the plan creates to the snapshot's record."""
     if before.created is None:
         return before
     created = dict.fromkeys(before.created)
@@ -201,44 +194,51 @@ def _creating(before: model.GpuSnapshot, plan: steps.GpuPlan) -> model.GpuSnapsh
     return dataclasses.replace(before, created=tuple(created))
 
 
-def refuse_on_vgpus(gpus: Sequence[model.Gpu], due: steps.Plan) -> None:
-    """Refuse what a vGPU guest may not do, before anybody is made to leave for it.
+def refuse_on_vgpus(gpus: Sequence[model.Gpu], plan: steps.Plan) -> None:
+    """Refuse steps that a vGPU guest cannot run, before any pod is evicted.
 
-    All but compute instances is up to the host (``nvml.h``: NOT_SUPPORTED in guests).
+    A guest can change compute instances only (``nvml.h``: NOT_SUPPORTED in guests).
 
     Raises:
-        errors.LayoutError: NOT_SUPPORTED: a step is one of those.
+        errors.LayoutError: NOT_SUPPORTED: a vGPU has another step.
     """
-    guests = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
-    for each in due.gpus:
+    vgpus = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
+    for each in plan.gpus:
         is_only_inside = all(
             isinstance(step, steps.CreateComputeInstance | steps.DestroyComputeInstance)
             for step in each.steps
         )
-        if each.gpu_uuid in guests and not is_only_inside:
+        if each.gpu_uuid in vgpus and not is_only_inside:
             raise errors.LayoutError(
-                f"{guests[each.gpu_uuid]} is a vGPU: its host decides about MIG, not this machine",
+                f"{vgpus[each.gpu_uuid]} is a vGPU: only its host can partition it",
                 reason=errors.Reason.NOT_SUPPORTED,
             )
 
 
-def _plan_gpu(gpu: model.Gpu, wish: model.DesiredGpu, mind: search.Search) -> steps.GpuPlan | None:
-    match wish.mode:
+def _plan_gpu(
+    gpu: model.Gpu, desired: model.DesiredGpu, finder: search.Search
+) -> steps.GpuPlan | None:
+    match desired.mode:
         case model.MigMode.DISABLED:
             return plan_builder.build(
-                gpu, plan_builder.in_order(gpu), plan_builder.Decision(), _switch(gpu, wish.mode)
+                gpu,
+                plan_builder.in_order(gpu),
+                plan_builder.Decision(),
+                _switch(gpu, desired.mode),
             )
         case model.MigMode.ENABLED:
             if gpu.current_mode is None:
                 raise _not_capable(gpu)
-            return _populate(gpu, wish, mind)
+            return _populate(gpu, desired, finder)
 
 
-def _populate(gpu: model.Gpu, wish: model.DesiredGpu, mind: search.Search) -> steps.GpuPlan | None:
-    """Plan for a GPU that shall have MIG enabled."""
-    switch = _switch(gpu, wish.mode)
+def _populate(
+    gpu: model.Gpu, desired: model.DesiredGpu, finder: search.Search
+) -> steps.GpuPlan | None:
+    """Plan for a GPU with MIG enabled."""
+    switch = _switch(gpu, desired.mode)
     is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None
-    if switch and wish.counts and is_blind:
+    if switch and desired.counts and is_blind:
         return steps.GpuPlan(
             gpu_uuid=gpu.uuid,
             gpu_index=gpu.index,
@@ -247,19 +247,19 @@ def _populate(gpu: model.Gpu, wish: model.DesiredGpu, mind: search.Search) -> st
             is_provisional=True,
         )
     live = plan_builder.in_order(gpu)
-    decision = mind.decide(gpu, live, wish)
+    decision = finder.decide(gpu, live, desired)
     return plan_builder.build(gpu, live, decision, switch)
 
 
 def _switch(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
-    """Return the step to a mode, also one that only calls off a pending change."""
+    """Return the step to a mode, also one that only cancels a pending change."""
     pending = gpu.pending_mode or gpu.current_mode
     if gpu.current_mode is None or (gpu.current_mode is mode and pending is mode):
         return None
     return steps.SetMode(
         gpu_uuid=gpu.uuid,
         mode=mode,
-        # To call off a change that waits for its reset must not cause that very reset.
+        # Cancelling a pending change needs no reset.
         needs_reset=gpu.mode_change_needs_reset and gpu.current_mode is not mode,
     )
 
@@ -272,13 +272,13 @@ def _restore_gpu(
     if gpu.current_mode is None:
         raise _not_capable(gpu)
     decision = restoring.decide(gpu, before)
-    # A change of mode that was pending before may stay so: it is part of what was.
+    # A mode that was pending before may stay pending.
     is_as_before = _modes(gpu) == _modes(before) or (
         keep_pending and gpu.current_mode is before.current_mode
     )
-    # To switch MIG off would destroy the instances that stay.
-    is_held = bool(decision.stays) and before.current_mode is model.MigMode.DISABLED
-    switch = None if is_as_before or is_held else _switch(gpu, before.current_mode)
+    # Disabling MIG would destroy the instances that stay.
+    has_instances = bool(decision.stays) and before.current_mode is model.MigMode.DISABLED
+    switch = None if is_as_before or has_instances else _switch(gpu, before.current_mode)
     return plan_builder.build(gpu, plan_builder.in_order(gpu), decision, switch)
 
 

@@ -1,9 +1,8 @@
-"""The rollback of one GPU to exactly the instances it had: profiles, placements and spans.
+"""Restore a GPU to a snapshot or a checkpoint: profiles, placements and spans.
 
-Unlike a layout, a snapshot does say where everything lies, and also what lay idle. So nothing is
-searched here: what is still in its place stays, what the change created goes, and what is missing
-comes back. An instance that is in neither stays too: the first observation missed it, or somebody
-created it since.
+A snapshot has all placements, so nothing is searched: instances of the snapshot stay, instances
+that the change created are destroyed, missing ones are created. An unowned instance, which is in
+neither, stays: the first observation missed it, or another program created it.
 """
 
 import collections
@@ -18,22 +17,22 @@ from mig_manager.core.records import checkpoint
 
 
 def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> plan_builder.Decision:
-    """Decide what becomes of each GPU instance.
+    """Decide which GPU instances stay and which are created.
 
-    An instance of the snapshot whose place a foreign one has taken is left out.
+    An instance of the snapshot that overlaps an unowned one is omitted.
 
     Args:
         gpu: The GPU as it is.
         before: The same GPU before the change.
 
     Raises:
-        errors.LayoutError: The snapshot lacks the spans of compute instances and they cannot be
-            packed anew (DOES_NOT_FIT).
+        errors.LayoutError: The snapshot lacks the spans of compute instances, and they cannot be
+            packed again (DOES_NOT_FIT).
     """
     live = plan_builder.in_order(gpu)
-    kept = foreign(gpu, before)
-    taken = [gi.placement for gi in kept if _place(gi) not in _places(before)]
-    places = {_place(gi): i for i, gi in enumerate(live)}
+    kept = unowned_instances(gpu, before)
+    taken = [gi.placement for gi in kept if _key(gi) not in _keys(before)]
+    positions = {_key(gi): i for i, gi in enumerate(live)}
     stays = [
         plan_builder.Stay(position=i, kept=tuple(range(len(gi.compute_instances))), added=())
         for i, gi in enumerate(live)
@@ -41,54 +40,54 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> plan_builder.Decision:
     ]
     created: list[steps.TargetInstance] = []
     for old in plan_builder.in_order(before):
-        position = places.get(_place(old))
+        position = positions.get(_key(old))
         if position is None:
             if not any(map(old.placement.overlaps, taken)):
-                created.append(_again(gpu, old))
+                created.append(_recreated(gpu, old))
         else:
-            strangers = [gi for gi in kept if _place(gi) == _place(old)]
-            stays.append(_mend(gpu, position, live[position], _joined(old, *strangers)))
+            unowned = [gi for gi in kept if _key(gi) == _key(old)]
+            stays.append(_repaired(gpu, position, live[position], _joined(old, *unowned)))
     created.sort(key=lambda new: (-new.placement.size, new.placement))
     return plan_builder.Decision(stays=tuple(stays), created=tuple(created))
 
 
-def foreign(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
-    """Return the instances that the snapshot lacks and that the change did not create.
+def unowned_instances(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
+    """Return the instances that are neither in the snapshot nor created by the change.
 
     Args:
         gpu: The GPU as it is.
         before: The same GPU before the change.
 
     Returns:
-        GPU instances in order; of one that the snapshot has, only the foreign compute instances.
+        GPU instances in order; of one in the snapshot, only the unowned compute instances.
     """
     if before.created is None:
         return ()
-    return tuple(_foreign(gpu, before, set(before.created)))
+    return tuple(_unowned(gpu, before, set(before.created)))
 
 
-def foreign_names(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[str, ...]:
-    """Return the same in words."""
-    had = _places(before)
+def unowned_names(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[str, ...]:
+    """Return their names."""
+    had = _keys(before)
     return tuple(
         name
-        for gi in foreign(gpu, before)
+        for gi in unowned_instances(gpu, before)
         for name in (
             [f"{ci.profile} in {gi.profile} at {gi.placement}" for ci in gi.compute_instances]
-            if _place(gi) in had
+            if _key(gi) in had
             else [f"{gi.profile} at {gi.placement}"]
         )
     )
 
 
-def _foreign(
+def _unowned(
     gpu: model.Gpu, before: model.GpuSnapshot, ours: set[model.Creation]
 ) -> Iterator[model.GpuInstance]:
-    past = {_place(gi): gi for gi in plan_builder.in_order(before)}
+    past = {_key(gi): gi for gi in plan_builder.in_order(before)}
     for gi in plan_builder.in_order(gpu):
-        old = past.get(_place(gi))
+        old = past.get(_key(gi))
         if old is None:
-            if model.Creation(*_place(gi)) not in ours:
+            if model.Creation(*_key(gi)) not in ours:
                 yield gi
             continue
         if _is_vague(gi) or _is_vague(old):
@@ -105,19 +104,19 @@ def _foreign(
 
 
 def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
-    """Return the snapshot with the foreign instances in it: another change begins with them.
+    """Return the snapshot with the unowned instances added, for the next change.
 
     Args:
         gpu: The GPU as it is.
         before: The same GPU before an unfinished change.
     """
-    strangers = foreign(gpu, before)
-    if not strangers:
+    unowned = unowned_instances(gpu, before)
+    if not unowned:
         return before
-    past = {_place(gi): gi for gi in plan_builder.in_order(before)}
-    news = [gi for gi in strangers if _place(gi) not in past]
-    inside = {_place(gi): gi for gi in strangers if _place(gi) in past}
-    left = [
+    past = {_key(gi): gi for gi in plan_builder.in_order(before)}
+    news = [gi for gi in unowned if _key(gi) not in past]
+    inside = {_key(gi): gi for gi in unowned if _key(gi) in past}
+    remaining = [
         _joined(gi, inside[place]) if place in inside else gi
         for place, gi in past.items()
         if not any(gi.placement.overlaps(new.placement) for new in news)
@@ -127,7 +126,7 @@ def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
         # Where there are instances, MIG is on.
         current_mode=gpu.current_mode,
         pending_mode=gpu.pending_mode,
-        gpu_instances=tuple(sorted((*left, *news), key=lambda gi: gi.placement)),
+        gpu_instances=tuple(sorted((*remaining, *news), key=lambda gi: gi.placement)),
     )
 
 
@@ -139,16 +138,16 @@ def _joined(gi: model.GpuInstance, *others: model.GpuInstance) -> model.GpuInsta
     return dataclasses.replace(gi, compute_instances=(*gi.compute_instances, *more))
 
 
-def _place(gi: model.GpuInstance) -> tuple[model.Profile, model.Placement]:
+def _key(gi: model.GpuInstance) -> tuple[model.Profile, model.Placement]:
     return gi.profile, gi.placement
 
 
-def _places(before: model.GpuSnapshot) -> set[tuple[model.Profile, model.Placement]]:
-    return {_place(gi) for gi in plan_builder.in_order(before)}
+def _keys(before: model.GpuSnapshot) -> set[tuple[model.Profile, model.Placement]]:
+    return {_key(gi) for gi in plan_builder.in_order(before)}
 
 
-def _again(gpu: model.Gpu, old: model.GpuInstance) -> steps.TargetInstance:
-    # The driver may have been updated since; the profile's name outlives its id.
+def _recreated(gpu: model.Gpu, old: model.GpuInstance) -> steps.TargetInstance:
+    # Profile ids may change with the driver; names do not.
     ids = {spec.profile: spec.profile_id for spec in gpu.profiles or ()}
     return steps.TargetInstance(
         profile=old.profile,
@@ -159,10 +158,10 @@ def _again(gpu: model.Gpu, old: model.GpuInstance) -> steps.TargetInstance:
     )
 
 
-def _mend(
+def _repaired(
     gpu: model.Gpu, position: int, now: model.GpuInstance, old: model.GpuInstance
 ) -> plan_builder.Stay:
-    """Bring the inside back; anew as a whole where spans are unknown and profiles differ."""
+    """Restore the compute instances; all of them if spans are unknown and profiles differ."""
     if _is_vague(now) or _is_vague(old):
         is_alike = _profiles(now) == _profiles(old)
         return plan_builder.Stay(
@@ -182,7 +181,7 @@ def _mend(
 
 
 def _inside(gpu: model.Gpu, old: model.GpuInstance) -> tuple[steps.TargetComputeInstance, ...]:
-    """Return the compute instances with their spans; packed anew when any span is unknown."""
+    """Return the compute instances with their spans; packed again if a span is unknown."""
     if not _is_vague(old):
         return tuple(
             steps.TargetComputeInstance(profile=ci.profile, placement=ci.placement)
@@ -243,7 +242,7 @@ def _snapshot(
 ) -> model.GpuSnapshot:
     instances: tuple[model.GpuInstance, ...] = ()
     if is_mode_only:
-        # A switch ends all of them; without one they stay.
+        # A mode change destroys all of them; otherwise they stay.
         instances = gpu.gpu_instances if gpu.current_mode is device.mode else ()
     elif gpu.profiles is not None:
         instances = tuple(_instances(device, gpu))
@@ -262,7 +261,7 @@ def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuI
     for number, old in enumerate(device.instances):
         spec = specs.get(old.enum_index)
         if spec is None:
-            _refuse(old, f"{gpu} offers no GPU instance of profile {old.enum_index}")
+            _refuse(old, f"{gpu} has no GPU instance profile {old.enum_index}")
         if old.placement not in spec.placements:
             known = ", ".join(str(place) for place in spec.placements)
             _refuse(
@@ -270,7 +269,7 @@ def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuI
                 f"{spec.profile} cannot be at {old.placement} on {gpu}; it can be at {known}",
             )
         if occupied & placement.mask(old.placement):
-            _refuse(old, f"{spec.profile} at {old.placement} lies over another instance")
+            _refuse(old, f"{spec.profile} at {old.placement} overlaps another instance")
         occupied |= placement.mask(old.placement)
         there = live.get((spec.profile, old.placement))
         yield model.GpuInstance(
@@ -287,22 +286,19 @@ def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuI
 def _with_spans(
     old: checkpoint.Instance, whole: model.Profile, live: Sequence[model.ComputeInstance]
 ) -> Iterator[model.ComputeInstance]:
-    """Yield compute instances with their spans: those that are there first, the rest packed.
-
-    A checkpoint tells no spans, so whoever is there already is as good as any other.
-    """
+    """Yield compute instances with spans, which a checkpoint lacks: live ones, then packed."""
     for size in old.compute_slices:
         if not packing.exists(size, whole.gpu_slices):
             _refuse(old, f"{whole} has no compute instance of {size} slices")
-    left = collections.Counter(old.compute_slices)
+    remaining = collections.Counter(old.compute_slices)
     kept: list[model.Placement] = []
     for ci in live:
-        if ci.placement and left[ci.profile.compute_slices] > 0:
-            left[ci.profile.compute_slices] -= 1
+        if ci.placement and remaining[ci.profile.compute_slices] > 0:
+            remaining[ci.profile.compute_slices] -= 1
             kept.append(ci.placement)
-    rest = _packed(left, whole, placement.slices(kept))
+    rest = _packed(remaining, whole, placement.slices(kept))
     if rest is None:
-        # Beside those that are there it does not fit; alone it may.
+        # The rest may fit without the live ones.
         kept, rest = [], _packed(collections.Counter(old.compute_slices), whole, 0)
     if rest is None:
         sizes = ", ".join(f"{size}c" for size in old.compute_slices)
@@ -320,7 +316,7 @@ def _packed(
     sizes: collections.Counter[int], whole: model.Profile, occupied: int
 ) -> packing.Spans | None:
     counts = tuple(sizes[size] for size in range(1, whole.gpu_slices + 1))
-    # More than there is room for is not tried out.
+    # Packing more than fits would take too long.
     return packing.fit(counts, occupied) if sum(counts) <= whole.gpu_slices else None
 
 

@@ -1,19 +1,19 @@
-"""The exact search for the cheapest way to a set of devices on one GPU.
+"""Search exactly for the smallest change to a set of devices on one GPU.
 
-Of all ways it takes, in this order, the one
+It minimises, in this order:
 
-1. that destroys the fewest MIG devices in use;
-2. with the fewest driver calls, that is GPU and compute instances destroyed and created;
-3. that leaves the most room for the largest profiles: for each profile of the GPU, largest
-   first, count how many more of it would fit, were it alone; these counts are compared in order;
-4. whose GPU instances have the lowest start slices, largest profile first.
+1. the MIG devices in use that are destroyed;
+2. the driver calls, that is GPU and compute instances destroyed and created;
+3. the room lost for the largest profiles: how many more of each profile fit, each alone, compared
+   from the largest profile down;
+4. the start slices of the GPU instances, largest profile first.
 
-It is small because a GPU holds eight instances at the most. First comes every choice of what
-stays, without a look at places (``packing``); the choices are then tried cheapest first, and of
-the first price at which anything can be placed, every arrangement is compared (``placement``).
-Whatever is equal after that is settled by a fixed order, so that equal input gives equal output.
+A GPU has eight instances at most. ``packing`` lists all choices of what stays, without placements;
+the search tries them cheapest first, and compares every arrangement (``placement``) of the first
+price at which one fits. Ties have a fixed order: equal input gives equal output.
 
-Devices that a layout gives a place are settled first (``pinning``), and the rest around them.
+Pinned devices are placed first, in a GPU instance of their own for each profile and start slice.
+One that exists stays, which never costs more than to create it again.
 """
 
 import collections
@@ -27,17 +27,17 @@ from mig_manager.core.planner import explain, packing, placement, plan_builder
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One GPU instance that shall be, and where."""
+class PinnedInstance:
+    """A GPU instance with a given start slice."""
 
     profile: model.Profile
     start: int
     counts: packing.Counts
-    """What it shall hold."""
+    """Its compute instances."""
 
     @property
     def devices(self) -> dict[model.Profile, int]:
-        """What it shall hold, by profile."""
+        """Its devices by profile."""
         return {
             dataclasses.replace(self.profile, compute_slices=size): count
             for size, count in enumerate(self.counts, start=1)
@@ -47,88 +47,88 @@ class Place:
 
 Pins = Sequence[tuple[model.Pin, int]]
 
-Holder = tuple[model.Profile, model.Placement, tuple[packing.Tenant, ...]]
-"""A live GPU instance and what it holds."""
+LiveInstance = tuple[model.Profile, model.Placement, tuple[packing.Occupant, ...]]
+"""A live GPU instance and its compute instances."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """What the pins decide, before anything else is chosen."""
+class Pinned:
+    """The GPU instances that the pins determine."""
 
     stays: tuple[plan_builder.Stay, ...]
     kept: tuple[placement.Placed, ...]
-    """The same, as far as room is concerned."""
+    """Their profiles and placements."""
     created: tuple[steps.TargetInstance, ...]
     positions: tuple[int, ...]
-    """Those of the live GPU instances that no pin speaks of."""
+    """Positions of the other live GPU instances."""
 
     @property
     def new(self) -> tuple[placement.Placed, ...]:
-        """The GPU instances to make, as far as room is concerned."""
+        """Profiles and placements of the GPU instances to create."""
         return tuple((instance.profile, instance.placement) for instance in self.created)
 
 
-def settle(
-    gpu: model.Gpu, board: placement.Capacity, holders: Sequence[Holder], pins: Pins
-) -> Settled:
-    """Decide what becomes of the GPU instances that pins speak of.
+def place_pins(
+    gpu: model.Gpu, capacity: placement.Capacity, live: Sequence[LiveInstance], pins: Pins
+) -> Pinned:
+    """Decide which pinned GPU instances stay and which are created.
 
     Args:
         gpu: The GPU.
-        board: Its room; it offers every profile that the pins name.
-        holders: Its live GPU instances, in order.
-        pins: What shall be where.
+        capacity: Its capacity, with every profile of the pins.
+        live: Its live GPU instances, in order.
+        pins: The pinned devices.
 
     Raises:
-        errors.LayoutError: The GPU cannot have these places (DOES_NOT_FIT).
+        errors.LayoutError: The GPU cannot have these placements (DOES_NOT_FIT).
     """
-    located = locate(gpu, places(pins), board)
+    located = locate(gpu, pinned_instances(pins), capacity)
     missing = {(place.profile, where): place for place, where in located.items()}
     stays: list[plan_builder.Stay] = []
     kept: list[placement.Placed] = []
     positions: list[int] = []
-    for position, (profile, where, tenants) in enumerate(holders):
+    for position, (profile, where, occupants) in enumerate(live):
         place = missing.pop((profile, where), None)
         if place is None:
             positions.append(position)
             continue
-        content = packing.cheapest(tenants, place.counts)
+        content = packing.cheapest(occupants, place.counts)
         added = plan_builder.inside(profile, content.added)
         stays.append(plan_builder.Stay(position=position, kept=content.kept, added=added))
         kept.append((profile, where))
     created = (
         _create(place, spec, where)
         for (profile, where), place in missing.items()
-        if (spec := board.find(profile))
+        if (spec := capacity.find(profile))
     )
-    return Settled(
+    return Pinned(
         stays=tuple(stays), kept=tuple(kept), created=tuple(created), positions=tuple(positions)
     )
 
 
-def places(pins: Pins) -> tuple[Place, ...]:
-    """Return the GPU instances that pins speak of, ascending by start."""
+def pinned_instances(pins: Pins) -> tuple[PinnedInstance, ...]:
+    """Return the pinned GPU instances, ascending by start."""
     found: dict[tuple[model.Profile, int], dict[model.Profile, int]] = {}
     for pin, count in pins:
         found.setdefault((pin.profile.gpu_instance, pin.start), {})[pin.profile] = count
     return tuple(
-        Place(profile=profile, start=start, counts=packing.count_sizes(devices, profile))
+        PinnedInstance(profile=profile, start=start, counts=packing.count_sizes(devices, profile))
         for (profile, start), devices in found.items()
     )
 
 
 def locate(
-    gpu: model.Gpu, wanted: Iterable[Place], board: placement.Capacity
-) -> dict[Place, model.Placement]:
-    """Return the memory slices of each place.
+    gpu: model.Gpu, wanted: Iterable[PinnedInstance], capacity: placement.Capacity
+) -> dict[PinnedInstance, model.Placement]:
+    """Return the placement of each pinned GPU instance.
 
     Raises:
         errors.LayoutError: No such instance can start there, two of them share a slice or a media
-            engine, or one cannot hold what it shall (DOES_NOT_FIT).
+            engine, or its devices do not fit it (DOES_NOT_FIT).
     """
-    found: dict[Place, model.Placement] = {}
+    found: dict[PinnedInstance, model.Placement] = {}
     for each in wanted:
-        spec = board.find(each.profile)
+        spec = capacity.find(each.profile)
         possible = {place.start: place for place in spec.placements} if spec else {}
         if each.start not in possible:
             raise _refuse(gpu, explain.bad_start(each.profile, each.start, sorted(possible)))
@@ -143,14 +143,16 @@ def locate(
                     gpu, explain.collision((other.profile, taken), (each.profile, place))
                 )
         found[each] = place
-    drained = explain.drained(collections.Counter(each.profile for each in found), board)
-    if drained:
-        raise _refuse(gpu, "; ".join(drained))
+    missing_engines = explain.missing_engines(
+        collections.Counter(each.profile for each in found), capacity
+    )
+    if missing_engines:
+        raise _refuse(gpu, "; ".join(missing_engines))
     return found
 
 
 def _create(
-    place: Place, spec: model.GpuInstanceProfile, where: model.Placement
+    place: PinnedInstance, spec: model.GpuInstanceProfile, where: model.Placement
 ) -> steps.TargetInstance:
     return steps.TargetInstance(
         profile=place.profile,
@@ -171,12 +173,10 @@ def _refuse(gpu: model.Gpu, why: str) -> errors.LayoutError:
 
 Devices = Mapping[model.Profile, int]
 
-_Holder = Holder
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """One choice of what stays and how many new GPU instances there are."""
+    """One choice of what stays and how many GPU instances are new."""
 
     options: tuple[tuple[model.Profile, packing.Option], ...]
 
@@ -189,46 +189,46 @@ class _Candidate:
 
 
 class Search:
-    """Decides for one GPU after the other; remembers, since GPUs of a node are mostly alike."""
+    """Searches for one GPU after the other; caches, since GPUs of a node are mostly alike."""
 
     def __init__(self, busy: frozenset[str]) -> None:
-        """Take the UUIDs of the MIG devices that workloads hold."""
+        """Build it with the UUIDs of the MIG devices in use."""
         self._busy = busy
         self._known: dict[tuple[object, ...], plan_builder.Decision] = {}
 
     def decide(
-        self, gpu: model.Gpu, live: Sequence[model.GpuInstance], wish: model.DesiredGpu
+        self, gpu: model.Gpu, live: Sequence[model.GpuInstance], desired: model.DesiredGpu
     ) -> plan_builder.Decision:
-        """Find the best way to exactly these devices.
+        """Find the smallest change to exactly these devices.
 
         Args:
-            gpu: The GPU; its profiles may be unknown only if it needs no change.
+            gpu: The GPU; its profiles must be known if it needs a change.
             live: Its GPU instances, in order.
-            wish: How many of each profile, and which of them where.
+            desired: The devices.
 
         Raises:
-            errors.LayoutError: The GPU does not offer a profile, or cannot hold the devices.
+            errors.LayoutError: The GPU lacks a profile, or the devices do not fit.
         """
-        if is_right(live, wish):
+        if is_right(live, desired):
             return _leave(live)
-        holders = tuple(self._holder(gi) for gi in live)
-        key = (gpu.profiles, wish.devices, wish.pins, holders)
+        instances = tuple(self._live_instance(gi) for gi in live)
+        key = (gpu.profiles, desired.devices, desired.pins, instances)
         if key not in self._known:
-            self._known[key] = _decide(gpu, holders, wish)
+            self._known[key] = _decide(gpu, instances, desired)
         return self._known[key]
 
-    def _holder(self, gi: model.GpuInstance) -> _Holder:
-        tenants = tuple(
-            packing.Tenant(size=_size(gi, ci), span=ci.placement, is_busy=ci.uuid in self._busy)
+    def _live_instance(self, gi: model.GpuInstance) -> LiveInstance:
+        occupants = tuple(
+            packing.Occupant(size=_size(gi, ci), span=ci.placement, is_busy=ci.uuid in self._busy)
             for ci in gi.compute_instances
         )
-        return gi.profile, gi.placement, tenants
+        return gi.profile, gi.placement, occupants
 
 
-def is_right(live: Sequence[model.GpuInstance], wish: model.DesiredGpu) -> bool:
-    """Return whether the instances are the wanted ones and none lies idle."""
+def is_right(live: Sequence[model.GpuInstance], desired: model.DesiredGpu) -> bool:
+    """Return whether the instances are the desired ones and none lacks a compute instance."""
     pinned: dict[tuple[model.Profile, int], collections.Counter[model.Profile]] = {}
-    for pin, count in wish.pins:
+    for pin, count in desired.pins:
         place = pin.profile.gpu_instance, pin.start
         pinned.setdefault(place, collections.Counter())[pin.profile] = count
     free: collections.Counter[model.Profile] = collections.Counter()
@@ -238,7 +238,7 @@ def is_right(live: Sequence[model.GpuInstance], wish: model.DesiredGpu) -> bool:
         if not inside or wanted not in (None, inside):
             return False
         free += inside if wanted is None else collections.Counter()
-    return not pinned and free == dict(wish.devices)
+    return not pinned and free == dict(desired.devices)
 
 
 def _leave(live: Sequence[model.GpuInstance]) -> plan_builder.Decision:
@@ -251,79 +251,79 @@ def _leave(live: Sequence[model.GpuInstance]) -> plan_builder.Decision:
 
 
 def _decide(
-    gpu: model.Gpu, holders: Sequence[_Holder], wish: model.DesiredGpu
+    gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.DesiredGpu
 ) -> plan_builder.Decision:
-    board = placement.Capacity(gpu.profiles or (), live=[profile for profile, _, _ in holders])
-    for profile in wish.counts:
+    capacity = placement.Capacity(gpu.profiles or (), live=[profile for profile, _, _ in live])
+    for profile in desired.counts:
         has_size = packing.exists(profile.compute_slices, profile.gpu_slices)
-        if not has_size or board.find(profile.gpu_instance) is None:
-            raise explain.unknown_profile(gpu, profile, board)
-    settled = settle(gpu, board, holders, wish.pins)
-    free = [holders[position] for position in settled.positions]
-    candidates = sorted(_candidates(board, free, dict(wish.devices)), key=lambda c: c.price)
+        if not has_size or capacity.find(profile.gpu_instance) is None:
+            raise explain.unknown_profile(gpu, profile, capacity)
+    pinned = place_pins(gpu, capacity, live, desired.pins)
+    free = [live[position] for position in pinned.positions]
+    candidates = sorted(_candidates(capacity, free, dict(desired.devices)), key=lambda c: c.price)
     for _, equals in itertools.groupby(candidates, key=lambda c: c.price):
-        ways = [(way, c) for c in equals if (way := _arrange(board, free, c, settled))]
+        ways = [(way, c) for c in equals if (way := _arrange(capacity, free, c, pinned))]
         if ways:
             way, candidate = min(ways, key=lambda pair: pair[0].rank)
-            return _settle(board, candidate, way, free, settled)
+            return _decision(capacity, candidate, way, free, pinned)
     raise explain.does_not_fit(
-        gpu, dict(wish.devices), board, pinned=(*settled.kept, *settled.new)
+        gpu, dict(desired.devices), capacity, pinned=(*pinned.kept, *pinned.new)
     )
 
 
 def _candidates(
-    board: placement.Capacity, holders: Sequence[_Holder], devices: Devices
+    capacity: placement.Capacity, live: Sequence[LiveInstance], devices: Devices
 ) -> Iterator[_Candidate]:
-    profiles = {device.gpu_instance for device in devices} | {p for p, _, _ in holders}
+    profiles = {device.gpu_instance for device in devices} | {p for p, _, _ in live}
     menus = []
     for profile in sorted(profiles, key=lambda profile: profile.sort_key):
         menu = packing.options(
-            [tenants for other, _, tenants in holders if other == profile],
+            [occupants for other, _, occupants in live if other == profile],
             packing.count_sizes(devices, profile),
-            most=board.most(profile),
+            most=capacity.most(profile),
         )
         menus.append([(profile, option) for option in menu])
     return (_Candidate(options=options) for options in itertools.product(*menus))
 
 
 def _arrange(
-    board: placement.Capacity,
-    holders: Sequence[_Holder],
+    capacity: placement.Capacity,
+    live: Sequence[LiveInstance],
     candidate: _Candidate,
-    settled: Settled,
+    pinned: Pinned,
 ) -> placement.Arrangement | None:
     fixed = [
-        (profile, holders[position][1])
+        (profile, live[position][1])
         for profile, option in candidate.options
-        for position, _ in _located(option, profile, holders)
+        for position, _ in _located(option, profile, live)
     ]
     fresh = {profile: len(option.fresh) for profile, option in candidate.options}
-    return board.best([*settled.kept, *fixed], fresh, pinned=settled.new)
+    return capacity.best([*pinned.kept, *fixed], fresh, pinned=pinned.new)
 
 
 def _located(
-    option: packing.Option, profile: model.Profile, holders: Sequence[_Holder]
+    option: packing.Option, profile: model.Profile, live: Sequence[LiveInstance]
 ) -> Iterator[tuple[int, packing.Content]]:
-    """Yield what stays by its position among all GPU instances, not those of one profile."""
-    own = [position for position, holder in enumerate(holders) if holder[0] == profile]
+    """Yield what stays, with its position among all GPU instances."""
+    own = [position for position, instance in enumerate(live) if instance[0] == profile]
     return ((own[nth], content) for nth, content in option.stays)
 
 
-def _settle(
-    board: placement.Capacity,
+def _decision(
+    capacity: placement.Capacity,
     candidate: _Candidate,
     way: placement.Arrangement,
-    holders: Sequence[_Holder],
-    settled: Settled,
+    live: Sequence[LiveInstance],
+    pinned: Pinned,
 ) -> plan_builder.Decision:
     stays = [
         plan_builder.Stay(
-            position=settled.positions[position],
+            position=pinned.positions[position],
             kept=content.kept,
             added=plan_builder.inside(profile, content.added),
         )
         for profile, option in candidate.options
-        for position, content in _located(option, profile, holders)
+        for position, content in _located(option, profile, live)
     ]
     fresh = {profile: iter(option.fresh) for profile, option in candidate.options}
     created = [
@@ -335,11 +335,11 @@ def _settle(
             kept=False,
         )
         for profile, place in way.placed
-        if (spec := board.find(profile))
+        if (spec := capacity.find(profile))
     ]
     return plan_builder.Decision(
-        stays=tuple(sorted([*settled.stays, *stays], key=lambda stay: stay.position)),
-        created=(*settled.created, *created),
+        stays=tuple(sorted([*pinned.stays, *stays], key=lambda stay: stay.position)),
+        created=(*pinned.created, *created),
     )
 
 
