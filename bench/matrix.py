@@ -8,8 +8,9 @@ from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
-from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 
 Devices = Mapping[str, int] | None
 """How many of each profile a GPU has; None: its MIG is off."""
@@ -48,14 +49,14 @@ class Transition:
 def prepare(transition: Transition, path: pathlib.Path) -> states.NodeState:
     """Simulate the node in the layout before the transition; return its state."""
     simulated.create(transition.spec, path)
-    simulated.install(path)
+    nvml_faults.install(path)
     try:
         gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
         seen = gpus.observe()
         gpus.execute(planner.plan(seen, _wanted(seen, transition.before)), seen)
     finally:
         simulated.uninstall()
-    return simulated.SharedState(path).read()
+    return nvml_faults.SharedState(path).read()
 
 
 def _wanted(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, model.DesiredGpu]:

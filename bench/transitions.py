@@ -27,8 +27,9 @@ from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.change import instrumentation
 from mig_manager.core import steps
 from mig_manager.core.planner import planner
-from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 
 CHANGES = frozenset(
     {
@@ -181,7 +182,7 @@ def measure(
 def _factor(
     transition: matrix.Transition, path: pathlib.Path, *, is_serial: bool, scale: float
 ) -> float:
-    simulated.install(path)
+    nvml_faults.install(path)
     try:
         gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe()
     finally:
@@ -208,7 +209,7 @@ def _once(transition: matrix.Transition, path: pathlib.Path, start: states.NodeS
     The workers were started ahead, as the pipeline starts them: before the config is read, and
     while the node is closed and drained. See ``start_up_s`` for what that takes.
     """
-    simulated.SharedState(path).update(lambda _: (start, None))
+    nvml_faults.SharedState(path).update(lambda _: (start, None))
     counts = Counts()
     gpus = nvml_worker.WorkerGpus(
         command=nvml_worker.worker_command(simulate_state=str(path)),
@@ -256,7 +257,7 @@ def query_s() -> float:
     spent = 0.0
     rounds: list[float] = []
 
-    class Watched(simulated.SimulatedLibrary):
+    class Watched(nvml_faults.CountingLibrary):
         def _call(self, *args: Any) -> int:
             nonlocal spent
             since = time.perf_counter()
@@ -268,8 +269,8 @@ def query_s() -> float:
     with _folder() as path:
         full = max(matrix.TRANSITIONS, key=_instances)
         matrix.prepare(full, path)
-        library = Watched(simulated.SharedState(path))
-        simulated._load(library)  # noqa: SLF001 - as ``simulated.install`` does with another
+        library = Watched(nvml_faults.SharedState(path))
+        simulated.load(library)
         try:
             with nvml.session(None):
                 for _ in range(_QUERY_ROUNDS):

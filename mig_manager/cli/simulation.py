@@ -4,7 +4,7 @@ import pathlib
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.sandbox.driver import statefile, states
+from mig_manager.sandbox.driver import state_file, states
 
 
 def prepare(access: settings.GpuAccess) -> None:
@@ -21,10 +21,10 @@ def prepare(access: settings.GpuAccess) -> None:
         if access.is_fresh:
             _remove(path, access)
         if access.simulate_spec:
-            statefile.SharedState(path).create(access.simulate_spec, states.Options())
+            state_file.SharedState(path).create(access.simulate_spec, states.Options())
         elif not path.exists():
             raise errors.UsageError(f"{path} does not exist; --simulate says what to simulate")
-        statefile.SharedState(path).read()
+        state_file.SharedState(path).read()
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise errors.UsageError(
             f"{path} holds no simulated GPUs; name another file, or remove this one"
@@ -38,7 +38,7 @@ def prepare(access: settings.GpuAccess) -> None:
 def _remove(path: pathlib.Path, access: settings.GpuAccess) -> None:
     if path.exists():
         # A mistyped path must not cost anybody a file that is not ours.
-        statefile.SharedState(path).read()
+        state_file.SharedState(path).read()
         path.unlink()
     for suffix in (settings.JOURNAL_SUFFIX, settings.PROVEN_SUFFIX):
         if (file := access.beside_state(suffix)) is not None:
@@ -49,11 +49,11 @@ def install(access: settings.GpuAccess) -> None:
     """Put the simulated GPUs in the place of NVML, in this process."""
     if access.simulate_state is not None:
         # An agent leaves it to its workers.
-        from mig_manager.sandbox import nvml  # noqa: PLC0415
+        from mig_manager.sandbox.driver import library as simulated  # noqa: PLC0415
 
-        nvml.install(access.simulate_state)
+        simulated.install(access.simulate_state)
 
 
 def boot_id(access: settings.GpuAccess) -> str:
     """Return what tells this boot of the simulated node from others; empty for real GPUs."""
-    return statefile.SharedState(access.simulate_state).boot_id if access.simulate_state else ""
+    return state_file.SharedState(access.simulate_state).boot_id if access.simulate_state else ""

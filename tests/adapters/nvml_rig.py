@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model, profile_name, steps
-from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import fakes
 
 ON = model.MigMode.ENABLED
@@ -17,7 +18,7 @@ OFF = model.MigMode.DISABLED
 class Rig:
     """A simulated node and the adapter on top of it, with time that passes only by waiting."""
 
-    def __init__(self, library: simulated.SimulatedLibrary, *, in_use_timeout_s: float) -> None:
+    def __init__(self, library: nvml_faults.CountingLibrary, *, in_use_timeout_s: float) -> None:
         self.library = library
         self.state = library.state
         self.clock = fakes.FakeClock()
@@ -54,10 +55,13 @@ def rig(
     *,
     in_use_timeout_s: float = 10.0,
     options: states.Options | None = None,
+    faults: Sequence[nvml_faults.Fault] = (),
 ) -> Iterator[Rig]:
     """Play a node for the body."""
     simulated.create(spec, path, options=options)
-    library = simulated.install(path)
+    library = nvml_faults.install(path)
+    for fault in faults:
+        library.state.add_fault(fault)
     try:
         yield Rig(library, in_use_timeout_s=in_use_timeout_s)
     finally:

@@ -18,8 +18,9 @@ from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.adapters.nvml_worker import event_listener
 from mig_manager.core import timing
-from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.adapters import processes
 from tests.adapters.processes import children, is_dead, until
 
@@ -114,8 +115,8 @@ class Node:
         """Have another process run code on the first GPU."""
         script = f"""
 import pathlib, pynvml
-from mig_manager.sandbox import nvml
-nvml.install(pathlib.Path({str(self.path)!r}))
+from mig_manager.sandbox.driver import library as simulated
+simulated.install(pathlib.Path({str(self.path)!r}))
 pynvml.nvmlInit()
 device = pynvml.nvmlDeviceGetHandleByIndex(0)
 {code}
@@ -145,7 +146,7 @@ def test_an_instance_destroyed_by_another_process_is_reported_once_and_at_once(n
         rig.until_called(2)
     assert rig.calls == 2
     (first, second) = rig.logged("gpu_change_heard")
-    assert first["gpus"] == second["gpus"] == [simulated.SharedState(node.path).boards[0].uuid]
+    assert first["gpus"] == second["gpus"] == [nvml_faults.SharedState(node.path).boards[0].uuid]
 
 
 def test_a_change_during_a_suspension_is_not_reported(node: Node) -> None:
@@ -164,8 +165,9 @@ def test_a_driver_without_the_event_is_reported_once_and_left_alone(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "state"
-    options = simulated.Options(mig_events=states.MigEvents.NEVER, logs_calls=True)
+    options = states.Options(mig_events=states.MigEvents.NEVER)
     simulated.create("a100-sxm4-40gb", path, options=options)
+    nvml_faults.SharedState(path).log_calls()
     with watching(Node(path).command(), restarts=AT_ONCE) as rig:
         until(lambda: bool(rig.logged("gpu_events_unsupported")))
         until(lambda: not children())
@@ -183,7 +185,7 @@ def test_a_driver_without_the_event_is_reported_once_and_left_alone(
 @pytest.mark.slow
 def test_an_old_driver_reports_once_mig_is_on(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "state"
-    options = simulated.Options(mig_events=states.MigEvents.WHILE_ON)
+    options = states.Options(mig_events=states.MigEvents.WHILE_ON)
     simulated.create("a100-sxm4-40gb", path, options=options)
     node = Node(path)
     with watching(node.command()) as rig:

@@ -12,8 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
 from mig_manager.core.host import host_settings
-from mig_manager.sandbox import smi
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import nvidia_smi, states
 from tests.adapters import nvml_rig, proc_tree, stand_ins
 
 A100 = "a100-sxm4-40gb"
@@ -28,7 +27,7 @@ class Machine:
         self.state = rig.state
         self.bin = folder / "bin"
         self.proc = proc_tree.ProcTree(folder / "proc")
-        smi.install(self.bin, rig.state.path)
+        nvidia_smi.install(self.bin, rig.state.path)
 
     def switch(self, *indices: int, mode: model.MigMode = nvml_rig.ON) -> tuple[model.Gpu, ...]:
         """Have a mode pending on some GPUs; return all GPUs."""
@@ -417,7 +416,7 @@ def test_persistence_mode_is_restored_where_the_reset_is_refused_all_the_same(bo
 
     assert machine.refusal(machine.switch(0)).reason is errors.Reason.IN_USE
 
-    kinds = {client.kind for client in machine.state.clients()}
+    kinds = {client.kind for client in machine.state.read().clients}
     assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
 
 

@@ -13,8 +13,8 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
-from mig_manager.sandbox import nvml as simulated
-from testkit import apiserver
+from mig_manager.sandbox.driver import library as simulated
+from testkit import apiserver, nvml_faults
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
 @pytest.fixture
 def real_gpus(tmp_path: pathlib.Path) -> Iterator[nvml_gpus.NvmlGpus]:
     simulated.create("1xA100-SXM4-40GB", tmp_path / "gpus.json")
-    simulated.install(tmp_path / "gpus.json")
+    nvml_faults.install(tmp_path / "gpus.json")
     yield nvml_gpus.NvmlGpus(clock=clock.SystemClock())
     simulated.uninstall()
 

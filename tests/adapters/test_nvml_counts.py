@@ -12,8 +12,8 @@ from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.planner import planner
-from mig_manager.sandbox import nvml as simulated
-from mig_manager.sandbox.driver import libnvml
+from mig_manager.sandbox.driver import library as simulated
+from testkit import nvml_faults
 from tests.faults import nvml_codes
 from tests.unit import oracle
 
@@ -53,9 +53,9 @@ def small(transition: matrix.Transition) -> matrix.Transition:
 class Played:
     seen: tuple[model.Gpu, ...]
     wanted: dict[str, model.DesiredGpu]
-    look: Sequence[libnvml.Call]
-    change: Sequence[libnvml.Call]
-    look_after: Sequence[libnvml.Call]
+    look: Sequence[nvml_faults.Call]
+    change: Sequence[nvml_faults.Call]
+    look_after: Sequence[nvml_faults.Call]
     after: tuple[model.Gpu, ...]
 
     @property
@@ -73,18 +73,16 @@ class Played:
 
 
 def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
-    start = matrix.prepare(transition, path)
-    options = dataclasses.replace(start.options, logs_calls=True)
-    simulated.SharedState(path).set_options(options)
-    simulated.install(path)
+    matrix.prepare(transition, path)
+    nvml_faults.install(path).state.log_calls()
     try:
         gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
         seen = gpus.observe()
-        look = libnvml.read_calls(path)
+        look = nvml_faults.read_calls(path)
         wanted = transition.wanted(seen)
         changed = {gpu.uuid: gpu for gpu in gpus.execute(planner.plan(seen, wanted), seen)}
         after = gpus.observe()
-        calls = libnvml.read_calls(path)
+        calls = nvml_faults.read_calls(path)
         assert tuple(changed.get(gpu.uuid, gpu) for gpu in seen) == after
         assert planner.plan(after, wanted).is_empty
     finally:

@@ -9,6 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import events
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.adapters import nvml_rig
 
 SOON_S = 10.0
@@ -44,11 +45,11 @@ def test_gpus_without_mig_are_passed_over(path: pathlib.Path) -> None:
 
 
 def test_a_gpu_that_is_lost_does_not_deafen_the_others(path: pathlib.Path) -> None:
-    lost = states.Fault(
+    lost = nvml_faults.Fault(
         function="nvmlDeviceGetMigMode", gpu=0, code=int(states.Code.GPU_IS_LOST), count=None
     )
     with (
-        nvml_rig.rig(path, "2xA30", options=states.Options(faults=(lost,))),
+        nvml_rig.rig(path, "2xA30", faults=(lost,)),
         events.listening(None) as changes,
     ):
         assert (len(changes.gpus), changes.of) == (1, 2)
@@ -90,18 +91,18 @@ def test_where_no_gpu_can_be_heard_it_is_not_supported(
 def test_a_gpu_that_cannot_be_watched_does_not_deafen_the_others(
     path: pathlib.Path, code: states.Code
 ) -> None:
-    broken = states.Fault(function="nvmlDeviceRegisterEvents", gpu=1, code=code, count=None)
+    broken = nvml_faults.Fault(function="nvmlDeviceRegisterEvents", gpu=1, code=code, count=None)
     with (
-        nvml_rig.rig(path, "2xA30", options=states.Options(faults=(broken,))),
+        nvml_rig.rig(path, "2xA30", faults=(broken,)),
         events.listening(None) as changes,
     ):
         assert (len(changes.gpus), changes.of) == (1, 2)
 
 
 def test_a_refusal_for_every_gpu_is_passed_on_with_its_gpu(path: pathlib.Path) -> None:
-    broken = states.Fault(function="nvmlDeviceRegisterEvents", code=999, count=None)
+    broken = nvml_faults.Fault(function="nvmlDeviceRegisterEvents", code=999, count=None)
     with (
-        nvml_rig.rig(path, "2xA30", options=states.Options(faults=(broken,))),
+        nvml_rig.rig(path, "2xA30", faults=(broken,)),
         pytest.raises(errors.HardwareError, match="GPU 0") as caught,
         events.listening(None),
     ):
@@ -112,7 +113,7 @@ def test_a_refusal_for_every_gpu_is_passed_on_with_its_gpu(path: pathlib.Path) -
 def test_a_gpu_that_falls_off_the_bus_ends_the_wait(path: pathlib.Path) -> None:
     with nvml_rig.rig(path) as rig, events.listening(None) as changes:
         rig.state.add_fault(
-            states.Fault(function="nvmlEventSetWait_v2", code=int(states.Code.GPU_IS_LOST))
+            nvml_faults.Fault(function="nvmlEventSetWait_v2", code=int(states.Code.GPU_IS_LOST))
         )
         with pytest.raises(errors.HardwareError) as caught:
             changes.wait(SOON_S)

@@ -14,7 +14,8 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import execute
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.driver import libnvml, states
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.adapters import nvml_rig
 
 CHANGES = (
@@ -496,7 +497,7 @@ def test_a_failure_on_one_gpu_does_not_stop_another(tmp_path: pathlib.Path) -> N
         gpus = node.gpus.observe()
         for index in (0, 2):
             node.state.add_fault(
-                states.Fault(
+                nvml_faults.Fault(
                     function="nvmlDeviceCreateGpuInstance*",
                     gpu=index,
                     code=states.Code.INSUFFICIENT_RESOURCES,
@@ -521,7 +522,7 @@ def test_a_gpu_stops_at_its_first_failure(tmp_path: pathlib.Path) -> None:
         gpu = node.enable()
         steps = [nvml_rig.gi_step(gpu, "1g.5gb", start) for start in range(3)]
         node.state.add_fault(
-            states.Fault(
+            nvml_faults.Fault(
                 function="nvmlDeviceCreateGpuInstance*",
                 first=2,
                 code=states.Code.INSUFFICIENT_RESOURCES,
@@ -533,8 +534,9 @@ def test_a_gpu_stops_at_its_first_failure(tmp_path: pathlib.Path) -> None:
 
 
 def test_gpus_are_worked_on_at_the_same_time(tmp_path: pathlib.Path) -> None:
-    options = states.Options(latency=states.Latency(create_gpu_instance_s=0.5), logs_calls=True)
+    options = states.Options(latency=states.Latency(create_gpu_instance_s=0.5))
     with nvml_rig.rig(tmp_path / "state", "4xa100-sxm4-40gb", options=options) as node:
+        node.state.log_calls()
         gpus = node.gpus.observe()
         node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in gpus])
         start = time.monotonic()
@@ -542,7 +544,7 @@ def test_gpus_are_worked_on_at_the_same_time(tmp_path: pathlib.Path) -> None:
         assert time.monotonic() - start < 4 * 0.5
         created = [
             call
-            for call in libnvml.read_calls(tmp_path / "state")
+            for call in nvml_faults.read_calls(tmp_path / "state")
             if call.function == "nvmlDeviceCreateGpuInstanceWithPlacement"
         ]
     assert len(created) == 4
@@ -596,7 +598,9 @@ def test_a_gpu_lost_in_mid_change_is_named_with_the_step_and_the_others_go_on(
 ) -> None:
     with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
         before = node.gpus.observe()
-        node.state.add_fault(states.Fault(function="nvmlDeviceSetMigMode", gpu=0, loses_gpu=True))
+        node.state.add_fault(
+            nvml_faults.Fault(function="nvmlDeviceSetMigMode", gpu=0, loses_gpu=True)
+        )
         steps = [nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in before]
         after = node.gpus.execute(nvml_rig.plan_of(before, *steps), before)
         (lost,) = after.unreachable
@@ -611,9 +615,9 @@ def test_where_one_gpu_is_lost_and_another_fails_the_error_names_both(
     with nvml_rig.rig(tmp_path / "state", "3xa100-sxm4-40gb") as node:
         before = node.gpus.observe()
         switch = "nvmlDeviceSetMigMode"
-        node.state.add_fault(states.Fault(function=switch, gpu=0, loses_gpu=True))
+        node.state.add_fault(nvml_faults.Fault(function=switch, gpu=0, loses_gpu=True))
         node.state.add_fault(
-            states.Fault(function=switch, gpu=2, code=states.Code.NO_PERMISSION, count=None)
+            nvml_faults.Fault(function=switch, gpu=2, code=states.Code.NO_PERMISSION, count=None)
         )
         with pytest.raises(errors.HardwareError) as caught:
             node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in before])
@@ -636,7 +640,7 @@ def test_failures_of_several_gpus_keep_the_reason_of_each(tmp_path: pathlib.Path
     with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
         for index, code in codes.items():
             node.enable(index)
-            fault = states.Fault(
+            fault = nvml_faults.Fault(
                 function="nvmlDeviceCreateGpuInstance*", gpu=index, code=code, count=None
             )
             node.state.add_fault(fault)

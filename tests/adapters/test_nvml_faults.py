@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
-from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.adapters import nvml_rig
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
         node.gpus.observe()
         assert node.calls(function) > asked, "the function is not used; take it off the list"
         for code in codes:
-            node.state.add_fault(states.Fault(function=function, code=code, count=None))
+            node.state.add_fault(nvml_faults.Fault(function=function, code=code, count=None))
             failure, seen = attempt(node.observe)
             if failure is not None:
                 told = (failure.code, failure.reason) == (code, library.REASONS[code])
@@ -131,7 +131,7 @@ def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
             before = node.gpus.observe()
             plan = nvml_rig.everything(before[0])
             asked = node.calls(function)
-            node.state.add_fault(states.Fault(function=function, code=code, count=None))
+            node.state.add_fault(nvml_faults.Fault(function=function, code=code, count=None))
             # A driver that contradicts itself may fail at another function than this.
             failure, after = attempt(functools.partial(node.gpus.execute, plan, before))
             node.state.clear_faults()

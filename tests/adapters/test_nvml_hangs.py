@@ -13,8 +13,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.sandbox import nvml as simulated
-from mig_manager.sandbox.driver import libnvml, states
+from testkit import nvml_faults
 from tests.adapters import nvml_rig, proc_tree
 
 HANG_S = 600.0
@@ -57,7 +56,7 @@ class Node:
         proc = proc_tree.ProcTree(folder / "proc")
         with nvml_rig.rig(folder / "state") as node:
             self.before = node.fill("1g.5gb", "3g.20gb")
-        self.state = simulated.SharedState(folder / "state")
+        self.state = nvml_faults.SharedState(folder / "state")
         self._command = nvml_worker.worker_command(
             simulate_state=str(folder / "state"), in_use_timeout_s=0.0, proc_root=str(proc.root)
         )
@@ -85,10 +84,10 @@ class Node:
 
     def functions(self, act: Callable[[nvml_worker.WorkerGpus], None]) -> list[str]:
         """Return the C functions that an act calls in peace."""
-        self._log_calls(is_on=True)
+        self.state.log_calls(is_on=True)
         act(self.gpus())
-        self._log_calls(is_on=False)
-        return sorted({call.function for call in libnvml.read_calls(self.state.path)})
+        self.state.log_calls(is_on=False)
+        return sorted({call.function for call in nvml_faults.read_calls(self.state.path)})
 
     def restore(self) -> None:
         """Bring the GPU back to where it was."""
@@ -97,10 +96,6 @@ class Node:
     def keep(self) -> None:
         """Take this state for where the GPU is brought back to."""
         self._start = self.state.read()
-
-    def _log_calls(self, *, is_on: bool) -> None:
-        options = dataclasses.replace(self.state.read().options, logs_calls=is_on)
-        self.state.set_options(options)
 
 
 def named(function: str) -> str:
@@ -116,7 +111,7 @@ def hang(
     deadline_s = FIRST_DEADLINE_S
     while True:
         node.restore()
-        node.state.add_fault(states.Fault(function=function, hang_s=HANG_S))
+        node.state.add_fault(nvml_faults.Fault(function=function, hang_s=HANG_S))
         since = time.monotonic()
         with pytest.raises(errors.HardwareError) as caught:
             act(node.gpus(timeout_s=deadline_s))

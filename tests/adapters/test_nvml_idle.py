@@ -10,6 +10,7 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import fakes
 from tests.adapters import nvml_rig, proc_tree
 
@@ -158,7 +159,7 @@ def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(
     with nvml_rig.rig(tmp_path / "state") as node:
         gpu = node.fill("1g.5gb", "1g.5gb")
         for function in ("nvmlDeviceGetComputeRunningProcesses*", "nvmlDeviceGetMinorNumber"):
-            fault = states.Fault(function=function, code=states.Code.UNKNOWN, count=None)
+            fault = nvml_faults.Fault(function=function, code=states.Code.UNKNOWN, count=None)
             node.state.add_fault(fault)
 
         execute(proc, gpu, *end_first(gpu))

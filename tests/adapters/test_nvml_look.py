@@ -8,7 +8,8 @@ from bench import matrix
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core.planner import planner
-from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import library as simulated
+from testkit import nvml_faults
 
 MIXED = matrix.Transition(
     product="A100-SXM4-40GB",
@@ -24,7 +25,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_what_gpus_have_in_common_is_there_once(path: pathlib.Path) -> None:
-    simulated.install(path)
+    nvml_faults.install(path)
     try:
         gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe()
     finally:
@@ -38,7 +39,7 @@ def test_what_one_gpu_tells_of_its_instances_is_known_of_all_that_are_like_it(
     path: pathlib.Path,
 ) -> None:
     ask = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
-    library = simulated.install(path)
+    library = nvml_faults.install(path)
     try:
         gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
         seen = gpus.observe()

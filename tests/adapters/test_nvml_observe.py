@@ -11,6 +11,7 @@ from mig_manager.adapters.nvml import device
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.adapters import nvml_rig
 
 PRODUCTS = [
@@ -226,7 +227,7 @@ def test_no_session_outlives_an_observation(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.gpus.observe()
         node.state.add_fault(
-            states.Fault(function="nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
+            nvml_faults.Fault(function="nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
         )
         with pytest.raises(errors.HardwareError):
             node.gpus.observe()
@@ -237,7 +238,7 @@ def test_an_error_names_the_gpu_the_function_and_the_answer(tmp_path: pathlib.Pa
     with nvml_rig.rig(tmp_path / "state") as node:
         uuid = node.observe().uuid
         node.state.add_fault(
-            states.Fault(function="nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
+            nvml_faults.Fault(function="nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
         )
         with pytest.raises(errors.HardwareError) as caught:
             node.gpus.observe()
@@ -257,7 +258,7 @@ def test_one_gpu_that_answers_an_error_does_not_hide_the_others(
     with nvml_rig.rig(tmp_path / "state", "3xa100-sxm4-40gb") as node:
         uuid = node.observe(1).uuid
         node.state.add_fault(
-            states.Fault(function="nvmlDeviceGetMigMode", gpu=1, code=code, count=None)
+            nvml_faults.Fault(function="nvmlDeviceGetMigMode", gpu=1, code=code, count=None)
         )
         seen = node.gpus.observe()
     assert [gpu.index for gpu in seen] == [0, 2]
@@ -298,7 +299,7 @@ def test_every_gpu_unreachable_is_an_error_that_names_each(tmp_path: pathlib.Pat
 def test_a_driver_that_is_not_loaded_is_told_as_such(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.state.add_fault(
-            states.Fault(function="nvmlInit*", code=states.Code.DRIVER_NOT_LOADED, count=None)
+            nvml_faults.Fault(function="nvmlInit*", code=states.Code.DRIVER_NOT_LOADED, count=None)
         )
         with pytest.raises(errors.HardwareError) as caught:
             node.gpus.observe()
@@ -308,7 +309,7 @@ def test_a_driver_that_is_not_loaded_is_told_as_such(tmp_path: pathlib.Path) -> 
 def test_a_gpu_that_shares_the_memory_of_its_host_is_observed(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state", "t4") as node:
         node.state.add_fault(
-            states.Fault(function="nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
+            nvml_faults.Fault(function="nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
         )
         assert node.observe().memory_mib == 0
 
@@ -316,7 +317,7 @@ def test_a_gpu_that_shares_the_memory_of_its_host_is_observed(tmp_path: pathlib.
 def test_profiles_that_cannot_be_named_are_an_error(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.state.add_fault(
-            states.Fault(function="nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
+            nvml_faults.Fault(function="nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
         )
         with pytest.raises(errors.HardwareError, match="no memory size") as caught:
             node.observe()
@@ -338,7 +339,7 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
     )
     with nvml_rig.rig(tmp_path / "state", "a30") as node:
         node.state.add_fault(
-            states.Fault(
+            nvml_faults.Fault(
                 function="nvmlDeviceGetMemoryInfo", count=None, code=states.Code.NOT_SUPPORTED
             )
         )
@@ -353,7 +354,7 @@ def test_a_driver_that_tells_no_placements_while_mig_is_off_tells_no_profiles(
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.state.add_fault(
-            states.Fault(
+            nvml_faults.Fault(
                 function="nvmlDeviceGetGpuInstancePossiblePlacements*",
                 code=states.Code.NOT_SUPPORTED,
             )

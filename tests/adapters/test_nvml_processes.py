@@ -10,6 +10,7 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import library
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import fakes
 from tests.adapters import nvml_rig, proc_tree
 
@@ -150,7 +151,7 @@ def test_a_driver_that_tells_no_device_node_leaves_it_at_what_nvml_lists(
         proc.add(88, "/dev/nvidia0")
         plan = switching(node)
         node.state.add_fault(
-            states.Fault(
+            nvml_faults.Fault(
                 function="nvmlDeviceGetMinorNumber", code=states.Code.NOT_SUPPORTED, count=None
             )
         )

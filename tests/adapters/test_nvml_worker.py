@@ -19,8 +19,8 @@ from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.adapters.nvml_worker import worker
 from mig_manager.core import model, steps
-from mig_manager.sandbox import nvml as simulated
-from mig_manager.sandbox.driver import libnvml, states
+from mig_manager.sandbox.driver import library as simulated
+from testkit import nvml_faults
 from tests.adapters import proc_tree, processes
 from tests.adapters.processes import is_dead, until
 
@@ -380,14 +380,16 @@ nvml_worker.WorkerGpus(command=command, timeout_s=60).observe()
 
 
 @pytest.fixture
-def state(tmp_path: pathlib.Path) -> Iterator[simulated.SharedState]:
+def state(tmp_path: pathlib.Path) -> Iterator[nvml_faults.SharedState]:
     path = tmp_path / "state"
     simulated.create("2xa100-sxm4-40gb", path)
-    with contextlib.closing(simulated.SharedState(path)) as state:
+    with contextlib.closing(nvml_faults.SharedState(path)) as state:
         yield state
 
 
-def simulating(state: simulated.SharedState, *, timeout_s: float = 60.0) -> nvml_worker.WorkerGpus:
+def simulating(
+    state: nvml_faults.SharedState, *, timeout_s: float = 60.0
+) -> nvml_worker.WorkerGpus:
     command = nvml_worker.worker_command(simulate_state=str(state.path), in_use_timeout_s=0.0)
     return nvml_worker.WorkerGpus(command=command, timeout_s=timeout_s)
 
@@ -398,7 +400,7 @@ def switch_on(gpu: model.Gpu) -> steps.Plan:
     return steps.Plan(gpus=(plan,))
 
 
-def test_a_node_is_observed_and_changed_through_workers(state: simulated.SharedState) -> None:
+def test_a_node_is_observed_and_changed_through_workers(state: nvml_faults.SharedState) -> None:
     gpus = simulating(state)
     gpus.execute(switch_on(gpus.observe()[1]))
     assert [gpu.current_mode for gpu in gpus.observe()] == [
@@ -407,7 +409,7 @@ def test_a_node_is_observed_and_changed_through_workers(state: simulated.SharedS
     ]
 
 
-def test_a_step_that_fails_in_a_worker_is_told_in_full(state: simulated.SharedState) -> None:
+def test_a_step_that_fails_in_a_worker_is_told_in_full(state: nvml_faults.SharedState) -> None:
     gpus = simulating(state)
     gpu = gpus.observe()[0]
     state.add_client(gpu.uuid, name="python3", pid=4711)
@@ -418,8 +420,8 @@ def test_a_step_that_fails_in_a_worker_is_told_in_full(state: simulated.SharedSt
 
 
 def hang(
-    state: simulated.SharedState,
-    fault: states.Fault,
+    state: nvml_faults.SharedState,
+    fault: nvml_faults.Fault,
     gpus: Callable[[float], nvml_worker.WorkerGpus],
 ) -> tuple[errors.HardwareError, float]:
     """Observe with a fault that hangs; return what is said, and the deadline it was given."""
@@ -435,9 +437,9 @@ def hang(
     pytest.fail("the function was never reached")
 
 
-def test_a_driver_that_hangs_is_given_up_at_the_deadline(state: simulated.SharedState) -> None:
+def test_a_driver_that_hangs_is_given_up_at_the_deadline(state: nvml_faults.SharedState) -> None:
     gpu = simulating(state).observe()[1]
-    fault = states.Fault(function="nvmlDeviceGetMigMode", gpu=1, hang_s=600.0)
+    fault = nvml_faults.Fault(function="nvmlDeviceGetMigMode", gpu=1, hang_s=600.0)
     error, _ = hang(state, fault, lambda s: simulating(state, timeout_s=s))
     assert error.reason is errors.Reason.NVML_TIMEOUT
     assert error.operation == "nvmlDeviceGetMigMode"
@@ -453,8 +455,8 @@ def test_a_driver_that_hangs_is_given_up_at_the_deadline(state: simulated.Shared
 
 
 @pytest.mark.slow
-def test_every_gpu_that_hangs_is_named(state: simulated.SharedState) -> None:
-    fault = states.Fault(function="nvmlDeviceGetMigMode", hang_s=600.0, count=2)
+def test_every_gpu_that_hangs_is_named(state: nvml_faults.SharedState) -> None:
+    fault = nvml_faults.Fault(function="nvmlDeviceGetMigMode", hang_s=600.0, count=2)
     error, _ = hang(state, fault, lambda s: simulating(state, timeout_s=s))
     for index in range(2):
         assert f"nvmlDeviceGetMigMode on GPU {index} (GPU-" in error.message
@@ -462,7 +464,7 @@ def test_every_gpu_that_hangs_is_named(state: simulated.SharedState) -> None:
 
 
 def test_processes_that_have_the_hung_gpu_open_are_named_without_asking_the_driver(
-    state: simulated.SharedState, tmp_path: pathlib.Path
+    state: nvml_faults.SharedState, tmp_path: pathlib.Path
 ) -> None:
     proc = proc_tree.ProcTree(tmp_path / "proc")
     proc.add(
@@ -480,7 +482,7 @@ def test_processes_that_have_the_hung_gpu_open_are_named_without_asking_the_driv
     command = nvml_worker.worker_command(simulate_state=str(state.path), proc_root=str(proc.root))
     error, _ = hang(
         state,
-        states.Fault(function="nvmlDeviceGetMigMode", gpu=1, hang_s=600.0),
+        nvml_faults.Fault(function="nvmlDeviceGetMigMode", gpu=1, hang_s=600.0),
         lambda s: nvml_worker.WorkerGpus(command=command, timeout_s=s, proc_root=proc.root),
     )
     assert error.message.endswith(
@@ -490,8 +492,8 @@ def test_processes_that_have_the_hung_gpu_open_are_named_without_asking_the_driv
     )
 
 
-def test_a_driver_that_crashes_takes_only_the_worker_along(state: simulated.SharedState) -> None:
-    state.add_fault(states.Fault(function="nvmlDeviceSetMigMode", crashes=True))
+def test_a_driver_that_crashes_takes_only_the_worker_along(state: nvml_faults.SharedState) -> None:
+    state.add_fault(nvml_faults.Fault(function="nvmlDeviceSetMigMode", crashes=True))
     gpus = simulating(state)
     gpu = gpus.observe()[0]
     with pytest.raises(errors.HardwareError) as caught:
@@ -632,13 +634,14 @@ answer(model.NO_GPUS)
 
 def test_a_missing_driver_is_a_typed_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.HardwareError) as caught:
-        simulating(simulated.SharedState(tmp_path / "none")).observe()
+        simulating(nvml_faults.SharedState(tmp_path / "none")).observe()
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
 
 
 def test_a_request_whose_parent_is_gone_is_not_carried_out(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "node.json"
-    simulated.create("1xA30", path, options=states.Options(logs_calls=True))
+    simulated.create("1xA30", path)
+    nvml_faults.SharedState(path).log_calls()
 
     def ask(*, is_read: bool) -> int:
         with subprocess.Popen(  # noqa: S603 - our own program
@@ -655,6 +658,6 @@ def test_a_request_whose_parent_is_gone_is_not_carried_out(tmp_path: pathlib.Pat
             return process.wait(60)
 
     assert ask(is_read=False) == 1
-    assert libnvml.read_calls(path) == ()
+    assert nvml_faults.read_calls(path) == ()
     assert ask(is_read=True) == 0
-    assert libnvml.read_calls(path) != ()
+    assert nvml_faults.read_calls(path) != ()

@@ -6,6 +6,7 @@ import enum
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 
 CONFIG = """\
 version: v1
@@ -48,7 +49,7 @@ class Scenario:
     ends: model.State = model.State.SUCCESS
     reason: errors.Reason = errors.Reason.APPLIED
     """Where it is not disturbed."""
-    faults: tuple[states.Fault, ...] = ()
+    faults: tuple[nvml_faults.Fault, ...] = ()
     guarded: str = ""
     """A resource whose pods no budget allows to be evicted."""
     whole_gpu_pods: int = 0
@@ -62,11 +63,11 @@ class Scenario:
     """Whether the owner has a program at each of the four points."""
 
 
-_FOR_GOOD = states.Fault(
+_FOR_GOOD = nvml_faults.Fault(
     function="nvmlDeviceCreateGpuInstance*", gpu=1, count=None, code=states.Code.NO_PERMISSION
 )
 """Nothing can be created on the second GPU; its plan destroys nothing, so the way back is free."""
-_ONCE_ON_THE_WAY_BACK = states.Fault(
+_ONCE_ON_THE_WAY_BACK = nvml_faults.Fault(
     function="nvmlDeviceCreateGpuInstance*", gpu=0, first=3, code=states.Code.UNKNOWN
 )
 """On the first GPU two small instances come, and the large one that was before does not."""

@@ -14,10 +14,11 @@ from typing import Self
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.host import hooks
 from mig_manager.core.node import cluster, resources
-from mig_manager.sandbox import node, nvml
+from mig_manager.sandbox import node
 from mig_manager.sandbox.cluster import manifests, nodeoptions, objects, view
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from testkit import apiserver
+from testkit import apiserver, nvml_faults
 from tests.crash import forkserver, scenarios, victim
 
 NAME = "n1"
@@ -93,8 +94,8 @@ class Stage:
     def _set_up(self, exits: contextlib.ExitStack) -> None:
         self._folder = pathlib.Path(exits.enter_context(tempfile.TemporaryDirectory()))
         self._state_file = self._folder / "gpus.json"
-        nvml.create(self.scenario.spec, self._state_file)
-        self.state = nvml.SharedState(self._state_file)
+        simulated.create(self.scenario.spec, self._state_file)
+        self.state = nvml_faults.SharedState(self._state_file)
         (self._folder / "config.yaml").write_text(scenarios.CONFIG, encoding="utf-8")
         self._write_hooks()
         server = exits.enter_context(apiserver.serve())

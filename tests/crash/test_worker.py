@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.crash import forkserver, matrix, scenarios, stage
 
 _LONG_S = 60.0
@@ -75,7 +76,7 @@ def test_a_worker_that_waits_for_the_driver_dies_with_its_agent_and_the_next_one
 ) -> None:
     recording = recorded(scenario)
     with stage.Stage(scenario, recording.start, forks) as world:
-        world.state.add_fault(states.Fault(function=function, hang_s=_LONG_S))
+        world.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
 
         kill_at_work(world, lambda: any(armed.fired for armed in world.state.faults()))
 

@@ -20,8 +20,8 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, main, request, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import ports
-from mig_manager.sandbox import nvml as simulated
-from mig_manager.sandbox.driver import libnvml, statefile
+from mig_manager.sandbox.driver import library as simulated
+from testkit import nvml_faults
 from tests.crash import points as points_
 
 IDLE = "idle"
@@ -61,7 +61,7 @@ def serve(order: Order) -> int:
     )
     wanted = settings.agent_settings(order.options, {})
     assert wanted.gpus.simulate_state is not None
-    state = statefile.SharedState(wanted.gpus.simulate_state)
+    state = nvml_faults.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
     victim = main.assemble(
         wanted,
@@ -84,11 +84,11 @@ def serve(order: Order) -> int:
 def _within_process(
     own: dependencies.Dependencies,
     wanted: settings.AgentSettings,
-    state: statefile.SharedState,
+    state: nvml_faults.SharedState,
     points: points_.Points,
 ) -> dependencies.Dependencies:
     """Return the same without worker processes for the GPUs and for kubelet."""
-    simulated._load(_Library(state, points))
+    simulated.load(_Library(state, points))
     return dataclasses.replace(
         own,
         gpus=nvml_gpus.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s),
@@ -139,14 +139,14 @@ class _Telemetry(instrumentation.Telemetry):
         self._points.come_to(RETRY)
 
 
-class _Library(libnvml.SimulatedLibrary):
+class _Library(nvml_faults.CountingLibrary):
     """Comes to a point before and after each change that a GPU takes."""
 
-    def __init__(self, state: statefile.SharedState, points: points_.Points) -> None:
+    def __init__(self, state: nvml_faults.SharedState, points: points_.Points) -> None:
         super().__init__(state)
         self._points = points
 
-    def _change(self, attempt: "libnvml._Attempt") -> None:
+    def _change(self, attempt: "simulated.Attempt") -> None:
         with self._points.around(f"gpu{attempt.gpu}.{attempt.name}"):
             super()._change(attempt)
 

@@ -15,9 +15,10 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import dependencies, outcomes, reconcile
 from mig_manager.core import model, ports
-from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.cluster import nodeoptions
-from mig_manager.sandbox.driver import libnvml, states
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import fakes
 from tests.faults import nvml_codes
 
@@ -112,7 +113,7 @@ Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, ob
 class Cluster(fakes.World):
     """The fake cluster around the simulated GPUs; its daemons and pods see them as they are."""
 
-    def __init__(self, state: simulated.SharedState) -> None:
+    def __init__(self, state: nvml_faults.SharedState) -> None:
         super().__init__(gpus=(), labels={"nvidia.com/gpu.deploy.device-plugin": "true"})
         self._state = state
         self._scenery = nodeoptions.SimulatedGpus(state.path)
@@ -151,7 +152,7 @@ class Node:
     def __init__(self, scenario: Scenario, path: pathlib.Path) -> None:
         self.scenario = scenario
         simulated.create(scenario.spec, path)
-        self.state = simulated.SharedState(path)
+        self.state = nvml_faults.SharedState(path)
         self.listen: Listen = structlog.testing.capture_logs
         self.gpus: ports.Gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=fakes.FakeClock())
         self._start = self.state.read()
@@ -169,7 +170,7 @@ class Node:
         """Bring everything back to the start of the scenario."""
         self.state.update(lambda _node: (self._start, None))
         # Anew, because a fault may have left the session open.
-        simulated.install(self.state.path)
+        nvml_faults.install(self.state.path)
         self.cluster = Cluster(self.state)
         if self.scenario.is_busy:
             self.cluster.occupy()
@@ -210,19 +211,15 @@ class Node:
         GPUs, and the last one; and every call that changes something.
         """
         self.begin()
-        self._log_calls(is_on=True)
+        self.state.log_calls(is_on=True)
         assert self.run().is_good
-        calls = libnvml.read_calls(self.state.path)
-        self._log_calls(is_on=False)
+        calls = nvml_faults.read_calls(self.state.path)
+        self.state.log_calls(is_on=False)
         self.after = self.shape()
         sites = _sites(calls)
         if not self.scenario.are_changes_all:
             return sites
         return tuple(site for site in sites if site.function in nvml_codes.CHANGES)
-
-    def _log_calls(self, *, is_on: bool) -> None:
-        options = dataclasses.replace(self.state.read().options, logs_calls=is_on)
-        self.state.set_options(options)
 
     def _new_pipeline(self) -> reconcile.Reconciler:
         world = self.cluster
@@ -243,7 +240,7 @@ def _inside(gi: states.GpuInstance) -> frozenset[object]:
     return frozenset((ci.profile_id, ci.placement) for ci in gi.compute_instances)
 
 
-def _sites(calls: Sequence[libnvml.Call]) -> tuple[Site, ...]:
+def _sites(calls: Sequence[nvml_faults.Call]) -> tuple[Site, ...]:
     counts: dict[tuple[str, int | None], int] = {}
     sessions = 0
     chosen: dict[Site, None] = {}

@@ -17,7 +17,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import lost_stderr
 from tests.faults import nvml_codes, nvml_node
 from tests.faults.nvml_codes import (
@@ -125,7 +125,9 @@ HUNG_TIMEOUT_S = 4.0
 """Also what a healthy worker may take on a machine that is busy with other tests."""
 
 
-def strike(node: nvml_node.Node, site: nvml_node.Site, fault: states.Fault) -> nvml_node.Ended:
+def strike(
+    node: nvml_node.Node, site: nvml_node.Site, fault: nvml_faults.Fault
+) -> nvml_node.Ended:
     """Run with one fault, which must have struck, and leave the node as the run leaves it."""
     node.begin()
     node.state.add_fault(fault)
@@ -169,7 +171,7 @@ def check_gpus(
 
 def play(node: nvml_node.Node, site: nvml_node.Site, code: int) -> str:
     """Have one call fail once; return how the run ended."""
-    fault = states.Fault(function=site.function, gpu=site.gpu, first=site.nth, code=code)
+    fault = nvml_faults.Fault(function=site.function, gpu=site.gpu, first=site.nth, code=code)
     ended = strike(node, site, fault)
     assert ended.tracebacks == []
     # What the change did not see at first is kept, and with it the journal until all is right.
@@ -248,7 +250,7 @@ def play_with_lost_log(
     good, tried, struck = node.listen, 0, 0
     lost: collections.Counter[str] = collections.Counter()
     for (site, code), way in zip(cases, itertools.cycle(WAYS), strict=False):
-        fault = states.Fault(function=site.function, gpu=site.gpu, first=site.nth, code=code)
+        fault = nvml_faults.Fault(function=site.function, gpu=site.gpu, first=site.nth, code=code)
         before, ends = lost.total(), []
         for listen in (good, functools.partial(lost_stderr.logging_lost, way, lost)):
             node.listen = listen
@@ -320,7 +322,7 @@ def play_hung(name: str, function: str, path: pathlib.Path) -> None:
             ended = strike(
                 node,
                 site,
-                states.Fault(function=function, gpu=site.gpu, first=site.nth, hang_s=600),
+                nvml_faults.Fault(function=function, gpu=site.gpu, first=site.nth, hang_s=600),
             )
             assert ended.outcome.reason is Reason.NVML_TIMEOUT, site
             assert ended.tracebacks == []

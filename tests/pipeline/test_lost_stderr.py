@@ -15,6 +15,7 @@ from mig_manager.core import model
 from mig_manager.sandbox.cluster import nodeoptions
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages
+from testkit import nvml_faults
 from tests import lost_stderr
 from tests.shell.shell_node import LAYOUTS, Node, wait_for
 
@@ -50,7 +51,7 @@ def test_a_change_that_fails_is_rolled_back_before_anything_is_said_and_tells_by
     node: Node, way: str
 ) -> None:
     before = node.shape
-    node.state.add_fault(states.Fault(function=CREATE, first=2, code=999))
+    node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, code=999))
 
     with lost_stderr.WAYS[way]() as stderr:
         failed = run(node, "apply", "wanted", "--debug", stderr=stderr)
@@ -131,7 +132,7 @@ def at_a_terminal(node: Node, *argv: str) -> Iterator[tuple[int, int]]:
 def test_an_ssh_session_that_is_lost_in_the_middle_of_a_change_does_not_cut_it_off(
     node: Node,
 ) -> None:
-    node.state.add_fault(states.Fault(function=CREATE, first=1, hang_s=1.0))
+    node.state.add_fault(nvml_faults.Fault(function=CREATE, first=1, hang_s=1.0))
     with at_a_terminal(node, "apply", "wanted") as (pid, master):
         wait_for(lambda: node.is_hung)
         os.close(master)

@@ -13,9 +13,9 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, outcomes, reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import nvml as simulated
-from mig_manager.sandbox import smi
-from mig_manager.sandbox.driver import libnvml, states
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import nvidia_smi, states
+from testkit import nvml_faults
 from tests import fakes, scenes
 from tests.adapters import proc_tree
 from tests.faults import nvml_codes, nvml_node
@@ -48,14 +48,14 @@ class Node:
     def __init__(self, folder: pathlib.Path, spec: str, options: states.Options) -> None:
         path = folder / "state"
         simulated.create(spec, path, options=options)
-        simulated.install(path)
-        self.state = simulated.SharedState(path)
+        nvml_faults.install(path)
+        self.state = nvml_faults.SharedState(path)
         self.cluster = nvml_node.Cluster(self.state)
         self.may_reboot = False
         self.reboots = 0
         self.asked_to_reset: list[list[int]] = []
         self.before_reset: Callable[[], object] = lambda: None
-        smi.install(folder / "bin", path)
+        nvidia_smi.install(folder / "bin", path)
         self._layouts = LAYOUTS.replace("HALF", "3g.40gb" if "h100" in spec else "3g.20gb")
         self._gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=self.cluster.clock)
         self._reset = gpu_reset.SmiReset(
@@ -307,7 +307,7 @@ def test_a_faulty_gpu_reboots_no_node_and_costs_no_pod(boot: Boot) -> None:
     assert node.run("all").state is model.State.SUCCESS
     node.may_reboot = True
     node.state.add_fault(
-        states.Fault(
+        nvml_faults.Fault(
             function="nvmlDeviceGetHandleBy*",
             gpu=None,
             first=2,
@@ -330,7 +330,7 @@ def test_a_creation_that_a_faulty_gpu_refuses_is_reported_as_that_and_not_retrie
     node = boot()
     node.may_reboot = True
     node.state.add_fault(
-        states.Fault(
+        nvml_faults.Fault(
             function="nvmlDeviceCreateGpuInstance*",
             gpu=1,
             count=None,
@@ -473,11 +473,12 @@ def test_where_one_gpu_of_eight_changes_mode_the_others_keep_their_instances_and
     assert node.run(before).state is model.State.SUCCESS
     node.cluster.occupy()
     node.asked_to_reset.clear()
-    node.state.set_options(dataclasses.replace(options, logs_calls=True))
+    node.state.set_options(options)
+    node.state.log_calls()
     fourth = frozenset({node.gpus()[3].uuid, *node.gpus()[3].mig_uuids})
     others = node.others(3)
     staying = {uid for uid, held in node.cluster.held.items() if not held & fourth}
-    clients = [client for client in node.state.clients() if client.gpu_uuid not in fourth]
+    clients = [client for client in node.state.read().clients if client.gpu_uuid not in fourth]
 
     outcome = node.run(after)
 
@@ -485,8 +486,8 @@ def test_where_one_gpu_of_eight_changes_mode_the_others_keep_their_instances_and
     assert node.others(3) == others
     assert len(staying) == 14
     assert staying == node.cluster.held.keys() & staying & node.cluster.pods.keys()
-    assert list(node.state.clients()) == clients
-    calls = libnvml.read_calls(node.state.path)
+    assert list(node.state.read().clients) == clients
+    calls = nvml_faults.read_calls(node.state.path)
     assert {call.gpu for call in calls if call.function in nvml_codes.CHANGES} == {3}
     assert node.asked_to_reset == ([[3]] if options is ONLY_BY_TOOL else [])
     scenes.assert_nothing_taken(node.cluster)

@@ -9,8 +9,9 @@ import pytest
 
 from mig_manager.cli import console, main
 from mig_manager.core.host import gpu_processes
-from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 
@@ -18,8 +19,8 @@ POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 class Shell:
     def __init__(self, folder: pathlib.Path) -> None:
         self.path = folder / "gpus.json"
-        nvml.create("2xA100-SXM4-40GB", self.path)
-        self.state = nvml.SharedState(self.path)
+        simulated.create("2xA100-SXM4-40GB", self.path)
+        self.state = nvml_faults.SharedState(self.path)
         self.environ = {"HOME": str(folder)}
 
     def __call__(self, *argv: str) -> str:
@@ -35,7 +36,7 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
     yield Shell(tmp_path)
-    nvml.uninstall()
+    simulated.uninstall()
 
 
 def test_status_tells_programs_who_holds_which_gpu(shell: Shell) -> None:
@@ -70,7 +71,7 @@ def test_holders_of_an_instance_are_told_with_it(shell: Shell) -> None:
 def test_status_is_there_where_nobody_tells_who_holds_the_gpus(shell: Shell) -> None:
     code = states.Code.UNKNOWN
     shell.state.add_fault(
-        states.Fault(function="nvmlSystemGetDriverVersion", count=None, code=code)
+        nvml_faults.Fault(function="nvmlSystemGetDriverVersion", count=None, code=code)
     )
 
     found = json.loads(shell("status", "-o", "json"))["gpus"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
-from mig_manager.sandbox.driver import identities, states, transitions
+from mig_manager.sandbox.driver import states, transitions
 
 
 class ImpossibleStepError(AssertionError):
@@ -77,7 +77,7 @@ def _product(name: str, pci_device_id: int, memory_mib: int) -> hardware.Product
 def _situation(gpu: model.Gpu) -> transitions.Situation:
     """Return an observed GPU as the driver has it, used by no process."""
     options = states.Options()
-    board = identities.Board(
+    board = states.Board(
         index=gpu.index,
         product=_product(gpu.name, gpu.pci_device_id, gpu.memory_mib),
         uuid=gpu.uuid,
@@ -98,7 +98,7 @@ def _situation(gpu: model.Gpu) -> transitions.Situation:
     )
 
 
-def _state(board: identities.Board, instance: model.GpuInstance) -> states.GpuInstance:
+def _state(board: states.Board, instance: model.GpuInstance) -> states.GpuInstance:
     rows = board.row(instance.profile_id).compute
     return states.GpuInstance(
         instance_id=instance.instance_id,

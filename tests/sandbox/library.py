@@ -23,7 +23,9 @@ import tempfile
 import threading
 from collections.abc import Collection, Iterator
 
-from mig_manager.sandbox.driver import libnvml, statefile, states
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import programs
 
 NAME = "libnvidia-ml.so.1"
@@ -104,7 +106,7 @@ class _Server:
     def __init__(self, folder: pathlib.Path, state: pathlib.Path) -> None:
         self._state = state
         self._lock = threading.Lock()
-        self._sessions: dict[bytes, libnvml.SimulatedLibrary] = {}
+        self._sessions: dict[bytes, nvml_faults.CountingLibrary] = {}
         self._connections: dict[socket.socket, bytes] = {}
         self.errors: list[str] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -136,7 +138,7 @@ class _Server:
             process = _received(connection, 16)
             with self._lock:
                 session = self._sessions.setdefault(
-                    process, libnvml.SimulatedLibrary(statefile.SharedState(self._state))
+                    process, nvml_faults.CountingLibrary(nvml_faults.SharedState(self._state))
                 )
                 self._connections[connection] = process
             try:
@@ -162,7 +164,7 @@ def _received(connection: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-def _answer(session: libnvml.SimulatedLibrary, request: bytes) -> bytes:
+def _answer(session: nvml_faults.CountingLibrary, request: bytes) -> bytes:
     """Make one call.
 
     Raises:
@@ -184,7 +186,7 @@ def _answer(session: libnvml.SimulatedLibrary, request: bytes) -> bytes:
     return struct.pack("=i", code) + b"".join(bytes(block)[: -len(_GUARD)] for block in memory)
 
 
-def _call(entry: libnvml.EntryPoint, function: str, arguments: list[object]) -> int:
+def _call(entry: simulated.EntryPoint, function: str, arguments: list[object]) -> int:
     if function != "nvmlErrorString":
         return int(entry(*arguments))
     code, buffer = arguments

@@ -10,9 +10,11 @@ import pynvml
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 
-Start = Callable[..., nvml.SimulatedLibrary]
+Start = Callable[..., nvml_faults.CountingLibrary]
 MIG_CAPABLE = tuple(p for p in hardware.products().values() if p.profiles)
 UNKNOWN_PROFILE = 99
 
@@ -21,17 +23,17 @@ UNKNOWN_PROFILE = 99
 def node(folder: pathlib.Path) -> Iterator[Start]:
     """Give a function that boots a node and opens NVML on it; undo that afterwards."""
 
-    def boot(spec: str = "A100-SXM4-40GB", **options: Any) -> nvml.SimulatedLibrary:
+    def boot(spec: str = "A100-SXM4-40GB", **options: Any) -> nvml_faults.CountingLibrary:
         path = folder / "node.json"
-        nvml.create(spec, path, options=nvml.Options(**options))
-        library = nvml.install(path)
+        simulated.create(spec, path, options=states.Options(**options))
+        library = nvml_faults.install(path)
         pynvml.nvmlInit()
         return library
 
     try:
         yield boot
     finally:
-        nvml.uninstall()
+        simulated.uninstall()
 
 
 def refusal(call: Callable[..., object], *arguments: object) -> int:

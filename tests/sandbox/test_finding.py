@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from mig_manager.adapters.host import driver_files
-from mig_manager.sandbox import nvml, smi
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import nvidia_smi, states
+from testkit import nvml_faults
 from tests.sandbox import library
 
 _MISMATCH = 18
@@ -58,14 +59,14 @@ def shell(tmp_path: pathlib.Path) -> Machine:
 def node(folder: pathlib.Path, **options: object) -> pathlib.Path:
     """Return the state of a new node with one GPU."""
     path = folder / "node.json"
-    nvml.create("a100-sxm4-40gb", path, options=states.Options(**options))  # type: ignore[arg-type]
+    simulated.create("a100-sxm4-40gb", path, options=states.Options(**options))  # type: ignore[arg-type]
     return path
 
 
 def of_another_version(state: pathlib.Path) -> None:
     """Have the library find a kernel module of another version than its own."""
-    fault = states.Fault(function="nvmlInit*", count=None, code=_MISMATCH)
-    nvml.SharedState(state).add_fault(fault)
+    fault = nvml_faults.Fault(function="nvmlInit*", count=None, code=_MISMATCH)
+    nvml_faults.SharedState(state).add_fault(fault)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +191,11 @@ def test_nvidia_smi_is_found_on_the_path_where_no_driver_root_has_it(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:
     state = node(tmp_path, resets_itself=False)
-    smi.install(tmp_path / "conda/bin", state)
+    nvidia_smi.install(tmp_path / "conda/bin", state)
     with library.served(tmp_path / "host/usr/lib64", state):
         answer = shell(
             "apply", "whole", "-f", "-", stdin=_LAYOUT, PATH=f"nowhere:{tmp_path}/conda/bin"
         )
 
     assert answer.returncode == 0, answer.stderr
-    assert [gpu.attachments for gpu in nvml.SharedState(state).read().gpus] == [1]
+    assert [gpu.attachments for gpu in nvml_faults.SharedState(state).read().gpus] == [1]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from mig_manager.sandbox import nvml
-from mig_manager.sandbox.driver import libnvml, statefile
+from mig_manager.sandbox.driver import library as simulated
+from testkit import nvml_faults
 from tests import programs
 from tests.sandbox import library
 from tests.shell import commandline
@@ -50,7 +50,7 @@ def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
 @pytest.fixture
 def state(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "node.json"
-    nvml.create("2xA100-SXM4-40GB", path)
+    simulated.create("2xA100-SXM4-40GB", path)
     return path
 
 
@@ -93,7 +93,7 @@ def test_the_library_exports_each_function_of_the_simulated_driver_and_no_other(
     listed = library.run("nm", "--dynamic", "--defined-only", file)
     exported = {line.split()[-1] for line in listed.splitlines()}
 
-    assert exported == {*libnvml._FUNCTIONS, "nvmlErrorString"}
+    assert exported == {*simulated._FUNCTIONS, "nvmlErrorString"}
 
 
 def test_structs_of_the_library_are_laid_out_as_pynvml_lays_them_out(
@@ -206,7 +206,7 @@ def test_without_a_driver_behind_the_library_commands_say_that_none_is_loaded(
 
 
 def test_a_write_past_the_memory_of_a_client_is_found() -> None:
-    session = libnvml.SimulatedLibrary(statefile.SharedState(pathlib.Path("none.json")))
+    session = nvml_faults.CountingLibrary(nvml_faults.SharedState(pathlib.Path("none.json")))
     too_small = b"m" + struct.pack("=Q", 4) + bytes(4)
     code = b"v" + struct.pack("=Q", 0)
 
@@ -241,7 +241,7 @@ def test_nvidias_go_binding_sees_the_instances_that_we_made(
 
 def instances(state: pathlib.Path) -> list[str]:
     """Return the profiles of the GPU instances that the driver has."""
-    shared = statefile.SharedState(state)
+    shared = nvml_faults.SharedState(state)
     return sorted(
         board.row(instance.profile_id).name
         for board, gpu in zip(shared.boards, shared.read().gpus, strict=True)

@@ -14,9 +14,10 @@ import pytest
 from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import node, nvml
+from mig_manager.sandbox import node
 from mig_manager.sandbox.cluster import manifests, nodeoptions, objects
-from testkit import apiserver
+from mig_manager.sandbox.driver import library as simulated
+from testkit import apiserver, nvml_faults
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _GPU = "nvidia.com/gpu"
@@ -95,7 +96,7 @@ class World:
 @pytest.fixture
 def state_file(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "nvml.json"
-    nvml.create("8xa100-sxm4-40gb", path)
+    simulated.create("8xa100-sxm4-40gb", path)
     return path
 
 
@@ -158,13 +159,13 @@ def wait_for_plugin(world: World, *, other_than: str = "") -> objects.JsonObject
 
 @contextlib.contextmanager
 def driver(state_file: pathlib.Path) -> Iterator[None]:
-    nvml.install(state_file)
+    nvml_faults.install(state_file)
     pynvml.nvmlInit()
     try:
         yield
     finally:
         pynvml.nvmlShutdown()
-        nvml.uninstall()
+        simulated.uninstall()
 
 
 def partition(state_file: pathlib.Path, *gpus: int, count: int = 7) -> None:
@@ -296,12 +297,12 @@ def test_a_cordon_does_not_keep_the_plugin_away(plain_world: World) -> None:
 
 
 def test_the_running_plugin_watches_every_gpu_and_lets_go_when_it_ends(world: World) -> None:
-    state = nvml.SharedState(world.state_file)
-    wait_for(lambda: len(state.clients()) == 8)
-    assert {client.kind.value for client in state.clients()} == {"monitor"}
+    state = nvml_faults.SharedState(world.state_file)
+    wait_for(lambda: len(state.read().clients) == 8)
+    assert {client.kind.value for client in state.read().clients} == {"monitor"}
     world.label(cluster.PLUGIN_DEPLOY_LABEL, "false")
 
-    wait_for(lambda: not state.clients())
+    wait_for(lambda: not state.read().clients)
 
 
 def test_pods_get_devices_of_their_own_that_pod_resources_shows(
@@ -421,8 +422,8 @@ def test_strategy_mixed_without_any_device_waits_and_stays_ready(
     partition(state_file, *range(8), count=0)
     with running(state_file, _QUICK) as world:
         pod = wait_for_plugin(world)
-        state = nvml.SharedState(state_file)
-        wait_for(lambda: len(state.clients()) == 8)
+        state = nvml_faults.SharedState(state_file)
+        wait_for(lambda: len(state.read().clients) == 8)
 
         assert objects.is_ready(plugin(world) or {})
         assert objects.uid(plugin(world) or {}) == objects.uid(pod)
@@ -444,17 +445,17 @@ def test_the_pods_of_a_deleted_daemon_set_go(world: World) -> None:
 
 
 def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(world: World) -> None:
-    state = nvml.SharedState(world.state_file)
+    state = nvml_faults.SharedState(world.state_file)
     world.api.post(
         "/apis/apps/v1/namespaces/gpu-operator/daemonsets", manifests.monitor_daemon_set()
     )
     label = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
     world.label(label, "true")
-    wait_for(lambda: sum("dcgm" in client.name for client in state.clients()) == 8)
-    assert {client.kind.value for client in state.clients()} == {"monitor"}
+    wait_for(lambda: sum("dcgm" in client.name for client in state.read().clients) == 8)
+    assert {client.kind.value for client in state.read().clients} == {"monitor"}
     world.label(label, cluster.PAUSED_VALUE)
 
-    wait_for(lambda: not any("dcgm" in client.name for client in state.clients()))
+    wait_for(lambda: not any("dcgm" in client.name for client in state.read().clients))
 
 
 def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Path) -> None:
@@ -504,4 +505,4 @@ def test_a_reboot_takes_instances_and_the_devices_of_pods_and_brings_the_plugin_
         new = wait_for_plugin(world)
         assert objects.uid(new) == objects.uid(old)
         assert objects.restart_count(new) == 1
-        assert nvml.SharedState(state_file).read().boots == 1
+        assert nvml_faults.SharedState(state_file).read().boots == 1

@@ -8,16 +8,17 @@ from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model
-from mig_manager.sandbox import nvml
 from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.driver import library as simulated
+from testkit import nvml_faults
 
 
 @pytest.fixture
 def state_file(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A node with MIG off on one GPU, and whole and partial compute instances on another."""
     path = tmp_path / "nvml.json"
-    nvml.create("2xa100-sxm4-40gb", path)
-    nvml.install(path)
+    simulated.create("2xa100-sxm4-40gb", path)
+    nvml_faults.install(path)
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(1)
     pynvml.nvmlDeviceSetMigMode(handle, 1)
@@ -27,7 +28,7 @@ def state_file(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
             pynvml.nvmlGpuInstanceCreateComputeInstance(instance, compute_instance)
     pynvml.nvmlShutdown()
     yield path
-    nvml.uninstall()
+    simulated.uninstall()
 
 
 def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:

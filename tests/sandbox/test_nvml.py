@@ -8,8 +8,9 @@ import pynvml
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.sandbox import nvml_rig
 
 
@@ -39,11 +40,11 @@ def test_handles_of_a_closed_session_are_void(start: nvml_rig.Start) -> None:
 
 
 def test_without_a_node_no_driver_is_loaded(tmp_path: pathlib.Path) -> None:
-    nvml.install(tmp_path / "none.json")
+    nvml_faults.install(tmp_path / "none.json")
     try:
         assert nvml_rig.refusal(pynvml.nvmlInit) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     finally:
-        nvml.uninstall()
+        simulated.uninstall()
 
 
 def test_functions_that_the_driver_lacks_are_not_found(start: nvml_rig.Start) -> None:

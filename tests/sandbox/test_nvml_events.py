@@ -12,8 +12,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.sandbox import nvml_rig
 
 CHANGE = pynvml.nvmlEventMigConfigChange
@@ -51,12 +52,12 @@ def is_silent(events: Any) -> bool:
     return code == int(pynvml.NVML_ERROR_TIMEOUT)
 
 
-def elsewhere(library: nvml.SimulatedLibrary, code: str) -> subprocess.Popen[bytes]:
+def elsewhere(library: nvml_faults.CountingLibrary, code: str) -> subprocess.Popen[bytes]:
     """Start another process that runs code on the same node's first GPU."""
     script = f"""
 import pathlib, pynvml
-from mig_manager.sandbox import nvml
-nvml.install(pathlib.Path({str(library.state.path)!r}))
+from mig_manager.sandbox.driver import library as simulated
+simulated.install(pathlib.Path({str(library.state.path)!r}))
 pynvml.nvmlInit()
 device = pynvml.nvmlDeviceGetHandleByIndex(0)
 {code}
@@ -256,7 +257,7 @@ def test_the_knob_outlives_the_process_and_old_files_do_without_it(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "node.json"
-    nvml.create("A30", path, options=nvml.Options(mig_events=states.MigEvents.NEVER))
-    assert nvml.SharedState(path).read().options.mig_events is states.MigEvents.NEVER
+    simulated.create("A30", path, options=states.Options(mig_events=states.MigEvents.NEVER))
+    assert nvml_faults.SharedState(path).read().options.mig_events is states.MigEvents.NEVER
     path.write_text(path.read_text().replace('"mig_events": "never", ', ""))
-    assert nvml.SharedState(path).read().options.mig_events is states.MigEvents.ALWAYS
+    assert nvml_faults.SharedState(path).read().options.mig_events is states.MigEvents.ALWAYS

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from mig_manager.sandbox import nvml, smi
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import nvidia_smi, states
+from testkit import nvml_faults
 from tests.sandbox import nvml_rig
 
 FIRST, SECOND = "00000000:07:00.0", "00000000:0F:00.0"
@@ -23,10 +23,10 @@ def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
 
 
 def said(
-    capsys: pytest.CaptureFixture[str], library: nvml.SimulatedLibrary, *line: str
+    capsys: pytest.CaptureFixture[str], library: nvml_faults.CountingLibrary, *line: str
 ) -> tuple[int, str]:
     """Return how ``nvidia-smi`` ends, and what it says."""
-    status = smi.main([str(library.state.path), *line])
+    status = nvidia_smi.main([str(library.state.path), *line])
     return status, capsys.readouterr().out
 
 
@@ -146,13 +146,13 @@ def test_an_unknown_gpu_and_a_missing_driver_have_their_own_statuses(
 ) -> None:
     library = start()
     assert said(capsys, library, "-r", "-i", "7") == (6, "No devices were found\n")
-    assert smi.main([str(tmp_path / "none"), "-q", "-x"]) == 9
+    assert nvidia_smi.main([str(tmp_path / "none"), "-q", "-x"]) == 9
 
 
 def test_the_stand_in_is_a_program(tmp_path: pathlib.Path, start: nvml_rig.Start) -> None:
     library = start(resets_itself=False)
     pynvml.nvmlDeviceSetMigMode(gpu(), 1)
-    program = smi.install(tmp_path / "usr/bin", library.state.path)
+    program = nvidia_smi.install(tmp_path / "usr/bin", library.state.path)
 
     done = subprocess.run([program, "-r", "-i", "0"], check=True, capture_output=True, text=True)  # noqa: S603
 
@@ -182,6 +182,6 @@ def test_a_handle_and_a_minor_number_last_until_the_gpu_is_attached_anew(
 
 def test_a_node_kept_on_disk_remembers_its_links(start: nvml_rig.Start) -> None:
     library = start("2xA100", linked_gpus=((0, 1),), reattaches=True)
-    again = nvml.SharedState(library.state.path).read()
+    again = nvml_faults.SharedState(library.state.path).read()
     assert again.options == library.state.read().options
     assert again.options.linked_gpus == ((0, 1),)

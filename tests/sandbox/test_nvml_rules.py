@@ -4,7 +4,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox.driver import identities, rules, states, transitions
+from mig_manager.sandbox.driver import states, transitions
 
 ENUMS = {"1g": 0, "2g": 1, "3g": 2, "4g": 3, "7g": 4, "1g+me": 7, "1gR2": 9}
 PRODUCTS = tuple(p for p in hardware.products().values() if p.profiles)
@@ -43,7 +43,7 @@ def situation(
     gpu: states.GpuState, product: str, *, is_swapped: bool = False
 ) -> transitions.Situation:
     options = states.Options(swapped_gpus=(0,) if is_swapped else ())
-    (board,) = identities.boards(product, options)
+    (board,) = states.parse_boards(product, options)
     return transitions.Situation(board=board, gpu=gpu, clients=(), options=options, serial=1)
 
 
@@ -102,7 +102,10 @@ def test_each_profile_can_be_created_to_its_maximum_and_no_further(
 @pytest.mark.parametrize("is_swapped", [False, True])
 def test_ids_of_disjoint_placements_differ(product: hardware.Product, *, is_swapped: bool) -> None:
     places = {place for row in product.profiles for place in row.placements}
-    ids = {place: rules.gpu_instance_id(product, place, is_swapped=is_swapped) for place in places}
+    ids = {
+        place: transitions.gpu_instance_id(product, place, is_swapped=is_swapped)
+        for place in places
+    }
     assert len(set(ids.values())) == len(places)
     assert all(0 <= number <= 14 for number in ids.values())
 
@@ -159,7 +162,7 @@ def test_compute_instances_of_a_gpu_never_share_a_graphics_engine() -> None:
     for product in PRODUCTS:
         rows = [row for row in product.profiles if row.enum_index == 0]
         engines = [
-            rules.physical_engine(product, place, model.Placement(0, 1))
+            states._physical_engine(product, place, model.Placement(0, 1))
             for place in rows[0].placements
         ]
         assert len(set(engines)) == rows[0].max_instances

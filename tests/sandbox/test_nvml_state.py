@@ -16,13 +16,14 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.sandbox import nvml
-from mig_manager.sandbox.driver import libnvml, states
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 
 OPENING = """
 import pathlib, sys, pynvml
-from mig_manager.sandbox import nvml
-nvml.install(pathlib.Path(sys.argv[1]))
+from mig_manager.sandbox.driver import library as simulated
+simulated.install(pathlib.Path(sys.argv[1]))
 pynvml.nvmlInit()
 device = pynvml.nvmlDeviceGetHandleByIndex(0)
 """
@@ -32,13 +33,16 @@ device = pynvml.nvmlDeviceGetHandleByIndex(0)
 def path(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Name a state file in a folder that is still to be made."""
     yield tmp_path / "node" / "state.json"
-    nvml.uninstall()
+    simulated.uninstall()
 
 
-def boot(path: pathlib.Path, spec: str = "A100", **options: Any) -> nvml.SharedState:
+def boot(
+    path: pathlib.Path, spec: str = "A100", *, logs_calls: bool = False, **options: Any
+) -> nvml_faults.SharedState:
     """Boot a node, open NVML on it and switch MIG on everywhere."""
-    nvml.create(spec, path, options=nvml.Options(**options))
-    library = nvml.install(path)
+    simulated.create(spec, path, options=states.Options(**options))
+    library = nvml_faults.install(path)
+    library.state.log_calls(is_on=logs_calls)
     pynvml.nvmlInit()
     for index in range(pynvml.nvmlDeviceGetCount()):
         assert pynvml.nvmlDeviceSetMigMode(gpu(index), 1) == pynvml.NVML_SUCCESS
@@ -66,23 +70,23 @@ def create_on(*indices: int) -> None:
         tuple(pool.map(create, indices))
 
 
-def changes(path: pathlib.Path) -> list[libnvml.Call]:
+def changes(path: pathlib.Path) -> list[nvml_faults.Call]:
     """Return the logged creations, in the order in which the driver began them."""
-    calls = [c for c in libnvml.read_calls(path) if "CreateGpuInstance" in c.function]
+    calls = [c for c in nvml_faults.read_calls(path) if "CreateGpuInstance" in c.function]
     return sorted(calls, key=lambda call: call.entered_ns)
 
 
 def test_creating_a_node_again_keeps_it(path: pathlib.Path) -> None:
     boot(path, "2xA30", seed="first")
     before = path.read_bytes()
-    nvml.create("2xA30", path, options=nvml.Options(seed="second"))
+    simulated.create("2xA30", path, options=states.Options(seed="second"))
     assert path.read_bytes() == before
 
 
 def test_creating_another_node_in_the_same_file_is_a_usage_error(path: pathlib.Path) -> None:
-    nvml.create("2xA30", path)
+    simulated.create("2xA30", path)
     with pytest.raises(errors.UsageError, match="2xA30"):
-        nvml.create("4xA30", path)
+        simulated.create("4xA30", path)
 
 
 def test_state_survives_the_file(path: pathlib.Path) -> None:
@@ -90,21 +94,22 @@ def test_state_survives_the_file(path: pathlib.Path) -> None:
         path,
         "2xA100",
         latency=states.Latency(query_s=0.001),
-        faults=(states.Fault(function="x*", gpu=1, first=2, count=None, code=19),),
         absent_functions=("nvmlX",),
         swapped_gpus=(1,),
     )
     instance = pynvml.nvmlDeviceCreateGpuInstance(gpu(), 9)
     pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
     state.add_client(pynvml.nvmlDeviceGetUUID(gpu()), name="train")
-    assert nvml.SharedState(path).read() == state.read()
+    state.add_fault(nvml_faults.Fault(function="x*", gpu=1, first=2, count=None, code=19))
+    assert nvml_faults.SharedState(path).faults() == state.faults()
+    assert nvml_faults.SharedState(path).read() == state.read()
 
 
 def test_nodes_with_other_seeds_have_other_uuids(tmp_path: pathlib.Path) -> None:
     seen = set()
     for seed in ("a", "b"):
-        nvml.create("2xA30", tmp_path / seed, options=nvml.Options(seed=seed))
-        seen |= {board.uuid for board in nvml.SharedState(tmp_path / seed).boards}
+        simulated.create("2xA30", tmp_path / seed, options=states.Options(seed=seed))
+        seen |= {board.uuid for board in nvml_faults.SharedState(tmp_path / seed).boards}
     assert len(seen) == 4
 
 
@@ -122,7 +127,7 @@ def test_another_process_sees_what_this_one_did_and_the_other_way_round(
 
 def test_process_killed_in_a_hung_call_leaves_gpu_and_state_usable(path: pathlib.Path) -> None:
     state = boot(path)
-    state.add_fault(states.Fault(function="nvmlDeviceCreateGpuInstance", hang_s=60))
+    state.add_fault(nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance", hang_s=60))
     body = "pynvml.nvmlDeviceCreateGpuInstance(device, 9)"
     with subprocess.Popen(program(path, body)) as process:  # noqa: S603 - our own interpreter
         wait = threading.Event()
@@ -135,7 +140,7 @@ def test_process_killed_in_a_hung_call_leaves_gpu_and_state_usable(path: pathlib
 
 def test_crash_fault_kills_the_process(path: pathlib.Path) -> None:
     state = boot(path)
-    state.add_fault(states.Fault(function="nvmlDeviceGetName", crashes=True))
+    state.add_fault(nvml_faults.Fault(function="nvmlDeviceGetName", crashes=True))
     done = subprocess.run(  # noqa: S603 - our own interpreter
         program(path, "pynvml.nvmlDeviceGetName(device)"), capture_output=True, check=False
     )
@@ -146,7 +151,9 @@ def test_crash_fault_kills_the_process(path: pathlib.Path) -> None:
 def test_faults_strike_the_calls_they_are_for(path: pathlib.Path) -> None:
     state = boot(path, "2xA100")
     state.add_fault(
-        states.Fault(function="nvmlDeviceCreateGpuInstance*", gpu=0, first=2, count=2, code=19)
+        nvml_faults.Fault(
+            function="nvmlDeviceCreateGpuInstance*", gpu=0, first=2, count=2, code=19
+        )
     )
     codes = []
     for _ in range(4):
@@ -165,7 +172,7 @@ def test_faults_strike_the_calls_they_are_for(path: pathlib.Path) -> None:
 def test_fault_can_strike_every_call_of_a_lost_gpu(path: pathlib.Path) -> None:
     state = boot(path)
     device = gpu()
-    lost = states.Fault(function="*", gpu=0, count=None, code=states.Code.GPU_IS_LOST)
+    lost = nvml_faults.Fault(function="*", gpu=0, count=None, code=states.Code.GPU_IS_LOST)
     state.add_fault(lost)
     for call in (pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetMigMode):
         with pytest.raises(pynvml.NVMLError_GpuIsLost):
@@ -204,7 +211,7 @@ def test_processes_changing_one_gpu_at_once_lose_nothing(path: pathlib.Path) -> 
     instances = state.read().gpus[0].instances
     assert len({instance.serial for instance in instances}) == 6
     assert len({instance.placement for instance in instances}) == 6
-    calls = libnvml.read_calls(path)
+    calls = nvml_faults.read_calls(path)
     assert len({call.pid for call in calls}) == 4
     assert {call.pid for call in calls} >= {os.getpid()}
 
@@ -230,7 +237,7 @@ def test_reboot_ends_instances_and_clients_and_modes_that_do_not_persist(
     state.reboot()
     assert pynvml.nvmlDeviceGetMigMode(gpu()) == mode
     assert state.read().gpus[0].instances == ()
-    assert state.clients() == ()
+    assert state.read().clients == ()
     assert state.boot_id != boot_id
 
 
@@ -259,28 +266,28 @@ def test_removing_a_client_twice_is_done(path: pathlib.Path) -> None:
     client = state.add_client(pynvml.nvmlDeviceGetUUID(gpu()), name="train")
     state.remove_client(client)
     state.remove_client(client)
-    assert state.clients() == ()
+    assert state.read().clients == ()
 
 
 def test_unlogged_node_has_no_calls(path: pathlib.Path) -> None:
     boot(path)
-    assert libnvml.read_calls(path) == ()
+    assert nvml_faults.read_calls(path) == ()
 
 
 def test_uninstalling_makes_pynvml_forget_the_simulation(path: pathlib.Path) -> None:
     boot(path)
-    nvml.uninstall()
+    simulated.uninstall()
     with pytest.raises(pynvml.NVMLError_Uninitialized):
         pynvml.nvmlDeviceGetCount()
 
 
 def test_second_installation_is_not_served_by_the_first(tmp_path: pathlib.Path) -> None:
     for index, spec in enumerate(("A30", "2xA30")):
-        nvml.create(spec, tmp_path / str(index))
-        nvml.install(tmp_path / str(index))
+        simulated.create(spec, tmp_path / str(index))
+        nvml_faults.install(tmp_path / str(index))
         pynvml.nvmlInit()
         assert pynvml.nvmlDeviceGetCount() == index + 1
-    nvml.uninstall()
+    simulated.uninstall()
 
 
 def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
@@ -290,7 +297,7 @@ def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
     def read() -> int:
         seen = 0
         while not stop.is_set():
-            seen = max(seen, len(nvml.SharedState(path).read().gpus[0].instances))
+            seen = max(seen, len(nvml_faults.SharedState(path).read().gpus[0].instances))
         return seen
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -315,7 +322,7 @@ def test_what_another_process_changes_is_seen_at_once(path: pathlib.Path) -> Non
 def test_a_write_that_nobody_lived_to_count_is_seen_after_a_moment(path: pathlib.Path) -> None:
     state = boot(path)
     counted = path.with_name(f"{path.name}.writes").read_bytes()
-    other = nvml.SharedState(path)
+    other = nvml_faults.SharedState(path)
     other.reboot()
     path.with_name(f"{path.name}.writes").write_bytes(counted)
     # Whoever changes the node looks at the file whatever was counted.
@@ -329,5 +336,5 @@ def test_a_write_that_nobody_lived_to_count_is_seen_after_a_moment(path: pathlib
 
 def test_nothing_is_left_beside_a_node_that_does_not_exist(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError):
-        nvml.SharedState(tmp_path / "none").read()
+        nvml_faults.SharedState(tmp_path / "none").read()
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,8 @@ from hypothesis import strategies
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox import nvml
-from mig_manager.sandbox.driver import identities, states
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.sandbox import nvml_rig
 
 PRODUCTS = ("A100", "H100", "GH200", "A30", "RTX-PRO-6000")
@@ -22,7 +22,7 @@ REFUSALS = (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, pynvml.NVML_ERROR_IN_USE)
 class Walk:
     """A GPU on which random things are done."""
 
-    def __init__(self, library: nvml.SimulatedLibrary) -> None:
+    def __init__(self, library: nvml_faults.CountingLibrary) -> None:
         self.library = library
         self.device = nvml_rig.enabled()
         (self.board,) = library.state.boards
@@ -114,7 +114,7 @@ def disjoint(places: list[model.Placement]) -> bool:
     return len(taken) == len(set(taken))
 
 
-def mig_uuids(board: identities.Board, gpu: states.GpuState) -> list[str]:
+def mig_uuids(board: states.Board, gpu: states.GpuState) -> list[str]:
     return [
         board.mig_uuid(instance, compute)
         for instance in gpu.instances

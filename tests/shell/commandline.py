@@ -8,7 +8,7 @@ import pathlib
 import structlog
 
 from mig_manager.cli import console, main, parser
-from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import library as simulated
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Shell:
 
 def forget() -> None:
     """Undo what a command line does to its process, which is not to last."""
-    nvml.uninstall()
+    simulated.uninstall()
     forget_log()
 
 

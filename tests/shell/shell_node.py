@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 
 LAYOUTS = """
 version: v1
@@ -50,8 +51,8 @@ class Node:
         self.layouts = folder / "layouts.yaml"
         self.layouts.write_text(layouts, encoding="utf-8")
         self.path = folder / "node.json"
-        nvml.create(spec, self.path, options=options)
-        self.state = nvml.SharedState(self.path)
+        simulated.create(spec, self.path, options=options)
+        self.state = nvml_faults.SharedState(self.path)
         self.journal = self.state.beside("journal")
 
     def command(self, *argv: str) -> list[str]:
@@ -84,7 +85,7 @@ class Node:
         self.state.update(lambda node: (dataclasses.replace(node, options=options), None))
 
     def hang_in(self, function: str, *, first: int = 1) -> None:
-        self.state.add_fault(states.Fault(function=function, first=first, hang_s=FOREVER_S))
+        self.state.add_fault(nvml_faults.Fault(function=function, first=first, hang_s=FOREVER_S))
 
     @property
     def is_hung(self) -> bool:

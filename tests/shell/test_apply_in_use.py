@@ -1,13 +1,13 @@
 """``apply`` as a process beside programs that use what it must destroy; on simulated GPUs."""
 
-import dataclasses
 import json
 import pathlib
 import signal
 
 import pytest
 
-from mig_manager.sandbox.driver import libnvml, states
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.shell.shell_node import Node, wait_for
 
 
@@ -34,8 +34,7 @@ def use(node: Node, profile: str, *, gpu: int = 1) -> states.Client:
 def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(node: Node) -> None:
     use(node, "2g.10gb")
     before = node.shape
-    options = node.state.read().options
-    node.state.set_options(dataclasses.replace(options, logs_calls=True))
+    node.state.log_calls()
 
     done = node.run("apply", "wanted")
 
@@ -45,7 +44,7 @@ def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(node: 
     assert "nothing was changed" in done.stderr
     assert node.shape == before
     assert not node.journal.exists()
-    called = {call.function for call in libnvml.read_calls(node.path)}
+    called = {call.function for call in nvml_faults.read_calls(node.path)}
     assert called
     assert not {name for name in called if "Destroy" in name or "Create" in name}
 

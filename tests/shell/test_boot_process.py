@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core import model
-from mig_manager.sandbox import nvml
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages
+from testkit import nvml_faults
 from tests.shell.shell_node import Node, wait_for
 
 LAYOUTS = """
@@ -74,11 +74,11 @@ def seen(node: Node) -> object:
 
 
 @contextlib.contextmanager
-def counted(node: Node) -> Iterator[list[states.ArmedFault]]:
+def counted(node: Node) -> Iterator[list[nvml_faults.ArmedFault]]:
     """Count the calls that change something."""
     for function in MUTATING:
-        node.state.add_fault(states.Fault(function=function, count=None))
-    calls: list[states.ArmedFault] = []
+        node.state.add_fault(nvml_faults.Fault(function=function, count=None))
+    calls: list[nvml_faults.ArmedFault] = []
     yield calls
     calls.extend(armed for armed in node.state.faults() if armed.fired)
     node.state.clear_faults()
@@ -219,7 +219,7 @@ def test_a_node_where_nothing_is_kept_gets_the_fallback_of_the_peers_variables(
 def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
     node.state.reboot()
     node.state.add_fault(
-        states.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
+        nvml_faults.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
     )
     with node.started("boot", "--driver-timeout-s", "500") as process:
         wait_for(lambda: node.is_hung)
@@ -232,7 +232,7 @@ def test_a_driver_that_is_not_loaded_in_time_is_a_failure_that_costs_nothing(nod
     before = node.shape
     node.state.reboot()
     node.state.add_fault(
-        states.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
+        nvml_faults.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
     )
 
     late = node.run("boot", "--driver-timeout-s", "0.3")
@@ -254,7 +254,7 @@ def test_what_an_agent_has_proven_comes_back_too() -> None:
         assert world.wait_for_end("other") is model.State.SUCCESS
         world.stop_agent()
         before = world.gpus.observe()
-        state = nvml.SharedState(world.state_file)
+        state = nvml_faults.SharedState(world.state_file)
         state.reboot()
 
         back = subprocess.run(  # noqa: S603 - our own program
@@ -279,7 +279,7 @@ def test_a_boot_that_is_stopped_in_mid_change_completes_it_and_leaves_nothing_to
     before = node.shape
     node.state.reboot()
     assert node.shape != before
-    node.state.add_fault(states.Fault(function=CREATE, first=2, hang_s=1.5))
+    node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, hang_s=1.5))
     with node.started("boot") as process:
         wait_for(lambda: node.is_hung)
         process.send_signal(signal.SIGTERM)

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.shell.shell_node import Node, wait_for
 
 LAYOUTS = """
@@ -164,7 +165,7 @@ def test_a_restore_that_fails_brings_back_what_was(kept: Kept) -> None:
     assert kept.node.run("apply", "now").returncode == 0
     before = kept.node.shape
     kept.node.state.add_fault(
-        states.Fault(function=CREATE, gpu=1, first=2, code=states.Code.UNKNOWN)
+        nvml_faults.Fault(function=CREATE, gpu=1, first=2, code=states.Code.UNKNOWN)
     )
 
     answer = kept.node.run(*kept.argv)

@@ -24,10 +24,11 @@ from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, rights
 from mig_manager.core.records import status
-from mig_manager.sandbox import node, nvml
+from mig_manager.sandbox import node
 from mig_manager.sandbox.apiserver import access
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from testkit import apiserver
+from testkit import apiserver, nvml_faults
 from tests.adapters import proc_tree
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -73,11 +74,11 @@ class Patient:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self.path = folder / "gpus.json"
-        self.state = nvml.SharedState(self.path)
+        self.state = nvml_faults.SharedState(self.path)
         self.argv = ["--simulate-state", str(self.path)]
 
     def born(self, spec: str = SPEC, **options: object) -> "Patient":
-        nvml.create(spec, self.path, options=dataclasses.replace(nvml.Options(), **options))  # type: ignore[arg-type]
+        simulated.create(spec, self.path, options=dataclasses.replace(states.Options(), **options))  # type: ignore[arg-type]
         return self
 
     def settings(self, *argv: str, **changes: object) -> command_settings.DoctorSettings:
@@ -146,7 +147,7 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient) -> None:
 
 def test_a_driver_that_hangs_hides_nothing_else(patient: Patient) -> None:
     patient.born()
-    patient.state.add_fault(states.Fault(function="nvmlInit*", count=None, hang_s=600.0))
+    patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, hang_s=600.0))
     since = time.monotonic()
 
     told = patient.told("--timeout-s", "4")
@@ -160,7 +161,7 @@ def test_a_driver_that_hangs_hides_nothing_else(patient: Patient) -> None:
 
 def test_a_driver_that_crashes_hides_nothing_else(patient: Patient) -> None:
     patient.born()
-    patient.state.add_fault(states.Fault(function="nvmlInit*", count=None, crashes=True))
+    patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, crashes=True))
 
     told = patient.told()
 

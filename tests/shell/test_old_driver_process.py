@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.shell.shell_node import Node
 
 CREATE = "nvmlDeviceCreateGpuInstance"
@@ -37,7 +38,7 @@ def test_a_driver_that_cannot_be_told_a_place_gets_all_instances_back_after_a_fa
     node = node_without(tmp_path, CREATE_WITH_PLACEMENT)
     before = node.shape
     node.state.add_fault(
-        states.Fault(
+        nvml_faults.Fault(
             function="nvmlGpuInstanceCreateComputeInstance*",
             gpu=1,
             code=states.Code.INSUFFICIENT_RESOURCES,

@@ -8,10 +8,10 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import nvml
 from mig_manager.sandbox.cluster import nodeoptions, objects
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.show import stages
+from testkit import nvml_faults
 from tests.pipeline.test_observability import Observed, free_port
 from tests.shell import shell_node
 
@@ -33,27 +33,27 @@ mig-configs:
   - {devices: [0, 7], mig-enabled: true, mig-devices: {1g.5gb: 7}}
 """
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
-LOSE_AT_CREATION = states.Fault(function=CREATE, gpu=LOST, loses_gpu=True)
+LOSE_AT_CREATION = nvml_faults.Fault(function=CREATE, gpu=LOST, loses_gpu=True)
 """In the middle of the change of this GPU: its old instances are gone."""
-REFUSE_ELSEWHERE = states.Fault(
+REFUSE_ELSEWHERE = nvml_faults.Fault(
     function=CREATE, gpu=5, first=2, code=states.Code.INSUFFICIENT_RESOURCES
 )
 """Has the change fail, and all GPUs be rolled back; once, so that the rollback succeeds."""
 
-LOSE_AT_ROLLBACK = states.Fault(function=CREATE, gpu=LOST, first=8, loses_gpu=True)
+LOSE_AT_ROLLBACK = nvml_faults.Fault(function=CREATE, gpu=LOST, first=8, loses_gpu=True)
 """After the seven creations of the change."""
 
 
 # -- at the command line --------------------------------------------------------------------------
 
 
-def shapes(state: nvml.SharedState) -> list[tuple[bool, int]]:
+def shapes(state: nvml_faults.SharedState) -> list[tuple[bool, int]]:
     """Return MIG mode and number of instances of each GPU."""
     gpus = state.read().gpus
     return [(gpu.is_enabled, len(gpu.instances)) for gpu in gpus]
 
 
-def of_others(state: nvml.SharedState) -> set[tuple[bool, int]]:
+def of_others(state: nvml_faults.SharedState) -> set[tuple[bool, int]]:
     return {shape for index, shape in enumerate(shapes(state)) if index != LOST}
 
 
@@ -250,8 +250,8 @@ def served(world: stages.Stage) -> set[tuple[bool, int]]:
     return of_others(simulated_state(world))
 
 
-def simulated_state(world: stages.Stage) -> nvml.SharedState:
-    return nvml.SharedState(world.state_file)
+def simulated_state(world: stages.Stage) -> nvml_faults.SharedState:
+    return nvml_faults.SharedState(world.state_file)
 
 
 def event_reasons(world: stages.Stage) -> Mapping[str, str]:

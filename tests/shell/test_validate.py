@@ -15,7 +15,7 @@ import yaml
 from mig_manager.catalogue import hardware
 from mig_manager.cli import console, main, validate
 from mig_manager.core.layout import config
-from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import library as simulated
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
@@ -56,7 +56,7 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
     yield Shell(tmp_path)
-    nvml.uninstall()
+    simulated.uninstall()
     structlog.reset_defaults()
 
 

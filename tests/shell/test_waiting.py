@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox import nvml
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.shell import commandline
 from tests.shell.commandline import Shell
 
@@ -39,11 +40,13 @@ def layouts(tmp_path: pathlib.Path) -> str:
     return str(path)
 
 
-def node(tmp_path: pathlib.Path, options: states.Options) -> tuple[nvml.SharedState, list[str]]:
+def node(
+    tmp_path: pathlib.Path, options: states.Options
+) -> tuple[nvml_faults.SharedState, list[str]]:
     """Simulate GPUs whose driver does not switch the mode by itself."""
     path = tmp_path / "gpus.json"
-    nvml.create("2xA30", path, options=options)
-    return nvml.SharedState(path), ["--simulate-state", str(path)]
+    simulated.create("2xA30", path, options=options)
+    return nvml_faults.SharedState(path), ["--simulate-state", str(path)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from mig_manager.change import instrumentation
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
-from mig_manager.sandbox import nvml as simulated
+from mig_manager.sandbox.driver import library as simulated
+from testkit import nvml_faults
 from tests import fakes
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -98,7 +99,7 @@ def partition(heard: metrics.Metrics, state: pathlib.Path) -> None:
     devices = {profile_name.parse("1g.5gb"): 7}
     wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
     gpus.execute(planner.plan(before, wanted))
-    simulated.SharedState(state).lose_gpu(1)
+    nvml_faults.SharedState(state).lose_gpu(1)
     gpus.observe()
 
 

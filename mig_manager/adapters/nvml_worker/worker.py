@@ -136,7 +136,7 @@ def _listen(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
 
 
 def _simulate(state: str) -> None:
-    from mig_manager.sandbox import nvml as simulated  # noqa: PLC0415 - not for real GPUs
+    from mig_manager.sandbox.driver import library as simulated  # noqa: PLC0415 - not for real GPUs
 
     library = simulated.install(pathlib.Path(state))
     # A real driver has its state in memory.

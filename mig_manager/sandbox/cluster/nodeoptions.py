@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
-from mig_manager.sandbox.driver import identities, statefile, states
+from mig_manager.sandbox.driver import state_file, states
 
 
 class Strategy(enum.Enum):
@@ -114,11 +114,11 @@ class SimulatedGpus:
     """Implements ``NodeGpus`` over the state file of the simulated NVML.
 
     Args:
-        state_file: As the simulated NVML has it.
+        path: The state file of the simulated driver.
     """
 
-    def __init__(self, state_file: pathlib.Path) -> None:
-        self._state = statefile.SharedState(state_file)
+    def __init__(self, path: pathlib.Path) -> None:
+        self._state = state_file.SharedState(path)
 
     def observe(self) -> tuple[SeenGpu, ...]:
         """Return every GPU that is not lost, ascending by index."""
@@ -147,7 +147,7 @@ class SimulatedGpus:
         self._state.reboot()
 
 
-def _seen(board: identities.Board, gpu: states.GpuState) -> SeenGpu:
+def _seen(board: states.Board, gpu: states.GpuState) -> SeenGpu:
     return SeenGpu(
         index=board.index,
         uuid=board.uuid,
@@ -167,7 +167,7 @@ def _seen(board: identities.Board, gpu: states.GpuState) -> SeenGpu:
 
 
 def _profile(
-    board: identities.Board,
+    board: states.Board,
     instance: states.GpuInstance,
     compute: states.ComputeInstance,
 ) -> model.Profile:

@@ -1,7 +1,6 @@
-"""The parts of the simulated NVML; ``sandbox.nvml`` puts them in the place of the C library.
+"""A simulated NVML driver.
 
-``libnvml`` is the library as ctypes sees it; ``queries``, ``events``, ``mig`` and ``instances``
-are its C functions, built from ``calls`` and ``memory``. What a GPU does is pure: ``transitions``
-change ``states`` by the driver's ``rules``, and ``identities`` never change. ``statefile`` keeps
-a node where all processes find it, written by ``codec``.
+``library`` is what pynvml loads; ``device_functions`` and ``mig_functions`` are its C functions,
+built from ``calls``. A GPU's behaviour is pure: ``transitions`` change ``states``. ``state_file``
+shares a node among processes, and ``nvidia_smi`` is a program over the same file.
 """

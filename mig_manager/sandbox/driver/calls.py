@@ -1,8 +1,8 @@
-"""What a simulated C function is: its names, the handles it takes, what it sees, its price.
+"""Simulated C functions: sessions with their handles, the view a function gets, its registration.
 
 Functions register in a ``Registry`` of their module and get a view of the node followed by the
-raw C arguments. Queries write to the caller's memory; changes also return the GPU as it is
-afterwards. Either refuses by raising.
+raw C arguments. Queries write to the caller's memory; changes also return the GPU's new state.
+Both raise ``Refused`` for an NVML error code.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mig_manager.catalogue import hardware
-from mig_manager.sandbox.driver import identities, memory, states, transitions
+from mig_manager.sandbox.driver import memory, states, transitions
 
 
 class Kind(enum.Enum):
-    """What a handle stands for."""
+    """Kind of a handle."""
 
     GPU = "gpu"
     MIG_DEVICE = "mig device"
@@ -26,7 +26,7 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What one handle stands for; serials tell an instance from its successor in its place."""
+    """The object of one handle; a serial distinguishes an instance from its successor."""
 
     kind: Kind
     gpu: int
@@ -36,14 +36,14 @@ class Target:
     """Of a whole GPU on a node where a handle does not outlive a reset."""
 
 
-def attachment(node: states.NodeState, gpu: int) -> int:
-    """Return what tells a GPU from itself before a reset, where handles do not outlive that."""
+def _attachment(node: states.NodeState, gpu: int) -> int:
+    """Return a number that changes at each reset on a node where a reset voids handles."""
     return node.gpus[gpu].attachments if node.options.reattaches else 0
 
 
 def whole(node: states.NodeState, gpu: int) -> Target:
-    """Return the target of a GPU's handle, as it is attached now."""
-    return Target(kind=Kind.GPU, gpu=gpu, attachment=attachment(node, gpu))
+    """Return the target of a GPU's handle."""
+    return Target(kind=Kind.GPU, gpu=gpu, attachment=_attachment(node, gpu))
 
 
 def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeInstance) -> Target:
@@ -52,35 +52,35 @@ def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeIn
 
 
 class EventSet:
-    """The GPUs that one event set watches, and up to which change it has told of each."""
+    """The GPUs that one event set watches, and the last reported change of each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
 
     def watch(self, gpu: int, changes: int) -> None:
-        """Tell of a GPU's changes from now on; one that is watched already stays as it is."""
+        """Report a GPU's changes from now on, unless it is watched already."""
         with self._lock:
-            self._told.setdefault(gpu, changes)
+            self._reported.setdefault(gpu, changes)
 
     def take(self, node: states.NodeState) -> int | None:
-        """Return the index of a GPU with a change that was not told yet, and count it as told.
+        """Return the index of a GPU with an unreported change, and count that as reported.
 
         Raises:
             Refused: GPU_IS_LOST: a watched GPU has fallen off the bus (``nvml.h``).
         """
         with self._lock:
-            for gpu, told in self._told.items():
+            for gpu, reported in self._reported.items():
                 if node.gpus[gpu].is_lost:
                     raise states.Refused(states.Code.GPU_IS_LOST)
-                if told < node.gpus[gpu].changes:
-                    self._told[gpu] = told + 1
+                if reported < node.gpus[gpu].changes:
+                    self._reported[gpu] = reported + 1
                     return gpu
         return None
 
 
 class Session:
-    """One process's initialised library: how often, and the handles it has given out."""
+    """One process's initialised library: its depth and its handles."""
 
     _FIRST = 0x7F00_0000_1000
     _FIRST_EVENT_SET = 0x7E00_0000_1000
@@ -106,7 +106,7 @@ class Session:
             self._depth += 1
 
     def end(self) -> None:
-        """Undo one initialisation; the last one makes all handles void."""
+        """Undo one initialisation; the last one voids all handles."""
         with self._lock:
             self._depth -= 1
             if self._depth == 0:
@@ -115,7 +115,7 @@ class Session:
                 self._event_sets.clear()
 
     def pause(self, seconds: float) -> None:
-        """Let time pass without a lock held, so that other calls go on."""
+        """Wait without a lock, so that other calls continue."""
         self._pause.wait(seconds)
 
     def new_event_set(self) -> int:
@@ -127,10 +127,10 @@ class Session:
             return handle
 
     def event_set(self, argument: Any) -> EventSet:
-        """Return the event set that an argument stands for.
+        """Return the event set of a handle argument.
 
         Raises:
-            Refused: INVALID_ARGUMENT, there is none, or it was freed.
+            Refused: INVALID_ARGUMENT for an unknown or freed handle.
         """
         found = self._event_sets.get(memory.address(argument))
         if found is None:
@@ -138,7 +138,7 @@ class Session:
         return found
 
     def free_event_set(self, argument: Any) -> None:
-        """Forget an event set.
+        """Free an event set.
 
         Raises:
             Refused: INVALID_ARGUMENT, as ``event_set``.
@@ -159,10 +159,10 @@ class Session:
             return handle
 
     def target(self, argument: Any) -> Target:
-        """Return what a handle argument stands for.
+        """Return the target of a handle argument.
 
         Raises:
-            Refused: INVALID_ARGUMENT, this session did not give it out.
+            Refused: INVALID_ARGUMENT for a handle of no or another session.
         """
         target = self._targets.get(memory.address(argument))
         if target is None:
@@ -172,16 +172,16 @@ class Session:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class View:
-    """What a function sees when it is called; made for each call, so that being frozen is dear."""
+    """The node as a function sees it; made for each call, where a frozen class is slow."""
 
     session: Session
     node: states.NodeState
-    boards: tuple[identities.Board, ...]
-    look: Callable[[], states.NodeState]
-    """Gives the node as it is at the time, for calls that take long."""
+    boards: tuple[states.Board, ...]
+    read: Callable[[], states.NodeState]
+    """Reads the node again, for calls that take long."""
 
     def put_handle(self, reference: Any, target: Target) -> None:
-        """Give the caller a handle.
+        """Write a handle for the caller.
 
         Raises:
             Refused: INVALID_ARGUMENT, the pointer is NULL.
@@ -196,13 +196,13 @@ class DeviceView(View):
     target: Target
 
     @property
-    def board(self) -> identities.Board:
-        """What never changes of its GPU."""
+    def board(self) -> states.Board:
+        """The constant properties of its GPU."""
         return self.boards[self.target.gpu]
 
     @property
     def gpu(self) -> states.GpuState:
-        """What can change of its GPU."""
+        """The state of its GPU."""
         return self.node.gpus[self.target.gpu]
 
     @property
@@ -226,7 +226,7 @@ class DeviceView(View):
         """Its GPU instance.
 
         Raises:
-            Refused: INVALID_ARGUMENT, it was destroyed after the handle was given out.
+            Refused: INVALID_ARGUMENT, it was destroyed.
         """
         for instance in self.gpu.instances:
             if instance.serial == self.target.instance:
@@ -238,7 +238,7 @@ class DeviceView(View):
         """Its compute instance.
 
         Raises:
-            Refused: INVALID_ARGUMENT, it was destroyed after the handle was given out.
+            Refused: INVALID_ARGUMENT, it was destroyed.
         """
         for compute in self.instance.compute_instances:
             if compute.serial == self.target.compute:
@@ -247,11 +247,7 @@ class DeviceView(View):
 
     @property
     def parent(self) -> hardware.GpuProfile:
-        """The profile of its GPU instance.
-
-        Raises:
-            Refused: INVALID_ARGUMENT, as ``instance``.
-        """
+        """The profile of its GPU instance."""
         return self.board.row(self.instance.profile_id)
 
     @property
@@ -273,24 +269,16 @@ class DeviceView(View):
         )
 
     def row(self, profile_id: Any) -> hardware.GpuProfile:
-        """Return the profile of the GPU that an argument names.
-
-        Raises:
-            Refused: INVALID_ARGUMENT, there is none.
-        """
+        """Return the GPU's profile with this id, or raise ``Refused``."""
         return self.board.row(memory.number(profile_id))
 
     def check(self) -> None:
-        """Refuse handles of what is gone.
-
-        Raises:
-            Refused: INVALID_ARGUMENT; GPU_IS_LOST.
-        """
+        """Raise ``Refused`` for the handle of a lost GPU or of something destroyed."""
         if self.gpu.is_lost:
             raise states.Refused(states.Code.GPU_IS_LOST)
         match self.target.kind:
             case Kind.GPU:
-                if self.target.attachment != attachment(self.node, self.target.gpu):
+                if self.target.attachment != _attachment(self.node, self.target.gpu):
                     raise states.Refused(states.Code.INVALID_ARGUMENT)
             case Kind.GPU_INSTANCE:
                 _ = self.instance
@@ -342,13 +330,13 @@ class Registry:
         )
 
     def query(self, *names: str, takes: frozenset[Kind]) -> Callable[[Body], Body]:
-        """Register a function that asks about a device or an instance, under its C names."""
+        """Register a query of a device or an instance under its C names."""
         return self._register(
             names, lambda body: Function(body=body, takes=takes, price=_query_price)
         )
 
     def change(self, name: str, *, takes: Kind, price: Price) -> Callable[[Body], Body]:
-        """Register a function that changes a GPU: it returns the GPU's new state."""
+        """Register a change of a GPU, which returns the GPU's new state."""
         return self._register(
             (name,),
             lambda body: Function(

@@ -71,7 +71,7 @@ def put_all(reference: Any, kind: Any, values: list[Any]) -> None:
 
 
 def put_placements(
-    placements: tuple[model.Placement, ...], kind: Any, places: Any, count: Any
+    placements: tuple[model.Placement, ...], kind: Any, array: Any, count: Any
 ) -> None:
     """Write placements and their number; only the number where the caller has no array.
 
@@ -79,9 +79,9 @@ def put_placements(
         Refused: INVALID_ARGUMENT, there is nowhere to write the number.
         BufferError: The array is too short.
     """
-    if places is not None:
+    if array is not None:
         values = [kind(start=place.start, size=place.size) for place in placements]
-        put_all(places, kind, values)
+        put_all(array, kind, values)
     put(count, ctypes.c_uint, len(placements))
 
 

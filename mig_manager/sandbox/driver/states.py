@@ -1,15 +1,16 @@
-"""What the simulated driver knows: GPUs, instances, clients, faults, and the knobs to turn.
+"""The state of a simulated node as frozen values: GPUs, instances, clients, options.
 
-Everything here is a frozen value, so that a change is a new value and a reader never sees half
-of one.
+MIG UUIDs since R470 are a pure function of GPU, GPU instance and graphics engine, built as the
+open kernel modules do (``gpu_uuid.c``): so a slot that is created again has its old UUID again.
 """
 
 import dataclasses
 import enum
-import fnmatch
-from collections.abc import Mapping
-from typing import Any
+import functools
+import hashlib
+import uuid
 
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
 
 
@@ -89,36 +90,6 @@ class Client:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Something that goes wrong on purpose.
-
-    Calls are counted over all processes that share the state. With neither code, hang nor crash
-    a fault only counts.
-    """
-
-    function: str
-    """C function name or glob, such as ``nvmlDeviceCreateGpuInstance*`` or ``*``."""
-    gpu: int | None = None
-    """NVML index; None matches calls on any GPU and calls on none."""
-    first: int = 1
-    """The first matching call that it strikes, from 1."""
-    count: int | None = 1
-    """How many calls in a row it strikes; None: every one from ``first`` on."""
-    code: int | None = None
-    """What the call returns without having done anything; None: it does its work."""
-    hang_s: float = 0.0
-    """Seconds that the call blocks first, holding what the driver would hold."""
-    crashes: bool = False
-    """Whether the process dies in the call, as in a bug of the vendor library."""
-    loses_gpu: bool = False
-    """Whether the GPU of the call falls off the bus in it."""
-
-    def strikes(self, nth: int) -> bool:
-        """Tell whether the nth matching call, from 1, is struck."""
-        return nth >= self.first and (self.count is None or nth < self.first + self.count)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
     """Seconds that calls take; all zero unless asked for."""
 
@@ -177,10 +148,6 @@ class Options:
     absent_functions: tuple[str, ...] = ()
     """C functions that this driver's library does not export."""
     driver_version: str = "580.95.05"
-    faults: tuple[Fault, ...] = ()
-    """Faults in place from the start."""
-    logs_calls: bool = False
-    """Whether every call is appended to a log beside the state file."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,30 +198,6 @@ class GpuState:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ArmedFault:
-    """A fault with its counters."""
-
-    fault: Fault
-    seen: int = 0
-    """Matching calls so far."""
-    fired: int = 0
-    """Calls struck so far."""
-
-    def matches(self, function: str, gpu: int | None) -> bool:
-        """Tell whether a call is one that this fault counts."""
-        is_gpu = self.fault.gpu is None or self.fault.gpu == gpu
-        return is_gpu and fnmatch.fnmatchcase(function, self.fault.function)
-
-    def counted(self, function: str, gpu: int | None) -> "ArmedFault":
-        """Return the fault after a call."""
-        if not self.matches(function, gpu):
-            return self
-        seen = self.seen + 1
-        fired = self.fired + self.fault.strikes(seen)
-        return dataclasses.replace(self, seen=seen, fired=fired)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """All that the processes of a simulated node share."""
 
@@ -262,9 +205,10 @@ class NodeState:
     options: Options
     gpus: tuple[GpuState, ...]
     clients: tuple[Client, ...] = ()
-    faults: tuple[ArmedFault, ...] = ()
     next_serial: int = 1
     boots: int = 0
+    is_instrumented: bool = False
+    """Whether calls pass through the instruments of the tests."""
 
     def with_gpu(self, index: int, gpu: GpuState) -> "NodeState":
         """Return the node with one GPU changed and a serial used up."""
@@ -283,64 +227,100 @@ class NodeState:
         return tuple(client for client in self.clients if client.gpu_uuid == gpu_uuid)
 
 
-def encode(value: Any) -> Any:
-    """Return frozen values as what ``json.dumps`` takes."""
-    if isinstance(value, model.Placement):
-        return [value.start, value.size]
-    if dataclasses.is_dataclass(value):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [encode(item) for item in value]
-    return value.value if isinstance(value, enum.Enum) else value
+_NAMESPACE = bytes.fromhex("c816c9a3522456bf9d9aac7ea703fb5b")
 
 
-def decode(raw: Mapping[str, Any]) -> NodeState:
-    """Return the node that ``encode`` wrote."""
-    return NodeState(
-        **{
-            **raw,
-            "options": _options(raw["options"]),
-            "gpus": tuple(_gpu(each) for each in raw["gpus"]),
-            "clients": tuple(_client(each) for each in raw["clients"]),
-            "faults": tuple(_armed(each) for each in raw["faults"]),
-        }
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """The constant properties of one simulated GPU."""
+
+    index: int
+    product: hardware.Product
+    uuid: str
+    pci_bus: int
+    is_swapped: bool
+    serial_number: int
+    """The 64-bit device identity burnt into a GPU, from which its UUIDs follow."""
+
+    @property
+    def pci_address(self) -> str:
+        """Domain:bus:device.function as NVML spells it."""
+        return f"00000000:{self.pci_bus:02X}:00.0"
+
+    def row(self, profile_id: int) -> hardware.GpuProfile:
+        """Return the profile with the driver's id.
+
+        Raises:
+            Refused: INVALID_ARGUMENT, this GPU has no such profile.
+        """
+        for row in self.product.profiles:
+            if row.profile_id == profile_id:
+                return row
+        raise Refused(Code.INVALID_ARGUMENT)
+
+    def mig_uuid(self, instance: GpuInstance, compute: ComputeInstance) -> str:
+        """Return the UUID of the MIG device of a compute instance."""
+        engine = _physical_engine(self.product, instance.placement, compute.placement)
+        suffix = b"\x0bSMC" + _u32(instance.instance_id) + _u32(engine)
+        return f"MIG-{_hashed(self.product, self.serial_number, suffix)}"
+
+
+def parse_boards(spec: str, options: Options) -> tuple[Board, ...]:
+    """Return the GPUs of a node, ascending by index.
+
+    Raises:
+        UsageError: The spec is malformed.
+    """
+    return tuple(
+        _board(index, product, options) for index, product in enumerate(hardware.parse_node(spec))
     )
 
 
-def _options(raw: Mapping[str, Any]) -> Options:
-    return Options(
-        **{
-            **raw,
-            "latency": Latency(**raw["latency"]),
-            "swapped_gpus": tuple(raw["swapped_gpus"]),
-            "linked_gpus": tuple(tuple(each) for each in raw.get("linked_gpus", ())),
-            "virtualization": Virtualization(raw["virtualization"]),
-            # A file from before events were simulated has no such knob.
-            "mig_events": MigEvents(raw.get("mig_events", MigEvents.ALWAYS)),
-            "absent_functions": tuple(raw["absent_functions"]),
-            "faults": tuple(Fault(**each) for each in raw["faults"]),
-        }
+def _board(index: int, product: hardware.Product, options: Options) -> Board:
+    digest = hashlib.sha256(f"{options.seed}/{index}/{product.key}".encode()).digest()
+    serial_number = int.from_bytes(digest[:8], "little")
+    return Board(
+        index=index,
+        product=product,
+        uuid=f"GPU-{_hashed(product, serial_number)}",
+        pci_bus=7 + 8 * index,
+        is_swapped=index in options.swapped_gpus,
+        serial_number=serial_number,
     )
 
 
-def _gpu(raw: Mapping[str, Any]) -> GpuState:
-    instances = tuple(_gpu_instance(each) for each in raw["instances"])
-    return GpuState(**{**raw, "instances": instances})
+def _hashed(product: hardware.Product, serial_number: int, suffix: bytes = b"") -> uuid.UUID:
+    return _uuid((product.pci_device_ids[0] >> 16) & 0xFFFF, serial_number, suffix)
 
 
-def _gpu_instance(raw: Mapping[str, Any]) -> GpuInstance:
-    computes = tuple(_compute_instance(each) for each in raw["compute_instances"])
-    placement = model.Placement(*raw["placement"])
-    return GpuInstance(**{**raw, "placement": placement, "compute_instances": computes})
+@functools.lru_cache(maxsize=1024)
+def _uuid(chip: int, serial_number: int, suffix: bytes) -> uuid.UUID:
+    text = b"NVIDIA GPU\x02" + chip.to_bytes(2, "little")
+    text += b"\x08" + serial_number.to_bytes(8, "little") + suffix
+    digest = hashlib.sha1(_NAMESPACE + text, usedforsecurity=False).digest()
+    return uuid.UUID(bytes=digest[:16], version=5)
 
 
-def _compute_instance(raw: Mapping[str, Any]) -> ComputeInstance:
-    return ComputeInstance(**{**raw, "placement": model.Placement(*raw["placement"])})
+def _u32(number: int) -> bytes:
+    return number.to_bytes(4, "little")
 
 
-def _client(raw: Mapping[str, Any]) -> Client:
-    return Client(**{**raw, "kind": ClientKind(raw["kind"])})
+def _physical_engine(
+    product: hardware.Product, instance: model.Placement, compute: model.Placement
+) -> int:
+    """Return the graphics engine that a compute instance runs on; unique within a GPU.
+
+    Inferred: engines follow the compute slices, which begin where the memory slices do.
+    """
+    per_engine = 3 if product.grid is hardware.Grid.TWELVE_SLICE else 1
+    return instance.start // per_engine + compute.start
 
 
-def _armed(raw: Mapping[str, Any]) -> ArmedFault:
-    return ArmedFault(**{**raw, "fault": Fault(**raw["fault"])})
+def boards_of(node: NodeState) -> tuple[Board, ...]:
+    """Return the constant properties of a node's GPUs, ascending by index."""
+    return _boards(node.spec, node.options.seed, node.options.swapped_gpus)
+
+
+@functools.lru_cache(maxsize=8)
+def _boards(spec: str, seed: str, swapped_gpus: tuple[int, ...]) -> tuple[Board, ...]:
+    return parse_boards(spec, Options(seed=seed, swapped_gpus=swapped_gpus))

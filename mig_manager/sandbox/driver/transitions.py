@@ -1,16 +1,16 @@
-"""What the simulated driver does with one GPU: pure transitions, in the driver's check order.
+"""The simulated driver's transitions of one GPU: pure functions, in the driver's check order.
 
-Each function returns the GPU as it is afterwards, or raises ``Refused`` with the code that the
-driver would give. The order of the checks is part of the behaviour: callers see the first that
-fails. Sources: ``nvml.h``, ``kernel_mig_manager.c`` of the open kernel modules, captures.
+Each returns the GPU as it is afterwards, or raises ``Refused`` with the code that the driver would
+give. The order of the checks is part of the behaviour: callers see the first that fails. Sources:
+``nvml.h``, ``kernel_mig_manager.c`` of the open kernel modules, captures.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox.driver import identities, rules, states
+from mig_manager.sandbox.driver import states
 
 COMPUTE_PROFILE_COUNT = 9
 """``NVML_COMPUTE_INSTANCE_PROFILE_COUNT``."""
@@ -20,7 +20,7 @@ COMPUTE_PROFILE_COUNT = 9
 class Situation:
     """One GPU at the moment of a call."""
 
-    board: identities.Board
+    board: states.Board
     gpu: states.GpuState
     clients: tuple[states.Client, ...]
     """Of this GPU and its instances."""
@@ -68,7 +68,7 @@ def reset(gpu: states.GpuState) -> states.GpuState:
     )
 
 
-def reboot(board: identities.Board, gpu: states.GpuState) -> states.GpuState:
+def reboot(board: states.Board, gpu: states.GpuState) -> states.GpuState:
     """Return the GPU after a reboot: Ampere keeps its mode (InfoROM), newer GPUs lose it.
 
     A reset that is not part of a switch of mode takes it from them just so (MIG User Guide).
@@ -97,9 +97,7 @@ def create_gpu_instance(
     if place is None or not _engines_left(now, row):
         raise states.Refused(states.Code.INSUFFICIENT_RESOURCES)
     instance = states.GpuInstance(
-        instance_id=rules.gpu_instance_id(
-            now.board.product, place, is_swapped=now.board.is_swapped
-        ),
+        instance_id=gpu_instance_id(now.board.product, place, is_swapped=now.board.is_swapped),
         serial=now.serial,
         profile_id=profile_id,
         placement=place,
@@ -138,7 +136,7 @@ def create_compute_instance(
     row = compute_row(now.board, instance, profile_id)
     if placement is not None and placement not in row.placements:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
-    place = rules.choose(
+    place = choose(
         row.placements if placement is None else (placement,),
         compute_taken(instance),
         [other.placements for other in rows],
@@ -146,7 +144,7 @@ def create_compute_instance(
     if place is None:
         raise states.Refused(states.Code.INSUFFICIENT_RESOURCES)
     compute = states.ComputeInstance(
-        instance_id=rules.lowest_free(c.instance_id for c in instance.compute_instances),
+        instance_id=lowest_free(c.instance_id for c in instance.compute_instances),
         serial=now.serial,
         profile_id=profile_id,
         placement=place,
@@ -174,13 +172,13 @@ def destroy_compute_instance(
 def gpu_instance_capacity(now: Situation, row: hardware.GpuProfile) -> int:
     """Return how many more GPU instances of a profile fit now."""
     return min(
-        rules.room(row.placements, gpu_taken(now.gpu)),
+        room(row.placements, gpu_taken(now.gpu)),
         _engines_left(now, row),
     )
 
 
 def compute_row(
-    board: identities.Board, instance: states.GpuInstance, profile_id: int
+    board: states.Board, instance: states.GpuInstance, profile_id: int
 ) -> hardware.ComputeProfile:
     """Return the compute-instance profile of a GPU instance.
 
@@ -257,12 +255,12 @@ def require_mig(now: Situation) -> None:
 
 def _choose(now: Situation, candidates: Sequence[model.Placement]) -> model.Placement | None:
     offered = [row.placements for row in now.board.product.profiles]
-    return rules.choose(candidates, gpu_taken(now.gpu), offered)
+    return choose(candidates, gpu_taken(now.gpu), offered)
 
 
 def _engines_left(now: Situation, row: hardware.GpuProfile) -> int:
     drawn = [now.board.row(instance.profile_id).engines for instance in now.gpu.instances]
-    return rules.engines_left(now.board.product, drawn, row.engines)
+    return engines_left(now.board.product, drawn, row.engines)
 
 
 def _is_computing(clients: Sequence[states.Client]) -> bool:
@@ -285,8 +283,8 @@ def _holds(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What became of an attempt."""
+class ResetResult:
+    """The result of a reset command."""
 
     refused: Mapping[int, states.Code] = dataclasses.field(default_factory=dict)
     """Index of a GPU that could not be reset, and why; empty: all were."""
@@ -299,9 +297,9 @@ class Answer:
         return next(iter(self.refused.values()), states.Code.SUCCESS)
 
 
-def attempt(
-    node: states.NodeState, boards: Sequence[identities.Board], chosen: Sequence[int]
-) -> tuple[states.NodeState, Answer]:
+def reset_gpus(
+    node: states.NodeState, boards: Sequence[states.Board], chosen: Sequence[int]
+) -> tuple[states.NodeState, ResetResult]:
     """Reset GPUs in one command; where one is refused, nothing has changed.
 
     Args:
@@ -315,18 +313,18 @@ def attempt(
         if (code := _refusal(node, boards[index])) is not states.Code.SUCCESS
     }
     if refused:
-        return node, Answer(refused=refused)
+        return node, ResetResult(refused=refused)
     groups = [group for group in node.options.linked_gpus if set(group) & set(chosen)]
     missing = sorted({index for group in groups for index in group} - set(chosen))
     if missing:
         alone = dict.fromkeys(chosen, states.Code.NOT_SUPPORTED)
-        return node, Answer(refused=alone, missing=tuple(missing))
+        return node, ResetResult(refused=alone, missing=tuple(missing))
     for index in chosen:
         node = node.with_gpu(index, reboot(boards[index], node.gpus[index]))
-    return node, Answer()
+    return node, ResetResult()
 
 
-def _refusal(node: states.NodeState, board: identities.Board) -> states.Code:
+def _refusal(node: states.NodeState, board: states.Board) -> states.Code:
     if node.gpus[board.index].is_lost:
         return states.Code.GPU_IS_LOST
     if not node.options.permitted:
@@ -339,3 +337,88 @@ def _refusal(node: states.NodeState, board: identities.Board) -> states.Code:
     ):
         return states.Code.IN_USE
     return states.Code.SUCCESS
+
+
+# -- the driver's choices -------------------------------------------------------------------------
+#
+# NVIDIA's chooser for GPU instances is closed. Its twin for compute instances is in the open
+# kernel modules (``kmigmgrGetFreeCTSId``: take what reduces the remaining capacity the least), and
+# the same rule reproduces every published sequence of GPU-instance placements we know of.
+
+
+def is_free(place: model.Placement, taken: Iterable[model.Placement]) -> bool:
+    """Tell whether a span shares no slice with those taken."""
+    return not any(place.overlaps(other) for other in taken)
+
+
+def choose(
+    candidates: Iterable[model.Placement],
+    taken: Sequence[model.Placement],
+    offered: Sequence[Sequence[model.Placement]],
+) -> model.Placement | None:
+    """Return the free span that leaves most (profile, span) pairs free; the lowest of equals.
+
+    There is no look-ahead: the driver strands room that a wiser order would have kept, which is
+    why mig-manager names its placements.
+
+    Args:
+        candidates: The spans of the profile to place.
+        taken: The spans in use.
+        offered: The spans of each profile on offer, the placed one included.
+
+    Returns:
+        None when no candidate is free.
+    """
+
+    def left(place: model.Placement) -> int:
+        used = (*taken, place)
+        return sum(is_free(other, used) for places in offered for other in places)
+
+    free = [place for place in candidates if is_free(place, taken)]
+    return max(free, key=lambda place: (left(place), -place.start), default=None)
+
+
+def room(
+    candidates: Iterable[model.Placement],
+    taken: Sequence[model.Placement],
+) -> int:
+    """Return how many more spans of one profile fit side by side."""
+    used = list(taken)
+    for place in candidates:
+        if is_free(place, used):
+            used.append(place)
+    return len(used) - len(taken)
+
+
+def engines_left(
+    product: hardware.Product, drawn: Iterable[model.Engines], wanted: model.Engines
+) -> int:
+    """Return how many instances the media engines still allow; a large number if unlimited."""
+    pool = model.Engines.pool(row.engines for row in product.profiles)
+    total = sum(drawn, start=model.Engines())
+    count = 0
+    while count < product.max_instances and (total := total + wanted).within(pool):
+        count += 1
+    return count
+
+
+def gpu_instance_id(
+    product: hardware.Product, placement: model.Placement, *, is_swapped: bool
+) -> int:
+    """Return the id of the GPU instance at a placement: the driver's swizzId.
+
+    The whole GPU is 0, its halves are 1-2, quarters 3-6, eighths 7-14. On a swapped board of the
+    seven-slice kind, placements keep their coordinates while ids count the other half first.
+    Source: id ranges of ``kmigmgr_ga100.c``, mapping from captures of both kinds of board.
+    """
+    parts = product.memory_slices // placement.size
+    index = placement.start // placement.size
+    if is_swapped and product.grid is hardware.Grid.SEVEN_SLICE:
+        index ^= parts // 2
+    return parts - 1 + index
+
+
+def lowest_free(used: Iterable[int]) -> int:
+    """Return the lowest number from 0 that is not used: the id of the next compute instance."""
+    taken = set(used)
+    return next(number for number in range(len(taken) + 1) if number not in taken)

@@ -20,9 +20,9 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import node
-from mig_manager.sandbox import nvml as simulated
 from mig_manager.sandbox.apiserver import server as api_server
 from mig_manager.sandbox.cluster import manifests, nodeoptions, objects, view
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 
 NODE_NAME = "sandbox"
@@ -105,7 +105,7 @@ class Stage:
         self.socket = folder / "pr.sock"
         self.config_file.write_text(self._config_text, encoding="utf-8")
         simulated.create(
-            self._spec, self.state_file, options=simulated.Options(latency=self._latency)
+            self._spec, self.state_file, options=states.Options(latency=self._latency)
         )
         simulated.install(self.state_file)
         exits.callback(simulated.uninstall)

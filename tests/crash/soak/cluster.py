@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from mig_manager.core import ports
 from mig_manager.core.node import clients, cluster
-from mig_manager.sandbox.driver import statefile, states
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import fakes
 from tests.crash.soak import driver, script
 
@@ -22,7 +23,7 @@ class Cluster(fakes.World):
     def __init__(self, spec: str, *, is_gated: bool, script_: script.Script) -> None:
         super().__init__(gpus=())
         self.script = script_
-        self.state: statefile.SharedState = driver.MemoryState(
+        self.state: nvml_faults.SharedState = driver.MemoryState(
             spec, options=states.Options(swapped_gpus=(0,))
         )
         self.plugin_is_gated = is_gated

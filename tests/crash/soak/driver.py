@@ -11,31 +11,42 @@ import pynvml
 from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model, steps, timing
-from mig_manager.sandbox import nvml
-from mig_manager.sandbox.driver import identities, libnvml, statefile, states, transitions
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import states, transitions
+from testkit import nvml_faults
 
 Geometry = tuple[tuple[object, ...], ...]
 """Modes, places and spans of every GPU; no ids, which the driver gives at will."""
 
 
-class MemoryState(statefile.SharedState):
+class MemoryState(nvml_faults.SharedState):
     """The state of a node that one process keeps to itself: no file, hence quick."""
 
     def __init__(self, spec: str, *, options: states.Options) -> None:
         self._lock = threading.RLock()
-        boards = identities.boards(spec, options)
+        boards = states.parse_boards(spec, options)
         self._node = states.NodeState(
             spec=spec, options=options, gpus=tuple(states.GpuState() for _ in boards)
         )
+        self._own_instruments = nvml_faults.Instruments()
 
     def read(self) -> states.NodeState:
         return self._node
 
-    def read_anew(self) -> states.NodeState:
+    def read_uncached(self) -> states.NodeState:
         return self._node
 
     def _write(self, node: states.NodeState) -> None:
         self._node = node
+
+    def _instruments(self) -> nvml_faults.Instruments:
+        return self._own_instruments
+
+    def _edit_instruments(
+        self, change: Callable[[nvml_faults.Instruments], nvml_faults.Instruments]
+    ) -> None:
+        with self._lock:
+            self._own_instruments = change(self._own_instruments)
 
     @contextmanager
     def _exclusively(self, suffix: str) -> Iterator[None]:
@@ -43,12 +54,12 @@ class MemoryState(statefile.SharedState):
             yield
 
 
-class Library(libnvml.SimulatedLibrary):
+class Library(nvml_faults.CountingLibrary):
     """Tells before and after each change that a GPU takes."""
 
     def __init__(
         self,
-        state: statefile.SharedState,
+        state: nvml_faults.SharedState,
         *,
         on_change: Callable[[], object],
         on_gone: Callable[[str, Mapping[str, str]], object],
@@ -59,7 +70,7 @@ class Library(libnvml.SimulatedLibrary):
         self._on_gone = on_gone
         self._on_changed = on_changed
 
-    def _change(self, attempt: "libnvml._Attempt") -> None:
+    def _change(self, attempt: "simulated.Attempt") -> None:
         self._on_change()
         before = devices(self.state)
         super()._change(attempt)
@@ -71,12 +82,12 @@ class Library(libnvml.SimulatedLibrary):
 
 def load(library: Library) -> None:
     """Put it under pynvml as a new process finds it: nothing open, nothing cached."""
-    nvml._load(library)
+    simulated.load(library)
 
 
 def unload() -> None:
     """Take it away again."""
-    nvml.uninstall()
+    simulated.uninstall()
     assert pynvml.nvmlLib is None
 
 
@@ -109,7 +120,7 @@ def real_adapter(clock: timing.Clock) -> OneByOne:
     return OneByOne(nvml_adapter.NvmlGpus(in_use_timeout_s=2.0, clock=clock))
 
 
-def devices(state: statefile.SharedState) -> dict[str, str]:
+def devices(state: nvml_faults.SharedState) -> dict[str, str]:
     """Return what a device plugin finds: UUID to resource name, whole GPUs where MIG is off."""
     found: dict[str, str] = {}
     for board, gpu in zip(state.boards, state.read().gpus, strict=True):
@@ -121,7 +132,7 @@ def devices(state: statefile.SharedState) -> dict[str, str]:
     return found
 
 
-def counted(state: statefile.SharedState, index: int) -> collections.Counter[str] | None:
+def counted(state: nvml_faults.SharedState, index: int) -> collections.Counter[str] | None:
     """Return the compute instances of a GPU by name; None while MIG is off."""
     board, gpu = state.boards[index], state.read().gpus[index]
     if not gpu.is_enabled:
@@ -131,14 +142,14 @@ def counted(state: statefile.SharedState, index: int) -> collections.Counter[str
     )
 
 
-def orphans(state: statefile.SharedState) -> int:
+def orphans(state: nvml_faults.SharedState) -> int:
     """Count the GPU instances without a compute instance."""
     return sum(
         not instance.compute_instances for gpu in state.read().gpus for instance in gpu.instances
     )
 
 
-def geometry(state: statefile.SharedState) -> Geometry:
+def geometry(state: nvml_faults.SharedState) -> Geometry:
     """Return what must come back when a change fails."""
     return tuple(
         (
@@ -160,13 +171,13 @@ def geometry(state: statefile.SharedState) -> Geometry:
 
 
 def _name(
-    board: identities.Board, instance: states.GpuInstance, compute: states.ComputeInstance
+    board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
 ) -> str:
     return transitions.compute_name(board.row(instance.profile_id), compute.placement.size)
 
 
 def remove_behind_back(
-    state: statefile.SharedState, number: int, *, spared: Collection[str]
+    state: nvml_faults.SharedState, number: int, *, spared: Collection[str]
 ) -> bool:
     """Destroy an instance that no process holds, as a person with nvidia-smi could.
 
@@ -198,7 +209,7 @@ def remove_behind_back(
     return True
 
 
-def add_behind_back(state: statefile.SharedState, number: int, *, is_orphan: bool) -> bool:
+def add_behind_back(state: nvml_faults.SharedState, number: int, *, is_orphan: bool) -> bool:
     """Create an instance where there is room; as an orphan, without compute instance."""
     node = state.read()
     index = number % len(node.gpus)
@@ -225,5 +236,5 @@ def add_behind_back(state: statefile.SharedState, number: int, *, is_orphan: boo
     return False
 
 
-def _put(state: statefile.SharedState, index: int, gpu: states.GpuState) -> None:
+def _put(state: nvml_faults.SharedState, index: int, gpu: states.GpuState) -> None:
     state.update(lambda node: (node.with_gpu(index, gpu), None))

@@ -14,6 +14,7 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import fakes
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
@@ -212,7 +213,7 @@ class Soak(stateful.RuleBasedStateMachine):
     def arm_a_fault(self, function: str, code: states.Code, first: int, gpu: int) -> None:
         is_about_gpu = function.startswith(("nvmlDevice", "nvmlGpu", "nvmlCompute"))
         self.world.state.add_fault(
-            states.Fault(
+            nvml_faults.Fault(
                 function=function,
                 gpu=gpu % len(self.products) if is_about_gpu else None,
                 first=first,

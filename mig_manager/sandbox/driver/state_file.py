@@ -1,14 +1,14 @@
 """The state of a simulated node: one JSON file that all its processes share.
 
 Readers take no lock: the file is replaced, never written in place, and a counter in shared memory
-tells them when. Writers exclude each other with ``flock``, which holds between threads too because
-each writer opens the lock file anew, and which the kernel gives back when a process is killed.
+changes with each write. Writers exclude each other with ``flock``, which works between threads too
+because each writer opens the lock file itself, and which the kernel releases when a process dies.
 """
 
 import contextlib
 import dataclasses
+import enum
 import fcntl
-import functools
 import json
 import mmap
 import os
@@ -16,11 +16,12 @@ import pathlib
 import struct
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from mig_manager import errors
-from mig_manager.sandbox.driver import identities, states, transitions
+from mig_manager.core import model
+from mig_manager.sandbox.driver import states, transitions
 
 T = TypeVar("T")
 _FIRST_PID = 4001
@@ -28,8 +29,8 @@ _FIRST_PID = 4001
 _Version = tuple[int, int, int]
 _COUNTER = struct.Struct("=Q")
 _GOOD_S = 0.001
-"""How long a state that was read is good without another look at its file, if nobody has counted
-a write: a writer that is killed may have written and not counted."""
+"""How long a cached state is good while no write is counted: a killed writer may have written and
+not counted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class _Cached:
 
 
 class SharedState:
-    """The state file, its locks, and what the sandbox does beside NVML: clients, faults, boots.
+    """The state file, its locks, and what happens on the node beside NVML: clients, resets, boots.
 
     Safe for use by any number of threads and processes.
     """
@@ -54,7 +55,7 @@ class SharedState:
         self._writes: mmap.mmap | None = None
 
     def close(self) -> None:
-        """Give back what reading has opened; the next reading opens it again."""
+        """Close what reading has opened; the next reading opens it again."""
         writes, self._writes = self._writes, None
         if writes is not None:
             writes.close()
@@ -63,9 +64,9 @@ class SharedState:
         """Write the state of a freshly booted node, unless the file exists.
 
         Raises:
-            UsageError: The spec is no node, or the file holds a node with another spec.
+            UsageError: The spec is malformed, or the file holds a node with another spec.
         """
-        boards = identities.boards(spec, options)
+        boards = states.parse_boards(spec, options)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._exclusively("lock"):
             if self.path.exists():
@@ -76,7 +77,6 @@ class SharedState:
                     spec=spec,
                     options=options,
                     gpus=tuple(states.GpuState() for _ in boards),
-                    faults=tuple(states.ArmedFault(fault=f) for f in options.faults),
                 )
             )
 
@@ -84,8 +84,7 @@ class SharedState:
         """Return the state now.
 
         Raises:
-            FileNotFoundError: The node was never created, or its file was removed, which may show
-                with the delay of a moment.
+            FileNotFoundError: There is no file; seen up to 1 ms after its removal.
         """
         cached = self._cached
         # System calls give the interpreter to other threads, so that most queries do without.
@@ -95,13 +94,13 @@ class SharedState:
             and time.monotonic() < cached.good_until_s
         ):
             return cached.node
-        return self.read_anew()
+        return self.read_uncached()
 
-    def read_anew(self) -> states.NodeState:
-        """Return the state now, whatever was read before.
+    def read_uncached(self) -> states.NodeState:
+        """Return the state now, past the cache.
 
         Raises:
-            FileNotFoundError: The node was never created, or its file was removed.
+            FileNotFoundError: There is no file.
         """
         writes = self._count_writes()
         version = self._version()
@@ -111,7 +110,7 @@ class SharedState:
         else:
             with self.path.open(encoding="utf-8") as file:
                 version = _version(os.fstat(file.fileno()))
-                node = states.decode(json.load(file))
+                node = _decode(json.load(file))
         self._keep(version, node, writes)
         return node
 
@@ -124,13 +123,13 @@ class SharedState:
         )
 
     def _count_writes(self) -> int:
-        """Return how often the file was written, as far as the writers lived to count it."""
+        """Return the number of writes, without those whose writer died before counting it."""
         (count,) = _COUNTER.unpack_from(self._counter())
         return int(count)
 
     def _counter(self) -> mmap.mmap:
         if self._writes is None:
-            # Nothing is to be left beside a node that does not exist.
+            # Raises where there is no node, so that no counter is left beside it.
             self.path.stat()
             with self.beside("writes").open("a+b") as file:
                 if os.fstat(file.fileno()).st_size < _COUNTER.size:
@@ -139,13 +138,13 @@ class SharedState:
         return self._writes
 
     def update(self, change: Callable[[states.NodeState], tuple[states.NodeState, T]]) -> T:
-        """Replace the state by what ``change`` makes of it, and return the other thing it gives.
+        """Replace the state; ``change`` returns the new one and the result of this call.
 
         ``change`` runs under the lock; when it raises, or returns the same state, nothing is
         written.
         """
         with self._exclusively("lock"):
-            before = self.read_anew()
+            before = self.read_uncached()
             after, result = change(before)
             if after is not before:
                 self._write(after)
@@ -153,15 +152,15 @@ class SharedState:
 
     @contextlib.contextmanager
     def gpu_lock(self, index: int) -> Iterator[None]:
-        """Hold one GPU as the driver does during a change, against all threads and processes."""
+        """Lock one GPU as the driver does during a change, against all threads and processes."""
         name = "gpu-all" if self.read().options.serialise_all_gpus else f"gpu{index}"
         with self._exclusively(f"{name}.lock"):
             yield
 
     @property
-    def boards(self) -> tuple[identities.Board, ...]:
-        """What never changes of the GPUs, ascending by index."""
-        return boards_of(self.read())
+    def boards(self) -> tuple[states.Board, ...]:
+        """The constant properties of the GPUs, ascending by index."""
+        return states.boards_of(self.read())
 
     @property
     def boot_id(self) -> str:
@@ -177,13 +176,13 @@ class SharedState:
         kind: states.ClientKind = states.ClientKind.COMPUTE,
         pid: int | None = None,
     ) -> states.Client:
-        """Let a process hold a whole GPU or the instance behind a MIG device.
+        """Add a process that uses a whole GPU or the instance behind a MIG device.
 
         Args:
             device_uuid: UUID of a GPU or of a MIG device, as PodResources gives it.
             name: Process name.
-            kind: What it does there.
-            pid: Process id; None makes one up.
+            kind: How it uses the device.
+            pid: Process id; None invents one.
 
         Raises:
             LookupError: No such device.
@@ -210,17 +209,13 @@ class SharedState:
         return self.update(change)
 
     def remove_client(self, client: states.Client) -> None:
-        """Let go what a client held; done when it has already."""
+        """Remove a client, if it is still there."""
 
         def change(node: states.NodeState) -> tuple[states.NodeState, None]:
             kept = tuple(c for c in node.clients if c.client_id != client.client_id)
             return dataclasses.replace(node, clients=kept), None
 
         self.update(change)
-
-    def clients(self) -> tuple[states.Client, ...]:
-        """Return all clients, oldest first."""
-        return self.read().clients
 
     def locate(
         self, device_uuid: str, node: states.NodeState | None = None
@@ -240,86 +235,14 @@ class SharedState:
                         return board.uuid, instance.instance_id, compute.instance_id
         raise LookupError(f"the simulated node has no device {device_uuid}")
 
-    def add_fault(self, fault: states.Fault) -> None:
-        """Arm a fault; its calls count from now."""
-
-        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
-            armed = (*node.faults, states.ArmedFault(fault=fault))
-            return dataclasses.replace(node, faults=armed), None
-
-        self.update(change)
-
-    def strike(self, function: str, gpu: int | None) -> tuple[states.Fault, ...]:
-        """Count a call against the armed faults and return those that strike it."""
-        if not any(armed.matches(function, gpu) for armed in self.read().faults):
-            return ()
-
-        def change(
-            node: states.NodeState,
-        ) -> tuple[states.NodeState, tuple[states.Fault, ...]]:
-            counted = tuple(armed.counted(function, gpu) for armed in node.faults)
-            struck = tuple(
-                new.fault
-                for old, new in zip(node.faults, counted, strict=True)
-                if new.fired > old.fired
-            )
-            return dataclasses.replace(node, faults=counted), struck
-
-        return self.update(change)
-
-    def clear_faults(self) -> None:
-        """Disarm all faults and forget their counters."""
-        self.update(lambda node: (dataclasses.replace(node, faults=()), None))
-
-    def faults(self) -> tuple[states.ArmedFault, ...]:
-        """Return the armed faults with their counters, oldest first."""
-        return self.read().faults
-
-    def set_options(self, options: states.Options) -> None:
-        """Turn the knobs of a running node; faults are armed by ``add_fault`` instead."""
-        self.update(lambda node: (dataclasses.replace(node, options=options), None))
-
-    def reset_gpu(self, index: int) -> states.Code:
-        """Reset one GPU as ``nvidia-smi --gpu-reset`` does.
-
-        Returns:
-            SUCCESS, or why not, such as IN_USE; then nothing has changed.
-        """
-        return self.reset_gpus([index]).code
-
-    def reset_gpus(self, indices: Sequence[int]) -> transitions.Answer:
+    def reset_gpus(self, indices: Sequence[int]) -> transitions.ResetResult:
         """Reset GPUs as ``nvidia-smi --gpu-reset`` does in one command."""
         with contextlib.ExitStack() as stack:
-            # Under one lock for all, there is nothing more to be held.
-            alone = self.read().options.serialise_all_gpus
-            for index in sorted(set(indices))[: 1 if alone else None]:
+            # With one lock for all GPUs the first is enough.
+            is_shared = self.read().options.serialise_all_gpus
+            for index in sorted(set(indices))[: 1 if is_shared else None]:
                 stack.enter_context(self.gpu_lock(index))
-            return self.update(lambda node: transitions.attempt(node, self.boards, indices))
-
-    def lose_gpu(self, index: int) -> None:
-        """Let a GPU fall off the bus, with all that is on it."""
-
-        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
-            lost = dataclasses.replace(node.gpus[index], is_lost=True)
-            return node.with_gpu(index, lost), None
-
-        self.update(change)
-
-    def return_gpu(self, index: int, *, keeps_mode: bool = True) -> None:
-        """Let a lost GPU come back, reset: without instances.
-
-        Args:
-            index: NVML index.
-            keeps_mode: Whether an Ampere GPU still has its MIG mode; newer ones never do.
-        """
-
-        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
-            back = transitions.reboot(self.boards[index], node.gpus[index])
-            if not keeps_mode:
-                back = dataclasses.replace(back, is_enabled=False, is_pending=False)
-            return node.with_gpu(index, dataclasses.replace(back, is_lost=False)), None
-
-        self.update(change)
+            return self.update(lambda node: transitions.reset_gpus(node, self.boards, indices))
 
     def reboot(self) -> None:
         """Reboot the node: no clients, no instances, and MIG mode where it persists."""
@@ -335,7 +258,7 @@ class SharedState:
         self.update(change)
 
     def beside(self, suffix: str) -> pathlib.Path:
-        """Return the path of a file that belongs to this state."""
+        """Return the path of a file beside the state file."""
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
     def _require_same(self, spec: str) -> None:
@@ -349,9 +272,9 @@ class SharedState:
         return _version(self.path.stat())
 
     def _write(self, node: states.NodeState) -> None:
-        """Replace the file; its time stamp always grows, since readers tell versions by it."""
+        """Replace the file; its time stamp always grows, because it is the version."""
         fresh = self.beside("new")
-        fresh.write_text(json.dumps(states.encode(node)), encoding="utf-8")
+        fresh.write_text(json.dumps(_encode(node)), encoding="utf-8")
         last = self.path.stat().st_mtime_ns if self.path.exists() else 0
         stamp = max(time.time_ns(), last + 1)
         os.utime(fresh, ns=(stamp, stamp))
@@ -368,15 +291,62 @@ class SharedState:
             yield
 
 
-def boards_of(node: states.NodeState) -> tuple[identities.Board, ...]:
-    """Return what never changes of a node's GPUs, ascending by index."""
-    return _boards(node.spec, node.options.seed, node.options.swapped_gpus)
-
-
 def _version(stat: os.stat_result) -> _Version:
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
-@functools.lru_cache(maxsize=8)
-def _boards(spec: str, seed: str, swapped_gpus: tuple[int, ...]) -> tuple[identities.Board, ...]:
-    return identities.boards(spec, states.Options(seed=seed, swapped_gpus=swapped_gpus))
+def _encode(value: Any) -> Any:
+    """Return frozen values as what ``json.dumps`` takes."""
+    if isinstance(value, model.Placement):
+        return [value.start, value.size]
+    if dataclasses.is_dataclass(value):
+        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def _decode(raw: Mapping[str, Any]) -> states.NodeState:
+    """Return the node that ``_encode`` wrote."""
+    return states.NodeState(
+        **{
+            **raw,
+            "options": _options(raw["options"]),
+            "gpus": tuple(_gpu(each) for each in raw["gpus"]),
+            "clients": tuple(_client(each) for each in raw["clients"]),
+        }
+    )
+
+
+def _options(raw: Mapping[str, Any]) -> states.Options:
+    return states.Options(
+        **{
+            **raw,
+            "latency": states.Latency(**raw["latency"]),
+            "swapped_gpus": tuple(raw["swapped_gpus"]),
+            "linked_gpus": tuple(tuple(each) for each in raw["linked_gpus"]),
+            "virtualization": states.Virtualization(raw["virtualization"]),
+            # Older files lack it.
+            "mig_events": states.MigEvents(raw.get("mig_events", states.MigEvents.ALWAYS)),
+            "absent_functions": tuple(raw["absent_functions"]),
+        }
+    )
+
+
+def _gpu(raw: Mapping[str, Any]) -> states.GpuState:
+    instances = tuple(_gpu_instance(each) for each in raw["instances"])
+    return states.GpuState(**{**raw, "instances": instances})
+
+
+def _gpu_instance(raw: Mapping[str, Any]) -> states.GpuInstance:
+    computes = tuple(_compute_instance(each) for each in raw["compute_instances"])
+    placement = model.Placement(*raw["placement"])
+    return states.GpuInstance(**{**raw, "placement": placement, "compute_instances": computes})
+
+
+def _compute_instance(raw: Mapping[str, Any]) -> states.ComputeInstance:
+    return states.ComputeInstance(**{**raw, "placement": model.Placement(*raw["placement"])})
+
+
+def _client(raw: Mapping[str, Any]) -> states.Client:
+    return states.Client(**{**raw, "kind": states.ClientKind(raw["kind"])})

@@ -1,6 +1,13 @@
-"""The C functions about the library, the node and its devices; none changes anything."""
+"""The C functions about the library, the node, its devices and its events; none changes anything.
+
+Events: ``nvml.h``, chapters "Event Handling Methods" and "Event Types"; the only one here is
+``nvmlEventMigConfigChange``. That old drivers report changes only while MIG is on follows from
+DCGM's cache manager, which tolerates NOT_SUPPORTED there; that a pending switch is reported too
+is inferred.
+"""
 
 import ctypes
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +26,8 @@ _MIB = 2**20
 _CLIENT_MIB = 512
 _NO_INSTANCE = 0xFFFF_FFFF
 _CUDA_VERSION = 13000
+_POLL_S = 0.02
+"""How soon a waiting event set sees a change by another process."""
 
 _ARCHITECTURES: Mapping[str, int] = {
     "turing": pynvml.NVML_DEVICE_ARCH_TURING,
@@ -80,9 +89,9 @@ def _cuda_version(_: calls.View, version: Any) -> None:
 
 @_registry.system("nvmlSystemGetProcessName")
 def _process_name(view: calls.View, pid: Any, buffer: Any, length: Any) -> None:
-    wanted = memory.number(pid)
+    requested = memory.number(pid)
     for client in view.node.clients:
-        if client.pid == wanted:
+        if client.pid == requested:
             memory.put_text(buffer, length, client.name)
             return
     raise states.Refused(states.Code.NOT_FOUND)
@@ -95,18 +104,18 @@ def _count(view: calls.View, count: Any) -> None:
 
 @_registry.system("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByIndex_v2")
 def _by_index(view: calls.View, index: Any, device: Any) -> None:
-    wanted = memory.number(index)
-    if not 0 <= wanted < len(view.boards):
+    requested = memory.number(index)
+    if not 0 <= requested < len(view.boards):
         raise states.Refused(states.Code.INVALID_ARGUMENT)
-    _put_whole(view, device, wanted)
+    _put_whole(view, device, requested)
 
 
 @_registry.system("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
 def _by_pci_bus_id(view: calls.View, bus_id: Any, device: Any) -> None:
     # Domains are written with four digits or eight.
-    wanted = memory.text(bus_id).upper().lstrip("0")
+    requested = memory.text(bus_id).upper().lstrip("0")
     for board in view.boards:
-        if board.pci_address.lstrip("0") == wanted:
+        if board.pci_address.lstrip("0") == requested:
             _put_whole(view, device, board.index)
             return
     raise states.Refused(states.Code.NOT_FOUND)
@@ -117,13 +126,13 @@ def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
     # nvml.h: this initialises every GPU to find the one, and fails where any is lost.
     if any(gpu.is_lost for gpu in view.node.gpus):
         raise states.Refused(states.Code.GPU_IS_LOST)
-    wanted = memory.text(uuid)
+    requested = memory.text(uuid)
     for board, gpu in zip(view.boards, view.node.gpus, strict=True):
-        if board.uuid == wanted:
+        if board.uuid == requested:
             view.put_handle(device, calls.whole(view.node, board.index))
             return
         for instance, compute in transitions.mig_devices(gpu):
-            if board.mig_uuid(instance, compute) == wanted:
+            if board.mig_uuid(instance, compute) == requested:
                 view.put_handle(device, calls.mig_device(board.index, instance, compute))
                 return
     raise states.Refused(states.Code.NOT_FOUND)
@@ -312,3 +321,69 @@ def _process(client: states.Client, kind: Any) -> Any:
         info.gpuInstanceId = _NO_INSTANCE if instance is None else instance
         info.computeInstanceId = _NO_INSTANCE if compute is None else compute
     return info
+
+
+# -- events ------------------------------------------------------------------------------------
+
+
+@_registry.query("nvmlDeviceGetSupportedEventTypes", takes=_DEVICE)
+def _event_types(view: calls.DeviceView, types: Any) -> None:
+    memory.put(types, ctypes.c_ulonglong, _event_mask(view))
+
+
+@_registry.query("nvmlDeviceRegisterEvents", takes=_DEVICE)
+def _register_events(view: calls.DeviceView, types: Any, event_set: Any) -> None:
+    found = view.session.event_set(event_set)
+    mask = memory.number(types)
+    if mask & ~_event_mask(view):
+        raise states.Refused(states.Code.NOT_SUPPORTED)
+    if mask:
+        found.watch(view.target.gpu, view.gpu.changes)
+
+
+@_registry.system("nvmlEventSetCreate")
+def _create_event_set(view: calls.View, event_set: Any) -> None:
+    memory.put_handle(event_set, view.session.new_event_set())
+
+
+@_registry.system("nvmlEventSetFree")
+def _free_event_set(view: calls.View, event_set: Any) -> None:
+    view.session.free_event_set(event_set)
+
+
+@_registry.system("nvmlEventSetWait", "nvmlEventSetWait_v2")
+def _wait_for_event(view: calls.View, event_set: Any, data: Any, timeout_ms: Any) -> None:
+    target = memory.struct(data, pynvml.c_nvmlEventData_t)
+    deadline = time.monotonic() + memory.number(timeout_ms) / 1000
+    # Resolved in every round: another thread may free the set or close the session.
+    while (gpu := view.session.event_set(event_set).take(view.read())) is None:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise states.Refused(states.Code.TIMEOUT)
+        view.session.pause(min(_POLL_S, remaining_s))
+    handle = view.session.handle(calls.whole(view.read(), gpu))
+    memory.fill(
+        target,
+        device=ctypes.cast(handle, pynvml.c_nvmlDevice_t),
+        eventType=pynvml.nvmlEventMigConfigChange,
+        eventData=0,
+        gpuInstanceId=_NO_INSTANCE,
+        computeInstanceId=_NO_INSTANCE,
+    )
+
+
+def _event_mask(view: calls.DeviceView) -> int:
+    """Return the mask of the events that this GPU reports."""
+    is_guest = view.node.options.virtualization is states.Virtualization.VGPU
+    is_capable = view.is_gpu and view.board.product.is_mig_capable and not is_guest
+    return int(pynvml.nvmlEventMigConfigChange) if is_capable and _reports(view) else 0
+
+
+def _reports(view: calls.DeviceView) -> bool:
+    match view.node.options.mig_events:
+        case states.MigEvents.ALWAYS:
+            return True
+        case states.MigEvents.WHILE_ON:
+            return view.gpu.is_enabled
+        case states.MigEvents.NEVER:
+            return False

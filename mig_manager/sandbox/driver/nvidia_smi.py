@@ -1,6 +1,6 @@
-"""A stand-in for ``nvidia-smi`` on a simulated node: ``python -m mig_manager.sandbox.smi STATE``.
+"""``nvidia-smi`` of a simulated node: ``python -m mig_manager.sandbox.driver.nvidia_smi STATE``.
 
-It knows what our code asks of the real one, of GPUs named with ``-i``: ``-q -x``, ``--gpu-reset``
+It has the options that mig-manager uses, for GPUs named with ``-i``: ``-q -x``, ``--gpu-reset``
 and ``-pm``. Exit statuses are those of ``nvidia-smi(1)``; texts are as seen in public logs. Two
 are made up: the answer of ``-pm``, and the one about linked GPUs, of which the manual says only
 that it names them.
@@ -13,9 +13,9 @@ import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
-from mig_manager.sandbox.driver import identities, statefile, states, transitions
+from mig_manager.sandbox.driver import state_file, states, transitions
 
-_MODULE = "mig_manager.sandbox.smi"
+_MODULE = "mig_manager.sandbox.driver.nvidia_smi"
 _OTHER = 255
 _STATUSES = {
     states.Code.NOT_SUPPORTED: 3,
@@ -35,8 +35,8 @@ _BUSY = (
 )
 
 
-class _Refusal(Exception):  # noqa: N818 - an answer, told where it is caught
-    """What is printed instead, and the exit status."""
+class _Refusal(Exception):  # noqa: N818 - an answer
+    """The output of a failure, with its exit status."""
 
     def __init__(self, text: str, code: states.Code) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class _Refusal(Exception):  # noqa: N818 - an answer, told where it is caught
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what ``nvidia-smi`` would, and return its exit status."""
+    """Run ``nvidia-smi`` and return its exit status."""
     parser = argparse.ArgumentParser(prog="nvidia-smi")
     parser.add_argument("state", type=pathlib.Path)
     parser.add_argument("-i", "--id", default="")
@@ -54,17 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     act.add_argument("-r", "--gpu-reset", action="store_true")
     act.add_argument("-pm", "--persistence-mode", choices=["0", "1"])
     asked = parser.parse_args(arguments)
-    state = statefile.SharedState(asked.state)
+    state = state_file.SharedState(asked.state)
     try:
         chosen = _chosen(state, asked.id)
         if asked.persistence_mode:
-            told = _set_persistence(state, chosen, is_on=asked.persistence_mode == "1")
+            output = _set_persistence(state, chosen, is_on=asked.persistence_mode == "1")
         else:
-            told = _reset(state, chosen) if asked.gpu_reset else _query(state, chosen)
+            output = _reset(state, chosen) if asked.gpu_reset else _query(state, chosen)
         status = 0
     except _Refusal as refusal:
-        told, status = str(refusal), refusal.status
-    sys.stdout.write(f"{told}\n")
+        output, status = str(refusal), refusal.status
+    sys.stdout.write(f"{output}\n")
     return status
 
 
@@ -86,7 +86,7 @@ def install(folder: pathlib.Path, state: pathlib.Path) -> pathlib.Path:
     return program
 
 
-def _chosen(state: statefile.SharedState, ids: str) -> tuple[identities.Board, ...]:
+def _chosen(state: state_file.SharedState, ids: str) -> tuple[states.Board, ...]:
     try:
         boards = state.boards
     except FileNotFoundError as error:
@@ -96,18 +96,18 @@ def _chosen(state: statefile.SharedState, ids: str) -> tuple[identities.Board, .
         ) from error
     if not ids:
         return boards
-    found = tuple(board for each in ids.split(",") for board in boards if _is(board, each))
+    found = tuple(board for each in ids.split(",") for board in boards if _has_id(board, each))
     if len(found) != len(ids.split(",")):
         raise _Refusal("No devices were found", states.Code.NOT_FOUND)
     return found
 
 
-def _is(board: identities.Board, told: str) -> bool:
+def _has_id(board: states.Board, name: str) -> bool:
     address = board.pci_address.lstrip("0")
-    return told in (str(board.index), board.uuid) or told.upper().lstrip("0") == address
+    return name in (str(board.index), board.uuid) or name.upper().lstrip("0") == address
 
 
-def _reset(state: statefile.SharedState, chosen: Sequence[identities.Board]) -> str:
+def _reset(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str:
     answer = state.reset_gpus([board.index for board in chosen])
     if answer.code is not states.Code.SUCCESS:
         raise _Refusal(_refusal(state, answer), answer.code)
@@ -116,7 +116,7 @@ def _reset(state: statefile.SharedState, chosen: Sequence[identities.Board]) -> 
 
 
 def _set_persistence(
-    state: statefile.SharedState, chosen: Sequence[identities.Board], *, is_on: bool
+    state: state_file.SharedState, chosen: Sequence[states.Board], *, is_on: bool
 ) -> str:
     kind = states.ClientKind.PERSISTENCE_MODE
     for board in chosen:
@@ -130,7 +130,7 @@ def _set_persistence(
     return "\n".join([*done, "All done."])
 
 
-def _refusal(state: statefile.SharedState, answer: transitions.Answer) -> str:
+def _refusal(state: state_file.SharedState, answer: transitions.ResetResult) -> str:
     names = {board.index: board.pci_address for board in state.boards}
     refused = [names[index] for index in answer.refused]
     if answer.missing:
@@ -141,13 +141,13 @@ def _refusal(state: statefile.SharedState, answer: transitions.Answer) -> str:
     if answer.code is states.Code.NOT_SUPPORTED:
         return "\n".join(f"\nResetting GPU {name} is not supported." for name in refused)
     are = "device is" if len(refused) == 1 else "devices are"
-    told = [f"  GPU {name}: In use by another client" for name in refused]
+    lines = [f"  GPU {name}: In use by another client" for name in refused]
     return "\n".join(
-        ["The following GPUs could not be reset:", *told, "", f"{len(refused)} {are} {_BUSY}"]
+        ["The following GPUs could not be reset:", *lines, "", f"{len(refused)} {are} {_BUSY}"]
     )
 
 
-def _query(state: statefile.SharedState, chosen: Sequence[identities.Board]) -> str:
+def _query(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str:
     node = state.read()
     root = ET.Element("nvidia_smi_log")
     ET.SubElement(root, "driver_version").text = node.options.driver_version
@@ -160,7 +160,7 @@ def _query(state: statefile.SharedState, chosen: Sequence[identities.Board]) -> 
     return f"{head}\n{document}"
 
 
-def _add_gpu(root: ET.Element, node: states.NodeState, board: identities.Board) -> None:
+def _add_gpu(root: ET.Element, node: states.NodeState, board: states.Board) -> None:
     now = node.gpus[board.index]
     gpu = ET.SubElement(root, "gpu", id=board.pci_address)
     ET.SubElement(gpu, "product_name").text = board.product.name

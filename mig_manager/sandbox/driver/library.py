@@ -1,0 +1,186 @@
+"""A simulated NVML in the place of ``libnvidia-ml.so.1`` beneath pynvml: real wrappers, no GPU.
+
+``install`` exchanges the loaded C library, so that everything above it, pynvml included, runs as
+on a GPU node. The node's state is a file which successive and concurrent processes share.
+"""
+
+import importlib
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pynvml
+
+from mig_manager.sandbox.driver import calls, device_functions, mig_functions, state_file, states
+
+_FUNCTIONS = {**device_functions.FUNCTIONS, **mig_functions.FUNCTIONS}
+_INSTRUMENTS = "testkit.nvml_faults"
+"""Not shipped. Tests make a node instrumented; its calls then pass through this module."""
+
+
+def create(spec: str, path: pathlib.Path, *, options: states.Options | None = None) -> None:
+    """Create a freshly booted node, unless the file holds it already.
+
+    Args:
+        spec: GPUs, such as ``8xA100-SXM4-40GB`` or ``4xH100+2xA30``.
+        path: The state file; its folder is made. Lock files appear beside it.
+        options: Of a new node; an existing one keeps its own.
+
+    Raises:
+        UsageError: The spec is malformed, or the file holds a node with another spec.
+    """
+    state_file.SharedState(path).create(spec, options or states.Options())
+
+
+def install(path: pathlib.Path) -> "SimulatedLibrary":
+    """Replace pynvml's library by a simulated one, in this process.
+
+    Until the file exists, NVML answers as if no driver were loaded.
+    """
+    simulated = SimulatedLibrary(state_file.SharedState(path))
+    load(simulated)
+    return simulated
+
+
+def uninstall() -> None:
+    """Make pynvml load the real library again."""
+    load(None)
+
+
+def load(library: "SimulatedLibrary | None") -> None:
+    """Make a library pynvml's; None: none is loaded."""
+    # pynvml caches the function pointers of the first library that it loaded.
+    with pynvml.libLoadLock:
+        pynvml.nvmlLib = library
+        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - there is no other way
+        pynvml._nvmlLib_refcount = 0  # noqa: SLF001 - the refcount of another library
+
+
+class EntryPoint:
+    """One C function as ctypes gives it: callable, with a result type that may be set."""
+
+    def __init__(self, run: Callable[[Sequence[Any]], Any]) -> None:
+        self._run = run
+        self.restype: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Make the call with raw C arguments."""
+        return self._run(arguments)
+
+
+class SimulatedLibrary:
+    """A loaded NVML library over the state of a simulated node.
+
+    Attributes are the C functions; one that the simulated driver does not export raises
+    AttributeError, as ctypes does. Safe for use by any number of threads.
+    """
+
+    def __init__(self, state: state_file.SharedState) -> None:
+        self.state = state
+        self._session = calls.Session()
+
+    def __getattr__(self, name: str) -> EntryPoint:
+        if name == "nvmlErrorString":
+            return EntryPoint(lambda arguments: device_functions.error_text(*arguments))
+        function = _FUNCTIONS.get(name)
+        if function is None or self._is_absent(name):
+            raise AttributeError(f"undefined symbol: {name}")
+        return EntryPoint(lambda arguments: self._call(name, function, arguments))
+
+    def _is_absent(self, name: str) -> bool:
+        try:
+            return name in self.state.read().options.absent_functions
+        except FileNotFoundError:
+            return False
+
+    def _call(self, name: str, function: calls.Function, arguments: Sequence[Any]) -> int:
+        attempt = Attempt(name, function, arguments)
+        try:
+            attempt.resolve_handle(self._session)
+            if attempt.gpu is not None and function.is_change:
+                with self.state.gpu_lock(attempt.gpu):
+                    self._run(attempt)
+            else:
+                self._run(attempt)
+        except states.Refused as refused:
+            attempt.code = int(refused.code)
+        except FileNotFoundError:
+            return states.Code.DRIVER_NOT_LOADED
+        if self.state.read().is_instrumented:
+            importlib.import_module(_INSTRUMENTS).after_call(self.state, attempt)
+        return attempt.code
+
+    def _run(self, attempt: "Attempt") -> None:
+        attempt.entered_ns = time.monotonic_ns()
+        # A new session must see whatever happened to the node before.
+        read = self.state.read if attempt.function.needs_session else self.state.read_uncached
+        node = read()
+        if node.is_instrumented:
+            importlib.import_module(_INSTRUMENTS).before_call(self.state, attempt)
+        view = self._view(node, attempt.target)
+        seconds = attempt.function.price(view, *attempt.rest)
+        if attempt.function.is_change:
+            self._change(attempt)
+        else:
+            attempt.function.body(view, *attempt.rest)
+        # The time is spent after the act, because a killed process does not stop the driver
+        # either, and because refusals are quick. Our own time counts, so that a loaded machine
+        # does not make the driver slower.
+        seconds -= (time.monotonic_ns() - attempt.entered_ns) / 1e9
+        if seconds > 0:
+            threading.Event().wait(seconds)
+
+    def _change(self, attempt: "Attempt") -> None:
+        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
+            assert attempt.target is not None  # noqa: S101 - changes take a handle
+            index = attempt.target.gpu
+            gpu = attempt.function.body(self._view(node, attempt.target), *attempt.rest)
+            return (node if gpu == node.gpus[index] else node.with_gpu(index, gpu)), None
+
+        self.state.update(change)
+
+    def _view(self, node: states.NodeState, target: calls.Target | None) -> calls.View:
+        boards = states.boards_of(node)
+        session, read = self._session, self.state.read
+        if target is None:
+            return calls.View(session=session, node=node, boards=boards, read=read)
+        view = calls.DeviceView(
+            session=session, node=node, boards=boards, read=read, target=target
+        )
+        view.check()
+        return view
+
+
+class Attempt:
+    """One call while it runs."""
+
+    def __init__(self, name: str, function: calls.Function, arguments: Sequence[Any]) -> None:
+        self.name = name
+        self.function = function
+        self.rest = arguments
+        """The arguments after the handle."""
+        self.target: calls.Target | None = None
+        self.code = int(states.Code.SUCCESS)
+        self.started_ns = self.entered_ns = time.monotonic_ns()
+        """``entered``: when the driver began; for a change, when it had the GPU to itself."""
+
+    @property
+    def gpu(self) -> int | None:
+        """Index of the call's GPU, if it has one."""
+        return None if self.target is None else self.target.gpu
+
+    def resolve_handle(self, session: calls.Session) -> None:
+        """Resolve the first argument where the function takes a handle.
+
+        Raises:
+            Refused: UNINITIALIZED, or INVALID_ARGUMENT for an unknown or unfit handle.
+        """
+        if self.function.needs_session and not session.is_open:
+            raise states.Refused(states.Code.UNINITIALIZED)
+        if self.function.takes:
+            target = session.target(self.rest[0])
+            if target.kind not in self.function.takes:
+                raise states.Refused(states.Code.INVALID_ARGUMENT)
+            self.target, self.rest = target, self.rest[1:]

@@ -1,0 +1,276 @@
+"""Failures of the simulated driver on demand, and a log of its calls.
+
+Both are kept in files beside the state file, so that they concern every process of the node: an
+instrumented node passes each call through ``before_call`` and ``after_call``.
+"""
+
+import collections
+import dataclasses
+import fnmatch
+import functools
+import json
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mig_manager.sandbox.driver import calls, library, state_file, states, transitions
+
+_FAULTS = "faults"
+_LOG = "calls"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A failure of the driver.
+
+    Calls are counted over all processes that share the state. With neither code, hang nor crash
+    a fault only counts.
+    """
+
+    function: str
+    """C function name or glob, such as ``nvmlDeviceCreateGpuInstance*`` or ``*``."""
+    gpu: int | None = None
+    """NVML index; None matches calls on any GPU and calls on none."""
+    first: int = 1
+    """The first matching call that it strikes, from 1."""
+    count: int | None = 1
+    """How many calls in a row it strikes; None: every one from ``first`` on."""
+    code: int | None = None
+    """What the call returns without having done anything; None: it does its work."""
+    hang_s: float = 0.0
+    """Seconds that the call blocks first, with the locks that the driver would have."""
+    crashes: bool = False
+    """Whether the process dies in the call, as in a bug of the vendor library."""
+    loses_gpu: bool = False
+    """Whether the GPU of the call falls off the bus in it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ArmedFault:
+    """A fault with its counters."""
+
+    fault: Fault
+    seen: int = 0
+    """Matching calls so far."""
+    fired: int = 0
+    """Calls struck so far."""
+
+    def matches(self, function: str, gpu: int | None) -> bool:
+        """Return whether this fault counts a call."""
+        is_gpu = self.fault.gpu is None or self.fault.gpu == gpu
+        return is_gpu and fnmatch.fnmatchcase(function, self.fault.function)
+
+    def counted(self) -> "ArmedFault":
+        """Return the fault after a matching call."""
+        seen, fault = self.seen + 1, self.fault
+        strikes = seen >= fault.first and (fault.count is None or seen < fault.first + fault.count)
+        return dataclasses.replace(self, seen=seen, fired=self.fired + strikes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One logged call."""
+
+    function: str
+    gpu: int | None
+    code: int
+    started_ns: int
+    """When the process called; on the monotonic clock, which all processes share."""
+    entered_ns: int
+    """When the driver began, which for a change is when it had the GPU to itself."""
+    ended_ns: int
+    pid: int
+    thread: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """The content of the file of faults."""
+
+    faults: tuple[ArmedFault, ...] = ()
+    logs_calls: bool = False
+
+
+class SharedState(state_file.SharedState):
+    """The state of a simulated node with faults, a call log, and GPUs that fall off the bus."""
+
+    def add_fault(self, fault: Fault) -> None:
+        """Arm a fault; its calls count from now."""
+        armed = ArmedFault(fault=fault)
+        self._edit_instruments(lambda it: dataclasses.replace(it, faults=(*it.faults, armed)))
+        self._instrument()
+
+    def clear_faults(self) -> None:
+        """Disarm all faults and drop their counters."""
+        self._edit_instruments(lambda it: dataclasses.replace(it, faults=()))
+
+    def faults(self) -> tuple[ArmedFault, ...]:
+        """Return the armed faults with their counters, oldest first."""
+        return self._instruments().faults
+
+    def log_calls(self, *, is_on: bool = True) -> None:
+        """Append every call of every process to a log from now on, or stop doing so."""
+        self._edit_instruments(lambda it: dataclasses.replace(it, logs_calls=is_on))
+        self._instrument()
+
+    def set_options(self, options: states.Options) -> None:
+        """Replace the options of a running node."""
+        self._edit_node(lambda node: dataclasses.replace(node, options=options))
+
+    def reset_gpu(self, index: int) -> states.Code:
+        """Reset one GPU as ``nvidia-smi --gpu-reset`` does; return SUCCESS or its refusal."""
+        return self.reset_gpus([index]).code
+
+    def lose_gpu(self, index: int) -> None:
+        """Let a GPU fall off the bus, with its instances."""
+        self._edit_node(
+            lambda node: node.with_gpu(index, dataclasses.replace(node.gpus[index], is_lost=True))
+        )
+
+    def return_gpu(self, index: int, *, keeps_mode: bool = True) -> None:
+        """Let a lost GPU come back, reset: without instances.
+
+        Args:
+            index: NVML index.
+            keeps_mode: Whether an Ampere GPU still has its MIG mode; newer ones never do.
+        """
+
+        def change(node: states.NodeState) -> states.NodeState:
+            back = transitions.reboot(self.boards[index], node.gpus[index])
+            if not keeps_mode:
+                back = dataclasses.replace(back, is_enabled=False, is_pending=False)
+            return node.with_gpu(index, dataclasses.replace(back, is_lost=False))
+
+        self._edit_node(change)
+
+    def strike(self, function: str, gpu: int | None) -> tuple[Fault, ...]:
+        """Count a call; return the faults that strike it."""
+        if not any(armed.matches(function, gpu) for armed in self.faults()):
+            return ()
+        struck: list[Fault] = []
+
+        def count(it: Instruments) -> Instruments:
+            faults: list[ArmedFault] = []
+            for armed in it.faults:
+                counted = armed.counted() if armed.matches(function, gpu) else armed
+                if counted.fired > armed.fired:
+                    struck.append(armed.fault)
+                faults.append(counted)
+            return dataclasses.replace(it, faults=tuple(faults))
+
+        self._edit_instruments(count)
+        return tuple(struck)
+
+    def log(self, call: Call) -> None:
+        """Append a call to the log, if it is on."""
+        if self._instruments().logs_calls:
+            # One write in append mode: lines of concurrent processes do not mix.
+            with self.beside(_LOG).open("ab", buffering=0) as file:
+                file.write(json.dumps(dataclasses.asdict(call)).encode() + b"\n")
+
+    def _instruments(self) -> Instruments:
+        file = self.beside(_FAULTS)
+        try:
+            stat = file.stat()
+            return _parse(file, (stat.st_mtime_ns, stat.st_ino, stat.st_size))
+        except FileNotFoundError:
+            return Instruments()
+
+    def _edit_instruments(self, change: Callable[[Instruments], Instruments]) -> None:
+        file, fresh = self.beside(_FAULTS), self.beside(f"{_FAULTS}.new")
+        with self._exclusively(f"{_FAULTS}.lock"):
+            fresh.write_text(json.dumps(dataclasses.asdict(change(self._instruments()))), "utf-8")
+            # The time stamp always grows, because it is the version.
+            last = file.stat().st_mtime_ns if file.exists() else 0
+            stamp = max(time.time_ns(), last + 1)
+            os.utime(fresh, ns=(stamp, stamp))
+            fresh.replace(file)
+
+    def _instrument(self) -> None:
+        self._edit_node(
+            lambda node: (
+                node if node.is_instrumented else dataclasses.replace(node, is_instrumented=True)
+            )
+        )
+
+    def _edit_node(self, change: Callable[[states.NodeState], states.NodeState]) -> None:
+        self.update(lambda node: (change(node), None))
+
+
+class CountingLibrary(library.SimulatedLibrary):
+    """A simulated library that counts the calls of this process, whatever they returned."""
+
+    def __init__(self, state: SharedState) -> None:
+        super().__init__(state)
+        self.state: SharedState = state
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._counts_lock = threading.Lock()
+
+    def _call(self, name: str, function: calls.Function, arguments: Sequence[Any]) -> int:
+        with self._counts_lock:
+            self.counts[name] += 1
+        return super()._call(name, function, arguments)
+
+
+def install(path: pathlib.Path) -> CountingLibrary:
+    """Replace pynvml's library by a simulated one that counts its calls, in this process."""
+    counting = CountingLibrary(SharedState(path))
+    library.load(counting)
+    return counting
+
+
+def read_calls(path: pathlib.Path) -> tuple[Call, ...]:
+    """Return the logged calls of all processes, in the order in which they ended."""
+    log = state_file.SharedState(path).beside(_LOG)
+    if not log.exists():
+        return ()
+    return tuple(Call(**json.loads(line)) for line in log.read_text("utf-8").splitlines())
+
+
+def before_call(state: state_file.SharedState, attempt: library.Attempt) -> None:
+    """Strike a call with the faults that match it: hangs up to the first crash or code.
+
+    Raises:
+        Refused: The call fails.
+    """
+    own = _instrumented(state)
+    for fault in own.strike(attempt.name, attempt.gpu):
+        if fault.hang_s:
+            threading.Event().wait(fault.hang_s)
+        if fault.crashes:
+            os.abort()
+        if fault.loses_gpu and attempt.gpu is not None:
+            own.lose_gpu(attempt.gpu)
+            raise states.Refused(states.Code.GPU_IS_LOST)
+        if fault.code is not None:
+            raise states.Refused(fault.code)
+
+
+def after_call(state: state_file.SharedState, attempt: library.Attempt) -> None:
+    """Log a call that has ended."""
+    _instrumented(state).log(
+        Call(
+            function=attempt.name,
+            gpu=attempt.gpu,
+            code=attempt.code,
+            started_ns=attempt.started_ns,
+            entered_ns=attempt.entered_ns,
+            ended_ns=time.monotonic_ns(),
+            pid=os.getpid(),
+            thread=threading.get_ident(),
+        )
+    )
+
+
+def _instrumented(state: state_file.SharedState) -> SharedState:
+    return state if isinstance(state, SharedState) else SharedState(state.path)
+
+
+@functools.lru_cache(maxsize=8)
+def _parse(file: pathlib.Path, _version: tuple[int, int, int]) -> Instruments:
+    raw = json.loads(file.read_text("utf-8"))
+    faults = (ArmedFault(**{**each, "fault": Fault(**each["fault"])}) for each in raw["faults"])
+    return Instruments(faults=tuple(faults), logs_calls=raw["logs_calls"])
