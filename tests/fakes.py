@@ -654,7 +654,7 @@ class FakeHooks:
 
     def missing(self, hook: hooks.Hook) -> str:
         is_missing = hook.command in self._world.missing_hooks
-        return f"{hook.location}: there is no program {hook.command}" if is_missing else ""
+        return f"{hook.location}: program {hook.command} is not found" if is_missing else ""
 
     def run(
         self,

@@ -210,7 +210,7 @@ def test_where_there_is_no_driver_or_no_dev_that_is_said_and_no_failure(
     assert [each["why"] for each in logs] == [
         "the driver offers no capabilities",
         "the driver offers no capabilities",
-        f"there is no folder {tmp_path}/none",
+        f"the folder {tmp_path}/none is missing",
     ]
 
 

@@ -204,9 +204,9 @@ def test_several_specs_of_one_run_go_to_the_files_that_the_tool_would_write(host
         ("echo no driver >&2; exit 1", spec("0", "1"), "ended with status 1: no driver"),
         ("kill -KILL $$", spec("0", "1")[:60], "ended with signal 9"),
         ("", "", "wrote no spec"),
-        ("", spec("0", "1")[:41], "is no CDI spec: cdiVersion, kind or devices are missing"),
-        ("", 'cdiVersion: 0.5.0\nkind: "nvidia', "is no CDI spec: .*not readable as YAML"),
-        ("", "No devices were found", "is no CDI spec"),
+        ("", spec("0", "1")[:41], "is not a CDI spec: cdiVersion, kind or devices are missing"),
+        ("", 'cdiVersion: 0.5.0\nkind: "nvidia', "is not a CDI spec: .*not readable as YAML"),
+        ("", "No devices were found", "is not a CDI spec"),
         ("sleep 1000", spec("0", "1"), "did not end within 2 s and was killed"),
     ],
 )
@@ -254,9 +254,7 @@ def test_gpus_without_any_device_are_no_failure(host: Host, said: str) -> None:
     host.served.write_text(spec("0"))
     host.install(f'echo "{said}" >&2; exit 1', output="")
 
-    assert host.specs() == (
-        "device_files_skipped /run/cdi/nvidia.yaml there is no device to tell of"
-    )
+    assert host.specs() == ("device_files_skipped /run/cdi/nvidia.yaml it would have no device")
 
 
 @needs_root

@@ -143,7 +143,7 @@ def test_a_gpu_without_a_pending_mode_is_never_reset(boot: Boot) -> None:
     error = machine.refusal(gpus)
 
     assert error.reason is errors.Reason.RESET_REQUIRED
-    assert f"{gpus[1]} is not reset: no switch of its MIG mode is pending" in error.message
+    assert f"{gpus[1]} is not reset: no change of its MIG mode is pending" in error.message
     assert machine.resets == [0, 0]
 
 
@@ -171,7 +171,7 @@ def test_a_process_that_computes_on_a_gpu_is_named_before_any_gpu_is_reset(boot:
     error = machine.refusal(gpus)
 
     assert error.reason is errors.Reason.IN_USE
-    assert error.message == f"{gpus[1]} is not reset while it is held by python3 (pid 4711)"
+    assert error.message == f"{gpus[1]} is not reset while it is in use by python3 (pid 4711)"
     assert machine.resets == [0, 0]
 
 
@@ -187,7 +187,7 @@ def test_a_process_that_only_has_the_gpu_open_is_named_with_its_pod(boot: Boot) 
     error = machine.refusal([gpus[1]])
 
     assert error.message.endswith(
-        "held by dcgm-exporter (pid 71, pod 8a0b1c2d-0001-4000-8000-0123456789ab)"
+        "in use by dcgm-exporter (pid 71, pod 8a0b1c2d-0001-4000-8000-0123456789ab)"
     )
     assert machine.resets == [1, 0]
 
@@ -215,7 +215,7 @@ def test_a_daemon_that_did_not_let_go_is_named_once_the_reset_is_refused(boot: B
     error = machine.refusal(gpus)
 
     assert error.reason is errors.Reason.IN_USE
-    assert "in use; it is open in nvidia-persiste (pid 73, unit nvidia-persistenced.service)" in (
+    assert "in use by nvidia-persiste (pid 73, unit nvidia-persistenced.service)" in (
         error.message
     )
     assert machine.resets == [0]
@@ -229,7 +229,7 @@ def test_a_holder_that_cannot_be_seen_from_here_is_said_to_be_there(boot: Boot) 
     error = machine.refusal(gpus)
 
     assert error.reason is errors.Reason.IN_USE
-    assert error.message.endswith("in use; somebody has it open that cannot be seen from here")
+    assert error.message.endswith("in use by processes that are not visible here")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_an_address_at_which_there_is_another_gpu_now_is_not_reset(boot: Boot) -
     gpus = machine.switch(0, 1)
     moved = dataclasses.replace(gpus[0], pci_address=gpus[1].pci_address)
 
-    assert f"does not tell of {moved}" in machine.refusal([moved]).message
+    assert f"does not show {moved}" in machine.refusal([moved]).message
     assert machine.resets == [0, 0]
 
 
@@ -422,16 +422,16 @@ def test_persistence_mode_is_restored_where_the_reset_is_refused_all_the_same(bo
 
 def test_a_warning_below_the_document_does_not_hide_it() -> None:
     text = "<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>\nWARNING: infoROM\n"
-    look = gpu_reset.parse(text)
+    status = gpu_reset.parse(text)
 
-    assert look is not None
-    assert look.uuid == "GPU-1"
+    assert status is not None
+    assert status.uuid == "GPU-1"
 
 
 def test_what_is_not_told_of_a_gpu_is_not_made_up() -> None:
-    look = gpu_reset.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
+    status = gpu_reset.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
 
-    assert look == gpu_reset.Look(
+    assert status == gpu_reset.GpuStatus(
         uuid="GPU-1",
         minor=None,
         is_pending=False,
@@ -442,7 +442,7 @@ def test_what_is_not_told_of_a_gpu_is_not_made_up() -> None:
 
 
 def test_the_name_of_a_process_cannot_write_to_a_terminal() -> None:
-    look = gpu_reset.parse(
+    status = gpu_reset.parse(
         "<nvidia_smi_log><gpu><processes>"
         "<process_info><pid>7</pid><process_name>/opt/a&#x9b;31m b</process_name></process_info>"
         "<process_info><pid>8</pid></process_info>"
@@ -450,8 +450,8 @@ def test_the_name_of_a_process_cannot_write_to_a_terminal() -> None:
         "</processes></gpu></nvidia_smi_log>"
     )
 
-    assert look is not None
-    assert [str(each) for each in look.processes] == ["a?31m (pid 7)", "process (pid 8)"]
+    assert status is not None
+    assert [str(each) for each in status.processes] == ["a?31m (pid 7)", "process (pid 8)"]
 
 
 def test_nvidia_smi_is_looked_for_where_it_sees_the_drivers_daemons() -> None:

@@ -86,9 +86,9 @@ def test_what_a_hook_says_is_in_the_log(rig: Rig) -> None:
 def test_a_program_that_is_not_there_is_an_error_and_is_known_before(rig: Rig) -> None:
     hook = rig.hook(command="/doesnotexist")
 
-    assert rig.port.missing(hook) == (f"{rig.file}:4:7: there is no program /doesnotexist here")
+    assert rig.port.missing(hook) == (f"{rig.file}:4:7: program /doesnotexist is not found")
     message, _ = rig.fails(hook)
-    assert message.endswith("cannot be run: there is no such program here")
+    assert message.endswith("cannot be run: program not found")
 
 
 def test_a_hook_has_its_own_variables_and_none_of_ours(

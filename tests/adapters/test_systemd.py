@@ -198,7 +198,7 @@ def test_a_unit_that_would_take_the_agent_or_the_bus_along_is_not_stopped(
 
     with (
         systemd_rig.standing_in(daemon, units) as played,
-        fails(Reason.HOST_SERVICE_FAILED, f"systemd would stop {name} along"),
+        fails(Reason.HOST_SERVICE_FAILED, f"systemd would also stop {name}"),
     ):
         services(daemon).running([DCGM])
 
@@ -276,7 +276,7 @@ def test_a_unit_that_does_not_stop_in_time_is_told_with_its_state(
     ("act", "why"),
     [
         (Act("active"), "something else starts it"),
-        (Act("active", "canceled"), "another request took the place"),
+        (Act("active", "canceled"), "another request replaced"),
         (Act("active", "timeout"), "did not stop: timeout"),
     ],
 )
@@ -315,7 +315,7 @@ def test_a_unit_that_does_not_start_in_time_is_told_with_its_state(
         ),
         (Unit(starts=Act("failed", "timeout")), "longer than systemd allows"),
         (Unit(starts=Act("inactive", "dependency")), "a unit that it needs failed"),
-        (Unit(starts=Act("inactive", "canceled")), "another request took the place"),
+        (Unit(starts=Act("inactive", "canceled")), "another request replaced"),
         (
             Unit(starts=Act("activating"), sub="auto-restart", service_result="core-dump"),
             "did not start: core-dump",
@@ -385,7 +385,7 @@ def test_a_bus_that_dies_in_the_middle_is_an_error_at_once(daemon: systemd_rig.D
     with systemd_rig.standing_in(daemon, {NVSM: unit}) as played:
         played.on_call = lambda method: daemon.kill() if method == "StopUnit" else None
         began = time.monotonic()
-        with fails(Reason.HOST_SERVICE_FAILED, "D-Bus is out of reach"):
+        with fails(Reason.HOST_SERVICE_FAILED, "D-Bus is unreachable"):
             services(daemon).stop(NVSM)
 
     assert time.monotonic() - began < 5
@@ -400,7 +400,7 @@ def test_a_bus_that_dies_while_a_unit_stops_is_an_error_at_once(
         played.on_call = lambda method: (
             daemon.kill() if method == "Get" and unit.state == "deactivating" else None
         )
-        with fails(Reason.HOST_SERVICE_FAILED, "D-Bus is out of reach"):
+        with fails(Reason.HOST_SERVICE_FAILED, "D-Bus is unreachable"):
             services(daemon).stop(NVSM)
 
 

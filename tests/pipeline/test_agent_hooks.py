@@ -112,7 +112,7 @@ def test_a_program_that_the_image_lacks_is_told_before_anybody_is_disturbed(hook
         status = world.status()
         assert status["reason"] == "HookFailed"
         assert (
-            f"{hooks.file}:18:14: there is no program /usr/bin/no-systemctl" in status["message"]
+            f"{hooks.file}:18:14: program /usr/bin/no-systemctl is not found" in status["message"]
         )
         assert "nothing was touched" in status["message"]
         assert set(world.workloads()) == {"pod"}

@@ -209,7 +209,7 @@ def test_a_holder_that_comes_before_the_reset_is_named_and_the_mode_called_off_m
 
     assert outcome.reason is errors.Reason.IN_USE
     assert outcome.should_retry
-    assert "is not reset while it is held by train (pid 4711)" in outcome.message
+    assert "is not reset while it is in use by train (pid 4711)" in outcome.message
     assert node.resets == [0, 0]
     assert node.modes == [(False, False), (False, False)]
     scenes.assert_nothing_taken(node.cluster)

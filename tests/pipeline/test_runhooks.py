@@ -173,7 +173,7 @@ def test_a_drain_that_fails_still_comes_to_the_last_point() -> None:
     ("text", "reason", "said"),
     [
         ("hooks: {apply: []}", errors.Reason.INVALID_CONFIG, "hooks.yaml:1:9"),
-        (scenes.HOOKS, errors.Reason.HOOK_FAILED, "hooks.yaml:6:32: there is no program config"),
+        (scenes.HOOKS, errors.Reason.HOOK_FAILED, "hooks.yaml:6:32: program config"),
     ],
 )
 def test_what_cannot_be_run_is_told_before_anything_is_touched(

@@ -190,7 +190,7 @@ def test_a_program_that_is_not_there_is_told_with_its_place_before_anything_runs
     answer = hooked.node.run(*hooked.argv)
 
     assert answer.returncode == 1
-    assert f"{hooked.file}:19:14: there is no program /no/such here" in answer.stderr
+    assert f"{hooked.file}:19:14: program /no/such is not found" in answer.stderr
     assert "nothing was touched" in answer.stderr
     assert hooked.ran == []
 

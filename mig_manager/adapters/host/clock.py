@@ -5,7 +5,7 @@ import time
 
 
 class SystemClock:
-    """Implements ``clocks.Clock`` on the operating system's clocks."""
+    """Implements ``timing.Clock`` on the operating system's clocks."""
 
     def now_iso(self, *, after_s: float = 0.0) -> str:
         """Return the wall-clock time, now or later, as RFC 3339 in UTC, whole seconds."""
@@ -16,5 +16,5 @@ class SystemClock:
         return time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Sleep through."""
+        """Sleep, without waking early."""
         threading.Event().wait(max(0.0, seconds))

@@ -1,16 +1,16 @@
 """The device nodes through which a container reaches MIG instances: ``/dev/nvidia-caps``.
 
-They are not in devtmpfs: a program of the driver's makes them when it first needs them, and in its
-own ``/dev``, which need not be the one that containers get their devices from. What is done here
-is what ``nvidia-modprobe`` does, which knows ``/dev`` alone and is not on every machine: which
-nodes, their mode and owner, and the links in ``/dev/char`` that runc needs with systemd's cgroups
+They are not in devtmpfs: a program of the driver creates them when it first needs them, in its own
+``/dev``, which may differ from the one that containers get their devices from. This module does
+what ``nvidia-modprobe`` does, which knows only ``/dev`` and is not on every machine: nodes, mode,
+owner, and the links in ``/dev/char`` that runc needs with systemd's cgroups
 (``modprobe-utils/nvidia-modprobe-utils.c``).
 
-A node whose instance has gone stays. The driver numbers the places for instances once and for all
-(``nv-caps.c`` in NVIDIA's open kernel modules, ``/proc/driver/nvidia-caps/mig-minors``): nobody
-can open that node while there is no such instance, and it is right again for the next one, while a
-container that is just being made may have it on its list. What goes is a node with another major
-number than the driver has now, from before it was loaded anew: it can never be right again.
+The node of a destroyed instance stays. The driver assigns minor numbers to placements once and for
+all (``nv-caps.c`` in NVIDIA's open kernel modules, ``/proc/driver/nvidia-caps/mig-minors``): the
+node cannot be opened without an instance, is valid again for the next one, and a container that is
+being created may have it on its list. A node is removed if its major number is not the driver's,
+because it is from before the driver was reloaded and never becomes valid again.
 """
 
 import contextlib
@@ -44,19 +44,15 @@ _log = structlog.get_logger()
 
 
 def make_node(path: pathlib.Path, mode: int, device: int) -> None:
-    """Make the node of a character device.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """Create the node of a character device."""
     os.mknod(path, stat.S_IFCHR | mode, device)
-    # Whatever the umask has taken away.
+    # Whatever the umask.
     path.chmod(mode)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """A node that there must be."""
+class _Node:
+    """A required device node."""
 
     minor: int
     mode: int
@@ -67,14 +63,14 @@ class _Wanted:
 
 
 class CapabilityNodes:
-    """Makes the nodes that are missing.
+    """Creates the missing nodes.
 
     Args:
-        proc: Our ``/proc``. The driver's files in it take no lock but that of a machine going to
-            sleep (``nv-caps.c``), so that they answer when a GPU does not.
-        roots: File systems whose ``proc`` has the driver's files where ours lacks them.
+        proc: Our ``/proc``. The driver's files in it take no lock but that of system suspend
+            (``nv-caps.c``), so that they are readable when a GPU hangs.
         dev: The ``/dev`` that containers get their devices from.
-        make: Makes a node.
+        roots: File systems whose ``proc`` has the driver's files if ours lacks them.
+        make: Creates a node.
     """
 
     def __init__(
@@ -91,33 +87,33 @@ class CapabilityNodes:
         self._make = make
 
     def refresh(self) -> None:
-        """Make each node that is missing or leads elsewhere, and remove those of no use.
+        """Create each node that is missing or wrong, and remove outdated ones.
 
         Raises:
-            HostError: DEVICE_FILES_FAILED: one could not be made, for another cause than that we
-                are not allowed to.
+            HostError: DEVICE_FILES_FAILED: a node could not be created, for another reason than
+                missing permission.
         """
         major = _major(self._proc)
         if major is None:
             self._skip("the driver offers no capabilities")
             return
         if not self._dev.is_dir():
-            self._skip(f"there is no folder {self._dev}")
+            self._skip(f"the folder {self._dev} is missing")
             return
-        wanted = tuple(_wanted(procfs.driver_proc(self._proc, self._roots)))
-        if not wanted:
+        nodes = tuple(_required(procfs.driver_proc(self._proc, self._roots)))
+        if not nodes:
             _log.warning("capability_files_not_seen", proc=str(self._proc))
         try:
-            made = [each.name for each in wanted if self._ensure(each, major)]
-            removed = [path.name for path in self._dead(major) if _removed(path)]
+            made = [each.name for each in nodes if self._ensure(each, major)]
+            removed = [path.name for path in self._outdated(major) if _removed(path)]
         except OSError as error:
-            place = error.filename2 or error.filename or self._dev
-            why = f"{place}: {error.strerror or error}"
+            path = error.filename2 or error.filename or self._dev
+            why = f"{path}: {error.strerror or error}"
             if error.errno in _REFUSALS:
                 self._skip(f"not allowed: {why}")
                 return
             raise errors.HostError(
-                f"the device nodes of MIG instances cannot be made: {why}",
+                f"the device nodes of MIG instances cannot be created: {why}",
                 reason=errors.Reason.DEVICE_FILES_FAILED,
             ) from error
         if made or removed:
@@ -130,30 +126,30 @@ class CapabilityNodes:
     def _folder(self) -> pathlib.Path:
         return self._dev / "nvidia-caps"
 
-    def _ensure(self, wanted: _Wanted, major: int) -> bool:
-        """Return whether the node had to be made."""
-        path = self._folder / wanted.name
-        device = os.makedev(major, wanted.minor)
+    def _ensure(self, node: _Node, major: int) -> bool:
+        """Create a node if needed; return whether it was."""
+        path = self._folder / node.name
+        device = os.makedev(major, node.minor)
         is_missing = _device(path) != device
         if is_missing:
             if not self._folder.is_dir():
                 self._folder.mkdir()
                 self._folder.chmod(_FOLDER_MODE)
-            # Replaced as a whole: somebody may be opening it.
+            # Replaced atomically: a process may be opening it.
             fresh = path.with_name(f".{path.name}.new")
             fresh.unlink(missing_ok=True)
             try:
-                self._make(fresh, wanted.mode, device)
+                self._make(fresh, node.mode, device)
                 fresh.replace(path)
             except OSError:
                 with contextlib.suppress(OSError):
                     fresh.unlink(missing_ok=True)
                 raise
-        self._link(path, f"{major}:{wanted.minor}")
+        self._link(path, f"{major}:{node.minor}")
         return is_missing
 
     def _link(self, path: pathlib.Path, number: str) -> None:
-        """Have the device found by its number, where this machine has such links."""
+        """Link the device by its number, on machines that have such links."""
         link = self._dev / "char" / number
         target = f"../nvidia-caps/{path.name}"
         if not link.parent.is_dir() or (link.is_symlink() and str(link.readlink()) == target):
@@ -163,8 +159,8 @@ class CapabilityNodes:
         fresh.symlink_to(target)
         fresh.replace(link)
 
-    def _dead(self, major: int) -> Iterator[pathlib.Path]:
-        """Return the nodes of a driver that is not loaded any more."""
+    def _outdated(self, major: int) -> Iterator[pathlib.Path]:
+        """Return the nodes of a driver that is no longer loaded."""
         if not self._folder.is_dir():
             return
         for path in sorted(self._folder.iterdir()):
@@ -176,32 +172,30 @@ class CapabilityNodes:
 def _major(proc: pathlib.Path) -> int | None:
     # Block devices, which follow, have numbers of their own.
     characters = procfs.text(proc / "devices").partition("Block devices:")[0]
-    told = _MAJOR.search(characters)
-    return int(told[1]) if told else None
+    match = _MAJOR.search(characters)
+    return int(match[1]) if match else None
 
 
-def _wanted(proc: pathlib.Path) -> Iterator[_Wanted]:
+def _required(proc: pathlib.Path) -> Iterator[_Node]:
     root = proc / "driver/nvidia/capabilities"
     for pattern in _CAPABILITIES:
         for path in sorted(root.glob(pattern)):
             fields = {name: int(value) for name, value in _FIELD.findall(procfs.text(path))}
-            # Without devfs the driver tells no numbers; and where somebody else makes the nodes
-            # (NVreg_ModifyDeviceFiles=0) it says that they are not ours.
+            # Without devfs the driver has no numbers; and with NVreg_ModifyDeviceFiles=0 another
+            # program creates the nodes.
             if {"DeviceFileMinor", "DeviceFileMode"} <= fields.keys() and fields.get(
                 "DeviceFileModify", 1
             ) == 1:
-                yield _Wanted(
-                    minor=fields["DeviceFileMinor"], mode=fields["DeviceFileMode"] & 0o777
-                )
+                yield _Node(minor=fields["DeviceFileMinor"], mode=fields["DeviceFileMode"] & 0o777)
 
 
 def _device(path: pathlib.Path) -> int | None:
     """Return the number of a character device; None for anything else."""
     try:
-        told = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None
-    return told.st_rdev if stat.S_ISCHR(told.st_mode) else None
+    return status.st_rdev if stat.S_ISCHR(status.st_mode) else None
 
 
 def _removed(path: pathlib.Path) -> bool:
@@ -215,13 +209,13 @@ _TIMEOUT_S = 60.0
 class DeviceFiles:
     """Implements ``ports.DeviceFiles``: device nodes of instances first, then CDI specs.
 
-    In this order, because a spec names the nodes that are there when it is made.
+    In this order, because a spec names the nodes that exist when it is generated.
 
     Args:
         roots: Where driver, devices and the host's files are.
         is_cdi_enabled: Whether the GPU operator's containers get their GPUs by CDI.
         timeout_s: How long ``nvidia-ctk`` may take for each step.
-        proc: The ``/proc`` with what the driver tells.
+        proc: The ``/proc`` with the driver's files.
     """
 
     def __init__(
@@ -240,11 +234,10 @@ class DeviceFiles:
         self._specs = cdi.CdiSpecs(roots, makes_management=is_cdi_enabled, timeout_s=timeout_s)
 
     def refresh(self) -> None:
-        """Bring them up to date with the GPUs; what this machine does not have is skipped.
+        """Update both; what this machine does not have is skipped.
 
         Raises:
-            HostError: DEVICE_FILES_FAILED: a node or a spec could not be made, with what the
-                system or the tool said.
+            HostError: DEVICE_FILES_FAILED: a node or a spec could not be created.
         """
         self._nodes.refresh()
         self._specs.refresh()

@@ -1,7 +1,6 @@
 """Where NVIDIA's driver has its programs and libraries, below the root of any file system.
 
-The one list of folders, for programs as for the NVML library, on this machine, on a host that is
-mounted into our container, and in a driver container.
+That root is this machine's, a host's that is mounted into our container, or a driver container's.
 """
 
 import os
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 LIBRARY = "libnvidia-ml.so.1"
 
 GKE = "home/kubernetes/bin/nvidia"
-"""Where GKE's driver installer puts programs and libraries on the host."""
+"""GKE's driver installer puts programs and libraries here on the host."""
 
 PROGRAM_FOLDERS = (
     "usr/bin",
@@ -61,12 +60,12 @@ _CACHE_ARCHITECTURE = 0xFF00
 
 
 def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | None:
-    """Return where a path leads for a process with this root, or None when it leads nowhere.
+    """Resolve a path as a process with this root would; None if it does not exist.
 
-    Links, absolute ones too, lead to places below the root, as after ``chroot(2)``.
+    Links stay below the root, absolute ones too, as after ``chroot(2)``.
 
     Args:
-        root: Where we see that root.
+        root: The path of that root in our own file system.
         path: As seen from the root.
     """
     left = list(reversed(pathlib.PurePosixPath(path).parts))
@@ -92,7 +91,7 @@ def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | N
 def libraries(root: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield the NVML libraries below a root, best first, without links.
 
-    Those in the usual folders come before those that the loader of that root knows.
+    Those in the usual folders come before those in the loader's cache of that root.
     """
     places = [f"{folder}/{LIBRARY}" for folder in _LIBRARY_FOLDERS]
     found: list[pathlib.Path] = []
@@ -104,7 +103,7 @@ def libraries(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _cached(root: pathlib.Path) -> Iterator[str]:
-    """Yield the NVML libraries in the loader's cache of a root, as seen from there."""
+    """Yield the NVML libraries in the loader's cache, as seen from the root."""
     cache = inside(root, _CACHE)
     try:
         data = cache.read_bytes() if cache else b""
@@ -117,7 +116,7 @@ def _cached(root: pathlib.Path) -> Iterator[str]:
             if flags & _CACHE_ARCHITECTURE and _text(data, name) == LIBRARY:
                 yield _text(data, path)
     except (OSError, ValueError, struct.error):
-        # Without a cache, or with one of another libc, the folders have to do.
+        # No cache, or one of another libc: only the folders count.
         return
 
 

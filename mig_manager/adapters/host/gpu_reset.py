@@ -1,6 +1,7 @@
-"""What ``nvidia-smi -q -x`` says of one GPU: its XML, in our words.
+"""Reset GPUs whose MIG mode is pending, by ``nvidia-smi --gpu-reset``.
 
-The elements are those of NVIDIA's ``nvsmi_device`` DTD. Where one is absent nothing is assumed.
+Before and after a reset ``nvidia-smi -q -x`` shows what is on the GPU. Its elements are those of
+NVIDIA's ``nvsmi_device`` DTD.
 """
 
 import contextlib
@@ -17,10 +18,9 @@ from mig_manager import errors
 from mig_manager.adapters.host import procfs, programs
 from mig_manager.core import messages, model
 from mig_manager.core.host import gpu_processes, host_settings
-from mig_manager.core.host import gpu_processes as processes
 
 MAX_BYTES = 4 * 2**20
-"""A GPU cut in seven with hundreds of processes needs a tenth of it."""
+"""A GPU with seven instances and hundreds of processes needs a tenth of it."""
 
 _NO_NAME = "process"
 _END = "</nvidia_smi_log>"
@@ -38,23 +38,23 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What there is on a GPU."""
+class GpuStatus:
+    """A GPU as ``nvidia-smi`` sees it."""
 
     uuid: str
     minor: int | None
-    """The N of its ``/dev/nvidiaN``; None when it is not told."""
+    """The N of its ``/dev/nvidiaN``; None if unknown."""
     is_pending: bool
-    """Whether a switch of MIG mode is."""
+    """Whether a change of the MIG mode is pending."""
     is_persistent: bool
     """Whether persistence mode is on: the driver itself then keeps the GPU open."""
     has_instances: bool
-    """Whether it has MIG devices; GPU instances without a compute instance are not told of."""
+    """Whether it has MIG devices; a GPU instance without compute instances is not shown."""
     processes: tuple[Process, ...]
 
 
-def parse(text: str) -> Look | None:
-    """Return what is said of the one GPU; None when it is not one, or not to be made sense of."""
+def parse(text: str) -> GpuStatus | None:
+    """Parse the XML of one GPU; None if it is malformed or has not exactly one."""
     # Warnings, such as that of a corrupt infoROM, follow the document.
     document, end, _ = text.partition(_END)
     try:
@@ -66,27 +66,27 @@ def parse(text: str) -> Look | None:
     if len(gpus) != 1:
         return None
     gpu = gpus[0]
-    current, pending = (_said(gpu, f"mig_mode/{which}_mig") for which in ("current", "pending"))
-    minor = _said(gpu, "minor_number")
-    return Look(
-        uuid=_said(gpu, "uuid"),
+    current, pending = (_text(gpu, f"mig_mode/{which}_mig") for which in ("current", "pending"))
+    minor = _text(gpu, "minor_number")
+    return GpuStatus(
+        uuid=_text(gpu, "uuid"),
         minor=int(minor) if minor.isdecimal() else None,
         is_pending=bool(current and pending) and current != pending,
-        is_persistent=_said(gpu, "persistence_mode") == "Enabled",
+        is_persistent=_text(gpu, "persistence_mode") == "Enabled",
         has_instances=gpu.find("mig_devices/mig_device") is not None,
         processes=tuple(
             Process(pid=int(pid), name=_name(each))
             for each in gpu.iterfind("processes/process_info")
-            if (pid := _said(each, "pid")).isdecimal()
+            if (pid := _text(each, "pid")).isdecimal()
         ),
     )
 
 
 def _name(process: ET.Element) -> str:
-    return messages.printable(gpu_processes.program(_said(process, "process_name")) or _NO_NAME)
+    return messages.printable(gpu_processes.program(_text(process, "process_name")) or _NO_NAME)
 
 
-def _said(element: ET.Element, path: str) -> str:
+def _text(element: ET.Element, path: str) -> str:
     return (element.findtext(path) or "").strip()
 
 
@@ -112,46 +112,46 @@ class SmiReset:
     """Implements ``ports.GpuReset``.
 
     Args:
-        found: Where ``nvidia-smi`` is looked for; see ``roots``.
+        search: Finds ``nvidia-smi``; see ``roots``.
         timeout_s: How long each reset may take.
-        proc: Where to look for processes that hold a GPU.
+        proc: The ``/proc`` that shows processes using a GPU.
     """
 
     def __init__(
         self,
-        found: programs.Programs,
+        search: programs.Programs,
         *,
         timeout_s: float = _RESET_TIMEOUT_S,
         proc: pathlib.Path = procfs.ROOT,
     ) -> None:
-        self._tools = found
+        self._tools = search
         self._timeout_s = timeout_s
         self._proc = proc
 
     def reset(self, gpus: Sequence[model.Gpu]) -> None:
         """Reset those of the GPUs whose MIG mode is still pending, one after the other.
 
-        GPUs that NVLink ties together go into one command where all of them are wanted; others
-        are never taken along.
+        GPUs that NVLink connects are reset by one command if all of them are listed; a GPU that
+        is not listed is never reset.
 
         Raises:
-            HostError: IN_USE: somebody holds one, and may let go of it. RESET_REQUIRED: one has
-                instances or was refused; says which and why. REBOOT_REQUIRED: this machine
-                cannot reset it. NO_PERMISSION.
+            HostError: IN_USE: a process uses one. RESET_REQUIRED: one has instances or was
+                refused; says which and why. REBOOT_REQUIRED: this machine cannot reset it.
+                NO_PERMISSION.
         """
         if not gpus:
             return
         for gpu in gpus:
             _require_resettable(gpu)
         program = self._program()
-        looks = [(gpu, self._look(program, gpu)) for gpu in gpus]
-        due = [gpu for gpu, look in looks if look.is_pending]
-        for gpu, look in looks:
-            if look.is_pending:
-                self._require_free(gpu, look)
-        while due:
-            done = self._reset(program, due[:1], due)
-            due = [gpu for gpu in due if gpu not in done]
+        statuses = [(gpu, self._query(program, gpu)) for gpu in gpus]
+        pending = [gpu for gpu, status in statuses if status.is_pending]
+        for gpu, status in statuses:
+            if status.is_pending:
+                self._require_free(gpu, status)
+        while pending:
+            done = self._reset(program, pending[:1], pending)
+            pending = [gpu for gpu in pending if gpu not in done]
 
     def _program(self) -> programs.Program:
         program = self._tools.find(_TOOL)
@@ -162,8 +162,8 @@ class SmiReset:
             )
         return program
 
-    def _look(self, program: programs.Program, gpu: model.Gpu) -> Look:
-        """Ask the tool itself about a GPU: which one it takes it for, and what is on it now."""
+    def _query(self, program: programs.Program, gpu: model.Gpu) -> GpuStatus:
+        """Query a GPU, and check that the tool means the same one."""
         done = self._tools.run(
             program,
             ["-q", "-x", "-i", _bus_id(gpu)],
@@ -173,59 +173,59 @@ class SmiReset:
         )
         if done.status:
             raise done.refused(_REASON)
-        look = parse(done.stdout)
-        if look is None or look.uuid != gpu.uuid:
+        status = parse(done.stdout)
+        if status is None or status.uuid != gpu.uuid:
             raise errors.HostError(
-                f"{done.line} does not tell of {gpu}; it is not reset", reason=_REASON
+                f"{done.line} does not show {gpu}; it is not reset", reason=_REASON
             )
-        return look
+        return status
 
-    def _require_free(self, gpu: model.Gpu, look: Look) -> None:
-        if look.has_instances:
+    def _require_free(self, gpu: model.Gpu, status: GpuStatus) -> None:
+        if status.has_instances:
             raise _with_instances(gpu)
-        holders = self._holders(look, but=processes.RELEASING_DAEMONS)
-        if holders:
+        users = self._users(status, ignore=gpu_processes.RELEASING_DAEMONS)
+        if users:
             raise errors.HostError(
-                f"{gpu} is not reset while it is held by {procfs.listed(holders)}",
+                f"{gpu} is not reset while it is in use by {procfs.listed(users)}",
                 reason=errors.Reason.IN_USE,
             )
         hidden = procfs.hidden(self._proc)
         if hidden:
-            # The tool refuses a GPU that is in use, and says less about it than we could.
+            # The tool refuses a GPU that is in use, without naming processes.
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
-    def _holders(self, look: Look, *, but: Sequence[str] = ()) -> list[str]:
-        """Return who holds a GPU, as far as can be seen from here."""
+    def _users(self, status: GpuStatus, *, ignore: Sequence[str] = ()) -> list[str]:
+        """Name the processes that use a GPU, as far as they are visible here."""
         seen = {
-            holder.pid: str(holder)
-            for holder in procfs.gpu_processes(self._proc, ignore=(os.getpid(),))
-            if look.minor in holder.gpus and holder.name not in but
+            process.pid: str(process)
+            for process in procfs.gpu_processes(self._proc, ignore=(os.getpid(),))
+            if status.minor in process.gpus and process.name not in ignore
         }
-        listed = {each.pid: str(each) for each in look.processes}
+        listed = {each.pid: str(each) for each in status.processes}
         return [name for _, name in sorted({**listed, **seen}.items())]
 
     def _reset(
-        self, program: programs.Program, chosen: Sequence[model.Gpu], due: Sequence[model.Gpu]
+        self, program: programs.Program, chosen: Sequence[model.Gpu], pending: Sequence[model.Gpu]
     ) -> Sequence[model.Gpu]:
-        """Reset GPUs in one command, and those of ``due`` that are tied to them; return which."""
+        """Reset GPUs in one command, with those of ``pending`` connected to them; return which."""
         done = self._reset_once(program, chosen)
         if done.status and _IN_USE.search(_output(done)):
-            persistent = [gpu for gpu in chosen if self._look(program, gpu).is_persistent]
+            persistent = [gpu for gpu in chosen if self._query(program, gpu).is_persistent]
             if persistent:
                 with self._without_persistence(program, persistent):
                     done = self._reset_once(program, chosen)
         if done.status == 0:
             for gpu in chosen:
-                self._require_in_force(program, gpu)
+                self._require_applied(program, gpu)
             return chosen
-        said = _output(done)
-        tied = _addresses(said) - {_address(gpu) for gpu in chosen}
-        more = [gpu for gpu in due if _address(gpu) in tied]
+        output = _output(done)
+        tied = _addresses(output) - {_address(gpu) for gpu in chosen}
+        more = [gpu for gpu in pending if _address(gpu) in tied]
         if tied and len(more) == len(tied):
-            return self._reset(program, [*chosen, *more], due)
+            return self._reset(program, [*chosen, *more], pending)
         if tied:
             raise _tied(chosen, tied, done)
-        raise self._refused(program, chosen, done, said)
+        raise self._refused(program, chosen, done, output)
 
     def _reset_once(
         self, program: programs.Program, chosen: Sequence[model.Gpu]
@@ -241,7 +241,7 @@ class SmiReset:
     def _without_persistence(
         self, program: programs.Program, gpus: Sequence[model.Gpu]
     ) -> Iterator[None]:
-        """Switch persistence mode off for the body, and on again afterwards.
+        """Disable persistence mode during the body, and enable it again afterwards.
 
         With it the driver keeps a GPU open that no process uses (``nvidia-smi(1)``, ``-pm``).
         """
@@ -254,7 +254,7 @@ class SmiReset:
     def _set_persistence(
         self, program: programs.Program, gpus: Sequence[model.Gpu], *, is_on: bool
     ) -> None:
-        """Switch persistence mode; the reset then shows whether a failure matters."""
+        """Set persistence mode; the reset then shows whether a failure matters."""
         arguments = ["-pm", str(int(is_on)), "-i", _bus_ids(gpus)]
         uuids = [gpu.uuid for gpu in gpus]
         try:
@@ -266,8 +266,8 @@ class SmiReset:
         else:
             _log.info("persistence_mode_set", gpus=uuids, is_on=is_on)
 
-    def _require_in_force(self, program: programs.Program, gpu: model.Gpu) -> None:
-        if self._look(program, gpu).is_pending:
+    def _require_applied(self, program: programs.Program, gpu: model.Gpu) -> None:
+        if self._query(program, gpu).is_pending:
             raise errors.HostError(
                 f"{_TOOL} says that it reset {gpu}, yet its MIG mode is still pending",
                 reason=_REASON,
@@ -278,38 +278,38 @@ class SmiReset:
         program: programs.Program,
         chosen: Sequence[model.Gpu],
         done: programs.Finished,
-        said: str,
+        output: str,
     ) -> errors.HostError:
         """Return the error for a reset that the tool refused."""
-        if _IN_USE.search(said):
+        if _IN_USE.search(output):
             return self._in_use(program, chosen, done)
         if done.status == _NO_PERMISSION:
             return done.refused(errors.Reason.NO_PERMISSION)
-        if done.status == _NOT_AVAILABLE or _UNSUPPORTED.search(said):
+        if done.status == _NOT_AVAILABLE or _UNSUPPORTED.search(output):
             error = done.refused(errors.Reason.REBOOT_REQUIRED)
-            error.add("only a reboot brings the mode into force")
+            error.add("only a reboot applies the mode")
             return error
         return done.refused(_REASON)
 
     def _in_use(
         self, program: programs.Program, chosen: Sequence[model.Gpu], done: programs.Finished
     ) -> errors.HostError:
-        holders = [holder for gpu in chosen for holder in self._holders(self._look(program, gpu))]
-        who = procfs.listed(list(dict.fromkeys(holders)))
-        held = f"it is open in {who}, and maybe in others" if who else "somebody has it open"
+        users = [user for gpu in chosen for user in self._users(self._query(program, gpu))]
+        names = procfs.listed(list(dict.fromkeys(users)))
+        by = f"by {names}, and maybe by other processes" if names else "by processes"
         hidden = procfs.hidden(self._proc)
         why = f"; {hidden}" if hidden else ""
         return errors.HostError(
-            f"{done.line}: in use; {held} that cannot be seen from here{why}",
+            f"{done.line}: in use {by} that are not visible here{why}",
             reason=errors.Reason.IN_USE,
         )
 
 
 def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
-    """Return where to look for ``nvidia-smi``, best first: with the driver, on the host, here.
+    """Return the roots that may have ``nvidia-smi``, best first: driver, host, our own.
 
-    Not here first, as for other tools: the persistence daemon lets go of a GPU only for an
-    ``nvidia-smi`` that sees its socket, ``/run/nvidia-persistenced/socket``.
+    Our own is not first, unlike for other programs: the persistence daemon releases a GPU only for
+    an ``nvidia-smi`` that sees its socket, ``/run/nvidia-persistenced/socket``.
 
     Args:
         host: Where driver and host are.
@@ -319,24 +319,24 @@ def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
 
 
 def _require_resettable(gpu: model.Gpu) -> None:
-    """Refuse, before anything is asked, what must not or cannot be reset."""
+    """Raise for a GPU that must not or cannot be reset."""
     match gpu.virtualization:
         case model.Virtualization.PASSTHROUGH:
             raise errors.HostError(
                 f"{gpu} is passed through to this virtual machine, inside which it cannot be "
-                "reset: only a reboot of it brings the mode into force",
+                "reset: only a reboot of the machine applies the mode",
                 reason=errors.Reason.REBOOT_REQUIRED,
             )
         case model.Virtualization.VGPU:
             raise errors.HostError(
-                f"{gpu} is a vGPU: it is up to its host to reset it",
+                f"{gpu} is a vGPU: only its host can reset it",
                 reason=errors.Reason.NOT_SUPPORTED,
             )
         case model.Virtualization.NONE | model.Virtualization.HOST:
             pass
     if not gpu.has_pending_mode:
         raise errors.HostError(
-            f"{gpu} is not reset: no switch of its MIG mode is pending", reason=_REASON
+            f"{gpu} is not reset: no change of its MIG mode is pending", reason=_REASON
         )
     if gpu.gpu_instances:
         raise _with_instances(gpu)
@@ -370,7 +370,7 @@ def _bus_ids(gpus: Sequence[model.Gpu]) -> str:
 
 
 def _bus_id(gpu: model.Gpu) -> str:
-    """Return the name that finds a GPU without a look at the others, as nvidia-smi writes it."""
+    """Return the PCI address, by which nvidia-smi finds a GPU without opening the others."""
     return gpu.pci_address.upper()
 
 

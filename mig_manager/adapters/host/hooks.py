@@ -1,7 +1,7 @@
-"""The owner's hooks: their file, and their programs, each run to its end without a shell.
+"""Hooks: programs of the node's administrator, run without a shell around a change.
 
-As with the peer, a program has the environment that its hook gives it and none of ours; it is
-found by our ``PATH``, and a relative path leads from its own folder.
+As with nvidia-mig-parted, a program has the environment of its hook and none of ours; it is found
+by our ``PATH``, and a relative path starts in the hook's own folder.
 """
 
 import os
@@ -29,9 +29,9 @@ class HookPrograms:
 
     Args:
         file: The hooks file.
-        variables: What each hook is told of the change.
-        search_path: Where programs without a slash in their name are looked for, as in ``PATH``.
-        timeout_s: How long a hook may take that does not say so itself.
+        variables: Describe the change to each hook.
+        search_path: For programs without a slash in their name, as in ``PATH``.
+        timeout_s: For hooks without a time-out of their own.
         monotonic: Seconds from some fixed point.
     """
 
@@ -46,14 +46,14 @@ class HookPrograms:
     ) -> None:
         self.variables = {**variables, "MIG_PARTED_HOOKS_FILE": str(file)}
         self._source = files.ConfigFile(file)
-        # A folder that is relative would be another one for the hook.
+        # A relative folder would be another one for the hook.
         folders = [each for each in search_path.split(":") if each.startswith("/")]
         self._search_path = ":".join(folders) or _DEFAULT_PATH
         self._timeout_s = timeout_s
         self._monotonic = monotonic
 
     def read(self) -> hooks.Table:
-        """Return which hooks there are now.
+        """Parse the hooks file.
 
         Raises:
             ConfigError: The file cannot be read or breaks the format.
@@ -61,10 +61,10 @@ class HookPrograms:
         return hooks.parse(self._source.read(), source=self._source.name)
 
     def missing(self, hook: hooks.Hook) -> str:
-        """Return why a hook's program cannot be run here; empty when it probably can."""
+        """Return why a hook's program cannot be run here; empty if it probably can."""
         if self._find(hook) is not None:
             return ""
-        return f"{hook.location}: there is no program {_shown(hook.command)} here"
+        return f"{hook.location}: program {_shown(hook.command)} is not found"
 
     def run(
         self,
@@ -74,7 +74,7 @@ class HookPrograms:
         *,
         check: Callable[[], object],
     ) -> None:
-        """Run a hook to its end; nothing of its process group is left afterwards.
+        """Run a hook to its end, and kill the rest of its process group.
 
         Raises:
             HostError: HOOK_FAILED; and whatever ``check`` raises.
@@ -82,7 +82,7 @@ class HookPrograms:
         name = f"{hook.location}: the {point.value} hook {_shown(hook.command)}"
         program = self._find(hook)
         if program is None:
-            raise _failed(f"{name} cannot be run: there is no such program here")
+            raise _failed(f"{name} cannot be run: program not found")
         timeout_s = hook.timeout_s or self._timeout_s
         began_s = self._monotonic()
 
@@ -117,15 +117,15 @@ class HookPrograms:
             command=_shown(hook.command),
             how=how or "well",
             seconds=round(self._monotonic() - began_s, 3),
-            stdout=_tail(ended.stdout),
-            stderr=_tail(ended.stderr),
+            stdout=_end_of(ended.stdout),
+            stderr=_end_of(ended.stderr),
         )
         if how:
-            said = programs.last_line(ended.stderr) or programs.last_line(ended.stdout)
-            raise _failed(f"{name} {how}{f': {said}' if said else ''}")
+            message = programs.last_line(ended.stderr) or programs.last_line(ended.stdout)
+            raise _failed(f"{name} {how}{f': {message}' if message else ''}")
 
     def _find(self, hook: hooks.Hook) -> str | None:
-        """Return the program as it is started; None where there is none."""
+        """Return the program to start; None if it is not found."""
         if "/" not in hook.command:
             return shutil.which(hook.command, path=self._search_path)
         # join(2) of an absolute path is that path.
@@ -134,7 +134,7 @@ class HookPrograms:
             is_program = path.is_file() and os.access(path, os.X_OK)
         except OSError:
             is_program = False
-        # What is relative is so to the hook's folder, which the child enters first.
+        # A relative path starts in the hook's folder, which the child enters first.
         return hook.command if is_program else None
 
 
@@ -152,7 +152,7 @@ def _shown(text: str) -> str:
     return messages.printable(text[:200])
 
 
-def _tail(text: str) -> str:
-    """Return the end of what a hook wrote, its lines kept, without what drives a terminal."""
+def _end_of(text: str) -> str:
+    """Return the end of a hook's output, without terminal control characters."""
     lines = text[-_MAX_LOGGED:].splitlines()
     return "\n".join(messages.printable(line) for line in lines)

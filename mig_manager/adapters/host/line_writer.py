@@ -1,8 +1,8 @@
-"""Where log lines and remarks go: standard error, which may fail or stall at any time.
+"""Write log lines to standard error, which may fail or stall at any time.
 
-A change of the GPUs must not depend on it. A write that raises would cut the change in half, and
-one that blocks (a pipe that is not read, a terminal stopped with Ctrl-S) would halt it. So a line
-that cannot be written at once is dropped and counted.
+A change of the GPUs must not depend on it: a write that raises would interrupt the change, and one
+that blocks (a pipe that is not read, a terminal stopped with Ctrl-S) would halt it. So a line that
+cannot be written at once is dropped and counted.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 _CHUNK = select.PIPE_BUF
-"""Bytes that a pipe with room takes as a whole (pipe(7)); poll(2) reports no smaller room."""
+"""Bytes that a writable pipe takes as a whole (pipe(7)); poll(2) reports no smaller room."""
 _REOPENED = stat.S_IFIFO, stat.S_IFCHR
 
 
@@ -40,15 +40,15 @@ class LineWriter:
     Args:
         stream: Usually standard error.
         journal_stream: The variable ``JOURNAL_STREAM`` of the environment. Where it names this
-            stream, journald reads it, and each line gets its priority (sd-daemon(3)).
+            stream, journald reads it, and each line carries its priority (sd-daemon(3)).
 
     Attributes:
-        notice: Makes the line that reports how many lines were dropped, once the stream takes
-            lines again.
+        notice: Renders the line that reports how many lines were dropped, once the stream is
+            writable again.
     """
 
     dropped = 0
-    """Lines that this process dropped so far, at all its sinks."""
+    """Lines that this process has dropped so far, on all streams."""
 
     def __init__(self, stream: TextIO, *, journal_stream: str = "") -> None:
         self._stream = stream
@@ -64,16 +64,16 @@ class LineWriter:
             self._use_descriptor(stream.fileno(), journal_stream)
 
     def drop(self) -> None:
-        """Count a line that never got here."""
+        """Count a line that could not be rendered."""
         with self._lock:
             LineWriter.dropped += 1
             self._unreported += 1
 
     def put(self, text: str, priority: Priority = Priority.INFO) -> None:
-        """Write a line, or several that belong together; dropped if that is not possible now.
+        """Write a line, or several that belong together; drop it if that is impossible now.
 
         Args:
-            text: Without the last line's end.
+            text: Without the last newline.
             priority: For journald.
         """
         with self._lock:
@@ -83,19 +83,19 @@ class LineWriter:
                 self.drop()
 
     def write(self, text: str) -> int:
-        """Write text as a file does, for those who print to one."""
+        """Write text as a file does, for ``print``."""
         if text := text.removesuffix("\n"):
             self.put(text, Priority.ERROR)
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: no line waits here."""
+        """Do nothing: there is no buffer."""
 
     def _put(self, text: str, priority: Priority) -> bool:
         lines = text.split("\n")
         if self._is_journal:
             lines = [f"<{priority.value}>{line}" for line in lines]
-        # What is left of a line that was cut off must not become part of this one.
+        # Ends the rest of a truncated line.
         lead = [""] if self._is_torn else []
         data = "\n".join([*lead, *lines, ""]).encode(self._encoding, "backslashreplace")
         written = 0
@@ -103,17 +103,16 @@ class LineWriter:
             while written < len(data):
                 written += self._write_some(data[written:])
         except (OSError, ValueError, RuntimeError):
-            # Besides the system's errors: a closed file, and one in the middle of a write that a
-            # signal handler interrupted.
+            # Also a closed file, and one in the middle of a write that a signal interrupted.
             self._is_torn = self._is_torn or written > 0
             return False
         self._is_torn = False
         return True
 
     def _use_descriptor(self, fd: int, journal_stream: str) -> None:
-        """Find a way to write to a descriptor that does not block.
+        """Choose a way to write to a descriptor that does not block.
 
-        Setting O_NONBLOCK on it would do that to everybody who shares it, such as the shell.
+        O_NONBLOCK on it would affect every process that shares it, such as the shell.
         """
         status = os.fstat(fd)
         self._is_journal = journal_stream == f"{status.st_dev}:{status.st_ino}"
@@ -122,7 +121,7 @@ class LineWriter:
             self._write_some = lambda data: _send(fd, data)
         elif stat.S_IFMT(status.st_mode) in _REOPENED:
             try:
-                # The same pipe or terminal, but a description of our own (proc_pid_fd(5)).
+                # The same pipe or terminal, with a file description of our own (proc_pid_fd(5)).
                 own = os.open(
                     f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
                 )
@@ -134,7 +133,7 @@ class LineWriter:
                 self._write_some = lambda data: os.write(own, data)
 
     def _write_to_stream(self, data: bytes) -> int:
-        """Write to a stream in memory, as tests have it."""
+        """Write to a stream in memory."""
         self._stream.write(data.decode(self._encoding))
         self._stream.flush()
         return len(data)

@@ -1,11 +1,11 @@
-"""One manager at a time on a node, by a lock on a file that all of them know.
+"""One manager at a time on a node, by a lock on a file that all of them share.
 
-The lock is ``flock(2)``'s: the kernel gives it back with the process however that ends, it keeps
-threads of one process apart as well, since each opens the file anew, and scripts can take part
-with ``flock(1)``. Whoever may open the file may lock it, also to read only (flock(2)): it is its
-owner's alone. A second file beside it, which everybody may read, tells people what the holder
-does. It decides nothing, for a manager that was killed leaves its own behind, and a script writes
-none; which process holds the lock is in ``/proc/locks``.
+The lock is ``flock(2)``'s: the kernel releases it with the process however that ends, it also
+excludes threads of one process, since each opens the file itself, and scripts can use it with
+``flock(1)``. Every process that may open the file may lock it, even read-only (flock(2)), so only
+its owner may. A second file beside it, readable by all, describes the lock's owner to people. It
+decides nothing: a manager that was killed leaves its own behind, and a script writes none. Which
+process has the lock is in ``/proc/locks``.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from mig_manager.core import messages, timing
 _MODE = 0o600
 _HOLDER_MODE = 0o644
 _CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""No child keeps the lock; a link leads nowhere; a pipe in our place does not hold us up."""
+"""No child inherits the lock, no link is followed, and a pipe in its place does not block."""
 _MAX_BYTES = 4096
 _MOST_OPENINGS = 10
-"""How often a file that is removed under our hands is opened again."""
+"""How often a file that is removed meanwhile is opened again."""
 _FOLDER_MODE = 0o755
 _PROC = pathlib.Path("/proc")
 
@@ -41,10 +41,10 @@ class LockFile:
 
     Args:
         path: The file; it and its folder are made.
-        program: What this manager is called, told to whoever is kept off.
-        clock: Tells since when the lock is held.
-        is_required: Whether to refuse the work where no file can be locked. A pod may lack the
-            mount: its agent goes on alone, and says so once.
+        program: Name of this manager, shown to other managers.
+        clock: Dates the lock.
+        is_required: Whether a file that cannot be locked is an error. A pod may lack the mount:
+            its agent then works without the lock, and warns once.
     """
 
     def __init__(
@@ -54,68 +54,68 @@ class LockFile:
         self._program = program
         self._clock = clock
         self._is_required = is_required
-        self._is_warned = False
+        self._has_warned = False
 
     @contextlib.contextmanager
     def hold(self, doing: str) -> Iterator[None]:
-        """Keep every other manager off while the context lasts.
+        """Exclude every other manager while the context lasts.
 
         Args:
-            doing: What for, told to whoever is kept off.
+            doing: The purpose, shown to other managers.
 
         Raises:
-            LockedError: On entering, at once: another manager is at work; says which.
-            UsageError: On entering: the file cannot be made or locked, and it is required.
+            LockedError: On entering, at once: another manager has the lock; says which.
+            UsageError: On entering: the file cannot be created or locked, and it is required.
         """
         file = self._locked()
         if file is None:
             yield
             return
         try:
-            _tell(self._path, self._holder(doing))
+            _describe(self._path, self._description(doing))
             yield
-            _tell(self._path, "")
+            _describe(self._path, "")
         finally:
             # A child that is being started has a copy for a moment; closing ours is not enough.
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
     def _locked(self) -> int | None:
-        """Return the file with the lock on it; None where that cannot be had."""
+        """Return the locked file; None if it cannot be locked."""
         try:
             return _lock(self._path)
         except OSError as error:
             why = error.strerror or str(error)
             if self._is_required:
                 raise errors.UsageError(
-                    f"cannot lock {self._path}, which keeps two managers off one node: {why}; "
+                    f"cannot lock {self._path}, which excludes a second manager: {why}; "
                     "run as root, or name another file with --lock-file"
                 ) from error
-            if not self._is_warned:
+            if not self._has_warned:
                 _log.warning("lock_unavailable", path=str(self._path), detail=why)
-            self._is_warned = True
+            self._has_warned = True
             return None
 
-    def _holder(self, doing: str) -> str:
-        told = {
+    def _description(self, doing: str) -> str:
+        fields = {
             "program": self._program,
             "pid": os.getpid(),
             "doing": doing,
             "since": self._clock.now_iso(),
             "host": socket.gethostname(),
         }
-        return json.dumps(told) + "\n"
+        return json.dumps(fields) + "\n"
 
 
 def holder(path: pathlib.Path) -> str:
-    """Return who holds a lock, without taking it from anybody; empty when nobody is seen to.
+    """Return which process has a lock, without taking it; empty if none is visible.
 
-    Any user is told of a process that this PID namespace has. One of another namespace is seen by
-    trying the lock, shared and for a moment, which only its owner may do; it is tried only where
-    somebody holds it or was killed, since whoever has given it back has emptied the text.
+    Every user can see a process of this PID namespace. One of another namespace is detected by
+    trying the lock, shared and for a moment, which only the file's owner may do; it is tried only
+    if the description is not empty: a manager that releases the lock empties it.
 
     Raises:
-        OSError: The file is there and cannot be looked at.
+        OSError: The file exists and cannot be inspected.
     """
     try:
         found = os.lstat(path)
@@ -138,8 +138,8 @@ def _lock(path: pathlib.Path) -> int:
     """Open the file and lock it.
 
     Raises:
-        LockedError: Somebody else has.
-        OSError: It cannot be made, opened or locked, or is not one that we may write to.
+        LockedError: Another process has it.
+        OSError: It cannot be created, opened or locked, or is not ours to write to.
     """
     path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     for _ in range(_MOST_OPENINGS):
@@ -152,16 +152,16 @@ def _lock(path: pathlib.Path) -> int:
         except BaseException:
             os.close(file)
             raise
-        # Removed before we had it: who comes next would lock another file.
+        # Removed before we locked it: the next manager would lock another file.
         os.close(file)
     raise OSError(errno.ESTALE, "it is removed again and again")
 
 
 def _require_ours(file: int, mode: int) -> None:
-    """Refuse what somebody may have put in our place to have us write to another file."""
+    """Refuse a file planted in this place to have us write to another one."""
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        raise OSError(errno.EINVAL, "it is no plain file of its own")
+        raise OSError(errno.EINVAL, "it is not a plain file with one name")
     if found.st_uid not in (0, os.geteuid()):
         raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}")
     if found.st_uid == os.geteuid():
@@ -190,8 +190,8 @@ def _beside(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(f"{path.name}.holder")
 
 
-def _tell(path: pathlib.Path, text: str) -> None:
-    """Replace the text; a disk that is full costs people the name of the holder, no more."""
+def _describe(path: pathlib.Path, text: str) -> None:
+    """Replace the description; a full disk costs only this description."""
     with (
         contextlib.suppress(OSError),
         _opened(_beside(path), os.O_RDWR | os.O_CREAT) as file,
@@ -217,10 +217,10 @@ def _opened(path: pathlib.Path, flags: int) -> Iterator[int]:
 
 
 def _locking_process(found: os.stat_result) -> int:
-    """Return the process that holds the lock on a file; 0 if this PID namespace has none.
+    """Return the process that has the lock on a file; 0 if this PID namespace has none.
 
     A line is ``1: FLOCK  ADVISORY  WRITE 16076 fe:00:10011606 0 EOF`` (proc_locks(5)), with the
-    file's device in hexadecimal. Lines with an arrow are of those who wait.
+    file's device in hexadecimal. Lines with an arrow are waiting processes.
     """
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
@@ -235,19 +235,19 @@ def _locking_process(found: os.stat_result) -> int:
 
 
 def _who(pid: int, text: bytes) -> str:
-    """Return who holds the lock, as a part of a sentence.
+    """Describe the process that has the lock, as a part of a sentence.
 
     Args:
-        pid: The holder's, as ``/proc/locks`` has it; 0 if it is not there.
-        text: What the last holder that is a manager of ours wrote.
+        pid: From ``/proc/locks``; 0 if it is not there.
+        text: The description that the last manager wrote.
     """
-    told = _parsed(text)
-    if told and (not pid or told.get("pid") == _own_pid(pid)):
-        found = {"pid": "?"} | told | ({"pid": pid} if pid else {})
-        values = [str(found.get(key, "?")) for key in ("program", "pid", "host", "doing", "since")]
+    fields = _parsed(text)
+    if fields and (not pid or fields.get("pid") == _own_pid(pid)):
+        shown = {"pid": "?"} | fields | ({"pid": pid} if pid else {})
+        values = [str(shown.get(key, "?")) for key in ("program", "pid", "host", "doing", "since")]
         return "{} (pid {} on {}), {}, since {}".format(*values)
     if not pid:
-        return "a process that does not say who it is"
+        return "a process that left no description"
     try:
         name = messages.printable((_PROC / f"{pid}/comm").read_text(errors="replace").strip(), "?")
     except OSError:
@@ -256,7 +256,7 @@ def _who(pid: int, text: bytes) -> str:
 
 
 def _own_pid(pid: int) -> int:
-    """Return a process's PID as itself sees it, in the innermost namespace that it is in."""
+    """Return a process's PID in its own, the innermost, PID namespace."""
     try:
         status = (_PROC / f"{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -267,7 +267,7 @@ def _own_pid(pid: int) -> int:
 
 def _parsed(content: bytes) -> dict[str, object]:
     try:
-        told = json.loads(content)
+        fields = json.loads(content)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return fields if isinstance(fields, dict) else {}

@@ -1,8 +1,8 @@
 """Logging, configured once: one event a line, on standard error.
 
-Event names are stable identifiers; what varies is in the fields. Tracebacks never carry the
-values of local variables, because those include tokens. Whoever logs goes on whatever becomes of
-the line: see ``sink``.
+Event names are stable identifiers; what varies is in the fields. Tracebacks never show the values
+of local variables, because those include tokens. Logging never raises and never blocks: see
+``line_writer``.
 """
 
 import io
@@ -19,12 +19,12 @@ _LEVELS = logging.getLevelNamesMapping()
 
 
 def configure(*, level: str, is_json: bool, stream: TextIO | line_writer.LineWriter) -> None:
-    """Send this process's log lines to a stream.
+    """Configure logging for this process.
 
     Args:
         level: The least severe level written: ``debug``, ``info``, ``warning`` or ``error``.
         is_json: One JSON object a line, for machines; else ``key=value`` for people.
-        stream: Where lines go; standard error, so that answers on standard output stay clean.
+        stream: Standard error, so that standard output has only results.
     """
     threshold = _LEVELS[level.upper()]
     lines = (
@@ -34,7 +34,7 @@ def configure(*, level: str, is_json: bool, stream: TextIO | line_writer.LineWri
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        *(_json_tail() if is_json else _console_tail()),
+        *(_json_renderers() if is_json else _console_renderers()),
     ]
     lines.notice = _notice(processors)
     structlog.configure(
@@ -44,7 +44,7 @@ def configure(*, level: str, is_json: bool, stream: TextIO | line_writer.LineWri
         # A cached logger would keep the stream of an earlier configuration.
         cache_logger_on_first_use=False,
     )
-    _forward_foreign(max(threshold, logging.WARNING))
+    _forward_libraries(max(threshold, logging.WARNING))
 
 
 class _Logger:
@@ -69,23 +69,23 @@ class _Logger:
 
 
 def _never_raising(threshold: int, lines: line_writer.LineWriter) -> type[Any]:
-    """Return structlog's logger for a level, without errors for those who call it."""
+    """Return structlog's logger for a level, whose methods never raise."""
     logger: Any = structlog.make_filtering_bound_logger(threshold)
 
     class NeverRaising(logger):  # type: ignore[misc]
-        """A line that cannot be rendered is dropped and counted, too."""
+        """Drops and counts a line that cannot be rendered."""
 
         def _proxy_to_logger(self, *arguments: Any, **fields: Any) -> None:
             try:
                 super()._proxy_to_logger(*arguments, **fields)
-            except Exception:  # noqa: BLE001 - no field may harm whoever logs it
+            except Exception:  # noqa: BLE001 - a bad field must not harm the caller
                 lines.drop()
 
     return NeverRaising
 
 
 def _notice(processors: Sequence[Processor]) -> Callable[[int], str]:
-    """Return what renders the event that tells how many lines were dropped."""
+    """Return a renderer of the event that reports how many lines were dropped."""
 
     def write(event: str, **fields: object) -> str:
         rendered: Any = {"event": event, **fields}
@@ -96,7 +96,7 @@ def _notice(processors: Sequence[Processor]) -> Callable[[int], str]:
     return lambda count: write("log_lines_dropped", count=count)
 
 
-def _json_tail() -> list[Processor]:
+def _json_renderers() -> list[Processor]:
     transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     return [
         structlog.processors.ExceptionRenderer(transformer),
@@ -104,15 +104,15 @@ def _json_tail() -> list[Processor]:
     ]
 
 
-def _console_tail() -> list[Processor]:
+def _console_renderers() -> list[Processor]:
     return [structlog.processors.format_exc_info, _as_key_value]
 
 
 def _as_key_value(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> str:
     """Render ``time level event key=value ...``, a traceback on the lines after it."""
     line = io.StringIO()
-    head = (_taken(event_dict, key) for key in ("timestamp", "level", "event"))
-    traceback = _taken(event_dict, "exception")
+    head = (_pop(event_dict, key) for key in ("timestamp", "level", "event"))
+    traceback = _pop(event_dict, "exception")
     line.write(" ".join(head))
     for key, value in event_dict.items():
         text = str(value)
@@ -121,26 +121,26 @@ def _as_key_value(_logger: WrappedLogger, _method: str, event_dict: EventDict) -
     return line.getvalue() + (f"\n{traceback}" if traceback else "")
 
 
-def _taken(event_dict: MutableMapping[str, object], key: str) -> str:
+def _pop(event_dict: MutableMapping[str, object], key: str) -> str:
     return str(event_dict.pop(key, ""))
 
 
 class _Forward(logging.Handler):
-    """Passes on what libraries say through the standard library's logging."""
+    """Forwards log records of libraries."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log the record as one of our events."""
         try:
             message = record.getMessage()
         except (TypeError, ValueError):
-            # Arguments that its own format does not take.
+            # The arguments do not fit the format.
             message = str(record.msg)
         structlog.get_logger().log(
             record.levelno, "library_message", library=record.name, message=message
         )
 
 
-def _forward_foreign(threshold: int) -> None:
+def _forward_libraries(threshold: int) -> None:
     root = logging.getLogger()
     for handler in list(root.handlers):
         if isinstance(handler, _Forward):

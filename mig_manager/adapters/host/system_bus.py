@@ -1,7 +1,7 @@
-"""D-Bus: one conversation with the host's system bus. The only file that knows jeepney.
+"""One D-Bus connection to the host's system bus; the only user of jeepney.
 
-jeepney makes and reads the messages. The socket is our own, because jeepney's waits without end
-for the bus' first answer.
+jeepney builds and parses the messages. The socket is our own, because jeepney's waits without a
+deadline for the first answer of the bus.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ _DENIED = frozenset(
         "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
     }
 )
-_AS_ROOT = "run the agent as the host's root, and under no profile that keeps it off D-Bus"
+_AS_ROOT = "run the agent as the host's root, without a security profile that blocks D-Bus"
 _ANOTHER_USER = (
-    "the host's D-Bus does not take this process for the user it says it is, as happens in a user "
-    "namespace; run the agent outside of one"
+    "the host's D-Bus rejects the user of this process, as happens in a user namespace; run the "
+    "agent outside of one"
 )
 
 
 class Refused(Exception):  # noqa: N818 - an answer, and not always a failure
-    """The other side answered with an error.
+    """The called program answered with an error.
 
     Attributes:
         name: D-Bus' name of it.
@@ -48,12 +48,11 @@ class Refused(Exception):  # noqa: N818 - an answer, and not always a failure
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Whom a message is for."""
+    """An interface of an object."""
 
     owner: str
-    """Name on the bus of the program."""
+    """The program's name on the bus."""
     path: str
-    """Of its object."""
     interface: str
 
 
@@ -64,26 +63,24 @@ BUS = Target(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """What a program tells those who asked to hear of it."""
+    """A signal that we subscribed to."""
 
     name: str
     body: tuple[Any, ...]
 
 
 class Connection:
-    """One connection, and one deadline for all that is done with it."""
+    """One connection with one deadline for all of its calls."""
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
         """Connect.
 
         Args:
             address: The bus, as D-Bus writes addresses.
-            timeout_s: From now on, until the last answer is here; seconds.
+            timeout_s: From now until the last answer.
 
-        Raises:
-            Exception: As ``translated`` takes them.
         """
-        self._ends_at = time.monotonic() + timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
         self._parser = jeepney.Parser()
         self._serials = itertools.count(1)
         self._signals: list[Signal] = []
@@ -98,22 +95,22 @@ class Connection:
             raise
 
     def __enter__(self) -> Self:
-        """Return it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self._socket.close()
 
     def call(
-        self, whom: Target, method: str, signature: str | None = None, *body: object
+        self, target: Target, method: str, signature: str | None = None, *body: object
     ) -> tuple[Any, ...]:
         """Call a method and return its answer.
 
         Raises:
             Refused: It is an error.
         """
-        address = jeepney.DBusAddress(whom.path, bus_name=whom.owner, interface=whom.interface)
+        address = jeepney.DBusAddress(
+            target.path, bus_name=target.owner, interface=target.interface
+        )
         message = jeepney.new_method_call(address, method, signature, body)
         serial = next(self._serials)
         self._send(message.serialise(serial=serial))
@@ -121,42 +118,42 @@ class Connection:
             answer = self._receive(self._left_s())
             if answer.header.fields.get(jeepney.HeaderFields.reply_serial) == serial:
                 break
-            self._note(answer)
+            self._keep_signal(answer)
         if answer.header.message_type is jeepney.MessageType.error:
             words = [word for word in answer.body if isinstance(word, str)]
             name = answer.header.fields[jeepney.HeaderFields.error_name]
             raise Refused(name, words[0] if words else "")
         return tuple(answer.body)
 
-    def get(self, whom: Target, name: str) -> Any:
+    def get(self, target: Target, name: str) -> Any:
         """Return a property.
 
         Raises:
-            Refused: There is none, or we may not know.
+            Refused: It does not exist, or we may not read it.
         """
-        properties = dataclasses.replace(whom, interface="org.freedesktop.DBus.Properties")
-        ((_, value),) = self.call(properties, "Get", "ss", whom.interface, name)
+        properties = dataclasses.replace(target, interface="org.freedesktop.DBus.Properties")
+        ((_, value),) = self.call(properties, "Get", "ss", target.interface, name)
         return value
 
     def signals(self, *, within_s: float) -> tuple[Signal, ...]:
-        """Return what came in since the last time; waits so long for something to come."""
-        until = time.monotonic() + min(within_s, self._left_s())
-        while not self._signals and (left_s := until - time.monotonic()) > 0:
+        """Return the signals since the last call; waits up to a time-out for the first one."""
+        deadline_s = time.monotonic() + min(within_s, self._left_s())
+        while not self._signals and (left_s := deadline_s - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
-                self._note(self._receive(left_s))
-        heard, self._signals = tuple(self._signals), []
-        return heard
+                self._keep_signal(self._receive(left_s))
+        signals, self._signals = tuple(self._signals), []
+        return signals
 
     def _authenticate(self) -> None:
-        """Say who we are; the bus compares it with what the kernel says of the socket."""
+        """Name our user; the bus compares it with the socket's credentials."""
         self._send(b"\0")
-        speaker = auth.Authenticator(inc_null_byte=False)
-        for said in speaker:
-            self._send(said)
-            speaker.feed(self._read(self._left_s()))
+        authenticator = auth.Authenticator(inc_null_byte=False)
+        for line in authenticator:
+            self._send(line)
+            authenticator.feed(self._read(self._left_s()))
         self._send(auth.BEGIN)
 
-    def _note(self, message: jeepney.Message) -> None:
+    def _keep_signal(self, message: jeepney.Message) -> None:
         if message.header.message_type is jeepney.MessageType.signal:
             name = message.header.fields[jeepney.HeaderFields.member]
             self._signals.append(Signal(name=name, body=tuple(message.body)))
@@ -166,12 +163,12 @@ class Connection:
         self._socket.sendall(data)
 
     def _receive(self, timeout_s: float) -> jeepney.Message:
-        until = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while True:
             message = self._parser.get_next_message()
             if message is not None:
                 return message
-            left_s = until - time.monotonic()
+            left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
             self._parser.add_data(self._read(left_s))
@@ -184,26 +181,31 @@ class Connection:
         return data
 
     def _left_s(self) -> float:
-        left_s = self._ends_at - time.monotonic()
+        left_s = self._deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
         return left_s
 
 
 @contextlib.contextmanager
-def translated(doing: str, *, failed: Reason, denied: Reason) -> Iterator[None]:
-    """Make errors of ours of whatever goes wrong on the bus.
+def session(
+    address: str, doing: str, *, timeout_s: float, failed: Reason, denied: Reason
+) -> Iterator[Connection]:
+    """Connect, and translate every error of the body.
 
     Args:
-        doing: What was about to be done, for the message.
-        failed: The reason if it could not be done.
-        denied: The reason if we may not.
+        address: The bus, as D-Bus writes addresses.
+        doing: What is attempted, for the message.
+        timeout_s: For everything, until the last answer.
+        failed: The reason of a failure.
+        denied: The reason if permission is missing.
 
     Raises:
-        HostError: For one of the two.
+        HostError: With one of the two reasons.
     """
     try:
-        yield
+        with Connection(address, timeout_s=timeout_s) as connection:
+            yield connection
     except (
         OSError,
         Refused,
@@ -220,7 +222,7 @@ def translated(doing: str, *, failed: Reason, denied: Reason) -> Iterator[None]:
 
 
 def _explained(error: Exception) -> tuple[str, bool]:
-    """Return what went wrong, and whether rights are missing."""
+    """Return what went wrong, and whether permission is missing."""
     match error:
         case Refused(name=name):
             is_denied = name in _DENIED
@@ -230,8 +232,8 @@ def _explained(error: Exception) -> tuple[str, bool]:
         case TimeoutError():
             return "no answer over D-Bus in time", False
         case OSError():
-            return f"D-Bus is out of reach: {error.strerror or error}", False
+            return f"D-Bus is unreachable: {error.strerror or error}", False
         case auth.AuthenticationError(data=data) if bytes(data).startswith(b"REJECTED"):
             return _ANOTHER_USER, True
         case _:
-            return f"this is no D-Bus: {error}", False
+            return f"this is not D-Bus: {error}", False

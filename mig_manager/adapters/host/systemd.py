@@ -1,8 +1,7 @@
-"""systemd, and logind, over D-Bus: the host's services, and its reboot.
+"""systemd and logind over D-Bus: stop and start the host's services, reboot the host.
 
-Each operation has a connection of its own and one deadline for everything: nothing is held at
-rest, and nothing waits without end. Sources: ``org.freedesktop.systemd1(5)``,
-``org.freedesktop.login1(5)``.
+Each operation has its own connection and one deadline: nothing is open at rest, and no wait is
+unbounded. Sources: ``org.freedesktop.systemd1(5)``, ``org.freedesktop.login1(5)``.
 """
 
 import contextlib
@@ -17,9 +16,9 @@ from mig_manager.core.host import host_services
 from mig_manager.errors import Reason
 
 CALL_TIMEOUT_S = 10.0
-"""For connecting and for questions that systemd answers at once."""
-_LOOK_S = 1.0
-"""A job's end is told by a signal; one that was lost is missed for no longer than this."""
+"""For connecting and for calls that systemd answers at once."""
+_JOB_POLL_S = 1.0
+"""The end of a job comes as a signal; a lost signal delays us by this at most."""
 
 _SYSTEMD = "org.freedesktop.systemd1"
 _MANAGER = system_bus.Target(
@@ -30,7 +29,7 @@ _LOGIND = system_bus.Target(
     path="/org/freedesktop/login1",
     interface="org.freedesktop.login1.Manager",
 )
-_JOB_ENDS = (
+_JOB_REMOVED = (
     f"type='signal',sender='{_SYSTEMD}',interface='{_MANAGER.interface}',member='JobRemoved'"
 )
 _UP = frozenset({"active", "reloading", "refreshing", "activating"})
@@ -49,10 +48,10 @@ _STOP_TIMEOUTS = {
 }
 _NO_LIMIT_US = 2**64 - 1
 _KILL_MARGIN_S = 5.0
-"""What systemd takes to kill what has not ended in time, and to say so."""
+"""How long systemd takes to kill what has not ended in time, and to report it."""
 
 _LOST = "lost"
-"""How a job ended of whose end nobody told; the unit's state says the rest."""
+"""Result of a job whose signal was lost; the unit's state shows the outcome."""
 
 _UNKNOWN_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 _ABSENT = frozenset(
@@ -67,11 +66,13 @@ _ABSENT = frozenset(
     }
 )
 
+_Session = contextlib.AbstractContextManager[system_bus.Connection]
+
 _log = structlog.get_logger()
 
 
 class Systemd:
-    """The host's services."""
+    """Implements ``ports.HostServices``."""
 
     def __init__(
         self,
@@ -81,14 +82,13 @@ class Systemd:
         start_timeout_s: float,
         call_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
-        """Remember where the bus is; it is spoken to when there is something to say.
+        """Prepare; the first operation connects.
 
         Args:
             address: The host's system bus, as D-Bus writes addresses.
-            stop_timeout_s: How long a service may take to stop, unless systemd gives it longer;
-                seconds.
-            start_timeout_s: How long a service may take to start; seconds.
-            call_timeout_s: How long systemd may take for all else; seconds.
+            stop_timeout_s: How long a service may take to stop, unless systemd gives it longer.
+            start_timeout_s: How long a service may take to start.
+            call_timeout_s: How long systemd may take for everything else.
         """
         self._address = address
         self._call_timeout_s = call_timeout_s
@@ -105,28 +105,28 @@ class Systemd:
 
         Raises:
             HostError: HOST_SERVICE_FAILED or NO_PERMISSION: systemd does not answer, or the agent
-                itself or a part of systemd would be stopped along.
+                itself or a part of systemd would be stopped as well.
         """
         if not names:
             return ()
-        found: dict[str, None] = {}
+        running: dict[str, None] = {}
         with self._session("asking systemd what runs", self._call_timeout_s) as connection:
             for name in names:
                 if _is_running(connection, name):
-                    found |= dict.fromkeys((*_stopped_along(connection, name), name))
-        return host_services.stop_order(tuple(found))
+                    running |= dict.fromkeys((*_stopped_along(connection, name), name))
+        return host_services.stop_order(tuple(running))
 
     def stop(self, name: str) -> None:
-        """Stop a service and wait until it has; done when it is not running.
+        """Stop a service and wait until it has stopped; nothing to do if it is not running.
 
         Raises:
-            HostError: HOST_SERVICE_FAILED: it did not stop in time, must not be stopped, or came
-                back by itself. NO_PERMISSION: we may not.
+            HostError: HOST_SERVICE_FAILED: it did not stop in time, must not be stopped, or was
+                started again. NO_PERMISSION.
         """
         with self._session(f"stopping {name}", self._call_timeout_s) as connection:
             if _unit(connection, name) is None:
                 return
-            # systemd kills it after that time, and not before: to give up earlier is in vain.
+            # systemd kills it after its own time-out and not before, so a shorter one is useless.
             timeout_s = max(self._stop_timeout_s, _own_stop_timeout_s(connection, name))
         with self._session(f"stopping {name}", timeout_s + self._call_timeout_s) as connection:
             result = _run_job(connection, "StopUnit", name, timeout_s=timeout_s)
@@ -135,11 +135,11 @@ class Systemd:
                 raise _failure(name, _why_not_down(result, state, timeout_s))
 
     def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
-        """Tell whether stopping the units listed stops a unit, now that it may be gone.
+        """Return whether stopping the units listed stops a unit that may be gone by now.
 
-        Asked before a unit is started that only a journal names: whoever may write the journal
-        must not choose what is started as root. The unit itself says what it depends on, for
-        systemd forgets the reverse of units that do not run.
+        Asked before a unit is started that only a journal names: a writer of the journal must not
+        choose what is started as root. The unit itself says what it depends on, because systemd
+        forgets the reverse of units that do not run.
 
         Raises:
             HostError: HOST_SERVICE_FAILED or NO_PERMISSION: systemd does not answer.
@@ -152,49 +152,46 @@ class Systemd:
             return not _stopped_with(connection, name).isdisjoint(listed)
 
     def start(self, name: str) -> bool:
-        """Start a service and wait until it has; done when it is running, or has run to its end.
+        """Start a service and wait until it runs, or has run to its end.
 
         Returns:
             Whether it was not running before.
 
         Raises:
-            HostError: HOST_SERVICE_FAILED: it failed, with what systemd says, or did not start in
-                time. NO_PERMISSION: we may not.
+            HostError: HOST_SERVICE_FAILED: it failed, with systemd's message, or did not start in
+                time. NO_PERMISSION.
         """
-        with self._session(
-            f"starting {name}", self._start_timeout_s + self._call_timeout_s
-        ) as connection:
+        timeout_s = self._start_timeout_s
+        with self._session(f"starting {name}", timeout_s + self._call_timeout_s) as connection:
             was_down = _state(connection, name) != "active"
-            result = _run_job(connection, "StartUnit", name, timeout_s=self._start_timeout_s)
-            why = _why_not_up(connection, name, result, self._start_timeout_s)
-            if why:
+            result = _run_job(connection, "StartUnit", name, timeout_s=timeout_s)
+            if why := _why_not_up(connection, name, result, timeout_s):
                 raise _failure(name, why)
         return was_down
 
-    @contextlib.contextmanager
-    def _session(self, doing: str, timeout_s: float) -> Iterator[system_bus.Connection]:
-        with (
-            system_bus.translated(
-                doing, failed=Reason.HOST_SERVICE_FAILED, denied=Reason.NO_PERMISSION
-            ),
-            system_bus.Connection(self._address, timeout_s=timeout_s) as connection,
-        ):
-            yield connection
+    def _session(self, doing: str, timeout_s: float) -> _Session:
+        return system_bus.session(
+            self._address,
+            doing,
+            timeout_s=timeout_s,
+            failed=Reason.HOST_SERVICE_FAILED,
+            denied=Reason.NO_PERMISSION,
+        )
 
 
 class Reboot:
-    """Reboots the host: through logind, or through systemd alone where there is no logind."""
+    """Implements ``ports.Reboot``: through logind, or systemd alone where there is no logind."""
 
     def __init__(self, address: str, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Remember where the host's system bus is, as D-Bus writes addresses."""
+        """Prepare; ``address`` is the host's system bus, as D-Bus writes addresses."""
         self._address = address
         self._call_timeout_s = call_timeout_s
 
     def request(self, why: str) -> None:
-        """Ask for a reboot and return at once; services are stopped in good order.
+        """Request a reboot and return at once; services are stopped in good order.
 
         Raises:
-            HostError: REBOOT_REQUIRED: it was refused; says by whom.
+            HostError: REBOOT_REQUIRED: it was refused; says by which program.
         """
         by = "systemd-logind"
         with self._session("asking systemd-logind for a reboot") as connection:
@@ -212,18 +209,15 @@ class Reboot:
                 )
         _log.warning("reboot_requested", by=by, why=why)
 
-    @contextlib.contextmanager
-    def _session(self, doing: str) -> Iterator[system_bus.Connection]:
+    def _session(self, doing: str) -> _Session:
         refused = Reason.REBOOT_REQUIRED
-        with (
-            system_bus.translated(doing, failed=refused, denied=refused),
-            system_bus.Connection(self._address, timeout_s=self._call_timeout_s) as connection,
-        ):
-            yield connection
+        return system_bus.session(
+            self._address, doing, timeout_s=self._call_timeout_s, failed=refused, denied=refused
+        )
 
 
 def _unit(connection: system_bus.Connection, name: str) -> str | None:
-    """Return the object of a unit; None when systemd has none, and so nothing runs."""
+    """Return the object of a unit; None if systemd has none, so that nothing runs."""
     try:
         (path,) = connection.call(_MANAGER, "GetUnit", "s", name)
     except system_bus.Refused as error:
@@ -233,77 +227,18 @@ def _unit(connection: system_bus.Connection, name: str) -> str | None:
     return str(path)
 
 
+def _interface(path: str, kind: str) -> system_bus.Target:
+    """Return one of systemd's objects as a Unit, a Service or a Job."""
+    return system_bus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.{kind}")
+
+
 def _property(connection: system_bus.Connection, path: str, kind: str, name: str) -> str:
-    """Return a property of one of systemd's objects, a Unit, a Service or a Job, as text."""
-    target = system_bus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.{kind}")
-    return str(connection.get(target, name))
+    return str(connection.get(_interface(path, kind), name))
 
 
 def _state(connection: system_bus.Connection, name: str) -> str:
     path = _unit(connection, name)
     return _property(connection, path, "Unit", "ActiveState") if path else "inactive"
-
-
-def _stopped_along(connection: system_bus.Connection, name: str) -> tuple[str, ...]:
-    """Return the running units that systemd stops along with one, in that order.
-
-    Raises:
-        HostError: HOST_SERVICE_FAILED: one of them cannot be started again.
-    """
-    found: dict[str, None] = {}
-    due = [name]
-    while due:
-        for each in _dependents(connection, due.pop()):
-            if each not in found and each != name and _is_running(connection, each):
-                found[each] = None
-                due.append(each)
-    lost = [each for each in found if host_services.is_protected(each)]
-    if lost:
-        raise _failure(name, f"cannot be stopped: systemd would stop {', '.join(lost)} along")
-    # Those found last depend on those found first.
-    return tuple(each for each in reversed(found) if host_services.can_be_restarted(each))
-
-
-def _dependents(connection: system_bus.Connection, name: str) -> Iterator[str]:
-    path = _unit(connection, name)
-    if path is None:
-        return
-    target = system_bus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.Unit")
-    for kind in _STOP_PROPERTIES:
-        # PropagatesStopTo= came with systemd 249.
-        with contextlib.suppress(system_bus.Refused):
-            yield from connection.get(target, kind)
-
-
-def _stopped_with(connection: system_bus.Connection, name: str) -> set[str]:
-    """Return the units with which systemd stops a unit, loaded or not."""
-    found: set[str] = set()
-    due = [name]
-    while due and len(found) < _MOST_DEPENDENCIES:
-        (path,) = connection.call(_MANAGER, "LoadUnit", "s", due.pop())
-        target = system_bus.Target(owner=_SYSTEMD, path=str(path), interface=f"{_SYSTEMD}.Unit")
-        for kind in _STOPPED_WITH_PROPERTIES:
-            # StopPropagatedFrom= came with systemd 249.
-            with contextlib.suppress(system_bus.Refused):
-                new = set(connection.get(target, kind)) - found
-                found |= new
-                due += [
-                    each
-                    for each in new
-                    if host_services.can_be_restarted(each) or each.endswith(".target")
-                ]
-    return found
-
-
-def _own_stop_timeout_s(connection: system_bus.Connection, name: str) -> float:
-    """Return how long systemd gives a unit to stop; 0 where it does not say, or has no limit."""
-    kind, _, suffix = name.rpartition(".")
-    interface, prop = _STOP_TIMEOUTS.get(suffix, ("", ""))
-    path = _unit(connection, name) if kind and interface else None
-    if path is None:
-        return 0.0
-    told_us = int(_property(connection, path, interface, prop))
-    return 0.0 if told_us == _NO_LIMIT_US else told_us / 1e6 + _KILL_MARGIN_S
 
 
 def _is_running(connection: system_bus.Connection, name: str) -> bool:
@@ -312,14 +247,73 @@ def _is_running(connection: system_bus.Connection, name: str) -> bool:
         return False
     if _property(connection, path, "Unit", "ActiveState") in _UP:
         return True
-    target = system_bus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.Unit")
-    number, job = connection.get(target, "Job")
+    number, job = connection.get(_interface(path, "Unit"), "Job")
     # In the middle of a restart a unit is down, and about to be up.
     return bool(number) and _job_type(connection, job) in _STARTING_JOBS
 
 
+def _stopped_along(connection: system_bus.Connection, name: str) -> tuple[str, ...]:
+    """Return the running units that systemd stops along with one, in that order.
+
+    Raises:
+        HostError: HOST_SERVICE_FAILED: one of them cannot be started again.
+    """
+    along: dict[str, None] = {}
+    queue = [name]
+    while queue:
+        for each in _dependents(connection, queue.pop()):
+            if each not in along and each != name and _is_running(connection, each):
+                along[each] = None
+                queue.append(each)
+    lost = [each for each in along if host_services.is_protected(each)]
+    if lost:
+        raise _failure(name, f"cannot be stopped: systemd would also stop {', '.join(lost)}")
+    # Those added last depend on those added first.
+    return tuple(each for each in reversed(along) if host_services.can_be_restarted(each))
+
+
+def _dependents(connection: system_bus.Connection, name: str) -> Iterator[str]:
+    path = _unit(connection, name)
+    if path is None:
+        return
+    for kind in _STOP_PROPERTIES:
+        # PropagatesStopTo= came with systemd 249.
+        with contextlib.suppress(system_bus.Refused):
+            yield from connection.get(_interface(path, "Unit"), kind)
+
+
+def _stopped_with(connection: system_bus.Connection, name: str) -> set[str]:
+    """Return the units with which systemd stops a unit, loaded or not."""
+    units: set[str] = set()
+    queue = [name]
+    while queue and len(units) < _MOST_DEPENDENCIES:
+        (path,) = connection.call(_MANAGER, "LoadUnit", "s", queue.pop())
+        for kind in _STOPPED_WITH_PROPERTIES:
+            # StopPropagatedFrom= came with systemd 249.
+            with contextlib.suppress(system_bus.Refused):
+                new = set(connection.get(_interface(str(path), "Unit"), kind)) - units
+                units |= new
+                queue += [
+                    each
+                    for each in new
+                    if host_services.can_be_restarted(each) or each.endswith(".target")
+                ]
+    return units
+
+
+def _own_stop_timeout_s(connection: system_bus.Connection, name: str) -> float:
+    """Return how long systemd gives a unit to stop; 0 if unknown or unlimited."""
+    kind, _, suffix = name.rpartition(".")
+    interface, prop = _STOP_TIMEOUTS.get(suffix, ("", ""))
+    path = _unit(connection, name) if kind and interface else None
+    if path is None:
+        return 0.0
+    timeout_us = int(_property(connection, path, interface, prop))
+    return 0.0 if timeout_us == _NO_LIMIT_US else timeout_us / 1e6 + _KILL_MARGIN_S
+
+
 def _job_type(connection: system_bus.Connection, job: str) -> str:
-    """Return what a job does; empty when it has ended by now."""
+    """Return what a job does; empty if it has ended."""
     try:
         return _property(connection, job, "Job", "JobType")
     except system_bus.Refused:
@@ -329,15 +323,15 @@ def _job_type(connection: system_bus.Connection, job: str) -> str:
 def _run_job(
     connection: system_bus.Connection, method: str, name: str, *, timeout_s: float
 ) -> str | None:
-    """Have systemd do something to a unit; return how that ended, None: it has not in time."""
-    until = time.monotonic() + timeout_s
-    connection.call(system_bus.BUS, "AddMatch", "s", _JOB_ENDS)
+    """Start a job of systemd's for a unit; return its result, or None at the time-out."""
+    deadline_s = time.monotonic() + timeout_s
+    connection.call(system_bus.BUS, "AddMatch", "s", _JOB_REMOVED)
     connection.call(_MANAGER, "Subscribe")
     (job,) = connection.call(_MANAGER, method, "ss", name, "replace")
-    while (left_s := until - time.monotonic()) > 0:
-        heard = connection.signals(within_s=min(left_s, _LOOK_S))
-        result = _result(heard, job)
-        if result is None and not heard and not _job_type(connection, job):
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        signals = connection.signals(within_s=min(left_s, _JOB_POLL_S))
+        result = _result(signals, job)
+        if result is None and not signals and not _job_type(connection, job):
             # It may have ended while we asked.
             result = _result(connection.signals(within_s=0.0), job) or _LOST
         if result is not None:
@@ -345,9 +339,9 @@ def _run_job(
     return None
 
 
-def _result(heard: Sequence[system_bus.Signal], job: str) -> str | None:
-    """Return how a job ended; None: nobody said so."""
-    for signal in heard:
+def _result(signals: Sequence[system_bus.Signal], job: str) -> str | None:
+    """Return the result of a job; None if no signal reports it."""
+    for signal in signals:
         match signal:
             case system_bus.Signal(name="JobRemoved", body=(_, ended, _, result)) if ended == job:
                 return str(result)
@@ -367,7 +361,7 @@ def _why_not_down(result: str | None, state: str, timeout_s: float) -> str:
         case "done":
             return f"stopped and is {state} again: something else starts it"
         case "canceled":
-            return f"is {state}: another request took the place of the one to stop it"
+            return f"is {state}: another request replaced the one to stop it"
         case _:
             return f"did not stop: {result}; it is {state}"
 
@@ -375,7 +369,7 @@ def _why_not_down(result: str | None, state: str, timeout_s: float) -> str:
 def _why_not_up(
     connection: system_bus.Connection, name: str, result: str | None, timeout_s: float
 ) -> str | None:
-    """Return why a unit is not up; None when it is, or has done its work and ended well."""
+    """Return why a unit is not up; None if it is, or has run to a successful end."""
     path, state = _unit(connection, name), _state(connection, name)
     match result:
         case _ if state == "active":
@@ -383,24 +377,24 @@ def _why_not_up(
         case None:
             return f"did not start within {timeout_s:g} s; it is {state}"
         case "canceled":
-            why = "another request took the place of the one to start it"
+            why = "another request replaced the one to start it"
         case "dependency":
             why = "a unit that it needs failed"
         case "timeout":
             why = "it took longer than systemd allows"
-        case "done" if state != "failed" and not _dies(connection, path):
+        case "done" if state != "failed" and not _waits_for_restart(connection, path):
             return None
         case _:
-            why = _last_words(connection, path, name)
+            why = _service_result(connection, path, name)
     return f"did not start: {why}; it is {state}"
 
 
-def _dies(connection: system_bus.Connection, path: str | None) -> bool:
-    """Tell whether a unit has died since it started, and waits to be started anew."""
+def _waits_for_restart(connection: system_bus.Connection, path: str | None) -> bool:
+    """Return whether a unit has died since it started, and waits for its automatic restart."""
     return path is not None and _property(connection, path, "Unit", "SubState") == "auto-restart"
 
 
-def _last_words(connection: system_bus.Connection, path: str | None, name: str) -> str:
+def _service_result(connection: system_bus.Connection, path: str | None, name: str) -> str:
     """Return why a service failed, in systemd's words."""
     if path is None or not name.endswith(".service"):
         return "it failed"

@@ -1,4 +1,4 @@
-"""A few small pages over HTTP, for probes and scrapes; no client can keep it from the others."""
+"""A few small pages over HTTP, for probes and scrapes; no client can starve the others."""
 
 import contextlib
 import dataclasses
@@ -18,19 +18,19 @@ METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 _MOST_CONNECTIONS = 16
 _CONNECTION_S = 10.0
-"""How long one may last: a scrape takes milliseconds, a slow client could take for ever."""
-_LOOK_S = 1.0
+"""Limit of one connection: a scrape takes milliseconds, a slow client could take for ever."""
+_POLL_S = 1.0
 
 _log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a path answers."""
+    """The response to a path."""
 
     body: bytes
     is_good: bool = True
-    """False is told as 503."""
+    """False is sent as 503."""
     content_type: str = TEXT
 
 
@@ -38,15 +38,15 @@ Pages = Mapping[str, Callable[[], Page]]
 
 
 class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Serves pages, each connection in a thread; the oldest gives way where there are too many.
+    """Serves pages, each connection in a thread; with too many, the oldest is closed.
 
     Args:
         pages: What to serve, by path.
-        address: Where to listen; empty: everywhere, IPv6 included where there is any.
+        address: Where to listen; empty: everywhere, IPv6 included where available.
         port: Where to listen; 0: any free port.
 
     Raises:
-        OSError: Nobody can listen there.
+        OSError: The address cannot be used.
     """
 
     daemon_threads = True
@@ -72,54 +72,54 @@ class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port of the server."""
         return int(self.server_address[1])
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Serve in a thread for the body; connections that last longer are cut off."""
+        """Serve in a thread for the body; connections that last longer are closed."""
         thread = threading.Thread(
-            target=self.serve_forever, args=(_LOOK_S,), name="webserver", daemon=True
+            target=self.serve_forever, args=(_POLL_S,), name="webserver", daemon=True
         )
         thread.start()
         try:
             yield
         finally:
-            # Wakes the thread, which would else look up only once in a while.
+            # Wakes the thread at once, before its next poll.
             self.socket.shutdown(socket.SHUT_RDWR)
             self.shutdown()
-            self._cut(lambda _since: True)
+            self._close_connections(lambda _since: True)
             self.server_close()
 
     # -- socketserver's hooks ------------------------------------------------------------
 
     def process_request(self, request: Any, client_address: object) -> None:
-        """See ``socketserver``: a connection has been accepted."""
+        """Register an accepted connection."""
         with self._lock:
             oldest = min(self._opened.values(), default=0.0)
             is_full = len(self._opened) >= _MOST_CONNECTIONS
             self._opened[request] = time.monotonic()
         if is_full:
-            self._cut(lambda since: since <= oldest)
+            self._close_connections(lambda since: since <= oldest)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """See ``socketserver``: a connection is done with."""
+        """Forget a finished connection."""
         with self._lock:
             self._opened.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """See ``socketserver``: called about once a second."""
+        """Close connections that last too long; called about once a second."""
         now = time.monotonic()
-        self._cut(lambda since: now - since > _CONNECTION_S)
+        self._close_connections(lambda since: now - since > _CONNECTION_S)
 
     def handle_error(self, request: Any, client_address: object) -> None:
-        """See ``socketserver``: most often the client has gone away."""
+        """Log an error; most often the client has disconnected."""
         _log.debug("http_request_failed", exc_info=True)
 
-    def _cut(self, is_due: Callable[[float], bool]) -> None:
-        """End connections by when they were opened; their threads then end by themselves."""
+    def _close_connections(self, is_due: Callable[[float], bool]) -> None:
+        """Close connections by when they were opened; their threads then end by themselves."""
         with self._lock:
             for connection, since in self._opened.items():
                 if is_due(since):
@@ -132,10 +132,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _CONNECTION_S
 
     def do_GET(self) -> None:
-        self._answer(has_body=True)
+        self._respond(has_body=True)
 
     def do_HEAD(self) -> None:
-        self._answer(has_body=False)
+        self._respond(has_body=False)
 
     def _refuse(self) -> None:
         self._send(
@@ -144,7 +144,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_DELETE = do_OPTIONS = do_PATCH = do_POST = do_PUT = _refuse  # noqa: N815 - http.server's names
 
-    def _answer(self, *, has_body: bool) -> None:
+    def _respond(self, *, has_body: bool) -> None:
         make = self.server.pages.get(self.path.partition("?")[0])
         if make is None:
             self._send(http.HTTPStatus.NOT_FOUND, Page(body=b"no such page\n"), has_body=has_body)
@@ -165,7 +165,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(page.body)
 
     def version_string(self) -> str:
-        """Tell strangers no versions."""
+        """Hide versions."""
         return "mig-manager"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
