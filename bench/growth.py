@@ -223,8 +223,8 @@ class _Loop:
             configs=fakes.FakeConfig(_SHORT),
             clock=world.clock,
             standby=ports.Standby(),
-            exclusion=None,
-            proven=None,
+            lock=None,
+            boot_layout=None,
         )
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ class Dependencies:
     )
     standby: ports.Standby = dataclasses.field(default_factory=ports.Standby)
     """Prepares worker processes before the GPUs are observed or changed."""
-    exclusion: ports.NodeLock | None = None
+    lock: ports.NodeLock | None = None
     """The node's lock; None: no other program changes MIG instances."""
     boot_id: str = ""
     """Differs after each reboot."""
@@ -37,7 +37,7 @@ class Dependencies:
     """The host services that use GPUs, in the order in which they are stopped."""
     device_files: ports.DeviceFiles | None = None
     """None: another program writes device nodes and CDI specs."""
-    proven: ports.VerifiedLayouts | None = None
+    boot_layout: ports.VerifiedLayouts | None = None
     """Keeps the layout for the next boot."""
     hooks: ports.Hooks | None = None
     own_pod_uid: str | None = None
@@ -69,4 +69,4 @@ class Limits:
     heals_drift: bool = False
     """Whether to apply the layout again after drift, if no pod has to be evicted."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
-    pace: timing.Backoff = dataclasses.field(default_factory=timing.Backoff)
+    backoff: timing.Backoff = dataclasses.field(default_factory=timing.Backoff)

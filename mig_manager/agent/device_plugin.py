@@ -27,7 +27,7 @@ class Paused:
     extra_clients: tuple[clients.ExtraClient, ...] = ()
     """GPU clients beside NVIDIA's that were paused."""
     changed: frozenset[str] = frozenset()
-    """UUIDs of the changed GPUs: all of their devices must be offered."""
+    """UUIDs of the changed GPUs: all of their devices must be schedulable."""
 
 
 ANY_PLUGIN = Paused(plugin_uids=frozenset(), has_plugin=True)
@@ -45,18 +45,18 @@ class DevicePlugin:
     def __init__(self, deps: dependencies.Dependencies, limits: dependencies.Limits) -> None:
         self._deps = deps
         self._timeout_s = limits.plugin_timeout_s
-        self._pace = limits.pace
-        self._is_due = False
-        """Whether a plugin pod that no label places was deleted, and has no successor yet."""
+        self._backoff = limits.backoff
+        self._expects_successor = False
+        """Whether a plugin pod without a deploy label was deleted, and has no successor yet."""
 
     @property
-    def is_due(self) -> bool:
-        """Whether a successor of a deleted plugin pod is due."""
-        return self._is_due
+    def expects_successor(self) -> bool:
+        """Whether a deleted plugin pod has no successor yet."""
+        return self._expects_successor
 
     def expect_successor(self) -> None:
         """Take the node as one with a plugin, although its pod was deleted."""
-        self._is_due = True
+        self._expects_successor = True
 
     def find(self) -> Paused:
         """Return the plugin's pods, as if they had been paused.
@@ -180,7 +180,7 @@ class DevicePlugin:
                 reason, missing = self._missing(paused, gpus, workloads.list())
             if not missing or is_late:
                 # After the deadline its owner may have removed it.
-                self._is_due = False
+                self._expects_successor = False
             if not missing:
                 return
             if is_late:
@@ -189,14 +189,14 @@ class DevicePlugin:
                 raise errors.NotReadyError(
                     f"{missing} (waited {self._timeout_s:g} s)", reason=reason
                 )
-            request.pause(self._pace.delay_s(checks))
+            request.pause(self._backoff.delay_s(checks))
             checks += 1
 
     def _find(self, pods: Iterable[cluster.Pod]) -> Paused:
         plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
         # Any value but "true" is another program's decision to keep it away, and no failure.
         deploy = self._deps.node.read().labels.get(cluster.PLUGIN_DEPLOY_LABEL)
-        has_plugin = bool(plugins) or deploy == "true" or self._is_due
+        has_plugin = bool(plugins) or deploy == "true" or self._expects_successor
         return Paused(plugin_uids=frozenset(p.uid for p in plugins), has_plugin=has_plugin)
 
     def _missing(

@@ -42,7 +42,7 @@ class Order:
     has_begun: bool = False
     """Whether an earlier attempt at this drain evicted pods."""
     timeout_s: float
-    pace: timing.Backoff
+    backoff: timing.Backoff
 
     @property
     def is_passive(self) -> bool:
@@ -79,7 +79,7 @@ def order(
         extra_clients=extra_clients,
         has_begun=has_begun,
         timeout_s=limits.drain_timeout_s if may_evict else 0.0,
-        pace=limits.pace,
+        backoff=limits.backoff,
     )
 
 
@@ -89,7 +89,7 @@ def whole_node(limits: dependencies.Limits) -> Order:
         affected=frozenset(),
         policy=dataclasses.replace(limits.policy, drain=policies.Drain.NODE),
         timeout_s=limits.drain_timeout_s,
-        pace=limits.pace,
+        backoff=limits.backoff,
     )
 
 
@@ -189,7 +189,7 @@ class Drain:
             request.check()
             if now:
                 self._act(remaining, now)
-            request.pause(self._order.pace.delay_s(self._round))
+            request.pause(self._order.backoff.delay_s(self._round))
             self._round += 1
 
     def _begin(self, *, is_forcing: bool) -> None:
@@ -213,7 +213,7 @@ class Drain:
         remaining = self._order.affected_pods(self._usage(pods, before))
         if not remaining or self._order.is_passive:
             return bool(remaining)
-        return not self._evictions.is_due(remaining, is_forcing=self._is_forcing)
+        return not self._evictions.is_any_ready(remaining, is_forcing=self._is_forcing)
 
     def _observe(self, before: Usage) -> Usage | None:
         """Return the usage now; None when the API does not answer and there is time left."""

@@ -35,7 +35,7 @@ class Finding(enum.Enum):
 
 
 class DriftedError(errors.MigManagerError):
-    """The layout can only be applied again by evicting pods, and nobody requested that."""
+    """The layout can only be applied again by evicting pods, which needs a request."""
 
     def __init__(self, name: str, pods: tuple[str, ...]) -> None:
         super().__init__(_drift_message(name, pods), reason=errors.Reason.DRIFTED)

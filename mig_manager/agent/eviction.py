@@ -84,27 +84,27 @@ class Evictions:
         """Whether the budgets did not grant all evictions when they were last counted."""
         return bool(self._budgets.spent)
 
-    def is_due(self, remaining: Iterable[cluster.Pod], *, is_forcing: bool) -> bool:
+    def is_any_ready(self, remaining: Iterable[cluster.Pod], *, is_forcing: bool) -> bool:
         """Check whether a pod can be evicted or deleted now."""
-        _, due = _movable(remaining, done=self._deleted if is_forcing else self._granted)
-        return bool(due) and (is_forcing or self._clock.monotonic() >= self._retry_at)
+        _, pending = _movable(remaining, done=self._deleted if is_forcing else self._granted)
+        return bool(pending) and (is_forcing or self._clock.monotonic() >= self._retry_at)
 
     def evict(self, remaining: Sequence[cluster.Pod]) -> dict[str, str]:
-        """Evict the pods that are still due; return why the others are not evicted."""
-        unmoved, due = _movable(remaining, done=self._granted)
-        if due and self._clock.monotonic() >= self._retry_at:
+        """Evict the pods that are not evicted yet; return why the others are not evicted."""
+        unmoved, pending = _movable(remaining, done=self._granted)
+        if pending and self._clock.monotonic() >= self._retry_at:
             # Pods without a controller last: no controller starts them again.
-            due.sort(key=lambda pod: pod.owner_kind is None)
-            self._blocked = self._evict_granted(due, is_possible=not unmoved)
-            retry_at = min(self._refused.get(pod.uid, (0.0, ""))[0] for pod in due)
+            pending.sort(key=lambda pod: pod.owner_kind is None)
+            self._blocked = self._evict_granted(pending, is_possible=not unmoved)
+            retry_at = min(self._refused.get(pod.uid, (0.0, ""))[0] for pod in pending)
             self._retry_at = max(self._clock.monotonic() + _RETRY_S, retry_at)
-        asked = {pod.key for pod in due}
+        asked = {pod.key for pod in pending}
         return unmoved | {key: why for key, why in self._blocked.items() if key in asked}
 
     def force(self, remaining: Sequence[cluster.Pod]) -> dict[str, str]:
         """Delete the remaining pods regardless of budgets; return why some are not deleted."""
-        unmoved, due = _movable(remaining, done=self._deleted)
-        return unmoved | self._try_each(due, self._delete)
+        unmoved, pending = _movable(remaining, done=self._deleted)
+        return unmoved | self._try_each(pending, self._delete)
 
     def why_incomplete(
         self, remaining: Sequence[cluster.Pod], *, has_evicted: bool
@@ -124,23 +124,25 @@ class Evictions:
             return errors.Reason.DRAIN_TIMEOUT, more
         return errors.Reason.DRAIN_TIMEOUT, ""
 
-    def _evict_granted(self, due: Sequence[cluster.Pod], *, is_possible: bool) -> dict[str, str]:
+    def _evict_granted(
+        self, pending: Sequence[cluster.Pod], *, is_possible: bool
+    ) -> dict[str, str]:
         """Evict what the budgets grant; return why other pods are not evicted yet."""
-        counted = self._budgets.count(due)
+        counted = self._budgets.count(pending)
         if not self._may_evict:
             is_whole = self._strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
             if is_possible and not blocked:
-                blocked = self._try_each(due, self._workloads.can_evict)
+                blocked = self._try_each(pending, self._workloads.can_evict)
             if blocked or not is_possible:
                 return blocked
             self._may_evict = True
         if not counted.refused:
-            return self._evict_each(due)
+            return self._evict_each(pending)
         batch = [pod for pod in counted.rolling if self._may_retry(pod)]
         if batch:
-            more = len(due) - len(batch)
-            self._on_round(f"rolling drain: evicting {_names(batch)}; {more} more must leave")
+            more = len(pending) - len(batch)
+            self._on_round(f"rolling drain: evicting {_names(batch)}; {more} more to evict")
         return dict(counted.refused) | self._evict_each(batch)
 
     def _evict_each(self, pods: Iterable[cluster.Pod]) -> dict[str, str]:
@@ -151,9 +153,9 @@ class Evictions:
             blocked = self._try_each((pod for pod in chosen if not pod.owner_kind), self._evict)
         return blocked
 
-    def _try_each(self, due: Iterable[cluster.Pod], act: _Act) -> dict[str, str]:
+    def _try_each(self, pending: Iterable[cluster.Pod], act: _Act) -> dict[str, str]:
         blocked: dict[str, str] = {}
-        for pod in due:
+        for pod in pending:
             if not self._may_retry(pod):
                 blocked[pod.key] = self._refused[pod.uid][1]
                 continue
@@ -291,8 +293,8 @@ def _movable(
 ) -> tuple[dict[str, str], list[cluster.Pod]]:
     """Return why some pods cannot be moved, and the others that are not done with by UID."""
     unmoved = {pod.key: why for pod in remaining if (why := why_immovable(pod))}
-    due = [pod for pod in remaining if not (pod.is_terminating or pod.uid in done)]
-    return unmoved, [pod for pod in due if pod.key not in unmoved]
+    pending = [pod for pod in remaining if not (pod.is_terminating or pod.uid in done)]
+    return unmoved, [pod for pod in pending if pod.key not in unmoved]
 
 
 def _names(pods: Sequence[cluster.Pod]) -> str:

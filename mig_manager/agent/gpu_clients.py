@@ -1,7 +1,7 @@
 """Pause the node's GPU clients before a change, and resume them after it.
 
 GPU clients are the device plugin, the operator's other operands, and those that the owner lists.
-A deploy label pauses a client that it places; any other is deleted while the node has our taint.
+A client with a deploy label is paused by it; any other is deleted while the node has our taint.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ class GpuClients:
         self._wait_stopped(frozenset(pod.uid for pod in (*pause.gated, *pause.loose)), request)
         return device_plugin.Paused(
             plugin_uids=frozenset(pod.uid for pod in pause.plugins),
-            has_plugin=pause.has_plugin or before.has_plugin or self.plugin.is_due,
+            has_plugin=pause.has_plugin or before.has_plugin or self.plugin.expects_successor,
             labels_with_pods=frozenset(
                 key for key in pause.labels if clients.gated_by(pods, (key,))
             ),
@@ -155,7 +155,7 @@ class GpuClients:
             _log.info("monitors_not_waited_for", why=end.why)
         except errors.ClusterError as error:
             _log.warning("monitors_not_waited_for", error=error.message)
-        # Feature discovery that a label places is new already.
+        # Feature discovery with a deploy label is new already.
         is_old = clients.DISCOVERY_DEPLOY_LABEL not in paused.labels_with_pods
         with _warn_on_error():
             for pod in self._deps.workloads.list():
@@ -195,7 +195,7 @@ class GpuClients:
                 return True
             if is_late:
                 return False
-            request.pause(self._limits.pace.delay_s(checks))
+            request.pause(self._limits.backoff.delay_s(checks))
             checks += 1
 
     def _wait_stopped(self, uids: Collection[str], request: ports.Cancellation) -> None:
@@ -216,7 +216,7 @@ class GpuClients:
                     + ", ".join(pod.key for pod in running),
                     reason=errors.Reason.IN_USE,
                 )
-            request.pause(self._limits.pace.delay_s(checks))
+            request.pause(self._limits.backoff.delay_s(checks))
             checks += 1
 
 

@@ -1,4 +1,4 @@
-"""Whether the agent is alive and whether it is ready, for those who would restart it."""
+"""Serve liveness, readiness and metrics over HTTP."""
 
 import contextlib
 import math
@@ -10,7 +10,7 @@ import structlog
 from mig_manager import errors
 
 STUCK_MARGIN_S = 300.0
-"""What a live worker may take between two signs of life, beyond its longest operation."""
+"""What a live loop may take between two reports, beyond its longest operation."""
 CONTACT_WITHIN_S = 180.0
 """An idle watch of the node gets a bookmark each minute; a dead one is noticed within 90 s."""
 
@@ -18,34 +18,34 @@ _log = structlog.get_logger()
 
 
 class Pulse:
-    """When the worker last gave a sign of life; may be asked from any thread."""
+    """When the loop last reported that it is alive; for any thread."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._last = math.inf
 
     def beat(self) -> None:
-        """Give a sign of life; the next one is due within a bound."""
+        """Report that the loop is alive; the next report must come within a bound."""
         self._last = self._monotonic()
 
     def rest(self) -> None:
-        """Wait for something that may never come; no sign is due before the next ``beat``."""
+        """Begin a wait that may never end; no report is expected before the next ``beat``."""
         self._last = math.inf
 
     @property
     def silence_s(self) -> float:
-        """How long a sign has been due; 0 while none is."""
+        """How long a report has been overdue; 0 while none is expected."""
         return max(0.0, self._monotonic() - self._last)
 
 
 class Health:
-    """Answers what kubelet asks.
+    """Answers kubelet's probes.
 
     Args:
-        pulse: The worker's.
-        stuck_after_s: From this silence on the worker counts as stuck.
-        contact_age_s: Seconds since the API server last said anything.
-        is_recovered: Whether what an interrupted run left has been given back.
+        pulse: The loop's.
+        stuck_after_s: From this silence on the loop counts as stuck.
+        contact_age_s: Seconds since the last answer of the API server.
+        is_recovered: Whether what an interrupted run took is restored.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class Health:
         self._is_recovered = is_recovered
 
     def why_dead(self) -> str:
-        """Return why a restart is the only help, or nothing."""
+        """Return why only a restart helps; empty: the loop is alive."""
         silence = self._pulse.silence_s
         if silence < self._stuck_after_s:
             return ""
         return f"the worker has been stuck for {silence:.0f} s"
 
     def why_unready(self) -> str:
-        """Return why wishes are not served now, or nothing."""
+        """Return why requests are not served now; empty: they are."""
         age = self._contact_age_s()
         if math.isinf(age):
             return "the Kubernetes API has not been reached yet"
         if age >= CONTACT_WITHIN_S:
             return f"the Kubernetes API has not been heard of for {age:.0f} s"
         if not self._is_recovered():
-            return "what an earlier run left taken has not been given back yet"
+            return "what an earlier run took is not restored yet"
         return self.why_dead()
 
 
@@ -96,7 +96,7 @@ def served(
         The port.
 
     Raises:
-        UsageError: Nobody can listen there.
+        UsageError: The port is taken, or not permitted.
     """
     # An agent that serves no pages need not carry the server.
     from mig_manager.adapters.host import web_server  # noqa: PLC0415

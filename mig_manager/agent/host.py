@@ -138,7 +138,7 @@ class RunHooks:
         Raises:
             ClusterError: The API refused or does not answer.
             HostError: HOOK_FAILED; then nothing was taken.
-            Superseded: Another layout is requested; ``apply-exit`` is due if a hook was running.
+            Superseded: Another layout is requested; ``apply-exit`` must run if a hook was running.
         """
         self.points.require(plan)
         if self.points.is_empty:
@@ -159,7 +159,7 @@ class RunHooks:
             raise
 
     def exit(self) -> None:
-        """Run the ``apply-exit`` hooks, if they are due; they stay due when one fails.
+        """Run the ``apply-exit`` hooks, if the journal lists them; it does until all succeed.
 
         Raises:
             ConfigError: The file cannot be read any more or is invalid.

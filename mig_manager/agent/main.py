@@ -1,4 +1,4 @@
-"""The agent as a whole: adapters, pipeline and loop put together, until a signal ends them."""
+"""Compose the agent from adapters, pipeline and loop, and run it until a signal stops it."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,8 @@ from mig_manager.adapters.kubernetes import advertise, api, node, pods
 from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.adapters.nvml_worker import event_listener
-from mig_manager.agent import dependencies, health, loop, reconcile, request, settings
+from mig_manager.agent import dependencies, health, loop, reconcile, request
+from mig_manager.agent import settings as agent_settings
 from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
 from mig_manager.core.host import host_services
@@ -36,19 +37,19 @@ _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 
 _JOIN_TIMEOUT_S = 5.0
 _LAST_EVENTS_S = 5.0
-"""How long an agent that ends waits for its last Events to be published."""
+"""How long an agent that stops waits for its last Events to be published."""
 
 _log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Parts that a test or a benchmark replaces; the agent itself replaces none."""
+    """Parts that a test or a benchmark replaces."""
 
     replace_ports: Callable[[dependencies.Dependencies], dependencies.Dependencies] = lambda own: (
         own
     )
-    """From the ports that the settings call for to the ports that are used."""
+    """From the ports that the settings ask for to the ports that are used."""
     replace_limits: Callable[[dependencies.Limits], dependencies.Limits] = lambda own: own
     """The same for the limits."""
     telemetry: instrumentation.Telemetry | None = None
@@ -58,53 +59,57 @@ class Overrides:
     watches_files: bool = True
     """False where one process has many agents: the kernel allows a user few inotify instances."""
     watches_pods: bool = True
-    """False where no API has any pods to watch."""
+    """False where the API server has no pods."""
 
 
 class Service:
-    """The agent of one node, assembled and not yet started; ``assemble`` makes it.
+    """The agent of one node, assembled and not yet started.
 
     Attributes:
-        inbox: Where watches put what they see, and the loop takes it from.
-        reconciler: The pipeline.
-        loop: Serves the mailbox with the pipeline.
-        watch: Follows the node and fills the mailbox.
+        inbox: Has the newest request.
+        reconciler: Runs the pipeline.
+        loop: Serves the inbox.
+        watch: Follows the node and fills the inbox.
     """
 
     def __init__(
-        self, wanted: settings.AgentSettings, kube: api.KubeApi, boot_id: str, own: Overrides
+        self,
+        settings: agent_settings.AgentSettings,
+        kube: api.KubeApi,
+        boot_id: str,
+        own: Overrides,
     ) -> None:
-        self._wanted = wanted
+        self._settings = settings
         self._watches_files = own.watches_files
         self._stop = threading.Event()
         self.inbox = own.inbox or request.Inbox()
         self.watch = watching.NodeWatch(
             kube,
-            name=wanted.node_name,
+            name=settings.node_name,
             on_node=functools.partial(_take, self.inbox),
             stop=self._stop,
             times=own.watch_times,
         )
         pulse = own.pulse or health.Pulse()
-        telemetry, self._exposition = _listener(wanted, self.watch, pulse)
+        telemetry, self._exposition = _listener(settings, self.watch, pulse)
         telemetry = own.telemetry or telemetry
         pod_watch = pods.PodWatch(
-            kube, node_name=wanted.node_name, on_change=self.inbox.put_cluster_change
+            kube, node_name=settings.node_name, on_change=self.inbox.put_cluster_change
         )
-        reached = own.replace_ports(world(wanted, kube, telemetry, boot_id, pod_watch))
+        deps = own.replace_ports(new_dependencies(settings, kube, telemetry, boot_id, pod_watch))
         if own.watches_pods:
-            standby = ports.Standbys(reached.standby, pod_watch)
-            reached = dataclasses.replace(reached, standby=standby)
-        self.reconciler = reconcile.Reconciler(reached, own.replace_limits(limits(wanted)))
-        self._node = reached.node
-        self._events = _gpu_events(wanted, self.inbox)
+            standby = ports.Standbys(deps.standby, pod_watch)
+            deps = dataclasses.replace(deps, standby=standby)
+        self.reconciler = reconcile.Reconciler(deps, own.replace_limits(limits(settings)))
+        self._node = deps.node
+        self._events = _gpu_events(settings, self.inbox)
         self.loop = loop.Agent(
             self.reconciler,
             self.inbox,
             intervals=loop.Intervals(
-                retry_initial_s=wanted.retry_initial_s,
-                retry_max_s=wanted.retry_max_s,
-                drift_check_s=wanted.drift_check_interval_s,
+                retry_initial_s=settings.retry_initial_s,
+                retry_max_s=settings.retry_max_s,
+                drift_check_s=settings.drift_check_interval_s,
             ),
             telemetry=telemetry,
             pulse=pulse,
@@ -112,7 +117,7 @@ class Service:
         )
         self._checks = health.Health(
             pulse,
-            stuck_after_s=longest_operation_s(wanted) + health.STUCK_MARGIN_S,
+            stuck_after_s=longest_operation_s(settings) + health.STUCK_MARGIN_S,
             contact_age_s=lambda: self.watch.last_contact_s,
             is_recovered=lambda: self.loop.is_recovered,
         )
@@ -122,51 +127,51 @@ class Service:
         with contextlib.ExitStack() as stack:
             _start_watch(self.watch, stack)
             if self._watches_files:
-                _start_file_watches(self._wanted, stack, self.inbox)
+                _start_file_watches(self._settings, stack, self.inbox)
             stack.callback(self._stop.set)
             if self._events:
                 self._events.start()
                 stack.callback(self._events.stop)
             _log.info(
                 "agent_started",
-                node=self._wanted.node_name,
-                config_file=str(self._wanted.config_file),
+                node=self._settings.node_name,
+                config_file=str(self._settings.config_file),
             )
-            stack.enter_context(_served(self._wanted, self._checks, self._exposition))
+            stack.enter_context(_served(self._settings, self._checks, self._exposition))
             self.loop.serve()
             self._node.flush_events(_LAST_EVENTS_S)
-        _log.info("agent_stopped", node=self._wanted.node_name)
+        _log.info("agent_stopped", node=self._settings.node_name)
 
     def stop(self) -> None:
-        """End ``serve`` soon, in good order; for any thread but the one that serves."""
+        """End ``serve`` soon; call from another thread."""
         self._stop.set()
         self.inbox.stop()
 
 
 def assemble(
-    wanted: settings.AgentSettings,
+    settings: agent_settings.AgentSettings,
     kube: api.KubeApi,
     *,
     boot_id: str,
     overrides: Overrides | None = None,
 ) -> Service:
-    """Put mailbox, pipeline, watches and loop of one agent together; nothing is started.
+    """Assemble the agent of one node; nothing is started.
 
     Args:
-        wanted: The agent's settings.
+        settings: The agent's settings.
         kube: The API server.
-        boot_id: Tells this boot of the machine from others.
-        overrides: Replaces parts; None: nothing.
+        boot_id: Differs after each reboot.
+        overrides: Parts to replace.
     """
-    return Service(wanted, kube, boot_id, overrides or Overrides())
+    return Service(settings, kube, boot_id, overrides or Overrides())
 
 
-def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
+def run(settings: agent_settings.AgentSettings, *, boot_id: str) -> int:
     """Run the agent until SIGTERM or SIGINT.
 
     Args:
-        wanted: Its settings.
-        boot_id: Tells this boot of the machine from others.
+        settings: Its settings.
+        boot_id: Differs after each reboot.
 
     Returns:
         The exit status: 0 after a signal.
@@ -174,9 +179,11 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
     Raises:
         MigManagerError: It cannot start, for example without credentials for the API.
     """
-    kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig) if wanted.kubeconfig else None)
+    kube = api.KubeApi.connect(
+        kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None
+    )
     with contextlib.closing(kube):
-        service = assemble(wanted, kube, boot_id=boot_id)
+        service = assemble(settings, kube, boot_id=boot_id)
         end_on_signals(service.stop)
         service.serve()
     return 0
@@ -184,26 +191,26 @@ def run(wanted: settings.AgentSettings, *, boot_id: str) -> int:
 
 def _take(inbox: request.Inbox, view: cluster.NodeView) -> None:
     inbox.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
-    # What a run waits for may be among what kubelet has just told.
+    # A run may wait for what has just changed.
     inbox.put_cluster_change()
 
 
 def _start_watch(watch: watching.NodeWatch, stack: contextlib.ExitStack) -> None:
-    """Follow the node; the stack waits for the end, which the watch's own event brings."""
+    """Follow the node; the stack waits until its own event has ended the watch."""
     watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
     watcher.start()
     stack.callback(watcher.join, timeout=_JOIN_TIMEOUT_S)
 
 
 def _start_file_watches(
-    wanted: settings.AgentSettings, stack: contextlib.ExitStack, inbox: request.Inbox
+    settings: agent_settings.AgentSettings, stack: contextlib.ExitStack, inbox: request.Inbox
 ) -> None:
-    """Watch the owner's files until the stack ends."""
+    """Watch the files of the settings until the stack ends."""
     watched = (
-        wanted.config_file,
-        wanted.extra_clients_file,
-        wanted.hooks_file,
-        wanted.host.gpu_clients_file,
+        settings.config_file,
+        settings.extra_clients_file,
+        settings.hooks_file,
+        settings.host.gpu_clients_file,
     )
     for path in filter(None, watched):
         file_watch = config_watch.ConfigWatch(path, inbox.put_file_change)
@@ -212,120 +219,120 @@ def _start_file_watches(
 
 
 def _gpu_events(
-    wanted: settings.AgentSettings, inbox: request.Inbox
+    settings: agent_settings.AgentSettings, inbox: request.Inbox
 ) -> event_listener.GpuEvents | None:
-    """Return who tells of changes that others make; nobody unless asked for: it has a price."""
-    if not wanted.watches_gpu_events:
+    """Return the listener for GPU events; None unless the settings ask for it, for its memory."""
+    if not settings.watches_gpu_events:
         return None
-    state = wanted.gpus.simulate_state
+    state = settings.gpus.simulate_state
     command = nvml_worker.listener_command(
-        library_path=wanted.gpus.library_path,
-        driver_roots=wanted.gpus.driver_roots,
+        library_path=settings.gpus.library_path,
+        driver_roots=settings.gpus.driver_roots,
         simulate_state=str(state) if state else None,
     )
     return event_listener.GpuEvents(command=command, on_change=inbox.put_gpu_change)
 
 
 def _listener(
-    wanted: settings.AgentSettings, watch: watching.NodeWatch, pulse: health.Pulse
+    settings: agent_settings.AgentSettings, watch: watching.NodeWatch, pulse: health.Pulse
 ) -> tuple[instrumentation.Telemetry, Callable[[], bytes]]:
-    """Return who hears what happens, and what it has to tell; nobody where nobody asks."""
-    if not wanted.health_port:
+    """Return the metrics and their text; none without a port to serve them."""
+    if not settings.health_port:
         return instrumentation.Telemetry(), bytes
     from mig_manager.agent import metrics  # noqa: PLC0415 - its library costs memory on every node
 
-    heard = metrics.Metrics(contact_age_s=lambda: watch.last_contact_s, on_progress=pulse.beat)
-    return heard, heard.exposition
+    served = metrics.Metrics(contact_age_s=lambda: watch.last_contact_s, on_progress=pulse.beat)
+    return served, served.exposition
 
 
 def _served(
-    wanted: settings.AgentSettings, checks: health.Health, exposition: Callable[[], bytes]
+    settings: agent_settings.AgentSettings, checks: health.Health, exposition: Callable[[], bytes]
 ) -> contextlib.AbstractContextManager[int]:
-    if not wanted.health_port:
+    if not settings.health_port:
         return contextlib.nullcontext(0)
     return health.served(
-        checks, exposition, address=wanted.health_address, port=wanted.health_port
+        checks, exposition, address=settings.health_address, port=settings.health_port
     )
 
 
-def world(
-    wanted: settings.AgentSettings,
+def new_dependencies(
+    settings: agent_settings.AgentSettings,
     kube: api.KubeApi,
     telemetry: instrumentation.Telemetry,
     boot_id: str,
     pod_watch: pods.PodWatch,
 ) -> dependencies.Dependencies:
-    """Return what the pipeline reaches: this node's cluster, kubelet, GPUs and files."""
+    """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
     system = clock.SystemClock()
-    workers = gpu_workers(wanted, telemetry)
-    kubelet = kubelet_client.WorkerPodResources(str(wanted.pod_resources_socket))
-    reached = dependencies.Dependencies(
-        gpus=gpus(wanted, kube, workers),
+    workers = gpu_workers(settings, telemetry)
+    kubelet = kubelet_client.WorkerPodResources(str(settings.pod_resources_socket))
+    deps = dependencies.Dependencies(
+        gpus=gpus(settings, kube, workers),
         standby=ports.Standbys(workers, kubelet),
-        node=node.KubeNode(kube, name=wanted.node_name, clock=system),
-        workloads=pods.KubeWorkloads(kube, node_name=wanted.node_name, watch=pod_watch),
+        node=node.KubeNode(kube, name=settings.node_name, clock=system),
+        workloads=pods.KubeWorkloads(kube, node_name=settings.node_name, watch=pod_watch),
         allocations=kubelet,
-        configs=files.ConfigFile(wanted.config_file),
-        extra_clients=files.ConfigFile(wanted.extra_clients_file)
-        if wanted.extra_clients_file
+        configs=files.ConfigFile(settings.config_file),
+        extra_clients=files.ConfigFile(settings.extra_clients_file)
+        if settings.extra_clients_file
         else None,
         clock=system,
         telemetry=telemetry,
-        exclusion=lock_file.LockFile(
-            wanted.lock_file,
-            program=f"mig-manager's agent on node {wanted.node_name}",
+        lock=lock_file.LockFile(
+            settings.lock_file,
+            program=f"mig-manager's agent on node {settings.node_name}",
             clock=system,
             # A pod may lack the mount, and one manager alone needs no lock.
             is_required=False,
         ),
         boot_id=boot_id,
-        hooks=_hooks(wanted),
-        own_pod_uid=procfs.own_pod_uid(wanted.own_pod_uid, _MOUNTS),
-        proven=files.VerifiedLayoutFile(wanted.proven_file),
-        slots=_slots(wanted, kube, system),
+        hooks=_hooks(settings),
+        own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
+        boot_layout=files.VerifiedLayoutFile(settings.proven_file),
+        slots=_slots(settings, kube, system),
     )
-    # Simulated GPUs are no reason to do anything to the real machine.
-    return reached if wanted.gpus.is_simulated else _with_machine(reached, wanted)
+    # A simulated GPU never changes the real machine.
+    return deps if settings.gpus.is_simulated else _with_machine(deps, settings)
 
 
-def _hooks(wanted: settings.AgentSettings) -> ports.Hooks | None:
-    if wanted.hooks_file is None:
+def _hooks(settings: agent_settings.AgentSettings) -> ports.Hooks | None:
+    if settings.hooks_file is None:
         return None
     return hooks.HookPrograms(
-        wanted.hooks_file,
+        settings.hooks_file,
         variables={
-            "MIG_PARTED_CONFIG_FILE": str(wanted.config_file),
-            "MIG_PARTED_SKIP_RESET": str(not wanted.host.gpu_reset).lower(),
+            "MIG_PARTED_CONFIG_FILE": str(settings.config_file),
+            "MIG_PARTED_SKIP_RESET": str(not settings.host.gpu_reset).lower(),
             "MIG_PARTED_MODE_CHANGE_ONLY": "false",
         },
-        search_path=wanted.search_path,
-        timeout_s=wanted.hook_timeout_s,
+        search_path=settings.search_path,
+        timeout_s=settings.hook_timeout_s,
     )
 
 
 def _slots(
-    wanted: settings.AgentSettings, kube: api.KubeApi, system: timing.Clock
+    settings: agent_settings.AgentSettings, kube: api.KubeApi, system: timing.Clock
 ) -> ports.Slots | None:
-    if not wanted.max_concurrent_nodes:
+    if not settings.max_concurrent_nodes:
         return None
     from mig_manager.adapters.kubernetes import leases  # noqa: PLC0415 - only where there is a budget
 
     return leases.LeaseSlots(
         kube,
-        namespace=wanted.slots_namespace,
-        node_name=wanted.node_name,
-        limit=wanted.max_concurrent_nodes,
+        namespace=settings.slots_namespace,
+        node_name=settings.node_name,
+        limit=settings.max_concurrent_nodes,
         clock=system,
     )
 
 
 def _with_machine(
-    reached: dependencies.Dependencies, wanted: settings.AgentSettings
+    deps: dependencies.Dependencies, settings: agent_settings.AgentSettings
 ) -> dependencies.Dependencies:
-    """Return the same with what the owner allows of the machine underneath."""
-    host = wanted.host
-    reached = dataclasses.replace(
-        reached,
+    """Add the ports to the host that the settings allow."""
+    host = settings.host
+    deps = dataclasses.replace(
+        deps,
         device_files=device_nodes.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
     )
     if host.gpu_reset:
@@ -333,18 +340,18 @@ def _with_machine(
 
         found = programs.Programs(
             gpu_reset.roots(host.roots),
-            search_path=wanted.search_path,
-            loader_variables=wanted.gpus.loader_variables,
+            search_path=settings.search_path,
+            loader_variables=settings.gpus.loader_variables,
         )
-        reached = dataclasses.replace(reached, reset=gpu_reset.SmiReset(found))
+        deps = dataclasses.replace(deps, reset=gpu_reset.SmiReset(found))
     if not (host.with_reboot or host.shuts_host_clients):
-        return reached
+        return deps
     from mig_manager.adapters.host import systemd  # noqa: PLC0415 - its library is not for everybody
 
     if host.shuts_host_clients and host.gpu_clients_file:
         listed = files.ConfigFile(host.gpu_clients_file)
-        reached = dataclasses.replace(
-            reached,
+        deps = dataclasses.replace(
+            deps,
             services=systemd.Systemd(
                 host.dbus_address,
                 stop_timeout_s=host.service_stop_timeout_s,
@@ -353,58 +360,58 @@ def _with_machine(
             service_names=lambda: host_services.parse(listed.read(), source=listed.name),
         )
     if host.with_reboot:
-        reached = dataclasses.replace(reached, reboot=systemd.Reboot(host.dbus_address))
-    return reached
+        deps = dataclasses.replace(deps, reboot=systemd.Reboot(host.dbus_address))
+    return deps
 
 
 def gpu_workers(
-    wanted: settings.AgentSettings, telemetry: instrumentation.Telemetry
+    settings: agent_settings.AgentSettings, telemetry: instrumentation.Telemetry
 ) -> nvml_worker.WorkerGpus:
-    """Return the GPUs, each operation in a process of its own."""
-    state = wanted.gpus.simulate_state
+    """Return the GPUs, each operation in a worker process."""
+    state = settings.gpus.simulate_state
     command = nvml_worker.worker_command(
-        library_path=wanted.gpus.library_path,
-        driver_roots=wanted.gpus.driver_roots,
+        library_path=settings.gpus.library_path,
+        driver_roots=settings.gpus.driver_roots,
         simulate_state=str(state) if state else None,
-        in_use_timeout_s=wanted.in_use_timeout_s,
+        in_use_timeout_s=settings.in_use_timeout_s,
     )
     return nvml_worker.WorkerGpus(
-        command=command, timeout_s=wanted.gpu_timeout_s, telemetry=telemetry
+        command=command, timeout_s=settings.gpu_timeout_s, telemetry=telemetry
     )
 
 
 def gpus(
-    wanted: settings.AgentSettings, kube: api.KubeApi, workers: nvml_worker.WorkerGpus
+    settings: agent_settings.AgentSettings, kube: api.KubeApi, workers: nvml_worker.WorkerGpus
 ) -> ports.Gpus:
-    """Return the GPUs; simulated ones that no plugin offers are advertised as well."""
-    if not wanted.advertises_simulated:
+    """Return the GPUs; simulated ones are advertised too where no plugin does."""
+    if not settings.advertises_simulated:
         return workers
-    offer = advertise.NodeResources(kube, name=wanted.node_name)
+    offer = advertise.NodeResources(kube, name=settings.node_name)
     advertising = advertise.AdvertisingGpus(workers, offer)
     advertising.start()
     return advertising
 
 
-def longest_operation_s(wanted: settings.AgentSettings) -> float:
-    """Return how long one operation may take during which the worker gives no sign of life."""
-    host = wanted.host
-    return max(wanted.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s)
+def longest_operation_s(settings: agent_settings.AgentSettings) -> float:
+    """Return how long one operation may take without a report that the loop is alive."""
+    host = settings.host
+    return max(settings.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s)
 
 
-def limits(wanted: settings.AgentSettings) -> dependencies.Limits:
-    """Return what the node's owner allows."""
+def limits(settings: agent_settings.AgentSettings) -> dependencies.Limits:
+    """Return the deadlines and permissions."""
     return dependencies.Limits(
-        drain_timeout_s=wanted.drain_timeout_s,
-        plugin_timeout_s=wanted.plugin_timeout_s,
-        monitor_timeout_s=wanted.monitor_timeout_s,
-        lock_timeout_s=wanted.lock_timeout_s,
-        in_use_timeout_s=wanted.in_use_timeout_s,
-        allows_foreign_managers=wanted.allows_foreign_managers,
-        is_lenient=wanted.is_lenient,
-        heals_drift=wanted.heals_drift,
-        reboot_timeout_s=wanted.host.reboot_timeout_s,
-        policy=wanted.policy,
-        pace=timing.Backoff(max_s=wanted.poll_interval_s),
+        drain_timeout_s=settings.drain_timeout_s,
+        plugin_timeout_s=settings.plugin_timeout_s,
+        monitor_timeout_s=settings.monitor_timeout_s,
+        lock_timeout_s=settings.lock_timeout_s,
+        in_use_timeout_s=settings.in_use_timeout_s,
+        allows_foreign_managers=settings.allows_foreign_managers,
+        is_lenient=settings.is_lenient,
+        heals_drift=settings.heals_drift,
+        reboot_timeout_s=settings.host.reboot_timeout_s,
+        policy=settings.policy,
+        backoff=timing.Backoff(max_s=settings.poll_interval_s),
     )
 
 

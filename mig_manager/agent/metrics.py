@@ -1,4 +1,4 @@
-"""The agent's metrics in Prometheus' words; docs/observability.md explains each.
+"""The agent's Prometheus metrics; docs/observability.md explains each.
 
 Series are few: labels take values from enumerations, from NVML's functions and from the profiles
 and the one layout that this node has.
@@ -22,15 +22,15 @@ _GPU_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 def _nothing() -> None:
-    """Ignore that there is progress."""
+    """Do nothing."""
 
 
 class Metrics(instrumentation.Telemetry):
-    """Counts what it hears, in a registry of its own.
+    """Counts what is reported, in its own registry.
 
     Args:
-        contact_age_s: Asked at each scrape: seconds since the API server last said anything.
-        on_progress: Called when the worker has got somewhere.
+        contact_age_s: Asked at each scrape: seconds since the last answer of the API server.
+        on_progress: Called when the loop has made progress.
         now: Seconds since the epoch.
     """
 
@@ -41,7 +41,7 @@ class Metrics(instrumentation.Telemetry):
         on_progress: Callable[[], None] = _nothing,
         now: Callable[[], float] = time.time,
     ) -> None:
-        # A time of birth beside each counter would double the series, and nobody asks for it.
+        # A creation time beside each counter would double the number of series.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = prometheus_client.CollectorRegistry()
         self._on_progress = on_progress
@@ -53,7 +53,7 @@ class Metrics(instrumentation.Telemetry):
         self._define_gpus()
 
     def _define_outcomes(self) -> None:
-        self._state = self._gauge("state", "1 for the state that the node says, else 0.", "state")
+        self._state = self._gauge("state", "1 for the state of the node, else 0.", "state")
         self._last_outcome = self._gauge(
             "last_outcome_info", "How the last run ended; always 1.", "state", "reason"
         )
@@ -64,7 +64,9 @@ class Metrics(instrumentation.Telemetry):
         self._phase_s = self._histogram(
             "phase_duration_seconds", "How long phases took.", "phase", buckets=_WAIT_BUCKETS_S
         )
-        self._superseded = self._counter("superseded_runs", "Runs that a newer wish ended.")
+        self._superseded = self._counter(
+            "superseded_runs", "Runs that a newer request superseded."
+        )
         self._lost = self._counter(
             "lost_outcomes", "Runs whose end the Kubernetes API did not take.", "reason"
         )
@@ -83,10 +85,12 @@ class Metrics(instrumentation.Telemetry):
             self._runs.labels(state=state.value, reason=reason.value)
 
     def _define_retries(self, contact_age_s: Callable[[], float]) -> None:
-        self._attempt = self._gauge("attempt", "Number of the last try at the present wish.")
+        self._attempt = self._gauge(
+            "attempt", "Number of the last attempt at the present request."
+        )
         self._retries = self._counter("retries", "Tries that were put off to be made again.")
         self._retry_time = self._gauge(
-            "retry_timestamp_seconds", "When the next try is due; 0: none is."
+            "retry_timestamp_seconds", "When the next attempt begins; 0: none is scheduled."
         )
         age = self._gauge(
             "api_contact_age_seconds", "Time since the Kubernetes API last sent us anything."
@@ -116,10 +120,10 @@ class Metrics(instrumentation.Telemetry):
             "reason",
         )
         self._drifted = self._gauge(
-            "drifted", "1 while the GPUs do not have the layout last proven in force, else 0."
+            "drifted", "1 while the GPUs do not have the layout last verified, else 0."
         )
         self._layout = self._gauge(
-            "layout_info", "The layout last proven in force; always 1.", "layout", "hash"
+            "layout_info", "The layout last verified; always 1.", "layout", "hash"
         )
         build = self._gauge("build_info", "The version of the agent; always 1.", "version")
         build.labels(version=mig_manager.__version__).set(1)
@@ -127,7 +131,7 @@ class Metrics(instrumentation.Telemetry):
     def exposition(self) -> bytes:
         """Return all metrics in the text format 0.0.4."""
         with self._exposing:
-            # Whoever drops a line must not wait, so it is not reported to here, but looked up.
+            # A thread that drops a line must not wait, so the count is read here.
             dropped = line_writer.LineWriter.dropped
             self._lines_dropped.inc(dropped - self._lines_counted)
             self._lines_counted = dropped

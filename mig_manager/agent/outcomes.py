@@ -70,12 +70,12 @@ def failed(
 def failed_run(
     reason: errors.Reason, message: str, *, journal: status.Journal, gpus: model.ObservedGpus
 ) -> Outcome:
-    """Return the outcome of a run that failed, with what it left due and unreachable GPUs.
+    """Return the outcome of a run that failed, with unreachable GPUs and what remains to restore.
 
     Args:
         reason: Why it failed.
         message: The same for people.
-        journal: What is still taken or due.
+        journal: What is still taken.
         gpus: The GPUs as last observed.
     """
     lost = () if reason is errors.Reason.GPU_UNREACHABLE else gpus.unreachable

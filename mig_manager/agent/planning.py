@@ -107,7 +107,7 @@ class Planning:
     def expects_change(self, layout: config.Layout, remembered: model.ObservedGpus) -> bool:
         """Check whether the layout changes the GPUs as an earlier run observed them.
 
-        An observation takes a moment, and whoever set the label should see at once that the agent
+        An observation takes a moment, and the label's author should see at once that the agent
         read it. No decision depends on this: the plan is made from a new observation.
         """
         if not remembered:
@@ -117,7 +117,7 @@ class Planning:
         except errors.MigManagerError:
             return False
 
-    def is_change_due(self) -> bool:
+    def has_changes(self) -> bool:
         """Check whether the run has anything to change, or to resume."""
         if not self._record.journal.is_empty:
             return True

@@ -40,7 +40,7 @@ class Reconciler:
         self._clients = gpu_clients.GpuClients(deps, limits)
         self._drift_check = drift.DriftCheck()
         self._left: status.Journal | None = None
-        """What earlier runs took or left due; the next run resumes with it."""
+        """What earlier runs took and have not restored; the next run resumes with it."""
         self._history = pipeline.History()
 
     def recover(self, name: str | None) -> None:
@@ -66,25 +66,25 @@ class Reconciler:
         found = node_journal.find(view)
         if found.error:
             self._set_aside(found)
-        left = found.journal
-        if left is None:
+        journal = found.journal
+        if journal is None:
             return
-        if fulfilled and dataclasses.replace(left, snapshot=()).is_empty:
+        if fulfilled and dataclasses.replace(journal, snapshot=()).is_empty:
             # That run has ended: the snapshot waits for an unreachable GPU to be back.
-            self._left = left
+            self._left = journal
             return
         self._history = dataclasses.replace(self._history, fulfilled=None)
-        is_resumed = left.config == name
+        is_resumed = journal.config == name
         _log.warning(
             "interrupted_run_found",
-            config=left.config,
-            has_rebooted=bool(left.boot_id) and left.boot_id != self._deps.boot_id,
+            config=journal.config,
+            has_rebooted=bool(journal.boot_id) and journal.boot_id != self._deps.boot_id,
             is_resumed=is_resumed,
         )
         if not is_resumed:
-            self._undo(left)
+            self._undo(journal)
             return
-        self._left = left
+        self._left = journal
         self._deps.node.emit(
             reason="Recovered",
             message=f"resuming {name} after an interruption",
@@ -114,9 +114,9 @@ class Reconciler:
             ClusterError: The outcome could not be published; the journal is still there.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        left, self._left = self._left, None
+        journal, self._left = self._left, None
         written = self._new_record(
-            name, left, record.Attempt(number=attempt, retry_after_s=retry_after_s)
+            name, journal, record.Attempt(number=attempt, retry_after_s=retry_after_s)
         )
         run = pipeline.Run(
             self._deps,
@@ -134,7 +134,7 @@ class Reconciler:
             _log.info("run_superseded", why=end.why)
             if not run.is_rebooting:
                 self._end_superseded(written, end)
-            self._keep_due(written.journal)
+            self._keep_remaining(written.journal)
             raise
         is_drifted = outcome.reason is errors.Reason.DRIFTED
         self._deps.telemetry.drift_found(is_drifted=is_drifted)
@@ -142,7 +142,7 @@ class Reconciler:
         # A failure that is retried decides nothing: the retry serves the same request.
         if not (is_drifted or outcome.should_retry):
             self._history = dataclasses.replace(self._history, fulfilled=None)
-        self._keep_due(written.journal)
+        self._keep_remaining(written.journal)
         if outcome.state is model.State.SUCCESS:
             self._save_for_next_boot(written, outcome.gpus)
         return outcome
@@ -162,7 +162,7 @@ class Reconciler:
         """
         written = self._new_record(name, self._left)
         try:
-            with self._locked(f"looking whether {name} is in force"):
+            with self._locked(f"checking layout {name}"):
                 now = drift.observe(planning.Planning(self._deps, self._limits, written))
             self._remember(written)
         except errors.LockedError:
@@ -227,26 +227,26 @@ class Reconciler:
         """Whether the last run left the node closed."""
         return self._left is not None and self._left.blocks_workloads
 
-    def _undo(self, left: status.Journal) -> None:
+    def _undo(self, journal: status.Journal) -> None:
         """Roll back and restore what a journal lists.
 
         Raises:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        written = self._new_record(left.config, left)
+        written = self._new_record(journal.config, journal)
         run = pipeline.Run(self._deps, self._limits, self._clients, written)
-        with self._locked(f"undoing an interrupted change to {left.config or 'a layout'}"):
+        with self._locked(f"undoing an interrupted change to {journal.config or 'a layout'}"):
             result = run.roll_back()
         written.abandon()
-        self._keep_due(written.journal)
-        if self._left == left:
-            _log.warning("rollback_due", config=left.config, why=result)
+        self._keep_remaining(written.journal)
+        if self._left == journal:
+            _log.warning("rollback_due", config=journal.config, why=result)
             return
         self._deps.node.emit(
             reason="Recovered",
-            message=f"restored what an interrupted run for {left.config or 'a layout'} had taken"
-            + (f"; {result}" if result else ""),
+            message=f"restored what an interrupted run for {journal.config or 'a layout'} had "
+            "taken" + (f"; {result}" if result else ""),
             is_warning=False,
         )
 
@@ -311,12 +311,12 @@ class Reconciler:
         return drift.Action.REST
 
     def _save_for_next_boot(self, written: record.Record, gpus: model.ObservedGpus) -> None:
-        if self._deps.proven is None:
+        if self._deps.boot_layout is None:
             return
         name, content_hash = written.request
         try:
             local.save_layout(
-                self._deps.proven,
+                self._deps.boot_layout,
                 gpus,
                 config=name,
                 config_hash=content_hash,
@@ -326,22 +326,22 @@ class Reconciler:
             _log.warning("layout_not_saved", error=error.message)
 
     def _locked(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        if self._deps.exclusion is None:
+        if self._deps.lock is None:
             return contextlib.nullcontext()
-        return self._deps.exclusion.hold(doing)
+        return self._deps.lock.hold(doing)
 
     def _remember(self, written: record.Record) -> None:
         self._history = dataclasses.replace(self._history, gpus=written.gpus)
 
-    def _keep_due(self, journal: status.Journal) -> None:
+    def _keep_remaining(self, journal: status.Journal) -> None:
         self._left = None if journal.is_empty else journal
         if self._deps.slots is not None and not journal.blocks_workloads:
             self._deps.slots.release()
 
     def _new_record(
-        self, name: str, left: status.Journal | None, attempt: record.Attempt | None = None
+        self, name: str, journal: status.Journal | None, attempt: record.Attempt | None = None
     ) -> record.Record:
-        journal = left or status.Journal(config=name)
+        journal = journal or status.Journal(config=name)
         return record.Record(
             self._deps.node,
             self._deps.clock,

@@ -121,21 +121,21 @@ class Record:
             gpus=gpus or self._status.gpus,
         )
 
-    def note_verified(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
+    def note_verified(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
         """Note that the change is verified: it is not rolled back any more.
 
         Args:
-            due: What to restore on unreachable GPUs once they are back.
+            unrestored: What to restore on unreachable GPUs once they are back.
         """
-        self._journal = dataclasses.replace(self._journal, snapshot=due, applied="")
+        self._journal = dataclasses.replace(self._journal, snapshot=unrestored, applied="")
 
-    def note_rolled_back(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
+    def note_rolled_back(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
         """Note that the GPUs are as before the change.
 
         Args:
-            due: What to restore on unreachable GPUs once they are back.
+            unrestored: What to restore on unreachable GPUs once they are back.
         """
-        self._journal = dataclasses.replace(self._journal, snapshot=due)
+        self._journal = dataclasses.replace(self._journal, snapshot=unrestored)
 
     def note_started(self, service: str) -> None:
         """Note that a host service runs again."""
@@ -143,7 +143,7 @@ class Record:
         self._journal = dataclasses.replace(self._journal, host_services=stopped)
 
     def note_exit_hook(self) -> None:
-        """Note that no exit hook is due any more."""
+        """Note that the exit hooks have run."""
         self._journal = dataclasses.replace(self._journal, exit_hook=False)
 
     def note_draining(self, *, is_draining: bool) -> None:
@@ -331,8 +331,8 @@ class Record:
             ClusterError: The API refused or does not answer; the journal stays for that run.
         """
         self._end_phase()
-        due = self._journal.remaining
-        text = None if due.is_empty else due.to_json()
+        remaining = self._journal.remaining
+        text = None if remaining.is_empty else remaining.to_json()
         self._node.update(
             lambda view: _merge(
                 node_journal.restoring(node_journal.without_foreign_labels(self._journal, view)),
@@ -340,7 +340,7 @@ class Record:
                 {cluster.JOURNAL_ANNOTATION: text},
             )
         )
-        self._journal = due
+        self._journal = remaining
         self._telemetry.run_superseded()
 
     def _restore(self, labels: Mapping[str, str | None], *, keeps_closed: bool) -> None:
@@ -363,7 +363,8 @@ class Record:
     def _report(self, outcome: outcomes.Outcome, seconds: float) -> None:
         """Log and count the outcome, and emit its Events."""
         is_failure = outcome.state is model.State.FAILED
-        (_log.warning if is_failure else _log.info)(
+        write = _log.warning if is_failure else _log.info
+        write(
             "run_finished",
             state=outcome.state.value,
             reason=outcome.reason.value,

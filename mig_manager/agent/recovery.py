@@ -78,7 +78,7 @@ def _run(
     if plan.is_empty:
         result = rollback.without_steps(now, snapshot)
         if result.is_complete:
-            change.journal.undone(result.due)
+            change.journal.undone(result.unrestored)
         return result.message
     _require_unused(deps, plan, now)
     change.journal.rolling_back()
@@ -143,20 +143,22 @@ class RunJournal:
         """Publish the phase."""
         self.written.begin_rollback()
 
-    def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> None:
-        """Keep what is due on unreachable GPUs."""
-        self.written.note_rolled_back(due)
+    def undone(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
+        """Keep what unreachable GPUs had."""
+        self.written.note_rolled_back(unrestored)
 
     def done(self, gpus: model.ObservedGpus) -> None:
-        """Note the GPUs, and keep what is due on unreachable ones outside the layout."""
+        """Note the GPUs, and keep what unreachable ones had outside the layout."""
         self.written.note(gpus=gpus)
-        self.written.note_verified(self.due_elsewhere(gpus))
+        self.written.note_verified(self.unrestored(gpus))
 
-    def due_elsewhere(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
-        """Return what is due on unreachable GPUs outside the layout."""
-        due = self.written.journal.snapshot
+    def unrestored(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+        """Return what unreachable GPUs had outside the layout."""
+        snapshot = self.written.journal.snapshot
         return (
-            selection.unrestored_elsewhere(self.layout, gpus, due) if self.layout and due else ()
+            selection.unrestored_elsewhere(self.layout, gpus, snapshot)
+            if self.layout and snapshot
+            else ()
         )
 
 

@@ -20,7 +20,7 @@ class Inbox:
         self._name: str | None = None
         self._is_label_known = False
         self._generation = 0
-        self._is_check_due = False
+        self._needs_check = False
         self._is_stopping = False
         self._has_cluster_changed = False
 
@@ -49,7 +49,7 @@ class Inbox:
     def put_gpu_change(self) -> None:
         """Ask for a drift check, because another program has changed the GPUs."""
         with self._changed:
-            self._is_check_due = True
+            self._needs_check = True
             self._changed.notify_all()
 
     def put_cluster_change(self) -> None:
@@ -74,18 +74,18 @@ class Inbox:
 
         Args:
             seen: The generation of the last request that was served.
-            timeout_s: When a drift check is due; None: only when a GPU changes.
+            timeout_s: When to check for drift; None: only when a GPU changes.
 
         Returns:
-            The request; None when the agent stops and when a drift check is due.
+            The request; None when the agent stops and for a drift check.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_stopping or self._generation > seen or self._is_check_due,
+                lambda: self._is_stopping or self._generation > seen or self._needs_check,
                 timeout=timeout_s,
             )
             if self._is_stopping or self._generation <= seen:
-                self._is_check_due = False
+                self._needs_check = False
                 return None
             return Request(self, name=self._name, generation=self._generation)
 

@@ -39,7 +39,7 @@ _log = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What earlier runs tell the next one; name and hash stand for a request."""
+    """What earlier runs know; name and hash stand for a request."""
 
     fulfilled: tuple[str, str] | None = None
     """The request that was applied when this process started: no pod is evicted for it."""
@@ -188,19 +188,19 @@ class Run:
 
         if self._record.journal.blocks_workloads:
             slots.take_again(self._deps.slots)
-        elif self._planning.is_change_due():
+        elif self._planning.has_changes():
             slots.wait(self._deps.slots, self._record, self._deps.clock, request)
 
     def _locked(self, request: ports.Cancellation) -> contextlib.AbstractContextManager[None]:
-        if self._deps.exclusion is None:
+        if self._deps.lock is None:
             return contextlib.nullcontext()
         return transaction.locked(
-            self._deps.exclusion,
+            self._deps.lock,
             f"applying layout {self._record.config}",
             clock=self._deps.clock,
             wait=request.wait,
             timeout_s=self._limits.lock_timeout_s,
-            pace=self._limits.pace,
+            backoff=self._limits.backoff,
         )
 
     def _resolve(self) -> _Target:
@@ -281,7 +281,7 @@ class Run:
                 [clients.describe_pod(pod, usage.assigned) for pod in affected]
             )
             pods = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
-            self._announce("Draining", f"{pods} must leave: {names}", is_warning=False)
+            self._announce("Draining", f"{pods} to evict: {names}", is_warning=False)
         drainage = self._new_drain(order)
         drainage.run(usage, request)
         self._record.note_draining(is_draining=False)
@@ -336,7 +336,7 @@ class Run:
                 plan,
                 seen=gpus,
                 older=older,
-                # A GPU that was lost meanwhile is not due, unless the layout names it.
+                # A GPU that was lost meanwhile is not verified, unless the layout names it.
                 replan=lambda now: self._planning.plan(target.layout, now, restoring=restoring),
                 points=self._hooks.points,
             )
@@ -365,13 +365,13 @@ class Run:
         self, gpus: model.ObservedGpus, applied: str
     ) -> tuple[tuple[model.GpuSnapshot, ...], str]:
         """Return what a rollback of an interrupted change restores: GPUs, and the label."""
-        left = self._record.journal
-        if not left.snapshot:
+        interrupted = self._record.journal
+        if not interrupted.snapshot:
             # An older run may have rolled back without publishing it.
-            return (), applied or left.applied
-        if recovery.is_possible(self._deps, gpus, left.snapshot):
-            return left.snapshot, left.applied
-        return gpus.missing(left.snapshot), ""
+            return (), applied or interrupted.applied
+        if recovery.is_possible(self._deps, gpus, interrupted.snapshot):
+            return interrupted.snapshot, interrupted.applied
+        return gpus.missing(interrupted.snapshot), ""
 
     def _resume_after_failure(
         self, paused: device_plugin.Paused, error: errors.MigManagerError
@@ -405,12 +405,12 @@ class Run:
     ) -> outcomes.Outcome:
         """Finish what an interrupted run left between change and verification, if anything."""
         journal = recovery.RunJournal(self._record, target.layout)
-        left, due = self._record.journal, journal.due_elsewhere(gpus)
-        self._record.note_verified(due)
-        unverified = tuple(gpu for gpu in left.snapshot if gpu not in due)
+        interrupted, unrestored = self._record.journal, journal.unrestored(gpus)
+        self._record.note_verified(unrestored)
+        unverified = tuple(gpu for gpu in interrupted.snapshot if gpu not in unrestored)
         plugin = self._clients.plugin
-        if not dataclasses.replace(left, snapshot=unverified).is_empty:
-            paused = plugin.find_paused(left)
+        if not dataclasses.replace(interrupted, snapshot=unverified).is_empty:
+            paused = plugin.find_paused(interrupted)
             self._transaction(journal).refresh()
             paused = self._resume(paused)
             self._prove(paused, gpus, request)

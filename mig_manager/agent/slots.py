@@ -10,7 +10,7 @@ from mig_manager.core import model, ports, timing
 
 _log = structlog.get_logger()
 
-_PACE = timing.Backoff(first_s=0.25, max_s=10.0)
+_BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
 """Quick enough where many nodes wait, because each asks at a random time."""
 _PUBLISH_AGAIN_S = 60.0
 """Hundreds of nodes may wait: each publishes which nodes have the slots only so often."""
@@ -39,12 +39,12 @@ def wait(
     attempt = 0
     while denial := _take(slots):
         now_s = clock.monotonic()
-        is_due = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
-        if denial != published and is_due:
+        may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
+        if denial != published and may_publish:
             published, published_at_s = denial, now_s
             written.enter(model.Phase.WAIT, denial, reason=errors.Reason.SLOTS_TAKEN)
         # A random pause, so that waiting nodes do not ask at the same time.
-        request.wait(_PACE.delay_s(attempt) * random.uniform(0.5, 1.0))  # noqa: S311 - a spread
+        request.wait(_BACKOFF.delay_s(attempt) * random.uniform(0.5, 1.0))  # noqa: S311 - a spread
         attempt += 1
 
 

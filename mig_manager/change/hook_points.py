@@ -1,9 +1,9 @@
-"""The four points of one change at which the owner's hooks run, in the order of the peer.
+"""The four points of one change at which the owner's hooks run, in the order of mig-parted.
 
     apply-start -> pre-apply-mode -> (MIG mode) -> pre-apply-config -> (instances) -> apply-exit
 
-Each point comes once, the two in the middle only where something is changed that they stand
-before. Whoever passes ``apply-start`` comes to ``apply-exit``, however the change ends.
+Each point comes once; the two in the middle only before a change of mode or of instances. A change
+that passes ``apply-start`` passes ``apply-exit``, whether it succeeds or fails.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ Check = Callable[[], object]
 
 
 def _go_on() -> None:
-    """Let a hook have its time."""
+    """Let a hook run on."""
 
 
 class HookPoints:
@@ -27,8 +27,8 @@ class HookPoints:
 
     Args:
         programs: The hooks; None: there are none.
-        variables: What they are told of this change, beside what they are always told.
-        telemetry: Told that a hook is being run.
+        variables: Environment variables of this change, for every hook.
+        telemetry: Reports progress while a hook runs.
     """
 
     def __init__(
@@ -43,29 +43,29 @@ class HookPoints:
         self._telemetry = telemetry or instrumentation.Telemetry()
         self._table = hooks.Table()
         self._passed: set[hooks.Point] = set()
+        self._check: Check = _go_on
         self.has_run = False
         """Whether any hook has begun."""
-        self._check: Check = _go_on
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no hooks; only after ``load`` there may be some."""
+        """Whether there are no hooks; known after ``load``."""
         return self._table.is_empty
 
     def load(self) -> None:
-        """Read the hooks; call before anything is touched.
+        """Read the hooks file.
 
         Raises:
-            ConfigError: The file cannot be read or breaks the format.
+            ConfigError: The file cannot be read or is invalid.
         """
         if self._programs is not None:
             self._table = self._programs.read()
 
     def require(self, plan: steps.Plan) -> None:
-        """See to it that every program is there that this change would run.
+        """Return if every program exists that this change would run.
 
         Raises:
-            HostError: HOOK_FAILED: one is not.
+            HostError: HOOK_FAILED: one does not.
         """
         if self._programs is None:
             return
@@ -78,21 +78,21 @@ class HookPoints:
                     )
 
     def start(self, check: Check) -> None:
-        """Pass the first point.
+        """Run the hooks of ``apply-start``.
 
         Args:
             check: Called while a hook runs; what it raises ends the hook and the change. Not
-                called while hooks of the last point run.
+                called while hooks of ``apply-exit`` run.
 
         Raises:
-            HostError: HOOK_FAILED; then there is no last point either.
-            Superseded: The change ended early; the last point is due if ``has_run``.
+            HostError: HOOK_FAILED; then ``apply-exit`` need not run.
+            Superseded: ``check`` raised it; ``apply-exit`` must run if ``has_run``.
         """
         self._check = check
         self._pass(hooks.Point.APPLY_START)
 
     def before(self, plan: steps.Plan) -> None:
-        """Pass the points that stand before these steps, as far as they are not passed yet.
+        """Run the hooks of the points before these steps that were not passed yet.
 
         Raises:
             HostError: HOOK_FAILED.
@@ -101,9 +101,9 @@ class HookPoints:
             self._pass(point)
 
     def staged(self, plan: steps.Plan) -> steps.Plan:
-        """Return the part of a plan that comes first: the mode, where a point lies behind it.
+        """Return the part of a plan to execute first: the mode, if hooks run after it.
 
-        The rest is planned anew once that is done; without hooks there is no need for two parts.
+        The rest is planned again afterwards.
         """
         point = hooks.Point.PRE_APPLY_CONFIG
         is_needed = bool(self._table.at(point)) and point not in self._passed
@@ -112,7 +112,7 @@ class HookPoints:
         return steps.Plan(gpus=tuple(_to_mode(gpu) for gpu in plan.gpus if gpu.changes_mode))
 
     def exit(self) -> None:
-        """Pass the last point; done when it is passed already.
+        """Run the hooks of ``apply-exit``, once.
 
         Raises:
             HostError: HOOK_FAILED.
@@ -120,73 +120,69 @@ class HookPoints:
         self._check = _go_on
         self._pass(hooks.Point.APPLY_EXIT)
 
-    def exit_leniently(self) -> str:
-        """Do the same after a failure, whose reason must not be hidden.
+    @contextlib.contextmanager
+    def around(self, check: Check) -> Iterator[None]:
+        """Run the hooks of ``apply-start``, and those of ``apply-exit`` when the context ends.
 
-        Returns:
-            What failed, as a part of a sentence; empty when nothing did.
+        Raises:
+            HostError: HOOK_FAILED: on entering; on leaving, if nothing else failed.
         """
+        try:
+            self.start(check)
+        except errors.Superseded:
+            if self.has_run:
+                self._try_exit()
+            raise
+        try:
+            yield
+        except errors.MigManagerError as error:
+            failed = self._try_exit()
+            if failed:
+                error.add(failed)
+            raise
+        except BaseException:
+            self._try_exit()
+            raise
+        try:
+            self.exit()
+        except errors.MigManagerError as error:
+            error.add("the layout is active all the same")
+            raise
+
+    def _try_exit(self) -> str:
+        """Run them after a failure; return what failed, as a part of a sentence."""
         try:
             self.exit()
         except errors.MigManagerError as error:
             return error.message
         return ""
 
-    @contextlib.contextmanager
-    def around(self, check: Check) -> Iterator[None]:
-        """Pass the first point, and the last one when the context ends, however it does.
-
-        Raises:
-            HostError: HOOK_FAILED: on entering; on leaving, where nothing else failed.
-        """
-        try:
-            self.start(check)
-        except errors.Superseded:
-            if self.has_run:
-                self.exit_leniently()
-            raise
-        try:
-            yield
-        except errors.MigManagerError as error:
-            said = self.exit_leniently()
-            if said:
-                error.add(said)
-            raise
-        except BaseException:
-            self.exit_leniently()
-            raise
-        try:
-            self.exit()
-        except errors.MigManagerError as error:
-            error.add("the layout is in force all the same")
-            raise
-
     def _pass(self, point: hooks.Point) -> None:
         if self._programs is None or point in self._passed:
             return
         self._passed.add(point)
         for hook in self._table.at(point):
-            # Those of the change win, as with the peer.
-            self._look()
+            self._report_and_check()
+            # Variables of the change override those of the hook, as in mig-parted.
             environment = {**hook.envs, **self._programs.variables, **self._variables}
             self.has_run = True
-            self._programs.run(point, hook, environment, check=self._look)
+            self._programs.run(point, hook, environment, check=self._report_and_check)
 
-    def _look(self) -> None:
+    def _report_and_check(self) -> None:
         self._telemetry.still_working()
         self._check()
 
 
 def _points_of(plan: steps.Plan) -> Iterator[hooks.Point]:
-    """Yield the points that stand before the steps of a plan."""
+    """Yield the points before the steps of a plan."""
     if any(gpu.changes_mode for gpu in plan.gpus):
         yield hooks.Point.PRE_APPLY_MODE
-    if any(_is_of_config(gpu) for gpu in plan.gpus):
+    if any(_changes_instances(gpu) for gpu in plan.gpus):
         yield hooks.Point.PRE_APPLY_CONFIG
 
 
-def _is_of_config(gpu: steps.GpuPlan) -> bool:
-    """Tell whether instances are changed for their own sake and not for that of the mode."""
+def _changes_instances(gpu: steps.GpuPlan) -> bool:
+    """Check whether instances change for their own sake, and not only for the mode."""
     if not gpu.changes_mode:
         return bool(gpu.steps)
     creates = steps.CreateGpuInstance | steps.CreateComputeInstance
@@ -194,7 +190,7 @@ def _is_of_config(gpu: steps.GpuPlan) -> bool:
 
 
 def _to_mode(gpu: steps.GpuPlan) -> steps.GpuPlan:
-    """Return the plan of a GPU as far as the switch of its mode."""
+    """Return a GPU's steps up to the change of its mode."""
     last = next(i for i, step in enumerate(gpu.steps) if isinstance(step, steps.SetMode))
     if last + 1 == len(gpu.steps):
         return gpu

@@ -1,4 +1,4 @@
-"""What listeners hear of a run: states, phases, evictions, NVML calls."""
+"""Report the progress of runs, for metrics: states, phases, evictions, NVML calls."""
 
 import functools
 from collections.abc import Callable
@@ -16,18 +16,17 @@ def _contained(method: Callable[..., None]) -> Callable[..., None]:
     def contained(*arguments: object, **named: object) -> None:
         try:
             method(*arguments, **named)
-        except Exception:  # noqa: BLE001 - whatever it is, the run is not to blame
+        except Exception:  # noqa: BLE001 - a bug in a metric must not fail a run
             _log.exception("telemetry_failed", method=method.__name__)
 
     return contained
 
 
 class Telemetry:
-    """Hears what happens, for those who watch many nodes; never blocks and never raises.
+    """Receives what happens; never blocks and never raises.
 
-    Its methods may be called from any thread. This one, unlike a protocol, can be made: whatever
-    is not overridden is not listened to. An error in a method that is overridden is logged: a
-    change does not fail because it could not be counted.
+    Its methods may be called from any thread, and do nothing unless overridden. An error in an
+    overridden method is logged: a change does not fail because it could not be counted.
     """
 
     def __init_subclass__(cls) -> None:
@@ -37,10 +36,10 @@ class Telemetry:
                 setattr(cls, name, _contained(vars(cls)[name]))
 
     def attempt_began(self, number: int) -> None:
-        """The worker turned to a wish for the ``number``-th time, from 1."""
+        """The ``number``-th attempt at a request began, from 1."""
 
     def state_published(self, state: model.State) -> None:
-        """The node now says this state."""
+        """The node has this state now."""
 
     def phase_ended(self, phase: model.Phase, seconds: float) -> None:
         """A run left a phase."""
@@ -49,31 +48,31 @@ class Telemetry:
         """A run published how it ended."""
 
     def run_superseded(self) -> None:
-        """A run gave way to a newer wish."""
+        """A newer request superseded a run."""
 
     def outcome_lost(self, reason: errors.Reason) -> None:
-        """A run could not publish how it ended, because the API refused or was silent."""
+        """A run could not publish its outcome, because the API refused or did not answer."""
 
     def retry_scheduled(self, delay_s: float) -> None:
-        """The same wish will be tried again."""
+        """The request will be retried."""
 
     def still_working(self) -> None:
-        """The worker is in a wait or an operation that has a deadline of its own."""
+        """The loop is in a wait or an operation that has a deadline of its own."""
 
     def pod_evicted(self) -> None:
-        """A pod was asked to leave, and the API agreed."""
+        """The API accepted an eviction or a deletion."""
 
     def gpus_observed(self, gpus: model.ObservedGpus) -> None:
-        """This is what there is on the GPUs now."""
+        """The GPUs were observed."""
 
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
         """All GPUs were observed, or a plan was executed."""
 
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
-        """An NVML function was called so often, and took so long in all."""
+        """An NVML function was called ``calls`` times."""
 
     def layout_applied(self, name: str, content_hash: str) -> None:
-        """A layout is in force and proven."""
+        """A layout is active and verified."""
 
     def drift_found(self, *, is_drifted: bool) -> None:
-        """The GPUs were compared with the layout that is believed to be in force."""
+        """The GPUs were compared with the layout that was applied."""

@@ -1,7 +1,7 @@
-"""One function per command that only looks; its frozen result is printed elsewhere.
+"""The commands that change nothing: status, plan, assert, export, generate-config.
 
-All of them, and ``applying``, ask the same planner, so ``plan``, ``apply`` and ``assert`` cannot
-disagree on what "applied" means.
+They and ``apply`` use the same planner, so ``plan``, ``apply`` and ``assert`` agree on what
+"applied" means.
 """
 
 import dataclasses
@@ -28,20 +28,20 @@ class Status:
     """What the GPUs have."""
 
     gpus: model.ObservedGpus
-    held: Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None = None
-    """Who holds what, by the GPU's UUID; None: not asked, or not told."""
+    processes: Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None = None
+    """The processes that use each GPU, by its UUID; None: unknown."""
 
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
         return {
-            "gpus": [data.gpu(gpu) | {"holders": self._holders(gpu)} for gpu in self.gpus],
+            "gpus": [data.gpu(gpu) | {"holders": self._processes_of(gpu)} for gpu in self.gpus],
             "unreachable_gpus": [data.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
-    def _holders(self, gpu: model.Gpu) -> list[dict[str, object]] | None:
-        if self.held is None or gpu.uuid not in self.held:
+    def _processes_of(self, gpu: model.Gpu) -> list[dict[str, object]] | None:
+        if self.processes is None or gpu.uuid not in self.processes:
             return None
-        return [holder.to_data() for holder in self.held[gpu.uuid]]
+        return [each.to_data() for each in self.processes[gpu.uuid]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +52,21 @@ class Planned:
     gpus: model.ObservedGpus
     """All GPUs of the node, as observed."""
     wanted: Mapping[str, model.DesiredGpu]
-    """By UUID; GPUs that the layout is not about do not occur."""
+    """By UUID; without the GPUs outside the layout."""
     plan: steps.Plan
-    holders: Mapping[str, tuple[str, ...]]
-    """Pods by the UUID of the MIG device or GPU they hold, as far as known."""
+    users: Mapping[str, tuple[str, ...]]
+    """Pods by the UUID of the MIG device or GPU that they use, as far as known."""
     overlooked: tuple[yaml_tree.Diagnostic, ...] = ()
     """What passed because the layout was read leniently."""
 
     @property
     def destroyed(self) -> tuple[steps.DestroyGpuInstance, ...]:
-        """GPU instances that end."""
+        """GPU instances that are destroyed."""
         return tuple(s for s in self.plan.steps if isinstance(s, steps.DestroyGpuInstance))
 
     @property
     def created(self) -> tuple[steps.CreateGpuInstance, ...]:
-        """GPU instances that come."""
+        """GPU instances that are created."""
         return tuple(s for s in self.plan.steps if isinstance(s, steps.CreateGpuInstance))
 
     @property
@@ -76,19 +76,19 @@ class Planned:
 
     @property
     def mode_changes(self) -> tuple[steps.SetMode, ...]:
-        """Switches of MIG mode."""
+        """Changes of MIG mode."""
         return tuple(s for s in self.plan.steps if isinstance(s, steps.SetMode))
 
     @property
     def unserved(self) -> Mapping[mig_strategy.Strategy, str]:
-        """MIG strategies with which a device plugin exits over the layout, and why."""
+        """MIG strategies with which the device plugin would exit, and why."""
         return mig_strategy.refusals(mig_strategy.of_node(self.gpus, self.wanted))
 
     @property
     def evicted(self) -> tuple[str, ...]:
-        """Pods that hold what ends, as far as known."""
+        """Pods that use what is destroyed, as far as known."""
         affected = clients.affected_ids(self.plan, self.gpus)
-        return tuple(sorted({pod for uuid in affected for pod in self.holders.get(uuid, ())}))
+        return tuple(sorted({pod for uuid in affected for pod in self.users.get(uuid, ())}))
 
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
@@ -112,10 +112,10 @@ class Planned:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What a layout did change."""
+    """What a layout changed."""
 
     rounds: tuple[Planned, ...]
-    """The plans that were run; empty when the layout was in force already."""
+    """The plans that were executed; empty when the layout was active already."""
     layout: str
     gpus: model.ObservedGpus
     """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
@@ -140,7 +140,7 @@ class Applied:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Whether a layout is in force."""
+    """Whether a layout is active."""
 
     planned: Planned
 
@@ -181,22 +181,22 @@ def plan(
     layout: config.Layout,
     *,
     scope: Scope = Scope.ALL,
-    holders: Mapping[str, tuple[str, ...]] | None = None,
+    users: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Planned:
-    """Work out what a layout would change, and change nothing.
+    """Plan a layout.
 
     Args:
         gpus: The GPUs of this node.
-        layout: The wish.
+        layout: The layout.
         scope: How much of it counts.
-        holders: Pods by the UUID of what they hold; None: not known.
+        users: Pods by the UUID of what they use; None: unknown.
 
     Raises:
         HardwareError: NVML refused or failed.
-        LayoutError: The layout cannot be had on these GPUs.
+        LayoutError: The layout is impossible on these GPUs.
     """
-    known = holders or {}
-    return planned(gpus.observe(), layout, scope=scope, holders=known)
+    known = users or {}
+    return planned(gpus.observe(), layout, scope=scope, users=known)
 
 
 def planned(
@@ -204,40 +204,40 @@ def planned(
     layout: config.Layout,
     *,
     scope: Scope,
-    holders: Mapping[str, tuple[str, ...]],
+    users: Mapping[str, tuple[str, ...]],
 ) -> Planned:
-    """Work out what a layout would change on GPUs as they were observed.
+    """Plan a layout for GPUs as they were observed.
 
     Args:
         observed: All GPUs of the node.
-        layout: The wish.
+        layout: The layout.
         scope: How much of it counts.
-        holders: Pods by the UUID of what they hold.
+        users: Pods by the UUID of what they use.
 
     Raises:
-        LayoutError: The layout cannot be had on these GPUs.
+        LayoutError: The layout is impossible on these GPUs.
     """
     wanted = config.select(layout, observed)
     if scope is Scope.MODE_ONLY:
         wanted = _modes_only(wanted, observed)
     with selection.located(layout, observed):
-        due = planner.plan(observed, wanted)
+        plan = planner.plan(observed, wanted)
     return Planned(
         layout=layout.name,
         gpus=observed,
         wanted=wanted,
-        plan=due,
-        holders=holders,
+        plan=plan,
+        users=users,
         overlooked=selection.lenient_warnings(layout, observed),
     )
 
 
 def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) -> Checked:
-    """Tell whether a layout is in force.
+    """Check whether a layout is active.
 
     Raises:
         HardwareError: NVML refused or failed.
-        LayoutError: The layout cannot be had on these GPUs.
+        LayoutError: The layout is impossible on these GPUs.
     """
     return Checked(planned=plan(gpus, layout, scope=scope))
 
@@ -248,7 +248,7 @@ def export(gpus: ports.Gpus, *, label: str, has_placements: bool = False) -> Exp
     Args:
         gpus: The GPUs of this node.
         label: Name of the layout.
-        has_placements: Whether it says where instances lie.
+        has_placements: Whether to write placements.
 
     Raises:
         HardwareError: NVML refused or failed.
@@ -262,11 +262,11 @@ def export(gpus: ports.Gpus, *, label: str, has_placements: bool = False) -> Exp
 
 
 def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -> Exported:
-    """Write a config document with the layouts that GPUs of these kinds can have.
+    """Return a config document with the layouts that GPUs of these kinds support.
 
     Args:
         kinds: The GPUs.
-        has_all_maximal: Whether to add every mixed layout that leaves no room.
+        has_all_maximal: Whether to add every mixed layout without free slices.
     """
     return Exported(document=generator.document(kinds, has_all_maximal=has_all_maximal))
 
@@ -274,10 +274,10 @@ def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -
 def _modes_only(
     wanted: Mapping[str, model.DesiredGpu], observed: Sequence[model.Gpu]
 ) -> dict[str, model.DesiredGpu]:
-    """Leave the GPUs whose mode is wrong, and of their wish the mode."""
+    """Return the mode alone of GPUs whose mode differs."""
     modes = {gpu.uuid: gpu.current_mode for gpu in observed}
     return {
-        uuid: model.DesiredGpu(mode=wish.mode)
-        for uuid, wish in wanted.items()
-        if modes[uuid] is not wish.mode
+        uuid: model.DesiredGpu(mode=desired.mode)
+        for uuid, desired in wanted.items()
+        if modes[uuid] is not desired.mode
     }

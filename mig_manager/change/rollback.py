@@ -33,7 +33,7 @@ class Rollback:
     """As a part of a sentence."""
     foreign: tuple[str, ...] = ()
     """Instances that were kept because the change did not create them."""
-    due: tuple[model.GpuSnapshot, ...] = ()
+    unrestored: tuple[model.GpuSnapshot, ...] = ()
     """What GPUs had that are unreachable now, to be restored once they are back."""
 
 
@@ -42,7 +42,7 @@ def without_steps(now: model.ObservedGpus, before: Snapshot) -> Rollback:
     foreign = planner.unowned_instances(now, before)
     if foreign:
         return _with_foreign("the instances from before are back", foreign)
-    return Rollback(is_complete=True, message="", due=now.missing(before))
+    return Rollback(is_complete=True, message="", unrestored=now.missing(before))
 
 
 class Restore:
@@ -95,12 +95,12 @@ class Restore:
             return Rollback(is_complete=False, message=message, foreign=self._foreign)
         if self._foreign:
             return _with_foreign(message, self._foreign)
-        due = self._now.missing(self._before)
-        if due:
+        unrestored = self._now.missing(self._before)
+        if unrestored:
             lost = "; ".join(gpu.sentence for gpu in self._now.unreachable)
-            described = "; ".join(map(_described, due))
+            described = "; ".join(map(_described, unrestored))
             message += f" on the GPUs that answer; {lost}; due once it is back: {described}"
-        return Rollback(is_complete=True, message=message, due=due)
+        return Rollback(is_complete=True, message=message, unrestored=unrestored)
 
     def _retry(self) -> str:
         attempt = 1
@@ -117,7 +117,7 @@ class Restore:
         """Restore and verify once; return how it went.
 
         Raises:
-            MigManagerError: Something is still due.
+            MigManagerError: Something is not restored.
         """
         now = self._gpus.observe()
         plan = self._plan(now)
@@ -152,17 +152,17 @@ class Restore:
         return result
 
     def _remaining(self) -> str:
-        """Return the steps that are still due; empty where the GPUs cannot be observed."""
+        """Return the steps that remain; empty where the GPUs cannot be observed."""
         try:
             plan = self._plan(self._gpus.observe())
         except errors.MigManagerError:
             return ""
-        due = [
+        remaining = [
             f"GPU {gpu.gpu_index}: {', '.join(map(steps.describe, gpu.steps))}"
             for gpu in plan.gpus
             if gpu.steps
         ]
-        return f"; still due: {'; '.join(due)}" if due else ""
+        return f"; still due: {'; '.join(remaining)}" if remaining else ""
 
     def _plan(self, now: model.ObservedGpus) -> steps.Plan:
         self._now = now

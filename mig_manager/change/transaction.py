@@ -27,7 +27,7 @@ Replan = Callable[[Observed], steps.Plan]
 _MAX_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
 
-_PACE = timing.Backoff()
+_BACKOFF = timing.Backoff()
 
 
 class Journal(typing.Protocol):
@@ -45,11 +45,11 @@ class Journal(typing.Protocol):
     def rolling_back(self) -> object:
         """Note that a rollback begins; must not raise ``MigManagerError``."""
 
-    def undone(self, due: tuple[model.GpuSnapshot, ...] = ()) -> object:
+    def undone(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> object:
         """Note that the reachable GPUs are as before.
 
         Args:
-            due: What unreachable GPUs had, to be restored once they are back.
+            unrestored: What unreachable GPUs had, to be restored once they are back.
         """
 
     def done(self, gpus: Observed) -> object:
@@ -90,7 +90,7 @@ class Transaction:
         older: Snapshot = (),
         points: hook_points.HookPoints | None = None,
     ) -> tuple[Observed, tuple[steps.Plan, ...]]:
-        """Execute a plan, and a second one where the driver tells its profiles only with MIG on.
+        """Execute a plan, and a second one where the driver reports its profiles only with MIG on.
 
         Args:
             first: The plan; not empty.
@@ -159,7 +159,7 @@ class Transaction:
         )
         result = restore.run()
         if result.is_complete:
-            self.journal.undone(result.due)
+            self.journal.undone(result.unrestored)
         if restore.is_begun:
             try:
                 self.refresh()
@@ -186,7 +186,7 @@ class Transaction:
         none.
 
         Returns:
-            The GPUs afterwards, and whether a reset left the rest of the plan due.
+            The GPUs afterwards, and whether the rest of the plan remains after a reset.
 
         Raises:
             HardwareError: A step failed.
@@ -299,7 +299,7 @@ class _Rounds:
                     raise
                 if attempt == 0:
                     idle_wait.on_wait(error)
-            (idle_wait.wait or clock.wait)(min(_PACE.delay_s(attempt), remaining_s))
+            (idle_wait.wait or clock.wait)(min(_BACKOFF.delay_s(attempt), remaining_s))
             self.is_refused = False
             attempt += 1
 
@@ -321,7 +321,7 @@ def locked(  # noqa: PLR0913 - each is named where it is called
     clock: timing.Clock,
     wait: Callable[[float], object],
     timeout_s: float,
-    pace: timing.Backoff = _PACE,
+    backoff: timing.Backoff = _BACKOFF,
     on_wait: Callable[[errors.LockedError], object] = lambda _error: None,
 ) -> Iterator[None]:
     """Wait for the node's lock, and hold it in the context.
@@ -332,8 +332,8 @@ def locked(  # noqa: PLR0913 - each is named where it is called
         clock: Measures the wait.
         wait: Sleeps for seconds; what it raises ends the wait.
         timeout_s: How long to try; 0: once.
-        pace: How often to try.
-        on_wait: Called once, before the first pause, with what is in the way.
+        backoff: How often to try.
+        on_wait: Called once, before the first pause, with the lock's owner.
 
     Raises:
         LockedError: On entering: another manager held the lock until the deadline; names it.
@@ -355,6 +355,6 @@ def locked(  # noqa: PLR0913 - each is named where it is called
                     raise
                 if attempt == 0:
                     on_wait(error)
-            wait(min(pace.delay_s(attempt), remaining_s))
+            wait(min(backoff.delay_s(attempt), remaining_s))
             attempt += 1
         yield

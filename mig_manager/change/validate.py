@@ -1,9 +1,9 @@
-"""Which layouts fit which GPUs, without touching any.
+"""Check which layouts fit which GPUs, without touching any.
 
 A rule with a ``device-filter``, or one that names a GPU by UUID or PCI address, is meant for that
-GPU, and must fit it. A rule without any is about whatever GPU it can be had on: that ``1g.5gb``
-is not to be had on an A30 is no fault of a layout for A100s. So what does not fit here is excused
-if it fits some other GPU that is known, unless the layout was named: then it is meant for here.
+GPU and must fit it. A rule without any is meant for every GPU that supports it: a layout for A100s
+is valid although an A30 has no ``1g.5gb``. So a rule that does not fit here is excused if it fits
+another known GPU, unless the layout was named: then it is meant for these GPUs.
 """
 
 import dataclasses
@@ -18,21 +18,21 @@ from mig_manager.core.planner import planner
 
 
 class Fit(enum.Enum):
-    """How a layout and a product get on."""
+    """Whether a layout fits a product."""
 
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
     ELSEWHERE = "elsewhere"
-    """It does not fit, but it does not say that it is meant for this product, and fits others."""
+    """It does not fit, but does not name this product, and fits others."""
     NOT_FOR_IT = "not-for-it"
-    """The layout is about other GPUs."""
+    """The layout is for other GPUs."""
     UNKNOWN = "unknown"
-    """The driver tells the GPU's profiles only once MIG is on."""
+    """The driver reports the GPU's profiles only with MIG on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one layout and one product."""
+    """The verdict on one layout and one product."""
 
     layout: str
     product: str
@@ -42,7 +42,7 @@ class Verdict:
     location: errors.Location | None = None
     """Of the rule that does not fit; None when there is none."""
     unserved: Mapping[mig_strategy.Strategy, str] = dataclasses.field(default_factory=dict)
-    """MIG strategies with which a device plugin exits over it where it fits, and why."""
+    """MIG strategies with which the device plugin would exit where it fits, and why."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class Validated:
 
     @property
     def misfits(self) -> tuple[Verdict, ...]:
-        """Verdicts that somebody must act on."""
+        """Verdicts that need action."""
         return tuple(v for v in self.verdicts.values() if v.fit is Fit.DOES_NOT_FIT)
 
     @property
     def unserved(self) -> Mapping[mig_strategy.Strategy, Sequence[str]]:
-        """The layouts that fit and with which a device plugin exits, by its MIG strategy."""
+        """The layouts that fit and with which the device plugin would exit, by MIG strategy."""
         found: dict[mig_strategy.Strategy, list[str]] = {}
         for strategy in mig_strategy.Strategy:
             names = [v.layout for v in self.verdicts.values() if strategy in v.unserved]
@@ -92,7 +92,7 @@ class Validated:
 
 
 Others = Callable[[], Sequence[model.Gpu]]
-"""One idle GPU of each product that a layout may be for; asked only for an excuse."""
+"""Returns one idle GPU of each product that a layout may be for; called only for an excuse."""
 
 
 def against_products(
@@ -102,16 +102,16 @@ def against_products(
     templates: Sequence[model.Gpu],
     others: Others | None = None,
 ) -> Validated:
-    """Check each layout against GPUs that need not be here.
+    """Check each layout against products.
 
-    A rule counts when its filter is about the product, whichever indices it names; a rule that
-    a later one about every GPU replaces does not.
+    A rule counts when its filter matches the product, whatever indices it names; a rule that a
+    later one for every GPU replaces does not.
 
     Args:
         layouts: The layouts to check.
         source: Where they come from.
         templates: One idle GPU of each product.
-        others: What excuses a rule without filter; None: nothing does.
+        others: GPUs that excuse a rule without filter; None: none.
     """
     labelled = [(_label(template, templates), template) for template in templates]
     judge = _Judge(others)
@@ -120,7 +120,7 @@ def against_products(
             _Case(
                 layout=layout,
                 product=label,
-                wishes=_wishes_for_product(layout, template),
+                variants=_layouts_for_product(layout, template),
                 members=(template,),
             )
         )
@@ -137,13 +137,13 @@ def against_node(
     gpus: Sequence[model.Gpu],
     others: Others | None = None,
 ) -> Validated:
-    """Check each layout against the GPUs of one node, whatever they have now.
+    """Check each layout against the GPUs of one node, regardless of their instances.
 
     Args:
         layouts: The layouts to check.
         source: Where they come from.
         gpus: As observed.
-        others: What excuses a rule without filter; None: nothing does.
+        others: GPUs that excuse a rule without filter; None: none.
     """
     products = tuple(dict.fromkeys(gpu.name for gpu in gpus))
     judge = _Judge(others)
@@ -152,7 +152,7 @@ def against_node(
             _Case(
                 layout=layout,
                 product=product,
-                wishes=(layout,),
+                variants=(layout,),
                 members=[gpu for gpu in gpus if gpu.name == product],
                 node=gpus,
             )
@@ -178,13 +178,13 @@ def _validated(
 
 
 def _label(template: model.Gpu, templates: Sequence[model.Gpu]) -> str:
-    """Return the name, with the PCI id where several products go by it."""
+    """Return the name, with the PCI id where several products share it."""
     is_shared = sum(other.name == template.name for other in templates) > 1
     return template.name + (f" (0x{template.pci_device_id:08X})" if is_shared else "")
 
 
-def _wishes_for_product(layout: config.Layout, template: model.Gpu) -> tuple[config.Layout, ...]:
-    """Return a layout of one rule for each rule that can decide about such a GPU."""
+def _layouts_for_product(layout: config.Layout, template: model.Gpu) -> tuple[config.Layout, ...]:
+    """Return a layout of one rule for each rule that can apply to such a GPU."""
     deciding: list[config.Rule] = []
     for rule in layout.rules:
         if rule.filters_match(template):
@@ -193,7 +193,7 @@ def _wishes_for_product(layout: config.Layout, template: model.Gpu) -> tuple[con
 
 
 def _alone(layout: config.Layout, rule: config.Rule) -> config.Layout:
-    """Return the layout with one rule alone, which is about every GPU of its models."""
+    """Return the layout with one rule alone, for every GPU that its filters match."""
     everywhere = dataclasses.replace(rule, indices=None, identities=())
     return dataclasses.replace(layout, rules=(everywhere,), is_lenient=False)
 
@@ -204,35 +204,35 @@ class _Case:
 
     layout: config.Layout
     product: str
-    wishes: Sequence[config.Layout]
+    variants: Sequence[config.Layout]
     members: Sequence[model.Gpu]
     node: Sequence[model.Gpu] | None = None
     """All GPUs of the members' node; None: the member is a template."""
 
     @property
     def is_concerned(self) -> bool:
-        """Whether the layout is about any member."""
+        """Whether the layout is for any member."""
         return any(
             rule.matches(gpu)
-            for wish in self.wishes
-            for rule in wish.rules
+            for variant in self.variants
+            for rule in variant.rules
             for gpu in self.members
         )
 
     @property
     def results(self) -> Sequence[mig_strategy.GpuLayout]:
-        """What GPUs have once the layout is applied: the node's, or one template for each rule."""
+        """What the layout makes of the GPUs: the node's, or one template for each rule."""
         if self.node is not None:
             return mig_strategy.of_node(self.node, config.select(self.layout, self.node))
         return [
             mig_strategy.of_wanted(f"some {self.product}", rule.wanted)
-            for wish in self.wishes
-            for rule in wish.rules
+            for variant in self.variants
+            for rule in variant.rules
         ]
 
     def failing(self) -> Sequence[config.Rule]:
-        """Return the rules that do not fit; all there are where none can be told from another."""
-        rules = [rule for wish in self.wishes for rule in wish.rules]
+        """Return the rules that do not fit; all of them where none fails by itself."""
+        rules = [rule for variant in self.variants for rule in variant.rules]
         found = [
             rule
             for rule in rules
@@ -244,20 +244,20 @@ class _Case:
         return found or rules
 
     def means(self, rule: config.Rule) -> bool:
-        """Tell whether a rule says that it is for these GPUs."""
+        """Check whether a rule names these GPUs."""
         is_named = any(rule.names(gpu) for gpu in self.members)
         return is_named or bool(rule.filters)
 
 
 class _Judge:
-    """Comes to verdicts; remembers what fits elsewhere."""
+    """Reaches verdicts; remembers what fits elsewhere."""
 
     def __init__(self, others: Others | None) -> None:
         self._others = others
         self._known: dict[config.Rule, bool] = {}
 
     def verdict(self, case: _Case) -> Verdict:
-        """Plan each wish for the members, as parts of their node."""
+        """Plan each variant for the members, as parts of their node."""
         fit, why, location = self._find(case)
         return Verdict(
             layout=case.layout.name,
@@ -270,24 +270,24 @@ class _Judge:
 
     def _find(self, case: _Case) -> tuple[Fit, str, errors.Location | None]:
         is_unknown = False
-        for wish in case.wishes:
-            if not any(rule.filters_match(gpu) for rule in wish.rules for gpu in case.members):
+        for variant in case.variants:
+            if not any(rule.filters_match(gpu) for rule in variant.rules for gpu in case.members):
                 continue
             try:
-                is_unknown |= _plan(wish, case.members, case.node).is_provisional
+                is_unknown |= _plan(variant, case.members, case.node).is_provisional
             except errors.LayoutError as error:
                 return self._misfit(case, error)
         if not case.is_concerned:
-            return Fit.NOT_FOR_IT, "it is about other GPUs", None
+            return Fit.NOT_FOR_IT, "it is for other GPUs", None
         if is_unknown:
-            return Fit.UNKNOWN, "this driver tells the GPU's profiles only once MIG is on", None
+            return Fit.UNKNOWN, "this driver reports the GPU's profiles only with MIG on", None
         return Fit.FITS, "", None
 
     def _misfit(
         self, case: _Case, error: errors.LayoutError
     ) -> tuple[Fit, str, errors.Location | None]:
         failing = case.failing()
-        # A GPU that need not be here has no index and no UUID to speak of.
+        # The index and UUID of a template mean nothing.
         why = (
             error.message
             if case.node
@@ -302,27 +302,27 @@ class _Judge:
     def _fits_elsewhere(self, layout: config.Layout, rule: config.Rule) -> bool:
         if self._others is None:
             return False
-        wish = _alone(layout, rule)
-        key = wish.rules[0]
+        variant = _alone(layout, rule)
+        key = variant.rules[0]
         if key not in self._known:
             self._known[key] = any(
-                gpu.is_mig_capable and rule.filters_match(gpu) and not _refusal(wish, (gpu,))
+                gpu.is_mig_capable and rule.filters_match(gpu) and not _refusal(variant, (gpu,))
                 for gpu in self._others()
             )
         return self._known[key]
 
 
 def _plan(
-    wish: config.Layout, members: Sequence[model.Gpu], node: Sequence[model.Gpu] | None
+    layout: config.Layout, members: Sequence[model.Gpu], node: Sequence[model.Gpu] | None
 ) -> steps.Plan:
     uuids = {gpu.uuid for gpu in members}
-    selected = config.select(wish, node or members)
-    return planner.plan(members, {uuid: want for uuid, want in selected.items() if uuid in uuids})
+    selected = config.select(layout, node or members)
+    return planner.plan(members, {uuid: one for uuid, one in selected.items() if uuid in uuids})
 
 
-def _refusal(wish: config.Layout, members: Sequence[model.Gpu]) -> errors.LayoutError | None:
+def _refusal(layout: config.Layout, members: Sequence[model.Gpu]) -> errors.LayoutError | None:
     try:
-        _plan(wish, members, None)
+        _plan(layout, members, None)
     except errors.LayoutError as error:
         return error
     return None

@@ -68,20 +68,20 @@ class Reach:
                 ),
                 timeout_s=self._given.gpu_timeout_s,
             ),
-            exclusion=lock_file.LockFile(
+            lock=lock_file.LockFile(
                 self._given.lock_file,
                 program=f"mig-manager {self._command}",
                 clock=clock.SystemClock(),
                 is_required=True,
             ),
             journal=journal,
-            proven=proven,
+            boot_layout=proven,
             clock=clock.SystemClock(),
             boot_id=self._boot_id(),
             lock_timeout_s=self._given.lock_timeout_s,
-            tell=self._terminal.note,
+            notify=self._terminal.note,
             idle_timeout_s=self._given.idle_timeout_s,
-            guard=lambda: console.signals_deferred(self._terminal.note),
+            uninterrupted=lambda: console.signals_deferred(self._terminal.note),
         )
         if self._given.hooks_file and self._command != "boot":
             world = dataclasses.replace(world, hooks=self._hooks(self._given.hooks_file))

@@ -73,7 +73,7 @@ class _Shell:
     def _status(self) -> int:
         result = plans.status(self._reach.gpus())
         if self._given.output_format is not command_settings.OutputFormat.TEXT:
-            result = dataclasses.replace(result, held=self._reach.holders())
+            result = dataclasses.replace(result, processes=self._reach.holders())
         self._answer(
             result.to_data,
             lambda: gpu_report.status(result, is_wide=self._is_wide, style=self._style),
@@ -82,7 +82,7 @@ class _Shell:
 
     def _plan(self) -> int:
         result = plans.plan(
-            self._reach.gpus(), self._layout(), scope=self._scope, holders=self._reach.pods()
+            self._reach.gpus(), self._layout(), scope=self._scope, users=self._reach.pods()
         )
         self._answer(
             result.to_data,
@@ -124,7 +124,7 @@ class _Shell:
         source = files.ConfigFile(self._checkpoint_file())
         result = apply.restore(
             self._reach.world(),
-            lambda: apply.CheckpointWish.of(source.read(), source=source.name),
+            lambda: apply.CheckpointTarget.parse(source.read(), source=source.name),
             scope=self._scope,
         )
         self._answer(result.to_data, lambda: "MIG configuration restored successfully")

@@ -135,7 +135,7 @@ def _of_node(layout: config.Layout, report: node_report.Report, pods: selection.
         )
     planned, losses, why_not = None, None, ""
     try:
-        planned = change_plans.planned(gpus, layout, scope=change_plans.Scope.ALL, holders={})
+        planned = change_plans.planned(gpus, layout, scope=change_plans.Scope.ALL, users={})
     except errors.LayoutError as error:
         why_not = messages.printable(error.message, " ")
     found = pods.of(report.node.name)

@@ -54,7 +54,7 @@ def draining(
             affected=frozenset({DEVICE}),
             policy=policies.Policy(),
             timeout_s=timeout_s,
-            pace=timing.Backoff(),
+            backoff=timing.Backoff(),
         ),
         announce=drain.Announcements(on_round=lambda _message: None, on_force=lambda _names: None),
     )

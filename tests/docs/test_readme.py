@@ -57,6 +57,6 @@ def test_the_readmes_first_command_leads_from_nothing_to_a_changed_node(
     )
 
     assert done.returncode == 0, done.stderr
-    assert "success (Applied): Layout all-1g.5gb is in force." in done.stdout
+    assert "success (Applied): Layout all-1g.5gb is active." in done.stdout
     assert done.stdout.count("✓") >= 4
     assert "✗" not in done.stdout

@@ -179,7 +179,7 @@ class Stage(stages.Stage):
             boot_id="boot-1",
             overrides=main.Overrides(
                 replace_ports=self._ports,
-                replace_limits=lambda own: dataclasses.replace(own, pace=_PACE),
+                replace_limits=lambda own: dataclasses.replace(own, backoff=_PACE),
                 telemetry=self.heard,
                 pulse=self._pulse,
                 watch_times=_WATCH,

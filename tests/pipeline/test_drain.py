@@ -56,7 +56,7 @@ def prepared(
             policy=policy or policies.Policy(),
             extra_clients=(clients.ExtraClient(labels={"app": "watcher"}),),
             timeout_s=20,
-            pace=timing.Backoff(),
+            backoff=timing.Backoff(),
         ),
         announce=drain.Announcements(on_round=world.told.append, on_force=world.told.append),
         telemetry=telemetry,

@@ -224,7 +224,7 @@ def test_a_run_waits_for_another_manager_and_then_has_its_turn() -> None:
     world = scenes.node()
     other = Busy(looks=4)
 
-    outcome = scenes.reconciler(world, exclusion=other).run("all-1g.5gb", steadfast(world))
+    outcome = scenes.reconciler(world, lock=other).run("all-1g.5gb", steadfast(world))
 
     assert outcome.state is model.State.SUCCESS
     assert other.told == ["applying layout all-1g.5gb"]
@@ -233,7 +233,7 @@ def test_a_run_waits_for_another_manager_and_then_has_its_turn() -> None:
 def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> None:
     world = scenes.node()
 
-    ours = scenes.reconciler(world, exclusion=Busy(looks=10**9))
+    ours = scenes.reconciler(world, lock=Busy(looks=10**9))
     outcome = ours.run("all-1g.5gb", steadfast(world))
 
     assert outcome.reason is errors.Reason.LOCKED
@@ -248,7 +248,7 @@ def test_a_newer_wish_need_not_wait_for_another_manager() -> None:
     wish = fakes.FakeWish(world.clock, ends_at=2, replaced=True)
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(world, exclusion=Busy(looks=10**9)).run("all-1g.5gb", wish)
+        scenes.reconciler(world, lock=Busy(looks=10**9)).run("all-1g.5gb", wish)
 
     assert world.clock.now_s < 1
 
@@ -256,7 +256,7 @@ def test_a_newer_wish_need_not_wait_for_another_manager() -> None:
 def test_gpus_that_another_manager_works_on_are_looked_at_later() -> None:
     world = scenes.node(layout=LAYOUT)
     other = Busy(looks=0)
-    ours = scenes.reconciler(world, exclusion=other)
+    ours = scenes.reconciler(world, lock=other)
     ended = ours.run(LAYOUT, steadfast(world))
     tamper(world)
 

@@ -388,7 +388,9 @@ def test_a_drain_that_many_pods_hold_up_is_told_in_short() -> None:
 
     outcome = run(world, "one-slice-changed")
 
-    assert "225 pods must leave: default/victim" in next(m for m in world.messages if "leave" in m)
+    assert "225 pods to evict: default/victim" in next(
+        m for m in world.messages if "to evict" in m
+    )
     assert "225 pods still use" in outcome.message
     assert outcome.message.count("do-not-evict") == 1
     assert outcome.message.endswith(outcome.reason.remedy)

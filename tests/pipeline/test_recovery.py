@@ -527,7 +527,7 @@ def cut_in_half(layout: str = "all-1g.5gb") -> tuple[fakes.World, tuple[model.Gp
 def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> None:
     world, before = cut_in_half()
     lock = applying_rig.FakeExclusion(refusals=1)
-    successor = scenes.reconciler(world, exclusion=lock)
+    successor = scenes.reconciler(world, lock=lock)
 
     with pytest.raises(errors.LockedError):
         successor.recover("all-balanced")

@@ -188,7 +188,7 @@ class Rig:
         """Return the GPUs to a checkpoint."""
         return applying.restore(
             self._world(),
-            lambda: applying.CheckpointWish.of(text, source="c.json"),
+            lambda: applying.CheckpointTarget.parse(text, source="c.json"),
             scope=scope,
         )
 
@@ -205,14 +205,14 @@ class Rig:
     def _world(self) -> local.Dependencies:
         return local.Dependencies(
             gpus=self.gpus,
-            exclusion=self.exclusion,
+            lock=self.exclusion,
             journal=self.journal,
-            proven=self.proven,
+            boot_layout=self.proven,
             clock=self.clock,
             boot_id=self.boot_id,
             lock_timeout_s=30.0,
-            tell=self.told.append,
-            guard=self.guard,
+            notify=self.told.append,
+            uninterrupted=self.guard,
             hooks=self.owner.programs if self.owner.hooks else None,
             device_files=self.owner.host,
         )

@@ -306,7 +306,7 @@ def test_a_change_is_not_undone_because_its_journal_stays(
     rig.apply(layout("wanted"))
 
     assert is_in_force(gpus, "wanted")
-    assert rig.told == ["cannot clear the journal; remove it, for what it says is no longer true"]
+    assert rig.told == ["cannot clear the journal; remove it, because it is no longer true"]
 
 
 def test_what_was_set_up_after_a_reboot_is_not_undone(rig: applying_rig.Rig, gpus: Gpus) -> None:

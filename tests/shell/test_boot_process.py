@@ -165,7 +165,7 @@ def test_a_broken_file_is_set_aside_and_told_with_a_remedy(node: Node) -> None:
     with counted(node) as calls:
         broken = node.run("boot")
     assert broken.returncode == 1
-    assert "makes no sense (" in broken.stderr
+    assert "is invalid (" in broken.stderr
     assert "remedy: Apply a layout" in broken.stderr
     assert calls == []
     assert not kept.exists()
@@ -191,7 +191,7 @@ def test_a_swapped_gpu_is_told_and_the_other_is_back(node: Node) -> None:
 
     assert answer.returncode == 1
     assert " is gone, and what it had with it" in answer.stderr
-    assert " is new: nothing is kept for it" in answer.stderr
+    assert " is new: no layout is saved for it" in answer.stderr
     assert node.shape[0] == before[0]
     told = json.loads(answer.stdout)
     assert (told["layout"], told["is_changed"], len(told["problems"])) == ("mixed", True, 2)

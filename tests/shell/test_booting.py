@@ -91,7 +91,7 @@ def test_after_a_reboot_every_instance_is_back_in_its_place(node: Node) -> None:
     assert shape(node.gpus) == node.before
     assert (result.layout, result.problems) == ("mixed", ())
     assert node.rig.journal.text is None
-    assert node.rig.exclusion.told[-1] == "bring back layout mixed"
+    assert node.rig.exclusion.told[-1] == "restore layout mixed"
     assert not node.rig.exclusion.is_held
 
 
@@ -234,7 +234,7 @@ def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str)
     result = ampere.rig.boot()
 
     (problem,) = result.problems
-    assert problem.message.startswith("the layout kept for this boot makes no sense (")
+    assert problem.message.startswith("the layout saved for this boot is invalid (")
     assert problem.remedy
     assert (ampere.rig.proven.aside, ampere.gpus.steps) == (text, 0)
     assert ampere.rig.boot().problems == ()
@@ -383,7 +383,7 @@ def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: Node)
     ampere.rig.apply(ampere.layouts.layout("off"))
 
     assert ampere.rig.told == [
-        "cannot write the journal; the next boot will not bring this layout back"
+        "cannot write the journal; the next boot will not restore this layout"
     ]
 
 

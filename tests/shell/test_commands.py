@@ -227,9 +227,9 @@ def test_a_plan_names_the_pods_that_hold_what_ends() -> None:
     applying_rig.apply(gpus, layout("balanced"))
     by_profile = {str(gi.profile): gi for gi in gpus.gpus[0].gpu_instances}
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
-    holders = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
+    users = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
 
-    planned = plans.plan(gpus, layout("small"), holders=holders)
+    planned = plans.plan(gpus, layout("small"), users=users)
 
     assert planned.evicted == ("team/train-0",)
     assert "Pods that would be evicted: team/train-0" in gpu_report.plan(

@@ -166,7 +166,7 @@ def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_in_
     is_done = plans.check(played.gpus, LAYOUTS.layout("wanted")).is_applied
     assert is_done is (point == "exit")
     if is_done:
-        assert caught.value.message.endswith("the layout is in force all the same")
+        assert caught.value.message.endswith("the layout is active all the same")
         assert played.rig.proven.text is not None
     else:
         assert shape(played.gpus) == played.before

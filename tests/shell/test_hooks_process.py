@@ -120,7 +120,7 @@ def test_a_hook_that_fails_is_told_with_its_words_and_all_but_the_last_cost_noth
     assert "stdout=first" in answer.stderr
     is_last = point == POINTS[-1]
     assert (hooked.node.shape == hooked.before) is not is_last
-    assert ("the layout is in force all the same" in answer.stderr) is is_last
+    assert ("the layout is active all the same" in answer.stderr) is is_last
     ran = list(POINTS[: POINTS.index(point) + 1])
     assert hooked.ran == (ran if point in (POINTS[0], POINTS[-1]) else [*ran, "apply-exit"])
     assert not hooked.node.journal.exists()

@@ -127,7 +127,7 @@ def test_the_plugin_draws_what_the_agent_published(kubectl: Kubectl) -> None:
     assert "  1g.5gb  14 free" in drawn.splitlines()
     assert "10 instances destroyed, 4 created, 4 stay; no reset" in planned
     assert "applied at least since" in past
-    assert f"Layout {LAYOUT} is in force" in past
+    assert f"Layout {LAYOUT} is active" in past
 
 
 def section(described: str, title: str) -> list[str]:
@@ -161,7 +161,7 @@ def test_a_description_of_the_node_tells_the_story_in_events(described: str) -> 
 
     assert [line.split()[:2] for line in ours] == [["Normal", "Draining"], ["Normal", "Applied"]]
     assert "1 pod must leave: default/train" in ours[0]
-    assert f"Layout {LAYOUT} is in force." in ours[1]
+    assert f"Layout {LAYOUT} is active." in ours[1]
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_a_lock_is_tried_again_until_it_is_free_and_the_wait_is_told_once() -> N
     told: list[errors.LockedError] = []
 
     with transaction.locked(
-        lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0, pace=EVEN, on_wait=told.append
+        lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0, backoff=EVEN, on_wait=told.append
     ):
         assert lock.is_held
 
@@ -40,7 +40,7 @@ def test_the_wait_ends_at_its_deadline_and_says_how_long_it_was() -> None:
 
     with (
         pytest.raises(errors.LockedError) as caught,
-        transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=2.5, pace=EVEN),
+        transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=2.5, backoff=EVEN),
     ):
         pass
 
@@ -68,7 +68,7 @@ def test_a_wish_that_ends_ends_the_wait() -> None:
 
     with (
         pytest.raises(errors.Superseded),
-        transaction.locked(lock, "x", clock=clock, wait=wish.wait, timeout_s=99.0, pace=EVEN),
+        transaction.locked(lock, "x", clock=clock, wait=wish.wait, timeout_s=99.0, backoff=EVEN),
     ):
         pass
 

@@ -69,7 +69,7 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
         "\n".join(
             [
                 f"{picture.draw_gpus([gpu], style=style)}\n{_instances(gpu)}".rstrip(),
-                *_users((result.held or {}).get(gpu.uuid, ())),
+                *_users((result.processes or {}).get(gpu.uuid, ())),
             ]
         )
         for gpu in result.gpus

@@ -223,7 +223,7 @@ class _Mailbox(request.Inbox):
     def next(self, seen: int, *, timeout_s: float | None = None) -> request.Request | None:
         """Return what is newer; end the turn first where nothing is."""
         self._deliver()
-        if not (self.is_stopping or self._generation > seen or self._is_check_due):
+        if not (self.is_stopping or self._generation > seen or self._needs_check):
             self.is_resting = True
             self._end_turn()
             self.is_resting = False
@@ -294,5 +294,5 @@ def _in_memory(
         name: cast("Any", script.Port(port, name, world.script)) for name, port in each.items()
     }
     return dataclasses.replace(
-        own, clock=world.clock, standby=ports.Standby(), exclusion=None, proven=None, **heard
+        own, clock=world.clock, standby=ports.Standby(), lock=None, boot_layout=None, **heard
     )
