@@ -106,7 +106,7 @@ def test_an_agent_is_ready_while_it_hears_of_the_api(life: Life, age_s: float, w
 def test_an_agent_is_not_ready_before_what_an_earlier_run_took_is_given_back(life: Life) -> None:
     life.is_recovered = False
 
-    assert "given back" in life.health.why_unready()
+    assert "not restored yet" in life.health.why_unready()
 
 
 def test_a_stuck_agent_is_not_ready_either(life: Life) -> None:
