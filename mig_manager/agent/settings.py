@@ -20,7 +20,7 @@ from mig_manager.core.node import policy as policies
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _LOCK_FILE = pathlib.Path("/run/mig-manager/lock")
 """On a file system that a reboot empties: no lock survives a reboot."""
-_PROVEN_FILE = pathlib.Path("/var/lib/mig-manager/proven.json")
+_LAYOUT_FILE = pathlib.Path("/var/lib/mig-manager/proven.json")
 """On a disk: it is for the time after a reboot."""
 _JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
 """On a disk: a journal is for the loss of power, too."""
@@ -45,7 +45,7 @@ class Colour(enum.Enum):
 
 
 class LogFormat(enum.Enum):
-    """How log lines look."""
+    """The format of log lines."""
 
     JSON = "json"
     CONSOLE = "console"
@@ -148,7 +148,7 @@ class NodeSettings(DocumentSettings):
     )
     proven_file: pathlib.Path = options.path(
         "keeps the last verified layout for the next boot",
-        default_text=str(_PROVEN_FILE),
+        default_text=str(_LAYOUT_FILE),
         group=CHANGE,
         commands=f"agent doctor {_CHANGES}",
     )
@@ -283,7 +283,7 @@ class AgentSettings(NodeSettings):
         name="advertise-simulated",
     )
     own_pod_uid: str | None = options.text(
-        "UID of the agent's own pod, to tell it from another manager; set by the manifests",
+        "UID of the agent's own pod, to distinguish it from another manager; set by the manifests",
         name="pod-uid",
         variable="POD_UID",
         has_flag=False,
@@ -386,7 +386,7 @@ def node_files(source: options.Source, gpus: GpuAccess) -> dict[str, pathlib.Pat
     usual = {
         "lock_file": ("manager.lock", _LOCK_FILE),
         "journal_file": (JOURNAL_SUFFIX, _JOURNAL_FILE),
-        "proven_file": (PROVEN_SUFFIX, _PROVEN_FILE),
+        "proven_file": (PROVEN_SUFFIX, _LAYOUT_FILE),
     }
     return {
         name: source.field(NodeSettings, name) or gpus.beside_state(suffix) or default

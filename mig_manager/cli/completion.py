@@ -338,7 +338,7 @@ function __mig_manager_layouts --description 'The layouts of the document on the
     $words[1] completion --layouts $file 2>/dev/null
 end
 
-function __mig_manager_spec --description 'Simulated GPUs: how many of which product, and others'
+function __mig_manager_spec --description 'Simulated GPUs, such as 8xPRODUCT+2xPRODUCT'
     set --local begun (commandline --current-token)
     set --local lead (string match --regex -- '^(?:.*\\+)?(?:[0-9]+x)?' $begun)
     printf "$lead%s\\n" $__mig_manager_products

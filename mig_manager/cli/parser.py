@@ -86,7 +86,7 @@ class Page(NamedTuple):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of printing and exiting, so that all errors look alike."""
+    """Raises instead of printing and exiting, so that all errors have one form."""
 
     def __init__(
         self,
@@ -185,8 +185,8 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
     parsed = _parsed("", before)
     if not command:
         return {**parsed, "command": None}
-    given = _parsed(command, after)
-    return {**given, "debug": given.get("debug") or parsed["debug"], "command": command}
+    own = _parsed(command, after)
+    return {**own, "debug": own.get("debug") or parsed["debug"], "command": command}
 
 
 def _parsed(command: str, argv: Sequence[str]) -> dict[str, object]:

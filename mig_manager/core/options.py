@@ -53,7 +53,7 @@ class Option:
     help: str
     """What it does, without default and variable."""
     metavar: str = ""
-    """Stands for the value, and tells completion what to offer; empty for a switch."""
+    """Stands for the value and decides what completion offers; empty for a switch."""
     words: tuple[str, ...] = ()
     """The values to choose from."""
     variable: str = ""
@@ -148,7 +148,7 @@ class Source:
             raise errors.UsageError(f"{origin}: {text!r} {error}") from error
 
     def is_set(self, option: Option) -> bool:
-        """Tell whether the command line or a variable has a value."""
+        """Return whether the command line or a variable has a value."""
         return bool(self._find(option)[0])
 
     def field(self, settings: type, name: str) -> Any:

@@ -253,21 +253,21 @@ def _candidates(before: Sequence[str], last: str, word: str) -> Iterable[str]:
 def _words(name: str, before: Sequence[str]) -> Iterable[str]:
     """Return nodes or layouts, whichever come next."""
     rest = before[list(before).index(name) + 1 :]
-    given = [each for each in rest if not each.startswith("-")]
+    named = [each for each in rest if not each.startswith("-")]
     seen = selection.Cluster(_api(before))
     match name:
         case "validate":
             return _layouts(seen)
-        case "plan" if not given:
+        case "plan" if not named:
             return _layouts(seen)
         case "status" | "plan" | "history":
-            return [node.name for node in seen.selected(None) if node.name not in given]
+            return [node.name for node in seen.selected(None) if node.name not in named]
         case _:
             return ()
 
 
 def _layouts(seen: selection.Cluster) -> Iterable[str]:
-    # Whoever wrote the document must not drive the terminal.
+    # The author of a document must not control the terminal.
     return [name for name in seen.document(None).layouts if name.isprintable()]
 
 

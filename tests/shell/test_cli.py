@@ -72,7 +72,7 @@ def test_commands_see_what_earlier_ones_did(shell: Shell, layouts: str) -> None:
     assert (answer.status, answer.out) == (0, "Selected MIG configuration currently applied\n")
 
 
-def test_apply_of_what_is_in_force_succeeds_and_says_so(shell: Shell, layouts: str) -> None:
+def test_apply_of_an_active_layout_succeeds_and_reports_it(shell: Shell, layouts: str) -> None:
     shell("apply", "one", "-f", layouts, *SPEC)
 
     answer = shell("apply", "one", "-f", layouts, *SPEC)
@@ -105,7 +105,7 @@ def test_assert_can_check_the_file_alone_without_any_gpu(shell: Shell, layouts: 
     assert answer.err == ""
 
 
-def test_the_peers_variables_are_enough(shell: Shell, layouts: str) -> None:
+def test_mig_parteds_variables_are_enough(shell: Shell, layouts: str) -> None:
     answer = shell(
         "apply",
         *SPEC,
@@ -266,7 +266,7 @@ def test_what_is_given_empty_in_another_way_is_refused_as_well(
     assert "the value is empty" in answer.err
 
 
-def test_a_variable_of_ours_that_no_option_has_is_told(shell: Shell) -> None:
+def test_an_unknown_variable_of_ours_gives_a_warning(shell: Shell) -> None:
     answer = shell("status", *SPEC, MIG_MANAGER_GPU_TIMEOUT="5", MIG_MANAGER_NODE_NAME="n1")
 
     assert answer.status == 0
@@ -320,7 +320,7 @@ def test_at_a_shell_our_own_variables_go_before_the_agents(
     assert shell("apply", "one", *SPEC, "-f", layouts, **agents).status == 0
     assert shell("apply", "one", *SPEC, MIG_PARTED_CONFIG_FILE=layouts, **agents).status == 0
     assert shell("apply", "one", *SPEC, MIG_MANAGER_CONFIG_FILE=layouts, **agents).status == 0
-    # What a boot brings back must not depend on a variable that other programs use as well.
+    # What a boot restores must not depend on a variable that other programs use as well.
     journal = ("--journal-file", str(tmp_path / "j"), "--proven-file", str(tmp_path / "p"))
     assert shell("boot", *SPEC, *journal, **agents).status == 0
 
@@ -396,13 +396,13 @@ def test_a_layout_for_other_gpus_is_no_misfit(shell: Shell) -> None:
 
 
 def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
-    said = [reason.remedy_at_shell for reason in errors.Reason]
+    remedies = [reason.remedy_at_shell for reason in errors.Reason]
 
-    assert not [each for each in said if "the agent tries" in each or "agent re-reads" in each]
+    assert not [each for each in remedies if "the agent tries" in each or "agent re-reads" in each]
 
 
 @pytest.mark.parametrize(
-    ("argv", "status", "said"),
+    ("argv", "status", "message"),
     [
         (("frobnicate",), 3, "there is no command 'frobnicate'"),
         (("aply",), 3, "did you mean 'apply'?"),
@@ -430,13 +430,13 @@ def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
     ],
 )
 def test_bad_input_gets_a_message_a_remedy_and_a_status(
-    shell: Shell, argv: tuple[str, ...], status: int, said: str
+    shell: Shell, argv: tuple[str, ...], status: int, message: str
 ) -> None:
     answer = shell(*argv)
 
     assert (answer.status, answer.out) == (status, "")
     lines = answer.err.splitlines()
-    assert said in lines[-2]
+    assert message in lines[-2]
     assert lines[-2].startswith("mig-manager: ")
     assert lines[-1].startswith("  remedy: ")
 
@@ -486,24 +486,24 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     argv += ["-k", "kubelet.service", "-g", "/g", "-r", "-d", "-p", "ns", "-t", "/t", "-a", "/a"]
     argv += ["--cdi-enabled", "-b", "/b", "-j", "/j", "--nvidia-cdi-hook-path", "/h"]
 
-    given = settings.agent_settings(parser.parse(argv), {})
+    chosen = settings.agent_settings(parser.parse(argv), {})
 
-    assert given.node_name == "n1"
-    assert len(given.not_needed) == 5
-    assert given.gpus.driver_roots == ("/a", "/t")
-    assert given.host.with_reboot
-    assert given.host.shuts_host_clients
-    assert given.host.cdi_enabled
-    assert given.host.gpu_clients_file == pathlib.Path("/g")
+    assert chosen.node_name == "n1"
+    assert len(chosen.not_needed) == 5
+    assert chosen.gpus.driver_roots == ("/a", "/t")
+    assert chosen.host.with_reboot
+    assert chosen.host.shuts_host_clients
+    assert chosen.host.cdi_enabled
+    assert chosen.host.gpu_clients_file == pathlib.Path("/g")
 
 
 def test_the_demonstration_takes_its_node_and_its_story_from_the_command_line() -> None:
     options = parser.parse(["demo", "--simulate", "2xA30", "--scenario", "budget", "--keep"])
 
-    given = command_settings.demo_settings(options, {})
+    chosen = command_settings.demo_settings(options, {})
 
-    assert (given.spec, given.scenario) == ("2xA30", "budget")
-    assert (given.is_kept, given.is_real_time) == (True, False)
+    assert (chosen.spec, chosen.scenario) == ("2xA30", "budget")
+    assert (chosen.is_kept, chosen.is_real_time) == (True, False)
 
 
 def test_a_bug_is_confessed_in_two_lines(shell: Shell) -> None:
@@ -566,30 +566,30 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_interruptible")
 def test_a_signal_waits_until_a_change_is_complete() -> None:
-    told: list[str] = []
+    notes: list[str] = []
     done: list[bool] = []
 
     def change() -> None:
-        with console.signals_deferred(told.append):
+        with console.signals_deferred(notes.append):
             signal.raise_signal(signal.SIGINT)
             done.append(True)
 
     with pytest.raises(KeyboardInterrupt):
         change()
     assert done
-    assert len(told) == 1
+    assert len(notes) == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
-    told: list[str] = []
+    notes: list[str] = []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with console.signals_deferred(told.append):
+        with console.signals_deferred(notes.append):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert not told
+    assert not notes
 
 
 @pytest.mark.usefixtures("_interruptible")

@@ -55,20 +55,20 @@ LINES = [
     ),
     ("mig-manager agent --drain-policy aff", "mig-manager agent --drain-policy affected"),
 ]
-# What makes a shell complete like at a new account, and one key tell the line so far.
+# What makes a shell complete like at a new account, and one key report the line so far.
 SET_UP = {
     "bash": """\
 bind 'set bell-style none'; bind 'set enable-bracketed-paste off'
 eval "$(mig-manager completion bash)"
-tell() { printf '%s' "$READLINE_LINE" > told.new; mv told.new told; }
-bind -x '"\\C-t": tell'
+report() { printf '%s' "$READLINE_LINE" > line.new; mv line.new line; }
+bind -x '"\\C-t": report'
 """,
     "zsh": """\
 unsetopt zle_bracketed_paste beep
 autoload -Uz compinit; compinit -u -D
 eval "$(mig-manager completion zsh)"
-tell() { print -rn -- $BUFFER > told.new; mv told.new told }
-zle -N tell; bindkey -e; bindkey '^T' tell
+report() { print -rn -- $BUFFER > line.new; mv line.new line }
+zle -N report; bindkey -e; bindkey '^T' report
 """,
 }
 SET_UP["zsh, as a file"] = (
@@ -111,21 +111,21 @@ def environ(home: pathlib.Path) -> dict[str, str]:
 
 
 class Terminal:
-    """A shell at a terminal, and somebody who types."""
+    """A shell at a terminal, and a person who types."""
 
-    def __init__(self, keyboard: int, told: pathlib.Path) -> None:
+    def __init__(self, keyboard: int, line: pathlib.Path) -> None:
         self._keyboard = keyboard
-        self._told = told
+        self._line = line
 
     def typed(self, line: str) -> str:
         """Return what the command line is after this and the tabulator; then clear it."""
         self.send(line + "\t\x14")
         deadline = time.monotonic() + DEADLINE_S
-        while not self._told.exists():
+        while not self._line.exists():
             assert time.monotonic() < deadline, f"no answer to {line!r}"
             self.drain()
-        text = self._told.read_text()
-        self._told.unlink()
+        text = self._line.read_text()
+        self._line.unlink()
         self.send("\x15")
         return text
 
@@ -133,7 +133,7 @@ class Terminal:
         os.write(self._keyboard, text.encode())
 
     def drain(self) -> None:
-        """Read what the shell shows, lest it wait for us."""
+        """Read what the shell shows, or it would wait for us."""
         if select.select([self._keyboard], [], [], 0.05)[0]:
             os.read(self._keyboard, 65536)
 
@@ -153,7 +153,7 @@ def terminal(shell: str, home: pathlib.Path) -> Iterator[Terminal]:
     )
     os.close(screen)
     try:
-        made = Terminal(keyboard, home / "told")
+        made = Terminal(keyboard, home / "line")
         made.send(SET_UP[shell])
         yield made
     finally:
@@ -181,7 +181,7 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
         end
     """
 
-    offered = subprocess.run(  # noqa: S603 - our own command
+    answer = subprocess.run(  # noqa: S603 - our own command
         [found("fish"), "--no-config", "-c", code, *(line for line, _ in LINES)],
         cwd=home,
         env=environ(home),
@@ -192,8 +192,8 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
     )
 
     last_words = [expected.rpartition(" ")[2] for _, expected in LINES]
-    assert offered.stdout.splitlines() == last_words
-    assert offered.stderr == ""
+    assert answer.stdout.splitlines() == last_words
+    assert answer.stderr == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -220,7 +220,7 @@ def test_a_script_knows_every_command_and_every_option(shell: str, home: pathlib
             )
 
 
-def test_layouts_that_a_shell_could_take_for_something_else_are_not_offered(
+def test_layouts_that_a_shell_could_take_for_something_else_are_not_listed(
     home: pathlib.Path,
 ) -> None:
     listed = Shell(home)("completion", "--layouts", "-f", str(home / "layouts.yaml"))
@@ -228,7 +228,7 @@ def test_layouts_that_a_shell_could_take_for_something_else_are_not_offered(
     assert (listed.status, listed.out) == (0, "night\nnoon\n")
 
 
-def test_without_a_document_the_programs_own_layouts_are_offered(home: pathlib.Path) -> None:
+def test_without_a_document_the_programs_own_layouts_are_listed(home: pathlib.Path) -> None:
     for argv in ((), ("-f", "-")):
         assert "all-1g.5gb\n" in Shell(home)("completion", "--layouts", *argv).out
 
@@ -247,7 +247,7 @@ def test_there_is_no_script_for_other_shells(home: pathlib.Path, argv: tuple[str
     assert "there is one for bash, zsh, fish" in answer.err
 
 
-def test_every_product_that_is_offered_is_one_that_is_taken(home: pathlib.Path) -> None:
+def test_validate_accepts_every_product_in_the_scripts(home: pathlib.Path) -> None:
     gpus = [word for name in products.names() for word in ("--gpu", name)]
 
     assert Shell(home)("validate", "all-disabled", *gpus).status == 0

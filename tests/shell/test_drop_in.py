@@ -30,13 +30,13 @@ mig-configs:
 """
 APPLIED = "MIG configuration applied successfully\n"
 VALID = "Selected MIG configuration is valid\n"
-MODE_IN_FORCE = "Selected MIG mode settings from configuration currently applied\n"
-IN_FORCE = "Selected MIG configuration currently applied\n"
+MODE_ACTIVE = "Selected MIG mode settings from configuration currently applied\n"
+ACTIVE = "Selected MIG configuration currently applied\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """A row of the peer's table."""
+    """An option of nvidia-mig-parted."""
 
     command: str
     long: str
@@ -135,12 +135,12 @@ def test_every_spelling_sets_what_it_stands_for(
     row: Flag, argv: list[str], environ: dict[str, str]
 ) -> None:
     plain = settings_of([row.command], {})
-    given = settings_of([row.command, *argv], environ)
+    found = settings_of([row.command, *argv], environ)
 
     to_setting = TYPED.get(row.field)
     expected = to_setting(row.value) if to_setting else row.value or True
-    assert getattr(given, row.field) == expected
-    assert dataclasses.replace(given, **{row.field: getattr(plain, row.field)}) == plain
+    assert getattr(found, row.field) == expected
+    assert dataclasses.replace(found, **{row.field: getattr(plain, row.field)}) == plain
 
 
 @pytest.mark.parametrize("row", [row for row in FLAGS if not row.value], ids=str)
@@ -248,18 +248,18 @@ def test_assert_of_the_mode_alone_and_of_everything(
     shell("apply", "-mf", layouts, "-c", "mine", *SPEC)
 
     answer = shell(*line, *argv, **environ)
-    assert (answer.status, answer.out) == (0, MODE_IN_FORCE)
+    assert (answer.status, answer.out) == (0, MODE_ACTIVE)
 
     everything = shell(*line)
     assert (everything.status, everything.out) == (1, "")
 
 
-def test_assert_says_the_peers_line_when_all_is_in_force(shell: Shell, layouts: str) -> None:
+def test_assert_prints_mig_parteds_line_for_an_active_layout(shell: Shell, layouts: str) -> None:
     shell("apply", "-f", layouts, "-c", "mine", *SPEC)
 
     answer = shell("assert", "-f", layouts, "-c", "mine", *SPEC)
 
-    assert (answer.status, answer.out) == (0, IN_FORCE)
+    assert (answer.status, answer.out) == (0, ACTIVE)
 
 
 @pytest.mark.parametrize("command", ["export", "generate-config"])
@@ -292,7 +292,7 @@ def test_documents_are_written_as_json_or_yaml(
         ([], {"MIG_PARTED_CONFIG_LABEL": "monday"}),
     ],
 )
-def test_the_exported_layout_is_named_as_wished(
+def test_the_exported_layout_has_the_requested_name(
     shell: Shell, argv: list[str], environ: dict[str, str]
 ) -> None:
     assert json.loads(shell("export", "-ojson", *argv, *SPEC, **environ).out) == {
@@ -318,7 +318,7 @@ def test_a_generated_document_goes_into_a_file(
     assert shell("assert", "-af", str(target), "-c", "all-balanced").status == 0
 
 
-def test_exported_mixed_nodes_are_merged_as_the_peer_merges_them(shell: Shell) -> None:
+def test_exported_mixed_nodes_are_merged_as_mig_parted_merges_them(shell: Shell) -> None:
     node = ("--simulate", "2xA30+2xA100-SXM4-40GB")
     text = """
         version: v1
@@ -347,7 +347,7 @@ def test_exported_mixed_nodes_are_merged_as_the_peer_merges_them(shell: Shell) -
 
 
 @pytest.mark.parametrize(
-    ("argv", "status", "under_the_peers_name"),
+    ("argv", "status", "as_mig_parted"),
     [
         ((), 0, 0),
         (("--help",), 0, 0),
@@ -379,16 +379,16 @@ def test_exported_mixed_nodes_are_merged_as_the_peer_merges_them(shell: Shell) -
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
 def test_exit_statuses(
-    shell: Shell, layouts: str, argv: tuple[str, ...], status: int, under_the_peers_name: int
+    shell: Shell, layouts: str, argv: tuple[str, ...], status: int, as_mig_parted: int
 ) -> None:
     line = [layouts if word == "FILE" else word for word in argv]
 
     assert shell(*line).status == status
-    assert shell(*line, program="nvidia-mig-parted").status == under_the_peers_name
+    assert shell(*line, program="nvidia-mig-parted").status == as_mig_parted
 
 
 @pytest.mark.parametrize("value", ["yes", "on", "2", "TrUe"])
-def test_a_variable_that_is_neither_true_nor_false_is_an_error_as_it_is_to_the_peer(
+def test_a_variable_that_is_neither_true_nor_false_is_an_error_as_for_mig_parted(
     shell: Shell, layouts: str, value: str
 ) -> None:
     answer = shell("assert", "-f", layouts, "-c", "mine", *SPEC, MIG_PARTED_VALID_CONFIG=value)
@@ -406,7 +406,9 @@ def test_options_go_before_variables_and_these_before_defaults(shell: Shell, lay
     assert shell("assert", "-a", "-c", "mine", **environ).status == 2
 
 
-def test_a_link_of_the_peers_name_serves_its_scripts(tmp_path: pathlib.Path, layouts: str) -> None:
+def test_a_link_named_nvidia_mig_parted_serves_its_scripts(
+    tmp_path: pathlib.Path, layouts: str
+) -> None:
     script = tmp_path / "mig-manager"
     script.write_text(f"#!{sys.executable}\nfrom mig_manager.__main__ import main\nmain()\n")
     script.chmod(0o755)

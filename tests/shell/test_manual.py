@@ -66,7 +66,7 @@ def test_a_page_of_a_command_that_is_no_more_goes(
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
 @pytest.mark.parametrize("page", sorted((DOCS / "man").iterdir()), ids=lambda path: path.name)
 def test_a_manual_page_is_well_formed(page: pathlib.Path) -> None:
-    said = subprocess.run(  # noqa: S603 - our own pages
+    lint = subprocess.run(  # noqa: S603 - our own pages
         ["mandoc", "-T", "lint", "-W", "warning", page],  # noqa: S607 - from the PATH
         capture_output=True,
         text=True,
@@ -74,7 +74,7 @@ def test_a_manual_page_is_well_formed(page: pathlib.Path) -> None:
     )
 
     # No date: the same version has the same page, whenever it is made.
-    assert [line for line in said.stdout.splitlines() if "missing date" not in line] == []
+    assert [line for line in lint.stdout.splitlines() if "missing date" not in line] == []
 
 
 @pytest.mark.parametrize("command", parser.COMMANDS)

@@ -262,7 +262,7 @@ def _below(root: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
 
 
 def _exists(path: pathlib.Path) -> bool:
-    """Tell whether a path exists; one that is forbidden or impossible does not."""
+    """Return whether a path exists; one that is forbidden or impossible does not."""
     try:
         return path.exists()
     except OSError:
