@@ -281,7 +281,17 @@ def test_the_agents_side_does_not_load_the_nvml_binding() -> None:
 
 
 def test_the_worker_loads_nothing_that_it_seldom_needs() -> None:
-    modules = ["ctypes.util", "ipaddress", "subprocess", "tempfile", "tenacity", "urllib.parse"]
+    modules = [
+        "ctypes.util",
+        "datetime",
+        "json",
+        "yaml",
+        "ipaddress",
+        "subprocess",
+        "tempfile",
+        "tenacity",
+        "urllib.parse",
+    ]
     if sys.version_info < (3, 12):
         # From then on dataclasses asks it for annotations.
         modules.append("inspect")

@@ -53,7 +53,7 @@ def test_status_tells_programs_who_holds_which_gpu(shell: Shell) -> None:
 def test_status_tells_people_who_holds_a_gpu_when_they_ask_for_more(shell: Shell) -> None:
     shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
 
-    assert "held by train (pid 77)" in shell("status", "-o", "wide")
+    assert "in use by train (pid 77)" in shell("status", "-o", "wide")
     assert "held by" not in shell("status")
 
 

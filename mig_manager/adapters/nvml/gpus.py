@@ -13,10 +13,11 @@ import pynvml
 from mig_manager import errors
 from mig_manager.adapters.nvml import device as gpu_device
 from mig_manager.adapters.nvml import execute, hung_call, library, observe
-from mig_manager.core import model, ports, steps, timing
+from mig_manager.core import model, steps, timing
 
 if TYPE_CHECKING:
     from mig_manager.adapters.nvml import processes
+    from mig_manager.core import ports
 
 _Result = TypeVar("_Result")
 
@@ -347,7 +348,7 @@ class ThreadGpus:
         timeout_s: How long a call may take.
     """
 
-    def __init__(self, gpus: ports.Gpus, *, timeout_s: float) -> None:
+    def __init__(self, gpus: "ports.Gpus", *, timeout_s: float) -> None:
         self._gpus = gpus
         self._timeout_s = timeout_s
 

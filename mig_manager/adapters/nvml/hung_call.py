@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar, cast
 
 from mig_manager import errors
-from mig_manager.core import messages
 
 _Result = TypeVar("_Result")
 
@@ -314,5 +313,7 @@ def _read(memory: mmap.mmap, slot: int) -> Call | None:
 
 def _text(data: bytes) -> str:
     """Return the text in a field; a library that crashed may have written anything over it."""
+    from mig_manager.core import messages  # noqa: PLC0415 - for the agent's side only
+
     text = data.split(b"\0", maxsplit=1)[0].decode("ascii", errors="replace")
     return messages.printable(text)
