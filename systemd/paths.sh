@@ -1,7 +1,7 @@
 # shellcheck shell=sh disable=SC2034
 # Where install and uninstall put things; each can be given in the environment.
 
-# Prefixed to every path written to, for those who make packages; the files name what is without.
+# Prefixed to every path written to, for packagers; the files contain paths without it.
 DESTDIR=${DESTDIR:-}
 PREFIX=${PREFIX:-/usr/local}
 SYSCONFDIR=${SYSCONFDIR:-/etc}
@@ -19,7 +19,7 @@ STATE=/var/lib/mig-manager
 UNITS="mig-manager.service mig-manager-boot.service"
 # Files that belong to the administrator once they are changed.
 EDITABLE="mig-manager.env config.yaml"
-# In the program, so that nobody else's of the same name is taken for ours.
+# Marks our program: another one of the same name does not have it.
 MARK="# Made by mig-manager's installer."
 
 fail() {

@@ -39,9 +39,9 @@ from mig_manager.kubectl import __main__
 
 __main__.main()
 """
-"""In words that the oldest Python 3 can read."""
+"""In syntax of the oldest Python 3."""
 _FIRST_ZIP_TIME = 315532800
-"""1980: a ZIP archive can tell no earlier one."""
+"""1980: the earliest time in a ZIP archive."""
 
 
 def main() -> None:
@@ -88,8 +88,8 @@ def sources() -> dict[str, bytes]:
     spec = importlib.util.find_spec("mig_manager")
     ours = pathlib.Path(str(spec and spec.origin)).parents[1]
     # Without the standard library's folder, so that only what must be packed is found.
-    places = [str(ours), *(path for path in sys.path if path.endswith("-packages"))]
-    finder = modulefinder.ModuleFinder(path=places)
+    path = [str(ours), *(each for each in sys.path if each.endswith("-packages"))]
+    finder = modulefinder.ModuleFinder(path=path)
     finder.import_hook(ENTRY)
     found: dict[str, bytes] = {}
     for name, module in finder.modules.items():

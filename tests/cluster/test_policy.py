@@ -373,4 +373,4 @@ def test_the_agent_may_tell_of_its_own_node(scene: Scene) -> None:
 def test_the_agent_may_tell_of_nothing_else(scene: Scene, kind: str, name: str) -> None:
     said = refusal(lambda: scene.agent.post(worlds.EVENTS, an_event(kind, name)))
 
-    assert f"mig-manager of node {OWN} tells of no other object" in said
+    assert f"mig-manager of node {OWN} may not write Events about other objects" in said

@@ -1,4 +1,4 @@
-"""``mig-manager doctor`` on real GPUs: it looks and changes nothing."""
+"""``mig-manager doctor`` on real GPUs: it observes and changes nothing."""
 
 import pytest
 
@@ -8,10 +8,10 @@ from mig_manager.cli.doctor import doctor, findings
 pytestmark = pytest.mark.gpu
 
 
-def test_doctor_looks_at_every_gpu_and_breaks_nowhere() -> None:
-    given = command_settings.doctor_settings(parser.parse(["doctor", "--timeout-s", "60"]), {})
+def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
+    settings = command_settings.doctor_settings(parser.parse(["doctor", "--timeout-s", "60"]), {})
 
-    report = doctor.examine(given)
+    report = doctor.examine(settings)
 
     found = {finding.check: finding for finding in report.findings}
     if found[findings.Check.DRIVER].verdict is findings.Verdict.FAIL:

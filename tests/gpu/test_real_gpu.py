@@ -1,4 +1,4 @@
-"""The adapter on real GPUs. It looks and changes nothing, so any GPU in any use will do."""
+"""The adapter on real GPUs: it observes and changes nothing, so the GPUs may be in use."""
 
 import re
 
@@ -25,7 +25,7 @@ def gpus() -> tuple[model.Gpu, ...]:
         raise
 
 
-def test_every_gpu_says_who_it_is(gpus: tuple[model.Gpu, ...]) -> None:
+def test_every_gpu_has_its_identity(gpus: tuple[model.Gpu, ...]) -> None:
     assert [gpu.index for gpu in gpus] == list(range(len(gpus)))
     for gpu in gpus:
         assert re.fullmatch(r"GPU-[0-9a-f-]{36}", gpu.uuid)
@@ -34,11 +34,11 @@ def test_every_gpu_says_who_it_is(gpus: tuple[model.Gpu, ...]) -> None:
         assert gpu.name
 
 
-def test_every_profile_has_a_name_and_a_place(gpus: tuple[model.Gpu, ...]) -> None:
-    offered = [row for gpu in gpus for row in gpu.profiles or ()]
-    if not offered:
-        pytest.skip("no GPU here tells MIG profiles")
-    for row in offered:
+def test_every_profile_has_a_name_and_a_placement(gpus: tuple[model.Gpu, ...]) -> None:
+    rows = [row for gpu in gpus for row in gpu.profiles or ()]
+    if not rows:
+        pytest.skip("no GPU here reports MIG profiles")
+    for row in rows:
         assert row.placements
         assert row.profile.spans
         assert not any(name.startswith("enum") for name in row.profile.attributes)
@@ -47,17 +47,17 @@ def test_every_profile_has_a_name_and_a_place(gpus: tuple[model.Gpu, ...]) -> No
         assert len(names) == len(set(names))
 
 
-def test_instances_lie_where_their_profile_can_be_placed(gpus: tuple[model.Gpu, ...]) -> None:
+def test_instances_are_at_placements_of_their_profile(gpus: tuple[model.Gpu, ...]) -> None:
     for gpu in gpus:
-        places = {row.profile_id: row.placements for row in gpu.profiles or ()}
+        placements = {row.profile_id: row.placements for row in gpu.profiles or ()}
         for instance in gpu.gpu_instances:
-            assert instance.placement in places[instance.profile_id]
+            assert instance.placement in placements[instance.profile_id]
             for compute in instance.compute_instances:
                 assert compute.uuid is not None
                 assert compute.uuid.startswith("MIG-")
 
 
-def test_looking_again_and_from_another_process_shows_the_same(
+def test_a_second_observation_and_one_by_a_worker_are_equal(
     gpus: tuple[model.Gpu, ...],
 ) -> None:
     assert nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe() == gpus
@@ -65,7 +65,7 @@ def test_looking_again_and_from_another_process_shows_the_same(
     assert child.observe() == gpus
 
 
-def test_every_gpu_with_mig_says_whether_it_tells_of_changes(gpus: tuple[model.Gpu, ...]) -> None:
+def test_every_gpu_with_mig_reports_whether_it_has_events(gpus: tuple[model.Gpu, ...]) -> None:
     capable = [gpu for gpu in gpus if gpu.current_mode is not None]
     try:
         with events.listening(None) as changes:
@@ -76,16 +76,16 @@ def test_every_gpu_with_mig_says_whether_it_tells_of_changes(gpus: tuple[model.G
                 for gpu in gpus
             }
             heard = set(changes.gpus)
-            # Nobody should be changing them now; what is told all the same is of one of them.
+            # No program should be changing them now; an event is about one of them all the same.
             assert changes.wait(0.0) in {None, *heard}
     except errors.HardwareError as error:
         assert error.reason is errors.Reason.NOT_SUPPORTED  # noqa: PT017 - the one good refusal
-        pytest.skip(f"MIG changes are not told here: {error.message}")
-    told = {uuid for uuid, mask in types.items() if mask & pynvml.nvmlEventMigConfigChange}
+        pytest.skip(f"this driver does not report MIG changes: {error.message}")
+    supported = {uuid for uuid, mask in types.items() if mask & pynvml.nvmlEventMigConfigChange}
     assert heard <= {gpu.uuid for gpu in capable}
-    assert heard == told & {gpu.uuid for gpu in capable}
+    assert heard == supported & {gpu.uuid for gpu in capable}
 
 
 @pytest.mark.usefixtures("gpus")
-def test_carrying_out_nothing_is_allowed() -> None:
+def test_an_empty_plan_is_allowed() -> None:
     nvml_gpus.NvmlGpus(clock=clock.SystemClock()).execute(steps.Plan(gpus=()))
