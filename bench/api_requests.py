@@ -13,8 +13,8 @@ import threading
 
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
+from mig_manager.sandbox.demo import scenarios, stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import scenarios, stages
 from testkit import apiserver
 
 _SPEC = "8xA100-SXM4-40GB"

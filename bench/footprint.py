@@ -20,8 +20,8 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from mig_manager.core import model
+from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
 
 _SPEC = "8xA100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")

@@ -28,9 +28,9 @@ from mig_manager.agent import dependencies, request, settings
 from mig_manager.agent import main as agent_main
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports
-from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.node import node_options
 from tests import fakes
 from tests.crash.soak import cluster, driver, script
 
@@ -254,7 +254,7 @@ class _Loop:
 
 def in_a_process(runs: int) -> list[Sample]:
     """Reconfigure through the agent's own process and the embedded API; return samples."""
-    quick = nodeoptions.NodeOptions(
+    quick = node_options.NodeOptions(
         tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
     )
     stage = stages.Stage(

@@ -22,9 +22,9 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.cluster import nodeoptions, objects, view
+from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.node import cluster_view, node_options, objects
 
 _SPEC = "8xA100-SXM4-40GB"
 _CONFIG = """
@@ -37,7 +37,7 @@ mig-configs:
 """
 _LAYOUTS = ("all-1g.5gb", "all-3g.20gb")
 _RESOURCES = {"all-1g.5gb": "nvidia.com/mig-1g.5gb", "all-3g.20gb": "nvidia.com/mig-3g.20gb"}
-_NODE = nodeoptions.NodeOptions(tick_s=0.05, pod_start_s=0.2, pod_stop_s=0.1, plugin_start_s=0.3)
+_NODE = node_options.NodeOptions(tick_s=0.05, pod_start_s=0.2, pod_stop_s=0.1, plugin_start_s=0.3)
 _POD = "train"
 
 
@@ -97,8 +97,8 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
     seen: list[tuple[float, str, str]] = []
     waits = _Waits(stage.cluster, _RESOURCES[layout])
 
-    def note(kind: view.Kind, obj: objects.JsonObject) -> None:
-        if kind is view.Kind.NODE:
+    def note(kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
+        if kind is cluster_view.Kind.NODE:
             now = time.monotonic()
             told = objects.annotations(obj).get(cluster.STATUS_ANNOTATION)
             status = json.loads(told) if told else {}
@@ -133,7 +133,7 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
 class _Waits:
     """What pods that stop and the plugin that starts take, as the cluster tells."""
 
-    def __init__(self, cluster_view: view.ClusterView, resource: str) -> None:
+    def __init__(self, cluster_view: cluster_view.ClusterView, resource: str) -> None:
         self._cluster = cluster_view
         self._resource = resource
         self._old = self._pods()
@@ -150,12 +150,14 @@ class _Waits:
         stops = (self._stopped[uid] - since for uid, since in self._stopping.items())
         return sum(stops) + self._offered - self._started
 
-    def note(self, kind: view.Kind, obj: objects.JsonObject) -> None:
+    def note(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
         """Take in an object that appeared, changed or went."""
         now = time.monotonic()
-        if kind is view.Kind.POD:
+        if kind is cluster_view.Kind.POD:
             self._note_pod(obj, now)
-        elif kind is view.Kind.NODE and self._started is not None and self._offered is None:
+        elif (
+            kind is cluster_view.Kind.NODE and self._started is not None and self._offered is None
+        ):
             offered = (obj.get("status") or {}).get("allocatable") or {}
             if int(offered.get(self._resource, 0)) > 0:
                 self._offered = now
@@ -170,7 +172,7 @@ class _Waits:
             self._started = now
 
     def _pods(self) -> frozenset[str]:
-        return frozenset(map(objects.uid, self._cluster.list(view.Kind.POD)))
+        return frozenset(map(objects.uid, self._cluster.list(cluster_view.Kind.POD)))
 
 
 def _processor_s(stage: stages.Stage) -> float:

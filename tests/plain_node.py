@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import objects, view
+from mig_manager.sandbox.node import cluster_view, objects
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "plain"}}
 LOOK_AGAIN_S = 0.5
@@ -22,7 +22,7 @@ class World:
     """The cluster; its node is ``plain``."""
 
     def __init__(self, url: str, log: pathlib.Path) -> None:
-        self._cluster = view.ClusterView(url)
+        self._cluster = cluster_view.ClusterView(url)
         self._log = log
         self._changed = threading.Event()
 
@@ -47,7 +47,7 @@ class World:
     def label(self, layout: str) -> None:
         """Do what ``kubectl label node`` does."""
         change = {"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}}
-        self._cluster.patch(view.Kind.NODE, self.node(), change)
+        self._cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
     def wait_for_end(self, layout: str) -> str:
         """Return the state in which the wish for a layout ended."""

@@ -7,16 +7,16 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import nodeoptions, objects
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox.node import node_options, objects
 from tests.cluster import worlds
 
 LAYOUT = "all-1g.5gb"
 
 
-@pytest.mark.parametrize("style", nodeoptions.DeployStyle)
+@pytest.mark.parametrize("style", node_options.DeployStyle)
 def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
-    where: worlds.Cluster, tmp_path: pathlib.Path, style: nodeoptions.DeployStyle
+    where: worlds.Cluster, tmp_path: pathlib.Path, style: node_options.DeployStyle
 ) -> None:
     with worlds.stage(where, tmp_path, style=style) as world:
         world.run_pods(worlds.gpu_pods(["train"]))
@@ -116,7 +116,7 @@ def test_without_one_of_the_rights_the_agent_cannot_do_its_work_and_says_so(
         *worlds.PATIENT,
         *("--drain-timeout-s", "2"),
         rights=worlds.SHIPPED.without(right),
-        style=nodeoptions.DeployStyle.PLAIN,
+        style=node_options.DeployStyle.PLAIN,
     ) as world:
         world.run_pods(worlds.gpu_pods(["train"]))
 

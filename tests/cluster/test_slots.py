@@ -11,8 +11,8 @@ from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.kubernetes import api, api_errors, leases
 from mig_manager.core import model
-from mig_manager.sandbox.cluster import objects
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox.node import objects
 from tests.cluster import envtest, worlds
 
 LAYOUT = "all-1g.5gb"

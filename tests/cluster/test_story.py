@@ -11,8 +11,8 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import nodeoptions, objects, view
-from mig_manager.sandbox.show import scenarios, stages
+from mig_manager.sandbox.demo import scenarios, stages
+from mig_manager.sandbox.node import cluster_view, node_options, objects
 from tests.cluster import worlds
 
 FOREIGN_TAINT = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}
@@ -38,7 +38,7 @@ def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
 def test_a_plugin_without_deploy_label_is_held_off_during_the_change_and_restarted(
     where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where_in_depth, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
+    with worlds.stage(where_in_depth, tmp_path, style=node_options.DeployStyle.PLAIN) as world:
         world.label("all-1g.5gb")
 
         assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
@@ -49,7 +49,7 @@ def test_a_plugin_without_deploy_label_is_held_off_during_the_change_and_restart
 def test_taints_of_others_outlive_the_hold_taint(
     where: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
+    with worlds.stage(where, tmp_path, style=node_options.DeployStyle.PLAIN) as world:
         add_taint(world.api, FOREIGN_TAINT)
         world.label("all-1g.5gb")
 
@@ -75,14 +75,14 @@ def test_a_wish_that_cannot_be_touches_nothing(
 ) -> None:
     with worlds.stage(where_in_depth, tmp_path) as world:
         world.run_pods(worlds.gpu_pods(["train"]))
-        pods = {objects.uid(pod) for pod in world.cluster.list(view.Kind.POD)}
+        pods = {objects.uid(pod) for pod in world.cluster.list(cluster_view.Kind.POD)}
         labels = dict(objects.labels(world.node()))
 
         world.label(layout)
 
         assert world.wait_for_end(layout) is model.State.FAILED
         assert world.status()["reason"] == reason
-        assert {objects.uid(pod) for pod in world.cluster.list(view.Kind.POD)} == pods
+        assert {objects.uid(pod) for pod in world.cluster.list(cluster_view.Kind.POD)} == pods
         ours = {cluster.CONFIG_LABEL: layout, cluster.STATE_LABEL: "failed"}
         assert dict(objects.labels(world.node())) == {**labels, **ours}
 
@@ -175,7 +175,7 @@ def test_a_label_that_is_taken_away_leaves_the_layout_in_force(
         assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
 
         unlabelled = {"metadata": {"labels": {cluster.CONFIG_LABEL: None}}}
-        world.cluster.patch(view.Kind.NODE, world.node(), unlabelled)
+        world.cluster.patch(cluster_view.Kind.NODE, world.node(), unlabelled)
         # The agent's answer to a later wish shows that it has seen the removal before.
         world.label("all-9g.1gb")
 
@@ -227,7 +227,7 @@ def test_events_on_the_node_tell_what_happened(
 def test_writers_of_taints_do_not_lose_each_others_changes(
     where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(where_in_depth, tmp_path, style=nodeoptions.DeployStyle.PLAIN) as world:
+    with worlds.stage(where_in_depth, tmp_path, style=node_options.DeployStyle.PLAIN) as world:
         ended = threading.Event()
         writer = threading.Thread(target=tag_until, args=(world.api, ended))
         writer.start()

@@ -14,9 +14,9 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import nodeoptions, objects
+from mig_manager.sandbox.demo import scenarios, stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import scenarios, stages
+from mig_manager.sandbox.node import node_options, objects
 from testkit import apiserver
 from tests.cluster import envtest
 
@@ -27,7 +27,7 @@ NODE = stages.NODE_NAME
 OPERATOR_NAMESPACE = "gpu-operator"
 AGENT_TOKEN = "agent"  # noqa: S105 - tells clients of the embedded server apart, and opens nothing
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
-QUICK = nodeoptions.NodeOptions(
+QUICK = node_options.NodeOptions(
     tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
 )
 EVENTS = "/api/v1/namespaces/default/events"
@@ -352,7 +352,7 @@ def stage(
     kind: type[stages.Stage] = stages.Stage,
     spec: str = "1xA100-SXM4-40GB",
     rights: Rights = SHIPPED,
-    style: nodeoptions.DeployStyle = nodeoptions.DeployStyle.GPU_OPERATOR,
+    style: node_options.DeployStyle = node_options.DeployStyle.GPU_OPERATOR,
 ) -> Iterator[stages.Stage]:
     """A node of the cluster with the agent on it, who has these rights and no other."""
     with (

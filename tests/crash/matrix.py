@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import objects
 from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.node import objects
 from tests.crash import forkserver, scenarios, stage
 from tests.crash import points as points_
 

@@ -14,17 +14,16 @@ from typing import Self
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.host import hooks
 from mig_manager.core.node import cluster, resources
-from mig_manager.sandbox import node
-from mig_manager.sandbox.cluster import manifests, nodeoptions, objects, view
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.node import cluster_view, node_options, objects, sandbox_node
 from testkit import apiserver, nvml_faults
 from tests.crash import forkserver, scenarios, victim
 
 NAME = "n1"
 WAIT_S = 60.0
 _LOOK_S = 0.01
-_QUICK = nodeoptions.NodeOptions(
+_QUICK = node_options.NodeOptions(
     name=NAME, tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
 )
 _MONITOR = "dcgm-exporter"
@@ -101,7 +100,7 @@ class Stage:
         server = exits.enter_context(apiserver.serve())
         server.kubeconfig(self._folder / "kubeconfig")
         self.api = exits.enter_context(contextlib.closing(api.KubeApi.at(server.url)))
-        self._view = exits.enter_context(view.ClusterView(server.url))
+        self._view = exits.enter_context(cluster_view.ClusterView(server.url))
         exits.callback(self._view.listen(lambda _kind, _obj: self._changed.set()))
         if self._start is not None:
             self._restore(self._start)
@@ -109,7 +108,9 @@ class Stage:
             _QUICK, pod_resources_socket=self._folder / "pr.sock", labels=self._node_labels()
         )
         self.sandbox = exits.enter_context(
-            node.SandboxNode(server.url, self._state_file, options=options, cluster=self._view)
+            sandbox_node.SandboxNode(
+                server.url, self._state_file, options=options, cluster=self._view
+            )
         )
         self._populate()
         self._deploy_labels_before = self._deploy_labels()
@@ -149,7 +150,7 @@ class Stage:
         metadata = {"annotations": dict(self._start.annotations if self._start else {})}
         self.patch({"metadata": metadata, "spec": {"unschedulable": None}})
         if self.scenario.has_monitor:
-            self._view.create(view.Kind.DAEMON_SET, manifests.monitor_daemon_set())
+            self._view.create(cluster_view.Kind.DAEMON_SET, objects.monitor_daemon_set())
         self.wait(lambda: bool(self.existing()) and self.is_offering(), "the first devices")
         if self._start is not None:
             self._run_pods()
@@ -167,8 +168,8 @@ class Stage:
             for number in range(count):
                 name = f"{resource.partition('/')[2].replace('.', '-')}-{number}"
                 labels = {"resource": resource.partition("/")[2]}
-                pod = manifests.gpu_pod(name, resource, labels=labels)
-                self._view.create(view.Kind.POD, pod)
+                pod = objects.gpu_pod(name, resource, labels=labels)
+                self._view.create(cluster_view.Kind.POD, pod)
         if self.scenario.guarded:
             self.api.post(_BUDGETS, _budget(self.scenario.guarded))
         wanted = sum(counts.values())
@@ -210,7 +211,7 @@ class Stage:
         """Return the workloads that are up, by name."""
         return {
             objects.name(pod): pod
-            for pod in self._view.list(view.Kind.POD)
+            for pod in self._view.list(cluster_view.Kind.POD)
             if not objects.controller(pod)
             and objects.is_ready(pod)
             and not objects.is_terminating(pod)
@@ -222,13 +223,13 @@ class Stage:
 
     def _has_monitor(self) -> bool:
         return any(
-            objects.annotations(pod).get(manifests.MONITORS) and objects.is_ready(pod)
-            for pod in self._view.list(view.Kind.POD)
+            objects.annotations(pod).get(objects.MONITORS) and objects.is_ready(pod)
+            for pod in self._view.list(cluster_view.Kind.POD)
         )
 
     def existing(self) -> frozenset[str]:
         """Return every device of the GPUs that a plugin can offer."""
-        gpus = nodeoptions.SimulatedGpus(self._state_file).observe()
+        gpus = node_options.SimulatedGpus(self._state_file).observe()
         whole = {gpu.uuid for gpu in gpus if not gpu.is_mig_enabled}
         return frozenset(whole | {d.uuid for gpu in gpus for d in gpu.mig_devices})
 

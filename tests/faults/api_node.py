@@ -22,9 +22,9 @@ from mig_manager.agent import dependencies, health, main, settings
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import nodeoptions, objects
+from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.node import node_options, objects
 from testkit import apiserver
 
 TOKEN = "agent"  # noqa: S105 - tells clients of the embedded server apart, and opens nothing
@@ -41,7 +41,7 @@ mig-configs:
   - {devices: all, mig-enabled: true, mig-devices: {2g.12gb: 2}}
 """
 RESOURCES = {"ones": "nvidia.com/mig-1g.6gb", "twos": "nvidia.com/mig-2g.12gb"}
-QUICK = nodeoptions.NodeOptions(
+QUICK = node_options.NodeOptions(
     tick_s=0.03, pod_start_s=0.02, pod_stop_s=0.02, plugin_start_s=0.02
 )
 REQUEST_TIMEOUT_S = 15.0
@@ -132,7 +132,7 @@ class Stage(stages.Stage):
     def __init__(
         self,
         *,
-        style: nodeoptions.DeployStyle,
+        style: node_options.DeployStyle,
         wrap: Wrap | None = None,
         api_timeout_s: float = REQUEST_TIMEOUT_S,
         kubelet_timeout_s: float = REQUEST_TIMEOUT_S,
@@ -298,7 +298,7 @@ def _hurry(_seconds: float) -> None:
 @contextlib.contextmanager
 def staged(
     *,
-    style: nodeoptions.DeployStyle = nodeoptions.DeployStyle.GPU_OPERATOR,
+    style: node_options.DeployStyle = node_options.DeployStyle.GPU_OPERATOR,
     wrap: Wrap | None = None,
     api_timeout_s: float = REQUEST_TIMEOUT_S,
     kubelet_timeout_s: float = REQUEST_TIMEOUT_S,

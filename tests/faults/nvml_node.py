@@ -15,9 +15,9 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import dependencies, outcomes, reconcile
 from mig_manager.core import model, ports
-from mig_manager.sandbox.cluster import nodeoptions
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.node import node_options
 from testkit import nvml_faults
 from tests import fakes
 from tests.faults import nvml_codes
@@ -116,7 +116,7 @@ class Cluster(fakes.World):
     def __init__(self, state: nvml_faults.SharedState) -> None:
         super().__init__(gpus=(), labels={"nvidia.com/gpu.deploy.device-plugin": "true"})
         self._state = state
-        self._scenery = nodeoptions.SimulatedGpus(state.path)
+        self._scenery = node_options.SimulatedGpus(state.path)
         self._clients: dict[str, states.Client] = {}
         self.start_plugin()
 

@@ -16,14 +16,14 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.node import node_options
 from testkit import apiserver
 from tests import lost_stderr
 from tests.faults import api_node
 
 GOOD = api_node.GOOD
 Note = Callable[[str, object], None]
-OPERATOR, PLAIN = nodeoptions.DeployStyle.GPU_OPERATOR, nodeoptions.DeployStyle.PLAIN
+OPERATOR, PLAIN = node_options.DeployStyle.GPU_OPERATOR, node_options.DeployStyle.PLAIN
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def strike(stage: api_node.Stage, failure: Failure, request: api_node.Request) -
 def play(
     note: Note,
     name: str,
-    style: nodeoptions.DeployStyle,
+    style: node_options.DeployStyle,
     *,
     every: int = 1,
     listen: api_node.Listen = structlog.testing.capture_logs,

@@ -9,14 +9,14 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import nodeoptions, objects
+from mig_manager.sandbox.demo import scenarios, stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import scenarios, stages
+from mig_manager.sandbox.node import node_options, objects
 from testkit import apiserver
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
-QUICK = nodeoptions.NodeOptions(
+QUICK = node_options.NodeOptions(
     tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
 )
 """Each thing still takes a moment of its own, only a shorter one than people like to watch."""
@@ -32,7 +32,7 @@ def new_stage(
     spec: str,
     *agent_options: str,
     text: str | None = None,
-    node_options: nodeoptions.NodeOptions | None = None,
+    node_options: node_options.NodeOptions | None = None,
     server: apiserver.ApiServer | None = None,
 ) -> stages.Stage:
     return stages.Stage(
@@ -84,20 +84,22 @@ def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [nodeoptions.Strategy.SINGLE, nodeoptions.Strategy.NONE])
-def test_other_strategies_of_the_plugin_are_proven_as_well(strategy: nodeoptions.Strategy) -> None:
+@pytest.mark.parametrize("strategy", [node_options.Strategy.SINGLE, node_options.Strategy.NONE])
+def test_other_strategies_of_the_plugin_are_proven_as_well(
+    strategy: node_options.Strategy,
+) -> None:
     quick = dataclasses.replace(QUICK, strategy=strategy)
     with new_stage("2xA100-SXM4-40GB", node_options=quick) as world:
         world.label("all-1g.5gb")
 
         assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
-        expected = 14 if strategy is nodeoptions.Strategy.SINGLE else 2
+        expected = 14 if strategy is node_options.Strategy.SINGLE else 2
         assert world.allocatable() == {"nvidia.com/gpu": expected}
 
 
 def test_a_layout_over_which_the_plugin_would_exit_fails_before_anything_is_touched() -> None:
     # With mig.strategy=single the plugin refuses GPUs that differ, and exits.
-    quick = dataclasses.replace(QUICK, strategy=nodeoptions.Strategy.SINGLE)
+    quick = dataclasses.replace(QUICK, strategy=node_options.Strategy.SINGLE)
     with new_stage("2xA100-SXM4-40GB", "--plugin-timeout-s", "2", node_options=quick) as world:
         world.label("all-balanced")
 

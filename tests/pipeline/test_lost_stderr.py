@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core import model
-from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.node import node_options
 from testkit import nvml_faults
 from tests import lost_stderr
 from tests.shell.shell_node import LAYOUTS, Node, wait_for
@@ -80,7 +80,7 @@ class Stage(stages.Stage):
             LAYOUTS,
             latency=states.Latency(),
             agent_options=("--retry-initial-s", "0.2", "--log-level", "debug"),
-            node_options=nodeoptions.NodeOptions(
+            node_options=node_options.NodeOptions(
                 tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
             ),
         )

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client import parser
 
 from mig_manager.core import model
-from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.node import node_options
 
 LAYOUT = "all-1g.5gb"
 CONFIG = (pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml").read_text("utf-8")
@@ -73,7 +73,7 @@ def observed() -> Iterator[Observed]:
             *("--health-address", "127.0.0.1", "--health-port", str(port)),
             *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
         ),
-        node_options=nodeoptions.NodeOptions(tick_s=0.1),
+        node_options=node_options.NodeOptions(tick_s=0.1),
     ) as world:
         told = Observed(world, port)
         world.wait(lambda: told.ask("/readyz")[0] == 200, "a ready agent")

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import controlplane, manifests, nodeoptions, objects
+from mig_manager.sandbox.node import control_plane, node_options, objects
 
-_OPERATOR = manifests.plugin_daemon_set(nodeoptions.DeployStyle.GPU_OPERATOR)
-_PLAIN = manifests.plugin_daemon_set(nodeoptions.DeployStyle.PLAIN)
+_OPERATOR = objects.plugin_daemon_set(node_options.DeployStyle.GPU_OPERATOR)
+_PLAIN = objects.plugin_daemon_set(node_options.DeployStyle.PLAIN)
 _GATED = {cluster.PLUGIN_DEPLOY_LABEL: "true"}
 
 
@@ -58,30 +58,30 @@ def test_selector_and_taints_decide_where_a_daemon_starts_and_stays(
     starts: bool,  # noqa: FBT001 - columns of a table
     continues: bool,  # noqa: FBT001
 ) -> None:
-    assert controlplane.should_start(daemon_set, where) is starts
-    assert controlplane.should_continue(daemon_set, where) is continues
+    assert control_plane.should_start(daemon_set, where) is starts
+    assert control_plane.should_continue(daemon_set, where) is continues
 
 
 def test_a_daemon_is_bound_to_its_node_and_owned_by_its_daemon_set() -> None:
     daemon_set = with_uid(_PLAIN, "ds-uid")
 
-    pod = controlplane.pod_for(daemon_set, node())
-    other = controlplane.pod_for(daemon_set, node())
+    pod = control_plane.pod_for(daemon_set, node())
+    other = control_plane.pod_for(daemon_set, node())
 
     assert pod["spec"]["nodeName"] == "n1"
     assert pod["metadata"]["labels"] == {"name": "nvidia-device-plugin-ds"}
-    assert controlplane.owned(daemon_set, [pod]) == (pod,)
+    assert control_plane.owned(daemon_set, [pod]) == (pod,)
     assert objects.name(pod) != objects.name(other)
 
 
 def test_the_status_counts_what_runs_where_it_should() -> None:
     daemon_set = with_uid(_PLAIN, "ds-uid")
-    pod = with_uid(controlplane.pod_for(daemon_set, node()), "p1")
-    pod["status"] = manifests.running(pod, restarts=0)
-    leaving = with_uid(controlplane.pod_for(daemon_set, node()), "p2")
-    leaving["metadata"]["deletionTimestamp"] = manifests.now_iso()
+    pod = with_uid(control_plane.pod_for(daemon_set, node()), "p1")
+    pod["status"] = objects.running(pod, restarts=0)
+    leaving = with_uid(control_plane.pod_for(daemon_set, node()), "p2")
+    leaving["metadata"]["deletionTimestamp"] = objects.now_iso()
 
-    found = controlplane.status(daemon_set, [node()], [pod, leaving])
+    found = control_plane.status(daemon_set, [node()], [pod, leaving])
 
     assert found["desiredNumberScheduled"] == 1
     assert found["currentNumberScheduled"] == 1

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from mig_manager.core import model
-from mig_manager.sandbox.cluster import deviceplugin, nodeoptions, programs
+from mig_manager.sandbox.node import device_plugin, node_options
 
 _1G = model.Profile(compute_slices=1, gpu_slices=1, memory_gb=5)
 _2G = model.Profile(compute_slices=2, gpu_slices=2, memory_gb=10)
@@ -11,14 +11,14 @@ _ME = dataclasses.replace(_1G, attributes=("me",))
 _PARTIAL = model.Profile(compute_slices=1, gpu_slices=2, memory_gb=10)
 
 NONE, SINGLE, MIXED = (
-    nodeoptions.Strategy.NONE,
-    nodeoptions.Strategy.SINGLE,
-    nodeoptions.Strategy.MIXED,
+    node_options.Strategy.NONE,
+    node_options.Strategy.SINGLE,
+    node_options.Strategy.MIXED,
 )
 
 
-def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> nodeoptions.SeenGpu:
-    return nodeoptions.SeenGpu(
+def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> node_options.SeenGpu:
+    return node_options.SeenGpu(
         index=index,
         uuid=f"GPU-{index}",
         name="NVIDIA A100-SXM4-40GB",
@@ -26,7 +26,7 @@ def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> nodeopti
         is_mig_capable=True,
         is_mig_enabled=enabled or bool(profiles),
         mig_devices=tuple(
-            nodeoptions.MigDevice(uuid=f"MIG-{index}-{place}", profile=profile)
+            node_options.MigDevice(uuid=f"MIG-{index}-{place}", profile=profile)
             for place, profile in enumerate(profiles)
         ),
     )
@@ -53,11 +53,11 @@ def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> nodeopti
     ids=["none", "single-without-mig", "single", "mixed", "attribute", "no-gpu"],
 )
 def test_each_strategy_names_the_devices_its_way(
-    strategy: nodeoptions.Strategy,
-    gpus: list[nodeoptions.SeenGpu],
+    strategy: node_options.Strategy,
+    gpus: list[node_options.SeenGpu],
     expected: dict[str, tuple[str, ...]],
 ) -> None:
-    found = deviceplugin.enumerate_devices(gpus, strategy)
+    found = device_plugin.enumerate_devices(gpus, strategy)
 
     assert found.resources == expected
     assert not found.warnings
@@ -74,14 +74,14 @@ def test_each_strategy_names_the_devices_its_way(
     ids=["unequal-modes", "empty", "unequal-profiles", "partial-compute-instance"],
 )
 def test_layouts_that_a_strategy_cannot_name_make_the_plugin_exit(
-    strategy: nodeoptions.Strategy, gpus: list[nodeoptions.SeenGpu], word: str
+    strategy: node_options.Strategy, gpus: list[node_options.SeenGpu], word: str
 ) -> None:
-    with pytest.raises(programs.ExitedError, match=word):
-        deviceplugin.enumerate_devices(gpus, strategy)
+    with pytest.raises(device_plugin.ExitedError, match=word):
+        device_plugin.enumerate_devices(gpus, strategy)
 
 
 def test_mixed_only_warns_of_a_mig_gpu_without_devices() -> None:
-    found = deviceplugin.enumerate_devices([gpu(0, enabled=True)], MIXED)
+    found = device_plugin.enumerate_devices([gpu(0, enabled=True)], MIXED)
 
     assert found.resources == {}
     assert found.warnings == ("MIG is enabled on GPU 0 without any MIG device",)

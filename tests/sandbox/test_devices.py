@@ -2,39 +2,41 @@ import copy
 
 import pytest
 
-from mig_manager.sandbox.cluster import deviceplugin, manifests, objects
+from mig_manager.sandbox.node import device_manager, objects
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 
 
 def pod(name: str, count: int = 1) -> objects.JsonObject:
-    manifest = manifests.gpu_pod(name, _SMALL)
+    manifest = objects.gpu_pod(name, _SMALL)
     manifest["metadata"]["uid"] = f"uid-{name}"
     manifest["spec"]["containers"][0]["resources"]["limits"][_SMALL] = str(count)
     return manifest
 
 
 @pytest.fixture
-def manager() -> deviceplugin.DeviceManager:
-    result = deviceplugin.DeviceManager(forget_s=300)
+def manager() -> device_manager.DeviceManager:
+    result = device_manager.DeviceManager(forget_s=300)
     result.register({_SMALL: ("MIG-a", "MIG-b", "MIG-c")})
     return result
 
 
-def test_no_device_is_given_twice(manager: deviceplugin.DeviceManager) -> None:
+def test_no_device_is_given_twice(manager: device_manager.DeviceManager) -> None:
     first = manager.admit(pod("p1"))
     second = manager.admit(pod("p2", 2))
 
     assert first.device_ids | second.device_ids == {"MIG-a", "MIG-b", "MIG-c"}
-    with pytest.raises(deviceplugin.ShortageError, match="0 healthy and free"):
+    with pytest.raises(device_manager.ShortageError, match="0 healthy and free"):
         manager.admit(pod("p3"))
 
 
-def test_admitting_a_pod_again_gives_the_same_devices(manager: deviceplugin.DeviceManager) -> None:
+def test_admitting_a_pod_again_gives_the_same_devices(
+    manager: device_manager.DeviceManager,
+) -> None:
     assert manager.admit(pod("p1")) == manager.admit(pod("p1"))
 
 
-def test_released_devices_are_free_again(manager: deviceplugin.DeviceManager) -> None:
+def test_released_devices_are_free_again(manager: device_manager.DeviceManager) -> None:
     manager.admit(pod("p1", 3))
     manager.release("uid-p1")
 
@@ -42,7 +44,7 @@ def test_released_devices_are_free_again(manager: deviceplugin.DeviceManager) ->
 
 
 def test_a_device_of_a_running_pod_stays_its_own_when_the_plugin_comes_back(
-    manager: deviceplugin.DeviceManager,
+    manager: device_manager.DeviceManager,
 ) -> None:
     manager.admit(pod("p1", 2))
     manager.disconnect([_SMALL], 10.0)
@@ -52,32 +54,32 @@ def test_a_device_of_a_running_pod_stays_its_own_when_the_plugin_comes_back(
 
 
 def test_a_device_keeps_its_owner_under_another_resource_name(
-    manager: deviceplugin.DeviceManager,
+    manager: device_manager.DeviceManager,
 ) -> None:
     manager.admit(pod("p1", 3))
     manager.register({"nvidia.com/gpu": ("MIG-a",)})
 
     assert manager.assigned()[0].device_ids == {"MIG-a", "MIG-b", "MIG-c"}
-    other = manifests.gpu_pod("p2", "nvidia.com/gpu")
+    other = objects.gpu_pod("p2", "nvidia.com/gpu")
     other["metadata"]["uid"] = "uid-p2"
-    with pytest.raises(deviceplugin.ShortageError):
+    with pytest.raises(device_manager.ShortageError):
         manager.admit(other)
 
 
 def test_without_its_plugin_a_resource_is_not_allocatable_but_keeps_its_capacity(
-    manager: deviceplugin.DeviceManager,
+    manager: device_manager.DeviceManager,
 ) -> None:
     manager.disconnect([_SMALL], 10.0)
 
     assert manager.status(11.0) == ({_SMALL: 3}, {_SMALL: 0})
     assert manager.status(311.0) == ({_SMALL: 0}, {_SMALL: 0})
     assert manager.allocatable() == {}
-    with pytest.raises(deviceplugin.ShortageError):
+    with pytest.raises(device_manager.ShortageError):
         manager.admit(pod("p1"))
 
 
 def test_old_names_linger_with_zero_beside_the_new_ones(
-    manager: deviceplugin.DeviceManager,
+    manager: device_manager.DeviceManager,
 ) -> None:
     manager.disconnect([_SMALL], 10.0)
     manager.register({"nvidia.com/gpu": ("GPU-0",)})
@@ -86,7 +88,7 @@ def test_old_names_linger_with_zero_beside_the_new_ones(
 
 
 def test_app_containers_inherit_the_devices_of_init_containers(
-    manager: deviceplugin.DeviceManager,
+    manager: device_manager.DeviceManager,
 ) -> None:
     wanted = pod("p1", 1)
     initial = copy.deepcopy(wanted["spec"]["containers"][0])
@@ -101,20 +103,20 @@ def test_app_containers_inherit_the_devices_of_init_containers(
     assert allocation.containers == ("cuda",)
 
 
-def test_a_refused_pod_holds_nothing(manager: deviceplugin.DeviceManager) -> None:
-    with pytest.raises(deviceplugin.ShortageError):
+def test_a_refused_pod_holds_nothing(manager: device_manager.DeviceManager) -> None:
+    with pytest.raises(device_manager.ShortageError):
         manager.admit(pod("p1", 4))
 
     assert manager.assigned() == ()
 
 
 def test_a_machine_that_went_down_shows_its_resources_and_offers_and_lends_nothing(
-    manager: deviceplugin.DeviceManager,
+    manager: device_manager.DeviceManager,
 ) -> None:
     manager.admit(pod("p1"))
     manager.lose_power(10.0)
 
     assert manager.status(11.0) == ({_SMALL: 3}, {_SMALL: 0})
     assert manager.assigned() == ()
-    with pytest.raises(deviceplugin.ShortageError):
+    with pytest.raises(device_manager.ShortageError):
         manager.admit(pod("p1"))

@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.sandbox.cluster import (
-    deviceplugin,
+from mig_manager.sandbox.node import (
+    cluster_view,
+    device_manager,
     kubelet,
-    manifests,
-    nodeoptions,
+    node_options,
     objects,
-    view,
 )
-from mig_manager.sandbox.cluster import programs as programs_
+from mig_manager.sandbox.node import device_plugin as programs_
 from testkit import apiserver
 
 _SMALL = "nvidia.com/mig-1g.5gb"
-_OPTIONS = nodeoptions.NodeOptions(
+_OPTIONS = node_options.NodeOptions(
     name="n1", pod_start_s=1.0, pod_stop_s=2.0, crash_backoff_s=10.0, crash_backoff_max_s=25.0
 )
 
@@ -53,9 +52,9 @@ class Program:
 class Bench:
     """A kubelet, its program, and the cluster around them."""
 
-    def __init__(self, cluster: view.ClusterView) -> None:
+    def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self.cluster = cluster
-        self.manager = deviceplugin.DeviceManager(forget_s=300)
+        self.manager = device_manager.DeviceManager(forget_s=300)
         self.program = Program()
         self.kubelet = kubelet.Kubelet(
             _OPTIONS,
@@ -66,12 +65,12 @@ class Bench:
         )
 
     def create(self, *, grace_s: int = 30, stop_s: float | None = None) -> None:
-        pod = manifests.gpu_pod("p1", _SMALL, grace_s=grace_s, stop_s=stop_s)
+        pod = objects.gpu_pod("p1", _SMALL, grace_s=grace_s, stop_s=stop_s)
         pod["spec"]["nodeName"] = "n1"
-        self.cluster.create(view.Kind.POD, pod)
+        self.cluster.create(cluster_view.Kind.POD, pod)
 
     def pod(self) -> objects.JsonObject:
-        return self.cluster.list(view.Kind.POD)[0]
+        return self.cluster.list(cluster_view.Kind.POD)[0]
 
     def node(self) -> objects.JsonObject:
         found = self.cluster.node("n1")
@@ -92,7 +91,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with apiserver.serve() as server, view.ClusterView(server.url) as cluster:
+    with apiserver.serve() as server, cluster_view.ClusterView(server.url) as cluster:
         yield Bench(cluster)
 
 
@@ -112,8 +111,8 @@ def test_a_registered_node_is_ready_after_the_first_tick(bench: Bench) -> None:
 
 
 def test_registering_again_keeps_the_labels_that_are_there(bench: Bench) -> None:
-    node = manifests.node(_OPTIONS, {"kubernetes.io/hostname": "other", "mine": "1"})
-    bench.cluster.create(view.Kind.NODE, node)
+    node = objects.node(_OPTIONS, {"kubernetes.io/hostname": "other", "mine": "1"})
+    bench.cluster.create(cluster_view.Kind.NODE, node)
     bench.kubelet.register()
 
     assert objects.labels(bench.node()) == {"kubernetes.io/hostname": "other", "mine": "1"}
@@ -189,7 +188,7 @@ def test_a_deleted_pod_stops_for_its_time_but_no_longer_than_its_grace(
     bench.create(grace_s=grace_s, stop_s=stop_s)
     bench.kubelet.sync(0.0)
     bench.kubelet.sync(1.0)
-    bench.cluster.delete(view.Kind.POD, bench.pod())
+    bench.cluster.delete(cluster_view.Kind.POD, bench.pod())
     bench.kubelet.sync(10.0)
 
     assert bench.kubelet.due() == 10.0 + expected_s
@@ -199,12 +198,12 @@ def test_a_deleted_pod_stops_for_its_time_but_no_longer_than_its_grace(
 
     assert not bench.program.is_running
     assert not bench.manager.assigned()
-    assert not bench.cluster.list(view.Kind.POD)
+    assert not bench.cluster.list(cluster_view.Kind.POD)
 
 
 def test_a_pod_deleted_without_grace_lets_go_of_its_devices_at_once(bench: Bench) -> None:
     bench.run()
-    bench.cluster.delete(view.Kind.POD, bench.pod(), now=True)
+    bench.cluster.delete(cluster_view.Kind.POD, bench.pod(), now=True)
     bench.kubelet.sync(2.0)
 
     assert not bench.program.is_running
@@ -215,10 +214,10 @@ def test_a_pod_that_is_deleted_before_it_started_goes_at_once(bench: Bench) -> N
     bench.manager.register({_SMALL: ("MIG-a",)})
     bench.create()
     bench.kubelet.sync(0.0)
-    bench.cluster.delete(view.Kind.POD, bench.pod())
+    bench.cluster.delete(cluster_view.Kind.POD, bench.pod())
     bench.kubelet.sync(0.5)
 
-    assert not bench.cluster.list(view.Kind.POD)
+    assert not bench.cluster.list(cluster_view.Kind.POD)
     assert not bench.program.starts
 
 
@@ -263,9 +262,9 @@ def test_a_device_that_does_not_exist_keeps_the_container_from_starting(bench: B
 
 
 def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
-    pod = manifests.gpu_pod("p1", _SMALL)
+    pod = objects.gpu_pod("p1", _SMALL)
     pod["spec"]["nodeName"] = "n2"
-    bench.cluster.create(view.Kind.POD, pod)
+    bench.cluster.create(cluster_view.Kind.POD, pod)
     bench.kubelet.sync(0.0)
 
     assert objects.phase(bench.pod()) == "Pending"
@@ -274,7 +273,7 @@ def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
 
 def test_a_node_that_was_deleted_is_registered_again(bench: Bench) -> None:
     bench.kubelet.register()
-    bench.cluster.delete(view.Kind.NODE, bench.node())
+    bench.cluster.delete(cluster_view.Kind.NODE, bench.node())
     wait_for(lambda: bench.cluster.node("n1") is None)
     bench.kubelet.tick(0.0)
 

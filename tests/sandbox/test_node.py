@@ -14,9 +14,8 @@ import pytest
 from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import node
-from mig_manager.sandbox.cluster import manifests, nodeoptions, objects
 from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.node import node_options, objects, sandbox_node
 from testkit import apiserver, nvml_faults
 
 _SMALL = "nvidia.com/mig-1g.5gb"
@@ -24,7 +23,7 @@ _GPU = "nvidia.com/gpu"
 _SMALL_ID = 19
 """GPU-instance profile 1g.5gb of an A100; its compute instance has profile 0."""
 
-_QUICK = node.NodeOptions(
+_QUICK = sandbox_node.NodeOptions(
     name="n1",
     tick_s=0.05,
     pod_start_s=0.02,
@@ -42,7 +41,7 @@ class World:
         url: str,
         state_file: pathlib.Path,
         socket: pathlib.Path,
-        sandbox: node.SandboxNode,
+        sandbox: sandbox_node.SandboxNode,
     ) -> None:
         self.url = url
         self.sandbox = sandbox
@@ -76,7 +75,7 @@ class World:
 
     def create(self, name: str, resource: str = _SMALL, **options: float) -> None:
         stop_s = options.get("stop_s")
-        pod = node.gpu_pod(name, resource, stop_s=stop_s)
+        pod = sandbox_node.gpu_pod(name, resource, stop_s=stop_s)
         self.api.post("/api/v1/namespaces/default/pods", pod)
 
     def delete(self, pod: objects.JsonObject) -> None:
@@ -101,12 +100,12 @@ def state_file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def running(state_file: pathlib.Path, options: node.NodeOptions) -> Iterator[World]:
+def running(state_file: pathlib.Path, options: sandbox_node.NodeOptions) -> Iterator[World]:
     # The socket's path must be short; a test's own directory has too long a name.
     with tempfile.TemporaryDirectory() as folder, apiserver.serve() as server:
         socket = pathlib.Path(folder, "kubelet.sock")
         options = dataclasses.replace(options, pod_resources_socket=socket)
-        with node.SandboxNode(server.url, state_file, options=options) as sandbox:
+        with sandbox_node.SandboxNode(server.url, state_file, options=options) as sandbox:
             world = World(server.url, state_file, socket, sandbox)
             with contextlib.closing(world.api):
                 yield world
@@ -122,7 +121,7 @@ def world(state_file: pathlib.Path) -> Iterator[World]:
 @pytest.fixture
 def plain_world(state_file: pathlib.Path) -> Iterator[World]:
     """A node whose plugin came from the static manifest."""
-    options = dataclasses.replace(_QUICK, deploy_style=node.DeployStyle.PLAIN)
+    options = dataclasses.replace(_QUICK, deploy_style=sandbox_node.DeployStyle.PLAIN)
     with running(state_file, options) as result:
         yield result
 
@@ -136,7 +135,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def plugin(world: World) -> objects.JsonObject | None:
     pods = [*world.pods("gpu-operator"), *world.pods("kube-system")]
-    return next((p for p in pods if manifests.PLUGIN_CONTAINERS & {*names(p)}), None)
+    return next((p for p in pods if objects.PLUGIN_CONTAINERS & {*names(p)}), None)
 
 
 def names(pod: objects.JsonObject) -> tuple[str, ...]:
@@ -231,7 +230,7 @@ def test_new_instances_are_offered_after_a_restart_of_the_plugin_and_not_before(
 
 
 def uuids(world: World) -> frozenset[str]:
-    gpus = nodeoptions.SimulatedGpus(world.state_file).observe()
+    gpus = node_options.SimulatedGpus(world.state_file).observe()
     return frozenset(device.uuid for gpu in gpus for device in gpu.mig_devices)
 
 
@@ -387,7 +386,7 @@ def test_a_pod_bound_while_the_plugin_is_away_fails_for_good(world: World) -> No
     wait_for(lambda: world.allocatable() == {_GPU: 8})
     world.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
     wait_for(lambda: world.allocatable() == {_GPU: 0})
-    pod = node.gpu_pod("p1", _GPU)
+    pod = sandbox_node.gpu_pod("p1", _GPU)
     pod["spec"]["nodeName"] = "n1"
     world.api.post("/api/v1/namespaces/default/pods", pod)
 
@@ -398,7 +397,7 @@ def test_strategy_single_crash_loops_over_an_empty_mig_gpu_until_it_has_instance
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, *range(8), count=0)
-    options = dataclasses.replace(_QUICK, strategy=node.Strategy.SINGLE)
+    options = dataclasses.replace(_QUICK, strategy=sandbox_node.Strategy.SINGLE)
     with running(state_file, options) as world:
         wait_for(lambda: restarts(world) >= 2)
         wait_for(lambda: "CrashLoopBackOff" in str(plugin(world)))
@@ -432,14 +431,14 @@ def test_strategy_mixed_without_any_device_waits_and_stays_ready(
 
 
 def test_the_daemon_set_reports_its_pods(world: World) -> None:
-    path = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{manifests.PLUGIN_NAME}"
+    path = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}"
 
     wait_for(lambda: (world.api.get(path).get("status") or {}).get("numberReady") == 1)
 
 
 def test_the_pods_of_a_deleted_daemon_set_go(world: World) -> None:
     wait_for_plugin(world)
-    world.api.delete(f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{manifests.PLUGIN_NAME}")
+    world.api.delete(f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}")
 
     wait_for(lambda: plugin(world) is None)
 
@@ -447,7 +446,7 @@ def test_the_pods_of_a_deleted_daemon_set_go(world: World) -> None:
 def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(world: World) -> None:
     state = nvml_faults.SharedState(world.state_file)
     world.api.post(
-        "/apis/apps/v1/namespaces/gpu-operator/daemonsets", manifests.monitor_daemon_set()
+        "/apis/apps/v1/namespaces/gpu-operator/daemonsets", objects.monitor_daemon_set()
     )
     label = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
     world.label(label, "true")
@@ -460,11 +459,11 @@ def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(world: World) ->
 
 def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Path) -> None:
     with apiserver.serve() as server, contextlib.ExitStack() as nodes:
-        shared = nodes.enter_context(node.ClusterView(server.url))
+        shared = nodes.enter_context(sandbox_node.ClusterView(server.url))
         for number in range(10):
             options = dataclasses.replace(_QUICK, name=f"n{number}", is_control_plane=number == 0)
             nodes.enter_context(
-                node.SandboxNode(server.url, state_file, options=options, cluster=shared)
+                sandbox_node.SandboxNode(server.url, state_file, options=options, cluster=shared)
             )
         connection = nodes.enter_context(contextlib.closing(api.KubeApi.at(server.url)))
 

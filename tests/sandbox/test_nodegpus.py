@@ -8,8 +8,8 @@ from mig_manager import errors
 from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model
-from mig_manager.sandbox.cluster import nodeoptions
 from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.node import node_options
 from testkit import nvml_faults
 
 
@@ -34,7 +34,7 @@ def state_file(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
     reported = nvml_adapter.NvmlGpus(clock=clock.SystemClock()).observe()
 
-    seen = nodeoptions.SimulatedGpus(state_file).observe()
+    seen = node_options.SimulatedGpus(state_file).observe()
 
     assert [(g.index, g.uuid, g.name, g.memory_mib) for g in seen] == [
         (g.index, g.uuid, g.name, g.memory_mib) for g in reported
@@ -53,7 +53,7 @@ def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
 def test_a_program_that_computes_is_listed_by_nvml_until_it_lets_go(
     state_file: pathlib.Path,
 ) -> None:
-    gpus = nodeoptions.SimulatedGpus(state_file)
+    gpus = node_options.SimulatedGpus(state_file)
     uuid = gpus.observe()[1].mig_devices[0].uuid
     let_go = gpus.hold(uuid, process="train", computes=True)
     assert processes() == 1
@@ -66,7 +66,7 @@ def test_a_program_that_computes_is_listed_by_nvml_until_it_lets_go(
 def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
     state_file: pathlib.Path,
 ) -> None:
-    gpus = nodeoptions.SimulatedGpus(state_file)
+    gpus = node_options.SimulatedGpus(state_file)
     gpus.hold(gpus.observe()[0].uuid, process="monitor", computes=False)
     pynvml.nvmlInit()
     status = pynvml.nvmlDeviceSetMigMode(pynvml.nvmlDeviceGetHandleByIndex(0), 1)
@@ -77,7 +77,7 @@ def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
 
 def test_a_device_that_does_not_exist_cannot_be_held(state_file: pathlib.Path) -> None:
     with pytest.raises(errors.HardwareError, match="MIG-gone"):
-        nodeoptions.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)
+        node_options.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)
 
 
 def processes() -> int:

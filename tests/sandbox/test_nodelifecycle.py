@@ -2,11 +2,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.sandbox.cluster import controlplane, view
+from mig_manager.sandbox.node import cluster_view, control_plane
 from testkit import apiserver
 from tests.sandbox import apirig
 
-NEW = {"key": controlplane.NOT_READY_TAINT, "effect": "NoSchedule"}
+NEW = {"key": control_plane.NOT_READY_TAINT, "effect": "NoSchedule"}
 OTHER = {"key": "example.com/flaky", "effect": "NoSchedule"}
 
 
@@ -20,8 +20,8 @@ def taints_after(server: apiserver.ApiServer, *, is_ready: bool) -> list[apirig.
     status = {"conditions": [{"type": "Ready", "status": str(is_ready)}]}
     node = apirig.a_node() | {"spec": {"taints": [NEW, OTHER]}, "status": status}
     server.store.create(node)
-    with view.ClusterView(server.url) as cluster:
-        controlplane.NodeLifecycle(cluster).sync()
+    with cluster_view.ClusterView(server.url) as cluster:
+        control_plane.NodeLifecycle(cluster).sync()
     taints: list[apirig.Object] = apirig.Client(server)("GET", f"{apirig.NODES}/n1").body["spec"][
         "taints"
     ]

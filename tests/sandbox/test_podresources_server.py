@@ -7,36 +7,36 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import deviceplugin, manifests, objects, podresources_server
+from mig_manager.sandbox.node import device_manager, objects
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 
 
 @pytest.fixture
-def manager() -> deviceplugin.DeviceManager:
-    result = deviceplugin.DeviceManager(forget_s=300)
+def manager() -> device_manager.DeviceManager:
+    result = device_manager.DeviceManager(forget_s=300)
     result.register({_SMALL: ("MIG-a", "MIG-b"), "nvidia.com/gpu": ("GPU-0",)})
     return result
 
 
 @pytest.fixture
-def client(manager: deviceplugin.DeviceManager) -> Iterator[pod_resources.PodResources]:
+def client(manager: device_manager.DeviceManager) -> Iterator[pod_resources.PodResources]:
     # A test's own directory has too long a name for a socket.
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "pod-resources", "kubelet.sock")
-        with podresources_server.PodResourcesServer(path, manager):
+        with device_manager.PodResourcesServer(path, manager):
             yield pod_resources.PodResources(str(path))
 
 
 def pod(name: str) -> objects.JsonObject:
-    manifest = manifests.gpu_pod(name, _SMALL, namespace="team")
+    manifest = objects.gpu_pod(name, _SMALL, namespace="team")
     manifest["metadata"]["uid"] = name
     manifest["spec"]["containers"].append({"name": "log", "image": "log"})
     return manifest
 
 
 def test_pods_are_listed_with_the_devices_of_their_containers(
-    manager: deviceplugin.DeviceManager, client: pod_resources.PodResources
+    manager: device_manager.DeviceManager, client: pod_resources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
 
@@ -45,7 +45,7 @@ def test_pods_are_listed_with_the_devices_of_their_containers(
 
 
 def test_a_released_pod_is_no_longer_listed(
-    manager: deviceplugin.DeviceManager, client: pod_resources.PodResources
+    manager: device_manager.DeviceManager, client: pod_resources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
     manager.release("p1")
@@ -54,7 +54,7 @@ def test_a_released_pod_is_no_longer_listed(
 
 
 def test_allocatable_are_all_healthy_devices_in_use_or_not(
-    manager: deviceplugin.DeviceManager, client: pod_resources.PodResources
+    manager: device_manager.DeviceManager, client: pod_resources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
     manager.disconnect(["nvidia.com/gpu"], 1.0)
@@ -62,15 +62,15 @@ def test_allocatable_are_all_healthy_devices_in_use_or_not(
     assert client.allocatable() == {_SMALL: frozenset({"MIG-a", "MIG-b"})}
 
 
-def test_the_socket_goes_with_the_server(manager: deviceplugin.DeviceManager) -> None:
+def test_the_socket_goes_with_the_server(manager: device_manager.DeviceManager) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "kubelet.sock")
-        with podresources_server.PodResourcesServer(path, manager):
+        with device_manager.PodResourcesServer(path, manager):
             assert path.is_socket()
 
         assert not path.exists()
 
 
-def test_a_path_that_no_socket_can_have_is_refused(manager: deviceplugin.DeviceManager) -> None:
+def test_a_path_that_no_socket_can_have_is_refused(manager: device_manager.DeviceManager) -> None:
     with pytest.raises(errors.UsageError, match="107 bytes"):
-        podresources_server.PodResourcesServer(pathlib.Path("/" + "x" * 107), manager)
+        device_manager.PodResourcesServer(pathlib.Path("/" + "x" * 107), manager)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.sandbox.cluster import controlplane, manifests, objects
+from mig_manager.sandbox.node import control_plane, objects
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 
@@ -17,7 +17,7 @@ def node(*, allocatable: int = 1, **spec: Any) -> dict[str, Any]:
 
 
 def pod(**spec: Any) -> objects.JsonObject:
-    manifest = manifests.gpu_pod("p", _SMALL)
+    manifest = objects.gpu_pod("p", _SMALL)
     manifest["spec"].update(spec)
     return manifest
 
@@ -42,14 +42,14 @@ _TOLERATION = {"key": "hold", "operator": "Exists"}
 def test_a_node_takes_a_pod_unless_it_says_why_not(
     wanted: objects.JsonObject, where: dict[str, Any], expected: str | None
 ) -> None:
-    assert controlplane.refusal(wanted, where, []) == expected
+    assert control_plane.refusal(wanted, where, []) == expected
 
 
 def test_devices_of_pods_that_have_not_finished_are_not_free() -> None:
     running = pod(nodeName="n1")
     finished = copy.deepcopy(running) | {"status": {"phase": "Succeeded"}}
 
-    assert controlplane.free_devices(node(allocatable=2), [running, finished]) == {_SMALL: 1}
+    assert control_plane.free_devices(node(allocatable=2), [running, finished]) == {_SMALL: 1}
 
 
 def test_the_hungriest_init_container_counts_if_it_needs_more_than_all_others() -> None:

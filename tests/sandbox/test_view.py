@@ -7,10 +7,10 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.sandbox.cluster import manifests, objects, view
+from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
 
-_POD = manifests.gpu_pod("p1", "nvidia.com/gpu")
+_POD = objects.gpu_pod("p1", "nvidia.com/gpu")
 _PATH = "/api/v1/namespaces/default/pods"
 
 
@@ -21,8 +21,8 @@ def server() -> Iterator[apiserver.ApiServer]:
 
 
 @pytest.fixture
-def cluster(server: apiserver.ApiServer) -> Iterator[view.ClusterView]:
-    with view.ClusterView(server.url) as result:
+def cluster(server: apiserver.ApiServer) -> Iterator[cluster_view.ClusterView]:
+    with cluster_view.ClusterView(server.url) as result:
         yield result
 
 
@@ -40,8 +40,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.01)
 
 
-def names(cluster: view.ClusterView) -> set[str]:
-    return {objects.name(pod) for pod in cluster.list(view.Kind.POD)}
+def names(cluster: cluster_view.ClusterView) -> set[str]:
+    return {objects.name(pod) for pod in cluster.list(cluster_view.Kind.POD)}
 
 
 def test_what_is_there_already_is_seen_from_the_start(
@@ -49,11 +49,13 @@ def test_what_is_there_already_is_seen_from_the_start(
 ) -> None:
     others.post(_PATH, _POD)
 
-    with view.ClusterView(server.url) as cluster:
+    with cluster_view.ClusterView(server.url) as cluster:
         assert names(cluster) == {"p1"}
 
 
-def test_what_others_do_is_seen_and_told(cluster: view.ClusterView, others: api.KubeApi) -> None:
+def test_what_others_do_is_seen_and_told(
+    cluster: cluster_view.ClusterView, others: api.KubeApi
+) -> None:
     told: list[str] = []
     forget = cluster.listen(lambda _kind, obj: told.append(objects.name(obj)))
     others.post(_PATH, _POD)
@@ -69,82 +71,82 @@ def test_what_others_do_is_seen_and_told(cluster: view.ClusterView, others: api.
     assert len(told) == heard
 
 
-def test_our_own_writes_are_seen_at_once(cluster: view.ClusterView) -> None:
+def test_our_own_writes_are_seen_at_once(cluster: cluster_view.ClusterView) -> None:
     for _ in range(20):
-        cluster.create(view.Kind.POD, _POD)
-        (pod,) = cluster.list(view.Kind.POD)
-        cluster.patch_status(view.Kind.POD, pod, manifests.running(pod, restarts=0))
-        (pod,) = cluster.list(view.Kind.POD)
+        cluster.create(cluster_view.Kind.POD, _POD)
+        (pod,) = cluster.list(cluster_view.Kind.POD)
+        cluster.patch_status(cluster_view.Kind.POD, pod, objects.running(pod, restarts=0))
+        (pod,) = cluster.list(cluster_view.Kind.POD)
         assert objects.is_ready(pod)
-        cluster.delete(view.Kind.POD, pod, now=True)
+        cluster.delete(cluster_view.Kind.POD, pod, now=True)
         assert not names(cluster)
 
 
 def test_an_answer_that_comes_after_the_end_of_its_object_brings_nothing_back(
-    cluster: view.ClusterView, others: api.KubeApi
+    cluster: cluster_view.ClusterView, others: api.KubeApi
 ) -> None:
-    cluster.create(view.Kind.POD, _POD)
+    cluster.create(cluster_view.Kind.POD, _POD)
     late = others.patch(
         f"{_PATH}/p1", {"metadata": {"labels": {"a": "b"}}}, kind=api.PatchType.MERGE
     )
     others.delete(f"{_PATH}/p1")
     wait_for(lambda: not names(cluster))
 
-    cluster._put(view.Kind.POD, late)
+    cluster._put(cluster_view.Kind.POD, late)
 
     assert names(cluster) == set()
 
 
 def test_creating_what_is_there_and_changing_what_is_gone_does_nothing(
-    cluster: view.ClusterView,
+    cluster: cluster_view.ClusterView,
 ) -> None:
-    cluster.create(view.Kind.POD, _POD)
-    cluster.create(view.Kind.POD, _POD)
-    (pod,) = cluster.list(view.Kind.POD)
-    cluster.delete(view.Kind.POD, pod, now=True)
-    cluster.delete(view.Kind.POD, pod, now=True)
-    cluster.patch(view.Kind.POD, pod, {"metadata": {"labels": {"a": "b"}}})
+    cluster.create(cluster_view.Kind.POD, _POD)
+    cluster.create(cluster_view.Kind.POD, _POD)
+    (pod,) = cluster.list(cluster_view.Kind.POD)
+    cluster.delete(cluster_view.Kind.POD, pod, now=True)
+    cluster.delete(cluster_view.Kind.POD, pod, now=True)
+    cluster.patch(cluster_view.Kind.POD, pod, {"metadata": {"labels": {"a": "b"}}})
     cluster.bind(pod, "n1")
 
     assert not names(cluster)
 
 
 def test_a_successor_of_the_same_name_is_not_deleted_in_its_place(
-    cluster: view.ClusterView,
+    cluster: cluster_view.ClusterView,
 ) -> None:
-    cluster.create(view.Kind.POD, _POD)
-    (old,) = cluster.list(view.Kind.POD)
-    cluster.delete(view.Kind.POD, old, now=True)
-    cluster.create(view.Kind.POD, _POD)
-    cluster.delete(view.Kind.POD, old, now=True)
+    cluster.create(cluster_view.Kind.POD, _POD)
+    (old,) = cluster.list(cluster_view.Kind.POD)
+    cluster.delete(cluster_view.Kind.POD, old, now=True)
+    cluster.create(cluster_view.Kind.POD, _POD)
+    cluster.delete(cluster_view.Kind.POD, old, now=True)
 
     assert names(cluster) == {"p1"}
 
 
 def test_a_bound_pod_shows_its_node_and_a_second_binding_does_nothing(
-    cluster: view.ClusterView,
+    cluster: cluster_view.ClusterView,
 ) -> None:
-    cluster.create(view.Kind.POD, _POD)
-    (pod,) = cluster.list(view.Kind.POD)
+    cluster.create(cluster_view.Kind.POD, _POD)
+    (pod,) = cluster.list(cluster_view.Kind.POD)
     cluster.bind(pod, "n1")
     cluster.bind(pod, "n2")
 
-    (pod,) = cluster.list(view.Kind.POD)
+    (pod,) = cluster.list(cluster_view.Kind.POD)
     assert objects.node_name(pod) == "n1"
 
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a stalled watch be given up sooner; what follows is the same."""
-    monkeypatch.setattr(view, "_WATCH_S", 1.0)
-    monkeypatch.setattr(view, "_IDLE_S", 1.5)
+    monkeypatch.setattr(cluster_view, "_WATCH_S", 1.0)
+    monkeypatch.setattr(cluster_view, "_IDLE_S", 1.5)
 
 
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("how", list(apiserver.Break), ids=lambda how: how.value)
 def test_no_way_for_a_watch_to_end_makes_us_miss_anything(
     server: apiserver.ApiServer,
-    cluster: view.ClusterView,
+    cluster: cluster_view.ClusterView,
     others: api.KubeApi,
     how: apiserver.Break,
 ) -> None:
@@ -152,22 +154,22 @@ def test_no_way_for_a_watch_to_end_makes_us_miss_anything(
     wait_for(lambda: names(cluster) == {"p1"})
     server.break_watches(how)
     others.delete(f"{_PATH}/p1")
-    others.post(_PATH, manifests.gpu_pod("p2", "nvidia.com/gpu"))
+    others.post(_PATH, objects.gpu_pod("p2", "nvidia.com/gpu"))
 
     wait_for(lambda: names(cluster) == {"p2"})
 
 
 def test_a_refusal_that_time_does_not_explain_is_raised(
-    server: apiserver.ApiServer, cluster: view.ClusterView
+    server: apiserver.ApiServer, cluster: cluster_view.ClusterView
 ) -> None:
     server.inject(apiserver.Fault(method="POST", status=403))
 
     with pytest.raises(errors.ClusterError):
-        cluster.create(view.Kind.POD, _POD)
+        cluster.create(cluster_view.Kind.POD, _POD)
 
 
 def test_leaving_ends_the_watches_promptly(server: apiserver.ApiServer) -> None:
-    with view.ClusterView(server.url):
+    with cluster_view.ClusterView(server.url):
         wait_for(lambda: server.watch_count == 3)
         began = time.monotonic()
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core import model
+from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
 from testkit import nvml_faults
 from tests.shell.shell_node import Node, wait_for
 

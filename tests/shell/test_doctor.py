@@ -24,10 +24,10 @@ from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, rights
 from mig_manager.core.records import status
-from mig_manager.sandbox import node
 from mig_manager.sandbox.apiserver import access
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.node import sandbox_node
 from testkit import apiserver, nvml_faults
 from tests.adapters import proc_tree
 
@@ -461,7 +461,7 @@ def world(patient: Patient) -> Iterator[Cluster]:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = Cluster(patient, folder)
         stack.enter_context(apiserver.serve(found.server))
-        options = node.NodeOptions(
+        options = sandbox_node.NodeOptions(
             name=NODE_NAME,
             tick_s=0.02,
             pod_start_s=0.01,
@@ -470,7 +470,7 @@ def world(patient: Patient) -> Iterator[Cluster]:
             pod_resources_socket=found.socket,
         )
         sandbox = stack.enter_context(
-            node.SandboxNode(found.server.url, patient.path, options=options)
+            sandbox_node.SandboxNode(found.server.url, patient.path, options=options)
         )
         with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
             wait_for(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import nodeoptions
+from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.node import node_options
 
 PROFILES = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 KUBECTL = shutil.which("kubectl")
@@ -30,7 +30,7 @@ def world() -> Iterator[stages.Stage]:
         "2xA100-SXM4-40GB",
         PROFILES.read_text(encoding="utf-8"),
         latency=states.Latency(),
-        node_options=nodeoptions.NodeOptions(tick_s=0.1),
+        node_options=node_options.NodeOptions(tick_s=0.1),
     ) as running:
         running.run_pods([("train", "nvidia.com/gpu", {})])
         yield running

@@ -8,9 +8,9 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import nodeoptions, objects
+from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.node import node_options, objects
 from testkit import nvml_faults
 from tests.pipeline.test_observability import Observed, free_port
 from tests.shell import shell_node
@@ -233,7 +233,7 @@ def observed() -> Iterator[Observed]:
             *("--health-address", "127.0.0.1", "--health-port", str(port)),
             *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
         ),
-        node_options=nodeoptions.NodeOptions(tick_s=0.1),
+        node_options=node_options.NodeOptions(tick_s=0.1),
     ) as world:
         told = Observed(world, port)
         world.wait(lambda: told.ask("/readyz")[0] == 200, "a ready agent")

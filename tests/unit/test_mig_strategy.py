@@ -8,7 +8,7 @@ import pytest
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import mig_strategy
-from mig_manager.sandbox.cluster import deviceplugin, nodeoptions, programs
+from mig_manager.sandbox.node import device_plugin, node_options
 
 OFF = ("off", ())
 LAYOUTS = (
@@ -29,8 +29,8 @@ def layout(index: int, mode: str, names: tuple[str, ...]) -> mig_strategy.GpuLay
     )
 
 
-def seen(index: int, mode: str, names: tuple[str, ...]) -> nodeoptions.SeenGpu:
-    return nodeoptions.SeenGpu(
+def seen(index: int, mode: str, names: tuple[str, ...]) -> node_options.SeenGpu:
+    return node_options.SeenGpu(
         index=index,
         uuid=f"GPU-{index}",
         name="A100",
@@ -38,7 +38,7 @@ def seen(index: int, mode: str, names: tuple[str, ...]) -> nodeoptions.SeenGpu:
         is_mig_capable=True,
         is_mig_enabled=mode == "on",
         mig_devices=tuple(
-            nodeoptions.MigDevice(uuid=f"MIG-{index}-{number}", profile=profile_name.parse(name))
+            node_options.MigDevice(uuid=f"MIG-{index}-{number}", profile=profile_name.parse(name))
             for number, name in enumerate(names)
         ),
     )
@@ -51,8 +51,8 @@ def test_a_layout_is_refused_where_the_plugin_exits(
 ) -> None:
     gpus = [seen(index, *each) for index, each in enumerate(layouts)]
     try:
-        deviceplugin.enumerate_devices(gpus, nodeoptions.Strategy(strategy.value))
-    except programs.ExitedError:
+        device_plugin.enumerate_devices(gpus, node_options.Strategy(strategy.value))
+    except device_plugin.ExitedError:
         exits = True
     else:
         exits = False

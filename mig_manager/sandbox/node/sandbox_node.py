@@ -13,16 +13,14 @@ import time
 from typing import Self
 
 from mig_manager import errors
-from mig_manager.sandbox.cluster import (
-    controlplane,
-    deviceplugin,
+from mig_manager.sandbox.node import (
+    cluster_view,
+    control_plane,
+    device_manager,
+    device_plugin,
     kubelet,
-    manifests,
-    nodeoptions,
+    node_options,
     objects,
-    podresources_server,
-    programs,
-    view,
 )
 
 _log = logging.getLogger(__name__)
@@ -31,11 +29,11 @@ _RETRY_S = 0.2
 _JOIN_S = 10.0
 _NO_ANSWER = errors.Reason.API_UNAVAILABLE
 
-NodeOptions = nodeoptions.NodeOptions
-Strategy = nodeoptions.Strategy
-DeployStyle = nodeoptions.DeployStyle
-ClusterView = view.ClusterView
-gpu_pod = manifests.gpu_pod
+NodeOptions = node_options.NodeOptions
+Strategy = node_options.Strategy
+DeployStyle = node_options.DeployStyle
+ClusterView = cluster_view.ClusterView
+gpu_pod = objects.gpu_pod
 
 
 class SandboxNode:
@@ -51,18 +49,18 @@ class SandboxNode:
 
     def __init__(
         self,
-        server: view.Server,
+        server: cluster_view.Server,
         state_file: pathlib.Path,
         *,
         options: NodeOptions,
-        cluster: view.ClusterView | None = None,
-        gpus: nodeoptions.NodeGpus | None = None,
+        cluster: cluster_view.ClusterView | None = None,
+        gpus: node_options.NodeGpus | None = None,
     ) -> None:
         self.options = options
-        self.devices = deviceplugin.DeviceManager(forget_s=options.forget_resource_s)
+        self.devices = device_manager.DeviceManager(forget_s=options.forget_resource_s)
         self._server = server
         self._shared_cluster = cluster
-        self._gpus = gpus or nodeoptions.SimulatedGpus(state_file)
+        self._gpus = gpus or node_options.SimulatedGpus(state_file)
         self._exits = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -101,24 +99,24 @@ class SandboxNode:
             )
 
     def _start(self, undo: contextlib.ExitStack) -> None:
-        cluster = self._shared_cluster or undo.enter_context(view.ClusterView(self._server))
+        cluster = self._shared_cluster or undo.enter_context(
+            cluster_view.ClusterView(self._server)
+        )
         agent = kubelet.Kubelet(
             self.options,
             cluster=cluster,
             manager=self.devices,
             program_of=self._program_of,
-            node_labels=manifests.node_labels(self._gpus.observe(), self.options),
+            node_labels=objects.node_labels(self._gpus.observe(), self.options),
         )
         agent.register()
         if self.options.is_control_plane:
             cluster.create(
-                view.Kind.DAEMON_SET, manifests.plugin_daemon_set(self.options.deploy_style)
+                cluster_view.Kind.DAEMON_SET, objects.plugin_daemon_set(self.options.deploy_style)
             )
         if self.options.pod_resources_socket is not None:
             undo.enter_context(
-                podresources_server.PodResourcesServer(
-                    self.options.pod_resources_socket, self.devices
-                )
+                device_manager.PodResourcesServer(self.options.pod_resources_socket, self.devices)
             )
         undo.callback(cluster.listen(self._notice))
         thread = threading.Thread(
@@ -132,31 +130,31 @@ class SandboxNode:
         self._stopping.set()
         self._wake.set()
 
-    def _notice(self, kind: view.Kind, obj: objects.JsonObject) -> None:
+    def _notice(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
         if self.options.is_control_plane or self._concerns_us(kind, obj):
             self._wake.set()
 
-    def _concerns_us(self, kind: view.Kind, obj: objects.JsonObject) -> bool:
+    def _concerns_us(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> bool:
         match kind:
-            case view.Kind.NODE:
+            case cluster_view.Kind.NODE:
                 return objects.name(obj) == self.options.name
-            case view.Kind.POD:
+            case cluster_view.Kind.POD:
                 return objects.node_name(obj) == self.options.name
-            case view.Kind.DAEMON_SET:
+            case cluster_view.Kind.DAEMON_SET:
                 return False
 
     def _program_of(
-        self, pod: objects.JsonObject, allocation: deviceplugin.Allocation
-    ) -> programs.Program:
-        if manifests.PLUGIN_CONTAINERS.intersection(objects.container_names(pod)):
-            return deviceplugin.Plugin(
+        self, pod: objects.JsonObject, allocation: device_manager.Allocation
+    ) -> device_plugin.Program:
+        if objects.PLUGIN_CONTAINERS.intersection(objects.container_names(pod)):
+            return device_plugin.Plugin(
                 gpus=self._gpus,
                 manager=self.devices,
                 strategy=self.options.strategy,
                 start_s=self.options.plugin_start_s,
             )
-        is_monitor = objects.annotations(pod).get(manifests.MONITORS) == "true"
-        return programs.Holder(
+        is_monitor = objects.annotations(pod).get(objects.MONITORS) == "true"
+        return device_plugin.Holder(
             gpus=self._gpus,
             name=f"{objects.namespace(pod)}/{objects.name(pod)}",
             device_ids=self._all_gpus if is_monitor else lambda: sorted(allocation.device_ids),
@@ -166,11 +164,11 @@ class SandboxNode:
     def _all_gpus(self) -> tuple[str, ...]:
         return tuple(gpu.uuid for gpu in self._gpus.observe())
 
-    def _run(self, cluster: view.ClusterView, agent: kubelet.Kubelet) -> None:
+    def _run(self, cluster: cluster_view.ClusterView, agent: kubelet.Kubelet) -> None:
         controllers = (
-            controlplane.NodeLifecycle(cluster),
-            controlplane.DaemonSetController(cluster),
-            controlplane.Scheduler(cluster),
+            control_plane.NodeLifecycle(cluster),
+            control_plane.DaemonSetController(cluster),
+            control_plane.Scheduler(cluster),
         )
         tick_at = time.monotonic()
         waiting: list[threading.Event] = []

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, stream
-from mig_manager.sandbox.cluster import objects
+from mig_manager.sandbox.node import objects
 
 _log = logging.getLogger(__name__)
 

@@ -1,20 +1,22 @@
-"""NVIDIA's device plugin: what it makes of the GPUs it sees, and when it sees them.
+"""Kubelet's device manager: which devices plugins registered, and which pods have them.
 
-The facts are those of k8s-device-plugin v0.20: it looks at the GPUs once, when it starts, and
-advertises what it saw until it ends; while it runs its health watcher holds an NVML client on
-every GPU. Some layouts make it exit instead, which kubelet turns into CrashLoopBackOff.
+``PodResourcesServer`` shows both as kubelet's PodResources v1 service on a unix socket.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
-import logging
+import pathlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import grpc
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.sandbox.cluster import nodeoptions, objects, programs
+from mig_manager.adapters.kubelet import messages
+from mig_manager.sandbox.node import objects
 
 
 class ShortageError(Exception):
@@ -196,152 +198,106 @@ def _take(free: dict[str, list[str]], resource: str, *, count: int) -> list[str]
     return taken
 
 
-_log = logging.getLogger(__name__)
+# -- PodResources -----------------------------------------------------------------------------
 
-_GPU = "nvidia.com/gpu"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Enumeration:
-    """What the plugin makes of the GPUs."""
-
-    resources: Mapping[str, tuple[str, ...]]
-    """Device ids by resource name; empty: the plugin waits and registers nothing."""
-    warnings: tuple[str, ...] = ()
+_LONGEST_PATH = 107
+"""Bytes of ``sun_path`` on Linux, less the closing zero."""
+_STOP_S = 5.0
 
 
-def enumerate_devices(
-    gpus: Sequence[nodeoptions.SeenGpu], strategy: nodeoptions.Strategy
-) -> Enumeration:
-    """Turn GPUs and MIG devices into resources.
-
-    Raises:
-        ExitedError: The plugin exits over this layout.
-    """
-    match strategy:
-        case nodeoptions.Strategy.NONE:
-            return _of({_GPU: [gpu.uuid for gpu in gpus]})
-        case nodeoptions.Strategy.SINGLE:
-            return _single(gpus)
-        case nodeoptions.Strategy.MIXED:
-            return _mixed(gpus)
-
-
-def resource_of(profile: model.Profile) -> str:
-    """Return the resource name of a MIG profile under strategy mixed.
-
-    Raises:
-        ExitedError: The profile takes a part of its GPU instance; no pattern matches it.
-    """
-    name = str(profile)
-    if "c." in name:
-        raise programs.ExitedError(
-            f"MIG profile {name} does not match any resource pattern of strategy mixed"
-        )
-    # As the plugin writes it (k8s-device-plugin, addMIGResources), and not as the agent does.
-    return "nvidia.com/mig-" + name.replace("+", ".")
-
-
-def _single(gpus: Sequence[nodeoptions.SeenGpu]) -> Enumeration:
-    with_mig = [gpu for gpu in gpus if gpu.is_mig_enabled]
-    if not with_mig:
-        return _of({_GPU: [gpu.uuid for gpu in gpus]})
-    if len(with_mig) != len(gpus):
-        raise programs.ExitedError("strategy single: MIG is enabled on some GPUs only")
-    empty = [str(gpu.index) for gpu in gpus if not gpu.mig_devices]
-    if empty:
-        raise programs.ExitedError(
-            f"strategy single: MIG is enabled without any MIG device on GPU {', '.join(empty)}"
-        )
-    found = [device for gpu in gpus for device in gpu.mig_devices]
-    profiles = {device.profile for device in found}
-    if len(profiles) > 1:
-        names = ", ".join(sorted(map(str, profiles)))
-        raise programs.ExitedError(f"strategy single: MIG devices differ: {names}")
-    return _of({_GPU: [device.uuid for device in found]})
-
-
-def _mixed(gpus: Sequence[nodeoptions.SeenGpu]) -> Enumeration:
-    resources: dict[str, list[str]] = {}
-    warnings: list[str] = []
-    for gpu in gpus:
-        if not gpu.is_mig_enabled:
-            resources.setdefault(_GPU, []).append(gpu.uuid)
-        elif not gpu.mig_devices:
-            warnings.append(f"MIG is enabled on GPU {gpu.index} without any MIG device")
-        for device in gpu.mig_devices:
-            resources.setdefault(resource_of(device.profile), []).append(device.uuid)
-    return _of(resources, warnings)
-
-
-def _of(resources: Mapping[str, Sequence[str]], warnings: Sequence[str] = ()) -> Enumeration:
-    filled = {name: tuple(ids) for name, ids in resources.items() if ids}
-    return Enumeration(resources=filled, warnings=tuple(warnings))
-
-
-class Plugin:
-    """The plugin as the program of a pod's container.
+class PodResourcesServer:
+    """Serves List and GetAllocatableResources from ``with`` to its end.
 
     Args:
-        gpus: The node's hardware.
-        manager: The kubelet to register with.
-        strategy: The plugin's MIG strategy.
-        start_s: From the start of the container to the look at the GPUs, in seconds.
+        path: Of the socket; its directory is created, an old socket replaced.
+        manager: Whose devices to show.
+
+    Raises:
+        UsageError: The path is too long for a unix socket.
     """
 
-    def __init__(
-        self,
-        *,
-        gpus: nodeoptions.NodeGpus,
-        manager: DeviceManager,
-        strategy: nodeoptions.Strategy,
-        start_s: float,
-    ) -> None:
-        self._gpus = gpus
+    def __init__(self, path: pathlib.Path, manager: DeviceManager) -> None:
+        if len(str(path.absolute()).encode()) > _LONGEST_PATH:
+            raise errors.UsageError(
+                f"the path of a unix socket has at most {_LONGEST_PATH} bytes: {path}"
+            )
+        self._path = path.absolute()
         self._manager = manager
-        self._strategy = strategy
-        self._start_s = start_s
-        self._due: float | None = None
-        self._clients = contextlib.ExitStack()
-        self._registered: tuple[str, ...] = ()
+        self._exits = contextlib.ExitStack()
 
-    @property
-    def due(self) -> float | None:
-        """When it will look at the GPUs; None when it has, or does not run."""
-        return self._due
-
-    def start(self, now: float) -> None:
-        """Begin to start up; the GPUs are looked at ``start_s`` later."""
-        self._due = now + self._start_s
-
-    def poll(self, now: float) -> None:
-        """Enumerate and register once the start-up time has passed.
-
-        Raises:
-            ExitedError: The layout, or the driver, makes the plugin exit.
-        """
-        if self._due is None or now < self._due:
-            return
-        self._due = None
-        try:
-            gpus = self._gpus.observe()
-            found = enumerate_devices(gpus, self._strategy)
-            for gpu in gpus:
-                self._clients.callback(
-                    self._gpus.hold(gpu.uuid, process="nvidia-device-plugin", computes=False)
+    def __enter__(self) -> Self:
+        """Start to serve."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        with contextlib.ExitStack() as undo:
+            pool = undo.enter_context(
+                concurrent.futures.ThreadPoolExecutor(
+                    max_workers=1, thread_name_prefix="sandbox-podresources"
                 )
-        except errors.HardwareError as error:
-            self._clients.close()
-            raise programs.ExitedError(str(error)) from error
-        for warning in found.warnings:
-            _log.warning("device plugin: %s", warning)
-        self._manager.register(found.resources)
-        self._registered = tuple(found.resources)
+            )
+            server = grpc.server(pool)
+            server.add_generic_rpc_handlers((_handlers(self._manager),))
+            server.add_insecure_port(f"unix:{urllib.parse.quote(str(self._path))}")
+            undo.callback(self._path.unlink, missing_ok=True)
+            undo.callback(lambda: server.stop(grace=0).wait(_STOP_S))
+            server.start()
+            self._exits = undo.pop_all()
+        return self
 
-    def stop(self, now: float) -> None:
-        """End: let go of the GPUs and disconnect from kubelet."""
-        self._due = None
-        self._clients.close()
-        # Only what is still ours: this may be called again when a successor has registered.
-        self._manager.disconnect(self._registered, now)
-        self._registered = ()
+    def __exit__(self, *_exc: object) -> None:
+        self._exits.close()
+
+
+def _handlers(manager: DeviceManager) -> grpc.GenericRpcHandler:
+    def list_pods(_request: Any, _context: grpc.ServicerContext) -> Any:
+        return messages.ListPodResourcesResponse(
+            pod_resources=[_pod(allocation) for allocation in manager.assigned()]
+        )
+
+    def list_allocatable(_request: Any, _context: grpc.ServicerContext) -> Any:
+        return messages.AllocatableResourcesResponse(
+            devices=[_devices(name, ids) for name, ids in sorted(manager.allocatable().items())]
+        )
+
+    return grpc.method_handlers_generic_handler(
+        messages.SERVICE,
+        {
+            "List": _method(list_pods, messages.ListPodResourcesRequest),
+            "GetAllocatableResources": _method(
+                list_allocatable, messages.AllocatableResourcesRequest
+            ),
+        },
+    )
+
+
+def _method(
+    behaviour: Callable[[Any, grpc.ServicerContext], Any], request: Any
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    return grpc.unary_unary_rpc_method_handler(
+        behaviour,
+        request_deserializer=request.FromString,
+        response_serializer=lambda answer: answer.SerializeToString(),
+    )
+
+
+def _pod(allocation: Allocation) -> Any:
+    """Show one pod; containers without devices are listed too, as kubelet does."""
+    return messages.PodResources(
+        name=allocation.name,
+        namespace=allocation.namespace,
+        containers=[
+            messages.ContainerResources(
+                name=container,
+                devices=[
+                    _devices(grant.resource, grant.device_ids)
+                    for grant in allocation.grants
+                    if grant.is_listed and grant.container == container
+                ],
+            )
+            for container in allocation.containers
+        ],
+    )
+
+
+def _devices(resource: str, device_ids: Iterable[str]) -> Any:
+    return messages.ContainerDevices(resource_name=resource, device_ids=device_ids)

@@ -8,16 +8,15 @@ import dataclasses
 import enum
 from collections.abc import Callable, Mapping
 
-from mig_manager.sandbox.cluster import (
-    deviceplugin,
-    manifests,
-    nodeoptions,
+from mig_manager.sandbox.node import (
+    cluster_view,
+    device_manager,
+    device_plugin,
+    node_options,
     objects,
-    programs,
-    view,
 )
 
-ProgramFactory = Callable[[objects.JsonObject, deviceplugin.Allocation], programs.Program]
+ProgramFactory = Callable[[objects.JsonObject, device_manager.Allocation], device_plugin.Program]
 """Gives the program that the containers of a pod run."""
 
 
@@ -34,7 +33,7 @@ class _Worker:
     """What kubelet knows of one pod that it has admitted."""
 
     uid: str
-    program: programs.Program
+    program: device_plugin.Program
     stage: _Stage = _Stage.WAITING
     due: float | None
     """When the stage ends by itself, in monotonic seconds."""
@@ -57,10 +56,10 @@ class Kubelet:
 
     def __init__(
         self,
-        opts: nodeoptions.NodeOptions,
+        opts: node_options.NodeOptions,
         *,
-        cluster: view.ClusterView,
-        manager: deviceplugin.DeviceManager,
+        cluster: cluster_view.ClusterView,
+        manager: device_manager.DeviceManager,
         program_of: ProgramFactory,
         node_labels: Mapping[str, str],
     ) -> None:
@@ -81,12 +80,14 @@ class Kubelet:
         """
         node = self._cluster.node(self._opts.name)
         if node is None:
-            self._cluster.create(view.Kind.NODE, manifests.node(self._opts, self._node_labels))
+            self._cluster.create(
+                cluster_view.Kind.NODE, objects.node(self._opts, self._node_labels)
+            )
             return
         have = objects.labels(node)
         missing = {key: value for key, value in self._node_labels.items() if key not in have}
         if missing:
-            self._cluster.patch(view.Kind.NODE, node, {"metadata": {"labels": missing}})
+            self._cluster.patch(cluster_view.Kind.NODE, node, {"metadata": {"labels": missing}})
 
     def tick(self, now: float) -> None:
         """Write the node's status where it differs; registers a node that has gone.
@@ -97,10 +98,10 @@ class Kubelet:
         if self._cluster.node(self._opts.name) is None:
             self.register()
         node = self._cluster.node(self._opts.name)
-        status = manifests.node_status(*self._manager.status(now))
+        status = objects.node_status(*self._manager.status(now))
         have = (node or {}).get("status") or {}
         if node is not None and any(have.get(key) != value for key, value in status.items()):
-            self._cluster.patch_status(view.Kind.NODE, node, status)
+            self._cluster.patch_status(cluster_view.Kind.NODE, node, status)
 
     def due(self) -> float | None:
         """Return when the next pod has something to do, in monotonic seconds; None: none has."""
@@ -119,7 +120,7 @@ class Kubelet:
         """
         pods = {
             objects.uid(pod): pod
-            for pod in self._cluster.list(view.Kind.POD)
+            for pod in self._cluster.list(cluster_view.Kind.POD)
             if objects.node_name(pod) == self._opts.name
         }
         for uid in self._workers.keys() - pods.keys():
@@ -139,15 +140,15 @@ class Kubelet:
     def _meet(self, pod: objects.JsonObject, now: float) -> _Worker | None:
         """Admit a pod; None if there is nothing to run."""
         if objects.is_terminating(pod):
-            self._cluster.delete(view.Kind.POD, pod, now=True)
+            self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
             return None
         if objects.is_finished(pod):
             return None
         try:
             allocation = self._manager.admit(pod)
-        except deviceplugin.ShortageError as error:
-            status = manifests.admission_failure(str(error))
-            self._cluster.patch_status(view.Kind.POD, pod, status)
+        except device_manager.ShortageError as error:
+            status = objects.admission_failure(str(error))
+            self._cluster.patch_status(cluster_view.Kind.POD, pod, status)
             return None
         worker = _Worker(
             uid=objects.uid(pod),
@@ -157,7 +158,7 @@ class Kubelet:
         had_run = objects.restart_count(pod)
         if had_run is not None:
             worker.restarts = had_run + 1
-            worker.status = manifests.waiting(
+            worker.status = objects.waiting(
                 pod, reason="ContainerCreating", message="", restarts=worker.restarts
             )
         self._workers[worker.uid] = worker
@@ -171,17 +172,17 @@ class Kubelet:
         elif worker.stage is _Stage.RUNNING:
             try:
                 worker.program.poll(now)
-            except programs.ExitedError as error:
+            except device_plugin.ExitedError as error:
                 self._back_off(worker, pod, now, reason="CrashLoopBackOff", message=str(error))
 
     def _start(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
         try:
             worker.program.start(now)
-        except programs.NotStartedError as error:
+        except device_plugin.NotStartedError as error:
             self._back_off(worker, pod, now, reason="RunContainerError", message=str(error))
             return
         worker.stage, worker.due = _Stage.RUNNING, None
-        worker.status = manifests.running(pod, restarts=worker.restarts)
+        worker.status = objects.running(pod, restarts=worker.restarts)
 
     def _back_off(
         self, worker: _Worker, pod: objects.JsonObject, now: float, *, reason: str, message: str
@@ -192,7 +193,7 @@ class Kubelet:
         )
         worker.restarts += 1
         worker.stage, worker.due = _Stage.WAITING, now + delay
-        worker.status = manifests.waiting(
+        worker.status = objects.waiting(
             pod, reason=reason, message=message, restarts=worker.restarts
         )
 
@@ -208,7 +209,7 @@ class Kubelet:
                 return
         worker.stage, worker.due = _Stage.STOPPED, None
         self._end(worker, now)
-        self._cluster.delete(view.Kind.POD, pod, now=True)
+        self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
 
     def _end(self, worker: _Worker, now: float) -> None:
         worker.program.stop(now)
@@ -216,14 +217,14 @@ class Kubelet:
 
     def _report(self, worker: _Worker, pod: objects.JsonObject) -> None:
         if worker.status is not None and worker.stage is not _Stage.STOPPED:
-            self._cluster.patch_status(view.Kind.POD, pod, worker.status)
+            self._cluster.patch_status(cluster_view.Kind.POD, pod, worker.status)
             worker.status = None
 
 
 def _stop_s(pod: objects.JsonObject, default_s: float) -> float:
     """Return how long a pod takes to stop: its own time, but never more than its grace."""
     try:
-        own = float(objects.annotations(pod).get(manifests.STOP_SECONDS, default_s))
+        own = float(objects.annotations(pod).get(objects.STOP_SECONDS, default_s))
     except ValueError:
         own = default_s
     grace = pod["metadata"].get("deletionGracePeriodSeconds")

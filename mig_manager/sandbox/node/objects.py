@@ -1,11 +1,159 @@
-"""The objects that the sandbox writes: its node, NVIDIA's plugin DaemonSet, GPU pods, statuses."""
+"""Read Kubernetes objects as the API gives them: plain JSON, questions without side effects."""
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import nodeoptions, objects
+from mig_manager.sandbox.node import node_options
+
+JsonObject = dict[str, Any]
+
+
+def name(obj: Mapping[str, Any]) -> str:
+    """Return ``metadata.name``."""
+    return str(obj["metadata"]["name"])
+
+
+def namespace(obj: Mapping[str, Any]) -> str:
+    """Return ``metadata.namespace``; empty for cluster-scoped objects."""
+    return str(obj["metadata"].get("namespace") or "")
+
+
+def uid(obj: Mapping[str, Any]) -> str:
+    """Return ``metadata.uid``."""
+    return str(obj["metadata"]["uid"])
+
+
+def labels(obj: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return ``metadata.labels``, empty when absent."""
+    return obj["metadata"].get("labels") or {}
+
+
+def annotations(obj: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return ``metadata.annotations``, empty when absent."""
+    return obj["metadata"].get("annotations") or {}
+
+
+def version(obj: Mapping[str, Any]) -> int:
+    """Return ``metadata.resourceVersion`` as a number.
+
+    Kubernetes promises comparable versions since 1.35 and has had them since ever; the embedded
+    API server counts.
+    """
+    return int(obj["metadata"].get("resourceVersion") or 0)
+
+
+def is_terminating(obj: Mapping[str, Any]) -> bool:
+    """Tell whether deletion has been asked for."""
+    return bool(obj["metadata"].get("deletionTimestamp"))
+
+
+def controller(obj: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the owner reference of the controlling owner; None for a bare object."""
+    references = obj["metadata"].get("ownerReferences") or ()
+    return next((ref for ref in references if ref.get("controller")), None)
+
+
+def node_name(pod: Mapping[str, Any]) -> str:
+    """Return the node that a pod is bound to; empty while it is not."""
+    return str(pod["spec"].get("nodeName") or "")
+
+
+def phase(pod: Mapping[str, Any]) -> str:
+    """Return a pod's phase; a pod without status is Pending."""
+    return str((pod.get("status") or {}).get("phase") or "Pending")
+
+
+def is_finished(pod: Mapping[str, Any]) -> bool:
+    """Tell whether a pod's containers have ended for good."""
+    return phase(pod) in ("Succeeded", "Failed")
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Tell whether a pod's Ready condition holds."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def restart_count(pod: Mapping[str, Any]) -> int | None:
+    """Return how often a pod's containers have been started again; None: they never ran."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    return max((int(c["restartCount"]) for c in containers), default=None)
+
+
+def container_names(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a pod's app containers."""
+    return tuple(str(c["name"]) for c in pod["spec"]["containers"])
+
+
+def gpu_counts(container: Mapping[str, Any]) -> dict[str, int]:
+    """Return a container's ``nvidia.com/*`` limits; Kubernetes forbids other requests for them."""
+    resources = container.get("resources") or {}
+    limits = resources.get("limits") or resources.get("requests") or {}
+    return {
+        key: int(value)
+        for key, value in limits.items()
+        if key.startswith(cluster.RESOURCE_PREFIX) and int(value) > 0
+    }
+
+
+def is_sidecar(init_container: Mapping[str, Any]) -> bool:
+    """Tell whether an init container keeps running beside the app containers."""
+    return init_container.get("restartPolicy") == "Always"
+
+
+def gpu_requests(pod: Mapping[str, Any]) -> dict[str, int]:
+    """Return what a pod needs at once: the app containers' sum or the hungriest init container."""
+    total: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    initial = pod["spec"].get("initContainers") or ()
+    lasting = [*pod["spec"]["containers"], *(c for c in initial if is_sidecar(c))]
+    for container in lasting:
+        for resource, count in gpu_counts(container).items():
+            total[resource] = total.get(resource, 0) + count
+    for container in initial:
+        for resource, count in gpu_counts(container).items():
+            peak[resource] = max(peak.get(resource, 0), count)
+    return {r: max(total.get(r, 0), peak.get(r, 0)) for r in {*total, *peak}}
+
+
+def matches(selector: Mapping[str, str] | None, node: Mapping[str, Any]) -> bool:
+    """Tell whether a node has every label of a ``nodeSelector``."""
+    have = labels(node)
+    return all(have.get(key) == value for key, value in (selector or {}).items())
+
+
+def taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return a node's taints; a cordon counts as its well-known taint.
+
+    The node lifecycle controller adds that taint in a real cluster; nobody plays it here.
+    """
+    spec = node.get("spec") or {}
+    listed = tuple(spec.get("taints") or ())
+    if spec.get("unschedulable") and not any(t["key"] == UNSCHEDULABLE_TAINT for t in listed):
+        return (*listed, {"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule"})
+    return listed
+
+
+UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
+
+
+def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
+    """Tell whether one of a pod's tolerations matches a taint."""
+    return any(_matches_taint(toleration, taint) for toleration in tolerations)
+
+
+def _matches_taint(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    is_exists = toleration.get("operator") == "Exists"
+    if not toleration.get("key"):
+        return is_exists
+    if toleration["key"] != taint["key"]:
+        return False
+    return is_exists or (toleration.get("value") or "") == (taint.get("value") or "")
+
 
 STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
 """Annotation of a pod: how long its containers need to stop, in seconds."""
@@ -13,8 +161,8 @@ MONITORS = "sandbox.mig-manager.io/monitors-gpus"
 """Annotation of a pod: with ``true`` its process watches every GPU, as DCGM's does."""
 PLUGIN_NAME = "nvidia-device-plugin-daemonset"
 _PLUGIN_CONTAINERS = {
-    nodeoptions.DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
-    nodeoptions.DeployStyle.PLAIN: "nvidia-device-plugin-ctr",
+    node_options.DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
+    node_options.DeployStyle.PLAIN: "nvidia-device-plugin-ctr",
 }
 PLUGIN_CONTAINERS = frozenset(_PLUGIN_CONTAINERS.values())
 """What the plugin's container is called by the GPU operator, and by the static manifest and the
@@ -30,7 +178,7 @@ def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod
     labels: Mapping[str, str] | None = None,
     grace_s: int = 30,
     stop_s: float | None = None,
-) -> objects.JsonObject:
+) -> JsonObject:
     """Return the manifest of a pod that wants one device.
 
     Args:
@@ -42,7 +190,7 @@ def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod
         grace_s: ``terminationGracePeriodSeconds``.
         stop_s: How long its container really needs to stop; None: as the node's options say.
     """
-    metadata: objects.JsonObject = {
+    metadata: JsonObject = {
         "name": name,
         "namespace": namespace,
         "labels": dict(labels or {}),
@@ -68,24 +216,24 @@ def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod
     }
 
 
-def owner_reference(owner: Mapping[str, Any]) -> objects.JsonObject:
+def owner_reference(owner: Mapping[str, Any]) -> JsonObject:
     """Return the reference that makes an object the controlling owner of another."""
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
-        "name": objects.name(owner),
-        "uid": objects.uid(owner),
+        "name": name(owner),
+        "uid": uid(owner),
         "controller": True,
         "blockOwnerDeletion": True,
     }
 
 
-def plugin_daemon_set(style: nodeoptions.DeployStyle) -> objects.JsonObject:
+def plugin_daemon_set(style: node_options.DeployStyle) -> JsonObject:
     """Return NVIDIA's device-plugin DaemonSet as that way of deploying it has it."""
-    is_gated = style is nodeoptions.DeployStyle.GPU_OPERATOR
+    is_gated = style is node_options.DeployStyle.GPU_OPERATOR
     namespace = "gpu-operator" if is_gated else "kube-system"
     labels = {"app": PLUGIN_NAME} if is_gated else {"name": "nvidia-device-plugin-ds"}
-    spec: objects.JsonObject = {
+    spec: JsonObject = {
         "containers": [
             {"name": _PLUGIN_CONTAINERS[style], "image": "nvcr.io/nvidia/k8s-device-plugin"}
         ],
@@ -104,7 +252,7 @@ def plugin_daemon_set(style: nodeoptions.DeployStyle) -> objects.JsonObject:
 
 def monitor_daemon_set(
     name: str = "nvidia-dcgm-exporter", *, component: str = "dcgm-exporter"
-) -> objects.JsonObject:
+) -> JsonObject:
     """Return a DaemonSet of the GPU operator whose pods watch every GPU.
 
     Args:
@@ -132,7 +280,7 @@ def _daemon_set(
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
     spec: Mapping[str, Any],
-) -> objects.JsonObject:
+) -> JsonObject:
     metadata = {"labels": dict(labels), "annotations": dict(annotations)}
     return {
         "apiVersion": "apps/v1",
@@ -147,7 +295,7 @@ def _daemon_set(
 
 
 def node_labels(
-    gpus: Sequence[nodeoptions.SeenGpu], opts: nodeoptions.NodeOptions
+    gpus: Sequence[node_options.SeenGpu], opts: node_options.NodeOptions
 ) -> dict[str, str]:
     """Return the labels that kubelet and GPU feature discovery put on a node, and the extra ones.
 
@@ -164,12 +312,12 @@ def node_labels(
             "nvidia.com/mig.capable": str(any(g.is_mig_capable for g in gpus)).lower(),
             "nvidia.com/mig.strategy": opts.strategy.value,
         }
-        if opts.deploy_style is nodeoptions.DeployStyle.GPU_OPERATOR:
+        if opts.deploy_style is node_options.DeployStyle.GPU_OPERATOR:
             labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     return {**labels, **opts.labels}
 
 
-def node(opts: nodeoptions.NodeOptions, labels: Mapping[str, str]) -> objects.JsonObject:
+def node(opts: node_options.NodeOptions, labels: Mapping[str, str]) -> JsonObject:
     """Return the Node object as kubelet registers it."""
     return {
         "apiVersion": "v1",
@@ -179,7 +327,7 @@ def node(opts: nodeoptions.NodeOptions, labels: Mapping[str, str]) -> objects.Js
     }
 
 
-def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> objects.JsonObject:
+def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> JsonObject:
     """Return a ready node's status.
 
     Args:
@@ -197,7 +345,7 @@ def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> 
     }
 
 
-def admission_failure(message: str) -> objects.JsonObject:
+def admission_failure(message: str) -> JsonObject:
     """Return the status of a pod that kubelet refused; it is final."""
     return {
         "phase": "Failed",
@@ -207,14 +355,12 @@ def admission_failure(message: str) -> objects.JsonObject:
     }
 
 
-def running(pod: Mapping[str, Any], *, restarts: int) -> objects.JsonObject:
+def running(pod: Mapping[str, Any], *, restarts: int) -> JsonObject:
     """Return the status of a pod whose containers run."""
     return _status(pod, phase="Running", state={"running": {"startedAt": now_iso()}}, n=restarts)
 
 
-def waiting(
-    pod: Mapping[str, Any], *, reason: str, message: str, restarts: int
-) -> objects.JsonObject:
+def waiting(pod: Mapping[str, Any], *, reason: str, message: str, restarts: int) -> JsonObject:
     """Return the status of a pod whose containers wait to be started again.
 
     Args:
@@ -229,7 +375,7 @@ def waiting(
     return _status(pod, phase=phase, state=state, n=restarts)
 
 
-def unschedulable(message: str) -> objects.JsonObject:
+def unschedulable(message: str) -> JsonObject:
     """Return the status of a pod for which the scheduler found no node."""
     condition = {
         "type": "PodScheduled",
@@ -240,9 +386,7 @@ def unschedulable(message: str) -> objects.JsonObject:
     return {"phase": "Pending", "conditions": [condition]}
 
 
-def _status(
-    pod: Mapping[str, Any], *, phase: str, state: Mapping[str, Any], n: int
-) -> objects.JsonObject:
+def _status(pod: Mapping[str, Any], *, phase: str, state: Mapping[str, Any], n: int) -> JsonObject:
     is_ready = "running" in state
     truth = str(is_ready)
     conditions = [
@@ -253,7 +397,7 @@ def _status(
     ]
     containers = [
         {"name": name, "ready": is_ready, "started": is_ready, "restartCount": n, "state": state}
-        for name in objects.container_names(pod)
+        for name in container_names(pod)
     ]
     return {"phase": phase, "conditions": conditions, "containerStatuses": containers}
 

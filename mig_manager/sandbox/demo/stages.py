@@ -19,17 +19,16 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import node
 from mig_manager.sandbox.apiserver import server as api_server
-from mig_manager.sandbox.cluster import manifests, nodeoptions, objects, view
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.node import cluster_view, node_options, objects, sandbox_node
 
 NODE_NAME = "sandbox"
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 15.0
 _LOOK_AGAIN_S = 0.5
-_QUICK = nodeoptions.NodeOptions(tick_s=0.25)
+_QUICK = node_options.NodeOptions(tick_s=0.25)
 """Kubelet's status tick is ten seconds in real life; nobody wants to watch that."""
 
 
@@ -65,7 +64,7 @@ class Stage:
         *,
         latency: states.Latency,
         agent_options: Sequence[str] = (),
-        node_options: nodeoptions.NodeOptions = _QUICK,
+        node_options: node_options.NodeOptions = _QUICK,
         credentials: Credentials | None = None,
         server: api_server.ApiServer | None = None,
     ) -> None:
@@ -111,10 +110,10 @@ class Stage:
         exits.callback(simulated.uninstall)
         scenery = self._reach_server(exits, folder)
         exits.callback(self.api.close)
-        self.cluster = exits.enter_context(view.ClusterView(scenery))
+        self.cluster = exits.enter_context(cluster_view.ClusterView(scenery))
         exits.callback(self.cluster.listen(self._notice))
         exits.enter_context(
-            node.SandboxNode(
+            sandbox_node.SandboxNode(
                 scenery,
                 self.state_file,
                 options=dataclasses.replace(
@@ -128,7 +127,9 @@ class Stage:
         exits.callback(self.stop_agent)
         self.start_agent()
 
-    def _reach_server(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> view.Server:
+    def _reach_server(
+        self, exits: contextlib.ExitStack, folder: pathlib.Path
+    ) -> cluster_view.Server:
         """Find or start the API server; return it as the scenery gets to it."""
         given = self._credentials
         if given is None:
@@ -173,7 +174,7 @@ class Stage:
             agent.kill()
             return agent.wait()
 
-    def _notice(self, _kind: view.Kind, _obj: objects.JsonObject) -> None:
+    def _notice(self, _kind: cluster_view.Kind, _obj: objects.JsonObject) -> None:
         self._changed.set()
 
     def wait(
@@ -205,9 +206,9 @@ class Stage:
         lines = self.agent_log.read_text(errors="replace").splitlines()[-1:]
         return f"the agent's last words: {lines[0]}" if lines else "the agent has said nothing"
 
-    def everything(self) -> list[tuple[view.Kind, objects.JsonObject]]:
+    def everything(self) -> list[tuple[cluster_view.Kind, objects.JsonObject]]:
         """Return all objects that there are now."""
-        return [(kind, obj) for kind in view.Kind for obj in self.cluster.list(kind)]
+        return [(kind, obj) for kind in cluster_view.Kind for obj in self.cluster.list(kind)]
 
     # -- what there is -------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class Stage:
         """Return the pods that are neither finished nor daemons, by name."""
         return {
             objects.name(pod): pod
-            for pod in self.cluster.list(view.Kind.POD)
+            for pod in self.cluster.list(cluster_view.Kind.POD)
             if not objects.is_finished(pod) and not objects.controller(pod)
         }
 
@@ -248,7 +249,7 @@ class Stage:
     def label(self, layout: str) -> None:
         """Do what ``kubectl label node`` does."""
         change = {"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}}
-        self.cluster.patch(view.Kind.NODE, self.node(), change)
+        self.cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
     def wait_for_end(self, layout: str, *, timeout_s: float = 120.0) -> model.State:
         """Wait for the terminal state of a run that serves ``layout``."""
@@ -263,7 +264,9 @@ class Stage:
     def run_pods(self, wanted: Sequence[tuple[str, str, Mapping[str, str]]]) -> None:
         """Create pods given as (name, resource, labels) and wait until all of them run."""
         for name, resource, labels in wanted:
-            self.cluster.create(view.Kind.POD, manifests.gpu_pod(name, resource, labels=labels))
+            self.cluster.create(
+                cluster_view.Kind.POD, objects.gpu_pod(name, resource, labels=labels)
+            )
         names = {name for name, _, _ in wanted}
         self.wait(
             lambda: names <= {n for n, pod in self.workloads().items() if objects.is_ready(pod)},

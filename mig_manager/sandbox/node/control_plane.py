@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mig_manager.sandbox.cluster import manifests, objects, view
+from mig_manager.sandbox.node import cluster_view, objects
 
 NOT_READY_TAINT = "node.kubernetes.io/not-ready"
 
@@ -19,7 +19,7 @@ class NodeLifecycle:
         cluster: Where the nodes are.
     """
 
-    def __init__(self, cluster: view.ClusterView) -> None:
+    def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self._cluster = cluster
 
     def sync(self) -> None:
@@ -28,14 +28,14 @@ class NodeLifecycle:
         Raises:
             ClusterError: The API refused or does not answer; what was done stays done.
         """
-        for node in self._cluster.list(view.Kind.NODE):
+        for node in self._cluster.list(cluster_view.Kind.NODE):
             taints = (node.get("spec") or {}).get("taints") or ()
             others = [taint for taint in taints if taint["key"] != NOT_READY_TAINT]
             if len(others) < len(taints) and objects.is_ready(node):
                 # The version guards what others write into the same list meanwhile.
                 version = {"resourceVersion": str(objects.version(node))}
                 change = {"metadata": version, "spec": {"taints": others}}
-                self._cluster.patch(view.Kind.NODE, node, change)
+                self._cluster.patch(cluster_view.Kind.NODE, node, change)
 
 
 def refusal(
@@ -80,7 +80,7 @@ class Scheduler:
         cluster: Where nodes and pods are.
     """
 
-    def __init__(self, cluster: view.ClusterView) -> None:
+    def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self._cluster = cluster
 
     def sync(self) -> None:
@@ -89,14 +89,14 @@ class Scheduler:
         Raises:
             ClusterError: The API refused or does not answer; what was done stays done.
         """
-        waiting = [pod for pod in self._cluster.list(view.Kind.POD) if _is_ours(pod)]
-        nodes = self._cluster.list(view.Kind.NODE)
+        waiting = [pod for pod in self._cluster.list(cluster_view.Kind.POD) if _is_ours(pod)]
+        nodes = self._cluster.list(cluster_view.Kind.NODE)
         for pod in sorted(waiting, key=objects.version):
             self._place(pod, nodes)
 
     def _place(self, pod: objects.JsonObject, nodes: Sequence[objects.JsonObject]) -> None:
         # Read for every pod: the one before may just have taken the last device.
-        pods = self._cluster.list(view.Kind.POD)
+        pods = self._cluster.list(cluster_view.Kind.POD)
         reasons: dict[str, int] = {}
         for node in nodes:
             reason = refusal(pod, node, pods)
@@ -105,9 +105,9 @@ class Scheduler:
                 return
             reasons[reason] = reasons.get(reason, 0) + 1
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        status = manifests.unschedulable(f"0/{len(nodes)} nodes are available: {counted}.")
+        status = objects.unschedulable(f"0/{len(nodes)} nodes are available: {counted}.")
         if (pod.get("status") or {}).get("conditions") != status["conditions"]:
-            self._cluster.patch_status(view.Kind.POD, pod, status)
+            self._cluster.patch_status(cluster_view.Kind.POD, pod, status)
 
 
 def _is_ours(pod: Mapping[str, Any]) -> bool:
@@ -160,7 +160,7 @@ def pod_for(daemon_set: objects.JsonObject, node: Mapping[str, Any]) -> objects.
         "namespace": objects.namespace(daemon_set),
         "labels": dict(objects.labels(template)),
         "annotations": dict(objects.annotations(template)),
-        "ownerReferences": [manifests.owner_reference(daemon_set)],
+        "ownerReferences": [objects.owner_reference(daemon_set)],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
@@ -200,7 +200,7 @@ class DaemonSetController:
         cluster: Where DaemonSets, nodes and pods are.
     """
 
-    def __init__(self, cluster: view.ClusterView) -> None:
+    def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self._cluster = cluster
 
     def sync(self) -> None:
@@ -209,9 +209,9 @@ class DaemonSetController:
         Raises:
             ClusterError: The API refused or does not answer; what was done stays done.
         """
-        daemon_sets = self._cluster.list(view.Kind.DAEMON_SET)
-        pods = self._cluster.list(view.Kind.POD)
-        nodes = self._cluster.list(view.Kind.NODE)
+        daemon_sets = self._cluster.list(cluster_view.Kind.DAEMON_SET)
+        pods = self._cluster.list(cluster_view.Kind.POD)
+        nodes = self._cluster.list(cluster_view.Kind.NODE)
         self._collect_orphans(daemon_sets, pods)
         for daemon_set in daemon_sets:
             mine = owned(daemon_set, pods)
@@ -243,11 +243,11 @@ class DaemonSetController:
                 self._delete(pod)
         # A terminating pod still counts: two daemons never share a node.
         if not on_node and should_start(daemon_set, node):
-            self._cluster.create(view.Kind.POD, pod_for(daemon_set, node))
+            self._cluster.create(cluster_view.Kind.POD, pod_for(daemon_set, node))
 
     def _delete(self, pod: objects.JsonObject) -> None:
         if not objects.is_terminating(pod):
-            self._cluster.delete(view.Kind.POD, pod)
+            self._cluster.delete(cluster_view.Kind.POD, pod)
 
     def _publish(
         self,
@@ -258,7 +258,7 @@ class DaemonSetController:
         wanted = status(daemon_set, nodes, pods)
         have = daemon_set.get("status") or {}
         if any(have.get(key) != value for key, value in wanted.items()):
-            self._cluster.patch_status(view.Kind.DAEMON_SET, daemon_set, wanted)
+            self._cluster.patch_status(cluster_view.Kind.DAEMON_SET, daemon_set, wanted)
 
 
 def _selects(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:

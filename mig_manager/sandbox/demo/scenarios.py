@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.cluster import objects
-from mig_manager.sandbox.show import stages
+from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox.node import objects
 
 ONE_SLICE = "demo-one-slice-changed"
 TOO_MUCH = "demo-too-much"

@@ -1,0 +1,251 @@
+"""NVIDIA's device plugin: what it makes of the GPUs it sees, and when it sees them.
+
+The facts are those of k8s-device-plugin v0.20: it looks at the GPUs once, when it starts, and
+advertises what it saw until it ends; while it runs its health watcher holds an NVML client on
+every GPU. Some layouts make it exit instead, which kubelet turns into CrashLoopBackOff.
+"""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.sandbox.node import device_manager, node_options
+
+_log = logging.getLogger(__name__)
+
+_GPU = "nvidia.com/gpu"
+
+
+class ExitedError(Exception):
+    """The program ended by itself with a failure; the text is its last word."""
+
+
+class NotStartedError(Exception):
+    """The container runtime could not start the program."""
+
+
+class Program(Protocol):
+    """The containers of one pod as one program; used by one thread."""
+
+    @property
+    def due(self) -> float | None:
+        """When it wants to be polled, in monotonic seconds; None: not at all."""
+
+    def start(self, now: float) -> None:
+        """Start, or start again after it has ended.
+
+        Raises:
+            NotStartedError: The container runtime cannot start it.
+        """
+
+    def poll(self, now: float) -> None:
+        """Let it do what is due.
+
+        Raises:
+            ExitedError: It ended with a failure.
+        """
+
+    def stop(self, now: float) -> None:
+        """End it; done when it does not run."""
+
+
+class Holder:
+    """A process that holds devices from start to stop: a CUDA workload, or a monitor.
+
+    Args:
+        gpus: The node's hardware.
+        name: Name of the process, as NVML shows it.
+        device_ids: UUIDs of GPUs and MIG devices; asked for at each start.
+        computes: Whether it computes or only watches.
+    """
+
+    def __init__(
+        self,
+        *,
+        gpus: node_options.NodeGpus,
+        name: str,
+        device_ids: Callable[[], Iterable[str]],
+        computes: bool,
+    ) -> None:
+        self._gpus = gpus
+        self._name = name
+        self._device_ids = device_ids
+        self._computes = computes
+        self._clients = contextlib.ExitStack()
+
+    @property
+    def due(self) -> float | None:
+        """Never: nothing happens in it by itself."""
+        return None
+
+    def start(self, now: float) -> None:
+        """Open the devices.
+
+        Raises:
+            NotStartedError: A device does not exist, as when a stale plugin advertised it.
+        """
+        try:
+            for uuid in self._device_ids():
+                self._clients.callback(
+                    self._gpus.hold(uuid, process=self._name, computes=self._computes)
+                )
+        except errors.HardwareError as error:
+            self._clients.close()
+            raise NotStartedError(str(error)) from error
+
+    def poll(self, now: float) -> None:
+        """Do nothing."""
+
+    def stop(self, now: float) -> None:
+        """Close the devices."""
+        self._clients.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Enumeration:
+    """What the plugin makes of the GPUs."""
+
+    resources: Mapping[str, tuple[str, ...]]
+    """Device ids by resource name; empty: the plugin waits and registers nothing."""
+    warnings: tuple[str, ...] = ()
+
+
+def enumerate_devices(
+    gpus: Sequence[node_options.SeenGpu], strategy: node_options.Strategy
+) -> Enumeration:
+    """Turn GPUs and MIG devices into resources.
+
+    Raises:
+        ExitedError: The plugin exits over this layout.
+    """
+    match strategy:
+        case node_options.Strategy.NONE:
+            return _of({_GPU: [gpu.uuid for gpu in gpus]})
+        case node_options.Strategy.SINGLE:
+            return _single(gpus)
+        case node_options.Strategy.MIXED:
+            return _mixed(gpus)
+
+
+def resource_of(profile: model.Profile) -> str:
+    """Return the resource name of a MIG profile under strategy mixed.
+
+    Raises:
+        ExitedError: The profile takes a part of its GPU instance; no pattern matches it.
+    """
+    name = str(profile)
+    if "c." in name:
+        raise ExitedError(
+            f"MIG profile {name} does not match any resource pattern of strategy mixed"
+        )
+    # As the plugin writes it (k8s-device-plugin, addMIGResources), and not as the agent does.
+    return "nvidia.com/mig-" + name.replace("+", ".")
+
+
+def _single(gpus: Sequence[node_options.SeenGpu]) -> Enumeration:
+    with_mig = [gpu for gpu in gpus if gpu.is_mig_enabled]
+    if not with_mig:
+        return _of({_GPU: [gpu.uuid for gpu in gpus]})
+    if len(with_mig) != len(gpus):
+        raise ExitedError("strategy single: MIG is enabled on some GPUs only")
+    empty = [str(gpu.index) for gpu in gpus if not gpu.mig_devices]
+    if empty:
+        raise ExitedError(
+            f"strategy single: MIG is enabled without any MIG device on GPU {', '.join(empty)}"
+        )
+    found = [device for gpu in gpus for device in gpu.mig_devices]
+    profiles = {device.profile for device in found}
+    if len(profiles) > 1:
+        names = ", ".join(sorted(map(str, profiles)))
+        raise ExitedError(f"strategy single: MIG devices differ: {names}")
+    return _of({_GPU: [device.uuid for device in found]})
+
+
+def _mixed(gpus: Sequence[node_options.SeenGpu]) -> Enumeration:
+    resources: dict[str, list[str]] = {}
+    warnings: list[str] = []
+    for gpu in gpus:
+        if not gpu.is_mig_enabled:
+            resources.setdefault(_GPU, []).append(gpu.uuid)
+        elif not gpu.mig_devices:
+            warnings.append(f"MIG is enabled on GPU {gpu.index} without any MIG device")
+        for device in gpu.mig_devices:
+            resources.setdefault(resource_of(device.profile), []).append(device.uuid)
+    return _of(resources, warnings)
+
+
+def _of(resources: Mapping[str, Sequence[str]], warnings: Sequence[str] = ()) -> Enumeration:
+    filled = {name: tuple(ids) for name, ids in resources.items() if ids}
+    return Enumeration(resources=filled, warnings=tuple(warnings))
+
+
+class Plugin:
+    """The plugin as the program of a pod's container.
+
+    Args:
+        gpus: The node's hardware.
+        manager: The kubelet to register with.
+        strategy: The plugin's MIG strategy.
+        start_s: From the start of the container to the look at the GPUs, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        gpus: node_options.NodeGpus,
+        manager: device_manager.DeviceManager,
+        strategy: node_options.Strategy,
+        start_s: float,
+    ) -> None:
+        self._gpus = gpus
+        self._manager = manager
+        self._strategy = strategy
+        self._start_s = start_s
+        self._due: float | None = None
+        self._clients = contextlib.ExitStack()
+        self._registered: tuple[str, ...] = ()
+
+    @property
+    def due(self) -> float | None:
+        """When it will look at the GPUs; None when it has, or does not run."""
+        return self._due
+
+    def start(self, now: float) -> None:
+        """Begin to start up; the GPUs are looked at ``start_s`` later."""
+        self._due = now + self._start_s
+
+    def poll(self, now: float) -> None:
+        """Enumerate and register once the start-up time has passed.
+
+        Raises:
+            ExitedError: The layout, or the driver, makes the plugin exit.
+        """
+        if self._due is None or now < self._due:
+            return
+        self._due = None
+        try:
+            gpus = self._gpus.observe()
+            found = enumerate_devices(gpus, self._strategy)
+            for gpu in gpus:
+                self._clients.callback(
+                    self._gpus.hold(gpu.uuid, process="nvidia-device-plugin", computes=False)
+                )
+        except errors.HardwareError as error:
+            self._clients.close()
+            raise ExitedError(str(error)) from error
+        for warning in found.warnings:
+            _log.warning("device plugin: %s", warning)
+        self._manager.register(found.resources)
+        self._registered = tuple(found.resources)
+
+    def stop(self, now: float) -> None:
+        """End: let go of the GPUs and disconnect from kubelet."""
+        self._due = None
+        self._clients.close()
+        # Only what is still ours: this may be called again when a successor has registered.
+        self._manager.disconnect(self._registered, now)
+        self._registered = ()
