@@ -1,27 +1,30 @@
-"""What a command at a shell works with: settings to adapters.
+"""Build the adapters of a command from its settings, for real or simulated GPUs.
 
 Each adapter is imported where it is needed, because most commands need few of them.
 """
+# ruff: noqa: PLC0415 - see above
 
 import dataclasses
 import functools
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import clock
+from mig_manager.agent import settings
 from mig_manager.change import local
 from mig_manager.cli import command_settings, console
 from mig_manager.core import model, ports
 from mig_manager.core.host import gpu_processes
 from mig_manager.core.layout import generator
 
-_HOLDERS_TIMEOUT_S = 5.0
-"""What the holders of the GPUs are worth to 'status'."""
+_PROCESSES_TIMEOUT_S = 5.0
+"""How long 'status' may look for GPU processes."""
 
 
-class Reach:
-    """The GPUs, and what else is beneath one command."""
+class GpuAccess:
+    """The adapters of one command."""
 
     def __init__(
         self, command: str, given: command_settings.CommandSettings, terminal: console.Console
@@ -31,14 +34,12 @@ class Reach:
         self._terminal = terminal
 
     def gpus(self) -> ports.Gpus:
-        """Return GPUs to look at, in this process, because that is quickest."""
-        from mig_manager.adapters.nvml import gpus as nvml_gpus  # noqa: PLC0415 - not for `validate --gpu`
+        """Return the GPUs for reading, in this process, which is quickest."""
+        from mig_manager.adapters.nvml import gpus as nvml_gpus
 
         self._simulate()
         if self._given.gpus.is_simulated:
-            from mig_manager.cli import simulation  # noqa: PLC0415 - not for real GPUs
-
-            simulation.install(self._given.gpus)
+            install_simulation(self._given.gpus)
         return nvml_gpus.ThreadGpus(
             nvml_gpus.NvmlGpus(
                 library_path=self._given.gpus.library_path,
@@ -49,16 +50,16 @@ class Reach:
             timeout_s=self._given.gpu_timeout_s,
         )
 
-    def world(self) -> local.Dependencies:
-        """Return what a change works with; its GPU work can be killed and undone."""
-        from mig_manager.adapters.host import files, lock_file  # noqa: PLC0415 - as above
-        from mig_manager.adapters.nvml_worker import client as nvml_worker  # noqa: PLC0415 - as above
+    def dependencies(self) -> local.Dependencies:
+        """Return the dependencies of a change; a worker process executes it on the GPUs."""
+        from mig_manager.adapters.host import files, lock_file
+        from mig_manager.adapters.nvml_worker import client as nvml_worker
 
         self._simulate()
         journal = files.JournalFile(self._given.journal_file)
         proven = files.VerifiedLayoutFile(self._given.proven_file)
         state = self._given.gpus.simulate_state
-        world = local.Dependencies(
+        dependencies = local.Dependencies(
             gpus=nvml_worker.WorkerGpus(
                 command=nvml_worker.worker_command(
                     library_path=self._given.gpus.library_path,
@@ -84,12 +85,14 @@ class Reach:
             uninterrupted=lambda: console.signals_deferred(self._terminal.note),
         )
         if self._given.hooks_file and self._command != "boot":
-            world = dataclasses.replace(world, hooks=self._hooks(self._given.hooks_file))
-        # Simulated GPUs are no reason to do anything to the real machine.
-        return world if state else self._with_machine(world)
+            dependencies = dataclasses.replace(
+                dependencies, hooks=self._hooks(self._given.hooks_file)
+            )
+        # Simulated GPUs must not change the real machine.
+        return dependencies if state else self._with_machine(dependencies)
 
     def _hooks(self, file: str) -> ports.Hooks:
-        from mig_manager.adapters.host import hooks  # noqa: PLC0415 - only where there are some
+        from mig_manager.adapters.host import hooks
 
         return hooks.HookPrograms(
             file,
@@ -98,8 +101,8 @@ class Reach:
             timeout_s=self._given.hook_timeout_s,
         )
 
-    def _with_machine(self, world: local.Dependencies) -> local.Dependencies:
-        from mig_manager.adapters.host import (  # noqa: PLC0415 - as above
+    def _with_machine(self, dependencies: local.Dependencies) -> local.Dependencies:
+        from mig_manager.adapters.host import (
             device_nodes,
             gpu_reset,
             programs,
@@ -112,73 +115,126 @@ class Reach:
             loader_variables=self._given.gpus.loader_variables,
         )
         return dataclasses.replace(
-            world,
+            dependencies,
             reset=gpu_reset.SmiReset(found).reset,
             device_files=device_nodes.DeviceFiles(roots),
         )
 
     def _boot_id(self) -> str:
         if self._given.gpus.is_simulated:
-            from mig_manager.cli import simulation  # noqa: PLC0415 - not for real GPUs
-
-            return simulation.boot_id(self._given.gpus)
-        from mig_manager.adapters.host import procfs  # noqa: PLC0415 - only to change something
+            return simulated_boot_id(self._given.gpus)
+        from mig_manager.adapters.host import procfs
 
         return procfs.boot_id()
 
     def _simulate(self) -> None:
         if self._given.gpus.is_simulated:
-            from mig_manager.cli import simulation  # noqa: PLC0415 - not for real GPUs
-
-            simulation.prepare(self._given.gpus)
+            prepare_simulation(self._given.gpus)
             self._terminal.note(f"GPUs are simulated, in {self._given.gpus.simulate_state}")
 
-    def pods(self) -> Mapping[str, tuple[str, ...]] | None:
-        """Return the pods by the UUID of what they hold; None where no kubelet is asked."""
+    def pods_by_device(self) -> Mapping[str, tuple[str, ...]] | None:
+        """Return the pods that use each device, by its UUID; None without a kubelet's socket."""
         if self._given.pod_resources_socket is None:
             return None
-        from mig_manager.adapters.kubelet import pod_resources  # noqa: PLC0415 - only when asked for
+        from mig_manager.adapters.kubelet import pod_resources
 
-        holders: dict[str, tuple[str, ...]] = {}
+        pods: dict[str, tuple[str, ...]] = {}
         for pod in pod_resources.PodResources(str(self._given.pod_resources_socket)).assigned():
             for device_id in pod.device_ids:
-                holders[device_id] = (*holders.get(device_id, ()), pod.key)
-        return holders
+                pods[device_id] = (*pods.get(device_id, ()), pod.key)
+        return pods
 
     def templates(self) -> Sequence[model.Gpu]:
         """Return one idle GPU of each product named."""
-        from mig_manager.catalogue import products  # noqa: PLC0415 - only for products by name
+        from mig_manager.catalogue import products
 
         return products.templates(self._given.products, tell=self._terminal.note)
 
     def kinds(self) -> Sequence[generator.Kind]:
-        """Return the kinds of the products named, or else of this machine's GPUs.
+        """Return the kinds of GPU of the products named, or else of this machine.
 
         Raises:
-            LayoutError: None has MIG, or the driver does not tell what they offer.
+            LayoutError: None supports MIG, or the driver does not list their profiles.
         """
         if not self._given.products:
             return generator.kinds_of(self.gpus().observe())
-        from mig_manager.catalogue import products  # noqa: PLC0415 - only for products by name
+        from mig_manager.catalogue import products
 
         return products.kinds(self._given.products, tell=self._terminal.note)
 
-    def holders(self) -> Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None:
-        """Return who holds the GPUs; None where that is not told, which is no failure."""
-        from mig_manager.adapters.host import procfs  # noqa: PLC0415 - seldom asked
-        from mig_manager.adapters.nvml import hung_call  # noqa: PLC0415 - seldom asked
-        from mig_manager.adapters.nvml import processes as gpu_processes  # noqa: PLC0415 - as above
+    def processes(self) -> Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None:
+        """Return the processes that use each GPU, by its UUID; None if that is not known."""
+        from mig_manager.adapters.host import procfs
+        from mig_manager.adapters.nvml import hung_call
+        from mig_manager.adapters.nvml import processes as nvml_processes
 
         look = functools.partial(
-            gpu_processes.inspect,
+            nvml_processes.inspect,
             self._given.gpus.library_path,
             driver_roots=self._given.gpus.driver_roots,
-            # The kernel knows nothing of simulated GPUs.
+            # The kernel does not know simulated GPUs.
             proc_root=None if self._given.gpus.is_simulated else procfs.ROOT,
             exclude=(os.getpid(),),
         )
-        timeout_s = min(_HOLDERS_TIMEOUT_S, self._given.gpu_timeout_s)
+        timeout_s = min(_PROCESSES_TIMEOUT_S, self._given.gpu_timeout_s)
         try:
             return dict(hung_call.CallThread(look).result(timeout_s).holders)
         except (errors.HardwareError, OSError):
             return None
+
+
+def prepare_simulation(access: settings.GpuAccess) -> None:
+    """Create the state file of simulated GPUs if it is missing, or if a fresh start is requested.
+
+    Raises:
+        UsageError: The spec is invalid, the file has another node or another content or cannot
+            be written, or there is neither file nor spec.
+    """
+    from mig_manager.sandbox.driver import state_file, states
+
+    path = access.simulate_state
+    if path is None:
+        return
+    try:
+        if access.is_fresh:
+            _remove_state(path, access)
+        if access.simulate_spec:
+            state_file.SharedState(path).create(access.simulate_spec, states.Options())
+        elif not path.exists():
+            raise errors.UsageError(f"{path} does not exist; create it with --simulate")
+        state_file.SharedState(path).read()
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise errors.UsageError(
+            f"{path} has no simulated GPUs; name another file, or remove this one"
+        ) from error
+    except OSError as error:
+        raise errors.UsageError(
+            f"cannot keep simulated GPUs in {path}: {error.strerror or error}"
+        ) from error
+
+
+def _remove_state(path: pathlib.Path, access: settings.GpuAccess) -> None:
+    from mig_manager.sandbox.driver import state_file
+
+    if path.exists():
+        # A mistyped path must not remove a file that is not ours.
+        state_file.SharedState(path).read()
+        path.unlink()
+    for suffix in (settings.JOURNAL_SUFFIX, settings.PROVEN_SUFFIX):
+        if (file := access.beside_state(suffix)) is not None:
+            file.unlink(missing_ok=True)
+
+
+def install_simulation(access: settings.GpuAccess) -> None:
+    """Replace NVML by the simulated driver, in this process."""
+    if access.simulate_state is not None:
+        from mig_manager.sandbox.driver import library
+
+        library.install(access.simulate_state)
+
+
+def simulated_boot_id(access: settings.GpuAccess) -> str:
+    """Return the boot id of the simulated node; empty for real GPUs."""
+    from mig_manager.sandbox.driver import state_file
+
+    return state_file.SharedState(access.simulate_state).boot_id if access.simulate_state else ""

@@ -1,10 +1,9 @@
-"""The commands at a shell: settings to adapters to a command to an answer.
+"""The commands on this machine's GPUs: ``status``, ``plan``, ``apply`` and their relatives.
 
-They talk to NVML and to nothing else: no cluster is needed, and none of its libraries is loaded.
+They need no cluster, and load none of its libraries.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,15 +12,13 @@ from mig_manager.adapters.host import files, line_writer
 from mig_manager.agent import settings
 from mig_manager.change import apply, boot, plans
 from mig_manager.cli import command_settings, console, gpu_access, validate
-from mig_manager.cli.render import bootreport, gpu_report
+from mig_manager.cli.render import gpu_report
 from mig_manager.core import messages, model, yaml_tree
 from mig_manager.core.layout import config
 
 DONE, FAILED = 0, 1
 _MOST_NAMED = 6
 """Layouts that an error names before it counts the rest."""
-_MAX_CHARACTERS = yaml_tree.MAX_CHARACTERS + 1
-"""What to read of standard input: one more than is allowed, so that too much is seen as such."""
 
 
 def run(command: str, given: command_settings.CommandSettings, terminal: console.Console) -> int:
@@ -30,34 +27,33 @@ def run(command: str, given: command_settings.CommandSettings, terminal: console
     Args:
         command: Its name.
         given: Its settings.
-        terminal: Where answers and remarks go.
+        terminal: For the answer and remarks.
 
     Returns:
         The exit status.
 
     Raises:
-        MigManagerError: It could not be done.
+        MigManagerError: It failed.
     """
-    return _Shell(command, given, terminal).commands[command]()
+    return _Command(command, given, terminal).run()
 
 
-class _Shell:
+class _Command:
     """One command line."""
 
     def __init__(
         self, command: str, given: command_settings.CommandSettings, terminal: console.Console
     ) -> None:
+        self._name = command
         self._given = given
         self._terminal = terminal
-        self._reach = gpu_access.Reach(command, given, terminal)
+        self._access = gpu_access.GpuAccess(command, given, terminal)
         self._style = terminal.style(given.colour)
         self._is_wide = given.output_format is command_settings.OutputFormat.WIDE
         self._scope = plans.Scope.MODE_ONLY if given.is_mode_only else plans.Scope.ALL
 
-    @property
-    def commands(self) -> Mapping[str, Callable[[], int]]:
-        """Every command by name."""
-        return {
+    def run(self) -> int:
+        commands: Mapping[str, Callable[[], int]] = {
             "status": self._status,
             "plan": self._plan,
             "apply": self._apply,
@@ -69,11 +65,12 @@ class _Shell:
             "restore": self._restore,
             "validate": self._validate,
         }
+        return commands[self._name]()
 
     def _status(self) -> int:
-        result = plans.status(self._reach.gpus())
+        result = plans.status(self._access.gpus())
         if self._given.output_format is not command_settings.OutputFormat.TEXT:
-            result = dataclasses.replace(result, processes=self._reach.holders())
+            result = dataclasses.replace(result, processes=self._access.processes())
         self._answer(
             result.to_data,
             lambda: gpu_report.status(result, is_wide=self._is_wide, style=self._style),
@@ -82,7 +79,10 @@ class _Shell:
 
     def _plan(self) -> int:
         result = plans.plan(
-            self._reach.gpus(), self._layout(), scope=self._scope, users=self._reach.pods()
+            self._access.gpus(),
+            self._layout(),
+            scope=self._scope,
+            users=self._access.pods_by_device(),
         )
         self._answer(
             result.to_data,
@@ -93,46 +93,43 @@ class _Shell:
 
     def _apply(self) -> int:
         result = apply.apply(
-            self._reach.world(),
+            self._access.dependencies(),
             self._layout,
             scope=self._scope,
             may_reset=not self._given.is_reset_skipped,
         )
         self._answer(result.to_data, lambda: "MIG configuration applied successfully")
         self._warn(result.overlooked)
-        self._warn_of(result.gpus.unreachable, "the layout is not active on it")
+        self._warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
         for planned in result.rounds:
             self._terminal.note(gpu_report.summary(planned))
         if not result.is_changed:
-            self._terminal.note(f"layout '{result.layout}' was in force already")
+            self._terminal.note(f"layout '{result.layout}' is already active")
         return DONE
 
     def _checkpoint(self) -> int:
         file = self._checkpoint_file()
-        gpus = self._reach.gpus().observe()
-        from mig_manager.adapters.host import files  # noqa: PLC0415 - seldom asked for
-        from mig_manager.core.records import checkpoint  # noqa: PLC0415 - the same
+        gpus = self._access.gpus().observe()
+        from mig_manager.core.records import checkpoint  # noqa: PLC0415 - rarely used
 
         files.write_output(pathlib.Path(file), checkpoint.render(gpus))
-        self._warn_of(gpus.unreachable, "it is not in the checkpoint")
+        self._warn_unreachable(gpus.unreachable, "it is not in the checkpoint")
         self._terminal.say("MIG configuration checkpointed successfully")
         return DONE
 
     def _restore(self) -> int:
-        from mig_manager.change import apply  # noqa: PLC0415 - seldom asked for
-
         source = files.ConfigFile(self._checkpoint_file())
         result = apply.restore(
-            self._reach.world(),
+            self._access.dependencies(),
             lambda: apply.CheckpointTarget.parse(source.read(), source=source.name),
             scope=self._scope,
         )
         self._answer(result.to_data, lambda: "MIG configuration restored successfully")
-        self._warn_of(result.gpus.unreachable, "nothing was restored on it")
+        self._warn_unreachable(result.gpus.unreachable, "nothing was restored on it")
         for planned in result.rounds:
             self._terminal.note(gpu_report.summary(planned))
         if not result.is_changed:
-            self._terminal.note(f"the GPUs have what {source.name} tells: nothing was done")
+            self._terminal.note(f"{source.name} is already active; nothing to do")
         return DONE
 
     def _checkpoint_file(self) -> str:
@@ -143,14 +140,14 @@ class _Shell:
 
     def _boot(self) -> int:
         if self._given.hooks_file:
-            self._terminal.note(f"{self._given.hooks_file} is not run: there are no hooks at boot")
-        is_told = bool(self._given.layouts or self._given.config_file)
+            self._terminal.note(f"{self._given.hooks_file} is ignored: boot runs no hooks")
+        is_named = bool(self._given.layouts or self._given.config_file)
         result = boot.boot(
-            self._reach.world(),
-            self._layout if is_told else None,
+            self._access.dependencies(),
+            self._layout if is_named else None,
             driver_timeout_s=self._given.driver_timeout_s,
         )
-        self._answer(result.to_data, lambda: bootreport.restored(result))
+        self._answer(result.to_data, lambda: _boot_text(result))
         for planned in result.rounds:
             self._terminal.note(gpu_report.summary(planned))
         for problem in result.problems:
@@ -164,14 +161,12 @@ class _Shell:
         if self._given.is_valid_config_only:
             self._terminal.say("Selected MIG configuration is valid")
             return DONE
-        result = plans.check(self._reach.gpus(), layout, scope=self._scope)
+        result = plans.check(self._access.gpus(), layout, scope=self._scope)
         self._warn(result.planned.overlooked)
-        self._warn_of(result.planned.gpus.unreachable, "what it has was not compared")
+        self._warn_unreachable(result.planned.gpus.unreachable, "it was not compared")
         if result.is_applied:
             kind = (
-                "mode settings from configuration"
-                if self._given.is_mode_only
-                else ("configuration")
+                "mode settings from configuration" if self._given.is_mode_only else "configuration"
             )
             self._answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
             return DONE
@@ -179,52 +174,40 @@ class _Shell:
             self._answer(result.to_data, lambda: "")
         self._terminal.note(
             f"layout '{layout.name}' is not applied: {gpu_report.difference(result.planned)}",
-            remedy="'mig-manager plan' shows every difference, 'mig-manager apply' ends them.",
+            remedy="'mig-manager plan' shows all differences, 'mig-manager apply' removes them.",
         )
         return FAILED
 
     def _export(self) -> int:
         result = plans.export(
-            self._reach.gpus(),
+            self._access.gpus(),
             label=self._given.config_label,
             has_placements=self._given.has_placements,
         )
-        self._warn_of(result.unreachable, "it is not in the document")
+        self._warn_unreachable(result.unreachable, "it is not in the document")
         self._answer(result.to_data, lambda: yaml_tree.dump(result.to_data()))
         return DONE
 
     def _generate_config(self) -> int:
         result = plans.generate_config(
-            self._reach.kinds(), has_all_maximal=self._given.has_all_maximal
+            self._access.kinds(), has_all_maximal=self._given.has_all_maximal
         )
         target = self._given.output_file
         if target is None:
             self._answer(result.to_data, lambda: "")
             return DONE
-        from mig_manager.adapters.host import files  # noqa: PLC0415 - seldom asked for
 
-        files.write_output(target, self._rendered(result.to_data()))
+        text = console.rendered(result.to_data(), self._given.output_format.value)
+        files.write_output(target, text)
         return DONE
 
     def _validate(self) -> int:
-        command = validate.Validate(
-            self._given, self._terminal, self._reach, self._read, self._style
-        )
-        answer = command.run()
-        self._answer(answer.to_data, lambda: answer.text)
-        return DONE if answer.is_good else FAILED
+        result = validate.validate(self._given, self._terminal, self._access, self._read)
+        self._answer(result.to_data, lambda: result.text(self._style))
+        return DONE if result.is_good else FAILED
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
-        match self._given.output_format:
-            case command_settings.OutputFormat.JSON | command_settings.OutputFormat.YAML:
-                self._terminal.say(self._rendered(data()))
-            case command_settings.OutputFormat.TEXT | command_settings.OutputFormat.WIDE:
-                self._terminal.say(text())
-
-    def _rendered(self, data: Mapping[str, object]) -> str:
-        if self._given.output_format is command_settings.OutputFormat.JSON:
-            return json.dumps(data, indent=2) + "\n"
-        return yaml_tree.dump(data)
+        self._terminal.answer(self._given.output_format.value, data, text)
 
     def _document(self) -> config.Document:
         source = self._read(self._given.config_file)
@@ -232,29 +215,19 @@ class _Shell:
         return source
 
     def _read(self, file: str | None) -> config.Document:
-        if file == "-":
-            text, name = self._standard_input(), "<stdin>"
-        else:
-            source = files.ConfigFile(file or settings.packaged_config())
-            text, name = source.read(), source.name
-        return config.parse(text, source=name, is_lenient=self._given.is_lenient)
+        name = file or str(settings.packaged_config())
+        return self._terminal.layout_file(name, is_lenient=self._given.is_lenient)
 
-    def _warn(self, passed: Sequence[yaml_tree.Diagnostic]) -> None:
-        for remark in passed:
-            self._terminal.note(f"warning: {remark}", priority=line_writer.Priority.WARNING)
+    def _warn(self, diagnostics: Sequence[yaml_tree.Diagnostic]) -> None:
+        for diagnostic in diagnostics:
+            self._terminal.note(f"warning: {diagnostic}", priority=line_writer.Priority.WARNING)
 
-    def _warn_of(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:
+    def _warn_unreachable(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:
         for gpu in unreachable:
             self._terminal.note(
                 f"warning: {gpu.sentence}; {effect}",
                 remedy=errors.Reason.GPU_UNREACHABLE.remedy,
             )
-
-    def _standard_input(self) -> str:
-        try:
-            return self._terminal.stdin.read(_MAX_CHARACTERS)
-        except (OSError, UnicodeError) as error:
-            raise errors.ConfigError(f"cannot read standard input: {error}") from error
 
     def _layout(self) -> config.Layout:
         source = self._document()
@@ -263,5 +236,16 @@ class _Shell:
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
         known = list(source.layouts)
-        some = messages.listed(known, most=_MOST_NAMED)
-        raise errors.UsageError(f"name a layout; {source.source} has {some or 'none'}")
+        names = messages.listed(known, most=_MOST_NAMED)
+        raise errors.UsageError(f"name a layout; {source.source} has {names or 'none'}")
+
+
+def _boot_text(result: boot.Restored) -> str:
+    if not result.layout:
+        return "No layout is kept for the boot: nothing was done."
+    if result.rounds:
+        rest = " in part" if result.problems else ""
+        return f"Layout {result.layout} is restored{rest}."
+    if result.problems:
+        return f"Layout {result.layout} is not restored: nothing was done."
+    return f"Layout {result.layout} is already active: nothing to do."

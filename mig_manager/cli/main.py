@@ -116,10 +116,10 @@ def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
         logger.warning("variable_unknown", name=name, did_you_mean=closest or None)
     boot_id = procfs.boot_id()
     if chosen.gpus.is_simulated:
-        from mig_manager.cli import simulation
+        from mig_manager.cli import gpu_access
 
-        simulation.prepare(chosen.gpus)
-        boot_id = simulation.boot_id(chosen.gpus)
+        gpu_access.prepare_simulation(chosen.gpus)
+        boot_id = gpu_access.simulated_boot_id(chosen.gpus)
         logger.warning("gpus_simulated", state=str(chosen.gpus.simulate_state))
     return main.run(chosen, boot_id=boot_id)
 
@@ -131,9 +131,9 @@ def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
     chosen = command_settings.doctor_settings(parsed, terminal.environ)
     _configure_log(terminal, settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     if chosen.gpus.is_simulated:
-        from mig_manager.cli import simulation
+        from mig_manager.cli import gpu_access
 
-        simulation.prepare(chosen.gpus)
+        gpu_access.prepare_simulation(chosen.gpus)
         terminal.note(f"GPUs are simulated, in {chosen.gpus.simulate_state}")
     return _DONE if doctor.run(chosen, terminal) else _FAILED
 

@@ -176,6 +176,6 @@ def test_several_at_once_take_turns_and_the_last_one_prevails(tmp_path: pathlib.
         out, err = said[name]
         assert (process.returncode, out) == (0, "MIG configuration applied successfully\n"), err
         assert "left unfinished" not in err
-        assert "in force already" not in err
+        assert "already active" not in err
     assert [name for name in names if node.run("assert", name).returncode == 0] == ended[-1:]
     assert not node.journal.exists()

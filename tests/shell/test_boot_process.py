@@ -102,7 +102,7 @@ def test_from_power_on_the_layout_comes_back_in_its_places_and_a_second_run_does
 
     with counted(node) as calls:
         first = node.run("boot")
-    assert (first.returncode, first.stdout) == (0, "Layout mixed is back.\n"), first.stderr
+    assert (first.returncode, first.stdout) == (0, "Layout mixed is restored.\n"), first.stderr
     assert calls
     assert node.shape == before
     assert seen(node) == shown
@@ -111,7 +111,7 @@ def test_from_power_on_the_layout_comes_back_in_its_places_and_a_second_run_does
     with counted(node) as calls:
         second = node.run("boot")
     assert second.returncode == 0
-    assert second.stdout == "Layout mixed is in force as it was kept: nothing was done.\n"
+    assert second.stdout == "Layout mixed is already active: nothing to do.\n"
     assert calls == []
     assert node.shape == before
     assert not node.journal.exists()
@@ -213,7 +213,7 @@ def test_a_node_where_nothing_is_kept_gets_the_fallback_of_the_peers_variables(
     assert node.run("assert", "mixed").returncode == 0
     node.state.reboot()
     monkeypatch.delenv("MIG_PARTED_SELECTED_CONFIG")
-    assert node.run("boot").stdout == "Layout mixed is back.\n"
+    assert node.run("boot").stdout == "Layout mixed is restored.\n"
 
 
 def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
@@ -268,7 +268,7 @@ def test_what_an_agent_has_proven_comes_back_too() -> None:
             timeout=120,
         )
 
-        assert (back.returncode, back.stdout) == (0, "Layout other is back.\n"), back.stderr
+        assert (back.returncode, back.stdout) == (0, "Layout other is restored.\n"), back.stderr
         assert [gpu.snapshot for gpu in world.gpus.observe()] == [gpu.snapshot for gpu in before]
 
 

@@ -78,7 +78,7 @@ def test_apply_of_an_active_layout_succeeds_and_reports_it(shell: Shell, layouts
     answer = shell("apply", "one", "-f", layouts, *SPEC)
 
     assert (answer.status, answer.out) == (0, "MIG configuration applied successfully\n")
-    assert "layout 'one' was in force already" in answer.err
+    assert "layout 'one' is already active" in answer.err
 
 
 def test_assert_fails_with_the_difference_when_not_applied(shell: Shell, layouts: str) -> None:
@@ -346,7 +346,7 @@ def test_a_simulation_that_is_not_there_is_not_made_up(
     answer = shell("status", "--simulate-state", str(tmp_path / "none.json"))
 
     assert answer.status == 2
-    assert "--simulate says what to simulate" in answer.err
+    assert "create it with --simulate" in answer.err
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"options": 3}'])
@@ -362,7 +362,7 @@ def test_a_state_file_of_something_else_is_refused_and_kept(
     answer = shell("status", "--simulate-state", str(path), *options)
 
     assert answer.status == 2
-    assert "holds no simulated GPUs" in answer.err
+    assert "has no simulated GPUs" in answer.err
     assert path.read_bytes() == content
 
 

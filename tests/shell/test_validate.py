@@ -163,7 +163,7 @@ def test_a_filter_by_a_name_that_no_product_has_is_pointed_at(shell: Shell) -> N
 
     answer = shell("validate", "-f", file, "--gpu", "H100")
 
-    assert f"{file}:4:21: no product known here is called 'a100'; did you mean '*a100*'?" in (
+    assert f"{file}:4:21: no known product is called 'a100'; did you mean '*a100*'?" in (
         answer.err
     )
     assert "*h100*" not in answer.err
@@ -244,7 +244,7 @@ def test_files_must_be_named(shell: Shell) -> None:
     answer = shell("validate", "--files")
 
     assert answer.status == 2
-    assert "--files: name the documents to check" in answer.err
+    assert "--files: name the layout files to check" in answer.err
 
 
 def test_the_hook_definition_has_what_pre_commit_asks_for() -> None:
