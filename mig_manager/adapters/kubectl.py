@@ -1,9 +1,8 @@
-"""The Kubernetes API as a person's own ``kubectl`` reaches it.
+"""The Kubernetes API through the user's own ``kubectl``, which a plugin always has.
 
-A plugin is started by kubectl, so kubectl is there, and it knows every way into a cluster that
-its user has: contexts, credential programs, proxies, impersonation. ``kubectl get --raw`` sends
-one GET and writes the answer as it came, which is all that looking takes; the Kubernetes library,
-many times as large as everything else here, is not needed.
+kubectl knows its user's contexts, credential programs, proxies and impersonation. ``kubectl get
+--raw`` sends one GET and prints the response unchanged, so that the Kubernetes library, many times
+as large as the rest of the plugin, is not needed.
 """
 
 import contextlib
@@ -24,8 +23,8 @@ from mig_manager.core import messages
 _PROGRAMS = ("kubectl", "oc")
 """OpenShift's client runs plugins of kubectl too, and takes the same options."""
 _TIMEOUT_S = 300.0
-"""A person may have to log in with a browser meanwhile; kubectl itself ends requests earlier."""
-_REFUSAL = re.compile(r"Error from server(?: \((?P<reason>[A-Za-z]+)\))?: (?P<why>.*)")
+"""The user may have to log in with a browser; kubectl itself ends requests earlier."""
+_REFUSAL = re.compile(r"Error from server(?: \((?P<reason>[A-Za-z]+)\))?: (?P<message>.*)")
 _STATUS = {
     "NotFound": http.HTTPStatus.NOT_FOUND,
     "Forbidden": http.HTTPStatus.FORBIDDEN,
@@ -34,54 +33,54 @@ _STATUS = {
     "TooManyRequests": http.HTTPStatus.TOO_MANY_REQUESTS,
     "ServiceUnavailable": http.HTTPStatus.SERVICE_UNAVAILABLE,
 }
-"""``metav1.StatusReason``, as kubectl prints it; those that matter here."""
+"""``metav1.StatusReason``, as kubectl prints it; those with a meaning here."""
 _NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
 
 
 class Kubectl:
-    """Asks the API server by way of kubectl."""
+    """Reads from the API server through kubectl."""
 
     def __init__(
         self,
         options: Sequence[str],
         *,
-        tell: Callable[[str], object],
+        note: Callable[[str], object],
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
         """Find kubectl.
 
         Args:
-            options: For every call: which cluster, and as whom.
-            tell: Takes what kubectl says beside answers, such as the prompt of a login.
-            timeout_s: After how long a call is given up.
+            options: For every call: cluster and user.
+            note: Shows what kubectl prints besides results, such as the prompt of a login.
+            timeout_s: After how long kubectl is killed.
 
         Raises:
-            UsageError: There is none.
+            UsageError: kubectl is not installed.
         """
         program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
         if program is None:
-            raise errors.UsageError("there is no kubectl on the PATH, and it does the talking")
+            raise errors.UsageError("kubectl is not found on the PATH")
         self._command = (program, *options)
-        self._tell = tell
+        self._note = note
         self._timeout_s = timeout_s
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Read an object or a list.
+        """Get an object or a list.
 
         Raises:
-            ClusterError: The API refused or does not answer, or kubectl cannot reach it. FORBIDDEN
-                for 401 and 403; ``status`` tells a 404.
+            ClusterError: The API refused or does not answer, or kubectl cannot connect.
+                FORBIDDEN for 401 and 403; ``status`` shows a 404.
         """
-        asked = f"{path}?{urllib.parse.urlencode(query)}" if query else path
-        answer = self._run(["get", "--raw", asked], f"GET {path}")
+        url = f"{path}?{urllib.parse.urlencode(query)}" if query else path
+        answer = self._run(["get", "--raw", url], f"GET {path}")
         try:
             document = json.loads(answer)
         except (ValueError, RecursionError) as error:
             raise _error(
-                f"the answer to GET {path} is no JSON", errors.Reason.API_ERROR
+                f"the answer to GET {path} is not JSON", errors.Reason.API_ERROR
             ) from error
         if not isinstance(document, dict):
-            raise _error(f"the answer to GET {path} is no object", errors.Reason.API_ERROR)
+            raise _error(f"the answer to GET {path} is not an object", errors.Reason.API_ERROR)
         return document
 
     def contexts(self) -> tuple[str, ...]:
@@ -90,8 +89,8 @@ class Kubectl:
         Raises:
             ClusterError: kubectl cannot read it.
         """
-        told = self._run(["config", "get-contexts", "--output=name"], "the kubeconfig")
-        return tuple(told.decode(errors="replace").split())
+        output = self._run(["config", "get-contexts", "--output=name"], "the kubeconfig")
+        return tuple(output.decode(errors="replace").split())
 
     def _run(self, arguments: Sequence[str], what: str) -> bytes:
         with tempfile.TemporaryFile() as answer, contextlib.ExitStack() as undo:
@@ -105,37 +104,37 @@ class Kubectl:
             undo.enter_context(process)
             is_late = threading.Event()
 
-            def give_up() -> None:
+            def kill() -> None:
                 is_late.set()
                 process.kill()
 
-            timer = threading.Timer(self._timeout_s, give_up)
+            timer = threading.Timer(self._timeout_s, kill)
             timer.daemon = True
             timer.start()
             undo.callback(timer.cancel)
-            # Whatever interrupts us must not leave it behind.
+            # Also after an interrupt.
             undo.callback(process.kill)
-            said = self._listen(process.stderr)
+            lines = self._error_lines(process.stderr)
             if process.wait() != 0:
-                late = [f"kubectl has not come back for {self._timeout_s:g} s"]
-                raise _refused(what, late if is_late.is_set() else said)
+                late = [f"kubectl did not end within {self._timeout_s:g} s"]
+                raise _refused(what, late if is_late.is_set() else lines)
             answer.seek(0)
             return answer.read()
 
-    def _listen(self, stderr: IO[bytes] | None) -> list[str]:
-        """Pass on what is not the end of it at once: a login may wait for its reader."""
-        said: list[str] = []
+    def _error_lines(self, stderr: IO[bytes] | None) -> list[str]:
+        """Return the error lines; show others at once, because a login may wait for the user."""
+        lines: list[str] = []
         for raw in stderr or ():
             line = messages.printable(raw.decode(errors="replace").rstrip(), " ")
             if line.startswith(("Error ", "error: ", "The connection ", "Unable to ")):
-                said.append(line)
+                lines.append(line)
             elif line:
-                self._tell(line)
-        return said
+                self._note(line)
+        return lines
 
 
-def _refused(what: str, said: Sequence[str]) -> errors.ClusterError:
-    last = said[-1] if said else "kubectl failed and does not say why"
+def _refused(what: str, lines: Sequence[str]) -> errors.ClusterError:
+    last = lines[-1] if lines else "kubectl failed without a message"
     refusal = _REFUSAL.match(last)
     if refusal is None:
         is_login = _NOT_LOGGED_IN.match(last)
@@ -148,7 +147,7 @@ def _refused(what: str, said: Sequence[str]) -> errors.ClusterError:
         reason = errors.Reason.API_UNAVAILABLE
     else:
         reason = errors.Reason.API_ERROR
-    return _error(refusal["why"], reason, status=status)
+    return _error(refusal["message"], reason, status=status)
 
 
 def _error(

@@ -104,7 +104,7 @@ class _Command:
         self._format = str(options.get("output"))
         self._now = dt.datetime.now(tz=dt.UTC)
         self._cluster = selection.Cluster(
-            kubectl.Kubectl(arguments.kubectl_options(options), tell=terminal.note)
+            kubectl.Kubectl(arguments.kubectl_options(options), note=terminal.note)
         )
 
     def run(self, command: str) -> int:

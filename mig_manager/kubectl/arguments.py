@@ -279,6 +279,6 @@ def _api(before: Sequence[str]) -> kubectl.Kubectl:
     timeout = cluster.get("request_timeout") or f"{_TIMEOUT_S:g}s"
     return kubectl.Kubectl(
         kubectl_options(cluster | {"request_timeout": timeout}),
-        tell=lambda _: None,
+        note=lambda _: None,
         timeout_s=_TIMEOUT_S,
     )

@@ -35,7 +35,7 @@ def reached(
     said: list[str] | None = None, *options: str, timeout_s: float = 60
 ) -> kubectl.Kubectl:
     heard = [] if said is None else said
-    return kubectl.Kubectl(options, tell=heard.append, timeout_s=timeout_s)
+    return kubectl.Kubectl(options, note=heard.append, timeout_s=timeout_s)
 
 
 def test_a_path_and_its_query_are_asked_for_with_the_options_given(bin_: pathlib.Path) -> None:
@@ -65,7 +65,7 @@ def test_without_either_there_is_no_way(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(errors.UsageError, match="no kubectl"):
+    with pytest.raises(errors.UsageError, match="kubectl is not found"):
         reached()
 
 
@@ -112,7 +112,7 @@ def test_what_a_login_says_is_passed_on_at_once_and_harmlessly(bin_: pathlib.Pat
             None,
             "no such host",
         ),
-        ("", errors.Reason.API_UNAVAILABLE, None, "does not say why"),
+        ("", errors.Reason.API_UNAVAILABLE, None, "without a message"),
     ],
 )
 def test_a_refusal_is_told_by_its_kind(
@@ -154,7 +154,7 @@ def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
 def test_a_program_that_does_not_come_back_is_given_up(bin_: pathlib.Path) -> None:
     play(bin_, "exec sleep 600")
 
-    with pytest.raises(errors.ClusterError, match=r"has not come back for 0\.2 s"):
+    with pytest.raises(errors.ClusterError, match=r"did not end within 0\.2 s"):
         reached(timeout_s=0.2).get("/version")
 
 

@@ -87,7 +87,7 @@ def test_kubectl_is_required(tmp_path: pathlib.Path) -> None:
     )
 
     assert answer.status == 2
-    assert "no kubectl" in answer.err
+    assert "kubectl is not found" in answer.err
 
 
 def test_contexts_and_kubeconfigs_are_kubectls_own(
