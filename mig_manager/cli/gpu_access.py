@@ -178,7 +178,7 @@ class GpuAccess:
         )
         timeout_s = min(_PROCESSES_TIMEOUT_S, self._given.gpu_timeout_s)
         try:
-            return dict(hung_call.CallThread(look).result(timeout_s).holders)
+            return dict(hung_call.CallThread(look).result(timeout_s).processes)
         except (errors.HardwareError, OSError):
             return None
 

@@ -54,7 +54,7 @@ def test_status_tells_people_who_holds_a_gpu_when_they_ask_for_more(shell: Shell
     shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
 
     assert "in use by train (pid 77)" in shell("status", "-o", "wide")
-    assert "held by" not in shell("status")
+    assert "in use by" not in shell("status")
 
 
 def test_holders_of_an_instance_are_told_with_it(shell: Shell) -> None:

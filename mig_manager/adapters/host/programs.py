@@ -96,9 +96,9 @@ class Finished:
         """Return an error with how it ended and its last line of output."""
         how = f"status {self.status}" if self.status >= 0 else f"signal {-self.status}"
         # nvidia-smi writes errors to stdout.
-        said = last_line(self.stderr) or last_line(self.stdout)
+        output = last_line(self.stderr) or last_line(self.stdout)
         return errors.HostError(
-            f"{self.line} ended with {how}{f': {said}' if said else ''}", reason=reason
+            f"{self.line} ended with {how}{f': {output}' if output else ''}", reason=reason
         )
 
 
@@ -183,10 +183,10 @@ class Programs:
             why = error.strerror or error
             raise errors.HostError(f"{line} cannot be run: {why}", reason=reason) from error
         if ended.status is None:
-            said = last_line(ended.stderr)
+            output = last_line(ended.stderr)
             raise errors.HostError(
                 f"{line} did not end within {timeout_s:g} s and was killed"
-                f"{f': {said}' if said else ''}",
+                f"{f': {output}' if output else ''}",
                 reason=reason,
             )
         return Finished(

@@ -176,7 +176,7 @@ class Child:
 
         Returns:
             Whether it is gone; False for a process that the kernel holds in an uninterruptible
-            wait. ``status`` tells later when that is over.
+            wait. ``status`` reports later when that is over.
         """
         import subprocess  # noqa: PLC0415 - as above
 
@@ -312,7 +312,7 @@ def run(
         command: The program and its arguments.
         environment: Its whole environment.
         folder: Its working directory; None: ours.
-        is_late: Asked now and then whether to kill it; what it raises is raised.
+        is_late: Asked now and then whether to kill it; its errors are raised.
         stdin: What it reads.
         keep: How much of its output to keep.
 

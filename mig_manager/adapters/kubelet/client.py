@@ -139,8 +139,8 @@ class _Worker:
             try:
                 return self._child.ask(question, timeout_s=timeout_s)
             except EOFError as error:
-                said = self._child.stderr.text().strip()
-                raise EOFError(f"ended: {said or 'without a message'}") from error
+                stderr = self._child.stderr.text().strip()
+                raise EOFError(f"ended: {stderr or 'without a message'}") from error
 
     def end(self) -> None:
         """Kill it."""

@@ -1,4 +1,7 @@
-"""One GPU within a session: its handle, facts, profiles and live instances."""
+"""One GPU within a session: its handle, facts, profiles and live instances.
+
+Every function raises ``HardwareError`` when NVML refuses or fails.
+"""
 
 import ctypes
 import dataclasses
@@ -111,9 +114,9 @@ class Device:
         self._profiles = profiles or None
         self._compute_placements: dict[tuple[int, int], tuple[model.Placement, ...] | None] = {}
         self._compute_profiles = {
-            offered.profile_id: offered.compute_profiles
-            for offered in profiles or ()
-            if offered.compute_profiles
+            each.profile_id: each.compute_profiles
+            for each in profiles or ()
+            if each.compute_profiles
         }
 
     def minor(self) -> int | None:
@@ -124,22 +127,14 @@ class Device:
             return None
 
     def virtualization(self) -> model.Virtualization:
-        """Return how this machine has the GPU; NONE if the driver cannot report it.
-
-        Raises:
-            HardwareError: NVML refused or failed.
-        """
+        """Return how this machine has the GPU; NONE if the driver cannot report it."""
         mode = library.call_unless(
             library.UNSUPPORTED, pynvml.nvmlDeviceGetVirtualizationMode, self.handle
         )
         return _VIRTUALIZATIONS.get(mode, model.Virtualization.NONE)
 
     def mig_mode(self) -> tuple[model.MigMode, model.MigMode] | None:
-        """Return the current and the pending MIG mode; None when the GPU has no MIG.
-
-        Raises:
-            HardwareError: NVML refused or failed.
-        """
+        """Return the current and the pending MIG mode; None when the GPU has no MIG."""
         modes = library.call_unless(library.UNSUPPORTED, pynvml.nvmlDeviceGetMigMode, self.handle)
         if modes is None:
             return None
@@ -147,11 +142,7 @@ class Device:
         return _mode(current), _mode(pending)
 
     def memory_bytes(self) -> int:
-        """Return the memory of the whole GPU; 0 for a GPU that shares the memory of its host.
-
-        Raises:
-            HardwareError: NVML refused or failed.
-        """
+        """Return the memory of the whole GPU; 0 for a GPU that shares the memory of its host."""
         if self._memory_bytes is None:
             memory = library.call_unless(
                 library.UNSUPPORTED, pynvml.nvmlDeviceGetMemoryInfo, self.handle
@@ -163,9 +154,6 @@ class Device:
         """Return the GPU-instance profiles in enum order, without their placements.
 
         Empty if the driver reports none while MIG is off (R535 and older).
-
-        Raises:
-            HardwareError: NVML refused or failed.
         """
         if self._profiles is None:
             self._profiles = tuple(
@@ -193,9 +181,6 @@ class Device:
         """Return the placements of a compute-instance profile in a GPU instance, ascending.
 
         None if the driver does not report them, as R515 and older.
-
-        Raises:
-            HardwareError: NVML refused or failed.
         """
         key = instance.profile_id, profile_id
         if key not in self._compute_placements:
@@ -219,11 +204,7 @@ class Device:
         return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
 
     def profile_ids(self, name: model.Profile) -> tuple[int, ...]:
-        """Return the driver's ids of the profile with this name.
-
-        Raises:
-            HardwareError: NVML refused or failed.
-        """
+        """Return the driver's ids of the profile with this name."""
         return tuple(p.profile_id for p in self.profiles() if p.profile == name)
 
     def gpu_instances(self, profile_ids: Iterable[int]) -> tuple[GpuInstanceRef, ...]:
@@ -243,11 +224,7 @@ class Device:
         return tuple(sorted(found.values(), key=lambda gi: (gi.placement, gi.instance_id)))
 
     def gpu_instance(self, handle: Handle) -> GpuInstanceRef:
-        """Return the GPU instance of a handle.
-
-        Raises:
-            HardwareError: NVML refused or failed.
-        """
+        """Return the GPU instance of a handle."""
         info = library.call(pynvml.nvmlGpuInstanceGetInfo, handle)
         return GpuInstanceRef(
             handle=handle,
@@ -262,20 +239,17 @@ class Device:
         """Return the compute-instance profiles of a GPU instance, in enum order.
 
         Asked once for each GPU-instance profile: its instances are alike.
-
-        Raises:
-            HardwareError: NVML refused or failed.
         """
         if instance.profile_id not in self._compute_profiles:
-            offered = tuple(_compute_instance_profiles(instance.handle))
-            if not offered:
+            profiles = tuple(_compute_instance_profiles(instance.handle))
+            if not profiles:
                 # Without profiles no instance could be listed, and a GPU instance in use would
                 # look idle.
                 raise library.from_code(
                     pynvml.NVML_ERROR_NOT_SUPPORTED,
                     operation="nvmlGpuInstanceGetComputeInstanceProfileInfo",
                 )
-            self._compute_profiles[instance.profile_id] = offered
+            self._compute_profiles[instance.profile_id] = profiles
         return self._compute_profiles[instance.profile_id]
 
     def with_compute_profiles(
@@ -284,10 +258,10 @@ class Device:
         """Return the profiles with their compute-instance profiles, as far as those were asked."""
         known = self._compute_profiles
         return tuple(
-            dataclasses.replace(offered, compute_profiles=known[offered.profile_id])
-            if offered.profile_id in known
-            else offered
-            for offered in profiles
+            dataclasses.replace(each, compute_profiles=known[each.profile_id])
+            if each.profile_id in known
+            else each
+            for each in profiles
         )
 
     def compute_instances(self, instance: GpuInstanceRef) -> tuple[ComputeInstanceRef, ...]:
@@ -296,10 +270,10 @@ class Device:
         Raises:
             HardwareError: NVML refused or failed; with NO_PERMISSION to unprivileged callers.
         """
-        offered = self.compute_profiles(instance)
-        room = max([p.max_instances for p in offered] + [_MIN_LISTED])
+        profiles = self.compute_profiles(instance)
+        room = max([p.max_instances for p in profiles] + [_MIN_LISTED])
         found: dict[int, ComputeInstanceRef] = {}
-        for compute_profile in offered:
+        for compute_profile in profiles:
             handles = (pynvml.c_nvmlComputeInstance_t * room)()
             count = _fill(
                 pynvml.nvmlGpuInstanceGetComputeInstances,
@@ -313,11 +287,7 @@ class Device:
         return tuple(found[instance_id] for instance_id in sorted(found))
 
     def compute_instance(self, instance: GpuInstanceRef, handle: Handle) -> ComputeInstanceRef:
-        """Return the compute instance of a handle.
-
-        Raises:
-            HardwareError: NVML refused or failed.
-        """
+        """Return the compute instance of a handle."""
         info = library.call(pynvml.nvmlComputeInstanceGetInfo_v2, handle)
         slices = {p.profile_id: p.slices for p in self.compute_profiles(instance)}
         return ComputeInstanceRef(

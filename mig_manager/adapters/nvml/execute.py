@@ -252,13 +252,13 @@ class _Executor:
                 step.profile.spans or placement == step.placement
             ):
                 return
-        offered = _compute_profile(device.compute_profiles(instance), step.profile)
+        profile = _compute_profile(device.compute_profiles(instance), step.profile)
         if step.profile.spans:
             library.call(
-                pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, offered.profile_id
+                pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile.profile_id
             )
         else:
-            _create_part(device, instance, offered.profile_id, step.placement)
+            _create_part(device, instance, profile.profile_id, step.placement)
         existing.append((step.profile.compute_slices, step.placement))
 
     def _gpu_instance_at(self, step: steps.CreateComputeInstance) -> gpu_device.GpuInstanceRef:
@@ -398,7 +398,7 @@ def _created_at(
 
 
 def _compute_profile(
-    offered: tuple[model.ComputeInstanceProfile, ...], name: model.Profile
+    profiles: tuple[model.ComputeInstanceProfile, ...], name: model.Profile
 ) -> model.ComputeInstanceProfile:
     """Choose the compute-instance profile for a name among those the GPU instance offers.
 
@@ -406,7 +406,7 @@ def _compute_profile(
     Hopper that is 1_SLICE_REV1 (7) with 26, of which 1_SLICE (0) would leave ten idle. For a part
     it is the plain profile of that size, which comes first.
     """
-    fitting = [candidate for candidate in offered if candidate.slices == name.compute_slices]
+    fitting = [candidate for candidate in profiles if candidate.slices == name.compute_slices]
     if not fitting:
         raise errors.HardwareError(
             f"{name.gpu_instance} offers no compute instance of {name.compute_slices} slices",

@@ -236,19 +236,19 @@ def hung(
     if running:
         since = [f"{round(max(0.0, now_s - call.since_s), 1):g} s" for call in running]
         first, *others = zip(running, since, strict=True)
-        said = f"{first[0]} has not returned for {first[1]}"
-        said = _joined([said, *(f"{call} for {age}" for call, age in others)])
-        said += f"; the GPU worker {fate}"
+        message = f"{first[0]} has not returned for {first[1]}"
+        message = _joined([message, *(f"{call} for {age}" for call, age in others)])
+        message += f"; the GPU worker {fate}"
     else:
-        said = f"the GPU worker gave no answer within {timeout_s:g} s and {fate}"
+        message = f"the GPU worker gave no answer within {timeout_s:g} s and {fate}"
         if calls:
-            said += f"; no NVML call was under way, the last was {calls[-1]}"
+            message += f"; no NVML call was under way, the last was {calls[-1]}"
     if processes:
-        said += (
+        message += (
             f"; {running[0].gpu} is open in {processes}, "
             "and maybe in others that cannot be seen from here"
         )
-    return _error(said, running, errors.Reason.NVML_TIMEOUT)
+    return _error(message, running, errors.Reason.NVML_TIMEOUT)
 
 
 def died(
@@ -263,16 +263,18 @@ def died(
         stderr: The last of what it wrote there.
     """
     running = [call for call in calls if call.is_running]
-    said = f"the GPU worker {ending}"
+    message = f"the GPU worker {ending}"
     if running:
-        said += f" in {running_calls(calls)}"
+        message += f" in {running_calls(calls)}"
     if not is_signal:
-        said += " and no answer"
+        message += " and no answer"
     if stderr:
-        said += f"; it last wrote: {stderr.splitlines()[-1]}"
+        message += f"; it last wrote: {stderr.splitlines()[-1]}"
     # Within a call it is the vendor's library that ends a process.
     is_nvml = is_signal or running
-    return _error(said, running, errors.Reason.NVML_ERROR if is_nvml else errors.Reason.INTERNAL)
+    return _error(
+        message, running, errors.Reason.NVML_ERROR if is_nvml else errors.Reason.INTERNAL
+    )
 
 
 def running_calls(calls: Sequence[Call]) -> str:
@@ -280,14 +282,14 @@ def running_calls(calls: Sequence[Call]) -> str:
     return _joined([str(call) for call in calls if call.is_running])
 
 
-def _joined(said: Sequence[str]) -> str:
-    more = len(said) - _MAX_CALLS_NAMED
-    return ", ".join(said[:_MAX_CALLS_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _joined(message: Sequence[str]) -> str:
+    more = len(message) - _MAX_CALLS_NAMED
+    return ", ".join(message[:_MAX_CALLS_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _error(said: str, running: Sequence[Call], reason: errors.Reason) -> errors.HardwareError:
+def _error(message: str, running: Sequence[Call], reason: errors.Reason) -> errors.HardwareError:
     return errors.HardwareError(
-        said,
+        message,
         reason=reason,
         operation=running[0].function if running else "",
         gpu=running[0].gpu if running else "",

@@ -56,11 +56,7 @@ def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.Unreachab
 
 
 def update(known: model.Gpu, device: gpu_device.Device) -> model.Gpu:
-    """Observe again what can change of a GPU while its MIG mode stays.
-
-    Raises:
-        HardwareError: NVML refused or failed.
-    """
+    """Observe again what can change of a GPU while its MIG mode stays."""
     current, pending = device.mig_mode() or (None, None)
     if current is not known.current_mode:
         # Its profiles may have changed as well.
@@ -75,11 +71,7 @@ def update(known: model.Gpu, device: gpu_device.Device) -> model.Gpu:
 
 
 def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
-    """Observe everything about a GPU whose handle is known.
-
-    Raises:
-        HardwareError: NVML refused or failed.
-    """
+    """Observe everything about a GPU whose handle is known."""
     # The GPU of a system on a chip is no PCI device (Jetson Thor).
     pci = library.call_unless(library.UNSUPPORTED, pynvml.nvmlDeviceGetPciInfo, device.handle)
     modes = device.mig_mode()
@@ -142,8 +134,8 @@ def _profiles(
         return None
     try:
         return tuple(
-            dataclasses.replace(offered, placements=device.placements(offered.profile_id))
-            for offered in device.profiles()
+            dataclasses.replace(each, placements=device.placements(each.profile_id))
+            for each in device.profiles()
         )
     except errors.HardwareError as error:
         if error.reason is errors.Reason.NO_PERMISSION or (
@@ -154,7 +146,7 @@ def _profiles(
 
 
 def _gpu_instances(device: gpu_device.Device) -> tuple[model.GpuInstance, ...]:
-    names = {offered.profile_id: offered.profile for offered in device.profiles()}
+    names = {each.profile_id: each.profile for each in device.profiles()}
     if not names:
         # Instances are listed by profile: without profiles none would be found.
         raise library.from_code(

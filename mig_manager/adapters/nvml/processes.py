@@ -123,7 +123,7 @@ class Inspection:
 
     driver_version: str
     nvml_version: str
-    holders: tuple[tuple[str, tuple[gpu_processes.GpuProcess, ...]], ...]
+    processes: tuple[tuple[str, tuple[gpu_processes.GpuProcess, ...]], ...]
     """For each GPU its UUID and the processes that use it, ascending by pid."""
 
 
@@ -178,7 +178,9 @@ def inspect(
         return Inspection(
             driver_version=library.call(pynvml.nvmlSystemGetDriverVersion),
             nvml_version=library.call(pynvml.nvmlSystemGetNVMLVersion),
-            holders=tuple(found for i in range(count) if (found := _of_gpu(i, files)) is not None),
+            processes=tuple(
+                found for i in range(count) if (found := _of_gpu(i, files)) is not None
+            ),
         )
 
 

@@ -80,7 +80,7 @@ def instances(gpus: Gpus) -> Sequence[findings.Found]:
 
 def holders(gpus: Gpus, inspection: Inspection) -> Sequence[findings.Found]:
     """Tell who holds which GPU."""
-    by_uuid = dict(inspection.needed().holders)
+    by_uuid = dict(inspection.needed().processes)
     seen = gpus.needed()
     held = [(gpu, by_uuid[gpu.uuid]) for gpu in seen if by_uuid.get(gpu.uuid)]
     found = []
