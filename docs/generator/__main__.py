@@ -54,26 +54,26 @@ def _demo() -> tuple[pathlib.Path, str]:
 
 
 def main() -> int:
-    """Write what is not up to date, or tell of it."""
+    """Write what is not up to date, or report it."""
     parser = argparse.ArgumentParser(prog="python -m docs.generator", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if need be")
     parser.add_argument("--demo", action="store_true", help="the demonstration, too")
-    given = parser.parse_args()
+    chosen = parser.parse_args()
     # The runs that are played log as runs do.
     quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
     structlog.configure(wrapper_class=quiet)
     try:
-        stale = [(path, new) for path, new in files(with_demo=given.demo) if _old(path) != new]
+        stale = [(path, new) for path, new in files(with_demo=chosen.demo) if _old(path) != new]
     except blocks.MissingWordsError as error:
         sys.exit(f"docs: {error}")
     for path, new in stale:
         print(f"{path.relative_to(ROOT)} is not up to date")
-        if given.check:
+        if chosen.check:
             _show(_old(path), new)
         else:
             path.parent.mkdir(exist_ok=True)
             path.write_text(new, encoding="utf-8")
-    return 1 if given.check and stale else 0
+    return 1 if chosen.check and stale else 0
 
 
 def _old(path: pathlib.Path) -> str:

@@ -1,7 +1,7 @@
 """Parts of pages that are written by programs, between two comments that name them.
 
 A table may have a last column that people write: what stands there is kept, row by row, while the
-other columns are written anew.
+other columns are rewritten.
 """
 
 import re
@@ -25,7 +25,7 @@ def rewritten(page: str, renderers: Mapping[str, Renderer]) -> str:
 
     Raises:
         KeyError: There is no renderer of a block's name.
-        MissingWordsError: Somebody has to write something.
+        MissingWordsError: A person has to write something.
     """
 
     def block(found: re.Match[str]) -> str:
@@ -48,8 +48,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    told = "|".join(f" {cell} " if cell else " " for cell in cells)
-    return f"|{told}|"
+    line = "|".join(f" {cell} " if cell else " " for cell in cells)
+    return f"|{line}|"
 
 
 def kept(body: str) -> dict[str, str]:
@@ -66,7 +66,7 @@ def words(known: Mapping[str, str], key: str) -> str:
     """Return what a person has written about something.
 
     Raises:
-        MissingWordsError: Nobody has.
+        MissingWordsError: No person has.
     """
     if not known.get(key):
         raise MissingWordsError(f"write what {key} means where it stands")

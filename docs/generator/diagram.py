@@ -19,14 +19,14 @@ _MAIN_LINE = tuple(phase for phase in model.Phase if phase not in _BESIDE)
 _CAPTIONS = {
     model.Phase.RESOLVE: "read, observe, plan; touch nothing",
     model.Phase.WAIT: "until a slot for nodes is free",
-    model.Phase.CORDON: "close the node to newcomers",
-    model.Phase.DRAIN: "evict who holds what must go",
-    model.Phase.PAUSE: "device plugin and monitors let go",
-    model.Phase.EXECUTE: "change the GPUs, look again",
+    model.Phase.CORDON: "taint the node: no new pods",
+    model.Phase.DRAIN: "evict the affected pods",
+    model.Phase.PAUSE: "stop device plugin and monitors",
+    model.Phase.EXECUTE: "change the GPUs, verify",
     model.Phase.ROLL_BACK: "the instances from before",
     model.Phase.REBOOT: "then a new run, from Resolve",
-    model.Phase.RESUME: "daemons come back",
-    model.Phase.PROVE: "kubelet offers the new devices",
+    model.Phase.RESUME: "start the daemons again",
+    model.Phase.PROVE: "kubelet allocates the new devices",
     model.Phase.DONE: "success; the node is open",
 }
 _STYLE = """\
@@ -78,14 +78,14 @@ def draw(story: phases.Story, *, title: str) -> str:
 
     Args:
         story: What was seen.
-        title: What the picture shows, for those who cannot see it.
+        title: What the picture shows, for readers who cannot see it.
     """
     height = _TOP + len(_MAIN_LINE) * _ROW + 4
-    told = "; ".join(f"{a.value} to {b.value}" for a, b in _in_order(story.moves))
+    moves = "; ".join(f"{a.value} to {b.value}" for a, b in _in_order(story.moves))
     size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
-        f"<title>{html.escape(title)}</title><desc>{told}</desc>",
+        f"<title>{html.escape(title)}</title><desc>{moves}</desc>",
         f"<style>{_STYLE}</style>{_MARKERS}",
         f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
         *_failures(story),
@@ -101,8 +101,8 @@ def _entered(story: phases.Story) -> set[model.Phase]:
 
 
 def _legend(story: phases.Story) -> Iterator[str]:
-    if story.gives_way:
-        yield _text(_MAIN_X, 24, "dashed border: a newer wish may still end the run here", "c")
+    if story.superseded_in:
+        yield _text(_MAIN_X, 24, "dashed border: a newer request may still end the run here", "c")
 
 
 def _in_order(moves: Iterable[phases.Move]) -> list[phases.Move]:
@@ -122,7 +122,7 @@ def _node(phase: model.Phase, story: phases.Story) -> str:
     kind = {model.Phase.DONE: "b g", model.Phase.ROLL_BACK: "b r"}.get(phase, "b")
     rect = f'x="{box.x:g}" y="{box.y:g}" width="{_BOX_W}" height="{_BOX_H}" rx="7"'
     lines = [f'<rect {rect} class="{kind}"/>']
-    if phase in story.gives_way:
+    if phase in story.superseded_in:
         outer = f'x="{box.x - 4:g}" y="{box.y - 4:g}" width="{_BOX_W + 8}" height="{_BOX_H + 8}"'
         lines.append(f'<rect {outer} rx="10" class="w"/>')
     lines.append(_text(box.middle, box.y + 20, phase.value, "n", anchor="middle"))
@@ -164,7 +164,7 @@ def _way(before: model.Phase, after: model.Phase) -> str:
 
 
 def _failures(story: phases.Story) -> Iterator[str]:
-    """Draw the bad end as one tall box, with a way to it from each phase that has one."""
+    """Draw the failure as one tall box, with an arrow from each phase that can fail."""
     ended = [phase for phase in model.Phase if story.failures.get(phase)]
     if not ended:
         return
@@ -172,7 +172,7 @@ def _failures(story: phases.Story) -> Iterator[str]:
     yield (f'<rect x="{_END_X}" y="{top}" width="{_END_W}" height="{height}" rx="7" class="b r"/>')
     middle, centre = _END_X + _END_W / 2, top + height / 2
     yield _text(middle, centre - 12, "failed", "n", anchor="middle")
-    for line, text in enumerate(("with a reason;", "all that was", "taken is", "given back")):
+    for line, text in enumerate(("with a reason;", "the clients", "run and the", "node is open")):
         yield _text(middle, centre + 8 + 15 * line, text, "c", anchor="middle")
     for phase in ended:
         box = _box(phase)

@@ -1,8 +1,8 @@
 """The phases of a run as the pipeline really goes through them: played, and written down.
 
-Nothing here says which phase follows which. The real pipeline runs on the tests' node in memory,
-undisturbed, with every call to the world failing once, with the wish ending at every question, and
-killed at every call; what the status annotation then says is what is known of phases.
+Nothing here says which phase follows which. The real pipeline runs on the tests' node in memory:
+undisturbed, with every call to a dependency failing once, superseded at every check, and killed at
+every call. The phases are those of its status annotation.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ class Marks:
     is_tainted: bool
     is_paused: bool
     """Whether GPU clients are paused by label."""
-    has_way_back: bool
+    has_snapshot: bool
     """Whether the journal has the instances from before."""
     names_layout: bool
-    """Whether the node names a layout as in force."""
+    """Whether the node names a layout as applied."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,141 +45,141 @@ class Story:
     """From phase to phase."""
     failures: dict[model.Phase, set[errors.Reason]] = dataclasses.field(default_factory=dict)
     """Reasons of the runs that ended badly, by the phase they ended in."""
-    gives_way: set[model.Phase] = dataclasses.field(default_factory=set)
-    """Phases in which a newer wish ends a run."""
+    superseded_in: set[model.Phase] = dataclasses.field(default_factory=set)
+    """Phases in which a newer request ends a run."""
     marks: dict[model.Phase, set[Marks]] = dataclasses.field(default_factory=dict)
 
 
 class _Recorder:
-    """Follows the runs of one node by its status annotation."""
+    """Records the runs of one node by its status annotation."""
 
-    def __init__(self, world: fakes.World, story: Story) -> None:
-        self._world = world
+    def __init__(self, node: fakes.World, story: Story) -> None:
+        self._node = node
         self._story = story
-        self._seen = world.annotations.get(cluster.STATUS_ANNOTATION)
+        self._seen = node.annotations.get(cluster.STATUS_ANNOTATION)
         self._phase = model.Phase.RESOLVE
-        world.on_call = self.look
+        node.on_call = self.record
 
-    def look(self) -> None:
-        """Write down what has been published since the last look."""
-        text = self._world.annotations.get(cluster.STATUS_ANNOTATION)
+    def record(self) -> None:
+        """Record what was published since the last call."""
+        text = self._node.annotations.get(cluster.STATUS_ANNOTATION)
         if text is None or text == self._seen:
             return
         self._seen = text
-        told = json.loads(text)
-        phase = model.Phase(told["phase"])
+        status = json.loads(text)
+        phase = model.Phase(status["phase"])
         if phase is not self._phase:
             self._story.moves.add((self._phase, phase))
         self._phase = phase
-        self._story.marks.setdefault(phase, set()).add(self._marks(told["state"]))
-        if told["state"] == model.State.FAILED.value:
+        self._story.marks.setdefault(phase, set()).add(self._marks(status["state"]))
+        if status["state"] == model.State.FAILED.value:
             reasons = self._story.failures.setdefault(phase, set())
-            reasons.add(errors.Reason(told["reason"]))
+            reasons.add(errors.Reason(status["reason"]))
 
     def _marks(self, state: str) -> Marks:
-        world = self._world
+        node = self._node
         return Marks(
             state=state,
-            is_tainted=world.has_hold_taint,
-            is_paused=cluster.PAUSED_VALUE in world.labels.values(),
-            has_way_back="snapshot" in world.annotations.get(cluster.JOURNAL_ANNOTATION, ""),
-            names_layout=cluster.APPLIED_LABEL in world.labels,
+            is_tainted=node.has_hold_taint,
+            is_paused=cluster.PAUSED_VALUE in node.labels.values(),
+            has_snapshot="snapshot" in node.annotations.get(cluster.JOURNAL_ANNOTATION, ""),
+            names_layout=cluster.APPLIED_LABEL in node.labels,
         )
 
-    def gave_way(self) -> None:
-        """Write down that a newer wish has ended the run."""
-        self._story.gives_way.add(self._phase)
+    def superseded(self) -> None:
+        """Write down that a newer request has ended the run."""
+        self._story.superseded_in.add(self._phase)
 
 
 @contextlib.contextmanager
-def _recorded(world: fakes.World, story: Story) -> Iterator[_Recorder]:
-    recorder = _Recorder(world, story)
+def _recorded(node: fakes.World, story: Story) -> Iterator[_Recorder]:
+    recorder = _Recorder(node, story)
     try:
         yield recorder
     finally:
-        recorder.look()
-        world.on_call = lambda: None
+        recorder.record()
+        node.on_call = lambda: None
 
 
 def _play(
-    world: fakes.World, layout: str, story: Story, *, wish_ends_at: int | None = None
+    node: fakes.World, layout: str, story: Story, *, superseded_at: int | None = None
 ) -> int:
-    """Play one run; return how often the wish was asked about."""
-    wish = fakes.FakeWish(world.clock, ends_at=wish_ends_at, replaced=True)
-    with _recorded(world, story) as recorder:
+    """Play one run; return how often it checked for a newer request."""
+    request = fakes.FakeWish(node.clock, ends_at=superseded_at, replaced=True)
+    with _recorded(node, story) as recorder:
         try:
             # An end that could not be published is for the next run.
             with contextlib.suppress(errors.ClusterError):
-                scenes.reconciler(world).run(layout, wish)
+                scenes.reconciler(node).run(layout, request)
         except errors.Superseded:
-            recorder.look()
-            recorder.gave_way()
-    return wish.asked
+            recorder.record()
+            recorder.superseded()
+    return request.asked
 
 
 def _calls(make: Make, layout: str) -> list[str]:
-    world = make()
-    scenes.run(world, layout)
-    return world.log
+    node = make()
+    scenes.run(node, layout)
+    return node.log
 
 
 def _with_every_call_failing(make: Make, layout: str, story: Story) -> None:
     for index, call in enumerate(_calls(make, layout)):
         error = errors.ConfigError("broken") if call == "host.save" else _broken(call)
-        world = make()
-        world.failing = {index: error}
-        _play(world, layout, story)
-        # What it left due is made good by the next try.
-        world.failing = {}
-        _play(world, layout, story)
+        node = make()
+        node.failing = {index: error}
+        _play(node, layout, story)
+        # The next run undoes what this one could not.
+        node.failing = {}
+        _play(node, layout, story)
 
 
 def _broken(call: str) -> Exception:
     return scenes.BROKEN[call.partition(".")[0]]
 
 
-def _with_the_wish_ending(make: Make, layout: str, story: Story) -> None:
+def _superseded_at_every_check(make: Make, layout: str, story: Story) -> None:
     for question in itertools.count(1):
-        if _play(make(), layout, story, wish_ends_at=question) < question:
+        if _play(make(), layout, story, superseded_at=question) < question:
             return
 
 
 def _killed_everywhere(make: Make, layout: str, story: Story) -> None:
-    """Kill it at every call; its successor carries on, or is wanted for something else."""
+    """Kill it at every call; its successor resumes, or another layout is requested."""
     for index in range(len(_calls(make, layout))):
-        for wanted in (layout, _OTHER_LAYOUT):
-            world = make()
-            world.failing = {index: scenes.Killed()}  # type: ignore[dict-item]
+        for requested in (layout, _OTHER_LAYOUT):
+            node = make()
+            node.failing = {index: scenes.Killed()}  # type: ignore[dict-item]
             with contextlib.suppress(scenes.Killed):
-                scenes.run(world, layout)
-            world.failing = {}
-            with _recorded(world, story):
-                successor = scenes.reconciler(world)
-                successor.recover(wanted)
-            with _recorded(world, story):
-                successor.run(wanted, fakes.FakeWish(world.clock, replaced=False))
+                scenes.run(node, layout)
+            node.failing = {}
+            with _recorded(node, story):
+                successor = scenes.reconciler(node)
+                successor.recover(requested)
+            with _recorded(node, story):
+                successor.run(requested, fakes.FakeWish(node.clock, replaced=False))
 
 
 def _rebooting_node(*, comes_down: bool) -> fakes.World:
-    world = scenes.node()
-    world.mode_waits = world.may_reboot = True
+    node = scenes.node()
+    node.mode_waits = node.may_reboot = True
     if not comes_down:
-        world.reboot_refusal = "a person is logged in"
-    return world
+        node.reboot_refusal = "a person is logged in"
+    return node
 
 
 def _rebooted(story: Story) -> None:
     """Reboot in the middle of a run, as the signal to end does, and go on afterwards."""
-    world = _rebooting_node(comes_down=True)
-    wish = fakes.FakeWish(world.clock, replaced=False)
-    wish.ends_when = lambda: world.reboots > 0
-    with _recorded(world, story), contextlib.suppress(errors.Superseded):
-        scenes.reconciler(world).run("all-1g.5gb", wish)
-    world.restart_machine()
-    with _recorded(world, story):
-        successor = scenes.reconciler(world)
+    node = _rebooting_node(comes_down=True)
+    request = fakes.FakeWish(node.clock, replaced=False)
+    request.ends_when = lambda: node.reboots > 0
+    with _recorded(node, story), contextlib.suppress(errors.Superseded):
+        scenes.reconciler(node).run("all-1g.5gb", request)
+    node.restart_machine()
+    with _recorded(node, story):
+        successor = scenes.reconciler(node)
         successor.recover("all-1g.5gb")
-        successor.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+        successor.run("all-1g.5gb", fakes.FakeWish(node.clock, replaced=False))
 
 
 def _refused(story: Story) -> None:
@@ -197,10 +197,10 @@ def _refused(story: Story) -> None:
 
 
 class _Queue:
-    """Implements ``ports.Slots``: others have them all, and then the API has its say or not."""
+    """Implements ``ports.Slots``: first there is no slot, then one or a refusal."""
 
     def __init__(self, *, is_forbidden: bool) -> None:
-        self._denials = ["held by another node"] * 2
+        self._denials = ["taken by another node"] * 2
         self._is_forbidden = is_forbidden
 
     def take(self) -> str:
@@ -214,20 +214,20 @@ class _Queue:
         """Be sure of the slot."""
 
     def release(self) -> None:
-        """Give back what is not ours alone."""
+        """Release the slot."""
 
 
 def _queued(story: Story) -> None:
-    """Play a node that must wait for others: it gets its turn, is forbidden it, or gives way."""
-    for is_forbidden, wish_ends_at in ((False, None), (True, None), (False, 1)):
-        world = scenes.busy_node()
-        world.slots = _Queue(is_forbidden=is_forbidden)
-        _play(world, "one-slice-changed", story, wish_ends_at=wish_ends_at)
+    """Play a node that waits for a slot: it gets one, is forbidden it, or is superseded."""
+    for is_forbidden, superseded_at in ((False, None), (True, None), (False, 1)):
+        node = scenes.busy_node()
+        node.slots = _Queue(is_forbidden=is_forbidden)
+        _play(node, "one-slice-changed", story, superseded_at=superseded_at)
 
 
 @functools.cache
 def played() -> Story:
-    """Return what runs do that nobody kills."""
+    """Return what runs do that are not killed."""
     story = Story()
     for make, layout in scenes.SCENARIOS.values():
         _play(make(), layout, story)
@@ -236,7 +236,7 @@ def played() -> Story:
     _rebooted(story)
     for name in ("first-layout", "one-slice-on-a-busy-node", "host-services", "reset"):
         _with_every_call_failing(*scenes.SCENARIOS[name], story)
-    _with_the_wish_ending(*scenes.SCENARIOS["one-slice-on-a-busy-node"], story)
+    _superseded_at_every_check(*scenes.SCENARIOS["one-slice-on-a-busy-node"], story)
     return story
 
 

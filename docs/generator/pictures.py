@@ -89,8 +89,8 @@ def differences(picture: str, lines: Sequence[str]) -> list[str]:
     Times do not count, nor does the order: threads of the simulated node write as they get to it,
     and how fast that is, is this machine's affair.
     """
-    drawn, told = _masked(_description(picture)), _masked("\n".join(map(terminal.plain, lines)))
-    return sorted([*(drawn - told).elements(), *(told - drawn).elements()])
+    drawn, printed = _masked(_description(picture)), _masked("\n".join(map(terminal.plain, lines)))
+    return sorted([*(drawn - printed).elements(), *(printed - drawn).elements()])
 
 
 def _description(picture: str) -> str:

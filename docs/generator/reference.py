@@ -124,8 +124,8 @@ def phases_table(body: str) -> str:
     for phase in model.Phase:
         seen = {
             marks
-            for told in (story, after)
-            for marks in told.marks.get(phase, ())
+            for story in (story, after)
+            for marks in story.marks.get(phase, ())
             if marks.state != model.State.FAILED.value
         }
         rows.append(
@@ -134,7 +134,7 @@ def phases_table(body: str) -> str:
                 _code(sorted({marks.state for marks in seen})) or "as before",
                 _some(seen, lambda marks: marks.is_tainted),
                 _some(seen, lambda marks: marks.is_paused),
-                _some(seen, lambda marks: marks.has_way_back),
+                _some(seen, lambda marks: marks.has_snapshot),
                 _some(seen, lambda marks: marks.names_layout),
                 blocks.words(known, f"`{phase.value}`"),
             )
@@ -144,8 +144,8 @@ def phases_table(body: str) -> str:
         "State label",
         "Tainted",
         "Clients paused",
-        "Way back in the journal",
-        "Layout named as in force",
+        "Snapshot in the journal",
+        "Layout named as applied",
         "What happens",
     )
     return blocks.table(head, rows)

@@ -29,7 +29,7 @@ _COLOURS = {
 }
 """By ANSI attribute."""
 _ARMS = {
-    # left, right, up, down
+    # to_left, to_right, up, down
     "─": (1, 1, 0, 0),
     "│": (0, 0, 1, 1),
     "┌": (0, 1, 0, 1),
@@ -113,10 +113,10 @@ def _rules(piece: str, *, x: float, y: float) -> str:
     middle = y + _LINE / 2
     runs: list[str] = []
     for number, letter in enumerate(piece):
-        left, right, up, down = _ARMS[letter]
+        to_left, to_right, up, down = _ARMS[letter]
         at = x + (number + 0.5) * _COLUMN
-        begin, end = at - left * _COLUMN / 2, at + right * _COLUMN / 2
-        if left or right:
+        begin, end = at - to_left * _COLUMN / 2, at + to_right * _COLUMN / 2
+        if to_left or to_right:
             runs.append(f"M{begin:.1f} {middle:g}H{end:.1f}")
         if up or down:
             runs.append(f"M{at:.1f} {middle - up * _LINE / 2:g}V{middle + down * _LINE / 2:g}")

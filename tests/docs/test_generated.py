@@ -52,13 +52,13 @@ def test_the_pictures_of_the_programs_show_what_they_write() -> None:
     assert (PICTURES / "plan.svg").read_text(encoding="utf-8") == pictures.plan()
 
 
-def test_the_story_of_the_phases_has_every_phase_and_the_ways_that_people_are_told_of() -> None:
+def test_the_story_of_the_phases_has_every_phase_and_the_moves_that_the_pages_describe() -> None:
     story = phases.played()
     seen = {phase for move in story.moves for phase in move}
 
     assert seen == set(model.Phase)
     assert (model.Phase.EXECUTE, model.Phase.ROLL_BACK) in story.moves
-    assert not {model.Phase.EXECUTE, model.Phase.ROLL_BACK} & story.gives_way
+    assert not {model.Phase.EXECUTE, model.Phase.ROLL_BACK} & story.superseded_in
     assert errors.Reason.DRAIN_TIMEOUT in story.failures[model.Phase.DRAIN]
     assert errors.Reason.DOES_NOT_FIT in story.failures[model.Phase.RESOLVE]
     assert (model.Phase.RESOLVE, model.Phase.ROLL_BACK) in phases.recovered().moves
@@ -102,7 +102,7 @@ def test_words_that_a_person_has_written_are_kept_when_their_row_moves() -> None
     assert blocks.rewritten(after, {"x": render}) == after
 
 
-def test_what_nobody_has_written_about_is_named() -> None:
+def test_a_row_without_words_is_named() -> None:
     with pytest.raises(blocks.MissingWordsError, match="write what new means"):
         blocks.words({"old": "x"}, "new")
 
