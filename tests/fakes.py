@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.core import model, ports, steps
 from mig_manager.core.host import hooks
-from mig_manager.core.node import clients, cluster, policy
+from mig_manager.core.node import clients, cluster, policy, resources
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
 from tests.sandbox import driver_rules
@@ -250,7 +250,7 @@ class World:
             is_ready=not self.plugin_is_broken,
         )
         if not self.plugin_is_broken:
-            self.offered = {"nvidia.com/gpu": clients.expected_devices(self.gpus)[0]}
+            self.offered = {"nvidia.com/gpu": resources.expected_devices(self.gpus)[0]}
 
     def add_pod(
         self, name: str, *, devices: frozenset[str] = frozenset(), **fields: object

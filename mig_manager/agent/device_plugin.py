@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import dependencies
 from mig_manager.core import model, ports
-from mig_manager.core.node import clients, cluster, mig_strategy
+from mig_manager.core.node import clients, cluster, mig_strategy, resources
 from mig_manager.core.records import status
 
 _log = structlog.get_logger()
@@ -145,8 +145,8 @@ class DevicePlugin:
         pods = self._deps.workloads.list()
         found = self._find(pods)
         reason, _ = self._missing(ANY_PLUGIN, gpus, pods)
-        node = clients.NodeDevices.of(self._deps.node.read())
-        if reason is errors.Reason.PLUGIN_NOT_READY or not clients.is_plugin_stale(
+        node = resources.NodeDevices.of(self._deps.node.read())
+        if reason is errors.Reason.PLUGIN_NOT_READY or not resources.is_plugin_stale(
             gpus, self._allocatable(), node
         ):
             return dataclasses.replace(found, plugin_uids=frozenset())
@@ -210,8 +210,10 @@ class DevicePlugin:
         if not any(pod.is_ready and not pod.is_terminating for pod in plugins):
             names = ", ".join(pod.key for pod in plugins) or "none has started"
             return errors.Reason.PLUGIN_NOT_READY, f"no new device plugin pod is ready: {names}"
-        node = clients.NodeDevices.of(self._deps.node.read())
-        why = clients.why_not_schedulable(gpus, self._allocatable(), node, changed=paused.changed)
+        node = resources.NodeDevices.of(self._deps.node.read())
+        why = resources.why_not_schedulable(
+            gpus, self._allocatable(), node, changed=paused.changed
+        )
         return errors.Reason.NOT_ALLOCATABLE, why
 
     def _allocatable(self) -> Mapping[str, frozenset[str]] | None:

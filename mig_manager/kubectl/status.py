@@ -207,7 +207,7 @@ def _users(status: Status, report: node_report.Report) -> Iterable[str]:
     if claiming:
         names = named_pods(dict.fromkeys(claiming, 1))
         yield gpu_report.wrapped(f"Pods with ResourceClaims, for these GPUs or others: {names}")
-    if any(0 < kind.asked < kind.count for kind in kinds):
+    if any(0 < kind.requested < kind.count for kind in kinds):
         yield gpu_report.wrapped(_ONLY_KUBELET)
 
 
@@ -230,9 +230,9 @@ def used(kind: resources.Kind) -> str:
         return f"{kind.count} free"
     pods = named_pods(kind.pods)
     if not kind.count:
-        return f"no such device, but requests for {kind.asked}: {pods}"
-    if kind.asked > kind.count:
-        return f"{kind.asked} requested of {kind.count}, shared or pending: {pods}"
-    if kind.asked == kind.count:
+        return f"no such device, but requests for {kind.requested}: {pods}"
+    if kind.requested > kind.count:
+        return f"{kind.requested} requested of {kind.count}, shared or pending: {pods}"
+    if kind.requested == kind.count:
         return f"{'all ' if kind.count > 1 else ''}{kind.count} in use by {pods}"
-    return f"{kind.asked} of {kind.count} in use by {pods}"
+    return f"{kind.requested} of {kind.count} in use by {pods}"

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from tests import fakes
@@ -245,7 +245,7 @@ def test_a_display_gpu_is_not_expected_of_the_device_plugin() -> None:
     gpus = balanced()
     display = dataclasses.replace(gpus[0], uuid="GPU-display", name="NVIDIA DGX Display")
 
-    assert clients.expected_devices((*gpus, display)) == clients.expected_devices(gpus)
+    assert resources.expected_devices((*gpus, display)) == resources.expected_devices(gpus)
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def counted(
     allocatable: dict[str, int],
     capacity: dict[str, int] | None = None,
     labels: dict[str, str] | None = None,
-) -> clients.NodeDevices:
-    return clients.NodeDevices(
+) -> resources.NodeDevices:
+    return resources.NodeDevices(
         allocatable=allocatable, capacity=capacity or allocatable, labels=labels or {}
     )
 
@@ -311,8 +311,8 @@ def test_offered_devices_must_be_the_very_ones_that_exist() -> None:
     stale = frozenset({"MIG-gone", *sorted(ids)[1:]})
     count = {"nvidia.com/gpu": len(ids)}
 
-    assert clients.why_not_schedulable(gpus, {"nvidia.com/gpu": ids}, counted(count)) == ""
-    assert "3 exist" in clients.why_not_schedulable(
+    assert resources.why_not_schedulable(gpus, {"nvidia.com/gpu": ids}, counted(count)) == ""
+    assert "3 exist" in resources.why_not_schedulable(
         gpus, {"nvidia.com/gpu": stale}, counted(count)
     )
 
@@ -321,7 +321,7 @@ def test_a_resource_of_the_former_layout_must_have_gone_to_zero() -> None:
     gpus = balanced()
     ids = {"nvidia.com/gpu": frozenset(gpus[0].mig_uuids)}
 
-    why = clients.why_not_schedulable(
+    why = resources.why_not_schedulable(
         gpus, ids, counted({"nvidia.com/gpu": 4, "nvidia.com/mig-7g.40gb": 1})
     )
 
@@ -332,15 +332,15 @@ def test_shared_devices_count_once_per_replica() -> None:
     gpus = balanced()
     ids = {"nvidia.com/gpu.shared": frozenset(gpus[0].mig_uuids)}
 
-    assert clients.why_not_schedulable(gpus, ids, counted({"nvidia.com/gpu.shared": 8})) == ""
-    assert clients.why_not_schedulable(gpus, ids, counted({"nvidia.com/gpu.shared": 7})) != ""
+    assert resources.why_not_schedulable(gpus, ids, counted({"nvidia.com/gpu.shared": 8})) == ""
+    assert resources.why_not_schedulable(gpus, ids, counted({"nvidia.com/gpu.shared": 7})) != ""
 
 
 def test_without_kubelet_the_sum_of_the_nodes_counts_decides() -> None:
     gpus = balanced()
 
-    assert clients.why_not_schedulable(gpus, None, counted({"nvidia.com/mig-1g.5gb": 4})) == ""
-    assert "counts 7 devices, 4 are expected" in clients.why_not_schedulable(
+    assert resources.why_not_schedulable(gpus, None, counted({"nvidia.com/mig-1g.5gb": 4})) == ""
+    assert "counts 7 devices, 4 are expected" in resources.why_not_schedulable(
         gpus, None, counted({"nvidia.com/gpu": 7})
     )
 
@@ -349,7 +349,7 @@ def test_whole_gpus_are_right_where_the_strategy_is_none() -> None:
     gpus = balanced()
 
     assert (
-        clients.why_not_schedulable(
+        resources.why_not_schedulable(
             gpus, {"nvidia.com/gpu": frozenset({gpus[0].uuid})}, counted({"nvidia.com/gpu": 1})
         )
         == ""
@@ -365,19 +365,19 @@ def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
     node = counted({"nvidia.com/gpu": 3}, {"nvidia.com/gpu": 4})
     unregistered = counted({"nvidia.com/gpu": 3})
 
-    assert clients.why_not_schedulable(gpus, healthy, node, changed=changed) == ""
-    assert clients.why_not_schedulable(gpus, healthy, node, changed={gpus[0].uuid}) != ""
-    assert clients.why_not_schedulable(gpus, healthy, node) != ""
-    assert clients.why_not_schedulable(gpus, healthy, unregistered, changed=changed) != ""
-    assert not clients.is_plugin_stale(gpus, healthy, node)
-    assert clients.is_plugin_stale(gpus, healthy, unregistered)
+    assert resources.why_not_schedulable(gpus, healthy, node, changed=changed) == ""
+    assert resources.why_not_schedulable(gpus, healthy, node, changed={gpus[0].uuid}) != ""
+    assert resources.why_not_schedulable(gpus, healthy, node) != ""
+    assert resources.why_not_schedulable(gpus, healthy, unregistered, changed=changed) != ""
+    assert not resources.is_plugin_stale(gpus, healthy, node)
+    assert resources.is_plugin_stale(gpus, healthy, unregistered)
 
 
 def test_a_plugin_that_offers_a_device_that_is_gone_is_stale() -> None:
     gpus = balanced()
     stale = {"nvidia.com/gpu": frozenset({"MIG-gone", *[*gpus[0].mig_uuids][1:]})}
 
-    assert clients.is_plugin_stale(gpus, stale, counted({"nvidia.com/gpu": 4}))
+    assert resources.is_plugin_stale(gpus, stale, counted({"nvidia.com/gpu": 4}))
 
 
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
@@ -401,7 +401,7 @@ REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
 def test_without_kubelet_replicas_of_shared_devices_are_known(
     allocatable: dict[str, int], labels: dict[str, str], *, is_good: bool
 ) -> None:
-    why = clients.why_not_schedulable(balanced(), None, counted(allocatable, labels=labels))
+    why = resources.why_not_schedulable(balanced(), None, counted(allocatable, labels=labels))
 
     assert (why == "") is is_good
 

@@ -6,7 +6,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.cli.doctor import findings
 from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model
-from mig_manager.core.node import clients, cluster, other_managers, rights
+from mig_manager.core.node import clients, cluster, other_managers, resources, rights
 
 Api = findings.Once[api.KubeApi]
 Node = findings.Once[cluster.NodeView]
@@ -29,8 +29,8 @@ def offered_devices(offers: Offers, gpus: gpu_checks.Gpus, node: Node) -> Sequen
     view = node.if_told()
     # Without the node, kubelet's word stands for its counts as well.
     counts = {name: len(ids) for name, ids in offered.items() if _is_ours(name)}
-    told = clients.NodeDevices.of(view) if view else clients.NodeDevices(allocatable=counts)
-    why_not = clients.why_not_schedulable(seen, offered, told)
+    told = resources.NodeDevices.of(view) if view else resources.NodeDevices(allocatable=counts)
+    why_not = resources.why_not_schedulable(seen, offered, told)
     return (findings.fail(why_not) if why_not else findings.ok("all devices and no others"),)
 
 

@@ -1,6 +1,15 @@
-"""Who must let go of a GPU before it changes: pods that are evicted, daemons that are paused.
+"""GPU clients: pods that a plan affects, daemons to pause for it, and the table of extra clients.
 
-Only what a plan takes away matters: whoever holds an instance that stays is left alone.
+    version: v1
+    clients:
+    - labels: {app: gpu-watcher}                        # pods with all of these labels
+      namespace: monitoring                             # optional; DaemonSets anywhere without it
+      deploy-label: nvidia.com/gpu.deploy.gpu-watcher   # optional
+
+With ``deploy-label`` the daemon's DaemonSet selects nodes by that label's value ``true``, and the
+daemon is paused and resumed like the operands of the GPU operator. Without it the pods are
+deleted, and a taint keeps their successors away until the device plugin runs again; a daemon that
+tolerates every taint returns too early, and is deleted once more after the change.
 """
 
 import dataclasses
@@ -18,21 +27,21 @@ _EXAMPLE = "{app: gpu-watcher}"
 _DEPLOY_LABEL = re.compile(
     re.escape(cluster.DEPLOY_LABEL_PREFIX) + r"[A-Za-z0-9._-]{0,51}[A-Za-z0-9]"
 )
-"""63 characters are all that may follow the slash, and the prefix takes some of them."""
+"""At most 63 characters may follow the slash, the prefix included."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraClient:
-    """One daemon."""
+    """One daemon of the table."""
 
     labels: Mapping[str, str]
     namespace: str | None = None
-    """None: any, but then only pods of DaemonSets: others may have the same labels."""
+    """None: any, but only pods of DaemonSets: others may have the same labels."""
     deploy_label: str | None = None
-    """The node label that places it; None: its pods are deleted."""
+    """The node label that selects its nodes; None: its pods are deleted."""
 
     def matches(self, pod: cluster.Pod) -> bool:
-        """Return whether a pod is this daemon's."""
+        """Return whether a pod belongs to this daemon."""
         is_in_place = (
             pod.owner_kind == "DaemonSet"
             if self.namespace is None
@@ -47,14 +56,14 @@ def members(pods: Iterable[cluster.Pod], table: Sequence[ExtraClient]) -> tuple[
 
 
 def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
-    """Read a table; an empty one has no clients.
+    """Parse a table; an empty one has no clients.
 
     Args:
         text: YAML or JSON.
         source: Name of the file for error messages.
 
     Raises:
-        ConfigError: The table breaks the format; the message says where and what is right.
+        ConfigError: The table is invalid; the message has the location and a correction.
     """
     root = yaml_tree.parse(text, source=source)
     if root is None or fields.is_null(root):
@@ -120,69 +129,25 @@ _VALIDATORS = frozenset(
         "nvidia-device-plugin-validator",
     }
 )
-"""Pods whose finding was about the former layout; the operator runs the validation anew."""
+"""Pods that validated the former layout; the operator runs them again."""
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGNORECASE)
 """Device ids of NVIDIA's plugin are UUIDs; before driver 470 MIG devices had the longer form."""
 
-_SHARED = ".shared"
-"""What the plugin appends to the name of a resource with replicas, where it is told to."""
-_REPLICAS = ".replicas"
-
-DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
-"""Console GPUs of a DGX Station, which no plugin offers: go-nvlib skips them by name."""
 
 _ENUMERATE_AT_START = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter")
-"""Operands of the GPU operator that see instances only as they were when they started."""
+"""Operands of the GPU operator that list the instances only when they start."""
 
 _HOLD_DEVICES = ("nvsm", "client")
-"""Operands that must be away only when something is taken from them."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeDevices:
-    """What a Node object says of its devices."""
-
-    allocatable: Mapping[str, int]
-    """Healthy devices by resource name, a shared one once per replica."""
-    capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The same with unhealthy ones; empty: not known."""
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @staticmethod
-    def of(view: cluster.NodeView) -> "NodeDevices":
-        """Return those of a node."""
-        return NodeDevices(
-            allocatable=view.allocatable, capacity=view.capacity, labels=view.labels
-        )
-
-    def matches(self, counts: Mapping[str, int], expected: Mapping[str, int]) -> bool:
-        """Return whether counts are those expected, replicas of shared devices apart."""
-        bare = {name.removesuffix(_SHARED): (name, n) for name, n in counts.items()}
-        return bare.keys() == expected.keys() and all(
-            n == expected[key] or (n % expected[key] == 0 and self._is_shared(name))
-            for key, (name, n) in bare.items()
-        )
-
-    def _is_shared(self, name: str) -> bool:
-        """Return whether a resource has replicas, by its name or GPU feature discovery's label.
-
-        Replicas of the former layout are those of the next, unless the plugin's config changes.
-        """
-        replicas = [
-            value
-            for key, value in self.labels.items()
-            if _is_device_resource(key.removesuffix(_REPLICAS)) and key.endswith(_REPLICAS)
-        ]
-        return name.endswith(_SHARED) or any(value not in ("0", "1") for value in replicas)
+"""Operands to pause only if the plan destroys an instance."""
 
 
 def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
-    """Return the device ids whose holders the plan would hurt.
+    """Return the device ids whose pods the plan affects.
 
-    Besides the instances that end, this covers a whole GPU given to a pod (``mig.strategy=none``
-    hands out MIG-enabled GPUs whole) once anything on it is destroyed or its mode is switched.
+    Besides destroyed instances, that is a whole GPU (``mig.strategy=none`` allocates MIG-enabled
+    GPUs whole) if anything on it is destroyed or its mode changes.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     ids: set[str] = set(plan.destroyed_uuids)
@@ -199,7 +164,7 @@ def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
 
 
 def busy_uuids(assigned: Iterable[cluster.PodDevices]) -> frozenset[str]:
-    """Return every device id that a pod holds."""
+    """Return every device id that a pod uses."""
     return frozenset(device for pod in assigned for device in pod.device_ids)
 
 
@@ -211,25 +176,24 @@ def affected_pods(
     is_whole_node: bool = False,
     daemons: Sequence[ExtraClient] = (),
 ) -> tuple[cluster.Pod, ...]:
-    """Return the pods that must leave, in the order given.
+    """Return the pods to evict, in the order of ``pods``.
 
     Args:
         pods: All pods of the node.
-        assigned: Kubelet's allocations, or None when kubelet cannot be asked: then every pod
-            that asks for a GPU counts, because any of them may hold what is destroyed.
-        affected: Device ids that are taken away; nobody must leave when there are none.
-        is_whole_node: Whether every pod that has or wants a GPU must leave, affected or not.
-        daemons: Daemons that are paused or deleted later, and so need not leave before.
+        assigned: Kubelet's allocations; None if kubelet does not answer: then every pod that
+            requests a GPU counts.
+        affected: Device ids that the plan destroys; empty: no pod is evicted.
+        is_whole_node: Whether every pod that has or requests a GPU counts.
+        daemons: Daemons that are paused or deleted later.
 
-    A pod that asks for a GPU and has no device in ``assigned`` counts too: kubelet lists every
-    pod, but not the devices of ordinary init containers (PodResources v1). So does a pod with a
-    ResourceClaim on a GPU, for kubelet does not tell which, and one with a ResourceClaim of which
-    kubelet tells nothing, as old ones do. Other device plugins do not use UUIDs as device ids
-    (GKE: ``nvidia0/gi7``): a pod with a GPU from one of these may use any device.
+    A pod that requests a GPU and has no device in ``assigned`` counts too: kubelet does not list
+    devices of ordinary init containers (PodResources v1). So does a pod with a ResourceClaim for a
+    GPU, or for something that an old kubelet does not report. Other device plugins do not use
+    UUIDs as device ids (GKE: ``nvidia0/gi7``): a pod with a GPU of theirs may use any device.
     """
     if not (affected or is_whole_node):
         return ()
-    held = {pod.key: pod for pod in assigned or ()}
+    allocations = {pod.key: pod for pod in assigned or ()}
     wanted = None if is_whole_node else affected
     return tuple(
         pod
@@ -237,17 +201,17 @@ def affected_pods(
         if not pod.is_finished
         and not is_device_plugin(pod)
         and not any(daemon.matches(pod) for daemon in daemons)
-        and _holds(pod, held.get(pod.key), wanted)
+        and _may_use(pod, allocations.get(pod.key), wanted)
     )
 
 
-def _holds(
+def _may_use(
     pod: cluster.Pod, found: cluster.PodDevices | None, affected: Collection[str] | None
 ) -> bool:
     """Return whether a pod has, or may have, one of the devices; ``affected`` None means any."""
     if _may_claim_gpu(pod, found):
         return True
-    has_gpu = any(map(_is_device_resource, pod.gpu_resources))
+    has_gpu = any(map(resources.is_device_or_shared, pod.gpu_resources))
     if found is None or not found.device_ids or pod.may_run_gpu_init or affected is None:
         return has_gpu
     if not found.device_ids.isdisjoint(affected):
@@ -263,7 +227,7 @@ def _may_claim_gpu(pod: cluster.Pod, found: cluster.PodDevices | None) -> bool:
 
 
 def describe_pod(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None) -> str:
-    """Return a pod's name, and why it counts where its devices do not tell."""
+    """Return a pod's name, and why it counts if its devices do not show it."""
     if _may_claim_gpu(pod, next((one for one in assigned or () if one.key == pod.key), None)):
         return f"{pod.key} [its ResourceClaim may stand for any GPU]"
     return pod.key
@@ -272,13 +236,12 @@ def describe_pod(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None
 def is_device_plugin(pod: cluster.Pod) -> bool:
     """Return whether a pod is NVIDIA's device plugin, however it was deployed.
 
-    Facts: GPU operator (label ``app``), static manifest (label ``name``), Helm chart: its label
-    ``app.kubernetes.io/name`` stands on its GFD and MPS daemons as well, so that only the name of
-    the container tells them apart.
+    The GPU operator sets label ``app``, the static manifest label ``name``. The Helm chart's label
+    ``app.kubernetes.io/name`` is also on its GFD and MPS daemons, so the container name decides.
 
-    Anybody may call a pod so, and the plugin's pods are deleted and waited for. So it must also be
-    a DaemonSet's and mount the directory where plugins register with kubelet: the plugin cannot do
-    without, and only namespaces that are trusted with the host's files can have it.
+    Every user can name a pod so, and the plugin's pods are deleted. So it must also be of a
+    DaemonSet and mount the directory where plugins register with kubelet, which only namespaces
+    with access to the host's files can do.
     """
     is_called_so = (
         pod.labels.get("app") in _PLUGIN_APPS
@@ -299,7 +262,7 @@ def is_validator(pod: cluster.Pod) -> bool:
 
 
 def destroys_instances(plan: steps.Plan) -> bool:
-    """Return whether anything ends that somebody may hold."""
+    """Return whether the plan destroys an instance or changes a mode."""
     return bool(plan.destroyed_uuids) or any(
         isinstance(step, steps.DestroyGpuInstance) for step in plan.steps
     )
@@ -312,9 +275,9 @@ def labels_to_pause(
 ) -> dict[str, str]:
     """Return the deploy labels to set to ``paused-for-mig-change``, with their original values.
 
-    Only labels that exist and say ``true``: an absent label is not ours to create, ``false`` and
-    foreign values (another component's pause) are not ours to change. A label that a manager
-    left paused counts as ``true``, or its daemon would never come back.
+    Only labels with value ``true``: absent labels, ``false`` and other values (a pause by another
+    component) stay. A label that a manager left paused counts as ``true``, or its daemon would
+    never run again.
 
     The order is that of the resume: a monitor that starts beside the device plugin can hang the
     driver, and one that starts before its source of data fails.
@@ -326,144 +289,12 @@ def labels_to_pause(
 
 
 def gated_by(pods: Iterable[cluster.Pod], keys: Collection[str]) -> tuple[cluster.Pod, ...]:
-    """Return the pods whose DaemonSet places them by one of these node labels.
+    """Return the pods whose DaemonSet selects nodes by one of these labels.
 
-    Only the DaemonSet controller takes a pod away when its node no longer matches; a workload
-    that selects nodes by such a label stays.
+    Only the DaemonSet controller deletes a pod whose node no longer matches.
     """
     return tuple(
         pod
         for pod in pods
         if pod.owner_kind == "DaemonSet" and not pod.node_selector.keys().isdisjoint(keys)
-    )
-
-
-def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return what a device plugin should offer: by instances, and with ``mig.strategy=none``."""
-    known = tuple(gpu for gpu in gpus if gpu.name not in DISPLAYS)
-    whole = frozenset(gpu.uuid for gpu in known)
-    enabled = (gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED)
-    sliced = whole - {gpu.uuid for gpu in known if gpu.current_mode is model.MigMode.ENABLED}
-    return sliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
-
-
-def why_not_schedulable(
-    gpus: Iterable[model.Gpu],
-    offered: Mapping[str, frozenset[str]] | None,
-    node: NodeDevices,
-    *,
-    changed: Collection[str] | None = None,
-) -> str:
-    """Say why the devices are not schedulable yet; empty when they are.
-
-    The plugin may offer a device of an unchanged GPU as unhealthy: that is no matter of a change.
-
-    Args:
-        gpus: The GPUs as they are now.
-        offered: Healthy device ids by resource name from kubelet, or None when it cannot be
-            asked; then only the node's counts can be compared.
-        node: What the node counts.
-        changed: UUIDs of the GPUs whose devices must all be healthy; None: of all GPUs.
-    """
-    # What a GPU has that cannot be observed is not known, and may be offered beside the rest.
-    is_partial = bool(model.unreachable(gpus))
-    known = tuple(gpus)
-    if offered is None:
-        why = _why_not_counted(known, node, changed)
-        total = sum(_devices_of(node.allocatable).values())
-        is_enough = is_partial and total >= len(expected_devices(_among(known, changed))[0])
-        return "" if is_enough else why
-    devices = {name: ids for name, ids in offered.items() if _is_device_resource(name) and ids}
-    ids: frozenset[str] = frozenset().union(*devices.values())
-    for expected, needed in zip(
-        expected_devices(known), expected_devices(_among(known, changed)), strict=True
-    ):
-        is_registered = sum(_devices_of(node.capacity).values()) >= len(expected)
-        is_known = is_partial or ids <= expected
-        if ids == expected or (ids and is_registered and is_known and needed <= ids):
-            return _compare_counts(devices, _devices_of(node.allocatable))
-    sliced, _ = expected_devices(known)
-    return (
-        f"kubelet offers {len(ids)} devices of which {len(ids & sliced)} exist; "
-        f"{len(sliced)} are expected"
-    )
-
-
-def is_plugin_stale(
-    gpus: Sequence[model.Gpu], offered: Mapping[str, frozenset[str]] | None, node: NodeDevices
-) -> bool:
-    """Return whether the device plugin does not know the devices that there are.
-
-    Args:
-        gpus: The GPUs as they are now.
-        offered: As of ``why_not_schedulable``.
-        node: What the node counts.
-    """
-    is_partial = bool(model.unreachable(gpus))
-    sliced, whole = expected_devices(gpus)
-    ids = frozenset().union(
-        *(ids for name, ids in (offered or {}).items() if _is_device_resource(name))
-    )
-    if not (is_partial or ids <= sliced or ids <= whole):
-        return True
-    if offered is None:
-        return bool(why_not_schedulable(gpus, None, node, changed=()))
-    registered = sum(_devices_of(node.capacity or node.allocatable).values())
-    # Only devices that are in one of the two tell the plugin's strategy.
-    likely = [expected for expected in (sliced, whole) if ids & (expected - (sliced & whole))]
-    return registered < min(map(len, likely or (sliced, whole)))
-
-
-def _why_not_counted(
-    gpus: Sequence[model.Gpu], node: NodeDevices, changed: Collection[str] | None
-) -> str:
-    """Compare the node's counts with what the plugin should register by one of its strategies."""
-    sliced, whole = expected_devices(gpus)
-    seen = [gpu for gpu in gpus if gpu.name not in DISPLAYS]
-    allocatable = {name: n for name, n in _devices_of(node.allocatable).items() if n}
-    total = sum(allocatable.values())
-    if total in (len(sliced), len(whole)):
-        return ""
-    needed = len(expected_devices(_among(gpus, changed))[0])
-    for expected in (
-        resources.counts(seen),
-        {resources.GPU: len(sliced)},
-        {resources.GPU: len(whole)},
-    ):
-        if node.matches(allocatable, expected):
-            return ""
-        # Kubelet counts an unhealthy device in the capacity alone.
-        if (
-            total >= needed
-            and all(allocatable.values())
-            and node.matches(
-                {name: n for name, n in _devices_of(node.capacity).items() if name in allocatable},
-                expected,
-            )
-        ):
-            return ""
-    return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
-
-
-def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[model.Gpu, ...]:
-    return tuple(gpu for gpu in gpus if uuids is None or gpu.uuid in uuids)
-
-
-def _devices_of(counts: Mapping[str, int]) -> dict[str, int]:
-    return {name: n for name, n in counts.items() if _is_device_resource(name)}
-
-
-def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> str:
-    for name in sorted(devices.keys() | counts.keys()):
-        expected, actual = len(devices.get(name, ())), counts.get(name, 0)
-        # A shared (time-sliced) device counts once per replica.
-        if (expected == 0 and actual != 0) or (expected and (actual == 0 or actual % expected)):
-            return f"the node's allocatable {name} is {actual}, {expected} expected"
-    return ""
-
-
-def _is_device_resource(name: str) -> bool:
-    bare = name.removesuffix(_SHARED)
-    return bare == cluster.RESOURCE_PREFIX + "gpu" or bare.startswith(
-        cluster.RESOURCE_PREFIX + "mig-"
     )

@@ -1,4 +1,4 @@
-"""The cluster's vocabulary: keys of the contract, pods, and the node as far as we care.
+"""Kubernetes objects: the keys of the contract, and nodes and pods parsed from the API.
 
 The keys are the contract with users and with NVIDIA's GPU operator; see docs/labels.md.
 """
@@ -17,12 +17,12 @@ STATE_LABEL = "nvidia.com/mig.config.state"
 APPLIED_LABEL = "mig-manager.io/applied"
 STATUS_ANNOTATION = "mig-manager.io/status"
 GPUS_ANNOTATION = "mig-manager.io/gpus"
-"""The node's GPUs as far as a planner elsewhere must know them; see ``inventory``."""
+"""The node's GPUs, for planners elsewhere; see ``records.gpu_codec``."""
 ROLLOUT_ANNOTATION = "mig-manager.io/rollout"
-"""Written by ``mig-manager rollout``: which layout it asked for, and what was asked for before."""
+"""Written by ``mig-manager rollout``: the requested layout, and the one requested before."""
 JOURNAL_ANNOTATION = "mig-manager.io/journal"
 UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
-"""Where a journal that makes no sense is kept for whoever looks into it."""
+"""Keeps an invalid journal for inspection."""
 CORDON_ANNOTATION = "mig-manager.io/cordoned-for"
 """On a node that an agent of an older version cordoned: the layout it was cordoned for."""
 DEPLOY_LABEL_PREFIX = "nvidia.com/gpu.deploy."
@@ -31,15 +31,15 @@ PAUSED_VALUE = "paused-for-mig-change"
 HOLD_TAINT = "mig-manager.io/reconfiguring"
 """NoSchedule: keeps new pods off the node during a change, also those of DaemonSets.
 
-The scheduler and the DaemonSet controller honour it, and it evicts no pod. A cordon would be
-somebody's: ``kubectl drain`` writes nothing on a node that is cordoned already, and so a manager
-that uncordons afterwards undoes that drain.
+The scheduler and the DaemonSet controller honour it, and it evicts no pod. A cordon belongs to
+people: ``kubectl drain`` does not change a cordoned node, and a manager that uncordons it
+afterwards undoes that drain.
 """
 RESOURCE_PREFIX = "nvidia.com/"
 PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
 """Names the entry of the device plugin's ConfigMap that this node's plugin reads."""
 KEEP_ANNOTATION = "mig-manager.io/do-not-evict"
-"""``"true"`` on a pod: its owner wants it to end by itself, whatever waits for it."""
+"""``"true"`` on a pod: it is never evicted."""
 GPU_CLAIM_DRIVER = "gpu.nvidia.com"
 """The DRA driver that hands out GPUs and MIG devices by ResourceClaim."""
 
@@ -68,7 +68,7 @@ class Pod:
     is_kept: bool = False
     """Whether ``KEEP_ANNOTATION`` forbids its eviction."""
     grace_s: int = 30
-    """How long it may take to end once it is asked to."""
+    """Its termination grace period."""
     has_claims: bool = False
     """Whether it has ResourceClaims for GPUs, or for what is not known."""
     claims: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Pod:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """What the API says of our own node."""
+    """A Node object."""
 
     name: str
     uid: str
@@ -134,7 +134,7 @@ class NodePatch:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodDevices:
-    """The devices that kubelet has given to one pod."""
+    """The devices that kubelet allocated to one pod."""
 
     namespace: str
     name: str
@@ -165,7 +165,7 @@ _SUFFIXES = {
 
 @contextlib.contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Turn the surprise at a malformed object into an error of ours.
+    """Translate the exceptions of reading a malformed object.
 
     Raises:
         ClusterError: The code within met a field that is missing or of another type.
@@ -286,7 +286,7 @@ _DEFAULT_GRACE_S = 30
 
 
 def parse_pod(item: Mapping[str, Any]) -> Pod:
-    """Return what we want to know of a Pod object; surprises are the caller's to translate."""
+    """Parse a Pod object; see ``understood`` for its exceptions."""
     metadata, spec = item["metadata"], item["spec"]
     status = item.get("status") or {}
     annotations = strings(metadata.get("annotations"))
@@ -361,7 +361,7 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _mig_strategy(spec: Mapping[str, Any]) -> str:
-    """Return what NVIDIA's device plugin was told: its options go before its variables."""
+    """Return the device plugin's MIG strategy; its options precede its variables."""
     for container in spec["containers"]:
         words = [str(each) for each in (container.get("command") or ())]
         words += [str(each) for each in (container.get("args") or ())]

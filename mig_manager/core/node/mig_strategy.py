@@ -9,7 +9,7 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, cluster, resources
 
 STRATEGY_LABEL = "nvidia.com/mig.strategy"
 """Node label of GPU feature discovery, which has the plugin's strategy."""
@@ -19,7 +19,7 @@ class Strategy(enum.Enum):
     """How the device plugin names MIG devices."""
 
     NONE = "none"
-    """It does not: GPUs are offered whole."""
+    """Not at all: it advertises whole GPUs."""
     SINGLE = "single"
     """All as ``nvidia.com/gpu``, which takes devices of one profile on all GPUs."""
     MIXED = "mixed"
@@ -28,7 +28,7 @@ class Strategy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLayout:
-    """What one GPU has, or shall have."""
+    """The MIG state of one GPU, now or desired."""
 
     name: str
     """For messages, such as ``GPU 0``."""
@@ -43,7 +43,7 @@ def of_node(
 
     Args:
         gpus: The GPUs as observed.
-        wanted: What the layout wants, by UUID; other GPUs stay as they are.
+        wanted: The desired GPUs by UUID; other GPUs stay as they are.
     """
     return tuple(
         of_wanted(f"GPU {gpu.index}", wanted[gpu.uuid])
@@ -54,12 +54,12 @@ def of_node(
             profiles=[ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances],
         )
         for gpu in gpus
-        if gpu.name not in clients.DISPLAYS
+        if gpu.name not in resources.DISPLAYS
     )
 
 
 def of_wanted(name: str, wanted: model.DesiredGpu) -> GpuLayout:
-    """Return the layout of a GPU that has what is wanted of it."""
+    """Return the layout of a desired GPU."""
     is_enabled = wanted.mode is model.MigMode.ENABLED
     return GpuLayout(name=name, is_enabled=is_enabled, profiles=wanted.counts)
 
@@ -76,7 +76,7 @@ def empty(gpus: Iterable[GpuLayout]) -> str:
 
 
 def of_plugin(pods: Iterable[cluster.Pod], labels: Mapping[str, str]) -> Strategy | None:
-    """Return the strategy of a node's device plugin; None if nothing tells it.
+    """Return the strategy of a node's device plugin; None if unknown.
 
     Args:
         pods: The node's pods.

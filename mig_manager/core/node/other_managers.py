@@ -1,9 +1,7 @@
-"""Other programs that change the MIG instances of this node, told by their pods.
+"""Find other programs that change the MIG instances of this node, by their pods.
 
-Two of them on one node undo each other's work, and whoever plans by what it has seen destroys
-what the other has just given away. A sign must be sure, because it keeps us from serving the
-node: it is the name of a container or a setting that only that program has, never the bare name
-of a pod.
+Two of them on one node undo each other's work. A match keeps the agent from changing the node, so
+it must be certain: a container name or a setting that only that program has, never a pod name.
 
 Facts, from the public manifests:
 

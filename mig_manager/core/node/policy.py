@@ -1,4 +1,4 @@
-"""What the owner of a node decides about changes: who leaves, and how new devices are shared.
+"""The drain policy, device-plugin configs by layout, and what PodDisruptionBudgets grant.
 
 **Time slicing beside MIG.** The device plugin offers each device several times over when its
 config says so, and it picks that config by the node label ``nvidia.com/device-plugin.config``. A
@@ -25,14 +25,14 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 class Drain(enum.Enum):
-    """Whom a change sends away."""
+    """Which pods a change evicts."""
 
     AFFECTED = "affected"
-    """The pods that hold what the change destroys."""
+    """The pods that use what the change destroys."""
     NODE = "node"
-    """Every pod of the node that has or wants a GPU."""
+    """Every pod of the node that has or requests a GPU."""
     NONE = "none"
-    """Nobody: the change waits until the affected pods have left by themselves."""
+    """No pod: the change waits until the affected pods have ended."""
 
 
 class DrainStrategy(enum.Enum):
@@ -41,7 +41,7 @@ class DrainStrategy(enum.Enum):
     ROLLING = "rolling"
     """Evict what they grant, and go on when they grant more, as ``kubectl drain`` does."""
     WHOLE = "whole"
-    """Evict nobody until they grant all evictions together."""
+    """Evict no pod until they grant all evictions together."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

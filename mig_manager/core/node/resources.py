@@ -1,8 +1,12 @@
-"""GPUs as a scheduler sees them: extended resources with ``mig.strategy=mixed``."""
+"""Extended resources: what the node should have, what it has, and which pods request it.
+
+The API shows what a pod requests and where it runs, but not which device it got: only kubelet
+knows. So the answer is by kind of device, and certain if all devices of a kind are in use or end.
+"""
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, steps
 from mig_manager.core.node import cluster
@@ -15,15 +19,15 @@ _MIG_PREFIX = f"{cluster.RESOURCE_PREFIX}mig-"
 def of_profile(profile: model.Profile) -> str | None:
     """Return the resource name of a MIG profile.
 
-    None for a profile that takes a part of its GPU instance: NVIDIA's device plugin has no name
-    for such devices, and ends when it meets one.
+    None for a profile that does not span its GPU instance: NVIDIA's device plugin has no name for
+    such devices, and exits if there is one.
     """
     # Resource names may not contain a plus sign.
     return f"{_MIG_PREFIX}{profile}".replace("+", ".") if profile.spans else None
 
 
 def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
-    """Return how many devices of each resource there are; devices without a name are left out."""
+    """Count the devices of each resource with ``mig.strategy=mixed``, nameless ones excepted."""
     found: collections.Counter[str] = collections.Counter()
     for gpu in gpus:
         if gpu.current_mode is not model.MigMode.ENABLED:
@@ -40,49 +44,57 @@ def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
 
 
 def is_device(name: str) -> bool:
-    """Return whether a resource stands for GPUs or MIG devices."""
+    """Return whether a resource is a GPU or a MIG device."""
     return name == GPU or name.startswith(_MIG_PREFIX)
 
 
+def is_device_or_shared(name: str) -> bool:
+    """Return whether a resource is a GPU or a MIG device, with replicas or without."""
+    return is_device(name.removesuffix(_SHARED))
+
+
 _SHARED = ".shared"
-"""What the device plugin appends to the name of a resource that several may hold."""
+"""Suffix of the device plugin for a resource with replicas, if configured."""
+_REPLICAS = ".replicas"
+DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
+"""Console GPUs of a DGX Station, which the plugin skips: go-nvlib does so by name."""
 _WITHOUT_MIG_NAMES = frozenset({"single", "none"})
-"""Strategies by which MIG devices, or GPUs with them, go by the name of whole GPUs."""
+"""Strategies that advertise MIG devices, or GPUs with them, as whole GPUs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of device of a node, and who asks for it."""
+    """One kind of device of a node, and the pods that request it."""
 
     resource: str
     """Such as ``nvidia.com/mig-1g.5gb``."""
     count: int
     """Devices of this kind that the node has."""
     pods: Mapping[str, int]
-    """How many each pod asks for, by ``namespace/name``."""
+    """How many each pod requests, by ``namespace/name``."""
 
     @property
-    def asked(self) -> int:
-        """How many are asked for in all."""
+    def requested(self) -> int:
+        """How many are requested in all."""
         return sum(self.pods.values())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Devices of one kind that end, and what that means to those who ask for it."""
+    """Devices of one kind that are destroyed, and what that means for the pods."""
 
     kind: Kind
     ending: int
 
     @property
     def is_total(self) -> bool:
-        """Whether every holder has to leave."""
+        """Whether every pod with such a device is affected."""
         return self.ending >= self.kind.count
 
     @property
     def least(self) -> int:
-        """How many held devices end even if those nobody holds end first."""
-        return max(0, self.kind.asked - max(0, self.kind.count - self.ending))
+        """How many devices in use are destroyed even if unused ones go first."""
+        return max(0, self.kind.requested - max(0, self.kind.count - self.ending))
 
 
 def kinds(
@@ -92,8 +104,8 @@ def kinds(
 
     Args:
         gpus: Of the node.
-        pods: Of the node; those that have ended hold nothing.
-        strategy: The device plugin's ``mig.strategy``; empty when it is not known.
+        pods: Of the node; finished ones do not count.
+        strategy: The device plugin's ``mig.strategy``; empty if unknown.
     """
     counts: collections.Counter[str] = collections.Counter()
     for gpu in gpus:
@@ -118,11 +130,11 @@ def losses(
     *,
     strategy: str,
 ) -> tuple[Loss, ...]:
-    """Return the kinds of devices that a plan ends and that somebody asks for.
+    """Return the kinds of devices that a plan destroys and pods request.
 
     Args:
-        plan: What would be done.
-        gpus: Of the node, as they are before it.
+        plan: The plan.
+        gpus: Of the node, before the plan.
         pods: Of the node.
         strategy: As for ``kinds``.
     """
@@ -158,3 +170,165 @@ def _names(profiles: Iterable[model.Profile], strategy: str) -> list[str]:
     if strategy in _WITHOUT_MIG_NAMES:
         return [GPU for _ in profiles]
     return [name for name in map(of_profile, profiles) if name]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDevices:
+    """The devices of a Node object."""
+
+    allocatable: Mapping[str, int]
+    """Healthy devices by resource name; a shared one counts once per replica."""
+    capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The same with unhealthy ones; empty: not known."""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def of(view: cluster.NodeView) -> "NodeDevices":
+        """Return the devices of a node."""
+        return NodeDevices(
+            allocatable=view.allocatable, capacity=view.capacity, labels=view.labels
+        )
+
+    def matches(self, counts: Mapping[str, int], expected: Mapping[str, int]) -> bool:
+        """Return whether counts are as expected, apart from replicas of shared devices."""
+        bare = {name.removesuffix(_SHARED): (name, n) for name, n in counts.items()}
+        return bare.keys() == expected.keys() and all(
+            n == expected[key] or (n % expected[key] == 0 and self._is_shared(name))
+            for key, (name, n) in bare.items()
+        )
+
+    def _is_shared(self, name: str) -> bool:
+        """Return whether a resource has replicas, by its name or GPU feature discovery's label.
+
+        The label may be of the former layout: replicas change only with the plugin's config.
+        """
+        replicas = [
+            value
+            for key, value in self.labels.items()
+            if is_device_or_shared(key.removesuffix(_REPLICAS)) and key.endswith(_REPLICAS)
+        ]
+        return name.endswith(_SHARED) or any(value not in ("0", "1") for value in replicas)
+
+
+def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the device ids of the device plugin: with MIG devices, and with ``none``."""
+    known = tuple(gpu for gpu in gpus if gpu.name not in DISPLAYS)
+    whole = frozenset(gpu.uuid for gpu in known)
+    enabled = (gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED)
+    sliced = whole - {gpu.uuid for gpu in known if gpu.current_mode is model.MigMode.ENABLED}
+    return sliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
+
+
+def why_not_schedulable(
+    gpus: Iterable[model.Gpu],
+    allocatable: Mapping[str, frozenset[str]] | None,
+    node: NodeDevices,
+    *,
+    changed: Collection[str] | None = None,
+) -> str:
+    """Explain why the devices are not schedulable yet; empty if they are.
+
+    A device of an unchanged GPU may be unhealthy.
+
+    Args:
+        gpus: The GPUs as they are now.
+        allocatable: Healthy device ids by resource name from kubelet; None if kubelet does not
+            answer: then only the node's counts are compared.
+        node: The node's counts.
+        changed: UUIDs of the GPUs whose devices must all be healthy; None: of all GPUs.
+    """
+    # Kubelet may have devices of unreachable GPUs too.
+    is_partial = bool(model.unreachable(gpus))
+    known = tuple(gpus)
+    if allocatable is None:
+        why = _why_not_counted(known, node, changed)
+        total = sum(_devices_of(node.allocatable).values())
+        is_enough = is_partial and total >= len(expected_devices(_among(known, changed))[0])
+        return "" if is_enough else why
+    devices = {name: ids for name, ids in allocatable.items() if is_device_or_shared(name) and ids}
+    ids: frozenset[str] = frozenset().union(*devices.values())
+    for expected, needed in zip(
+        expected_devices(known), expected_devices(_among(known, changed)), strict=True
+    ):
+        is_registered = sum(_devices_of(node.capacity).values()) >= len(expected)
+        is_known = is_partial or ids <= expected
+        if ids == expected or (ids and is_registered and is_known and needed <= ids):
+            return _compare_counts(devices, _devices_of(node.allocatable))
+    sliced, _ = expected_devices(known)
+    return (
+        f"kubelet has {len(ids)} allocatable devices: {len(ids & sliced)} exist, "
+        f"{len(sliced)} are expected"
+    )
+
+
+def is_plugin_stale(
+    gpus: Sequence[model.Gpu], allocatable: Mapping[str, frozenset[str]] | None, node: NodeDevices
+) -> bool:
+    """Return whether the device plugin does not have the current devices.
+
+    Args:
+        gpus: The GPUs as they are now.
+        allocatable: See ``why_not_schedulable``.
+        node: The node's counts.
+    """
+    is_partial = bool(model.unreachable(gpus))
+    sliced, whole = expected_devices(gpus)
+    ids = frozenset().union(
+        *(ids for name, ids in (allocatable or {}).items() if is_device_or_shared(name))
+    )
+    if not (is_partial or ids <= sliced or ids <= whole):
+        return True
+    if allocatable is None:
+        return bool(why_not_schedulable(gpus, None, node, changed=()))
+    registered = sum(_devices_of(node.capacity or node.allocatable).values())
+    # Only devices that are in one of the two show the plugin's strategy.
+    likely = [expected for expected in (sliced, whole) if ids & (expected - (sliced & whole))]
+    return registered < min(map(len, likely or (sliced, whole)))
+
+
+def _why_not_counted(
+    gpus: Sequence[model.Gpu], node: NodeDevices, changed: Collection[str] | None
+) -> str:
+    """Compare the node's counts with what the plugin should register by one of its strategies."""
+    sliced, whole = expected_devices(gpus)
+    seen = [gpu for gpu in gpus if gpu.name not in DISPLAYS]
+    allocatable = {name: n for name, n in _devices_of(node.allocatable).items() if n}
+    total = sum(allocatable.values())
+    if total in (len(sliced), len(whole)):
+        return ""
+    needed = len(expected_devices(_among(gpus, changed))[0])
+    for expected in (
+        counts(seen),
+        {GPU: len(sliced)},
+        {GPU: len(whole)},
+    ):
+        if node.matches(allocatable, expected):
+            return ""
+        # Kubelet counts an unhealthy device in the capacity alone.
+        if (
+            total >= needed
+            and all(allocatable.values())
+            and node.matches(
+                {name: n for name, n in _devices_of(node.capacity).items() if name in allocatable},
+                expected,
+            )
+        ):
+            return ""
+    return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
+
+
+def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[model.Gpu, ...]:
+    return tuple(gpu for gpu in gpus if uuids is None or gpu.uuid in uuids)
+
+
+def _devices_of(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: n for name, n in counts.items() if is_device_or_shared(name)}
+
+
+def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> str:
+    for name in sorted(devices.keys() | counts.keys()):
+        expected, actual = len(devices.get(name, ())), counts.get(name, 0)
+        # A shared (time-sliced) device counts once per replica.
+        if (expected == 0 and actual != 0) or (expected and (actual == 0 or actual % expected)):
+            return f"the node's allocatable {name} is {actual}, {expected} expected"
+    return ""

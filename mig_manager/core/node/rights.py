@@ -41,7 +41,7 @@ RIGHTS = (
         resource="pods",
         subresource="eviction",
         verb="create",
-        purpose="evict pods that hold what a change destroys",
+        purpose="evict pods that use what a change destroys",
     ),
     Right(
         group="policy",
@@ -54,7 +54,7 @@ RIGHTS = (
         group="resource.k8s.io",
         resource="resourceclaims",
         verb="get",
-        purpose="tell pods with a ResourceClaim for a GPU from others",
+        purpose="recognise pods with a ResourceClaim for a GPU",
         is_needed=False,
     ),
     Right(
