@@ -1,4 +1,4 @@
-"""The Helm chart, rendered by helm itself and held against the kustomize overlays."""
+"""The Helm chart, rendered by helm and compared with the kustomize overlays."""
 
 import json
 import os
@@ -95,9 +95,9 @@ def test_the_chart_is_what_helm_calls_a_good_one(chart: pathlib.Path) -> None:
 
 
 def test_the_chart_has_the_version_of_the_program() -> None:
-    told = yaml.safe_load((SOURCE / "Chart.yaml").read_text(encoding="utf-8"))
+    chart = yaml.safe_load((SOURCE / "Chart.yaml").read_text(encoding="utf-8"))
 
-    assert told["version"] == told["appVersion"] == mig_manager.__version__
+    assert chart["version"] == chart["appVersion"] == mig_manager.__version__
 
 
 def test_the_image_can_come_from_anywhere(chart: pathlib.Path) -> None:
@@ -145,7 +145,7 @@ def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None
     }
 
 
-def test_with_a_budget_the_agents_are_told_and_have_the_rights_to_keep_to_it(
+def test_with_a_budget_the_agents_have_its_settings_and_its_rights(
     chart: pathlib.Path,
 ) -> None:
     made = by_name(render(chart, maxConcurrentNodes=10))

@@ -33,24 +33,24 @@ _UNWANTED = frozenset(
         "zipfile",
     }
 )
-_TELL = """
+_REPORT = """
 import os, signal, sys
 
-def tell(*_):
+def report(*_):
     with open(os.environ["MODULES_FILE"] + ".new", "w") as file:
         file.write(" ".join(sys.modules))
     os.rename(os.environ["MODULES_FILE"] + ".new", os.environ["MODULES_FILE"])
 
 if "agent" in sys.orig_argv:
-    signal.signal(signal.SIGUSR1, tell)
+    signal.signal(signal.SIGUSR1, report)
 """
-"""Has the interpreter of an agent, before it runs anything, ready to tell what it has loaded."""
+"""Code that makes an agent's interpreter report its loaded modules on a signal."""
 
 
 @pytest.fixture
-def told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Return the file in which agents that are started from now on tell what they have loaded."""
-    (tmp_path / "sitecustomize.py").write_text(_TELL)
+def modules_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Return the file to which agents started from now on write their loaded modules."""
+    (tmp_path / "sitecustomize.py").write_text(_REPORT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("MODULES_FILE", str(tmp_path / "modules"))
     return tmp_path / "modules"
@@ -72,12 +72,12 @@ def agent(stage: stages.Stage) -> int:
 
 
 def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
-    told: pathlib.Path, rested: stages.Stage
+    modules_file: pathlib.Path, rested: stages.Stage
 ) -> None:
     assert rested._agent is not None
     rested._agent.send_signal(signal.SIGUSR1)
-    rested.wait(told.exists, "the agent's modules")
-    loaded = set(told.read_text().split())
+    rested.wait(modules_file.exists, "the agent's modules")
+    loaded = set(modules_file.read_text().split())
     assert {"kubernetes.client.rest", "structlog"} <= loaded
     assert loaded & _UNWANTED == set()
 

@@ -1,4 +1,4 @@
-"""What is shipped for clusters and hosts, held against our own settings and the agent's deeds."""
+"""Manifests agree with the settings and the behaviour of the agent."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ from tests.shipped.unit_files import (
 
 ROOT = pathlib.Path(__file__).parents[2]
 KUBECTL = shutil.which("kubectl")
-AGENT_TOKEN = "sandbox"  # noqa: S105 - by which the stage tells the agent from its scenery
+AGENT_TOKEN = "sandbox"  # noqa: S105 - identifies requests of the agent
 LAYOUT = "all-1g.5gb"
 OPERATOR_NAMESPACE = "gpu-operator"
 
@@ -228,7 +228,7 @@ def test_the_simulating_container_has_no_power_and_wants_no_gpu(
     }
     assert "affinity" not in pod
     assert pod["nodeSelector"] == {"mig-manager.io/simulated": "true"}
-    # The image asks for GPUs; "void" tells NVIDIA's toolkit that this container has none.
+    # The image requests GPUs; "void" makes NVIDIA's toolkit give this container none.
     asked = {name: value for name, value in environ.items() if name.startswith("NVIDIA_")}
     assert asked == {"NVIDIA_VISIBLE_DEVICES": "void"}
 
@@ -262,21 +262,21 @@ def test_command_line_and_environment_of_the_container_agree_with_its_mounts(
 ) -> None:
     manifests = overlays[overlay]
     pod, container = pod_of(manifests), container_of(manifests)
-    given = agent_settings(container["args"], container_environ(container))
+    parsed = agent_settings(container["args"], container_environ(container))
 
     mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     volumes = {each["name"]: each for each in pod["volumes"]}
     assert mounted.keys() == volumes.keys()
-    assert given.node_name == "node-1"
-    assert given.kubeconfig is None
-    assert str(given.config_file.parent) == mounted["config"]
-    assert given.config_file.name in manifests["ConfigMap"]["data"]
+    assert parsed.node_name == "node-1"
+    assert parsed.kubeconfig is None
+    assert str(parsed.config_file.parent) == mounted["config"]
+    assert parsed.config_file.name in manifests["ConfigMap"]["data"]
     assert volumes["config"]["configMap"]["name"] == manifests["ConfigMap"]["metadata"]["name"]
-    assert str(given.pod_resources_socket.parent) == mounted["pod-resources"]
+    assert str(parsed.pod_resources_socket.parent) == mounted["pod-resources"]
     assert volumes["pod-resources"]["hostPath"]["path"] == mounted["pod-resources"]
 
 
-def test_mounts_are_whole_and_read_only_but_for_the_lock_and_the_proven_layout(
+def test_mounts_are_whole_and_read_only_but_for_the_lock_and_the_saved_layout(
     container: Object,
 ) -> None:
     # kubelet never updates the file behind a subPath.
@@ -292,20 +292,18 @@ def test_the_lock_is_the_hosts_so_that_managers_outside_of_the_pod_are_kept_off(
     overlays: dict[str, dict[str, Object]], overlay: str
 ) -> None:
     pod, container = pod_of(overlays[overlay]), container_of(overlays[overlay])
-    given = agent_settings(container["args"], container_environ(container))
+    parsed = agent_settings(container["args"], container_environ(container))
 
     mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
     volumes = {each["name"]: each["hostPath"] for each in pod["volumes"] if "hostPath" in each}
-    mount = mounts[str(given.lock_file.parent)]
+    mount = mounts[str(parsed.lock_file.parent)]
     assert not mount.get("readOnly")
     assert volumes[mount["name"]] == {"path": mount["mountPath"], "type": "DirectoryOrCreate"}
-    assert given.lock_file == agent_settings(unit_command_line(), unit_environ()).lock_file
+    assert parsed.lock_file == agent_settings(unit_command_line(), unit_environ()).lock_file
 
 
 @pytest.mark.parametrize("overlay", AGENTS)
-def test_the_agent_is_told_which_pod_it_is(
-    overlays: dict[str, dict[str, Object]], overlay: str
-) -> None:
+def test_the_agent_knows_its_own_pod(overlays: dict[str, dict[str, Object]], overlay: str) -> None:
     container = container_of(overlays[overlay])
 
     assert agent_settings(container["args"], container_environ(container)).own_pod_uid == "uid-1"
@@ -317,7 +315,7 @@ def test_every_variable_of_the_container_is_read_by_the_agent_or_by_nvidias_tool
 ) -> None:
     container = container_of(overlays[overlay])
     environ = Asked(container_environ(container))
-    given = agent_settings(container["args"], environ)
+    parsed = agent_settings(container["args"], environ)
 
     unread = environ.keys() - environ.names
     assert unread <= {
@@ -325,15 +323,15 @@ def test_every_variable_of_the_container_is_read_by_the_agent_or_by_nvidias_tool
         "NVIDIA_MIG_CONFIG_DEVICES",
         "NVIDIA_VISIBLE_DEVICES",
     }
-    assert not given.not_needed
+    assert not parsed.not_needed
 
 
 def test_kubelet_leaves_the_agent_the_time_to_finish_or_undo_a_change(
     pod: Object, container: Object
 ) -> None:
-    given = agent_settings(container["args"], container_environ(container))
+    parsed = agent_settings(container["args"], container_environ(container))
 
-    assert pod["terminationGracePeriodSeconds"] > longest_stop_s(given)
+    assert pod["terminationGracePeriodSeconds"] > longest_stop_s(parsed)
 
 
 def test_only_real_gpus_are_served_unless_simulated_ones_are_asked_for(
@@ -355,14 +353,14 @@ def test_simulated_gpus_outlive_the_pod_as_real_ones_do(
     overlays: dict[str, dict[str, Object]],
 ) -> None:
     pod, container = pod_of(overlays["simulated"]), container_of(overlays["simulated"])
-    given = agent_settings(container["args"], container_environ(container))
+    parsed = agent_settings(container["args"], container_environ(container))
 
     mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
-    mount = mounts[str((given.gpus.simulate_state or pathlib.Path()).parent)]
+    mount = mounts[str((parsed.gpus.simulate_state or pathlib.Path()).parent)]
     (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
     assert not mount.get("readOnly")
     assert volume["hostPath"]["type"] == "DirectoryOrCreate"
-    assert str(given.lock_file.parent) == mount["mountPath"]
+    assert str(parsed.lock_file.parent) == mount["mountPath"]
 
 
 # -- rights -----------------------------------------------------------------------------------
@@ -503,14 +501,14 @@ def test_the_operators_environment_makes_settings_that_work_in_its_container(
     ready = DRIVER_READY[driver]
     environ = OPERATOR_ENVIRON | ready | {"WITH_SHUTDOWN_HOST_GPU_CLIENTS": "true"}
 
-    # The operator mounts the host's root at /host, where the agent looks without being told.
-    given = agent_settings(["agent"], environ | {"HOST_ROOT_MOUNT": str(tmp_path)})
+    # The operator mounts the host's root at /host, the agent's default.
+    parsed = agent_settings(["agent"], environ | {"HOST_ROOT_MOUNT": str(tmp_path)})
 
-    assert given.node_name == "plain"
-    assert given.config_file == pathlib.Path("/mig-parted-config/config.yaml")
-    assert given.pod_resources_socket == kubelet / "kubelet.sock"
-    assert given.gpus.driver_roots[0] == ready["DRIVER_ROOT_CTR_PATH"]
-    assert not given.gpus.is_simulated
+    assert parsed.node_name == "plain"
+    assert parsed.config_file == pathlib.Path("/mig-parted-config/config.yaml")
+    assert parsed.pod_resources_socket == kubelet / "kubelet.sock"
+    assert parsed.gpus.driver_roots[0] == ready["DRIVER_ROOT_CTR_PATH"]
+    assert not parsed.gpus.is_simulated
 
 
 def image_commands(folder: pathlib.Path) -> None:
@@ -590,20 +588,20 @@ def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts(
     assert shipped["ConfigMap"]["metadata"]["namespace"] == OPERATOR_NAMESPACE
     assert values["config"]["name"] == shipped["ConfigMap"]["metadata"]["name"]
     added = {each["name"]: each["value"] for each in values["env"]}
-    given = agent_settings(["agent"], OPERATOR_ENVIRON | added)
+    parsed = agent_settings(["agent"], OPERATOR_ENVIRON | added)
     ours = agent_settings(["agent"], OPERATOR_ENVIRON)
-    assert given.lock_file == pathlib.Path("/host") / ours.lock_file.relative_to("/")
+    assert parsed.lock_file == pathlib.Path("/host") / ours.lock_file.relative_to("/")
     assert f"{values['image']}:{values['version']}" == f"mig-manager:{mig_manager.__version__}"
 
 
-# -- what people are told -----------------------------------------------------------------------
+# -- pages -----------------------------------------------------------------------
 
 GUIDE = ROOT / "docs" / "install.md"
 
 
-def test_the_guide_tells_of_every_overlay_and_of_no_path_that_is_not_there() -> None:
-    told = GUIDE.read_text(encoding="utf-8")
-    paths = set(re.findall(r"\b(?:deploy|charts|docs)/[\w./-]*\w", told))
+def test_the_guide_names_every_overlay_and_of_no_path_that_is_not_there() -> None:
+    page = GUIDE.read_text(encoding="utf-8")
+    paths = set(re.findall(r"\b(?:deploy|charts|docs)/[\w./-]*\w", page))
 
     assert {path for path in paths if not (ROOT / path).exists()} == set()
     assert {path.name for path in (ROOT / "deploy" / "overlays").iterdir()} == set(OVERLAYS)
@@ -611,20 +609,20 @@ def test_the_guide_tells_of_every_overlay_and_of_no_path_that_is_not_there() -> 
     assert {f"deploy/overlays/{name}" for name in OVERLAYS} - paths == {
         "deploy/overlays/unprivileged"
     }
-    assert "kubectl apply -k deploy`" in told
+    assert "kubectl apply -k deploy`" in page
 
 
 def test_the_guide_names_the_image_by_its_version_and_the_operators_fields_as_the_values_do() -> (
     None
 ):  # fmt: skip
-    told = GUIDE.read_text(encoding="utf-8")
-    (patch,) = re.findall(r"--type merge -p \\\n  '(.*)'", told)
+    page = GUIDE.read_text(encoding="utf-8")
+    (patch,) = re.findall(r"--type merge -p \\\n  '(.*)'", page)
     values = yaml.safe_load(
         (ROOT / "deploy/overlays/gpu-operator/values.yaml").read_text(encoding="utf-8")
     )
 
     assert json.loads(patch)["spec"] == values
-    assert set(re.findall(r"mig-manager:(\d[\w.]*)", told)) == {mig_manager.__version__}
+    assert set(re.findall(r"mig-manager:(\d[\w.]*)", page)) == {mig_manager.__version__}
 
 
 def test_the_guides_wait_follows_the_label_that_the_agent_writes() -> None:
@@ -636,9 +634,9 @@ def test_the_guides_wait_follows_the_label_that_the_agent_writes() -> None:
 def test_the_guide_to_crashes_has_every_phase_and_the_keys_and_times_that_count(
     pod: Object, container: Object
 ) -> None:
-    told = (ROOT / "docs" / "crash-safety.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "crash-safety.md").read_text(encoding="utf-8")
     rows = re.findall(
-        r"^\| (`.*?) \|", told.split("| Killed in phase |")[1].split("\n\n")[0], re.MULTILINE
+        r"^\| (`.*?) \|", page.split("| Killed in phase |")[1].split("\n\n")[0], re.MULTILINE
     )
     keys = (
         cluster.APPLIED_LABEL,
@@ -647,11 +645,11 @@ def test_the_guide_to_crashes_has_every_phase_and_the_keys_and_times_that_count(
         cluster.STATUS_ANNOTATION,
         cluster.UNREADABLE_JOURNAL_ANNOTATION,
     )
-    given = agent_settings(container["args"], container_environ(container))
+    parsed = agent_settings(container["args"], container_environ(container))
 
     phases = {phase.value for phase in model.Phase} - {model.Phase.DONE.value}
     assert set(re.findall(r"\w+", " ".join(rows))) == phases
-    assert [key for key in keys if f"`{key}`" not in told] == []
-    assert f"{pod['terminationGracePeriodSeconds']} s to end" in told
-    assert f"{given.gpu_timeout_s:g} s (`--gpu-timeout-s`)" in told
-    assert f"`{given.lock_file}`" in told
+    assert [key for key in keys if f"`{key}`" not in page] == []
+    assert f"{pod['terminationGracePeriodSeconds']} s to end" in page
+    assert f"{parsed.gpu_timeout_s:g} s (`--gpu-timeout-s`)" in page
+    assert f"`{parsed.lock_file}`" in page

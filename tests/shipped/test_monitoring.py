@@ -1,4 +1,4 @@
-"""What is shipped and written about metrics, held against what the agent really tells."""
+"""Dashboard, alerts and pages agree with the metrics that the agent serves."""
 
 import ast
 import dataclasses
@@ -44,7 +44,7 @@ mig-configs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Scrape:
     """What a scrape got: labels by sample name, types by the name that HELP and TYPE have."""
 
     labels: Mapping[str, frozenset[str]]
@@ -104,10 +104,10 @@ def partition(heard: metrics.Metrics, state: pathlib.Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     """A scrape over HTTP after a life with everything in it."""
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
-    live(heard, tmp_path_factory.mktemp("told") / "gpus.json")
+    live(heard, tmp_path_factory.mktemp("scrape") / "gpus.json")
     checks = health.Health(
         health.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
     )
@@ -117,7 +117,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     ):
         text = answer.read().decode()
     families = list(parser.text_string_to_metric_families(text))
-    return Told(
+    return Scrape(
         labels={
             sample.name: frozenset(sample.labels) for each in families for sample in each.samples
         },
@@ -132,8 +132,8 @@ def family(sample: str) -> str:
     return re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", sample)
 
 
-def test_a_life_with_everything_in_it_leaves_no_metric_without_a_series(told: Told) -> None:
-    assert {family(name) for name in told.labels} == set(told.types)
+def test_a_life_with_everything_in_it_leaves_no_metric_without_a_series(scrape: Scrape) -> None:
+    assert {family(name) for name in scrape.labels} == set(scrape.types)
 
 
 def test_there_are_few_series() -> None:
@@ -182,7 +182,7 @@ def test_phases_follow_each_other_and_fill_the_whole_run() -> None:
     assert ear.layouts == ["all-1g.5gb"]
 
 
-def test_an_end_that_the_api_did_not_take_is_not_told_as_published() -> None:
+def test_an_outcome_that_the_api_rejects_does_not_count_as_published() -> None:
     node, ear = busy_node(), Ear()
     pipeline = reconciler(node, ear)
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
@@ -214,7 +214,7 @@ GROUPING = frozenset({"by", "without", "on", "ignoring"})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """One metric in an expression, with what is asked of its labels."""
+    """One metric in an expression, with its label matchers."""
 
     metric: str
     matchers: tuple[tuple[str, str, str], ...]
@@ -324,14 +324,14 @@ EXPRESSIONS = [pytest.param(*each, id=each[0]) for each in shown()]
 
 @pytest.mark.parametrize(("_where", "expression", "_text"), EXPRESSIONS)
 def test_every_metric_and_label_that_is_asked_for_exists(
-    told: Told, _where: str, expression: str, _text: str
+    scrape: Scrape, _where: str, expression: str, _text: str
 ) -> None:
     found = uses(expression)
     assert found
     for use in found:
-        labels = told.labels[use.metric] if use.metric != "up" else frozenset()
+        labels = scrape.labels[use.metric] if use.metric != "up" else frozenset()
         assert {name for name, _, _ in use.matchers} <= labels | TARGET_LABELS
-    known = frozenset().union(*(told.labels.get(use.metric, frozenset()) for use in found))
+    known = frozenset().union(*(scrape.labels.get(use.metric, frozenset()) for use in found))
     assert found[0].grouped_by <= known | TARGET_LABELS
 
 
@@ -357,10 +357,10 @@ def test_every_label_that_is_shown_is_one_that_is_left(
     assert labels <= uses(expression)[0].grouped_by
 
 
-def test_every_metric_is_on_the_dashboard(told: Told) -> None:
+def test_every_metric_is_on_the_dashboard(scrape: Scrape) -> None:
     used = {family(use.metric) for _, expression, _ in shown() for use in uses(expression)}
 
-    assert set(told.types) <= used
+    assert set(scrape.types) <= used
 
 
 def test_panels_have_an_id_of_their_own_and_do_not_overlap() -> None:
@@ -443,13 +443,13 @@ def table(heading: str, first: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-def test_the_document_has_every_metric_with_its_type_and_labels(told: Told) -> None:
+def test_the_document_has_every_metric_with_its_type_and_labels(scrape: Scrape) -> None:
     rows = table("Metrics", "Name")
 
-    assert {name: row[0] for name, row in rows.items()} == told.types
+    assert {name: row[0] for name, row in rows.items()} == scrape.types
     for name, (_, labels, _) in rows.items():
-        sample = f"{name}_count" if told.types[name] == "histogram" else name
-        assert set(re.findall(r"`(\w+)`", labels)) == told.labels[sample]
+        sample = f"{name}_count" if scrape.types[name] == "histogram" else name
+        assert set(re.findall(r"`(\w+)`", labels)) == scrape.labels[sample]
 
 
 def test_the_document_has_every_reason_with_its_remedy() -> None:

@@ -83,7 +83,7 @@ def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def program(installed: pathlib.Path, tmp_path: pathlib.Path) -> Program:
     """The console script, started elsewhere than in the checkout."""
     script = str(installed / "bin" / "mig-manager")
-    return lambda *given: run(script, *given, cwd=tmp_path, PYTHONPATH=str(installed))
+    return lambda *arguments: run(script, *arguments, cwd=tmp_path, PYTHONPATH=str(installed))
 
 
 def names(wheel: pathlib.Path) -> set[str]:
@@ -109,17 +109,17 @@ def test_the_wheel_has_every_module_and_nothing_beside_the_package(wheel: pathli
     }
 
 
-def test_the_wheel_tells_version_licence_and_readme(wheel: pathlib.Path) -> None:
+def test_the_wheel_has_version_licence_and_readme(wheel: pathlib.Path) -> None:
     folder = f"mig_manager-{mig_manager.__version__}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"{folder}/METADATA").decode()
         licence = archive.read(f"{folder}/licenses/LICENSE").decode()
 
-    told = email.message_from_string(metadata)
-    assert told["Version"] == mig_manager.__version__
-    assert told["License-Expression"] == "Apache-2.0"
+    metadata_ = email.message_from_string(metadata)
+    assert metadata_["Version"] == mig_manager.__version__
+    assert metadata_["License-Expression"] == "Apache-2.0"
     assert licence == (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert told.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert metadata_.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_wheel_carries_the_profiles_as_they_are_in_the_repository(wheel: pathlib.Path) -> None:
@@ -167,7 +167,7 @@ def test_the_installed_program_is_the_one_from_the_wheel(
 
 
 @pytest.mark.slow
-def test_the_installed_program_helps_itself_and_tells_its_version(program: Program) -> None:
+def test_the_installed_program_prints_its_help_and_its_version(program: Program) -> None:
     assert program("--version") == f"mig-manager {mig_manager.__version__}\n"
     assert all(command in program("--help") for command in parser.COMMANDS)
 
@@ -183,9 +183,9 @@ def test_the_installed_program_partitions_a_simulated_gpu(program: Program) -> N
 
 
 def test_the_installed_program_validates_its_own_profiles_without_a_gpu(program: Program) -> None:
-    told = program("validate", "all-1g.6gb", "all-balanced", "--gpu", "A30", "-o", "json")
+    output = program("validate", "all-1g.6gb", "all-balanced", "--gpu", "A30", "-o", "json")
 
-    assert json.loads(told)["is_valid"] is True
+    assert json.loads(output)["is_valid"] is True
 
 
 def test_commands_need_none_of_the_demonstrations_libraries(
@@ -197,13 +197,13 @@ sys.modules.update(dict.fromkeys(("starlette", "uvicorn", "h11", "anyio")))
 from mig_manager import __main__
 __main__.main()
 """
-    told = run(
+    output = run(
         *(sys.executable, "-c", hidden, "status", "--simulate", "1xA30"),
         cwd=tmp_path,
         PYTHONPATH=str(installed),
     )
 
-    assert "NVIDIA A30" in told
+    assert "NVIDIA A30" in output
 
 
 # -- the image --------------------------------------------------------------------------------
@@ -241,13 +241,13 @@ def test_the_image_has_the_names_of_nvidias_programs() -> None:
     assert made.endswith("&& ln -s mig-manager /opt/mig-manager/bin/nvidia-mig-parted")
 
 
-def test_the_image_tells_the_version_that_it_has() -> None:
+def test_the_image_has_labels_with_its_version() -> None:
     (labels,) = instructions("LABEL")
 
-    told = dict(word.split("=", 1) for word in shlex.split(labels))
+    image_labels = dict(word.split("=", 1) for word in shlex.split(labels))
 
-    assert told["org.opencontainers.image.version"] == mig_manager.__version__
-    assert told["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert image_labels["org.opencontainers.image.version"] == mig_manager.__version__
+    assert image_labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
 def test_all_python_packages_of_the_image_come_by_hash_or_from_its_own_build() -> None:
@@ -269,7 +269,7 @@ def test_the_image_checks_its_health_with_a_module_of_the_program() -> None:
     assert importlib.util.find_spec(options[2])
 
 
-def test_whoever_runs_the_image_can_be_told_which_base_it_has() -> None:
+def test_the_image_names_its_base() -> None:
     defaults = dict(line.split("=", 1) for line in instructions("ARG") if "=" in line)
     stages = instructions("FROM")
 
@@ -287,15 +287,15 @@ def project() -> dict[str, Any]:
 
 def wanted(name: str) -> list[packaging.requirements.Requirement]:
     """Return what pyproject.toml asks for that the lock file of that name must have."""
-    told = project()
-    groups = told["dependency-groups"]
+    settings = project()
+    groups = settings["dependency-groups"]
     direct = {
-        "image": told["project"]["dependencies"],
+        "image": settings["project"]["dependencies"],
         "demo": [
-            *told["project"]["dependencies"],
-            *told["project"]["optional-dependencies"]["sandbox"],
+            *settings["project"]["dependencies"],
+            *settings["project"]["optional-dependencies"]["sandbox"],
         ],
-        "build": [*groups["build"], *told["build-system"]["requires"]],
+        "build": [*groups["build"], *settings["build-system"]["requires"]],
         "tools": [*groups["build"], *groups["release"]],
     }
     # A group that includes another says so with a table.

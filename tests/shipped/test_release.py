@@ -45,7 +45,7 @@ Component = tuple[packaging.utils.NormalizedName, str]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What one run of release/build left."""
+    """The output of one run of release/build."""
 
     dist: pathlib.Path
     work: pathlib.Path
@@ -63,8 +63,8 @@ class Release:
     @property
     def bill(self) -> dict[str, Any]:
         """The bill of materials."""
-        told: dict[str, Any] = json.loads(self.only("*.cdx.json").read_text(encoding="utf-8"))
-        return told
+        bill: dict[str, Any] = json.loads(self.only("*.cdx.json").read_text(encoding="utf-8"))
+        return bill
 
     def only(self, pattern: str) -> pathlib.Path:
         """Return the one file of that kind."""
@@ -92,10 +92,10 @@ def run(
 
 def cache() -> pathlib.Path:
     """Return where uv keeps what it has downloaded, which nothing here shall do twice."""
-    told = subprocess.run(  # noqa: S603 - the arguments are this file's own
+    output = subprocess.run(  # noqa: S603 - the arguments are this file's own
         (uv(), "cache", "dir", "--color", "never"), capture_output=True, text=True, check=True
     )
-    return pathlib.Path(told.stdout.strip())
+    return pathlib.Path(output.stdout.strip())
 
 
 def uv() -> str:
@@ -172,9 +172,9 @@ def test_the_plugin_is_packed_from_what_was_built_and_runs_by_itself(
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
         archive.extractall(tmp_path, filter="data")
 
-    told = run(sys.executable, "-S", tmp_path / "kubectl-mig", "version", cwd=tmp_path)
+    output = run(sys.executable, "-S", tmp_path / "kubectl-mig", "version", cwd=tmp_path)
 
-    assert told == f"kubectl-mig {mig_manager.__version__}\n"
+    assert output == f"kubectl-mig {mig_manager.__version__}\n"
     assert f"version: v{mig_manager.__version__}" in (folder / "mig.yaml").read_text("utf-8")
 
 
@@ -223,9 +223,9 @@ def test_nothing_is_locked_that_the_program_does_not_take(release: Release) -> N
 
 
 def test_the_locked_packages_lack_nothing(release: Release) -> None:
-    told = run(uv(), "pip", "check", "--python", release.work / "image", cwd=release.work)
+    output = run(uv(), "pip", "check", "--python", release.work / "image", cwd=release.work)
 
-    assert "All installed packages are compatible" in told
+    assert "All installed packages are compatible" in output
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -238,13 +238,13 @@ def test_the_image_can_be_made_for_both_machines_without_compiling(
     strictly = ("--no-deps", "--only-binary=:all:", "--require-hashes")
     locked = ROOT / "release" / "image.txt"
 
-    told = run(
+    output = run(
         *(uv(), "pip", "install", "--dry-run", "--target", tmp_path / "none"),
         *(*target, *strictly, "-r", locked),
         cwd=tmp_path,
     )
 
-    assert f"Would install {len(locks.read('image'))} packages" in told
+    assert f"Would install {len(locks.read('image'))} packages" in output
 
 
 def test_a_package_that_is_not_the_locked_one_is_not_installed(tmp_path: pathlib.Path) -> None:
@@ -255,9 +255,9 @@ def test_a_package_that_is_not_the_locked_one_is_not_installed(tmp_path: pathlib
     forged.write_text(f"{pin.name}=={pin.version} --hash=sha256:{'0' * 64}\n", encoding="utf-8")
     install = (uv(), "pip", "install", "--python", made, "--no-deps", "--require-hashes")
 
-    told = run(*install, "-r", forged, cwd=tmp_path, fails=True)
+    output = run(*install, "-r", forged, cwd=tmp_path, fails=True)
 
-    assert "Hash mismatch" in told
+    assert "Hash mismatch" in output
 
 
 # -- what is installed ------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def test_a_package_that_is_not_the_locked_one_is_not_installed(tmp_path: pathlib
 def test_the_installed_program_does_what_the_readme_promises(
     python: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    def program(*given: str) -> str:
-        return run(python.with_name("mig-manager"), *given, cwd=tmp_path)
+    def program(*arguments: str) -> str:
+        return run(python.with_name("mig-manager"), *arguments, cwd=tmp_path)
 
     assert program("version") == f"mig-manager {mig_manager.__version__}\n"
     assert program("validate", "all-1g.6gb", "--gpu", "NVIDIA A30")
@@ -276,8 +276,8 @@ def test_the_installed_program_does_what_the_readme_promises(
     )
     assert "1g.6gb" in program("status", "--simulate", "1xA30")
     assert program("assert", "all-1g.6gb", "--simulate", "1xA30")
-    told = program("demo", "--color", "never")
-    assert "success (Applied)" in told
+    output = program("demo", "--color", "never")
+    assert "success (Applied)" in output
 
 
 def test_all_tests_can_be_read_and_quick_ones_pass_against_the_installed_program(
@@ -295,8 +295,8 @@ def test_all_tests_can_be_read_and_quick_ones_pass_against_the_installed_program
     where = run(python, "-c", "import mig_manager; print(mig_manager.__file__)", cwd=bench)
     pytest_here = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     collected = run(*pytest_here, "--collect-only", "-n0", "-m", "", cwd=bench)
-    told = run(*pytest_here, *SUITE, cwd=bench)
+    output = run(*pytest_here, *SUITE, cwd=bench)
 
     assert pathlib.Path(where.strip()).is_relative_to(python.parents[1])
     assert re.search(r"^\d{4,} tests collected", collected, re.MULTILINE), collected
-    assert re.search(r"^\d+ passed in", told, re.MULTILINE), told
+    assert re.search(r"^\d+ passed in", output, re.MULTILINE), output

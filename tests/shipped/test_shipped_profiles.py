@@ -37,7 +37,7 @@ UPSTREAM = (
 """The 81 names that NVIDIA's GPU operator ships (``default-mig-parted-config``, August 2026)."""
 
 PRE_PRODUCTION = {"all-3g.95gb", "all-4g.95gb", "all-7g.189gb"}
-"""For GB200 boards that no table describes."""
+"""For a GB200 that no table describes."""
 
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
@@ -59,7 +59,7 @@ MIG_GPUS = [
 ]
 
 
-def offered(gpu: model.Gpu) -> set[model.Profile]:
+def profiles_of(gpu: model.Gpu) -> set[model.Profile]:
     return {each.profile for each in gpu.profiles or ()}
 
 
@@ -68,9 +68,9 @@ def deciding_rule(layout: config.Layout, gpu: model.Gpu) -> config.Rule | None:
 
 
 def is_for(rule: config.Rule, gpu: model.Gpu) -> bool:
-    """Tell whether a rule must fit: it names the model, or asks for what the GPU offers."""
+    """Return whether a rule must fit: it names the model, or only profiles of the GPU."""
     profiles = {each.gpu_instance for each, _ in rule.wanted.devices}
-    return bool(rule.filters) or profiles <= offered(gpu)
+    return bool(rule.filters) or profiles <= profiles_of(gpu)
 
 
 def carry_out(gpu: model.Gpu, wanted: model.DesiredGpu) -> model.DesiredGpu:
@@ -106,7 +106,7 @@ def test_every_layout_fits_every_gpu_that_it_is_for(gpu: model.Gpu) -> None:
 
 @pytest.mark.parametrize("gpu", MIG_GPUS)
 def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: model.Gpu) -> None:
-    for profile in offered(gpu):
+    for profile in profiles_of(gpu):
         layout = DOCUMENT.layout(f"all-{profile}".replace("+", "."))
         wanted = config.select(layout, [gpu])[gpu.uuid]
         ((named, count),) = wanted.devices
@@ -120,7 +120,7 @@ def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: mode
 def test_balanced_takes_every_compute_slice_of_every_gpu(gpu: model.Gpu) -> None:
     wanted = config.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid]
     taken = sum(profile.gpu_slices * count for profile, count in wanted.devices)
-    assert taken == max(profile.gpu_slices for profile in offered(gpu))
+    assert taken == max(profile.gpu_slices for profile in profiles_of(gpu))
 
 
 def test_every_layout_is_for_some_gpu_that_we_know() -> None:

@@ -1,4 +1,4 @@
-"""The units, and their installer: what systemd would run, and what is left on the disk."""
+"""The units and their installer: the commands that systemd runs, and the files on disk."""
 
 import contextlib
 import json
@@ -80,7 +80,7 @@ def test_the_unit_gives_up_most_of_what_a_service_could_do(unit: str) -> None:
     assert judged.returncode == 0, judged.stdout
 
 
-LOOK = """
+CHECK = """
 import json
 from mig_manager.adapters.host import procfs
 pids = [each.pid for each in procfs.gpu_processes(procfs.ROOT)]
@@ -113,7 +113,14 @@ def test_with_the_units_capabilities_every_process_that_has_a_gpu_open_is_seen(
             for user in (None, 65534)
         )
         looked = run(
-            *("setpriv", "--bounding-set", ",".join(["-all", *added]), sys.executable, "-c", LOOK),
+            *(
+                "setpriv",
+                "--bounding-set",
+                ",".join(["-all", *added]),
+                sys.executable,
+                "-c",
+                CHECK,
+            ),
             PYTHONPATH=str(ROOT),
         )
         for process in (ours, theirs):
@@ -129,20 +136,20 @@ def test_with_the_units_capabilities_every_process_that_has_a_gpu_open_is_seen(
 def test_systemd_makes_the_folders_of_lock_and_journal_and_lets_the_lock_outlive_the_unit(
     unit: str,
 ) -> None:
-    said = directives(unit)
-    (running,), (state,) = said["RuntimeDirectory"], said["StateDirectory"]
+    section = directives(unit)
+    (running,), (state,) = section["RuntimeDirectory"], section["StateDirectory"]
     at_a_shell = command_settings.command_settings({}, {})
 
     # Everything else is read-only to the unit, and what goes with it would be another's lock.
-    assert said["ProtectSystem"] == ["strict"]
-    assert said["RuntimeDirectoryPreserve"] == ["yes"]
+    assert section["ProtectSystem"] == ["strict"]
+    assert section["RuntimeDirectoryPreserve"] == ["yes"]
     assert pathlib.Path("/run", running) == at_a_shell.lock_file.parent
     assert pathlib.Path("/var/lib", state) == at_a_shell.journal_file.parent
     assert pathlib.Path("/var/lib", state) == at_a_shell.proven_file.parent
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_only_the_main_process_is_told_to_end_so_that_a_change_is_finished_first(
+def test_only_the_main_process_is_stopped_so_that_a_change_is_finished_first(
     unit: str,
 ) -> None:
     assert directives(unit)["KillMode"] == ["mixed"]
@@ -157,9 +164,9 @@ def test_agent_apply_and_boot_share_lock_and_kept_layout() -> None:
 
 
 def test_the_boot_is_over_before_anybody_can_hold_a_gpu_and_once_the_driver_is_there() -> None:
-    said = directives(BOOT)
-    before = " ".join(said["Before"]).split()
-    after = " ".join(said["After"]).split()
+    section = directives(BOOT)
+    before = " ".join(section["Before"]).split()
+    after = " ".join(section["After"]).split()
 
     assert {
         "kubelet.service",
@@ -177,23 +184,25 @@ def test_the_boot_is_over_before_anybody_can_hold_a_gpu_and_once_the_driver_is_t
 
 
 def test_systemd_gives_the_boot_the_time_it_gives_itself() -> None:
-    said = directives(BOOT)
-    given = boot_settings({})
-    patience = {key: float(said[key][0].removesuffix("s")) for key in said if "Timeout" in key}
+    section = directives(BOOT)
+    parsed = boot_settings({})
+    timeouts = {
+        key: float(section[key][0].removesuffix("s")) for key in section if "Timeout" in key
+    }
 
-    # To look, to change, and to change back.
-    needs = given.driver_timeout_s + given.lock_timeout_s + 3 * given.gpu_timeout_s
-    assert patience["TimeoutStartSec"] > needs
-    assert patience["TimeoutStopSec"] > 2 * given.gpu_timeout_s
-    assert (said["Type"], said["RemainAfterExit"]) == (["oneshot"], ["yes"])
+    # Observe, change, and roll back.
+    needs = parsed.driver_timeout_s + parsed.lock_timeout_s + 3 * parsed.gpu_timeout_s
+    assert timeouts["TimeoutStartSec"] > needs
+    assert timeouts["TimeoutStopSec"] > 2 * parsed.gpu_timeout_s
+    assert (section["Type"], section["RemainAfterExit"]) == (["oneshot"], ["yes"])
 
 
 def test_the_unit_starts_the_agent_for_the_host_with_files_below_etc() -> None:
-    given = agent_settings(unit_command_line(), unit_environ())
+    parsed = agent_settings(unit_command_line(), unit_environ())
 
-    assert given.node_name == "node-1"
-    assert given.config_file == pathlib.Path("/etc/mig-manager/config.yaml")
-    assert given.kubeconfig == pathlib.Path("/etc/mig-manager/kubeconfig")
+    assert parsed.node_name == "node-1"
+    assert parsed.config_file == pathlib.Path("/etc/mig-manager/config.yaml")
+    assert parsed.kubeconfig == pathlib.Path("/etc/mig-manager/kubeconfig")
     assert directives("mig-manager.service")["EnvironmentFile"] == [
         "-/etc/mig-manager/mig-manager.env"
     ]
@@ -213,17 +222,17 @@ def test_the_example_of_the_units_environment_shows_variables_that_count_with_th
 
 def test_the_unit_takes_every_variable_from_the_file_over_its_own() -> None:
     other = {"NODE_NAME": "node-2", "CONFIG_FILE": "/c", "KUBECONFIG": "/k"}
-    given = agent_settings(unit_command_line(), unit_environ() | other)
+    parsed = agent_settings(unit_command_line(), unit_environ() | other)
 
-    assert given.node_name == "node-2"
-    assert (given.config_file, given.kubeconfig) == (pathlib.Path("/c"), pathlib.Path("/k"))
+    assert parsed.node_name == "node-2"
+    assert (parsed.config_file, parsed.kubeconfig) == (pathlib.Path("/c"), pathlib.Path("/k"))
 
 
 def test_systemd_leaves_the_agent_the_time_to_finish_or_undo_a_change() -> None:
-    (patience,) = directives("mig-manager.service")["TimeoutStopSec"]
-    given = agent_settings(unit_command_line(), unit_environ())
+    (timeouts,) = directives("mig-manager.service")["TimeoutStopSec"]
+    parsed = agent_settings(unit_command_line(), unit_environ())
 
-    assert float(patience.removesuffix("s")) > longest_stop_s(given)
+    assert float(timeouts.removesuffix("s")) > longest_stop_s(parsed)
 
 
 # -- the installer ------------------------------------------------------------------------------
@@ -238,14 +247,14 @@ class Machine:
         self.systemd = systemd
 
     def install(self, **environ: str) -> subprocess.CompletedProcess[str]:
-        given = {
+        folders = {
             "DESTDIR": str(self.root),
             "PYTHON": sys.executable,
             # The libraries are those of the tests; pip then needs no network.
             "PIP_NO_DEPS": "1",
             "PIP_NO_INDEX": "1",
         }
-        return run(self.systemd / "install", self.wheel, **given | environ)
+        return run(self.systemd / "install", self.wheel, **folders | environ)
 
     def uninstall(self) -> subprocess.CompletedProcess[str]:
         return run(self.path("usr/local/share/mig-manager/uninstall"), DESTDIR=str(self.root))
@@ -312,18 +321,20 @@ def test_an_installation_is_the_same_the_second_time_and_gone_after_the_uninstal
 
     library = machine.path(f"{prefix}/lib/mig-manager")
     libraries = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
-    told = run(
+    version = run(
         *(library / "bin" / "python", "-P", "-m", "mig_manager", "--version"),
         PYTHONPATH=libraries,
     )
-    assert told.stdout == f"mig-manager {mig_manager.__version__}\n", told.stderr
+    assert version.stdout == f"mig-manager {mig_manager.__version__}\n", version.stderr
 
     # Under another name the launcher says so; here it looks for its library where it was put.
-    peer = machine.path("nvidia-mig-parted")
-    peer.write_text(launcher.read_text(encoding="utf-8").replace("'/usr", f"'{machine.root}/usr"))
-    peer.chmod(0o755)
-    assert run(peer, "assert", "-f", "/no/file", PYTHONPATH=libraries).returncode == 1
-    peer.unlink()
+    mig_parted = machine.path("nvidia-mig-parted")
+    mig_parted.write_text(
+        launcher.read_text(encoding="utf-8").replace("'/usr", f"'{machine.root}/usr")
+    )
+    mig_parted.chmod(0o755)
+    assert run(mig_parted, "assert", "-f", "/no/file", PYTHONPATH=libraries).returncode == 1
+    mig_parted.unlink()
     assert {path.name for path in (library / "bin").iterdir()} <= {
         "python",
         "python3",
@@ -408,9 +419,11 @@ def test_what_an_administrator_has_made_outlives_upgrade_and_uninstallation(
 
     gone = machine.uninstall()
 
-    left = {str(path.relative_to(machine.root)) for path in (edited, drop_in, journal, kubeconfig)}
-    assert set(machine.files()) == left
-    assert set(gone.stdout.splitlines()) == {f"left: /{name}" for name in left}
+    expected = {
+        str(path.relative_to(machine.root)) for path in (edited, drop_in, journal, kubeconfig)
+    }
+    assert set(machine.files()) == expected
+    assert set(gone.stdout.splitlines()) == {f"left: /{name}" for name in expected}
     assert not kept.exists()
 
 
@@ -485,15 +498,15 @@ def test_the_scripts_are_clean() -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-# -- what people are told -----------------------------------------------------------------------
+# -- pages -----------------------------------------------------------------------
 
 
 def test_the_guide_names_files_and_times_as_they_are() -> None:
-    told = (ROOT / "docs" / "bare-metal.md").read_text(encoding="utf-8")
-    given = boot_settings({})
+    page = (ROOT / "docs" / "bare-metal.md").read_text(encoding="utf-8")
+    parsed = boot_settings({})
 
-    assert f"`{given.proven_file}`" in told
-    assert f"`{given.lock_file}`" in told
-    assert f"{given.driver_timeout_s:g} s at most (`--driver-timeout-s`)" in told
-    assert f"mig_manager-{mig_manager.__version__}-py3-none-any.whl" in told
-    assert [unit for unit in UNITS if f"`{unit}`" not in told] == []
+    assert f"`{parsed.proven_file}`" in page
+    assert f"`{parsed.lock_file}`" in page
+    assert f"{parsed.driver_timeout_s:g} s at most (`--driver-timeout-s`)" in page
+    assert f"mig_manager-{mig_manager.__version__}-py3-none-any.whl" in page
+    assert [unit for unit in UNITS if f"`{unit}`" not in page] == []

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Asked(dict[str, str]):
-    """An environment that remembers which variables somebody has looked for."""
+    """An environment that records the variables that are read."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         super().__init__(variables)
@@ -30,9 +30,9 @@ def agent_settings(command_line: list[str], environ: Mapping[str, str]) -> setti
     return settings.agent_settings(parsed, environ)
 
 
-def longest_stop_s(given: settings.AgentSettings) -> float:
+def longest_stop_s(agent: settings.AgentSettings) -> float:
     """How long an agent may take to end: a change is finished or undone, which takes another."""
-    return 2 * given.gpu_timeout_s
+    return 2 * agent.gpu_timeout_s
 
 
 def directives(name: str) -> dict[str, list[str]]:
