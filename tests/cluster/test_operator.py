@@ -81,7 +81,7 @@ def test_in_the_operators_place_a_layout_that_must_evict_fails_in_the_end_and_co
         kind=OperatorsStage,
     ) as world:
         world.run_pods(worlds.gpu_pods(["train"]))
-        held, before = world.held(), world.gpus.observe()
+        held, before = world.devices_by_pod(), world.gpus.observe()
 
         world.label(LAYOUT)
 
@@ -89,7 +89,7 @@ def test_in_the_operators_place_a_layout_that_must_evict_fails_in_the_end_and_co
         assert world.status()["reason"] == "Forbidden"
         assert "default/train (the agent may not evict it" in world.status()["message"]
         assert "pods/eviction" in world.status()["message"]
-        assert (world.held(), world.gpus.observe()) == (held, before)
+        assert (world.devices_by_pod(), world.gpus.observe()) == (held, before)
         worlds.assert_nothing_taken(world)
 
 

@@ -32,7 +32,7 @@ class Program:
         self.crashes = False
 
     @property
-    def due(self) -> float | None:
+    def next_at(self) -> float | None:
         return None
 
     def start(self, now: float) -> None:
@@ -156,13 +156,13 @@ def test_a_pod_runs_and_is_ready_after_its_start_time(bench: Bench) -> None:
     bench.kubelet.sync(0.0)
 
     assert objects.phase(bench.pod()) == "Pending"
-    assert bench.kubelet.due() == 1.0
+    assert bench.kubelet.next_at() == 1.0
     bench.kubelet.sync(1.0)
 
     assert bench.program.is_running
     assert objects.phase(bench.pod()) == "Running"
     assert objects.is_ready(bench.pod())
-    assert bench.kubelet.due() is None
+    assert bench.kubelet.next_at() is None
 
 
 def test_a_pod_without_devices_for_it_fails_for_good(bench: Bench) -> None:
@@ -191,7 +191,7 @@ def test_a_deleted_pod_stops_for_its_time_but_no_longer_than_its_grace(
     bench.cluster.delete(cluster_view.Kind.POD, bench.pod())
     bench.kubelet.sync(10.0)
 
-    assert bench.kubelet.due() == 10.0 + expected_s
+    assert bench.kubelet.next_at() == 10.0 + expected_s
     assert bench.program.is_running
     assert bench.manager.assigned()
     bench.kubelet.sync(10.0 + expected_s)
@@ -233,11 +233,11 @@ def test_a_crashing_program_is_started_again_after_ever_longer_pauses(bench: Ben
     }
     pauses = []
     for _ in range(3):
-        now = bench.kubelet.due()
+        now = bench.kubelet.next_at()
         assert now is not None
         bench.kubelet.sync(now)
         bench.kubelet.sync(now)
-        pauses.append((bench.kubelet.due() or 0.0) - now)
+        pauses.append((bench.kubelet.next_at() or 0.0) - now)
 
     assert pauses == [20.0, 25.0, 25.0]
     assert bench.container()["restartCount"] == 4
@@ -268,7 +268,7 @@ def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
     bench.kubelet.sync(0.0)
 
     assert objects.phase(bench.pod()) == "Pending"
-    assert bench.kubelet.due() is None
+    assert bench.kubelet.next_at() is None
 
 
 def test_a_node_that_was_deleted_is_registered_again(bench: Bench) -> None:

@@ -46,28 +46,28 @@ class Application:
             return
         try:
             info = request.parse(http.method, http.url.path, http.query_params)
-            exchange = _Exchange(http=http, body=body, info=info)
+            http_request = _Request(http=http, body=body, info=info)
             if info is not None and info.verb == "watch":
-                await self._watch(exchange, info, send)
+                await self._watch(http_request, info, send)
                 return
-            response = self._answer(exchange, info)
+            response = self._answer(http_request, info)
         except status.ApiError as error:
             response = status_response(error)
         await response(scope, receive, send)
 
     def _answer(
-        self, exchange: "_Exchange", info: request.RequestInfo | None
+        self, http_request: "_Request", info: request.RequestInfo | None
     ) -> responses.Response:
         if info is None:
-            return self._answer_other(exchange)
-        access.check(self.authorizer, info, exchange.token)
-        renderer = exchange.renderer(info)
+            return self._answer_other(http_request)
+        access.check(self.authorizer, info, http_request.token)
+        renderer = http_request.renderer(info)
         if info.verb == "list":
             return _json_response(rendering.list_collection(self.objects, info, renderer))
-        obj = self._perform(exchange, info)
+        obj = self._perform(http_request, info)
         return _json_response(renderer.item(obj), 201 if info.verb == "create" else 200)
 
-    def _perform(self, exchange: "_Exchange", info: request.RequestInfo) -> Object:
+    def _perform(self, http_request: "_Request", info: request.RequestInfo) -> Object:
         rules, target, dry_run = self.rules, info.target, info.is_dry_run
         match info.verb:
             case "get":
@@ -75,28 +75,28 @@ class Application:
             case "create":
                 special = {"eviction": rules.evict, "binding": rules.bind}
                 create = special.get(target.subresource, rules.create)
-                return create(target, exchange.json(), dry_run=dry_run)
+                return create(target, http_request.json(), dry_run=dry_run)
             case "update":
-                return rules.update(target, exchange.json(), dry_run=dry_run)
+                return rules.update(target, http_request.json(), dry_run=dry_run)
             case "patch":
-                patch = exchange.json()
-                return rules.patch(target, exchange.content_type, patch, dry_run=dry_run)
+                patch = http_request.json()
+                return rules.patch(target, http_request.content_type, patch, dry_run=dry_run)
             case _:
-                options = _delete_options(exchange, info)
+                options = _delete_options(http_request, info)
                 dry_run = dry_run or "All" in (options.get("dryRun") or ())
                 return rules.delete(target, options, dry_run=dry_run)
 
-    def _answer_other(self, exchange: "_Exchange") -> responses.Response:
+    def _answer_other(self, http_request: "_Request") -> responses.Response:
         """Answer a review, or a request for discovery or health."""
-        path = exchange.http.url.path
+        path = http_request.http.url.path
         match [part for part in path.split("/") if part]:
             case ["apis", group, "v1", plural] if (group, plural) in resources.REVIEWS:
                 kind = resources.REVIEWS[group, plural]
-                if exchange.content_type == access.PROTOBUF:
-                    body = access.parse_protobuf_review(exchange.body, kind)
+                if http_request.content_type == access.PROTOBUF:
+                    body = access.parse_protobuf_review(http_request.body, kind)
                 else:
-                    body = exchange.json()
-                content = access.review(kind, body, exchange.token, self.authorizer)
+                    body = http_request.json()
+                content = access.review(kind, body, http_request.token, self.authorizer)
                 return _json_response(content, 201)
             case ["openapi", "v2"]:
                 # An empty document has no schemas, so that clients check nothing against it.
@@ -111,10 +111,10 @@ class Application:
         return _json_response(document)
 
     async def _watch(
-        self, exchange: "_Exchange", info: request.RequestInfo, send: types.Send
+        self, http_request: "_Request", info: request.RequestInfo, send: types.Send
     ) -> None:
-        access.check(self.authorizer, info, exchange.token)
-        renderer = exchange.renderer(info)
+        access.check(self.authorizer, info, http_request.token)
+        renderer = http_request.renderer(info)
         selection, since = request.selection(info), request.version(info.query)
         request.number(info.query, "timeoutSeconds")
         start = {"type": "http.response.start", "status": 200, "headers": _JSON_HEADERS}
@@ -122,7 +122,7 @@ class Application:
             with self.feed.open(selection, since) as (watcher, present):
                 await send(start)
                 # After the body the next message can only be the disconnect.
-                gone = asyncio.ensure_future(exchange.http.receive())
+                gone = asyncio.ensure_future(http_request.http.receive())
                 gone.add_done_callback(lambda _gone: watcher.stop())
                 try:
                     async for chunk in self._events(watcher, present, renderer, info):
@@ -172,7 +172,7 @@ class Application:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchange:
+class _Request:
     """One HTTP request with its whole body."""
 
     http: requests.Request
@@ -222,8 +222,8 @@ def status_response(error: status.ApiError) -> responses.Response:
     return response
 
 
-def _delete_options(exchange: _Exchange, info: request.RequestInfo) -> Object:
-    options: Object = exchange.json()
+def _delete_options(http_request: _Request, info: request.RequestInfo) -> Object:
+    options: Object = http_request.json()
     if not isinstance(options, dict):
         raise status.bad_request("the object provided is no DeleteOptions")
     if "gracePeriodSeconds" in info.query:

@@ -214,7 +214,7 @@ def _subentry(resource: Resource, name: str) -> Object:
         "kind": resource.kind,
         "verbs": ["get", "patch", "update"],
     }
-    # The group and version of an eviction tell clients which Eviction they may send.
+    # The group and version of an eviction say which Eviction clients may send.
     if name == "eviction":
         entry |= {"kind": "Eviction", "group": "policy", "version": "v1", "verbs": ["create"]}
     elif name == "binding":

@@ -287,7 +287,7 @@ class Watcher:
         self.awake = asyncio.Event()
         self.is_stopped = False
 
-    def offer(self, record: Record) -> bool:
+    def enqueue(self, record: Record) -> bool:
         """Queue a change if it concerns this watch; return whether it does."""
         selection = self._selection
         concerns = selection.namespace in ("", record.key[1]) and (
@@ -365,7 +365,7 @@ class Feed:
             if since:
                 for record in self._store.since(since):
                     if record.key[0] == selection.plural:
-                        watcher.offer(record)
+                        watcher.enqueue(record)
             else:
                 objects = self._store.select(selection.plural, namespace=selection.namespace)
                 present = [each for each in objects if selection.matches(each)]
@@ -378,5 +378,5 @@ class Feed:
 
     def _follow(self, record: Record) -> None:
         for watcher in self._watchers.get(record.key[0], ()):
-            if watcher.offer(record) and self._loop is not None:
+            if watcher.enqueue(record) and self._loop is not None:
                 self._loop.call_soon_threadsafe(watcher.awake.set)

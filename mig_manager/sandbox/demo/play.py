@@ -48,7 +48,7 @@ class Timeline:
         with self._lock:
             self._is_on = False
 
-    def tell(self, who: str, text: str, tone: bar.Tone = bar.Tone.PLAIN) -> None:
+    def add(self, who: str, text: str, tone: bar.Tone = bar.Tone.PLAIN) -> None:
         """Write one line."""
         with self._lock:
             self._write(who, text, tone)
@@ -90,20 +90,20 @@ class Timeline:
                 key, value, unless="true"
             ):
                 self._write("agent", f"sets {key}={value}")
-        offered = {
+        allocatable = {
             name: count
             for name, count in ((node.get("status") or {}).get("allocatable") or {}).items()
             if name.startswith(cluster.RESOURCE_PREFIX) and count != "0"
         }
-        listed = ", ".join(f"{name}: {count}" for name, count in sorted(offered.items()))
+        listed = ", ".join(f"{name}: {count}" for name, count in sorted(allocatable.items()))
         if self._is_news("allocatable", listed):
-            self._write("kubelet", f"offers {listed or 'no GPU resources'}")
+            self._write("kubelet", f"allocatable: {listed or 'no GPU resources'}")
 
     def _hear_pod(self, pod: objects.JsonObject) -> None:
         is_plugin = objects.PLUGIN_CONTAINERS.intersection(objects.container_names(pod))
         who = "plugin" if is_plugin else "pods"
         if objects.is_terminating(pod):
-            said = "is told to stop"
+            said = "terminates"
         elif objects.is_ready(pod):
             said = "runs"
         else:
@@ -188,10 +188,10 @@ def _show(
     say(f"\nbefore\n{picture.draw_gpus(stage.gpus.observe(), style=style)}")
     say("")
     lines.begin()
-    lines.tell(
+    lines.add(
         "you", f"kubectl label node {stages.NODE_NAME} {cluster.CONFIG_LABEL}={layout} --overwrite"
     )
-    checks = story.play(stage, layout, lambda text: lines.tell("you", text))
+    checks = story.play(stage, layout, lambda text: lines.add("you", text))
     lines.end()
     stop()
     say(f"\nafter\n{picture.draw_gpus(stage.gpus.observe(), style=style)}")

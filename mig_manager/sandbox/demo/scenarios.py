@@ -30,11 +30,11 @@ class Story:
 
     title: str
     prepare: Callable[[stages.Stage], None]
-    """Sets up the world before the curtain rises."""
+    """Sets up the node before the layout is requested."""
     layout: Callable[[Sequence[model.Gpu]], str]
     """The layout that a person asks for."""
     play: Callable[[stages.Stage, str, Callable[[str], None]], list[Check]]
-    """From the label on; the last argument tells what a person does."""
+    """From the label on; the last argument prints what a person does."""
     agent_options: tuple[str, ...] = ()
 
 
@@ -46,7 +46,7 @@ def extra_layouts(gpus: Sequence[model.Gpu], packaged: config.Document) -> str:
         packaged: The document that comes with the program.
     """
     balanced = config.select(packaged.layout(_BALANCED), gpus)
-    changed = {uuid: dict(wanted.devices) for uuid, wanted in balanced.items()}
+    changed = {uuid: dict(layout.devices) for uuid, layout in balanced.items()}
     first = next(gpu for gpu in gpus if gpu.uuid in changed)
     two, one = _plain(first, 2), _plain(first, 1)
     changed[first.uuid][two] -= 1
@@ -60,38 +60,38 @@ def extra_layouts(gpus: Sequence[model.Gpu], packaged: config.Document) -> str:
 
 
 def _rules(
-    gpus: Iterable[model.Gpu], wanted: Mapping[str, Mapping[model.Profile, int]]
+    gpus: Iterable[model.Gpu], desired: Mapping[str, Mapping[model.Profile, int]]
 ) -> list[object]:
     return [
         {
             "devices": [gpu.index],
             "mig-enabled": True,
-            "mig-devices": {str(p): n for p, n in wanted[gpu.uuid].items() if n},
+            "mig-devices": {str(p): n for p, n in desired[gpu.uuid].items() if n},
         }
         for gpu in gpus
-        if gpu.uuid in wanted
+        if gpu.uuid in desired
     ]
 
 
-def _offer(gpu: model.Gpu, slices: int) -> model.GpuInstanceProfile:
+def _smallest(gpu: model.Gpu, slices: int) -> model.GpuInstanceProfile:
     """Return the smallest profile without attributes of so many compute slices."""
     return min(
         (
-            offered
-            for offered in gpu.profiles or ()
-            if offered.profile.gpu_slices == slices
-            and not (offered.profile.attributes or offered.profile.negated_attributes)
+            row
+            for row in gpu.profiles or ()
+            if row.profile.gpu_slices == slices
+            and not (row.profile.attributes or row.profile.negated_attributes)
         ),
-        key=lambda offered: offered.memory_mib,
+        key=lambda row: row.memory_mib,
     )
 
 
 def _plain(gpu: model.Gpu, slices: int) -> model.Profile:
-    return _offer(gpu, slices).profile
+    return _smallest(gpu, slices).profile
 
 
 def _placements(gpu: model.Gpu, slices: int) -> tuple[model.Placement, ...]:
-    return _offer(gpu, slices).placements
+    return _smallest(gpu, slices).placements
 
 
 def _smallest_everywhere(gpus: Sequence[model.Gpu]) -> str:
@@ -102,24 +102,24 @@ def _smallest_everywhere(gpus: Sequence[model.Gpu]) -> str:
 # -- first layout ---------------------------------------------------------------------------
 
 
-def _hold_whole_gpus(stage: stages.Stage) -> None:
-    """Have pods hold two GPUs, or the only one."""
+def _use_whole_gpus(stage: stages.Stage) -> None:
+    """Have pods use two GPUs, or the only one."""
     number = min(2, len(stage.gpus.observe()))
     stage.run_pods([(f"train-{i}", "nvidia.com/gpu", {}) for i in range(number)])
 
 
 def _play_first(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
-    holders = {name for name, ids in stage.held().items() if ids}
+    pods = {name for name, ids in stage.devices_by_pod().items() if ids}
     stage.label(layout)
     stage.wait_for_end(layout)
-    return [*_in_force(stage, layout), _check_gone(stage, holders)]
+    return [*_is_active(stage, layout), _check_gone(stage, pods)]
 
 
 # -- one slice changes beside running pods ---------------------------------------------------
 
 
 def _fill(stage: stages.Stage) -> None:
-    """Bring the balanced layout into force and put a pod on every device of it."""
+    """Apply the balanced layout and put a pod on every device of it."""
     stage.label(_BALANCED)
     stage.wait_for_end(_BALANCED)
     pods: list[tuple[str, str, Mapping[str, str]]] = []
@@ -130,19 +130,19 @@ def _fill(stage: stages.Stage) -> None:
 
 
 def _play_one_slice(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
-    held = stage.held()
+    before_by_pod = stage.devices_by_pod()
     stage.label(layout)
     stage.wait_for_end(layout)
-    return [*_in_force(stage, layout), *_only_the_necessary(stage, held)]
+    return [*_is_active(stage, layout), *_only_the_necessary(stage, before_by_pod)]
 
 
 def _only_the_necessary(
-    stage: stages.Stage, held: Mapping[str, frozenset[str]]
+    stage: stages.Stage, before_by_pod: Mapping[str, frozenset[str]]
 ) -> tuple[Check, ...]:
     alive = {uuid for gpu in stage.gpus.observe() for uuid in gpu.mig_uuids or (gpu.uuid,)}
-    doomed = {name for name, ids in held.items() if ids and not ids <= alive}
-    spared = {name for name, ids in held.items() if ids and ids <= alive}
-    after = stage.held()
+    doomed = {name for name, ids in before_by_pod.items() if ids and not ids <= alive}
+    spared = {name for name, ids in before_by_pod.items() if ids and ids <= alive}
+    after = stage.devices_by_pod()
     return (
         Check(
             text=f"only the pods on destroyed instances were evicted: {', '.join(sorted(doomed))}",
@@ -150,7 +150,7 @@ def _only_the_necessary(
         ),
         Check(
             text=f"the other {len(spared)} pods kept running on the same devices",
-            holds=bool(spared) and all(after.get(name) == held[name] for name in spared),
+            holds=bool(spared) and all(after.get(name) == before_by_pod[name] for name in spared),
         ),
     )
 
@@ -159,7 +159,7 @@ def _only_the_necessary(
 
 
 def _play_refusal(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
-    held, before = stage.held(), stage.gpus.observe()
+    before_by_pod, before = stage.devices_by_pod(), stage.gpus.observe()
     stage.label(layout)
     state = stage.wait_for_end(layout)
     return [
@@ -168,8 +168,8 @@ def _play_refusal(stage: stages.Stage, layout: str, _say: Callable[[str], None])
             holds=state is model.State.FAILED and stage.status()["reason"] == "DoesNotFit",
         ),
         Check(
-            text=f"not one of {len(held)} pods and no GPU was touched",
-            holds=stage.held() == held and stage.gpus.observe() == before,
+            text=f"not one of {len(before_by_pod)} pods and no GPU was touched",
+            holds=stage.devices_by_pod() == before_by_pod and stage.gpus.observe() == before,
         ),
     ]
 
@@ -207,7 +207,7 @@ def _kinds_of_two_slices(stage: stages.Stage) -> list[str]:
 
 
 def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> list[Check]:
-    held, before = stage.held(), stage.gpus.observe()
+    before_by_pod, before = stage.devices_by_pod(), stage.gpus.observe()
     stage.label(layout)
     state = stage.wait_for_end(layout)
     blocked = [
@@ -219,7 +219,7 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
         ),
         Check(
             text="that cost nothing: pods, GPUs and device plugin are as they were",
-            holds=stage.held() == held and stage.gpus.observe() == before,
+            holds=stage.devices_by_pod() == before_by_pod and stage.gpus.observe() == before,
         ),
     ]
     say("kubectl delete poddisruptionbudget keep-them-all")
@@ -229,25 +229,25 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
         "the agent's own retry",
         timeout_s=60.0,
     )
-    return [*blocked, *_in_force(stage, layout), *_only_the_necessary(stage, held)]
+    return [*blocked, *_is_active(stage, layout), *_only_the_necessary(stage, before_by_pod)]
 
 
 # -- what success means --------------------------------------------------------------------------
 
 
-def _in_force(stage: stages.Stage, layout: str) -> list[Check]:
+def _is_active(stage: stages.Stage, layout: str) -> list[Check]:
     labels = objects.labels(stage.node())
     text = stage.config_file.read_text(encoding="utf-8")
-    wanted = config.select(
+    desired = config.select(
         config.parse(text, source=str(stage.config_file)).layout(layout), stage.gpus.observe()
     )
     expected: collections.Counter[str] = collections.Counter()
-    for gpu in wanted.values():
+    for gpu in desired.values():
         for profile, count in gpu.devices:
             name = str(profile).replace("+", ".")
             expected[f"{cluster.RESOURCE_PREFIX}mig-{name}"] += count
-    offered = stage.allocatable()
-    told = ", ".join(f"{count} x {name}" for name, count in sorted(expected.items()))
+    allocatable = stage.allocatable()
+    listed = ", ".join(f"{count} x {name}" for name, count in sorted(expected.items()))
     return [
         Check(
             text=f"{cluster.STATE_LABEL}=success and {cluster.APPLIED_LABEL}={layout}",
@@ -255,8 +255,8 @@ def _in_force(stage: stages.Stage, layout: str) -> list[Check]:
             and labels.get(cluster.APPLIED_LABEL) == layout,
         ),
         Check(
-            text=f"{sum(expected.values())} devices are allocatable: {told}",
-            holds=offered == dict(expected),
+            text=f"{sum(expected.values())} devices are allocatable: {listed}",
+            holds=allocatable == dict(expected),
         ),
         Check(
             text="the node is schedulable and nothing is left paused",
@@ -271,7 +271,7 @@ def _in_force(stage: stages.Stage, layout: str) -> list[Check]:
 def _check_gone(stage: stages.Stage, names: Iterable[str]) -> Check:
     gone = set(names)
     return Check(
-        text=f"the pods that held whole GPUs were evicted: {', '.join(sorted(gone))}",
+        text=f"the pods that used whole GPUs were evicted: {', '.join(sorted(gone))}",
         holds=gone.isdisjoint(stage.workloads()),
     )
 
@@ -279,7 +279,7 @@ def _check_gone(stage: stages.Stage, names: Iterable[str]) -> Check:
 STORIES: Mapping[str, Story] = {
     "first-layout": Story(
         title="a first layout: whole GPUs become MIG devices",
-        prepare=_hold_whole_gpus,
+        prepare=_use_whole_gpus,
         layout=_smallest_everywhere,
         play=_play_first,
     ),

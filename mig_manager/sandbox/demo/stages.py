@@ -29,15 +29,15 @@ _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 15.0
 _LOOK_AGAIN_S = 0.5
 _QUICK = node_options.NodeOptions(tick_s=0.25)
-"""Kubelet's status tick is ten seconds in real life; nobody wants to watch that."""
+"""A real kubelet's status tick is ten seconds: too long for a demonstration."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Kubeconfig files for an API server that somebody else runs."""
+    """Kubeconfig files for an API server that runs elsewhere."""
 
     people: pathlib.Path
-    """With every right: for people, and for whoever plays a part of the cluster."""
+    """With every right: for people and for the simulated cluster components."""
     agent: pathlib.Path
 
 
@@ -190,7 +190,7 @@ class Stage:
         while not self._holds_now(holds):
             if now() >= deadline or (self._agent and self._agent.poll() is not None):
                 raise errors.NotReadyError(
-                    f"waited {timeout_s:g} s in vain for {what}; {self._last_words()}",
+                    f"no {what} within {timeout_s:g} s; {self._last_log_line()}",
                     reason=errors.Reason.INTERNAL,
                 )
             self._changed.wait(min(_LOOK_AGAIN_S, deadline - now()))
@@ -200,11 +200,13 @@ class Stage:
         self._changed.clear()
         return holds()
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         if self._agent is None:
             return "the agent has not been started"
         lines = self.agent_log.read_text(errors="replace").splitlines()[-1:]
-        return f"the agent's last words: {lines[0]}" if lines else "the agent has said nothing"
+        return (
+            f"the agent's last log line: {lines[0]}" if lines else "the agent has logged nothing"
+        )
 
     def everything(self) -> list[tuple[cluster_view.Kind, objects.JsonObject]]:
         """Return all objects that there are now."""
@@ -218,7 +220,7 @@ class Stage:
         return found if found is not None else {"metadata": {"name": NODE_NAME}}
 
     def allocatable(self) -> dict[str, int]:
-        """Return the GPU resources that the node offers."""
+        """Return the allocatable GPU resources of the node."""
         everything = (self.node().get("status") or {}).get("allocatable") or {}
         return {
             name: int(count)
@@ -239,8 +241,8 @@ class Stage:
             if not objects.is_finished(pod) and not objects.controller(pod)
         }
 
-    def held(self) -> dict[str, frozenset[str]]:
-        """Return which pod holds which devices, by name, as kubelet tells."""
+    def devices_by_pod(self) -> dict[str, frozenset[str]]:
+        """Return the devices of each pod by its name, as kubelet reports them."""
         assigned = pod_resources.PodResources(str(self.socket)).assigned()
         return {pod.name: pod.device_ids for pod in assigned}
 
@@ -261,13 +263,13 @@ class Stage:
         self.wait(has_ended, f"an end for {layout}", timeout_s=timeout_s)
         return model.State(str(self.status()["state"]))
 
-    def run_pods(self, wanted: Sequence[tuple[str, str, Mapping[str, str]]]) -> None:
+    def run_pods(self, pods: Sequence[tuple[str, str, Mapping[str, str]]]) -> None:
         """Create pods given as (name, resource, labels) and wait until all of them run."""
-        for name, resource, labels in wanted:
+        for name, resource, labels in pods:
             self.cluster.create(
                 cluster_view.Kind.POD, objects.gpu_pod(name, resource, labels=labels)
             )
-        names = {name for name, _, _ in wanted}
+        names = {name for name, _, _ in pods}
         self.wait(
             lambda: names <= {n for n, pod in self.workloads().items() if objects.is_ready(pod)},
             "running pods",

@@ -181,11 +181,7 @@ class View:
     """Reads the node again, for calls that take long."""
 
     def put_handle(self, reference: Any, target: Target) -> None:
-        """Write a handle for the caller.
-
-        Raises:
-            Refused: INVALID_ARGUMENT, the pointer is NULL.
-        """
+        """Write a handle for the caller."""
         memory.put_handle(reference, self.session.handle(target))
 
 

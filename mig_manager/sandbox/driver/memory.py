@@ -2,7 +2,7 @@
 
 The simulated functions get what a C function would get, so they read and write the caller's
 memory. Where the real library would run over a buffer or take a struct for a pointer, and crash
-the process some time later, these raise at once.
+the process some time later, these raise at once. A NULL pointer is refused as INVALID_ARGUMENT.
 """
 
 import ctypes
@@ -39,20 +39,12 @@ def address(argument: Any) -> int:
 
 
 def put(reference: Any, kind: Any, value: Any) -> None:
-    """Write one value through a pointer.
-
-    Raises:
-        Refused: INVALID_ARGUMENT, the pointer is NULL.
-    """
+    """Write one value through a pointer."""
     _pointer(reference, kind)[0] = value
 
 
 def put_handle(reference: Any, handle: int) -> None:
-    """Write an opaque handle through a pointer.
-
-    Raises:
-        Refused: INVALID_ARGUMENT, the pointer is NULL.
-    """
+    """Write an opaque handle through a pointer."""
     put(reference, ctypes.c_void_p, handle)
 
 
@@ -100,20 +92,12 @@ def put_text(buffer: Any, length: Any, value: str) -> None:
 
 
 def struct(reference: Any, kind: Any) -> Any:
-    """Return the caller's struct behind a pointer.
-
-    Raises:
-        Refused: INVALID_ARGUMENT, the pointer is NULL.
-    """
+    """Return the caller's struct behind a pointer."""
     return _pointer(reference, kind).contents
 
 
 def require_version(target: Any, version: int) -> None:
-    """Refuse a struct of another version than the function knows.
-
-    Raises:
-        Refused: ARGUMENT_VERSION_MISMATCH.
-    """
+    """Refuse a struct of another version than the function knows."""
     if target.version != version:
         raise states.Refused(states.Code.ARGUMENT_VERSION_MISMATCH)
 

@@ -50,7 +50,7 @@ class ClientKind(enum.Enum):
     MONITOR = "monitor"
     """Holds an open handle only, as DCGM and the device plugin do; NVML does not list it."""
     PERSISTENCE_DAEMON = "persistence daemon"
-    """``nvidia-persistenced``: as a monitor, but lets go for ``nvidia-smi --gpu-reset``."""
+    """``nvidia-persistenced``: as a monitor, but releases it for ``nvidia-smi --gpu-reset``."""
     PERSISTENCE_MODE = "persistence mode"
     """The kernel module itself, which is no process; ``nvidia-smi -pm 0`` ends it."""
 
@@ -66,7 +66,7 @@ class Virtualization(enum.Enum):
 
 
 class MigEvents(enum.Enum):
-    """When the driver tells of ``nvmlEventMigConfigChange``."""
+    """When the driver reports ``nvmlEventMigConfigChange``."""
 
     ALWAYS = "always"
     WHILE_ON = "while on"
@@ -76,7 +76,7 @@ class MigEvents(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A process that holds a GPU or an instance."""
+    """A process that uses a GPU or an instance."""
 
     client_id: int
     pid: int
@@ -84,9 +84,9 @@ class Client:
     kind: ClientKind
     gpu_uuid: str
     gpu_instance_id: int | None = None
-    """None: it holds the whole GPU."""
+    """None: it uses the whole GPU."""
     compute_instance_id: int | None = None
-    """None: it holds the whole GPU, or a GPU instance regardless of compute instances."""
+    """None: it uses the whole GPU, or a GPU instance regardless of compute instances."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Options:
 
     latency: Latency = dataclasses.field(default_factory=Latency)
     seed: str = ""
-    """Tells nodes apart: UUIDs follow from seed, product and index."""
+    """Distinguishes nodes: UUIDs follow from seed, product and index."""
     swapped_gpus: tuple[int, ...] = ()
     """NVML indices of boards whose halves are numbered the other way round; about half of the
     captured seven-slice boards are, so code must never take id order for placement order."""
@@ -156,7 +156,7 @@ class ComputeInstance:
 
     instance_id: int
     serial: int
-    """Unique over the life of the node; tells a handle that its instance is another one."""
+    """Unique over the life of the node; distinguishes an instance from its successor."""
     profile_id: int
     placement: model.Placement
     """In compute slices of the GPU instance."""

@@ -45,9 +45,9 @@ def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     require_capable(now)
     require_permission(now.options)
-    wanted = mode == 1
-    pending = dataclasses.replace(now.gpu, is_pending=wanted)
-    if wanted == now.gpu.is_enabled:
+    is_on = mode == 1
+    pending = dataclasses.replace(now.gpu, is_pending=is_on)
+    if is_on == now.gpu.is_enabled:
         return pending, states.Code.SUCCESS
     if not now.board.product.mode_needs_reset:
         if _is_computing(now.clients):
@@ -62,7 +62,7 @@ def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
 
 
 def reset(gpu: states.GpuState) -> states.GpuState:
-    """Return the GPU after a reset: the pending mode in force and no instances."""
+    """Return the GPU after a reset: the pending mode is active and there are no instances."""
     return dataclasses.replace(
         gpu, is_enabled=gpu.is_pending, instances=(), attachments=gpu.attachments + 1
     )
@@ -84,7 +84,7 @@ def create_gpu_instance(
 
     Raises:
         Refused: NO_PERMISSION, NOT_SUPPORTED (MIG is off), INVALID_ARGUMENT, IN_USE (the first
-            instance of a GPU that somebody computes on) or INSUFFICIENT_RESOURCES.
+            instance of a GPU with a running process) or INSUFFICIENT_RESOURCES.
     """
     require_permission(now.options)
     require_mig(now)
@@ -107,14 +107,10 @@ def create_gpu_instance(
 
 
 def destroy_gpu_instance(now: Situation, instance: states.GpuInstance) -> states.GpuState:
-    """Destroy a GPU instance that has no compute instance and no client.
-
-    Raises:
-        Refused: NO_PERMISSION or IN_USE.
-    """
+    """Destroy a GPU instance that has no compute instance and no client."""
     require_permission(now.options)
-    held = any(client.gpu_instance_id == instance.instance_id for client in now.clients)
-    if instance.compute_instances or held:
+    in_use = any(client.gpu_instance_id == instance.instance_id for client in now.clients)
+    if instance.compute_instances or in_use:
         raise states.Refused(states.Code.IN_USE)
     return now.gpu.replaced(instance)
 
@@ -157,11 +153,7 @@ def create_compute_instance(
 def destroy_compute_instance(
     now: Situation, instance: states.GpuInstance, compute: states.ComputeInstance
 ) -> states.GpuState:
-    """Destroy a compute instance that nobody holds.
-
-    Raises:
-        Refused: NO_PERMISSION or IN_USE.
-    """
+    """Destroy a compute instance without a client."""
     require_permission(now.options)
     if any(_holds(client, instance, compute) for client in now.clients):
         raise states.Refused(states.Code.IN_USE)
@@ -222,11 +214,7 @@ def compute_taken(instance: states.GpuInstance) -> tuple[model.Placement, ...]:
 
 
 def require_permission(options: states.Options) -> None:
-    """Refuse callers that may not configure MIG.
-
-    Raises:
-        Refused: NO_PERMISSION.
-    """
+    """Refuse callers that may not configure MIG."""
     if not options.permitted:
         raise states.Refused(states.Code.NO_PERMISSION)
 
@@ -254,8 +242,8 @@ def require_mig(now: Situation) -> None:
 
 
 def _choose(now: Situation, candidates: Sequence[model.Placement]) -> model.Placement | None:
-    offered = [row.placements for row in now.board.product.profiles]
-    return choose(candidates, gpu_taken(now.gpu), offered)
+    profiles = [row.placements for row in now.board.product.profiles]
+    return choose(candidates, gpu_taken(now.gpu), profiles)
 
 
 def _engines_left(now: Situation, row: hardware.GpuProfile) -> int:
@@ -354,17 +342,17 @@ def is_free(place: model.Placement, taken: Iterable[model.Placement]) -> bool:
 def choose(
     candidates: Iterable[model.Placement],
     taken: Sequence[model.Placement],
-    offered: Sequence[Sequence[model.Placement]],
+    profiles: Sequence[Sequence[model.Placement]],
 ) -> model.Placement | None:
     """Return the free span that leaves most (profile, span) pairs free; the lowest of equals.
 
-    There is no look-ahead: the driver strands room that a wiser order would have kept, which is
+    The driver does not plan ahead: it strands room that another order would have kept, which is
     why mig-manager names its placements.
 
     Args:
         candidates: The spans of the profile to place.
         taken: The spans in use.
-        offered: The spans of each profile on offer, the placed one included.
+        profiles: The spans of each profile of the GPU, the placed one included.
 
     Returns:
         None when no candidate is free.
@@ -372,7 +360,7 @@ def choose(
 
     def left(place: model.Placement) -> int:
         used = (*taken, place)
-        return sum(is_free(other, used) for places in offered for other in places)
+        return sum(is_free(other, used) for placements in profiles for other in placements)
 
     free = [place for place in candidates if is_free(place, taken)]
     return max(free, key=lambda place: (left(place), -place.start), default=None)
@@ -391,13 +379,13 @@ def room(
 
 
 def engines_left(
-    product: hardware.Product, drawn: Iterable[model.Engines], wanted: model.Engines
+    product: hardware.Product, drawn: Iterable[model.Engines], row_engines: model.Engines
 ) -> int:
     """Return how many instances the media engines still allow; a large number if unlimited."""
     pool = model.Engines.pool(row.engines for row in product.profiles)
     total = sum(drawn, start=model.Engines())
     count = 0
-    while count < product.max_instances and (total := total + wanted).within(pool):
+    while count < product.max_instances and (total := total + row_engines).within(pool):
         count += 1
     return count
 

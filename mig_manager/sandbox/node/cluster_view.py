@@ -1,8 +1,7 @@
 """The cluster as the sandbox's components see it: one cached copy, kept current by watches.
 
-Everybody who plays a component reads here and writes through here. A write is seen at once by
-the next read, so a level-triggered loop does not do the same thing twice while the event of its
-own write is still on the way.
+All components read and write here. The next read sees a write at once, so a level-triggered loop
+does not do the same thing twice before the event of its own write arrives.
 """
 
 import collections
@@ -21,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 _WATCH_S = 5.0
 _IDLE_S = 7.0
-"""Short, for tests let watches stall, and the scenery must not stand still for minutes then."""
+"""Short, for tests let watches stall, and the scenery must not stall for minutes then."""
 _TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
-"""By which a test tells the requests of the scenery from those of the code under test."""
+"""Identifies the requests of the simulated node, as opposed to those of the agent."""
 _RETRY_S = 0.2
 _SYNC_TIMEOUT_S = 10.0
 _PARALLEL_WRITES = 4
@@ -60,12 +59,14 @@ Server = str | api.KubeApi
 
 
 def connection(server: Server) -> api.KubeApi:
-    """Return a connection to the API server, with the scenery's own token if it has none."""
+    """Return a connection to the API server, with the simulated node's token if it has none."""
     return api.KubeApi.at(server, token=_TOKEN) if isinstance(server, str) else server
 
 
 class ClusterView:
     """Nodes, pods and DaemonSets of one cluster; safe to use from any thread.
+
+    Its writes raise ``ClusterError`` where the API refuses or does not answer.
 
     Args:
         server: URL of the API server, or a connection to it, which is closed at the end.
@@ -134,36 +135,20 @@ class ClusterView:
         return next(found, None)
 
     def create(self, kind: Kind, obj: objects.JsonObject) -> None:
-        """Create an object; done when one of its name is there.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Create an object; done when one of its name is there."""
         with self._writing, _tolerating(_CONFLICT):
             self._put(kind, self._api.post(kind.collection(objects.namespace(obj)), obj))
 
     def patch(self, kind: Kind, obj: objects.JsonObject, change: Mapping[str, Any]) -> None:
-        """Merge a change into an object; done when the object has gone.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Merge a change into an object; done when the object has gone."""
         self._merge(kind, obj, kind.path(obj), change)
 
     def patch_status(self, kind: Kind, obj: objects.JsonObject, status: Mapping[str, Any]) -> None:
-        """Merge a change into an object's status; done when the object has gone.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Merge a change into an object's status; done when the object has gone."""
         self._merge(kind, obj, f"{kind.path(obj)}/status", {"status": status})
 
     def bind(self, pod: objects.JsonObject, node_name: str) -> None:
-        """Bind a pod to a node; done when somebody was faster.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Bind a pod to a node; done when it is bound already."""
         target = {"apiVersion": "v1", "kind": "Node", "name": node_name}
         metadata = {"name": objects.name(pod), "namespace": objects.namespace(pod)}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
@@ -180,9 +165,6 @@ class ClusterView:
             kind: Its kind.
             obj: The object.
             now: Without grace, as kubelet does when the containers have ended.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
         """
         options: objects.JsonObject = {
             "apiVersion": "v1",
@@ -219,16 +201,16 @@ class ClusterView:
             if is_old or objects.uid(obj) in self._gone:
                 return
             self._objects[kind][objects.uid(obj)] = obj
-        self._tell(kind, obj)
+        self._notify(kind, obj)
 
     def _remove(self, kind: Kind, obj: objects.JsonObject) -> None:
         with self._lock:
             self._objects[kind].pop(objects.uid(obj), None)
             if objects.uid(obj) not in self._gone:
                 self._gone.append(objects.uid(obj))
-        self._tell(kind, obj)
+        self._notify(kind, obj)
 
-    def _tell(self, kind: Kind, obj: objects.JsonObject) -> None:
+    def _notify(self, kind: Kind, obj: objects.JsonObject) -> None:
         for listener in tuple(self._listeners):
             listener(kind, obj)
 
@@ -304,7 +286,7 @@ def _is_lingering(answer: Mapping[str, Any], obj: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _tolerating(*statuses: int) -> Iterator[None]:
-    """Let pass what only says that the world has moved on; the watch tells how."""
+    """Ignore answers that only report a newer state, which the watch delivers."""
     try:
         yield
     except errors.ClusterError as error:

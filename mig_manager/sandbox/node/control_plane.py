@@ -23,11 +23,7 @@ class NodeLifecycle:
         self._cluster = cluster
 
     def sync(self) -> None:
-        """Do so for every node, once.
-
-        Raises:
-            ClusterError: The API refused or does not answer; what was done stays done.
-        """
+        """Do so for every node, once."""
         for node in self._cluster.list(cluster_view.Kind.NODE):
             taints = (node.get("spec") or {}).get("taints") or ()
             others = [taint for taint in taints if taint["key"] != NOT_READY_TAINT]
@@ -84,11 +80,7 @@ class Scheduler:
         self._cluster = cluster
 
     def sync(self) -> None:
-        """Bind every pod that fits somewhere; say in its status why another does not.
-
-        Raises:
-            ClusterError: The API refused or does not answer; what was done stays done.
-        """
+        """Bind every pod that fits somewhere; say in its status why another does not."""
         waiting = [pod for pod in self._cluster.list(cluster_view.Kind.POD) if _is_ours(pod)]
         nodes = self._cluster.list(cluster_view.Kind.NODE)
         for pod in sorted(waiting, key=objects.version):
@@ -177,18 +169,18 @@ def status(
         nodes: All nodes.
         pods: The pods that it owns.
     """
-    wanted = {objects.name(node) for node in nodes if should_start(daemon_set, node)}
+    desired = {objects.name(node) for node in nodes if should_start(daemon_set, node)}
     alive = [pod for pod in pods if not objects.is_terminating(pod)]
-    right = [pod for pod in alive if objects.node_name(pod) in wanted]
+    right = [pod for pod in alive if objects.node_name(pod) in desired]
     ready = sum(objects.is_ready(pod) for pod in right)
     return {
-        "desiredNumberScheduled": len(wanted),
+        "desiredNumberScheduled": len(desired),
         "currentNumberScheduled": len(right),
         "updatedNumberScheduled": len(right),
         "numberMisscheduled": len(alive) - len(right),
         "numberReady": ready,
         "numberAvailable": ready,
-        "numberUnavailable": len(wanted) - ready,
+        "numberUnavailable": len(desired) - ready,
         "observedGeneration": daemon_set["metadata"].get("generation") or 1,
     }
 
@@ -204,11 +196,7 @@ class DaemonSetController:
         self._cluster = cluster
 
     def sync(self) -> None:
-        """Bring the pods of all DaemonSets in line, once.
-
-        Raises:
-            ClusterError: The API refused or does not answer; what was done stays done.
-        """
+        """Bring the pods of all DaemonSets in line, once."""
         daemon_sets = self._cluster.list(cluster_view.Kind.DAEMON_SET)
         pods = self._cluster.list(cluster_view.Kind.POD)
         nodes = self._cluster.list(cluster_view.Kind.NODE)
@@ -255,10 +243,10 @@ class DaemonSetController:
         nodes: Sequence[objects.JsonObject],
         pods: Sequence[objects.JsonObject],
     ) -> None:
-        wanted = status(daemon_set, nodes, pods)
+        new = status(daemon_set, nodes, pods)
         have = daemon_set.get("status") or {}
-        if any(have.get(key) != value for key, value in wanted.items()):
-            self._cluster.patch_status(cluster_view.Kind.DAEMON_SET, daemon_set, wanted)
+        if any(have.get(key) != value for key, value in new.items()):
+            self._cluster.patch_status(cluster_view.Kind.DAEMON_SET, daemon_set, new)
 
 
 def _selects(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:

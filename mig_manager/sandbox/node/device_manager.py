@@ -70,13 +70,13 @@ class DeviceManager:
         self._allocations: dict[str, Allocation] = {}
 
     def register(self, resources: Mapping[str, tuple[str, ...]]) -> None:
-        """Take over a plugin's registration; names it does not bring stay as they are."""
+        """Register a plugin's resources; other resources stay as they are."""
         with self._lock:
             for resource, device_ids in resources.items():
                 self._endpoints[resource] = _Endpoint(device_ids=device_ids)
 
     def disconnect(self, resources: Iterable[str], now: float) -> None:
-        """Note that a plugin has gone: what it registered is unhealthy from now on."""
+        """Mark the resources of a plugin that ended as unhealthy."""
         with self._lock:
             for resource in resources:
                 self._endpoints[resource] = dataclasses.replace(
@@ -84,7 +84,7 @@ class DeviceManager:
                 )
 
     def lose_power(self, now: float) -> None:
-        """Note that the machine went down: no plugin is connected, and nobody holds a device.
+        """Note that the machine went down: no plugin is connected, and no pod has a device.
 
         Kubelet's checkpoint remembers the names of resources, so the node goes on showing them.
         """

@@ -32,7 +32,7 @@ class Program(Protocol):
     """The containers of one pod as one program; used by one thread."""
 
     @property
-    def due(self) -> float | None:
+    def next_at(self) -> float | None:
         """When it wants to be polled, in monotonic seconds; None: not at all."""
 
     def start(self, now: float) -> None:
@@ -43,7 +43,7 @@ class Program(Protocol):
         """
 
     def poll(self, now: float) -> None:
-        """Let it do what is due.
+        """Let it act.
 
         Raises:
             ExitedError: It ended with a failure.
@@ -78,7 +78,7 @@ class Holder:
         self._clients = contextlib.ExitStack()
 
     @property
-    def due(self) -> float | None:
+    def next_at(self) -> float | None:
         """Never: nothing happens in it by itself."""
         return None
 
@@ -210,7 +210,7 @@ class Plugin:
         self._registered: tuple[str, ...] = ()
 
     @property
-    def due(self) -> float | None:
+    def next_at(self) -> float | None:
         """When it will look at the GPUs; None when it has, or does not run."""
         return self._due
 

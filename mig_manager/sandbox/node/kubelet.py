@@ -1,7 +1,7 @@
 """Kubelet: registers the node, admits and runs the pods bound to it, reports both.
 
-Level-triggered: ``sync`` compares the pods as they are with what runs and does what is due now,
-``due`` tells when there will be more to do. Nothing here waits.
+Level-triggered: ``sync`` compares the pods with what runs and acts, ``next_at`` is the time of the
+next action. Nothing here waits.
 """
 
 import dataclasses
@@ -30,17 +30,17 @@ class _Stage(enum.Enum):
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Worker:
-    """What kubelet knows of one pod that it has admitted."""
+    """One admitted pod."""
 
     uid: str
     program: device_plugin.Program
     stage: _Stage = _Stage.WAITING
-    due: float | None
+    next_at: float | None
     """When the stage ends by itself, in monotonic seconds."""
     restarts: int = 0
     stopping_since: float | None = None
     status: objects.JsonObject | None = None
-    """What the API shall show; None: it shows it."""
+    """The status to publish; None: it is published."""
 
 
 class Kubelet:
@@ -74,9 +74,6 @@ class Kubelet:
         """Create the Node object; where it exists, add the labels that it lacks.
 
         Labels that it has stay: a pause of the device plugin must survive kubelet.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
         """
         node = self._cluster.node(self._opts.name)
         if node is None:
@@ -90,11 +87,7 @@ class Kubelet:
             self._cluster.patch(cluster_view.Kind.NODE, node, {"metadata": {"labels": missing}})
 
     def tick(self, now: float) -> None:
-        """Write the node's status where it differs; registers a node that has gone.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Write the node's status where it differs; registers a node that has gone."""
         if self._cluster.node(self._opts.name) is None:
             self.register()
         node = self._cluster.node(self._opts.name)
@@ -103,20 +96,19 @@ class Kubelet:
         if node is not None and any(have.get(key) != value for key, value in status.items()):
             self._cluster.patch_status(cluster_view.Kind.NODE, node, status)
 
-    def due(self) -> float | None:
+    def next_at(self) -> float | None:
         """Return when the next pod has something to do, in monotonic seconds; None: none has."""
-        dues = [due for w in self._workers.values() for due in (w.due, w.program.due)]
-        return min((due for due in dues if due is not None), default=None)
+        times = [
+            next_at for w in self._workers.values() for next_at in (w.next_at, w.program.next_at)
+        ]
+        return min((next_at for next_at in times if next_at is not None), default=None)
 
     def sync(self, now: float) -> None:
-        """Do for every pod of the node what is due.
+        """Admit, start, report and end the pods of the node.
 
         After ``stop`` this is kubelet's start on a machine that has booted: pods that ran are
-        admitted anew and started again. One with devices fails if no plugin has offered them by
+        admitted and started again. One with devices fails if no plugin has registered them by
         then, as happens after a reboot (kubernetes/kubernetes#125579).
-
-        Raises:
-            ClusterError: The API refused or does not answer; the rest is done next time.
         """
         pods = {
             objects.uid(pod): pod
@@ -153,7 +145,7 @@ class Kubelet:
         worker = _Worker(
             uid=objects.uid(pod),
             program=self._program_of(pod, allocation),
-            due=now + self._opts.pod_start_s,
+            next_at=now + self._opts.pod_start_s,
         )
         had_run = objects.restart_count(pod)
         if had_run is not None:
@@ -167,7 +159,9 @@ class Kubelet:
     def _advance(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
         if objects.is_terminating(pod):
             self._terminate(worker, pod, now)
-        elif worker.stage is _Stage.WAITING and worker.due is not None and now >= worker.due:
+        elif (
+            worker.stage is _Stage.WAITING and worker.next_at is not None and now >= worker.next_at
+        ):
             self._start(worker, pod, now)
         elif worker.stage is _Stage.RUNNING:
             try:
@@ -181,7 +175,7 @@ class Kubelet:
         except device_plugin.NotStartedError as error:
             self._back_off(worker, pod, now, reason="RunContainerError", message=str(error))
             return
-        worker.stage, worker.due = _Stage.RUNNING, None
+        worker.stage, worker.next_at = _Stage.RUNNING, None
         worker.status = objects.running(pod, restarts=worker.restarts)
 
     def _back_off(
@@ -192,7 +186,7 @@ class Kubelet:
             self._opts.crash_backoff_s * 2.0**worker.restarts, self._opts.crash_backoff_max_s
         )
         worker.restarts += 1
-        worker.stage, worker.due = _Stage.WAITING, now + delay
+        worker.stage, worker.next_at = _Stage.WAITING, now + delay
         worker.status = objects.waiting(
             pod, reason=reason, message=message, restarts=worker.restarts
         )
@@ -203,11 +197,11 @@ class Kubelet:
             worker.stopping_since = now
             worker.stage = _Stage.STOPPING if is_running else _Stage.STOPPED
         if worker.stage is _Stage.STOPPING:
-            # Computed anew each time: a second deletion may shorten the grace period.
-            worker.due = worker.stopping_since + _stop_s(pod, self._opts.pod_stop_s)
-            if now < worker.due:
+            # Computed each time: a second deletion may shorten the grace period.
+            worker.next_at = worker.stopping_since + _stop_s(pod, self._opts.pod_stop_s)
+            if now < worker.next_at:
                 return
-        worker.stage, worker.due = _Stage.STOPPED, None
+        worker.stage, worker.next_at = _Stage.STOPPED, None
         self._end(worker, now)
         self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
 

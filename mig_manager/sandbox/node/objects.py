@@ -127,7 +127,7 @@ def matches(selector: Mapping[str, str] | None, node: Mapping[str, Any]) -> bool
 def taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """Return a node's taints; a cordon counts as its well-known taint.
 
-    The node lifecycle controller adds that taint in a real cluster; nobody plays it here.
+    The node lifecycle controller adds that taint in a real cluster; it is not simulated here.
     """
     spec = node.get("spec") or {}
     listed = tuple(spec.get("taints") or ())
@@ -166,7 +166,7 @@ _PLUGIN_CONTAINERS = {
 }
 PLUGIN_CONTAINERS = frozenset(_PLUGIN_CONTAINERS.values())
 """What the plugin's container is called by the GPU operator, and by the static manifest and the
-Helm chart; labels alone do not tell it from GPU feature discovery."""
+Helm chart; labels alone do not distinguish it from GPU feature discovery."""
 
 
 def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod

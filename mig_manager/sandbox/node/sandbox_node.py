@@ -1,7 +1,7 @@
 """A GPU node without GPUs: kubelet, device plugin and PodResources, and a tiny control plane.
 
-One thread per node does everything in turn, woken by the watches, by what is due, and by the
-status tick. Several nodes of one cluster share one ``view.ClusterView`` and thereby its watches.
+One thread per node does everything, woken by the watches, by timers and by the status tick.
+Several nodes of one cluster share one ``ClusterView`` and its watches.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class SandboxNode:
     def reboot(self) -> None:
         """Reboot the machine; return when kubelet has looked at every pod again.
 
-        Whoever else runs on it, such as an agent, must have been ended before.
+        An agent on it must have been stopped before.
 
         Raises:
             NotReadyError: The API does not answer, so kubelet cannot.
@@ -193,8 +193,8 @@ class SandboxNode:
                 else:
                     while waiting:
                         waiting.pop().set()
-                    due = min(tick_at, agent.due() or tick_at)
-                    self._wake.wait(max(0.0, due - time.monotonic()))
+                    next_at = min(tick_at, agent.next_at() or tick_at)
+                    self._wake.wait(max(0.0, next_at - time.monotonic()))
         finally:
             agent.stop(time.monotonic())
 
