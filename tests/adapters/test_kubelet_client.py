@@ -36,7 +36,7 @@ def a_client(kubelet: Kubelet, *command: str) -> kubelet_client.WorkerPodResourc
     )
 
 
-def test_tells_what_kubelet_does(
+def test_kubelets_answers_are_returned(
     kubelet: Kubelet, client: kubelet_client.WorkerPodResources
 ) -> None:
     kubelet.pods = [pod("train", devices(GPU, "MIG-b", "MIG-a")), claiming("gpu.nvidia.com")]
@@ -87,7 +87,7 @@ def test_getting_ready_without_a_socket_starts_nothing(kubelet: Kubelet) -> None
     assert children() == before
 
 
-def test_nothing_is_left_of_a_process_that_nobody_asks(kubelet: Kubelet) -> None:
+def test_nothing_is_left_of_a_process_without_further_questions(kubelet: Kubelet) -> None:
     kubelet.start()
     command = kubelet_client.worker_command(str(kubelet.path), linger_s=0.1)
     client = a_client(kubelet, *command)
@@ -109,7 +109,7 @@ def test_a_process_that_was_killed_is_replaced(
     assert client.allocatable() == {GPU: frozenset({"MIG-a"})}
 
 
-def test_kubelets_refusal_is_told_as_by_the_client_itself(kubelet: Kubelet) -> None:
+def test_kubelets_refusal_is_raised_as_without_a_worker(kubelet: Kubelet) -> None:
     kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
     kubelet.start()
     client = kubelet_client.WorkerPodResources(str(kubelet.path))
@@ -120,7 +120,7 @@ def test_kubelets_refusal_is_told_as_by_the_client_itself(kubelet: Kubelet) -> N
     client.dismiss()
 
 
-def test_a_missing_socket_is_told_without_starting_anything(kubelet: Kubelet) -> None:
+def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> None:
     before = children()
     with pytest.raises(errors.ClusterError, match=r"kubelet\.sock.*No such file"):
         a_client(kubelet).assigned()
@@ -167,7 +167,7 @@ def test_a_process_that_does_not_answer_is_ended(
     assert children() == before
 
 
-def test_it_ends_with_whoever_asks(kubelet: Kubelet) -> None:
+def test_the_worker_ends_with_its_parent(kubelet: Kubelet) -> None:
     kubelet.start()
     script = (
         "import os, sys\n"

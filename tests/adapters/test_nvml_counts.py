@@ -112,7 +112,7 @@ def fewest_changes(gpu: model.Gpu, wish: model.DesiredGpu) -> int:
 
 
 @pytest.mark.parametrize("transition", matrix.TRANSITIONS, ids=lambda t: f"{t.product}: {t.name}")
-def test_no_way_needs_fewer_changes_and_nothing_is_asked_in_vain(
+def test_no_plan_needs_fewer_changes_and_no_query_is_superfluous(
     transition: matrix.Transition, tmp_path: pathlib.Path
 ) -> None:
     played = play(small(transition), tmp_path / "gpus.json")

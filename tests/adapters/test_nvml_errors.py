@@ -82,7 +82,7 @@ def test_an_expected_answer_is_none_and_another_is_an_error() -> None:
         library.call_unless(library.UNOFFERED, refuse)
 
 
-def test_an_error_tells_the_gpu_and_what_was_being_done() -> None:
+def test_an_error_names_the_gpu_and_the_operation() -> None:
     error = library.from_code(pynvml.NVML_ERROR_NOT_FOUND, operation="nvmlX")
     placed = library.about("GPU 0 (GPU-1)", error, doing="cannot switch MIG mode")
     assert placed.message == ("GPU 0 (GPU-1): cannot switch MIG mode: nvmlX answered 'Not Found'")

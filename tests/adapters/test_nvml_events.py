@@ -20,7 +20,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "state"
 
 
-def test_a_change_is_told_with_the_gpu_that_it_was_made_on(path: pathlib.Path) -> None:
+def test_a_change_is_reported_with_its_gpu(path: pathlib.Path) -> None:
     with nvml_rig.rig(path, "2xa100-sxm4-40gb") as rig, events.listening(None) as changes:
         uuids = tuple(gpu.uuid for gpu in rig.gpus.observe())
         assert (changes.gpus, changes.of) == (uuids, 2)
@@ -55,7 +55,7 @@ def test_a_gpu_that_is_lost_does_not_deafen_the_others(path: pathlib.Path) -> No
         assert (len(changes.gpus), changes.of) == (1, 2)
 
 
-def test_an_old_driver_is_heard_of_gpus_whose_mig_mode_is_on(path: pathlib.Path) -> None:
+def test_an_old_driver_reports_gpus_whose_mig_mode_is_on(path: pathlib.Path) -> None:
     options = states.Options(mig_events=states.MigEvents.WHILE_ON)
     with nvml_rig.rig(path, "2xA30", options=options) as rig:
         gpu = rig.enable(1)
@@ -73,7 +73,7 @@ def test_an_old_driver_is_heard_of_gpus_whose_mig_mode_is_on(path: pathlib.Path)
         ("A30", states.Options(absent_functions=("nvmlDeviceRegisterEvents",))),
     ],
 )
-def test_where_no_gpu_can_be_heard_it_is_not_supported(
+def test_without_a_gpu_that_reports_changes_it_is_not_supported(
     path: pathlib.Path, spec: str, options: states.Options
 ) -> None:
     with (
@@ -120,7 +120,7 @@ def test_a_gpu_that_falls_off_the_bus_ends_the_wait(path: pathlib.Path) -> None:
         assert caught.value.reason is errors.Reason.GPU_LOST
 
 
-def test_set_and_session_are_given_back_whatever_happens(path: pathlib.Path) -> None:
+def test_set_and_session_are_released_whatever_happens(path: pathlib.Path) -> None:
     with nvml_rig.rig(path) as rig:
         with pytest.raises(KeyError), events.listening(None):
             raise KeyError

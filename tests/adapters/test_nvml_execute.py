@@ -255,7 +255,7 @@ def test_a_plan_takes_a_gpu_from_off_to_the_layout_and_the_next_plan_is_empty(
 # Somebody holds what must go.
 
 
-def test_what_is_in_use_is_tried_again_until_its_holder_leaves(tmp_path: pathlib.Path) -> None:
+def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         gpu = node.fill("1g.5gb")
         client = node.state.add_client(gpu.mig_uuids[0], name="/usr/bin/python3")
@@ -346,7 +346,7 @@ def test_an_explanation_that_several_gpus_share_is_given_once(tmp_path: pathlib.
     assert caught.value.message.count("NVML lists no process") == 1
 
 
-def test_many_holders_are_counted_rather_than_listed(tmp_path: pathlib.Path) -> None:
+def test_many_processes_are_counted_rather_than_listed(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
         gpu = node.observe()
         for pid in range(100, 120):
@@ -426,7 +426,7 @@ def test_a_pending_mode_counts_as_such_whatever_the_activation_status(
     assert caught.value.reason is reason
 
 
-def test_a_mode_in_force_is_success_whatever_the_activation_status(
+def test_an_active_mode_is_success_whatever_the_activation_status(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
@@ -445,7 +445,7 @@ def test_a_success_that_changes_nothing_is_an_error_that_no_reset_is_tried_for(
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
 
 
-def test_a_vgpu_guest_is_told_that_its_host_decides(tmp_path: pathlib.Path) -> None:
+def test_the_error_of_a_vgpu_guest_says_that_its_host_decides(tmp_path: pathlib.Path) -> None:
     options = states.Options(virtualization=states.Virtualization.VGPU)
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         step = nvml_rig.mode_step(node.observe(), nvml_rig.ON)
@@ -454,7 +454,7 @@ def test_a_vgpu_guest_is_told_that_its_host_decides(tmp_path: pathlib.Path) -> N
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 
 
-def test_a_gpu_that_a_switch_of_mode_attaches_anew_is_found_again(tmp_path: pathlib.Path) -> None:
+def test_a_gpu_that_a_switch_of_mode_attaches_again_is_found(tmp_path: pathlib.Path) -> None:
     options = states.Options(reattaches=True)
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         gpu = node.observe()

@@ -1,20 +1,18 @@
 """Whichever NVML function hangs, it is named in time, and the next call finds a clean slate."""
 
-import contextlib
 import dataclasses
 import gc
-import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from testkit import nvml_faults
-from tests.adapters import nvml_rig, proc_tree
+from tests.adapters import nvml_rig, proc_tree, processes
 
 HANG_S = 600.0
 FIRST_DEADLINE_S = 2.0
@@ -27,24 +25,16 @@ class Resources:
 
     descriptors: frozenset[str]
     threads: frozenset[threading.Thread]
-    children: frozenset[str]
-
-
-def children() -> Iterator[str]:
-    """Yield the pids of our children, zombies included."""
-    for task in pathlib.Path("/proc/self/task").iterdir():
-        # A thread may just be ending; its children then belong to another one.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            yield from (task / "children").read_text().split()
+    children: frozenset[int]
 
 
 def resources() -> Resources:
     # An error that was caught may keep a simulated node of ours, which has a descriptor.
     gc.collect()
     return Resources(
-        descriptors=frozenset(os.listdir("/proc/self/fd")),  # noqa: PTH208 - names, not files
+        descriptors=frozenset(processes.descriptors()),
         threads=frozenset(threading.enumerate()),
-        children=frozenset(children()),
+        children=frozenset(processes.children()),
     )
 
 

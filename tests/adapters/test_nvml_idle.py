@@ -80,7 +80,7 @@ def test_a_program_that_only_has_the_node_of_a_doomed_instance_open_is_named(
         assert node.observe() == gpu
 
 
-def test_programs_on_the_gpu_itself_and_on_other_instances_are_in_nobodys_way(
+def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
@@ -123,7 +123,7 @@ def test_of_a_gpu_instance_that_stays_only_the_doomed_compute_instance_counts(
         assert len(left) == (2 if used == 0 else 1)
 
 
-def test_whoever_has_the_gpu_open_is_in_the_way_of_a_switch_of_mode(
+def test_a_process_that_has_the_gpu_open_blocks_a_switch_of_mode(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
@@ -138,7 +138,7 @@ def test_whoever_has_the_gpu_open_is_in_the_way_of_a_switch_of_mode(
 
 
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
-def test_a_daemon_that_lets_go_and_our_own_processes_are_not_in_the_way_of_a_switch_of_mode(
+def test_a_daemon_that_releases_the_gpu_and_our_own_processes_block_no_switch_of_mode(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree, name: str
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
@@ -185,7 +185,7 @@ def test_a_plan_that_does_not_require_it_is_refused_by_the_driver_alone(
         assert not isinstance(caught.value, errors.GpuInUseError)
 
 
-def test_an_instance_that_somebody_made_since_the_plan_was_made_is_not_taken_for_its_own(
+def test_an_instance_created_after_the_plan_was_made_is_not_taken_for_its_own(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:

@@ -30,7 +30,7 @@ def test_where_no_root_has_it_the_loader_says_what_is_wrong(tmp_path: pathlib.Pa
     assert library.find([str(tmp_path)], is_known=lambda: False) is None
 
 
-def test_without_a_root_nobody_is_asked() -> None:
+def test_without_a_root_the_loader_is_not_asked() -> None:
     def ask() -> bool:
         raise AssertionError
 

@@ -35,7 +35,7 @@ def test_what_gpus_have_in_common_is_there_once(path: pathlib.Path) -> None:
     assert len({id(gpu.profiles) for gpu in gpus}) == 1
 
 
-def test_what_one_gpu_tells_of_its_instances_is_known_of_all_that_are_like_it(
+def test_what_one_gpu_reports_of_its_instances_is_known_of_all_like_it(
     path: pathlib.Path,
 ) -> None:
     ask = "nvmlGpuInstanceGetComputeInstanceProfileInfo"

@@ -78,7 +78,7 @@ def test_gpus_come_in_the_order_of_their_indices(tmp_path: pathlib.Path) -> None
     assert [gpu.mode_change_needs_reset for gpu in gpus] == [True, True, False, False]
 
 
-def test_a_driver_that_tells_nothing_while_mig_is_off_is_believed_once_it_is_on(
+def test_a_driver_that_reports_no_profiles_while_mig_is_off_is_asked_once_it_is_on(
     tmp_path: pathlib.Path,
 ) -> None:
     options = states.Options(tells_profiles_while_mig_off=False)
@@ -87,7 +87,9 @@ def test_a_driver_that_tells_nothing_while_mig_is_off_is_believed_once_it_is_on(
         assert len(node.enable().profiles or ()) == len(hardware.find("a100").profiles)
 
 
-def test_a_library_that_knows_fewer_profiles_tells_those_it_knows(tmp_path: pathlib.Path) -> None:
+def test_a_library_that_knows_fewer_profiles_reports_those_it_knows(
+    tmp_path: pathlib.Path,
+) -> None:
     with nvml_rig.rig(tmp_path / "state", options=states.Options(profile_enum_count=9)) as node:
         told = node.observe().profiles or ()
     assert {row.enum_index for row in told} == {0, 1, 2, 3, 4, 7}
@@ -118,7 +120,7 @@ def test_it_is_seen_how_a_machine_has_its_gpu(
         assert node.observe().virtualization is seen
 
 
-def test_a_library_that_does_not_tell_of_virtual_machines_is_no_failure(
+def test_a_library_without_the_virtualization_query_is_no_failure(
     tmp_path: pathlib.Path,
 ) -> None:
     options = states.Options(
@@ -174,7 +176,7 @@ def test_instances_come_in_the_order_of_their_places_whatever_their_ids(
     assert [instance.placement.start for instance in gpu.gpu_instances] == list(range(7))
 
 
-def test_a_mode_that_waits_for_a_reset_is_told(tmp_path: pathlib.Path) -> None:
+def test_a_mode_that_waits_for_a_reset_is_reported(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
         gpu = node.observe()
         node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
@@ -296,7 +298,7 @@ def test_every_gpu_unreachable_is_an_error_that_names_each(tmp_path: pathlib.Pat
     assert caught.value.reason.is_transient
 
 
-def test_a_driver_that_is_not_loaded_is_told_as_such(tmp_path: pathlib.Path) -> None:
+def test_a_driver_that_is_not_loaded_is_reported_as_such(tmp_path: pathlib.Path) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
         node.state.add_fault(
             nvml_faults.Fault(function="nvmlInit*", code=states.Code.DRIVER_NOT_LOADED, count=None)
@@ -349,7 +351,7 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
         assert nvml_rig.names(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
 
 
-def test_a_driver_that_tells_no_placements_while_mig_is_off_tells_no_profiles(
+def test_a_driver_without_placements_while_mig_is_off_reports_no_profiles(
     tmp_path: pathlib.Path,
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:

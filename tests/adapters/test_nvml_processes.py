@@ -71,7 +71,7 @@ def test_a_process_that_nvml_lists_is_named_once_and_with_its_pod(
         assert refusal(proc, switching(node)) == f"in use by python3 (pid 4711, pod {UID})"
 
 
-def test_pids_without_a_proc_entry_are_told_as_nvml_knows_them(
+def test_pids_without_a_proc_entry_are_named_as_nvml_knows_them(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
@@ -79,7 +79,7 @@ def test_pids_without_a_proc_entry_are_told_as_nvml_knows_them(
         assert refusal(proc, switching(node)) == "in use by python3 (pid 4711)"
 
 
-def test_who_holds_another_instance_of_the_gpu_is_not_named(
+def test_a_process_on_another_instance_of_the_gpu_is_not_named(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
@@ -143,7 +143,7 @@ def test_the_agent_and_its_children_are_not_named(
         )
 
 
-def test_a_driver_that_tells_no_device_node_leaves_it_at_what_nvml_lists(
+def test_without_a_device_number_only_processes_that_nvml_lists_are_named(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:

@@ -419,7 +419,7 @@ def test_a_node_is_observed_and_changed_through_workers(state: nvml_faults.Share
     ]
 
 
-def test_a_step_that_fails_in_a_worker_is_told_in_full(state: nvml_faults.SharedState) -> None:
+def test_a_step_that_fails_in_a_worker_is_reported_in_full(state: nvml_faults.SharedState) -> None:
     gpus = simulating(state)
     gpu = gpus.observe()[0]
     state.add_client(gpu.uuid, name="python3", pid=4711)
@@ -554,7 +554,7 @@ def test_a_worker_that_ends_between_calls_blames_none() -> None:
     assert caught.value.reason is errors.Reason.INTERNAL
 
 
-def test_a_worker_that_hangs_between_calls_tells_the_last_one() -> None:
+def test_a_worker_that_hangs_between_calls_is_reported_with_the_last_one() -> None:
     with pytest.raises(errors.HardwareError) as caught:
         child(
             f"{IN_A_CALL}\ndef doing(): pass\nhung_call.RECORDER.began('nvmlInit', 1.0)\n"
@@ -592,7 +592,7 @@ work()
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_be_killed_is_told_of_until_the_kernel_lets_it_go(
+def test_a_worker_that_cannot_be_killed_is_reported_until_the_kernel_releases_it(
     tmp_path: pathlib.Path,
 ) -> None:
     pid_file = tmp_path / "pid"

@@ -28,7 +28,7 @@ def ask(kubelet: Kubelet, *, timeout_s: float = 10.0) -> pod_resources.PodResour
     )
 
 
-def test_tells_which_pod_holds_which_devices(kubelet: Kubelet) -> None:
+def test_the_devices_of_each_pod_are_returned(kubelet: Kubelet) -> None:
     kubelet.pods = [
         pod("train", devices(GPU, "MIG-a"), devices(GPU, "MIG-b", "MIG-c")),
         pod("idle"),
@@ -50,7 +50,7 @@ def test_the_replicas_of_a_shared_device_are_one_device(kubelet: Kubelet) -> Non
 @pytest.mark.parametrize(
     "drivers", [["gpu.nvidia.com"], ["nic.example.com", "gpu.nvidia.com"], []]
 )
-def test_the_drivers_of_a_pods_claims_are_told_although_they_name_no_device(
+def test_the_drivers_of_a_pods_claims_are_returned_although_they_name_no_device(
     kubelet: Kubelet, drivers: list[str]
 ) -> None:
     kubelet.pods = [claiming(*drivers)]
@@ -137,7 +137,7 @@ def test_a_file_in_place_of_the_socket_is_an_error(kubelet: Kubelet) -> None:
         ask(kubelet).allocatable()
 
 
-def test_a_socket_that_nobody_serves_is_an_error_at_once(kubelet: Kubelet) -> None:
+def test_a_socket_without_a_server_is_an_error_at_once(kubelet: Kubelet) -> None:
     with socket.socket(socket.AF_UNIX) as left_over:
         left_over.bind(str(kubelet.path))
         begun = time.monotonic()
@@ -172,7 +172,7 @@ def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:
     assert client.assigned() == ()
 
 
-def test_loads_no_coroutines_of_grpc_and_leaves_them_to_whoever_wants_them() -> None:
+def test_loads_no_coroutines_of_grpc_and_leaves_them_importable() -> None:
     script = (
         "import sys\n"
         "from mig_manager.adapters.kubelet import pod_resources\n"

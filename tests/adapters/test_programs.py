@@ -3,13 +3,13 @@
 import os
 import pathlib
 import time
-from collections.abc import Callable
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import driver_files, programs
 from tests.adapters import stand_ins
+from tests.adapters.processes import is_dead, until
 
 WHY = errors.Reason.DEVICE_FILES_FAILED
 
@@ -33,23 +33,6 @@ def run(
         stdin=stdin,
         max_output_bytes=max_output_bytes,
     )
-
-
-def wait_for(condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
-    """Wait for a condition, and fail if it does not come true."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; one that only waits to be reaped does not."""
-    try:
-        told = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return told.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def test_a_program_is_found_in_the_first_root_that_has_it(tmp_path: pathlib.Path) -> None:
@@ -93,7 +76,7 @@ def test_a_link_leads_to_a_place_below_the_root_it_lies_in(tmp_path: pathlib.Pat
     assert driver_files.inside(tmp_path, "/..") == tmp_path
 
 
-def test_it_is_told_what_a_program_said_and_how_it_ended(tmp_path: pathlib.Path) -> None:
+def test_output_and_exit_status_of_a_program_are_returned(tmp_path: pathlib.Path) -> None:
     done = run(tmp_path, 'echo "$1|$2"; cat; echo warned >&2; exit 3', "a b", "$HOME", stdin="in")
 
     assert (done.status, done.stdout, done.stderr) == (3, "a b|$HOME\nin", "warned\n")
@@ -101,7 +84,7 @@ def test_it_is_told_what_a_program_said_and_how_it_ended(tmp_path: pathlib.Path)
     assert done.refused(WHY).reason is WHY
 
 
-def test_a_program_that_was_killed_or_tells_it_on_stdout_is_told_of(
+def test_a_program_that_was_killed_or_explains_on_stdout_is_reported(
     tmp_path: pathlib.Path,
 ) -> None:
     killed = run(tmp_path, "kill -SEGV $$")
@@ -148,7 +131,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path
     assert told.value.reason is WHY
     assert told.value.message.endswith(": waiting for the driver")
     for pid in pids.read_text().split():
-        wait_for(lambda each=int(pid): not is_alive(each))  # type: ignore[misc]
+        until(lambda each=int(pid): is_dead(each))  # type: ignore[misc]
 
 
 def test_a_child_that_a_program_leaves_behind_neither_holds_us_up_nor_stays(
@@ -160,7 +143,7 @@ def test_a_child_that_a_program_leaves_behind_neither_holds_us_up_nor_stays(
 
     assert done.status == 0
     assert time.monotonic() - since < 50.0
-    wait_for(lambda: not is_alive(int(done.stdout)))
+    until(lambda: is_dead(int(done.stdout)))
 
 
 def test_a_program_that_closes_its_output_is_still_waited_for(tmp_path: pathlib.Path) -> None:
@@ -190,7 +173,7 @@ def test_of_a_flood_on_stderr_the_end_is_kept(tmp_path: pathlib.Path) -> None:
     assert not done.is_cut
 
 
-def test_a_program_that_is_gone_or_no_program_is_told_of(tmp_path: pathlib.Path) -> None:
+def test_a_missing_program_and_a_file_that_is_none_are_reported(tmp_path: pathlib.Path) -> None:
     (tmp_path / "noise").write_bytes(b"\x7fELF")
     (tmp_path / "noise").chmod(0o755)
 
@@ -262,7 +245,7 @@ def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathli
 
 
 @needs_root
-def test_below_a_root_a_hanging_program_is_killed_and_a_missing_one_told_of(
+def test_below_a_root_a_hanging_program_is_killed_and_a_missing_one_reported(
     tmp_path: pathlib.Path,
 ) -> None:
     root = stand_ins.filesystem(tmp_path / "root")

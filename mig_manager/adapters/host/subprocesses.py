@@ -1,9 +1,8 @@
 """Child processes: start one, exchange messages with it by a deadline, and end it for certain.
 
-Every worker and every program runs in a ``Child``. Workers exchange messages: pickled values, each
-after its length. Both ends are this package at the same version, and no other process can write to
-the pipes, so that pickle is safe. A worker's own end of the pipes is ``Parent``; workers import
-this module too, so it imports little.
+Messages are pickled values, each after its length. Both ends are this package at one version, and
+no other process can write to the pipes, so pickle is safe. A worker's end is ``Parent``; workers
+import this module too, so it imports little.
 """
 
 import contextlib
@@ -65,10 +64,10 @@ class Child:
         pass_fds: Sequence[int] = (),
         keep: Keep | None = None,
     ) -> None:
-        """Start it.
+        """Start it, without a shell.
 
         Args:
-            command: The program and its arguments; no shell is involved.
+            command: The program and its arguments.
             stdin: Descriptor that it reads; None: a pipe, for ``ask``.
             environment: Its whole environment; None: ours.
             folder: Its working directory; None: ours.
@@ -152,10 +151,7 @@ class Child:
             raise ValueError(f"it wrote {message[0][:80]!r}") from error
 
     def finish(self, is_late: Callable[[], bool]) -> bool:
-        """Read what the child writes until it ended; return False if ``is_late`` came first.
-
-        A process that the child started may keep the pipes open; that one is not waited for.
-        """
+        """Read what the child writes until it ended; return False if ``is_late`` came first."""
         while self._take(_POLL_INTERVAL_S):
             if is_late():
                 return self._has_ended()
@@ -172,12 +168,7 @@ class Child:
         self._process.wait()
 
     def end(self) -> bool:
-        """Kill what is left of its process group and release everything.
-
-        Returns:
-            Whether it is gone; False for a process that the kernel holds in an uninterruptible
-            wait. ``status`` reports later when that is over.
-        """
+        """Kill its process group and release everything; False if the kernel does not let it end."""
         import subprocess  # noqa: PLC0415 - as above
 
         if self._process.returncode is None:
@@ -285,16 +276,15 @@ class Output:
         return (message,)
 
 
-class Ended:
+class Ended(NamedTuple):
     """How a program ended that was run to its end."""
 
-    def __init__(self, child: Child, *, is_late: bool) -> None:
-        self.status = None if is_late else child.status
-        """Exit status, negative for a signal; None: it was killed because its time was over."""
-        self.stdout = child.stdout.text()
-        self.stderr = child.stderr.text()
-        self.is_cut = child.stdout.is_cut
-        """Whether ``stdout`` is not all that it wrote."""
+    status: int | None
+    """Exit status, negative for a signal; None: it was killed because its time was over."""
+    stdout: str
+    stderr: str
+    is_cut: bool
+    """Whether ``stdout`` is not all that it wrote."""
 
 
 def run(
@@ -328,15 +318,14 @@ def run(
     try:
         is_done = child.finish(is_late)
     finally:
-        # A process of its group may still run.
-        child.kill()
         if not child.end():
             import structlog  # noqa: PLC0415 - not for workers
 
             structlog.get_logger().error(
                 "tool_unkillable", pid=child.pid, command=" ".join(command)
             )
-    return Ended(child, is_late=not is_done)
+    status = child.status if is_done else None
+    return Ended(status, child.stdout.text(), child.stderr.text(), child.stdout.is_cut)
 
 
 def ending(status: int | None) -> str:
@@ -377,8 +366,7 @@ class Parent:
     def __init__(self) -> None:
         """Keep stdout for messages, and have the kernel end this process with its parent.
 
-        A library that prints would corrupt the messages: its output goes to stderr. A worker
-        without a parent must not go on: the next agent starts from what it observes.
+        What libraries print goes to stderr. The next agent must find no worker of this one.
         """
         self._out = os.dup(1)
         os.dup2(2, 1)
@@ -420,7 +408,7 @@ class Parent:
 
 
 def _exit_with_stdin() -> None:
-    # Not sys.stdin, whose lock, held here, would abort an interpreter that ends by itself.
+    # Not sys.stdin: its lock would abort an interpreter that ends by itself meanwhile.
     while os.read(0, 1):
         pass
     os._exit(0)
@@ -456,8 +444,7 @@ def _file_with(text: str) -> int:
 
 
 def _pidfd(pid: int) -> int | None:
-    try:
+    # Linux before 5.3 has none.
+    with contextlib.suppress(OSError):
         return os.pidfd_open(pid)
-    except OSError:
-        # Linux before 5.3.
-        return None
+    return None
