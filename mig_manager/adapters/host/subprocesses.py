@@ -168,7 +168,7 @@ class Child:
         self._process.wait()
 
     def end(self) -> bool:
-        """Kill its process group and release everything; False if the kernel does not let it end."""
+        """Kill its process group and release everything; False if the kernel keeps it alive."""
         import subprocess  # noqa: PLC0415 - as above
 
         if self._process.returncode is None:
