@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 
 class ProcTree:
-    """A folder that looks like ``/proc`` to whoever looks for holders of GPUs."""
+    """A folder that looks like ``/proc`` to code that looks for GPU processes."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
@@ -25,12 +25,12 @@ class ProcTree:
         return process
 
     def add_capabilities(self, minor: int, caps: Mapping[str, int], *, modify: int = 1) -> None:
-        """Have a GPU's instances, such as ``gi3`` or ``gi3/ci0``, reached by these cap numbers."""
+        """Have a GPU's instances, such as ``gi3`` or ``gi3/ci0``, with these cap numbers."""
         for place, cap in caps.items():
             self._tell(f"gpu{minor}/mig/{place}/access", cap, mode=0o444, modify=modify)
 
     def add_right(self, name: str, cap: int, *, mode: int) -> None:
-        """Have the right to ``config`` or ``monitor`` all instances reached by a cap number."""
+        """Have the right to ``config`` or ``monitor`` all instances, with a cap number."""
         self._tell(f"mig/{name}", cap, mode=mode, modify=1)
 
     def add_devices(

@@ -1,4 +1,4 @@
-"""A real D-Bus of one's own, and on it somebody who plays systemd and logind."""
+"""A private D-Bus with a stand-in for systemd and logind."""
 
 import contextlib
 import dataclasses
@@ -45,7 +45,7 @@ class Act:
     result: str = "done"
     """How the job ends."""
     takes_s: float = 0.0
-    is_told: bool = True
+    is_sent: bool = True
     """Whether the end of the job is signalled."""
     error: tuple[str, str] | None = None
     """What systemd answers instead of beginning."""
@@ -59,7 +59,7 @@ class Unit:
     load: str = "loaded"
     sub: str = "running"
     job_type: str = ""
-    """Of a job that somebody else has queued; empty: there is none."""
+    """Of a job that another program has queued; empty: there is none."""
     service_result: str = "success"
     status: int = 0
     stop_timeout_us: int = 90_000_000
@@ -132,7 +132,7 @@ class StandIn:
         self._connection.close()
 
     def _serve(self) -> None:
-        # The bus going away ends whoever is on it.
+        # The bus going away ends its clients.
         with contextlib.suppress(ConnectionError, BrokenPipeError):
             while not self._ends.is_set():
                 self._end_jobs()
@@ -238,7 +238,7 @@ class StandIn:
                 continue
             del self._jobs[job]
             self.units[name].state = act.leaves
-            if act.is_told:
+            if act.is_sent:
                 body = (7, job, name, act.result)
                 self._connection.send(jeepney.new_signal(_MANAGER, "JobRemoved", "uoss", body))
 
@@ -282,7 +282,7 @@ def a_bus(
 def standing_in(
     daemon: DBusDaemon, units: dict[str, Unit] | None = None, *, has_logind: bool = True
 ) -> Iterator[StandIn]:
-    """Have somebody play systemd for the body."""
+    """Run the stand-in for systemd during the body."""
     played = StandIn(daemon.address, units or {}, has_logind=has_logind)
     try:
         yield played

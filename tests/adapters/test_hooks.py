@@ -151,7 +151,7 @@ def test_without_a_folder_of_its_own_a_hook_runs_where_we_are(rig: Rig) -> None:
         (lambda rig: rig.sh("x" * 3_000_000), "Argument list too long"),
     ],
 )
-def test_what_cannot_be_started_is_told(
+def test_a_program_that_cannot_be_started_is_an_error(
     rig: Rig, make: Callable[[Rig], hooks.Hook], why: str
 ) -> None:
     rig.broken = rig.folder / "broken"  # type: ignore[attr-defined]
@@ -169,7 +169,7 @@ def test_what_is_no_program_is_missing(rig: Rig, command: str) -> None:
     assert rig.port.missing(rig.hook(command=command))
 
 
-def test_a_failing_hook_is_told_with_place_status_and_its_last_words(rig: Rig) -> None:
+def test_a_failing_hook_is_reported_with_location_status_and_its_last_line(rig: Rig) -> None:
     message, line = rig.fails(rig.sh("echo one; echo two >&2; echo last words >&2; exit 3"))
 
     assert message == (
@@ -209,7 +209,7 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # An orphan that is dead and that nobody has waited for yet counts as gone.
+    # An orphan that is dead and not yet reaped counts as gone.
     with contextlib.suppress(OSError):
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
         return stat.rpartition(")")[2].split()[0] != "Z"

@@ -92,7 +92,7 @@ def test_the_node_offers_what_there_is_and_nothing_that_is_gone(
     assert status(kube)["conditions"]
 
 
-def test_a_change_of_the_gpus_is_told_at_the_next_look(
+def test_a_change_of_the_gpus_is_advertised_at_the_next_observation(
     gpus: advertise.AdvertisingGpus, kube: api.KubeApi
 ) -> None:
     apply(gpus, "all-1g.5gb")

@@ -232,7 +232,7 @@ def test_an_identity_that_has_expired_is_renewed_by_what_is_loaded_then(
 
 
 @needs_openssl
-def test_in_a_pod_the_service_account_reaches_the_server_that_its_authority_vouches_for(
+def test_in_a_pod_the_service_account_connects_to_the_server_of_its_authority(
     tmp_path: pathlib.Path,
 ) -> None:
     certificate, key = certificates(tmp_path)
@@ -276,7 +276,7 @@ def test_a_certificate_in_the_kubeconfig_is_shown_to_a_server_that_asks_for_it(
     assert server.seen == [("/version", None)]
 
 
-def test_whoever_wants_the_rest_of_the_client_gets_it() -> None:
+def test_the_rest_of_the_client_can_be_imported() -> None:
     script = (
         "import mig_manager.adapters.kubernetes.api, kubernetes, sys\n"
         "assert 'kubernetes.dynamic' not in sys.modules\n"

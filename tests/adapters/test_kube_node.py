@@ -105,8 +105,8 @@ def test_a_malformed_node_is_an_error_of_ours(thing: dict[str, Any]) -> None:
         cluster.parse_node(thing)
 
 
-def holding(*, is_held: bool) -> Callable[[cluster.NodeView], cluster.NodePatch]:
-    return lambda _view: cluster.NodePatch(hold_taint=is_held)
+def taint(*, is_tainted: bool) -> Callable[[cluster.NodeView], cluster.NodePatch]:
+    return lambda _view: cluster.NodePatch(hold_taint=is_tainted)
 
 
 class TestPatch:
@@ -171,18 +171,18 @@ class TestUpdate:
         seen = own.update(lambda _view: cluster.NodePatch(hold_taint=True, labels={"x": "y"}))
         assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT}
         assert taints(server) == [_OTHER, _HOLD]
-        seen = own.update(holding(is_held=False))
+        seen = own.update(taint(is_tainted=False))
         assert seen.taint_keys == {"dedicated"}
         assert taints(server) == [_OTHER]
         assert seen.labels["x"] == "y"
 
-    @pytest.mark.parametrize("is_held", [True, False])
+    @pytest.mark.parametrize("is_tainted", [True, False])
     def test_a_taint_that_is_right_is_not_written(
-        self, own: node.KubeNode, server: apiserver.ApiServer, *, is_held: bool
+        self, own: node.KubeNode, server: apiserver.ApiServer, *, is_tainted: bool
     ) -> None:
-        own.update(holding(is_held=is_held))
+        own.update(taint(is_tainted=is_tainted))
         version = stored(server)["metadata"]["resourceVersion"]
-        own.update(holding(is_held=is_held))
+        own.update(taint(is_tainted=is_tainted))
         assert stored(server)["metadata"]["resourceVersion"] == version
 
     def test_a_taint_that_another_writes_meanwhile_is_kept(
@@ -191,7 +191,7 @@ class TestUpdate:
         rival = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
         interfering = Interfering(server, lambda thing: thing["spec"]["taints"].append(rival))
         own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
-        seen = own_with_rival.update(holding(is_held=True))
+        seen = own_with_rival.update(taint(is_tainted=True))
         assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT, str(rival["key"])}
         assert interfering.conflicts == 1
 
@@ -225,7 +225,7 @@ class TestUpdate:
     ) -> None:
         server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
         with pytest.raises(errors.ClusterError, match="changes faster") as caught:
-            own.update(holding(is_held=True))
+            own.update(taint(is_tainted=True))
         assert caught.value.reason is errors.Reason.API_UNAVAILABLE
         assert caught.value.may_be_done
         assert server.log.count("patch", "nodes") < 20

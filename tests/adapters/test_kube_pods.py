@@ -65,7 +65,7 @@ class TestList:
             "ns/failed": True,
         }
 
-    def test_tells_all_that_the_drain_must_know_of_a_pod(
+    def test_parses_all_that_the_drain_must_know_of_a_pod(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         gates = [{"name": "FEATURE_GATES", "value": "DynamicMIG=true, MPSSupport=false,"}]
@@ -114,7 +114,7 @@ class TestList:
             ("Pending", container(gpus=1, restartPolicy="Always"), False),
         ],
     )
-    def test_an_init_container_may_hold_a_gpu_only_while_the_pod_starts(
+    def test_an_init_container_may_use_a_gpu_only_while_the_pod_starts(
         self,
         server: apiserver.ApiServer,
         workloads: pods.KubeWorkloads,
@@ -168,7 +168,7 @@ class TestList:
             ("nic.example.com", "v1beta1", True),
         ],
     )
-    def test_the_driver_of_a_claim_tells_what_it_is_for(
+    def test_the_driver_of_a_claim_shows_what_it_is_for(
         self,
         server: apiserver.ApiServer,
         workloads: pods.KubeWorkloads,
@@ -239,7 +239,7 @@ class TestList:
         assert len(workloads.list()) == 501
         assert server.log.count("list", "pods") == 2
 
-    def test_begins_anew_when_the_next_page_has_expired(
+    def test_begins_again_when_the_next_page_has_expired(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         for number in range(501):
@@ -313,7 +313,7 @@ def test_a_pods_gpu_resources_are_those_of_its_hungriest_moment(
 
 
 class TestEvict:
-    def test_a_dry_run_tells_the_answer_and_evicts_nobody(
+    def test_a_dry_run_returns_the_answer_and_evicts_no_pod(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())

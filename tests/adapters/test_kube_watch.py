@@ -21,7 +21,7 @@ _SOON_S = 20.0
 
 
 class FaultyApi(api.KubeApi):
-    """Has a bug: some watches end in what nobody has foreseen. Keeps the time-outs asked for."""
+    """Has a bug: some watches end in an unexpected error. Keeps the time-outs asked for."""
 
     faults: int
     timeouts_s: list[float]
@@ -125,9 +125,9 @@ def test_a_bug_makes_no_follower_deaf(
         heard.get(timeout=_SOON_S)
 
     assert kube.faults == 0
-    told = [entry["event"] for entry in logs if entry["log_level"] == "error"]
-    assert len(told) == 2
-    assert told[0].endswith(("_watch_error", "pod_watch_error"))
+    logged = [entry["event"] for entry in logs if entry["log_level"] == "error"]
+    assert len(logged) == 2
+    assert logged[0].endswith(("_watch_error", "pod_watch_error"))
 
 
 @pytest.mark.parametrize("follow", FOLLOWERS)
@@ -142,7 +142,7 @@ def test_a_connection_that_died_in_silence_is_noticed_before_the_second_bookmark
     assert all(0 < timeout_s < 120 for timeout_s in kube.timeouts_s)
 
 
-def test_a_rollout_knows_that_what_it_holds_is_old_after_a_bug(
+def test_a_rollout_knows_that_its_nodes_are_outdated_after_a_bug(
     server: apiserver.ApiServer, kube: FaultyApi
 ) -> None:
     times = watch.Times(first_wait_s=0.01, longest_wait_s=0.02)
@@ -158,8 +158,8 @@ def test_a_rollout_knows_that_what_it_holds_is_old_after_a_bug(
         )
         kube.faults = 0
 
-        def wishes() -> list[str | None]:
+        def layouts() -> list[str | None]:
             return [node.requested for node in nodes.nodes()]
 
-        assert eventually(lambda: wishes() == ["new"] and not nodes.trouble)
+        assert eventually(lambda: layouts() == ["new"] and not nodes.trouble)
         assert isinstance(nodes.nodes()[0], fleet_nodes.Node)

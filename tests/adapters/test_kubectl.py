@@ -20,7 +20,7 @@ def bin_(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 def listed(path: str) -> list[dict[str, Any]]:
     return [
         item
-        for page in cluster.pages(reached().get, path, {}, what="the list")
+        for page in cluster.pages(client().get, path, {}, what="the list")
         for item in page["items"]
     ]
 
@@ -31,9 +31,7 @@ def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
     program.chmod(0o755)
 
 
-def reached(
-    said: list[str] | None = None, *options: str, timeout_s: float = 60
-) -> kubectl.Kubectl:
+def client(said: list[str] | None = None, *options: str, timeout_s: float = 60) -> kubectl.Kubectl:
     heard = [] if said is None else said
     return kubectl.Kubectl(options, note=heard.append, timeout_s=timeout_s)
 
@@ -41,7 +39,7 @@ def reached(
 def test_a_path_and_its_query_are_asked_for_with_the_options_given(bin_: pathlib.Path) -> None:
     play(bin_, f'printf "%s\\n" "$@" >{bin_}/asked; echo "{{}}"')
 
-    assert reached(None, "--context=a b").get("/api/v1/nodes", {"labelSelector": "a in (b)"}) == {}
+    assert client(None, "--context=a b").get("/api/v1/nodes", {"labelSelector": "a in (b)"}) == {}
 
     assert (bin_ / "asked").read_text().splitlines() == [
         "--context=a b",
@@ -57,7 +55,7 @@ def test_openshifts_client_does_as_well(
     monkeypatch.setenv("PATH", str(bin_))
     play(bin_, 'echo \'{"kind": "Node"}\'', name="oc")
 
-    assert reached().get("/api/v1/nodes/n1") == {"kind": "Node"}
+    assert client().get("/api/v1/nodes/n1") == {"kind": "Node"}
 
 
 def test_without_either_there_is_no_way(
@@ -66,14 +64,14 @@ def test_without_either_there_is_no_way(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(errors.UsageError, match="kubectl is not found"):
-        reached()
+        client()
 
 
 def test_what_a_login_says_is_passed_on_at_once_and_harmlessly(bin_: pathlib.Path) -> None:
     play(bin_, "printf 'open a browser \\033[2J\\n\\n' >&2; echo '{}'")
     said: list[str] = []
 
-    assert reached(said).get("/version") == {}
+    assert client(said).get("/version") == {}
 
     assert said == ["open a browser  [2J"]
 
@@ -115,13 +113,13 @@ def test_what_a_login_says_is_passed_on_at_once_and_harmlessly(bin_: pathlib.Pat
         ("", errors.Reason.API_UNAVAILABLE, None, "without a message"),
     ],
 )
-def test_a_refusal_is_told_by_its_kind(
+def test_a_refusal_has_a_reason_by_its_kind(
     bin_: pathlib.Path, stderr: str, reason: errors.Reason, status: int | None, message: str
 ) -> None:
     play(bin_, f"echo '{stderr}' >&2; exit 1")
 
     with pytest.raises(errors.ClusterError, match=message) as caught:
-        reached().get("/api/v1/nodes/n1")
+        client().get("/api/v1/nodes/n1")
 
     assert (caught.value.reason, caught.value.status) == (reason, status)
 
@@ -133,7 +131,7 @@ def test_an_answer_that_is_no_list_of_objects_is_an_error_of_ours(
     play(bin_, f"echo '{answer}'")
 
     with pytest.raises(errors.ClusterError):
-        selection.Cluster(reached()).selected(None)
+        selection.Cluster(client()).selected(None)
 
 
 def test_pages_are_read_to_their_end(bin_: pathlib.Path) -> None:
@@ -155,7 +153,7 @@ def test_a_program_that_does_not_come_back_is_given_up(bin_: pathlib.Path) -> No
     play(bin_, "exec sleep 600")
 
     with pytest.raises(errors.ClusterError, match=r"did not end within 0\.2 s"):
-        reached(timeout_s=0.2).get("/version")
+        client(timeout_s=0.2).get("/version")
 
 
 def test_a_program_that_cannot_be_run_is_an_error_of_ours(bin_: pathlib.Path) -> None:
@@ -163,4 +161,4 @@ def test_a_program_that_cannot_be_run_is_an_error_of_ours(bin_: pathlib.Path) ->
     (bin_ / "kubectl").chmod(0o755)
 
     with pytest.raises(errors.ClusterError, match="cannot be run"):
-        reached().get("/version")
+        client().get("/version")

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import uuid
 
 import pytest
 
@@ -20,7 +21,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-def test_a_process_is_a_holder_by_the_device_nodes_it_has_open(proc: proc_tree.ProcTree) -> None:
+def test_a_gpu_process_has_device_nodes_open(proc: proc_tree.ProcTree) -> None:
     proc.add(
         *(41, "/dev/null", "/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap12"),
         name="nv-hostengine",
@@ -64,7 +65,7 @@ def test_only_the_device_node_of_the_gpu_counts(
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "home"),
+    ("cgroup", "owner"),
     [
         pytest.param(
             "0::/kubepods.slice/kubepods-burstable.slice/"
@@ -117,12 +118,12 @@ def test_only_the_device_node_of_the_gpu_counts(
         pytest.param("0::/tripod-8a3f6c1e/x", "", id="only looks like it"),
     ],
 )
-def test_the_home_of_a_process_is_told_by_its_cgroup(
-    cgroup: str, home: str, proc: proc_tree.ProcTree
+def test_the_owner_of_a_process_is_in_its_cgroup(
+    cgroup: str, owner: str, proc: proc_tree.ProcTree
 ) -> None:
     proc.add(41, "/dev/nvidia0", cgroup=cgroup)
-    (holder,) = procfs.gpu_processes(proc.root)
-    assert holder.owner == home
+    (process,) = procfs.gpu_processes(proc.root)
+    assert process.owner == owner
 
 
 def test_a_process_that_vanishes_or_hides_its_files_is_passed_over(
@@ -138,13 +139,13 @@ def test_a_process_that_vanishes_or_hides_its_files_is_passed_over(
     (proc.root / "44/fd").write_text("")
     proc.add(45, "/dev/null")
     (proc.root / "45/fd/9").write_text("not a link")
-    assert [str(holder) for holder in procfs.gpu_processes(proc.root)] == [
+    assert [str(process) for process in procfs.gpu_processes(proc.root)] == [
         "python3 (pid 41)",
         "process (pid 43)",
     ]
 
 
-def test_without_a_proc_nobody_is_found(tmp_path: pathlib.Path) -> None:
+def test_without_a_proc_there_is_no_process(tmp_path: pathlib.Path) -> None:
     assert procfs.gpu_processes(tmp_path / "none") == ()
     assert procfs.capabilities(tmp_path / "none", 0) == {}
 
@@ -154,16 +155,16 @@ def test_our_own_processes_are_left_out(proc: proc_tree.ProcTree) -> None:
     proc.add(101, "/dev/nvidia0", name="a) R 1 (b", parent=100)
     proc.add(102, "/dev/nvidia0", parent=101)
     found = procfs.gpu_processes(proc.root, ignore=(100,))
-    assert [holder.pid for holder in found] == [102]
+    assert [process.pid for process in found] == [102]
 
 
 def test_a_name_cannot_forge_lines_or_escape_sequences(proc: proc_tree.ProcTree) -> None:
     proc.add(41, "/dev/nvidia0", name="a\x1b[2J\nb", cgroup="0::/x/\x1b[2J.service")
-    (holder,) = procfs.gpu_processes(proc.root)
-    assert str(holder) == "a?[2J?b (pid 41, unit ?[2J.service)"
+    (process,) = procfs.gpu_processes(proc.root)
+    assert str(process) == "a?[2J?b (pid 41, unit ?[2J.service)"
 
 
-def test_capabilities_tell_the_instance_of_each_cap_node(proc: proc_tree.ProcTree) -> None:
+def test_capabilities_show_the_instance_of_each_cap_node(proc: proc_tree.ProcTree) -> None:
     proc.add_capabilities(2, {"gi3": 300, "gi3/ci0": 301, "gi3/ci1": 302, "gi11": 400})
     proc.add_capabilities(0, {"gi3": 30})
     (proc.root / "driver/nvidia/capabilities/gpu2/mig/gi7").mkdir()
@@ -171,7 +172,7 @@ def test_capabilities_tell_the_instance_of_each_cap_node(proc: proc_tree.ProcTre
     assert procfs.capabilities(proc.root, 2) == {300: 3, 301: 3, 302: 3, 400: 11}
 
 
-def test_a_gpu_instance_is_held_by_its_own_cap_nodes_or_by_the_gpu_alone(
+def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(
     proc: proc_tree.ProcTree,
 ) -> None:
     proc.add_capabilities(2, {"gi3": 300, "gi3/ci0": 301, "gi4": 400, "gi4/ci0": 401})
@@ -183,9 +184,9 @@ def test_a_gpu_instance_is_held_by_its_own_cap_nodes_or_by_the_gpu_alone(
     proc.add(45, f"{caps}301 (deleted)")
     found = procfs.gpu_processes(proc.root)
     known = procfs.capabilities(proc.root, 2)
-    held = procfs.using_gpu_instance(found, 2, caps=known, gpu_instance_id=3)
-    assert [holder.pid for holder in held] == [41, 43, 45]
-    assert [holder.pid for holder in procfs.using_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
+    users = procfs.using_gpu_instance(found, 2, caps=known, gpu_instance_id=3)
+    assert [process.pid for process in users] == [41, 43, 45]
+    assert [process.pid for process in procfs.using_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
 
 
 def test_no_more_than_eight_are_named(proc: proc_tree.ProcTree) -> None:
@@ -211,11 +212,11 @@ def test_a_real_process_is_seen_with_what_it_has_open(tmp_path: pathlib.Path) ->
         found = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT), 7)
         ours = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT, ignore=(os.getpid(),)), 7)
         process.communicate()
-    assert process.pid in [holder.pid for holder in found]
-    assert process.pid not in [holder.pid for holder in ours]
+    assert process.pid in [process.pid for process in found]
+    assert process.pid not in [process.pid for process in ours]
 
 
-def test_what_we_may_not_look_into_is_told_with_the_capability_that_is_missing(
+def test_hidden_processes_are_counted_with_the_capability_that_is_missing(
     proc: proc_tree.ProcTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pid in (41, 42, 43):
@@ -231,3 +232,11 @@ def test_what_we_may_not_look_into_is_told_with_the_capability_that_is_missing(
     assert procfs.hidden(proc.root) == ""
     monkeypatch.setattr(os, "scandir", refusing)
     assert procfs.hidden(proc.root) == "not allowed to look into 2 processes (CAP_SYS_PTRACE)"
+
+
+def test_a_boot_has_an_id_of_its_own() -> None:
+    assert procfs.boot_id() == str(uuid.UUID(procfs.boot_id()))
+
+
+def test_without_a_boot_id_it_is_empty(tmp_path: pathlib.Path) -> None:
+    assert procfs.boot_id(tmp_path / "none") == ""

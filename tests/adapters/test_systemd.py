@@ -75,7 +75,7 @@ def test_a_unit_in_the_middle_of_a_restart_runs(
         assert services(daemon).running([NVSM]) == ((NVSM,) if is_up else ())
 
 
-def test_nobody_is_asked_about_nothing() -> None:
+def test_without_names_there_is_no_call() -> None:
     nowhere = systemd.Systemd("unix:path=/nowhere", stop_timeout_s=1, start_timeout_s=1)
 
     assert nowhere.running([]) == ()
@@ -154,7 +154,7 @@ def test_what_systemd_stops_along_with_a_unit_runs_again_afterwards(
 
     assert set(ran) == {DCGM, EXPORTER, "scrape.timer", OTHER}
     assert ran.index("scrape.timer") < ran.index(EXPORTER) < ran.index(DCGM)
-    # A target of its own has nothing that could hold a GPU.
+    # A target of its own has nothing that could use a GPU.
     assert {name for name, unit in units.items() if unit.state == "active"} == up - {"gpu.target"}
 
 
@@ -218,7 +218,7 @@ def test_a_unit_has_the_time_to_stop_that_systemd_gives_it(
 
 
 @pytest.mark.parametrize(("state", "was_down"), [("active", False), ("inactive", True)])
-def test_whether_a_unit_was_down_before_its_start_is_told(
+def test_whether_a_unit_was_down_before_its_start_is_returned(
     daemon: systemd_rig.DBusDaemon, state: str, *, was_down: bool
 ) -> None:
     with systemd_rig.standing_in(daemon, {NVSM: Unit(state=state)}):
@@ -248,9 +248,10 @@ def test_a_unit_that_systemd_does_not_know_has_stopped(daemon: systemd_rig.DBusD
     assert played.calls == []
 
 
-def test_the_end_of_a_job_is_seen_although_nobody_tells(daemon: systemd_rig.DBusDaemon) -> None:
+def test_the_end_of_a_job_is_seen_without_its_signal(daemon: systemd_rig.DBusDaemon) -> None:
     unit = Unit(
-        stops=Act("inactive", is_told=False), starts=Act("active", takes_s=0.1, is_told=False)
+        stops=Act("inactive", is_sent=False),
+        starts=Act("active", takes_s=0.1, is_sent=False),
     )
 
     with systemd_rig.standing_in(daemon, {NVSM: unit}):
@@ -260,7 +261,7 @@ def test_the_end_of_a_job_is_seen_although_nobody_tells(daemon: systemd_rig.DBus
     assert unit.state == "active"
 
 
-def test_a_unit_that_does_not_stop_in_time_is_told_with_its_state(
+def test_a_unit_that_does_not_stop_in_time_is_reported_with_its_state(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
     unit = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=NO_LIMIT_US)
@@ -290,7 +291,7 @@ def test_a_unit_that_is_up_after_it_was_stopped_is_no_success(
         services(daemon).stop(NVSM)
 
 
-def test_a_unit_that_does_not_start_in_time_is_told_with_its_state(
+def test_a_unit_that_does_not_start_in_time_is_reported_with_its_state(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
     unit = Unit(state="inactive", starts=Act("active", takes_s=60.0))
@@ -322,7 +323,7 @@ def test_a_unit_that_does_not_start_in_time_is_told_with_its_state(
         ),
     ],
 )
-def test_a_unit_that_does_not_come_up_is_told_with_systemds_words(
+def test_a_unit_that_does_not_start_is_reported_with_systemds_words(
     daemon: systemd_rig.DBusDaemon, unit: Unit, why: str
 ) -> None:
     with (
@@ -337,7 +338,7 @@ def test_a_unit_that_has_done_its_work_has_started(daemon: systemd_rig.DBusDaemo
         services(daemon).start(NVSM)
 
 
-def test_a_unit_that_has_gone_since_is_told(daemon: systemd_rig.DBusDaemon) -> None:
+def test_a_unit_that_is_gone_is_reported(daemon: systemd_rig.DBusDaemon) -> None:
     with (
         systemd_rig.standing_in(daemon),
         fails(Reason.HOST_SERVICE_FAILED, r"starting nvsm\.service: Unit nvsm.* not found"),
@@ -353,7 +354,7 @@ def test_a_unit_that_has_gone_since_is_told(daemon: systemd_rig.DBusDaemon) -> N
         (systemd_rig.DENIED, Reason.NO_PERMISSION, "it says no .*as the host's root"),
     ],
 )
-def test_a_refusal_is_told_with_its_words(
+def test_a_refusal_is_quoted(
     daemon: systemd_rig.DBusDaemon, name: str, reason: Reason, why: str
 ) -> None:
     refusal = (name, "it says no.")
@@ -396,7 +397,7 @@ def test_a_bus_that_dies_while_a_unit_stops_is_an_error_at_once(
 ) -> None:
     unit = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=NO_LIMIT_US)
     with systemd_rig.standing_in(daemon, {NVSM: unit}) as played:
-        # Asked for when the job's end has not been told for a while.
+        # Asked for when the job's end has not been signalled for a while.
         played.on_call = lambda method: (
             daemon.kill() if method == "Get" and unit.state == "deactivating" else None
         )
@@ -404,7 +405,7 @@ def test_a_bus_that_dies_while_a_unit_stops_is_an_error_at_once(
             services(daemon).stop(NVSM)
 
 
-def test_without_systemd_on_the_bus_nobody_knows_what_runs(
+def test_without_systemd_on_the_bus_running_services_are_unknown(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
     with fails(Reason.HOST_SERVICE_FAILED, "^asking systemd what runs: .*ServiceUnknown"):
@@ -500,7 +501,7 @@ def open_files() -> int:
     return sum(1 for _ in pathlib.Path("/proc/self/fd").iterdir())
 
 
-def test_nothing_is_held_between_two_operations(daemon: systemd_rig.DBusDaemon) -> None:
+def test_no_connection_is_open_between_two_operations(daemon: systemd_rig.DBusDaemon) -> None:
     with systemd_rig.standing_in(daemon, {NVSM: Unit()}):
         host = services(daemon)
         before = open_files()
@@ -542,7 +543,7 @@ def test_a_reboot_is_asked_of_logind_once_and_without_questions_to_anybody(
         f"{systemd_rig.LOGIND}.OperationInProgress",
     ],
 )
-def test_a_refused_reboot_names_who_refused_it_and_is_asked_of_nobody_else(
+def test_a_refused_reboot_names_the_refuser_and_is_not_asked_elsewhere(
     daemon: systemd_rig.DBusDaemon, name: str
 ) -> None:
     with systemd_rig.standing_in(daemon) as played:
@@ -570,6 +571,6 @@ def test_a_masked_logind_is_as_good_as_none(daemon: systemd_rig.DBusDaemon) -> N
     assert played.calls[-1] == "StartUnit reboot.target replace-irreversibly"
 
 
-def test_where_nobody_reboots_the_reason_says_so(daemon: systemd_rig.DBusDaemon) -> None:
+def test_without_logind_and_systemd_a_reboot_fails(daemon: systemd_rig.DBusDaemon) -> None:
     with fails(Reason.REBOOT_REQUIRED, "^asking systemd for a reboot: .*ServiceUnknown"):
         systemd.Reboot(daemon.address).request("test")

@@ -1,4 +1,4 @@
-"""The journal in a file: whole or not at all, and for nobody else to read."""
+"""The journal in a file: replaced as a whole, and private."""
 
 import os
 import pathlib
@@ -65,7 +65,7 @@ def test_a_link_in_its_place_is_not_followed(path: pathlib.Path, tmp_path: pathl
 @pytest.mark.parametrize(
     ("content", "why"), [(b"\xff", "is not UTF-8"), (b"x" * (1 << 21), "is larger than")]
 )
-def test_what_is_no_text_of_ours_is_told_and_can_be_set_aside(
+def test_a_malformed_text_is_an_error_and_can_be_set_aside(
     path: pathlib.Path, content: bytes, why: str
 ) -> None:
     path.parent.mkdir()
@@ -81,7 +81,7 @@ def test_what_is_no_text_of_ours_is_told_and_can_be_set_aside(
     assert pathlib.Path(kept).read_bytes() == content
 
 
-def test_a_pipe_in_its_place_does_not_hold_us_up(path: pathlib.Path) -> None:
+def test_a_pipe_in_its_place_does_not_block(path: pathlib.Path) -> None:
     path.parent.mkdir()
     os.mkfifo(path)
 
@@ -115,7 +115,7 @@ def test_a_write_that_fails_leaves_the_former_journal(path: pathlib.Path) -> Non
     assert store.read() == "old"
 
 
-def test_a_layout_is_kept_in_the_same_way_and_told_of_by_its_own_name(path: pathlib.Path) -> None:
+def test_a_verified_layout_is_kept_in_the_same_way_under_its_own_name(path: pathlib.Path) -> None:
     store = files.VerifiedLayoutFile(path)
     store.save("layout")
 

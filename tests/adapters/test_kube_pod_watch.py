@@ -15,7 +15,7 @@ _SOON_S = 30.0
 
 
 class Rig:
-    """A server, and how often there was news."""
+    """A server, and how often a pod changed."""
 
     def __init__(self, server: apiserver.ApiServer) -> None:
         self.server = server
@@ -65,7 +65,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return True
 
 
-def test_a_change_of_a_pod_on_the_node_is_news_and_of_others_is_not(rig: Rig) -> None:
+def test_a_change_of_a_pod_on_the_node_is_reported_and_of_others_is_not(rig: Rig) -> None:
     rig.start_pod("here-before", "n1")
     rig.watch.expect_change()
     rig.watch.expect_change()
@@ -116,7 +116,7 @@ def shown(rig: Rig) -> set[str] | None:
     return None if found is None else {pod.name for pod in found}
 
 
-def test_the_pods_are_known_as_the_watch_tells_of_them_and_only_while_it_does(rig: Rig) -> None:
+def test_the_pods_are_known_while_the_watch_is_up_to_date(rig: Rig) -> None:
     rig.start_pod("old", "n1")
     rig.start_pod("elsewhere", "n2")
     assert shown(rig) is None

@@ -73,7 +73,7 @@ def found(text: str, folder: pathlib.Path, environ_value: str | None = None) -> 
         pytest.param("\n27\nnonsense here\n" + CONTAINERD, id="lines that mean nothing"),
     ],
 )
-def test_the_mounts_that_kubelet_makes_tell_the_pod(text: str, tmp_path: pathlib.Path) -> None:
+def test_the_mounts_of_kubelet_show_the_pod(text: str, tmp_path: pathlib.Path) -> None:
     assert found(text, tmp_path) == UID
 
 
@@ -103,6 +103,6 @@ def test_a_variable_without_a_value_says_nothing(
     assert found(CONTAINERD, tmp_path, nothing) == UID
 
 
-def test_a_kernel_that_does_not_tell_is_no_error(tmp_path: pathlib.Path) -> None:
+def test_missing_mounts_are_no_error(tmp_path: pathlib.Path) -> None:
     assert procfs.own_pod_uid(None, tmp_path / "missing") is None
     assert procfs.own_pod_uid(None, tmp_path) is None

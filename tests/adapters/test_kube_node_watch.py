@@ -42,12 +42,12 @@ class Follower:
         )
         self.thread = threading.Thread(target=self.watch.run)
 
-    def wish(self) -> str | None:
+    def layout(self) -> str | None:
         """Return the label in the next node that is delivered."""
         return self.views.get(timeout=_SOON_S).labels.get(cluster.CONFIG_LABEL)
 
-    def wait_for_wish(self, wanted: str) -> None:
-        while self.wish() != wanted:
+    def wait_for_layout(self, wanted: str) -> None:
+        while self.layout() != wanted:
             pass
 
     def wait_for_watch(self) -> None:
@@ -65,14 +65,14 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return False
 
 
-def make_node(wish: str = "one", name: str = "n1") -> dict[str, Any]:
-    metadata = {"name": name, "labels": {cluster.CONFIG_LABEL: wish}}
+def make_node(layout: str = "one", name: str = "n1") -> dict[str, Any]:
+    metadata = {"name": name, "labels": {cluster.CONFIG_LABEL: layout}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
-def label(server: apiserver.ApiServer, wish: str, name: str = "n1") -> None:
+def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:
     def change(thing: dict[str, Any]) -> None:
-        thing["metadata"]["labels"] = {cluster.CONFIG_LABEL: wish}
+        thing["metadata"]["labels"] = {cluster.CONFIG_LABEL: layout}
 
     server.store.modify(resources.NODES, name, change)
 
@@ -108,13 +108,13 @@ def server() -> Iterator[apiserver.ApiServer]:
 def test_delivers_the_node_and_then_each_change_of_it_alone(server: apiserver.ApiServer) -> None:
     server.store.create(make_node("other", "n2"))
     with following(Follower(server)) as follower:
-        assert follower.wish() == "one"
+        assert follower.layout() == "one"
         follower.wait_for_watch()
         label(server, "other two", "n2")
         label(server, "two")
-        assert follower.wish() == "two"
+        assert follower.layout() == "two"
         label(server, "three")
-        assert follower.wish() == "three"
+        assert follower.layout() == "three"
 
 
 @pytest.mark.parametrize("how", [b for b in apiserver.Break if b is not apiserver.Break.STALL])
@@ -122,11 +122,11 @@ def test_a_watch_that_ends_is_taken_up_without_losing_a_change(
     server: apiserver.ApiServer, how: apiserver.Break
 ) -> None:
     with following(Follower(server)) as follower:
-        assert follower.wish() == "one"
+        assert follower.layout() == "one"
         follower.wait_for_watch()
         server.break_watches(how)
         label(server, "two")
-        follower.wait_for_wish("two")
+        follower.wait_for_layout("two")
 
 
 def end_in_order(server: apiserver.ApiServer) -> None:
@@ -138,19 +138,19 @@ def end_in_order(server: apiserver.ApiServer) -> None:
 
 def test_an_orderly_end_is_taken_up_where_it_was(server: apiserver.ApiServer) -> None:
     with following(Follower(server)) as follower:
-        assert follower.wish() == "one"
+        assert follower.layout() == "one"
         for _ in range(3):
             follower.wait_for_watch()
             end_in_order(server)
         follower.wait_for_watch()
         label(server, "two")
-        assert follower.wish() == "two"
+        assert follower.layout() == "two"
         assert server.log.count("list", "nodes") == 1
 
 
 def test_bookmarks_keep_the_version_from_expiring(server: apiserver.ApiServer) -> None:
     with following(Follower(server)) as follower:
-        assert follower.wish() == "one"
+        assert follower.layout() == "one"
         follower.wait_for_watch()
         for number in range(20):
             server.store.create(make_node("x", f"other{number}"))
@@ -159,7 +159,7 @@ def test_bookmarks_keep_the_version_from_expiring(server: apiserver.ApiServer) -
         server.store.compact()
         server.break_watches(apiserver.Break.CLOSE)
         label(server, "two")
-        assert follower.wish() == "two"
+        assert follower.layout() == "two"
         assert server.log.count("list", "nodes") == 1
 
 
@@ -169,16 +169,16 @@ def test_a_version_that_has_expired_is_followed_by_a_new_list(*, is_refused: boo
         serving(refuses_expired_watches=is_refused) as server,
         following(Follower(server)) as follower,
     ):
-        assert follower.wish() == "one"
+        assert follower.layout() == "one"
         follower.wait_for_watch()
-        # No watch, old or new, may see the change before the history that tells of it has gone.
+        # No watch, old or new, may see the change before the history with it is gone.
         server.inject(apiserver.Fault(verb="watch", reset=True, times=10_000))
         server.break_watches(apiserver.Break.RESET)
         assert eventually(lambda: server.watch_count == 0)
         label(server, "two")
         server.store.compact()
         server.clear_faults()
-        follower.wait_for_wish("two")
+        follower.wait_for_layout("two")
         assert server.log.count("list", "nodes") >= 2
 
 
@@ -202,19 +202,19 @@ def test_whatever_the_server_answers_it_goes_on(
 ) -> None:
     server.inject(fault)
     with following(Follower(server)) as follower:
-        follower.wait_for_wish("one")
+        follower.wait_for_layout("one")
         follower.wait_for_watch()
         label(server, "two")
-        follower.wait_for_wish("two")
+        follower.wait_for_layout("two")
 
 
 def test_a_silent_watch_is_given_up_and_renewed(server: apiserver.ApiServer) -> None:
     server.inject(apiserver.Fault(verb="watch", stall=True))
     times = watch.Times(watch_s=0.2, stall_s=0.3, steady_s=0.0, first_wait_s=0.01)
     with following(Follower(server, times=times)) as follower:
-        assert follower.wish() == "one"
+        assert follower.layout() == "one"
         label(server, "two")
-        follower.wait_for_wish("two")
+        follower.wait_for_layout("two")
 
 
 class Curt(api.KubeApi):
@@ -235,7 +235,7 @@ def test_a_server_that_ends_each_watch_at_once_is_not_hammered(
     kind = Curt if is_orderly else api.KubeApi
     times = watch.Times(first_wait_s=0.1, longest_wait_s=60)
     with following(Follower(server, times=times, kind=kind)) as follower:
-        assert follower.wish() == "one"
+        assert follower.layout() == "one"
         assert not follower.stop.wait(1.0)
         assert 2 <= server.log.count("watch", "nodes") <= 6
 
@@ -270,15 +270,15 @@ def test_a_listeners_error_does_not_end_it_and_the_node_is_delivered_again(
         assert heard.get(timeout=_SOON_S) == "two"
 
 
-def test_a_node_that_is_made_later_or_anew_is_delivered(server: apiserver.ApiServer) -> None:
+def test_a_node_that_is_created_later_or_again_is_delivered(server: apiserver.ApiServer) -> None:
     server.store.delete(resources.NODES, "n1")
     with following(Follower(server)) as follower:
         follower.wait_for_watch()
         server.store.create(make_node("two"))
-        assert follower.wish() == "two"
+        assert follower.layout() == "two"
         server.store.delete(resources.NODES, "n1")
         server.store.create(make_node("three"))
-        assert follower.wish() == "three"
+        assert follower.layout() == "three"
 
 
 class TestContact:
@@ -327,7 +327,7 @@ class TestStop:
 
     def test_nothing_is_delivered_afterwards(self, server: apiserver.ApiServer) -> None:
         with following(Follower(server)) as follower:
-            assert follower.wish() == "one"
+            assert follower.layout() == "one"
             follower.wait_for_watch()
             self.stops_promptly(follower)
             label(server, "two")

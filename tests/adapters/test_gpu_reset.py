@@ -1,4 +1,4 @@
-"""GPUs are reset where their mode waits for it, and nobody is in the way."""
+"""GPUs are reset if their mode is pending and no process uses them."""
 
 import contextlib
 import dataclasses
@@ -105,7 +105,7 @@ def test_several_gpus_are_reset_each_by_itself(boot: Boot) -> None:
 
 
 @pytest.mark.slow
-def test_a_reset_brings_mig_mode_off_into_force_too(boot: Boot) -> None:
+def test_a_reset_applies_mig_mode_off_too(boot: Boot) -> None:
     machine = boot()
     machine.reset(machine.switch(0))
 
@@ -194,7 +194,7 @@ def test_a_process_that_only_has_the_gpu_open_is_named_with_its_pod(boot: Boot) 
 
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
 @pytest.mark.slow
-def test_daemons_that_let_go_for_a_reset_are_not_in_its_way(name: str, boot: Boot) -> None:
+def test_daemons_that_release_the_gpu_do_not_block_a_reset(name: str, boot: Boot) -> None:
     machine = boot()
     gpus = machine.switch(0)
     machine.proc.add(73, "/dev/nvidia0", name=name)
@@ -204,7 +204,9 @@ def test_daemons_that_let_go_for_a_reset_are_not_in_its_way(name: str, boot: Boo
     assert machine.resets == [1]
 
 
-def test_a_daemon_that_did_not_let_go_is_named_once_the_reset_is_refused(boot: Boot) -> None:
+def test_a_daemon_that_did_not_release_the_gpu_is_named_after_the_refusal(
+    boot: Boot,
+) -> None:
     machine = boot()
     gpus = machine.switch(0)
     machine.state.add_client(gpus[0].uuid, name="daemon", kind=states.ClientKind.MONITOR)
@@ -221,7 +223,7 @@ def test_a_daemon_that_did_not_let_go_is_named_once_the_reset_is_refused(boot: B
     assert machine.resets == [0]
 
 
-def test_a_holder_that_cannot_be_seen_from_here_is_said_to_be_there(boot: Boot) -> None:
+def test_an_invisible_process_is_reported(boot: Boot) -> None:
     machine = boot()
     gpus = machine.switch(0)
     machine.state.add_client(gpus[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
@@ -282,7 +284,7 @@ def test_a_gpu_that_this_machine_cannot_reset_needs_a_reboot(
     ],
 )
 @pytest.mark.slow
-def test_any_other_refusal_is_told_as_it_was_said(
+def test_any_other_refusal_is_quoted(
     text: str, status: int, reason: errors.Reason, boot: Boot
 ) -> None:
     machine = boot()
@@ -328,7 +330,7 @@ def test_gpus_that_are_linked_are_reset_in_one_command_where_all_wait(boot: Boot
     assert machine.resets == [1, 1, 1]
 
 
-def test_a_linked_gpu_is_not_taken_along_unless_its_mode_waits_too(boot: Boot) -> None:
+def test_a_linked_gpu_is_not_reset_unless_its_mode_is_pending_too(boot: Boot) -> None:
     machine = boot(f"3x{A100}", dataclasses.replace(WAITING, linked_gpus=((0, 1, 2),)))
     gpus = machine.switch(0, 2)
 
@@ -383,7 +385,7 @@ def test_without_nvidia_smi_it_is_said_where_it_was_looked_for(boot: Boot) -> No
     "answer", ["exit 9", "echo no XML", "echo '<nvidia_smi_log/>'", "echo '<a>&b;</a>'"]
 )
 @pytest.mark.slow
-def test_a_gpu_that_nvidia_smi_tells_nothing_of_is_not_reset(answer: str, boot: Boot) -> None:
+def test_a_gpu_that_nvidia_smi_does_not_show_is_not_reset(answer: str, boot: Boot) -> None:
     machine = boot()
     gpus = machine.switch(0)
     stand_ins.script(machine.bin / "nvidia-smi", answer)
@@ -428,7 +430,7 @@ def test_a_warning_below_the_document_does_not_hide_it() -> None:
     assert status.uuid == "GPU-1"
 
 
-def test_what_is_not_told_of_a_gpu_is_not_made_up() -> None:
+def test_missing_elements_are_not_invented() -> None:
     status = gpu_reset.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
 
     assert status == gpu_reset.GpuStatus(

@@ -57,7 +57,7 @@ class Rig:
         return self.given[-1]
 
     def leases(self) -> dict[str, str]:
-        """Name of each Lease -> who holds it."""
+        """Name of each Lease -> its holderIdentity."""
         found = self.server.store.objects(resources.LEASES, NAMESPACE)
         return {each["metadata"]["name"]: each["spec"]["holderIdentity"] for each in found}
 
@@ -67,10 +67,10 @@ class Rig:
 
         self.server.store.modify(resources.NODES, node, mark)
 
-    def wait(self, holds: Callable[[], bool]) -> None:
+    def wait(self, is_met: Callable[[], bool]) -> None:
         pause = threading.Event()
         for _ in range(3000):
-            if holds():
+            if is_met():
                 return
             pause.wait(0.01)
         pytest.fail("waited in vain")
@@ -81,13 +81,13 @@ def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
     made = Rig(server)
     yield made
     server.clear_faults()
-    for held in made.given:
-        held.release()
+    for own in made.given:
+        own.release()
     for kube in made.opened:
         kube.close()
 
 
-def test_as_many_nodes_as_there_are_slots_have_one_and_the_next_is_told_who(rig: Rig) -> None:
+def test_as_many_nodes_as_there_are_slots_have_one_and_the_next_learns_which(rig: Rig) -> None:
     first, second, third = (rig.of(node, limit=2) for node in "abc")
 
     assert (first.take(), second.take()) == ("", "")
@@ -97,7 +97,7 @@ def test_as_many_nodes_as_there_are_slots_have_one_and_the_next_is_told_who(rig:
     assert rig.leases() == {"mig-manager-slot-0": "a", "mig-manager-slot-1": "b"}
 
 
-def test_a_slot_that_was_given_back_is_the_next_ones(rig: Rig) -> None:
+def test_a_slot_that_was_released_is_free(rig: Rig) -> None:
     first, second = rig.of("a"), rig.of("b")
     first.take()
     assert second.take()
@@ -109,9 +109,9 @@ def test_a_slot_that_was_given_back_is_the_next_ones(rig: Rig) -> None:
 
 
 def test_who_has_a_slot_has_no_second_one(rig: Rig) -> None:
-    held = rig.of("a", limit=2)
+    own = rig.of("a", limit=2)
 
-    assert (held.take(), held.take()) == ("", "")
+    assert (own.take(), own.take()) == ("", "")
     assert list(rig.leases().values()) == ["a"]
 
 
@@ -135,11 +135,11 @@ def test_the_successor_of_a_killed_agent_that_needs_no_slot_gives_it_back(rig: R
 
 
 def test_who_knows_to_have_none_asks_nothing_at_a_release(rig: Rig) -> None:
-    held = rig.of("a")
-    held.release()
+    own = rig.of("a")
+    own.release()
     rig.server.log.clear()
 
-    held.release()
+    own.release()
 
     assert rig.server.log.requests() == []
 
@@ -157,7 +157,7 @@ def test_the_slot_of_a_dead_node_that_is_left_in_order_expires(rig: Rig) -> None
     assert lease["spec"]["leaseTransitions"] == 2
 
 
-def test_the_slot_of_a_dead_node_that_is_still_disrupted_stays_taken_and_that_is_told(
+def test_the_slot_of_a_dead_node_that_is_still_disrupted_stays_taken_and_is_reported(
     rig: Rig,
 ) -> None:
     rig.of("a").take()
@@ -166,9 +166,9 @@ def test_the_slot_of_a_dead_node_that_is_still_disrupted_stays_taken_and_that_is
     other.take()
     rig.clock.now_s += 1000
 
-    told = other.take()
+    denial = other.take()
 
-    assert "their agents are silent: a (" in told
+    assert "their agents are silent: a (" in denial
     assert rig.leases() == {"mig-manager-slot-0": "a"}
 
 
@@ -184,7 +184,7 @@ def test_the_slot_of_a_disrupted_node_that_was_deleted_is_free(rig: Rig) -> None
     assert other.take() == ""
 
 
-def test_a_holder_that_cannot_be_seen_counts_as_disrupted(rig: Rig) -> None:
+def test_a_node_that_cannot_be_read_counts_as_disrupted(rig: Rig) -> None:
     rig.of("a").take()
     other = rig.of("b")
     other.take()
@@ -212,7 +212,7 @@ def test_a_slot_that_is_renewed_never_expires(rig: Rig) -> None:
 
 
 class BrokenClock(fakes.FakeClock):
-    """Raises, as often as told, what nobody has foreseen."""
+    """Raises, as often as caught, what nobody has foreseen."""
 
     faults = 0
 
@@ -225,8 +225,8 @@ class BrokenClock(fakes.FakeClock):
 
 def test_a_bug_does_not_end_the_renewal_without_a_word(rig: Rig) -> None:
     rig.clock = clock = BrokenClock()
-    held = rig.of("a", times=leases.Times(renew_s=0.01))
-    held.take()
+    own = rig.of("a", times=leases.Times(renew_s=0.01))
+    own.take()
     with structlog.testing.capture_logs() as logs:
         clock.faults = 1
         rig.wait(lambda: not clock.faults)
@@ -237,35 +237,35 @@ def test_a_bug_does_not_end_the_renewal_without_a_word(rig: Rig) -> None:
 
 
 def test_a_slot_that_could_not_be_renewed_for_long_is_no_leave_to_cordon(rig: Rig) -> None:
-    held = rig.of("a")
-    held.take()
-    held.check()
+    own = rig.of("a")
+    own.take()
+    own.check()
 
     rig.clock.now_s += 45
 
     with pytest.raises(errors.NotReadyError) as caught:
-        held.check()
+        own.check()
     assert caught.value.reason is errors.Reason.SLOTS_TAKEN
-    # It is ours all the same, until somebody else takes it.
-    assert held.take() == ""
-    held.check()
+    # It is ours all the same, until another node takes it.
+    assert own.take() == ""
+    own.check()
 
 
 def test_a_slot_that_another_has_taken_meanwhile_is_not_ours_any_more(rig: Rig) -> None:
-    held, other = rig.of("a"), rig.of("b")
-    held.take()
+    own, other = rig.of("a"), rig.of("b")
+    own.take()
     other.take()
     rig.clock.now_s += 90
     assert other.take() == ""
 
-    assert "under change now: b" in held.take()
+    assert "under change now: b" in own.take()
     with pytest.raises(errors.NotReadyError):
-        held.check()
-    held.release()
+        own.check()
+    own.release()
     assert rig.leases() == {"mig-manager-slot-0": "b"}
 
 
-def test_a_lease_that_somebody_deletes_is_made_again_by_its_holder(rig: Rig) -> None:
+def test_a_lease_that_is_deleted_is_created_again_by_its_node(rig: Rig) -> None:
     rig.of("a", times=leases.Times(renew_s=0.01)).take()
 
     rig.server.store.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
@@ -286,7 +286,7 @@ def test_leases_of_others_in_the_namespace_are_let_be(rig: Rig) -> None:
     assert rig.leases() == {"leader": "operator", "mig-manager-slot-0": "a"}
 
 
-def test_without_the_right_nobody_has_a_slot(rig: Rig) -> None:
+def test_without_the_right_no_node_has_a_slot(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(resource="leases", status=403, times=None))
 
     with pytest.raises(errors.ClusterError) as caught:
@@ -313,11 +313,11 @@ SWEPT = [
 ]
 
 
-def take(held: leases.LeaseSlots) -> None:
+def take(own: leases.LeaseSlots) -> None:
     """Take a slot in as many tries as it takes."""
     for _ in range(10):
         try:
-            if held.take() == "":
+            if own.take() == "":
                 return
         except errors.ClusterError as error:
             assert error.reason is not errors.Reason.FORBIDDEN  # noqa: PT017 - any other may come
@@ -327,28 +327,28 @@ def take(held: leases.LeaseSlots) -> None:
 @pytest.mark.parametrize("skip", [0, 1])
 @pytest.mark.parametrize("verb", ["list", "create", "update"])
 @pytest.mark.parametrize("name", SWEPT)
-def test_whatever_becomes_of_a_request_the_slot_is_had_and_given_back(
+def test_whatever_becomes_of_a_request_the_slot_is_taken_and_released(
     rig: Rig, name: str, verb: str, skip: int
 ) -> None:
     fault = dataclasses.replace(FAULTS[name], verb=verb, resource="leases", skip=skip)
     rig.server.inject(fault)
 
     for node in "ab":
-        held = rig.of(node, limit=2)
-        take(held)
-        held.check()
-        held.release()
+        own = rig.of(node, limit=2)
+        take(own)
+        own.check()
+        own.release()
 
     assert set(rig.leases().values()) == {""}
 
 
-def test_a_slot_that_cannot_be_given_back_expires(rig: Rig) -> None:
-    held, other = rig.of("a"), rig.of("b")
-    held.take()
+def test_a_slot_that_cannot_be_released_expires(rig: Rig) -> None:
+    own, other = rig.of("a"), rig.of("b")
+    own.take()
     other.take()
     rig.server.inject(apiserver.Fault(token="a", status=503, times=None))  # noqa: S106
 
-    held.release()
+    own.release()
 
     assert rig.leases() == {"mig-manager-slot-0": "a"}
     rig.clock.now_s += 90
@@ -357,13 +357,13 @@ def test_a_slot_that_cannot_be_given_back_expires(rig: Rig) -> None:
 
 @pytest.mark.parametrize("name", SWEPT)
 def test_a_renewal_that_fails_in_any_way_costs_no_slot(rig: Rig, name: str) -> None:
-    held = rig.of("a", times=leases.Times(renew_s=0.01))
-    held.take()
+    own = rig.of("a", times=leases.Times(renew_s=0.01))
+    own.take()
 
     rig.server.inject(dataclasses.replace(FAULTS[name], verb="update", resource="leases"))
     rig.wait(lambda: rig.server.faults_waiting() == 0)
     before = rig.server.log.count("update", "leases")
     rig.wait(lambda: rig.server.log.count("update", "leases") > before + 1)
 
-    held.check()
+    own.check()
     assert rig.leases() == {"mig-manager-slot-0": "a"}

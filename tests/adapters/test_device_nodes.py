@@ -60,9 +60,9 @@ def nodes(proc: proc_tree.ProcTree, dev: pathlib.Path) -> device_nodes.Capabilit
 
 def node(path: pathlib.Path) -> tuple[int, int, int]:
     """Return major, minor and permissions of a character device."""
-    told = path.lstat()
-    assert stat.S_ISCHR(told.st_mode)
-    return os.major(told.st_rdev), os.minor(told.st_rdev), stat.S_IMODE(told.st_mode)
+    status = path.lstat()
+    assert stat.S_ISCHR(status.st_mode)
+    return os.major(status.st_rdev), os.minor(status.st_rdev), stat.S_IMODE(status.st_mode)
 
 
 def names(folder: pathlib.Path) -> list[str]:
@@ -142,20 +142,20 @@ def test_the_node_of_an_instance_that_has_gone_stays(
     assert node(gone) == (MAJOR, 30, 0o444)
 
 
-def test_nodes_from_before_the_driver_was_loaded_anew_are_replaced_or_removed(
+def test_nodes_from_before_the_driver_was_reloaded_are_replaced_or_removed(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
 ) -> None:
     caps = nodes_folder / "nvidia-caps"
     caps.mkdir()
     for minor in (30, 165):
         device_nodes.make_node(caps / f"nvidia-cap{minor}", 0o444, os.makedev(MAJOR + 1, minor))
-    device_nodes.make_node(caps / "of-somebody-else", 0o444, os.makedev(MAJOR + 1, 30))
+    device_nodes.make_node(caps / "of-another", 0o444, os.makedev(MAJOR + 1, 30))
     (caps / "nvidia-cap166").write_text("no device")
     (nodes_folder / "char" / f"{MAJOR}:165").symlink_to("../elsewhere")
 
     nodes(proc, nodes_folder).refresh()
 
-    assert names(caps) == ["nvidia-cap165", "nvidia-cap166", "of-somebody-else"]
+    assert names(caps) == ["nvidia-cap165", "nvidia-cap166", "of-another"]
     assert node(caps / "nvidia-cap165")[:2] == (MAJOR, 165)
     assert node(caps / "nvidia-cap166")[:2] == (MAJOR, 166)
     assert (nodes_folder / "char" / f"{MAJOR}:165").resolve() == (caps / "nvidia-cap165").resolve()
@@ -173,7 +173,7 @@ def test_a_machine_without_links_by_number_gets_none(
     assert names(nodes_folder) == ["nvidia-caps"]
 
 
-def test_nodes_that_the_driver_leaves_to_somebody_else_are_not_made(
+def test_nodes_that_another_program_manages_are_not_created(
     proc: proc_tree.ProcTree, tmp_path: pathlib.Path
 ) -> None:
     dev = dev_tree(tmp_path)
@@ -184,7 +184,7 @@ def test_nodes_that_the_driver_leaves_to_somebody_else_are_not_made(
     assert names(dev) == ["char"]
 
 
-def test_a_driver_that_tells_no_numbers_needs_no_nodes(
+def test_a_driver_without_numbers_needs_no_nodes(
     proc: proc_tree.ProcTree, tmp_path: pathlib.Path
 ) -> None:
     dev = dev_tree(tmp_path)
@@ -243,9 +243,9 @@ def test_a_node_that_cannot_be_made_for_another_cause_is_a_failure(
 ) -> None:
     dev = dev_tree(tmp_path)
 
-    with pytest.raises(errors.HostError, match="No space left on device") as told:
+    with pytest.raises(errors.HostError, match="No space left on device") as caught:
         device_nodes.CapabilityNodes(
             proc=proc.root, dev=dev, make=refusing(errno.ENOSPC)
         ).refresh()
 
-    assert told.value.reason is errors.Reason.DEVICE_FILES_FAILED
+    assert caught.value.reason is errors.Reason.DEVICE_FILES_FAILED

@@ -59,7 +59,7 @@ class Host:
         return path.read_text().splitlines() if path.exists() else []
 
     def specs(self, *, makes_management: bool = False, timeout_s: float = 30.0) -> str:
-        """Refresh the specs; return what was told on the way."""
+        """Refresh the specs; return what was logged."""
         fresh = cdi.CdiSpecs(
             self.roots,
             makes_management=makes_management,
@@ -166,13 +166,13 @@ def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: Host) -> None
     assert other.read_text() == spec("0", "MIG-1", "all")
     assert host.served.read_text() == "not the one"
     assert host.runs() == ["cdi generate"]
-    told = (host.root / "variables").read_text().splitlines()
-    assert "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES=uuid" in told
-    assert not [line for line in told if "OUTPUT" in line or "DEV_ROOT" in line or "evil" in line]
+    lines = (host.root / "variables").read_text().splitlines()
+    assert "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES=uuid" in lines
+    assert not [line for line in lines if "OUTPUT" in line or "DEV_ROOT" in line or "evil" in line]
 
 
 @needs_root
-def test_a_driver_that_is_not_at_the_top_is_told_to_the_tool(host: Host) -> None:
+def test_a_driver_that_is_not_at_the_top_is_passed_to_the_tool(host: Host) -> None:
     host.roots = dataclasses.replace(host.roots, driver=pathlib.Path("/run/nvidia/driver"))
     host.static.write_text(spec("0"))
     host.install()
@@ -216,11 +216,11 @@ def test_a_tool_that_fails_leaves_the_spec_as_it_was(
     host.served.write_text(spec("0"))
     host.install(then, output=output)
 
-    with pytest.raises(errors.HostError, match=why) as told:
+    with pytest.raises(errors.HostError, match=why) as caught:
         host.specs(timeout_s=2.0)
 
-    assert told.value.reason is errors.Reason.DEVICE_FILES_FAILED
-    assert "nvidia-ctk" in told.value.message
+    assert caught.value.reason is errors.Reason.DEVICE_FILES_FAILED
+    assert "nvidia-ctk" in caught.value.message
     assert host.served.read_text() == spec("0")
     assert [path.name for path in host.served.parent.iterdir()] == ["nvidia.yaml"]
 
@@ -236,7 +236,7 @@ def test_a_flood_is_no_spec(host: Host) -> None:
     assert host.served.read_text() == spec("0")
 
 
-def test_a_spec_that_we_may_not_write_stays_and_that_is_told_as_a_warning(host: Host) -> None:
+def test_a_spec_that_we_may_not_write_stays_with_a_warning(host: Host) -> None:
     host.served.write_text(spec("0"))
     host.served.parent.chmod(0o555)
     host.install()
@@ -258,7 +258,7 @@ def test_gpus_without_any_device_are_no_failure(host: Host, said: str) -> None:
 
 
 @needs_root
-def test_what_a_killed_writer_left_is_not_in_the_way_and_a_full_disk_is_told_of(
+def test_the_rest_of_a_killed_writer_is_harmless_and_a_full_disk_is_reported(
     host: Host,
 ) -> None:
     host.served.write_text(spec("0"))

@@ -24,7 +24,7 @@ def forgotten() -> Iterator[None]:
     commandline.forget()
 
 
-def sink_on(fd: int, *, journal_stream: str = "") -> line_writer.LineWriter:
+def writer_on(fd: int, *, journal_stream: str = "") -> line_writer.LineWriter:
     stream = open(fd, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
     return line_writer.LineWriter(stream, journal_stream=journal_stream)
 
@@ -41,7 +41,7 @@ def taken(reader: int) -> str:
 def test_a_line_that_cannot_be_written_is_dropped_and_counted(way: str) -> None:
     before = line_writer.LineWriter.dropped
     with lost_stderr.WAYS[way]() as stderr:
-        lines = sink_on(stderr)
+        lines = writer_on(stderr)
         lines.put("one")
         lines.put("two")
 
@@ -49,10 +49,10 @@ def test_a_line_that_cannot_be_written_is_dropped_and_counted(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", lost_stderr.WAYS)
-def test_a_log_line_that_cannot_be_written_does_not_concern_whoever_logs_it(way: str) -> None:
+def test_a_log_line_that_cannot_be_written_does_not_fail_its_caller(way: str) -> None:
     before = line_writer.LineWriter.dropped
     with lost_stderr.WAYS[way]() as stderr:
-        log.configure(level="info", is_json=True, stream=sink_on(stderr))
+        log.configure(level="info", is_json=True, stream=writer_on(stderr))
         structlog.get_logger().warning("change_failed", reason="InUse")
 
     assert line_writer.LineWriter.dropped - before == 1
@@ -68,7 +68,7 @@ def test_a_pipe_that_may_not_be_opened_again_does_not_block_either(
     with lost_stderr.full_pipe() as (reader, writer):
         with monkeypatch.context() as patched:
             patched.setattr(os, "open", refuse)
-            lines = sink_on(writer)
+            lines = writer_on(writer)
         lines.put("one")
         assert line_writer.LineWriter.dropped - before == 1
         taken(reader)
@@ -80,7 +80,7 @@ def test_a_pipe_that_may_not_be_opened_again_does_not_block_either(
 
 def test_once_the_reader_reads_again_one_line_says_how_many_are_missing() -> None:
     with lost_stderr.full_pipe() as (reader, writer):
-        log.configure(level="info", is_json=True, stream=sink_on(writer))
+        log.configure(level="info", is_json=True, stream=writer_on(writer))
         for number in range(3):
             structlog.get_logger().info("pod_evicted", number=number)
         assert set(taken(reader)) == {"."}
@@ -98,7 +98,7 @@ def test_once_the_reader_reads_again_one_line_says_how_many_are_missing() -> Non
 
 def test_what_is_left_of_a_line_that_was_cut_off_stays_a_line_of_its_own() -> None:
     with lost_stderr.full_pipe() as (reader, writer):
-        lines = sink_on(writer)
+        lines = writer_on(writer)
         taken(reader)
         lines.put("x" * 6000)
         cut = taken(reader)
@@ -111,7 +111,7 @@ def test_what_is_left_of_a_line_that_was_cut_off_stays_a_line_of_its_own() -> No
 
 def test_the_descriptor_stays_as_it_is_for_everybody_who_shares_it() -> None:
     reader, writer = os.pipe()
-    sink_on(writer).put("one")
+    writer_on(writer).put("one")
 
     assert os.get_blocking(writer)
     assert taken(reader) == "one\n"
@@ -122,7 +122,7 @@ def test_the_descriptor_stays_as_it_is_for_everybody_who_shares_it() -> None:
 def test_a_file_goes_on_where_others_have_written_to_it(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log"
     with path.open("w", encoding="utf-8") as file:
-        lines = sink_on(file.fileno())
+        lines = writer_on(file.fileno())
         lines.put("one")
         os.write(file.fileno(), b"of another process\n")
         lines.put("two")
@@ -133,20 +133,20 @@ def test_a_file_goes_on_where_others_have_written_to_it(tmp_path: pathlib.Path) 
 def test_a_terminal_shows_the_lines() -> None:
     master, terminal = os.openpty()
     tty.setraw(terminal)
-    sink_on(terminal).put("one")
+    writer_on(terminal).put("one")
 
     assert taken(master) == "one\n"
     os.close(master)
     os.close(terminal)
 
 
-def test_journald_is_told_the_priority_of_each_line() -> None:
+def test_journald_gets_the_priority_of_each_line() -> None:
     ours, journald = socket.socketpair()
     with ours, journald:
         status = os.fstat(ours.fileno())
         stream = f"{status.st_dev}:{status.st_ino}"
         log.configure(
-            level="debug", is_json=False, stream=sink_on(ours.fileno(), journal_stream=stream)
+            level="debug", is_json=False, stream=writer_on(ours.fileno(), journal_stream=stream)
         )
         logger = structlog.get_logger()
         for write in (logger.debug, logger.info, logger.warning, logger.error):
@@ -185,7 +185,7 @@ def test_errors_and_remarks_of_commands_have_their_priority_in_the_journal() -> 
 
 def test_a_stream_that_is_not_journalds_has_no_priorities() -> None:
     reader, writer = os.pipe()
-    sink_on(writer, journal_stream="1:2").put("one", line_writer.Priority.ERROR)
+    writer_on(writer, journal_stream="1:2").put("one", line_writer.Priority.ERROR)
 
     assert taken(reader) == "one\n"
     os.close(reader)

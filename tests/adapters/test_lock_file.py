@@ -1,4 +1,4 @@
-"""The node's lock: one holder among processes and threads, and none once it is dead."""
+"""The node's lock: exclusive among processes and threads, and released with its process."""
 
 import contextlib
 import fcntl
@@ -25,7 +25,7 @@ lock = lock_file.LockFile(
     pathlib.Path(sys.argv[1]), program="other", clock=clock.SystemClock(), is_required=True
 )
 with lock.hold("apply all-1g.5gb"):
-    print("held", flush=True)
+    print("locked", flush=True)
     sys.stdin.read()
 """
 
@@ -36,14 +36,14 @@ def lock_at(path: pathlib.Path, *, is_required: bool = True) -> lock_file.LockFi
     )
 
 
-def told(path: pathlib.Path) -> pathlib.Path:
-    """Return the file that tells people what the holder does."""
+def description(path: pathlib.Path) -> pathlib.Path:
+    """Return the file that describes the owner of the lock."""
     return path.with_name("lock.holder")
 
 
 @contextlib.contextmanager
 def other_process(path: pathlib.Path) -> Iterator["subprocess.Popen[str]"]:
-    """Have another process hold the lock for the body."""
+    """Let another process take the lock for the body."""
     with subprocess.Popen(  # noqa: S603 - our own program
         [sys.executable, "-c", HOLDER, str(path)],
         stdin=subprocess.PIPE,
@@ -51,7 +51,7 @@ def other_process(path: pathlib.Path) -> Iterator["subprocess.Popen[str]"]:
         text=True,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+        assert process.stdout.readline() == "locked\n"
         try:
             yield process
         finally:
@@ -63,7 +63,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "run" / "mig-manager" / "lock"
 
 
-def test_who_is_kept_off_learns_who_is_at_work_and_at_what(path: pathlib.Path) -> None:
+def test_the_error_names_the_owner_of_the_lock_and_its_work(path: pathlib.Path) -> None:
     with (
         other_process(path) as process,
         pytest.raises(errors.LockedError) as caught,
@@ -78,16 +78,16 @@ def test_who_is_kept_off_learns_who_is_at_work_and_at_what(path: pathlib.Path) -
     assert caught.value.owner in caught.value.message
 
 
-def test_the_lock_is_free_once_its_holder_is_killed_whatever_its_text_says(
+def test_the_lock_is_free_once_its_owner_is_killed_whatever_its_text_says(
     path: pathlib.Path,
 ) -> None:
     with other_process(path) as process:
         process.kill()
         process.wait()
-        assert "apply all-1g.5gb" in told(path).read_text()
+        assert "apply all-1g.5gb" in description(path).read_text()
 
         with lock_at(path).hold("x"):
-            assert '"program": "test"' in told(path).read_text()
+            assert '"program": "test"' in description(path).read_text()
 
 
 def test_threads_of_one_process_exclude_each_other(path: pathlib.Path) -> None:
@@ -116,7 +116,7 @@ def test_the_lock_is_free_after_the_context_also_when_the_work_fails(path: pathl
 
     with lock.hold("y"):
         pass
-    assert told(path).read_text() == ""
+    assert description(path).read_text() == ""
 
 
 def test_a_child_does_not_keep_the_lock(path: pathlib.Path) -> None:
@@ -131,14 +131,14 @@ def test_a_child_does_not_keep_the_lock(path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o000])
-def test_everybody_may_read_who_is_at_work_and_nobody_else_may_lock(
+def test_all_users_may_read_the_description_and_only_the_owner_may_lock(
     path: pathlib.Path, umask: int
 ) -> None:
     before = os.umask(umask)
     try:
         with lock_at(path).hold("x"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            assert stat.S_IMODE(told(path).stat().st_mode) == 0o644
+            assert stat.S_IMODE(description(path).stat().st_mode) == 0o644
     finally:
         os.umask(before)
 
@@ -156,7 +156,7 @@ def test_a_lock_that_a_script_made_for_everybody_is_taken_back(path: pathlib.Pat
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_cannot_keep_us_off_and_can_read_who_is_at_work() -> None:
-    def as_nobody(*argv: str) -> int:
+    def as_other_user(*argv: str) -> int:
         return subprocess.run(argv, user=65534, capture_output=True, check=False).returncode  # noqa: S603 - no input of others
 
     with tempfile.TemporaryDirectory() as folder:
@@ -165,17 +165,17 @@ def test_another_user_cannot_keep_us_off_and_can_read_who_is_at_work() -> None:
         with lock_at(path).hold("x"):
             pass
 
-        assert as_nobody("cat", str(told(path))) == 0
-        assert as_nobody("flock", "--nonblock", str(path), "true") != 0
-        assert as_nobody("flock", "--nonblock", str(told(path)), "true") == 0
+        assert as_other_user("cat", str(description(path))) == 0
+        assert as_other_user("flock", "--nonblock", str(path), "true") != 0
+        assert as_other_user("flock", "--nonblock", str(description(path)), "true") == 0
 
 
-def test_a_script_that_holds_the_lock_is_named_and_not_the_last_manager(
+def test_a_script_that_has_the_lock_is_named_and_not_the_last_manager(
     path: pathlib.Path,
 ) -> None:
     with other_process(path) as process:
         process.kill()
-    assert "apply all-1g.5gb" in told(path).read_text()
+    assert "apply all-1g.5gb" in description(path).read_text()
     with path.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
@@ -200,10 +200,10 @@ def test_a_manager_in_a_container_is_named_by_the_pid_that_it_has_here(path: pat
     )
     with started as outside:
         assert outside.stdout is not None
-        if outside.stdout.readline() != "held\n":
+        if outside.stdout.readline() != "locked\n":
             pytest.skip("a PID namespace is not permitted here")
         inside = pathlib.Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text()
-        assert json.loads(told(path).read_text())["pid"] == 1
+        assert json.loads(description(path).read_text())["pid"] == 1
 
         assert lock_file.holder(path).startswith(f"other (pid {int(inside)} on ")
         outside.kill()
@@ -212,7 +212,7 @@ def test_a_manager_in_a_container_is_named_by_the_pid_that_it_has_here(path: pat
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 3000, '{"pid": {}}', "\xff\x00"])
 def test_a_text_that_makes_no_sense_does_not_open_the_lock(path: pathlib.Path, text: str) -> None:
     with lock_at(path).hold("x"):
-        told(path).write_text(text, encoding="latin-1")
+        description(path).write_text(text, encoding="latin-1")
 
         with (
             pytest.raises(errors.LockedError, match="another manager is at work"),
