@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.cli import command_settings, parser
-from mig_manager.cli.doctor import doctor, findings
+from mig_manager.cli.doctor import checks, doctor
 
 pytestmark = pytest.mark.gpu
 
@@ -13,9 +13,9 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
 
     report = doctor.examine(settings)
 
-    found = {finding.check: finding for finding in report.findings}
-    if found[findings.Check.DRIVER].verdict is findings.Verdict.FAIL:
-        pytest.skip(f"no NVIDIA driver here: {found[findings.Check.DRIVER].found}")
-    assert set(found) == set(findings.Check)
-    assert not [each for each in report.findings if "the check broke" in each.found]
-    assert found[findings.Check.HOLDERS].verdict is not findings.Verdict.SKIPPED
+    found = {finding.check.name: finding for finding in report.findings}
+    if found["driver"].verdict is checks.Verdict.FAIL:
+        pytest.skip(f"no NVIDIA driver here: {found['driver'].found}")
+    assert set(found) == {check.name for check in doctor.CHECKS}
+    assert not [each for each in report.findings if "the check failed" in each.found]
+    assert found["gpu-processes"].verdict is not checks.Verdict.SKIPPED

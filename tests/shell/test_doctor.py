@@ -18,9 +18,8 @@ from mig_manager.adapters.host import clock, lock_file
 from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.cli import command_settings, console, main, parser
+from mig_manager.cli.doctor import checks, doctor, machine
 from mig_manager.cli.doctor import cluster as cluster_checks
-from mig_manager.cli.doctor import doctor, findings, machine
-from mig_manager.cli.doctor import gpus as gpu_checks
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, rights
 from mig_manager.core.records import status
@@ -34,10 +33,10 @@ from tests.adapters import proc_tree
 ROOT = pathlib.Path(__file__).parents[2]
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (
-    findings.Verdict.FAIL,
-    findings.Verdict.WARN,
-    findings.Verdict.OK,
-    findings.Verdict.SKIPPED,
+    checks.Verdict.FAIL,
+    checks.Verdict.WARN,
+    checks.Verdict.OK,
+    checks.Verdict.SKIPPED,
 )
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 NODE_NAME = "n1"
@@ -47,25 +46,25 @@ NODE_NAME = "n1"
 class Told:
     """What was found."""
 
-    report: findings.Report
+    report: checks.Report
 
-    def verdict(self, check: findings.Check) -> findings.Verdict:
+    def verdict(self, check: str) -> checks.Verdict:
         """Return the worst verdict of a check."""
         worst = (FAIL, WARN, OK, SKIPPED)
         return min((f.verdict for f in self.of(check)), key=worst.index)
 
-    def text(self, check: findings.Check) -> str:
+    def text(self, check: str) -> str:
         return "; ".join(finding.found for finding in self.of(check))
 
-    def remedies(self, check: findings.Check) -> str:
+    def remedies(self, check: str) -> str:
         return "; ".join(finding.remedy for finding in self.of(check))
 
-    def of(self, check: findings.Check) -> list[findings.Finding]:
-        return [finding for finding in self.report.findings if finding.check is check]
+    def of(self, check: str) -> list[checks.Finding]:
+        return [finding for finding in self.report.findings if finding.check.name == check]
 
     @property
-    def failing(self) -> set[findings.Check]:
-        return {f.check for f in self.report.findings if f.verdict is FAIL}
+    def failing(self) -> set[str]:
+        return {f.check.name for f in self.report.findings if f.verdict is FAIL}
 
 
 class Patient:
@@ -110,8 +109,8 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-def known(*gpus: model.Gpu) -> findings.Once[model.ObservedGpus]:
-    return findings.Once(lambda: model.ObservedGpus(gpus), what="what the GPUs have")
+def known(*gpus: model.Gpu) -> checks.Once[model.ObservedGpus]:
+    return checks.Once(lambda: model.ObservedGpus(gpus), what="what the GPUs have")
 
 
 def a_gpu(product: str = "A100-SXM4-40GB") -> model.Gpu:
@@ -125,9 +124,9 @@ def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -
     told = patient.born().told()
 
     assert not told.failing
-    assert told.text(findings.Check.DRIVER) == "driver 580.95.05, NVML 580.95.05"
-    assert told.text(findings.Check.RIGHTS) == "no kubeconfig"
-    assert {f.check for f in told.report.findings} == set(findings.Check)
+    assert told.text("driver") == "driver 580.95.05, NVML 580.95.05"
+    assert told.text("rights") == "no kubeconfig"
+    assert {f.check for f in told.report.findings} == set(doctor.CHECKS)
 
 
 def test_the_answer_is_for_people_and_for_programs(patient: Patient) -> None:
@@ -137,7 +136,7 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient) -> None:
     done_json, data = patient.shell("-o", "json")
 
     assert (done, done_json) == (1, 1)
-    assert "driver            fail     driver 440.33.01" in text
+    assert "driver               fail     driver 440.33.01" in text
     assert "remedy: Install a newer NVIDIA driver." in text
     found = json.loads(data)
     assert found["is_good"] is False
@@ -153,10 +152,10 @@ def test_a_driver_that_hangs_hides_nothing_else(patient: Patient) -> None:
     told = patient.told("--timeout-s", "4")
 
     assert time.monotonic() - since < 30
-    assert told.failing == {findings.Check.DRIVER, findings.Check.GPUS}
-    assert "nvmlInit has not returned for" in told.text(findings.Check.DRIVER)
-    assert told.verdict(findings.Check.INSTANCES) is SKIPPED
-    assert told.verdict(findings.Check.CONFIG_FILE) is OK
+    assert told.failing == {"driver", "gpus"}
+    assert "nvmlInit has not returned for" in told.text("driver")
+    assert told.verdict("instances") is SKIPPED
+    assert told.verdict("config-file") is OK
 
 
 def test_a_driver_that_crashes_hides_nothing_else(patient: Patient) -> None:
@@ -165,33 +164,31 @@ def test_a_driver_that_crashes_hides_nothing_else(patient: Patient) -> None:
 
     told = patient.told()
 
-    assert told.failing == {findings.Check.DRIVER, findings.Check.GPUS}
-    assert told.verdict(findings.Check.LOCK) is OK
+    assert told.failing == {"driver", "gpus"}
+    assert told.verdict("lock") is OK
 
 
-def test_a_check_that_breaks_or_hangs_is_a_finding_of_its_own() -> None:
-    def break_() -> list[findings.Found]:
+def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:
+    def break_(_facts: checks.Facts) -> list[checks.Found]:
         raise RuntimeError("oh")
 
-    def hang() -> list[findings.Found]:
+    def hang(_facts: checks.Facts) -> list[checks.Found]:
         with lock:
             return []
 
+    facts = doctor.facts(patient.settings())
+    rows = [
+        checks.Check("broken", "", "", break_),
+        checks.Check("hung", "", "", hang),
+        checks.Check("good", "", "", lambda _facts: [checks.ok("free")]),
+    ]
     lock = threading.Lock()
     with lock:
-        report = findings.run(
-            {
-                findings.Check.DRIVER: break_,
-                findings.Check.GPUS: hang,
-                findings.Check.LOCK: lambda: [findings.ok("free")],
-            },
-            timeout_s=0.2,
-        )
+        told = Told(report=checks.run(rows, facts, timeout_s=0.2))
 
-    told = Told(report=report)
-    assert told.text(findings.Check.DRIVER) == "the check broke: RuntimeError: oh"
-    assert told.text(findings.Check.GPUS) == "no answer within 0.2 s"
-    assert told.text(findings.Check.LOCK) == "free"
+    assert told.text("broken") == "the check failed: RuntimeError: oh"
+    assert told.text("hung") == "no answer within 0.2 s"
+    assert told.text("good") == "free"
 
 
 def test_the_document_has_every_check_with_its_remedy() -> None:
@@ -202,7 +199,7 @@ def test_the_document_has_every_check_with_its_remedy() -> None:
         if line.startswith("| `")
     ]
 
-    assert rows == [[f"`{c.value}`", c.meaning, c.remedy] for c in findings.Check]
+    assert rows == [[f"`{c.name}`", c.meaning, c.remedy] for c in doctor.CHECKS]
 
 
 # -- GPUs ---------------------------------------------------------------------------------
@@ -214,8 +211,8 @@ def test_no_driver_fails_with_what_to_do(patient: Patient) -> None:
 
     told = patient.told()
 
-    assert told.failing == {findings.Check.DRIVER, findings.Check.GPUS}
-    assert "Load the NVIDIA driver" in told.remedies(findings.Check.DRIVER)
+    assert told.failing == {"driver", "gpus"}
+    assert "Load the NVIDIA driver" in told.remedies("driver")
 
 
 def test_a_pending_mode_says_how_to_end_it_and_who_is_in_the_way(patient: Patient) -> None:
@@ -234,10 +231,10 @@ def test_a_pending_mode_says_how_to_end_it_and_who_is_in_the_way(patient: Patien
 
     told = patient.told()
 
-    assert "GPU 1: MIG disabled, to be enabled after a reset" in told.text(findings.Check.GPUS)
-    assert "nvidia-smi --gpu-reset -i 1" in told.remedies(findings.Check.GPUS)
-    assert "GPU 0: train (pid 77)" in told.text(findings.Check.HOLDERS)
-    assert told.verdict(findings.Check.HOLDERS) is WARN
+    assert "GPU 1: MIG disabled, to be enabled after a reset" in told.text("gpus")
+    assert "nvidia-smi --gpu-reset -i 1" in told.remedies("gpus")
+    assert "GPU 0: train (pid 77)" in told.text("gpu-processes")
+    assert told.verdict("gpu-processes") is WARN
 
 
 @pytest.mark.parametrize(
@@ -248,12 +245,12 @@ def test_a_pending_mode_says_how_to_end_it_and_who_is_in_the_way(patient: Patien
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    patient: Patient, how: states.Virtualization, verdict: findings.Verdict, words: str
+    patient: Patient, how: states.Virtualization, verdict: checks.Verdict, words: str
 ) -> None:
     told = patient.born(virtualization=how).told()
 
-    assert told.verdict(findings.Check.VIRTUALIZATION) is verdict
-    assert words in told.text(findings.Check.VIRTUALIZATION)
+    assert told.verdict("virtualization") is verdict
+    assert words in told.text("virtualization")
 
 
 def test_an_instance_that_nobody_can_use_is_named() -> None:
@@ -268,7 +265,7 @@ def test_an_instance_that_nobody_can_use_is_named() -> None:
         a_gpu(), current_mode=model.MigMode.ENABLED, gpu_instances=(garbage,)
     )
 
-    (found,) = gpu_checks.instances(known(gpu))
+    (found,) = machine.instances(known(gpu))
 
     assert found.verdict is WARN
     assert "GPU 0: GPU instance 3 (1g.5gb at 4:1) has no compute instance" in found.text
@@ -290,13 +287,13 @@ def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient)
 
     told = patient.told()
 
-    assert told.failing == {findings.Check.GPUS}
-    assert "Run as root" in told.remedies(findings.Check.GPUS)
-    assert told.verdict(findings.Check.INSTANCES) is SKIPPED
+    assert told.failing == {"gpus"}
+    assert "Run as root" in told.remedies("gpus")
+    assert told.verdict("instances") is SKIPPED
 
 
 def test_a_node_without_any_gpu_that_has_mig_fails() -> None:
-    (found,) = gpu_checks.modes(known())
+    (found,) = machine.gpu_modes(known())
 
     assert (found.verdict, found.text) == (FAIL, "this node has no NVIDIA GPU")
 
@@ -330,7 +327,7 @@ def test_root_with_all_rights_may_change_what_there_is(proc: proc_tree.ProcTree)
     ],
 )
 def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
-    proc: proc_tree.ProcTree, mounted: str, verdict: findings.Verdict
+    proc: proc_tree.ProcTree, mounted: str, verdict: checks.Verdict
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
@@ -391,7 +388,7 @@ def test_processes_are_told_with_their_pod(patient: Patient, proc: proc_tree.Pro
 
     told = patient.born().told(proc=proc.root)
 
-    assert f"GPU 0: dcgm (pid 4711, pod {POD})" in told.text(findings.Check.HOLDERS)
+    assert f"GPU 0: dcgm (pid 4711, pod {POD})" in told.text("gpu-processes")
 
 
 def test_the_lock_is_told_with_its_holder_and_left_alone(tmp_path: pathlib.Path) -> None:
@@ -420,9 +417,9 @@ def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
 
     told = patient.told(*files)
 
-    assert told.failing == {findings.Check.CONFIG_FILE, findings.Check.PROVEN_FILE}
-    assert f"{layouts}:1:10" in told.text(findings.Check.CONFIG_FILE)
-    assert told.verdict(findings.Check.JOURNAL_FILE) is WARN
+    assert told.failing == {"config-file", "verified-layout"}
+    assert f"{layouts}:1:10" in told.text("config-file")
+    assert told.verdict("journal-file") is WARN
 
 
 # -- the cluster --------------------------------------------------------------------------
@@ -495,9 +492,9 @@ def test_a_node_that_is_served_has_nothing_to_fix(world: Cluster) -> None:
     told = world.told()
 
     assert not told.failing, told.report
-    assert told.text(findings.Check.POD_RESOURCES) == "kubelet offers 2 nvidia.com/gpu"
-    assert told.text(findings.Check.RIGHTS) == f"all {len(rights.RIGHTS)} that the agent needs"
-    assert "is ready" in told.text(findings.Check.DEVICE_PLUGIN)
+    assert told.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
+    assert told.text("rights") == f"all {len(rights.RIGHTS)} that the agent needs"
+    assert "is ready" in told.text("device-plugin")
 
 
 def test_rights_that_are_lacking_are_named_and_events_are_no_failure(world: Cluster) -> None:
@@ -505,8 +502,8 @@ def test_rights_that_are_lacking_are_named_and_events_are_no_failure(world: Clus
 
     told = world.told()
 
-    assert told.failing == {findings.Check.RIGHTS}
-    assert [(f.verdict, f.found.partition(":")[0]) for f in told.of(findings.Check.RIGHTS)] == [
+    assert told.failing == {"rights"}
+    assert [(f.verdict, f.found.partition(":")[0]) for f in told.of("rights")] == [
         (FAIL, "may not create pods/eviction"),
         (WARN, "may not create events"),
     ]
@@ -524,10 +521,10 @@ def test_what_an_interrupted_run_left_is_named(world: Cluster) -> None:
     world.patch({"metadata": {"labels": {cluster.STATE_LABEL: "pending"}}})
     under_way = world.told()
 
-    assert findings.Check.INTERRUPTED_RUN in left.failing
-    assert "dcgm is paused, there is a journal" in left.text(findings.Check.INTERRUPTED_RUN)
-    assert cluster.UNREADABLE_JOURNAL_ANNOTATION in left.text(findings.Check.INTERRUPTED_RUN)
-    assert under_way.verdict(findings.Check.INTERRUPTED_RUN) is WARN
+    assert "interrupted-run" in left.failing
+    assert "dcgm is paused, there is a journal" in left.text("interrupted-run")
+    assert cluster.UNREADABLE_JOURNAL_ANNOTATION in left.text("interrupted-run")
+    assert under_way.verdict("interrupted-run") is WARN
 
 
 def test_a_cluster_that_was_asked_for_and_is_not_there_is_a_failure(patient: Patient) -> None:
@@ -536,10 +533,10 @@ def test_a_cluster_that_was_asked_for_and_is_not_there_is_a_failure(patient: Pat
         *("--pod-resources-socket", str(patient.folder / "none.sock")),
     )
 
-    assert told.failing == {findings.Check.API, findings.Check.POD_RESOURCES}
-    assert told.verdict(findings.Check.RIGHTS) is SKIPPED
-    assert told.text(findings.Check.RIGHTS) == "not known: the cluster"
-    assert "--kubeconfig" in told.remedies(findings.Check.API)
+    assert told.failing == {"api", "pod-resources"}
+    assert told.verdict("rights") is SKIPPED
+    assert told.text("rights") == "not known: the cluster"
+    assert "--kubeconfig" in told.remedies("api")
 
 
 def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> None:
@@ -551,30 +548,30 @@ def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> Non
 
         told = patient.told("--timeout-s", "4", "--kubeconfig", str(config))
 
-    assert told.failing == {findings.Check.API, findings.Check.RIGHTS}
-    assert told.verdict(findings.Check.DRIVER) is OK
+    assert told.failing == {"api", "rights"}
+    assert told.verdict("driver") is OK
 
 
 def test_devices_that_are_not_offered_and_devices_that_are_no_more_are_counted() -> None:
-    offers: findings.Once[Mapping[str, frozenset[str]]] = findings.Once(
+    offers: checks.Once[Mapping[str, frozenset[str]]] = checks.Once(
         lambda: {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}, what="what kubelet offers"
     )
 
-    (found,) = cluster_checks.offered_devices(offers, known(a_gpu()), nothing())
+    (found,) = cluster_checks.schedulable_devices(offers, known(a_gpu()), nothing())
 
     assert found.verdict is FAIL
-    assert "offers 1 devices of which 0 exist" in found.text
+    assert "1 allocatable devices: 0 exist" in found.text
 
 
-def nothing() -> findings.Once[cluster.NodeView]:
+def nothing() -> checks.Once[cluster.NodeView]:
     def ask() -> cluster.NodeView:
-        raise findings.NotAskedError("no kubeconfig")
+        raise checks.NotAskedError("no kubeconfig")
 
-    return findings.Once(ask, what="the node")
+    return checks.Once(ask, what="the node")
 
 
-def pods(*there: cluster.Pod) -> findings.Once[tuple[cluster.Pod, ...]]:
-    return findings.Once(lambda: there, what="the pods of the node")
+def pods(*there: cluster.Pod) -> checks.Once[tuple[cluster.Pod, ...]]:
+    return checks.Once(lambda: there, what="the pods of the node")
 
 
 def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
@@ -611,8 +608,8 @@ def test_a_plugin_that_is_absent_or_not_ready_fails() -> None:
 def test_another_manager_fails_and_we_ourselves_do_not() -> None:
     seen = pods(a_pod("nvidia-mig-manager"))
 
-    (other,) = cluster_checks.foreign_managers(seen, "uid-of-ours")
-    (own,) = cluster_checks.foreign_managers(seen, "uid-nvidia-mig-manager")
+    (other,) = cluster_checks.managers(seen, "uid-of-ours")
+    (own,) = cluster_checks.managers(seen, "uid-nvidia-mig-manager")
 
     assert (other.verdict, own.verdict) == (FAIL, OK)
 

@@ -1,1 +1,1 @@
-"""What ``doctor`` looks at, by where it is found; each check is independent of the others."""
+"""Checks of a node and what they found."""

@@ -1,54 +1,57 @@
-"""Checks of what the cluster and kubelet tell of this node."""
+"""Checks of this node in the cluster, and of kubelet."""
 
 from collections.abc import Mapping, Sequence
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.cli.doctor import findings
-from mig_manager.cli.doctor import gpus as gpu_checks
+from mig_manager.cli.doctor import checks
 from mig_manager.core import model
 from mig_manager.core.node import clients, cluster, other_managers, resources, rights
 
-Api = findings.Once[api.KubeApi]
-Node = findings.Once[cluster.NodeView]
-Pods = findings.Once[tuple[cluster.Pod, ...]]
-Offers = findings.Once[Mapping[str, frozenset[str]]]
+Api = checks.Once[api.KubeApi]
+Node = checks.Once[cluster.NodeView]
+Pods = checks.Once[tuple[cluster.Pod, ...]]
+Allocatable = checks.Once[Mapping[str, frozenset[str]]]
 
-_UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
-
-
-def pod_resources(offers: Offers) -> Sequence[findings.Found]:
-    """Tell what kubelet offers."""
-    told = [f"{len(ids)} {name}" for name, ids in sorted(offers.get().items()) if _is_ours(name)]
-    return (findings.ok(f"kubelet offers {', '.join(told) or 'no NVIDIA device'}"),)
+_IN_PROGRESS = (model.State.PENDING.value, model.State.REBOOTING.value)
 
 
-def offered_devices(offers: Offers, gpus: gpu_checks.Gpus, node: Node) -> Sequence[findings.Found]:
-    """Tell whether kubelet offers what the GPUs have."""
-    offered = offers.needed()
+def pod_resources(allocatable: Allocatable) -> Sequence[checks.Found]:
+    """List the devices that kubelet can schedule."""
+    counts = [
+        f"{len(ids)} {name}" for name, ids in sorted(allocatable.get().items()) if _is_ours(name)
+    ]
+    return (checks.ok(f"kubelet can schedule {', '.join(counts) or 'no NVIDIA device'}"),)
+
+
+def schedulable_devices(
+    allocatable: Allocatable, gpus: checks.Once[model.ObservedGpus], node: Node
+) -> Sequence[checks.Found]:
+    """Check that kubelet can schedule the devices of the GPUs."""
+    schedulable = allocatable.needed()
     seen = gpus.needed()
-    view = node.if_told()
-    # Without the node, kubelet's word stands for its counts as well.
-    counts = {name: len(ids) for name, ids in offered.items() if _is_ours(name)}
-    told = resources.NodeDevices.of(view) if view else resources.NodeDevices(allocatable=counts)
-    why_not = resources.why_not_schedulable(seen, offered, told)
-    return (findings.fail(why_not) if why_not else findings.ok("all devices and no others"),)
+    view = node.if_known()
+    # Without the node, kubelet's devices are counted instead.
+    counts = {name: len(ids) for name, ids in schedulable.items() if _is_ours(name)}
+    devices = resources.NodeDevices.of(view) if view else resources.NodeDevices(allocatable=counts)
+    why_not = resources.why_not_schedulable(seen, schedulable, devices)
+    return (checks.fail(why_not) if why_not else checks.ok("all devices and no others"),)
 
 
-def connection(kube: Api, node: Node, node_name: str) -> Sequence[findings.Found]:
-    """Tell whether the API answers us."""
+def connection(kube: Api, node: Node, node_name: str) -> Sequence[checks.Found]:
+    """Check that the API answers."""
     connected = kube.get()
     if not node_name:
         connected.is_allowed(rights.RIGHTS[0])
-        return (findings.ok("the API answers; no --node-name, so no look at the node"),)
+        return (checks.ok("the API answers; the node is not checked without --node-name"),)
     view = node.get()
     label = view.labels.get(cluster.CONFIG_LABEL)
     state = view.labels.get(cluster.STATE_LABEL)
-    wish = f"{cluster.CONFIG_LABEL} is {label!r}" if label else f"no {cluster.CONFIG_LABEL}"
-    return (findings.ok(f"node {view.name}: {wish}, state {state or 'unknown'}"),)
+    request = f"{cluster.CONFIG_LABEL} is {label!r}" if label else f"no {cluster.CONFIG_LABEL}"
+    return (checks.ok(f"node {view.name}: {request}, state {state or 'unknown'}"),)
 
 
-def own_rights(kube: Api, node_name: str) -> Sequence[findings.Found]:
-    """Tell which rights of the agent these credentials lack."""
+def own_rights(kube: Api, node_name: str) -> Sequence[checks.Found]:
+    """Check the rights of the agent with these credentials."""
     connected = kube.needed()
     lacking = [
         right
@@ -56,30 +59,30 @@ def own_rights(kube: Api, node_name: str) -> Sequence[findings.Found]:
         if not connected.is_allowed(right, name=_object(right, node_name))
     ]
     if not lacking:
-        return (findings.ok(f"all {len(rights.RIGHTS)} that the agent needs"),)
+        return (checks.ok(f"all {len(rights.RIGHTS)} that the agent needs"),)
     return tuple(
-        (findings.fail if right.is_needed else findings.warn)(f"may not {right}: {right.purpose}")
+        (checks.fail if right.is_needed else checks.warn)(f"may not {right}: {right.purpose}")
         for right in lacking
     )
 
 
-def device_plugin(pods: Pods) -> Sequence[findings.Found]:
-    """Tell whether the device plugin serves this node."""
+def device_plugin(pods: Pods) -> Sequence[checks.Found]:
+    """Check the device plugin of this node."""
     plugins = [
         pod for pod in pods.needed() if clients.is_device_plugin(pod) and not pod.is_finished
     ]
     if not plugins:
-        return (findings.fail("no device plugin on this node"),)
+        return (checks.fail("no device plugin on this node"),)
     return tuple(
-        findings.ok(f"{pod.key} is ready")
+        checks.ok(f"{pod.key} is ready")
         if pod.is_ready and not pod.is_terminating
-        else findings.fail(f"{pod.key} is not ready ({pod.phase})")
+        else checks.fail(f"{pod.key} is not ready ({pod.phase})")
         for pod in plugins
     )
 
 
-def interrupted_run(node: Node) -> Sequence[findings.Found]:
-    """Tell what a run has taken and not given back."""
+def interrupted_run(node: Node) -> Sequence[checks.Found]:
+    """Check whether a run was interrupted."""
     view = node.needed()
     taken = [f"{key} is paused" for key, v in view.labels.items() if v == cluster.PAUSED_VALUE]
     if cluster.JOURNAL_ANNOTATION in view.annotations:
@@ -89,31 +92,78 @@ def interrupted_run(node: Node) -> Sequence[findings.Found]:
     if cluster.HOLD_TAINT in view.taint_keys:
         taken.append(f"the node has the taint {cluster.HOLD_TAINT}")
     found = []
-    if taken and view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
-        found.append(findings.warn(f"a run is under way, or was killed: {', '.join(taken)}"))
+    if taken and view.labels.get(cluster.STATE_LABEL) in _IN_PROGRESS:
+        found.append(checks.warn(f"a run is in progress, or was killed: {', '.join(taken)}"))
     elif taken:
-        found.append(findings.fail(f"no run is under way, and {', '.join(taken)}"))
+        found.append(checks.fail(f"no run is in progress, and {', '.join(taken)}"))
     if cluster.UNREADABLE_JOURNAL_ANNOTATION in view.annotations:
         found.append(
-            findings.warn(
-                f"a journal that makes no sense is in {cluster.UNREADABLE_JOURNAL_ANNOTATION}",
+            checks.warn(
+                f"an unreadable journal is in {cluster.UNREADABLE_JOURNAL_ANNOTATION}",
                 "Read it, and remove the annotation.",
             )
         )
-    return found or [findings.ok("nothing is left to give back")]
+    return found or [checks.ok("nothing is left of a run")]
 
 
-def foreign_managers(pods: Pods, own_pod_uid: str | None) -> Sequence[findings.Found]:
-    """Tell who else manages MIG here."""
+def managers(pods: Pods, own_pod_uid: str | None) -> Sequence[checks.Found]:
+    """Check for other MIG managers."""
     found = other_managers.managers(pods.needed(), own_pod_uid)
-    return [findings.fail(name) for name in found] or [findings.ok("none on this node")]
+    return [checks.fail(name) for name in found] or [checks.ok("none on this node")]
 
 
 def _object(right: rights.Right, node_name: str) -> str:
-    """Return the one object that the agent does it to; empty: it asks for all of a kind."""
+    """Return the name of the only object that the right is about; empty: all of the kind."""
     is_one_node = right.resource == "nodes" and right.verb in ("get", "patch")
     return node_name if is_one_node else ""
 
 
 def _is_ours(resource: str) -> bool:
     return resource.startswith(cluster.RESOURCE_PREFIX)
+
+
+CHECKS = (
+    checks.Check(
+        "pod-resources",
+        "Kubelet answers on its PodResources socket which pod uses which device.",
+        "Mount kubelet's pod-resources folder, or name the socket (--pod-resources-socket).",
+        lambda facts: pod_resources(facts.allocatable),
+    ),
+    checks.Check(
+        "schedulable-devices",
+        "Kubelet can schedule exactly the devices of the GPUs.",
+        "Read the device plugin's log, and restart its pod.",
+        lambda facts: schedulable_devices(facts.allocatable, facts.gpus, facts.node),
+    ),
+    checks.Check(
+        "api",
+        "The Kubernetes API accepts our credentials and has the node.",
+        "Check --kubeconfig, --node-name and the connection to the API.",
+        lambda facts: connection(facts.kube, facts.node, facts.settings.node_name),
+    ),
+    checks.Check(
+        "rights",
+        "The credentials have every right that the agent needs.",
+        "Grant the agent's ServiceAccount the rules in deploy/base/rbac.yaml.",
+        lambda facts: own_rights(facts.kube, facts.settings.node_name),
+    ),
+    checks.Check(
+        "device-plugin",
+        "NVIDIA's device plugin runs on this node and is ready.",
+        "Deploy the device plugin, or check its pod on this node.",
+        lambda facts: device_plugin(facts.pods),
+    ),
+    checks.Check(
+        "interrupted-run",
+        "No change was interrupted: nothing is paused, tainted or in the journal.",
+        "Start the agent on this node: it resumes or rolls back the change.",
+        lambda facts: interrupted_run(facts.node),
+    ),
+    checks.Check(
+        "other-managers",
+        "No other program manages MIG on this node.",
+        "Use one manager for this node's GPUs: remove the other.",
+        lambda facts: managers(facts.pods, facts.own_pod_uid),
+    ),
+)
+"""In the order of the report."""

@@ -1,7 +1,6 @@
-"""``mig-manager doctor``: look at a node from all sides, change nothing, say what to fix."""
+"""``mig-manager doctor``: check this node, change nothing, and say what to fix."""
 
 import functools
-import json
 import pathlib
 import textwrap
 from collections.abc import Mapping
@@ -12,18 +11,17 @@ from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.cli import command_settings, console
+from mig_manager.cli.doctor import checks, machine
 from mig_manager.cli.doctor import cluster as cluster_checks
-from mig_manager.cli.doctor import findings, machine
-from mig_manager.cli.doctor import gpus as gpu_checks
-from mig_manager.core import bar, messages, picture, yaml_tree
+from mig_manager.core import bar, messages, picture
 from mig_manager.core.node import cluster
 
 _MARGIN_S = 3.0
-"""What a check may take beyond what it asks: to end a process that does not answer, and start."""
+"""For a check to start a process, and to kill one that hangs, beyond its time-out."""
 _ATTEMPTS = 3
 """How often a request to the API may be sent within a check's time, pauses included."""
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
-_SIMULATED = "the GPUs are simulated"
+CHECKS = (*machine.CHECKS, *cluster_checks.CHECKS)
 
 
 def run(given: command_settings.DoctorSettings, terminal: console.Console) -> bool:
@@ -33,45 +31,43 @@ def run(given: command_settings.DoctorSettings, terminal: console.Console) -> bo
         Whether nothing fails.
     """
     report = examine(given)
-    match given.output_format:
-        case command_settings.OutputFormat.JSON:
-            terminal.say(json.dumps(report.to_data(), indent=2))
-        case command_settings.OutputFormat.YAML:
-            terminal.say(yaml_tree.dump(report.to_data()))
-        case command_settings.OutputFormat.TEXT | command_settings.OutputFormat.WIDE:
-            terminal.say(table(report, style=terminal.style(given.colour)))
+    terminal.answer(
+        given.output_format.value,
+        report.to_data,
+        lambda: table(report, style=terminal.style(given.colour)),
+    )
     return report.is_good
 
 
-def examine(given: command_settings.DoctorSettings) -> findings.Report:
-    """Look at everything at once, each check on its own and with a deadline."""
-    return findings.run(_looks(given), timeout_s=given.timeout_s + _MARGIN_S)
+def examine(given: command_settings.DoctorSettings) -> checks.Report:
+    """Run all checks."""
+    return checks.run(CHECKS, facts(given), timeout_s=given.timeout_s + _MARGIN_S)
 
 
-def table(report: findings.Report, *, style: bar.Style) -> str:
-    """Return what was found, for people: what is not well with its remedy below."""
-    wide = max(len(check.value) for check in findings.Check)
+def table(report: checks.Report, *, style: bar.Style) -> str:
+    """Return the findings for people, each problem with its remedy below."""
+    wide = max(len(check.name) for check in CHECKS)
     lines = [f"{'CHECK':<{wide}}  VERDICT  FOUND"]
     for finding in report.findings:
         verdict = style.paint(f"{finding.verdict.value:<7}", _TONES[finding.verdict])
         margin = " " * (wide + 11)
         parts = [finding.found] + ([f"remedy: {finding.remedy}"] if finding.remedy else [])
         texts = [row for part in parts for row in _wrapped(part, picture.WIDTH - len(margin))]
-        lines.append(f"{finding.check.value:<{wide}}  {verdict}  {texts[0]}")
+        lines.append(f"{finding.check.name:<{wide}}  {verdict}  {texts[0]}")
         lines += [f"{margin}{text}" for text in texts[1:]]
     counts = [
         f"{report.count(verdict)} {verdict.value}"
-        for verdict in findings.Verdict
+        for verdict in checks.Verdict
         if report.count(verdict)
     ]
     return "\n".join([*lines, "", ", ".join(counts)])
 
 
-_TONES: Mapping[findings.Verdict, bar.Tone] = {
-    findings.Verdict.OK: bar.Tone.GOOD,
-    findings.Verdict.WARN: bar.Tone.WARN,
-    findings.Verdict.FAIL: bar.Tone.BAD,
-    findings.Verdict.SKIPPED: bar.Tone.FAINT,
+_TONES: Mapping[checks.Verdict, bar.Tone] = {
+    checks.Verdict.OK: bar.Tone.GOOD,
+    checks.Verdict.WARN: bar.Tone.WARN,
+    checks.Verdict.FAIL: bar.Tone.BAD,
+    checks.Verdict.SKIPPED: bar.Tone.FAINT,
 }
 
 
@@ -87,26 +83,21 @@ def _wrapped(text: str, width: int) -> list[str]:
     ) or [""]
 
 
-def _looks(given: command_settings.DoctorSettings) -> Mapping[findings.Check, findings.Look]:
-    gpus = findings.Once(lambda: _worker(given).observe(), what="what the GPUs have")
-    return {
-        **_gpu_looks(given, gpus),
-        **_machine_looks(given, gpus),
-        **_cluster_looks(given, gpus),
-    }
-
-
-def _gpu_looks(
-    given: command_settings.DoctorSettings, gpus: gpu_checks.Gpus
-) -> Mapping[findings.Check, findings.Look]:
-    inspection = findings.Once(lambda: _worker(given).inspect(), what="who holds the GPUs")
-    return {
-        findings.Check.DRIVER: functools.partial(gpu_checks.driver, inspection),
-        findings.Check.GPUS: functools.partial(gpu_checks.modes, gpus),
-        findings.Check.VIRTUALIZATION: functools.partial(gpu_checks.virtualization, gpus),
-        findings.Check.INSTANCES: functools.partial(gpu_checks.instances, gpus),
-        findings.Check.HOLDERS: functools.partial(gpu_checks.holders, gpus, inspection),
-    }
+def facts(given: command_settings.DoctorSettings) -> checks.Facts:
+    """Prepare the facts that checks read; nothing is read yet."""
+    kube = checks.Once(functools.partial(_connect, given), what="the cluster")
+    return checks.Facts(
+        settings=given,
+        gpus=checks.Once(lambda: _worker(given).observe(), what="the GPUs"),
+        inspection=checks.Once(lambda: _worker(given).inspect(), what="the GPU processes"),
+        kube=kube,
+        node=checks.Once(functools.partial(_node, given, kube), what="the node"),
+        pods=checks.Once(functools.partial(_pods, given, kube), what="the pods of the node"),
+        allocatable=checks.Once(
+            functools.partial(_allocatable, given), what="the devices that kubelet can schedule"
+        ),
+        own_pod_uid=procfs.own_pod_uid(given.own_pod_uid, _MOUNTS),
+    )
 
 
 def _worker(given: command_settings.DoctorSettings) -> nvml_worker.WorkerGpus:
@@ -120,62 +111,6 @@ def _worker(given: command_settings.DoctorSettings) -> nvml_worker.WorkerGpus:
     return nvml_worker.WorkerGpus(command=command, timeout_s=given.timeout_s)
 
 
-def _machine_looks(
-    given: command_settings.DoctorSettings, gpus: gpu_checks.Gpus
-) -> Mapping[findings.Check, findings.Look]:
-    files: Mapping[findings.Check, findings.Look] = {
-        findings.Check.LOCK: functools.partial(machine.lock, given.lock_file),
-        findings.Check.CONFIG_FILE: functools.partial(
-            machine.config_file, given.config_file, is_lenient=given.is_lenient
-        ),
-        findings.Check.PROVEN_FILE: functools.partial(machine.proven_file, given.proven_file),
-        findings.Check.JOURNAL_FILE: functools.partial(machine.journal_file, given.journal_file),
-    }
-    if given.proc is None:
-        return {
-            findings.Check.PRIVILEGES: _simulated,
-            findings.Check.MIG_CONFIG_RIGHT: _simulated,
-            findings.Check.KERNEL_MODULES: _simulated,
-            **files,
-        }
-    return {
-        findings.Check.PRIVILEGES: functools.partial(machine.privileges, given.proc, given.dev),
-        findings.Check.MIG_CONFIG_RIGHT: functools.partial(
-            machine.mig_config_right, given.proc, given.dev
-        ),
-        findings.Check.KERNEL_MODULES: functools.partial(machine.kernel_modules, given.proc, gpus),
-        **files,
-    }
-
-
-def _simulated() -> tuple[findings.Found, ...]:
-    return (findings.skipped(_SIMULATED),)
-
-
-def _cluster_looks(
-    given: command_settings.DoctorSettings, gpus: gpu_checks.Gpus
-) -> Mapping[findings.Check, findings.Look]:
-    kube = findings.Once(functools.partial(_connect, given), what="the cluster")
-    view = findings.Once(functools.partial(_node, given, kube), what="the node")
-    listed = findings.Once(functools.partial(_pods, given, kube), what="the pods of the node")
-    offers = findings.Once(functools.partial(_offers, given), what="what kubelet offers")
-    uid = procfs.own_pod_uid(given.own_pod_uid, _MOUNTS)
-    name = given.node_name
-    return {
-        findings.Check.POD_RESOURCES: functools.partial(cluster_checks.pod_resources, offers),
-        findings.Check.OFFERED_DEVICES: functools.partial(
-            cluster_checks.offered_devices, offers, gpus, view
-        ),
-        findings.Check.API: functools.partial(cluster_checks.connection, kube, view, name),
-        findings.Check.RIGHTS: functools.partial(cluster_checks.own_rights, kube, name),
-        findings.Check.DEVICE_PLUGIN: functools.partial(cluster_checks.device_plugin, listed),
-        findings.Check.INTERRUPTED_RUN: functools.partial(cluster_checks.interrupted_run, view),
-        findings.Check.FOREIGN_MANAGERS: functools.partial(
-            cluster_checks.foreign_managers, listed, uid
-        ),
-    }
-
-
 def _connect(given: command_settings.DoctorSettings) -> api.KubeApi:
     path = str(given.kubeconfig) if given.kubeconfig else None
     try:
@@ -183,30 +118,32 @@ def _connect(given: command_settings.DoctorSettings) -> api.KubeApi:
     except errors.UsageError as error:
         if given.has_cluster:
             raise
-        raise findings.NotAskedError("no kubeconfig") from error
+        raise checks.NotAskedError("no kubeconfig") from error
 
 
-def _node(given: command_settings.DoctorSettings, kube: cluster_checks.Api) -> cluster.NodeView:
+def _node(
+    given: command_settings.DoctorSettings, kube: checks.Once[api.KubeApi]
+) -> cluster.NodeView:
     connected = kube.needed()
     if not given.node_name:
-        raise findings.NotAskedError("no --node-name")
+        raise checks.NotAskedError("no --node-name")
     return node.KubeNode(connected, name=given.node_name, clock=clock.SystemClock()).read()
 
 
 def _pods(
-    given: command_settings.DoctorSettings, kube: cluster_checks.Api
+    given: command_settings.DoctorSettings, kube: checks.Once[api.KubeApi]
 ) -> tuple[cluster.Pod, ...]:
     connected = kube.needed()
     if not given.node_name:
-        raise findings.NotAskedError("no --node-name")
+        raise checks.NotAskedError("no --node-name")
     return pods.KubeWorkloads(connected, node_name=given.node_name).list()
 
 
-def _offers(given: command_settings.DoctorSettings) -> Mapping[str, frozenset[str]]:
-    is_wanted = given.has_kubelet or (given.has_cluster and not given.gpus.is_simulated)
-    if not is_wanted and not given.pod_resources_socket.parent.is_dir():
-        raise findings.NotAskedError(
-            f"no kubelet: there is no {given.pod_resources_socket.parent}"
+def _allocatable(given: command_settings.DoctorSettings) -> Mapping[str, frozenset[str]]:
+    is_required = given.has_kubelet or (given.has_cluster and not given.gpus.is_simulated)
+    if not is_required and not given.pod_resources_socket.parent.is_dir():
+        raise checks.NotAskedError(
+            f"no kubelet: {given.pod_resources_socket.parent} does not exist"
         )
     socket = pod_resources.PodResources(str(given.pod_resources_socket), timeout_s=given.timeout_s)
     return socket.allocatable()
