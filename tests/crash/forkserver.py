@@ -19,7 +19,7 @@ from typing import Self
 import grpc
 
 from mig_manager.adapters.kubelet import messages
-from tests.crash import victim
+from tests.crash import agent_process
 
 _PRELOADED = (grpc, messages)
 """What the agent imports at its first use."""
@@ -75,7 +75,7 @@ class ForkServer:
     def __exit__(self, *_exc: object) -> None:
         self._process.communicate(timeout=_STOP_S)
 
-    def start(self, order: victim.Order) -> Agent:
+    def start(self, order: agent_process.Order) -> Agent:
         """Start an agent process."""
         return Agent(self, self._ask(dataclasses.asdict(order)))
 
@@ -106,17 +106,17 @@ def main() -> None:
             if number == 0:
                 with contextlib.suppress(OSError):
                     answers.close()
-                _be(victim.Order(**order))
+                _be(agent_process.Order(**order))
         print(number, file=answers, flush=True)
 
 
-def _be(order: victim.Order) -> None:
+def _be(order: agent_process.Order) -> None:
     """Be an agent and nothing else: what the server would do at its end is not ours."""
     status = 1
     try:
         os.close(0)
         os.open(os.devnull, os.O_RDONLY)
-        status = victim.serve(order)
+        status = agent_process.serve(order)
     except BaseException:  # noqa: BLE001 - a fork must not go on as the server
         traceback.print_exc()
     finally:

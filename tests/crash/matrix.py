@@ -39,7 +39,7 @@ class Recording:
     start: stage.Start
     own: Undisturbed
     other: Undisturbed | None
-    """Of the other wish, where there is one."""
+    """With the other layout, where there is one."""
     cured: Undisturbed
     """Without what makes it fail."""
 
@@ -101,7 +101,7 @@ def record(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> Record
     well = dataclasses.replace(
         scenario, faults=(), guarded="", options=(), ends=model.State.SUCCESS
     )
-    instead = dataclasses.replace(well, wish=scenario.other)
+    instead = dataclasses.replace(well, layout=scenario.other)
     return Recording(
         start=start,
         own=own,
@@ -134,7 +134,7 @@ def _undisturbed(
     scenario: scenarios.Scenario, start: stage.Start, forks: forkserver.ForkServer
 ) -> Undisturbed:
     with stage.Stage(scenario, start, forks) as world:
-        world.label(scenario.wish)
+        world.label(scenario.layout)
         agent = world.start_agent()
         world.wait(lambda: agent.has_served, f"the end of {scenario.name}")
         said = f"{world.status()}\n{world.last_words()}"
@@ -190,7 +190,7 @@ def _play(
     while not (struck.is_struck or problems) and plays < _MOST_PLAYS:
         plays += 1
         with stage.Stage(scenario, recording.start, forks) as world:
-            world.label(scenario.wish)
+            world.label(scenario.layout)
             struck = strike(world, point)
             problems = struck.problems
             if struck.is_struck and not problems:
@@ -244,11 +244,11 @@ def _let_pass(aftermath: Aftermath, world: stage.Stage) -> None:
             pass
         case Aftermath.REBOOT:
             world.reboot()
-        case Aftermath.OTHER_WISH:
+        case Aftermath.OTHER_LAYOUT:
             world.label(world.scenario.other)
-        case Aftermath.NO_WISH:
+        case Aftermath.NO_LAYOUT:
             world.label(None)
-        case Aftermath.OLD_WISH:
+        case Aftermath.OLD_LAYOUT:
             world.label(world.scenario.was)
         case Aftermath.CORRUPT_JOURNAL:
             world.spoil_journal()
@@ -333,25 +333,25 @@ def _ends(
 ) -> Sequence[End]:
     start = recording.start.gpus
     match aftermath:
-        case Aftermath.OTHER_WISH:
+        case Aftermath.OTHER_LAYOUT:
             assert recording.other is not None
             return [_in_force(scenario.other, recording.other.gpus)]
-        case Aftermath.OLD_WISH:
+        case Aftermath.OLD_LAYOUT:
             return [_in_force(scenario.was, start)]
-        case Aftermath.NO_WISH:
+        case Aftermath.NO_LAYOUT:
             # What is in force but not yet proven is named by nobody once the label is gone.
-            done = _in_force(scenario.wish, recording.own.gpus)
-            applied = frozenset({scenario.wish, None})
+            done = _in_force(scenario.layout, recording.own.gpus)
+            applied = frozenset({scenario.layout, None})
             return [
                 dataclasses.replace(_undone(scenario, start), states=_TERMINAL),
                 dataclasses.replace(done, states=_TERMINAL, applied=applied),
             ]
         case Aftermath.REBOOT:
-            return [_in_force(scenario.wish, recording.cured.gpus)]
+            return [_in_force(scenario.layout, recording.cured.gpus)]
         case Aftermath.RESTART | Aftermath.CORRUPT_JOURNAL:
             is_good = scenario.ends is model.State.SUCCESS
             own = recording.own.gpus
-            return [_in_force(scenario.wish, own) if is_good else _undone(scenario, start)]
+            return [_in_force(scenario.layout, own) if is_good else _undone(scenario, start)]
 
 
 def _in_force(layout: str, gpus: Sequence[states.GpuState]) -> End:
@@ -377,7 +377,7 @@ def _undone(scenario: scenarios.Scenario, start: Sequence[states.GpuState]) -> E
 def _hurt(world: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
     """Name the pods that nobody had to disturb and that were."""
     spared = {*world.serials_before.items()} & {*recording.own.serials.items()}
-    if aftermath is Aftermath.OTHER_WISH and recording.other:
+    if aftermath is Aftermath.OTHER_LAYOUT and recording.other:
         spared &= {*recording.other.serials.items()}
     now, held, ready = world.serials(), world.held(), world.ready_pods()
     for pod in world.pods:

@@ -43,9 +43,9 @@ class Scenario:
     spec: str
     was: str = ""
     """The layout that is in force before; empty: none, and MIG is off."""
-    wish: str
+    layout: str
     other: str = ""
-    """A layout that somebody may want instead; it spares whom the wish spares."""
+    """A layout that may be requested instead; it spares the same pods."""
     ends: model.State = model.State.SUCCESS
     reason: errors.Reason = errors.Reason.APPLIED
     """Where it is not disturbed."""
@@ -75,30 +75,30 @@ _ONCE_ON_THE_WAY_BACK = nvml_faults.Fault(
 FIRST = Scenario(
     name="first layout on A100",
     spec="2xA100-SXM4-40GB",
-    wish="two-sizes",
+    layout="two-sizes",
     whole_gpu_pods=1,
     has_monitor=True,
 )
-FIRST_HOPPER = Scenario(name="first layout on H100", spec="1xH100", wish="two-sizes-h100")
+FIRST_HOPPER = Scenario(name="first layout on H100", spec="1xH100", layout="two-sizes-h100")
 ONE_SLICE = Scenario(
     name="one slice on a busy node",
     spec="1xA100-SXM4-40GB",
     was="balanced",
-    wish="one-slice-changed",
+    layout="one-slice-changed",
     other="fewer",
 )
 MODE_OFF = Scenario(
     name="mode off on one of two GPUs",
     spec="2xA100-SXM4-40GB",
     was="two-sizes",
-    wish="first-off",
+    layout="first-off",
     has_monitor=True,
 )
 FAILING = Scenario(
     name="failing apply",
     spec="2xA100-SXM4-40GB",
     was="uneven",
-    wish="uneven-changed",
+    layout="uneven-changed",
     ends=model.State.FAILED,
     reason=errors.Reason.NO_PERMISSION,
     faults=(_FOR_GOOD,),
@@ -119,7 +119,7 @@ DRAIN_TIMEOUT = dataclasses.replace(
 IN_FORCE = dataclasses.replace(
     ONE_SLICE,
     name="layout already in force",
-    wish="balanced",
+    layout="balanced",
     reason=errors.Reason.ALREADY_APPLIED,
 )
 CORDONED = dataclasses.replace(ONE_SLICE, name="one slice on a cordoned node", is_cordoned=True)
@@ -144,7 +144,7 @@ class Aftermath(enum.Enum):
     RESTART = "restart"
     REBOOT = "reboot"
     """And what made the change fail is gone."""
-    OTHER_WISH = "another wish"
-    NO_WISH = "the label is removed"
-    OLD_WISH = "back to the old wish"
+    OTHER_LAYOUT = "another layout"
+    NO_LAYOUT = "the label is removed"
+    OLD_LAYOUT = "back to the old layout"
     CORRUPT_JOURNAL = "the journal is spoilt"

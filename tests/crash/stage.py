@@ -18,7 +18,7 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, node_options, objects, sandbox_node
 from testkit import apiserver, nvml_faults
-from tests.crash import forkserver, scenarios, victim
+from tests.crash import agent_process, forkserver, scenarios
 
 NAME = "n1"
 WAIT_S = 60.0
@@ -263,7 +263,7 @@ class Stage:
         self.api.patch(f"/api/v1/nodes/{NAME}", change, kind=api.PatchType.MERGE)
 
     def label(self, layout: str | None) -> None:
-        """Wish for a layout, or take the wish back."""
+        """Request a layout; None removes the label."""
         self.patch({"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}})
 
     def reboot(self) -> None:
@@ -290,7 +290,7 @@ class Stage:
         """Start an agent, to be struck at a point if one is given."""
         self._agents += 1
         points = self._folder / f"points-{self._agents}"
-        order = victim.Order(
+        order = agent_process.Order(
             options=self._agent_options(),
             points=str(points),
             log=str(self._folder / f"agent-{self._agents}.log"),
@@ -361,9 +361,9 @@ class Agent:
 
     @property
     def has_served(self) -> bool:
-        """Whether it waits: for the next wish, or for its time to try the same one again."""
+        """Whether it waits: for the next request, or for its next retry."""
         points = self.points()
-        return f"{victim.IDLE} #2" in points or f"{victim.RETRY} #1" in points
+        return f"{agent_process.IDLE} #2" in points or f"{agent_process.RETRY} #1" in points
 
 
 def _budget(resource: str) -> objects.JsonObject:

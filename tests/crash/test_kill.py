@@ -92,9 +92,9 @@ def test_a_node_that_reboots_after_any_port_call_gets_its_layout(
 @pytest.mark.parametrize(
     "aftermath",
     [
-        Aftermath.OTHER_WISH,
-        Aftermath.NO_WISH,
-        Aftermath.OLD_WISH,
+        Aftermath.OTHER_LAYOUT,
+        Aftermath.NO_LAYOUT,
+        Aftermath.OLD_LAYOUT,
         Aftermath.CORRUPT_JOURNAL,
     ],
     ids=name_of,
@@ -145,7 +145,7 @@ def test_an_agent_that_is_told_to_stop_after_any_port_call_leaves_nothing_taken(
     ("scenario", "aftermath", "step"),
     [
         (scenarios.ONE_SLICE, Aftermath.RESTART, 25),
-        (scenarios.ONE_SLICE, Aftermath.NO_WISH, 20),
+        (scenarios.ONE_SLICE, Aftermath.NO_LAYOUT, 20),
         (scenarios.FIRST_HOPPER, Aftermath.REBOOT, 15),
         (scenarios.FAILING, Aftermath.RESTART, 40),
         (scenarios.HOOKED, Aftermath.RESTART, 50),

@@ -44,7 +44,7 @@ def dies(process: int) -> bool:
 
 def kill_at_work(world: stage.Stage, is_at_work: Callable[[], bool]) -> None:
     """Kill an agent once its worker is where it shall be; no process of its may outlive it."""
-    world.label(world.scenario.wish)
+    world.label(world.scenario.layout)
     agent = world.start_agent(has_worker=True)
     world.wait(is_at_work, "the worker")
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,6 @@
 """Access, discovery, and a real client of the embedded Kubernetes API."""
 
 import pathlib
-from collections.abc import Iterator
 
 import kubernetes
 import pytest
@@ -10,17 +9,6 @@ from testkit import apiserver
 from tests.sandbox import apirig
 
 ADMIN, AGENT = "admin", "agent"
-
-
-@pytest.fixture
-def ask() -> Iterator[apirig.Client]:
-    with apirig.serving() as client:
-        yield client
-
-
-@pytest.fixture
-def server(ask: apirig.Client) -> apiserver.ApiServer:
-    return ask.server
 
 
 def test_a_forbidden_request_is_told_as_rbac_tells_it() -> None:

@@ -1,23 +1,10 @@
 """Evictions and PodDisruptionBudgets of the embedded Kubernetes API."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests.sandbox import apirig
-
-
-@pytest.fixture
-def ask() -> Iterator[apirig.Client]:
-    with apirig.serving() as client:
-        yield client
-
-
-@pytest.fixture
-def server(ask: apirig.Client) -> apiserver.ApiServer:
-    return ask.server
 
 
 def test_an_eviction_without_a_budget_deletes_the_pod_gracefully(

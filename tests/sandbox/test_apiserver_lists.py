@@ -1,23 +1,10 @@
 """What a list of the embedded Kubernetes API shows: selectors, pages, moments, forms."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from mig_manager.sandbox.apiserver import rendering, resources
 from testkit import apiserver
 from tests.sandbox import apirig
-
-
-@pytest.fixture
-def ask() -> Iterator[apirig.Client]:
-    with apirig.serving() as client:
-        yield client
-
-
-@pytest.fixture
-def server(ask: apirig.Client) -> apiserver.ApiServer:
-    return ask.server
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,10 @@
 """Which objects the embedded Kubernetes API takes, and how it changes and deletes them."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests.sandbox import apirig
-
-
-@pytest.fixture
-def ask() -> Iterator[apirig.Client]:
-    with apirig.serving() as client:
-        yield client
-
-
-@pytest.fixture
-def server(ask: apirig.Client) -> apiserver.ApiServer:
-    return ask.server
 
 
 def test_a_created_object_gets_identity_and_version_from_the_server(ask: apirig.Client) -> None:

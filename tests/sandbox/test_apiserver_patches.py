@@ -1,22 +1,8 @@
 """How the embedded Kubernetes API applies patches."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from testkit import apiserver
 from tests.sandbox import apirig
-
-
-@pytest.fixture
-def ask() -> Iterator[apirig.Client]:
-    with apirig.serving() as client:
-        yield client
-
-
-@pytest.fixture
-def server(ask: apirig.Client) -> apiserver.ApiServer:
-    return ask.server
 
 
 @pytest.mark.parametrize("content_type", [apirig.MERGE, apirig.STRATEGIC])

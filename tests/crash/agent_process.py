@@ -25,9 +25,9 @@ from testkit import nvml_faults
 from tests.crash import points as points_
 
 IDLE = "idle"
-"""Noted whenever the agent begins to wait for a wish."""
+"""Noted whenever the agent begins to wait for a request."""
 RETRY = "retry"
-"""Noted whenever a failed wish is to be tried again later."""
+"""Noted whenever a retry of a failed request is scheduled."""
 _NO_PORTS = frozenset({"clock", "telemetry"})
 _LONGEST_PAUSE_S = 0.02
 
@@ -63,7 +63,7 @@ def serve(order: Order) -> int:
     assert wanted.gpus.simulate_state is not None
     state = nvml_faults.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
-    victim = main.assemble(
+    agent = main.assemble(
         wanted,
         kube,
         boot_id=state.boot_id,
@@ -75,8 +75,8 @@ def serve(order: Order) -> int:
             inbox=_Mailbox(points),
         ),
     )
-    main.end_on_signals(victim.stop)
-    victim.serve()
+    main.end_on_signals(agent.stop)
+    agent.serve()
     kube.close()
     return 0
 
@@ -129,7 +129,7 @@ class _Mailbox(request.Inbox):
 
 
 class _Telemetry(instrumentation.Telemetry):
-    """Notes when a wish is to be tried again."""
+    """Notes when a retry is scheduled."""
 
     def __init__(self, points: points_.Points) -> None:
         self._points = points
