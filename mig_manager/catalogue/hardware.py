@@ -1,8 +1,8 @@
-"""The GPUs that the sandbox can play: names, slices, profiles and placements of each product.
+"""The MIG products: names, slices, profiles and placements.
 
 The table is ``hardware.json`` beside this file, read on first use only. Each number in it names
 its public source, or is listed as inferred; nothing outside the sandbox and ``validate --gpu``
-depends on it, because on a real node the driver tells all of this.
+depends on it, because on a real node the driver reports all of this.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Grid(enum.Enum):
     """How memory slices are numbered, which also decides the ids of GPU instances."""
 
     SEVEN_SLICE = "seven-slice"
-    """Data-centre boards: eight memory slices, seven of them with compute."""
+    """Data-centre GPUs: eight memory slices, seven of them with compute."""
     FOUR_SLICE = "four-slice"
     """A30."""
     TWELVE_SLICE = "twelve-slice"
@@ -38,7 +38,7 @@ class ComputeProfile:
     """One compute-instance profile of a GPU-instance profile."""
 
     profile_id: int
-    """Equals ``NVML_COMPUTE_INSTANCE_PROFILE_*`` on every captured board."""
+    """Equals ``NVML_COMPUTE_INSTANCE_PROFILE_*`` on every captured GPU."""
     slices: int
     max_instances: int
     multiprocessors: int
@@ -146,7 +146,7 @@ def find(name: str) -> Product:
     Args:
         name: A key or an NVML name, in any case, with or without ``NVIDIA``; an unambiguous
             beginning of one, such as ``H100-SXM``; or a family such as ``A100``, which means its
-            most common board.
+            most common product.
 
     Raises:
         UsageError: No product, or more than one, is called so.
@@ -234,17 +234,17 @@ def template(product: Product, index: int = 0) -> model.Gpu:
         current_mode=mode,
         pending_mode=mode,
         mode_change_needs_reset=product.mode_needs_reset,
-        profiles=tuple(_offered(product, row) for row in product.profiles),
+        profiles=tuple(_profile_info(product, row) for row in product.profiles),
         gpu_instances=(),
     )
 
 
 def resized(gpu: model.Gpu, *, memory_mib: int) -> model.Gpu:
-    """Return the GPU as a board with another size of memory would be: cut into the same slices.
+    """Return the GPU as a product with another size of memory would be: cut into the same slices.
 
     Args:
         gpu: The GPU.
-        memory_mib: Memory of the other board.
+        memory_mib: Memory of the other product.
     """
 
     def stretched(spec: model.GpuInstanceProfile) -> model.GpuInstanceProfile:
@@ -274,7 +274,7 @@ def profile_of(product: Product, row: GpuProfile) -> model.Profile:
     )
 
 
-def _offered(product: Product, row: GpuProfile) -> model.GpuInstanceProfile:
+def _profile_info(product: Product, row: GpuProfile) -> model.GpuInstanceProfile:
     return model.GpuInstanceProfile(
         profile=profile_of(product, row),
         enum_index=row.enum_index,

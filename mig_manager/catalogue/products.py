@@ -9,35 +9,35 @@ from mig_manager.core import model
 from mig_manager.core.layout import generator
 
 _EARLY_GB200_MIB = 189 * 1024
-"""What boards from before production had, whose profiles NVIDIA's default layouts still name
+"""Pre-production units, whose profiles NVIDIA's default layouts still name
 (``all-7g.189gb`` in gpu-operator's ``default-mig-parted-config``)."""
 
 
-def templates(patterns: Iterable[str], *, tell: Callable[[str], object]) -> tuple[model.Gpu, ...]:
+def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[model.Gpu, ...]:
     """Return one idle GPU of each product.
 
     Args:
         patterns: Names or globs.
-        tell: Takes what is to be said of products that are left out.
+        warn: Called with a message about each omitted product.
 
     Raises:
         UsageError: A pattern means no product, or nothing is known of any that they mean.
     """
-    return tuple(hardware.template(product) for product in _chosen(patterns, tell))
+    return tuple(hardware.template(product) for product in _chosen(patterns, warn))
 
 
-def kinds(patterns: Iterable[str], *, tell: Callable[[str], object]) -> tuple[generator.Kind, ...]:
+def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[generator.Kind, ...]:
     """Return what to generate layouts for, one for each product with MIG.
 
     Args:
         patterns: Names or globs.
-        tell: Takes what is to be said of products that are left out.
+        warn: Called with a message about each omitted product.
 
     Raises:
         LayoutError: No product has MIG (NOT_MIG_CAPABLE).
         UsageError: A pattern means no product, or nothing is known of any that they mean.
     """
-    products = _chosen(patterns, tell)
+    products = _chosen(patterns, warn)
     found = tuple(
         generator.Kind(
             device_ids=product.pci_device_ids, profiles=hardware.template(product).profiles or ()
@@ -74,11 +74,11 @@ def known() -> Sequence[model.Gpu]:
     return [*found, hardware.resized(gb200, memory_mib=_EARLY_GB200_MIB)]
 
 
-def _chosen(patterns: Iterable[str], tell: Callable[[str], object]) -> Sequence[hardware.Product]:
+def _chosen(patterns: Iterable[str], warn: Callable[[str], object]) -> Sequence[hardware.Product]:
     found = {product.key: product for pattern in patterns for product in hardware.match(pattern)}
     known = [product for product in found.values() if not product.not_simulatable]
     for product in found.values():
         if known and product not in known:
-            tell(f"{product.name} is left out: {product.not_simulatable}")
+            warn(f"{product.name} is left out: {product.not_simulatable}")
     # With nothing known, the first says why.
     return known or tuple(found.values())

@@ -148,7 +148,7 @@ class GpuAccess:
         """Return one idle GPU of each product named."""
         from mig_manager.catalogue import products
 
-        return products.templates(self._given.products, tell=self._terminal.note)
+        return products.templates(self._given.products, warn=self._terminal.note)
 
     def kinds(self) -> Sequence[generator.Kind]:
         """Return the kinds of GPU of the products named, or else of this machine.
@@ -160,7 +160,7 @@ class GpuAccess:
             return generator.kinds_of(self.gpus().observe())
         from mig_manager.catalogue import products
 
-        return products.kinds(self._given.products, tell=self._terminal.note)
+        return products.kinds(self._given.products, warn=self._terminal.note)
 
     def processes(self) -> Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None:
         """Return the processes that use each GPU, by its UUID; None if that is not known."""

@@ -1,4 +1,4 @@
-"""Reading a document field by field: what it should be, or an error that points at it."""
+"""Check the fields of a YAML tree; errors have the location."""
 
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
@@ -17,10 +17,10 @@ def fail(node: yaml_tree.Node, message: str) -> NoReturn:
 
 
 def check_keys(node: yaml_tree.Mapping, known: Sequence[str]) -> None:
-    """Refuse keys that are not known, rather than ignore what somebody meant.
+    """Refuse unknown keys.
 
     Raises:
-        ConfigError: There is one; the message names the known key that resembles it.
+        ConfigError: There is one; the message suggests a similar key.
     """
     for entry in node.entries:
         if entry.key not in known:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def printable(text: str, instead: str = "?") -> str:
-    """Replace what a terminal would act on: whoever chose the text must not drive it."""
+    """Replace unprintable characters, so that foreign text cannot control a terminal."""
     return "".join(letter if letter.isprintable() else instead for letter in text)
 
 

@@ -367,7 +367,6 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
 
 
 NO_GPUS = ObservedGpus()
-"""Before the first observation."""
 
 
 def unreachable(gpus: Iterable[Gpu]) -> tuple[UnreachableGpu, ...]:
@@ -388,7 +387,7 @@ class Pin:
 
     @property
     def sort_key(self) -> tuple[object, ...]:
-        """By memory slice, then by profile."""
+        """The order by memory slice, then by profile."""
         return self.start, self.profile.sort_key
 
 
@@ -440,7 +439,6 @@ class Phase(enum.Enum):
 
     RESOLVE = "Resolve"
     WAIT = "Wait"
-    """For a slot, if the number of nodes under change is limited."""
     CORDON = "Cordon"
     DRAIN = "Drain"
     PAUSE = "Pause"

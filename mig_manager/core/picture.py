@@ -1,7 +1,6 @@
-"""The slices of GPUs as text: what a node looks like, and what a plan would make of it.
+"""Draw the slices of GPUs as text: a node now, and after a plan.
 
-GPUs that look the same are drawn once. A picture says everything in characters; colour only
-repeats it.
+Equal GPUs are drawn once. Colour only repeats what the characters show.
 """
 
 import dataclasses
@@ -51,7 +50,7 @@ def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style) -> str:
                 *_offer(alike[0], style),
             ]
         )
-        for alike in _fold(gpus, _look)
+        for alike in _fold(gpus, _appearance)
     ]
     legend = [_legend_of_garbage(style)] if any(_has_garbage(gpu) for gpu in gpus) else []
     return "\n\n".join(blocks + legend)
@@ -77,15 +76,15 @@ def draw_change(
     """
     plans = {gpu_plan.gpu_uuid: gpu_plan for gpu_plan in plan.gpus if gpu_plan.steps}
 
-    def look(gpu: model.Gpu) -> Hashable:
-        return _look(gpu), _look_of_plan(plans.get(gpu.uuid)), gpu.uuid in selected
+    def appearance(gpu: model.Gpu) -> Hashable:
+        return _appearance(gpu), _appearance_of_plan(plans.get(gpu.uuid)), gpu.uuid in selected
 
     blocks: list[str] = []
-    for alike in _fold(gpus, look):
+    for alike in _fold(gpus, appearance):
         gpu_plan = plans.get(alike[0].uuid)
         if gpu_plan is None:
-            said = "right already" if alike[0].uuid in selected else "not in this layout"
-            header = _header(alike, f"{_mode_text(alike[0])} · {said}", style)
+            note = "right already" if alike[0].uuid in selected else "not in this layout"
+            header = _header(alike, f"{_mode_text(alike[0])} · {note}", style)
             blocks.append(f"{header}\n    {style.plain(summarise(alike[0]))}")
         else:
             header = _header(alike, _mode_change_text(alike[0], gpu_plan), style)
@@ -122,15 +121,15 @@ def indices(gpus: Iterable[model.Gpu]) -> str:
 
 
 def _fold(
-    gpus: Iterable[model.Gpu], look: Callable[[model.Gpu], Hashable]
+    gpus: Iterable[model.Gpu], appearance: Callable[[model.Gpu], Hashable]
 ) -> list[list[model.Gpu]]:
     groups: dict[Hashable, list[model.Gpu]] = {}
     for gpu in gpus:
-        groups.setdefault(look(gpu), []).append(gpu)
+        groups.setdefault(appearance(gpu), []).append(gpu)
     return list(groups.values())
 
 
-def _look(gpu: model.Gpu) -> Hashable:
+def _appearance(gpu: model.Gpu) -> Hashable:
     """Everything that a picture of this GPU shows, ids and UUIDs left out."""
     instances = tuple(
         (
@@ -143,7 +142,7 @@ def _look(gpu: model.Gpu) -> Hashable:
     return gpu.name, gpu.pci_device_id, gpu.current_mode, gpu.pending_mode, instances
 
 
-def _look_of_plan(gpu_plan: steps.GpuPlan | None) -> Hashable:
+def _appearance_of_plan(gpu_plan: steps.GpuPlan | None) -> Hashable:
     if gpu_plan is None:
         return None
     places = {
@@ -152,11 +151,11 @@ def _look_of_plan(gpu_plan: steps.GpuPlan | None) -> Hashable:
     return gpu_plan.target, frozenset(places), gpu_plan.changes_mode, gpu_plan.is_provisional
 
 
-def _header(alike: Sequence[model.Gpu], said: str, style: bar.Style) -> str:
+def _header(alike: Sequence[model.Gpu], note: str, style: bar.Style) -> str:
     first = alike[0]
     who = f"{len(alike)} alike" if len(alike) > 1 else _short(first.uuid)
     title = style.paint(f"GPU {indices(alike)}", bar.Tone.STRONG)
-    return title + style.plain(f" · {first.name} · {said} · {who}")
+    return title + style.plain(f" · {first.name} · {note} · {who}")
 
 
 def _short(uuid: str) -> str:
@@ -211,9 +210,9 @@ def _small_first(profile: model.Profile) -> tuple[int, int, str]:
 
 def _slices(gpu: model.Gpu) -> int:
     """Return the number of memory slices, or 0 when this driver has not told yet."""
-    offered = [place.end for info in gpu.profiles or () for place in info.placements]
+    possible = [place.end for info in gpu.profiles or () for place in info.placements]
     taken = [gi.placement.end for gi in gpu.gpu_instances]
-    return max(offered + taken, default=0)
+    return max(possible + taken, default=0)
 
 
 def _bar_now(gpu: model.Gpu, style: bar.Style) -> list[str]:

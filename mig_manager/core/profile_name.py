@@ -1,4 +1,4 @@
-"""Profile names: from text, from what NVML tells, and what a person may have meant.
+"""Profile names: parsed, built from NVML's numbers, and suggested for a mistyped one.
 
     profile   := [C "c."] G "g." GB "gb" [("+" | "-") attribute ("," attribute)*]
     attribute := letter [letters, digits and dots, not ending in a dot]

@@ -1,11 +1,8 @@
-"""YAML in and out: the only file that knows the YAML library.
+"""Parse and write YAML: the only module that uses the YAML library.
 
-In: text to a small immutable tree in which every key and value knows its line and column, so
-that errors about a document can point into it. Scalars are resolved as YAML 1.1 does (``yes`` is
-true), because that is what mig-parted's documents are written for. JSON is read as the YAML it is.
-
-The tree is built from parser events rather than by the library's composer: depth and size are
-then bounded while reading, whatever the document's author had in mind.
+``parse`` returns an immutable tree in which every key and value has its line and column. Scalars
+are those of YAML 1.1 (``yes`` is true), as in documents for mig-parted; JSON is parsed as YAML.
+The tree is built from parser events, which bounds depth and size while parsing.
 """
 
 import dataclasses
@@ -19,7 +16,7 @@ from mig_manager import errors
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One sentence about one place."""
+    """One sentence about one location."""
 
     location: errors.Location
     message: str
@@ -29,16 +26,16 @@ class Diagnostic:
 
 
 class Diagnostics:
-    """Collects diagnostics while a document is read.
+    """Collects diagnostics while a document is parsed.
 
     Attributes:
-        is_lenient: Whether what is dubious passes.
-        warnings: What passed and does not do what it seems to.
-        extensions: What is good here and would be refused, or ignored, by mig-parted.
+        is_lenient: Whether dubious content passes with a warning, as mig-parted passes it.
+        warnings: Dubious content that passed.
+        extensions: Content that mig-parted would refuse or ignore.
     """
 
     def __init__(self, *, is_lenient: bool = False) -> None:
-        """Start without any."""
+        """Start empty."""
         self.is_lenient = is_lenient
         self.warnings: list[Diagnostic] = []
         self.extensions: list[Diagnostic] = []
@@ -47,12 +44,12 @@ class Diagnostics:
         """Refuse something dubious, or let it pass with a warning.
 
         Args:
-            location: Where it is.
-            problem: What is wrong with it, and what would be right.
-            passes: What it means when it passes.
+            location: Its location.
+            problem: What is wrong, and what would be right.
+            passes: What it means if it passes.
 
         Raises:
-            ConfigError: It does not pass.
+            ConfigError: Unless lenient.
         """
         if not self.is_lenient:
             raise errors.ConfigError(problem, location=location)
@@ -64,7 +61,7 @@ class Diagnostics:
 
 
 def in_order(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Return diagnostics by their places; what a document repeats by an alias is told once."""
+    """Return diagnostics by location, each once, although aliases repeat content."""
     unique = dict.fromkeys(found)
     return tuple(sorted(unique, key=lambda each: (each.location.line, each.location.column)))
 
@@ -73,13 +70,13 @@ MAX_CHARACTERS = 2**20
 """A ConfigMap holds 1 MiB at most."""
 MAX_DEPTH = 32
 MAX_NODES = 100_000
-"""Counted after aliases are expanded: a few lines can otherwise stand for billions of nodes."""
+"""Counted with aliases expanded: a few lines can stand for billions of nodes."""
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _YAML = "tag:yaml.org,2002:"
 _QUOTE = "; a text that begins with * takes quotes"
 _INTEGER_BITS = 64
-"""More than that is no count and no index, and Python refuses to print what is much larger."""
+"""Larger numbers are no count and no index."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +115,7 @@ class Sequence:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A key and its value; merged entries keep the place where they were written."""
+    """A key and its value; merged entries keep their location."""
 
     key: str
     value: "Node"
@@ -142,7 +139,7 @@ Node = Scalar | Sequence | Mapping
 
 
 def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> Node | None:
-    """Read one YAML document; None when there is nothing but white space and comments.
+    """Parse one YAML document; None if it has only white space and comments.
 
     Args:
         text: The document.
@@ -151,9 +148,8 @@ def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> 
             counts, and a second document is ignored.
 
     Raises:
-        ConfigError: No YAML, too large, an alias without anchor, a tag that plain data does not
-            need; unless diagnostics are lenient also a key given twice, or a second document with
-            content, which mig-parted would ignore without a word.
+        ConfigError: Invalid YAML, too large, an alias without anchor, a tag beyond plain data;
+            unless lenient also a duplicate key, or a second document with content.
     """
     _check_characters(text, source)
     loader = _Loader(text)
@@ -162,7 +158,7 @@ def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> 
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
-        # Whoever writes *A100* means a glob, and not what YAML makes of it.
+        # *A100* is meant as a glob, and YAML reads an alias.
         hint = _QUOTE if "alias" in (getattr(error, "context", None) or "") else ""
         raise errors.ConfigError(
             f"not readable as YAML: {problem}{hint}", location=_locate(mark, source)
@@ -172,7 +168,7 @@ def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> 
 
 
 def plain(node: Node | None) -> object:
-    """Return the tree as dict, list and scalars, for those who need no places."""
+    """Return the tree as dict, list and scalars, without locations."""
     match node:
         case None:
             return None
@@ -185,10 +181,7 @@ def plain(node: Node | None) -> object:
 
 
 def dump(data: object) -> str:
-    """Write dicts, lists, tuples and scalars as YAML: blocks, with lists of scalars on one line.
-
-    Keys keep their order. Texts that would be read as something else are double-quoted.
-    """
+    """Write plain data as YAML: blocks, lists of scalars on one line, keys in their order."""
     text: str = yaml.dump(
         data,
         Dumper=_Dumper,
@@ -201,10 +194,7 @@ def dump(data: object) -> str:
 
 
 class _Reader:
-    """Builds the tree from the events of one parser.
-
-    An anchor is known once its node is complete, so no tree can contain itself.
-    """
+    """Builds the tree from parser events; an anchor ends before its alias: no cycles."""
 
     def __init__(self, loader: Any, source: str, diagnostics: Diagnostics) -> None:
         self._loader = loader  # its stubs leave every method that we call untyped
@@ -229,7 +219,7 @@ class _Reader:
         return root
 
     def _has_more(self) -> bool:
-        # Whatever follows, even no YAML: mig-parted does not look at it.
+        # mig-parted ignores what follows, even invalid YAML.
         try:
             self._refuse_more()
         except (errors.ConfigError, yaml.YAMLError):
@@ -350,11 +340,8 @@ def _measure(node: Node) -> tuple[int, int]:
             children = node.items
         case Mapping():
             children = tuple(entry.value for entry in node.entries)
-    parts = [_measure(child) for child in children]
-    return (
-        1 + sum(nodes for nodes, _ in parts),
-        1 + max((height for _, height in parts), default=0),
-    )
+    parts = [(1, 0), *map(_measure, children)]
+    return sum(nodes for nodes, _ in parts), 1 + max(height for _, height in parts)
 
 
 def _check_tag(tag: str | None, expected: str, location: errors.Location) -> None:
@@ -420,20 +407,16 @@ _RESOLVERS: dict[str, Callable[[str], str | int | float | bool | None]] = {
 
 def _check_characters(text: str, source: str) -> None:
     if len(text) > MAX_CHARACTERS:
-        raise errors.ConfigError(
-            f"{len(text)} characters; more than {MAX_CHARACTERS} are not read",
-            location=errors.Location(source=source, line=1, column=1),
-        )
+        start = errors.Location(source=source, line=1, column=1)
+        problem = f"{len(text)} characters; more than {MAX_CHARACTERS} are not read"
+        raise errors.ConfigError(problem, location=start)
     match = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if match is not None:
         before = text[: match.start()]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         raise errors.ConfigError(
             f"character U+{ord(match[0]):04X} is not allowed in YAML",
-            location=errors.Location(
-                source=source,
-                line=before.count("\n") + 1,
-                column=len(before) - before.rfind("\n"),
-            ),
+            location=errors.Location(source=source, line=line, column=column),
         )
 
 
@@ -444,7 +427,7 @@ def _locate(mark: yaml.Mark | None, source: str) -> errors.Location:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes as mig-parted's export does."""
+    """Writes without aliases, as mig-parted does."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

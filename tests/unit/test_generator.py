@@ -49,7 +49,7 @@ PER_PROFILE = {
 
 
 def kinds(*names: str) -> tuple[generator.Kind, ...]:
-    return products.kinds(names, tell=lambda _: pytest.fail("nothing is left out"))
+    return products.kinds(names, warn=lambda _: pytest.fail("nothing is left out"))
 
 
 def layouts(*names: str, has_all_maximal: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which processes use a GPU, in words and as data, and which of them a plan must not cut off."""
+"""Processes that use a GPU, and which of them block a plan."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from mig_manager.core import steps
 
 RELEASING_DAEMONS = ("nvidia-persiste", "nv-fabricmanage")
 """Daemons, by the 15 letters that the kernel keeps of a name, which have every GPU open and are
-not in the way: the first lets go when nvidia-smi asks it to, by its socket (gpu-operator#118), and
+do not block a reset: the first releases it when nvidia-smi asks (gpu-operator#118), and
 without the second a GPU behind an NVSwitch could not be reset alone (``nvidia-smi(1)``)."""
 
 _COMM = 15
@@ -20,21 +20,21 @@ def program(command: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that holds a GPU, by NVML's lists, by its open files, or by both."""
+    """A process that uses a GPU, by NVML's lists, by its open files, or both."""
 
     pid: int
     name: str
     home: str
-    """``pod UID`` or ``unit NAME.service``; empty when it cannot be told."""
+    """``pod UID`` or ``unit NAME.service``; empty if unknown."""
     gpu_instances: tuple[int, ...]
-    """Ids of the GPU instances that it holds; empty when it holds the GPU itself."""
+    """Ids of the GPU instances that it uses; empty if it uses the GPU itself."""
     compute_instances: tuple[tuple[int, int], ...] = ()
     """Ids of GPU instance and compute instance, as far as they are known."""
 
     def __str__(self) -> str:
         where = ", ".join(f"GPU instance {each}" for each in self.gpu_instances)
-        told = ", ".join(filter(None, (f"pid {self.pid}", where, self.home)))
-        return f"{self.name} ({told})"
+        details = ", ".join(filter(None, (f"pid {self.pid}", where, self.home)))
+        return f"{self.name} ({details})"
 
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
@@ -51,8 +51,7 @@ class GpuProcess:
 def blocking(plan: steps.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
     """Return the processes that use what the steps of one GPU destroy.
 
-    A switch of MIG mode takes the GPU from everyone who has it open, except from daemons that let
-    go by themselves.
+    A change of MIG mode affects every process with the GPU open, except ``RELEASING_DAEMONS``.
 
     Args:
         plan: The steps of one GPU.

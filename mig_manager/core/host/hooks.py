@@ -1,7 +1,4 @@
-"""The owner's hooks: programs that run before, within and after a change.
-
-How they are read is in ``hookfile``, so that whoever only knows of them needs no YAML.
-"""
+"""Parse the hooks file: programs that run before, during and after a change."""
 
 import dataclasses
 import enum
@@ -17,7 +14,7 @@ class Point(enum.Enum):
     APPLY_START = "apply-start"
     """First of all, also when nothing is going to change."""
     PRE_APPLY_MODE = "pre-apply-mode"
-    """Before MIG mode is switched."""
+    """Before MIG mode changes."""
     PRE_APPLY_CONFIG = "pre-apply-config"
     """Before instances are destroyed and created."""
     APPLY_EXIT = "apply-exit"
@@ -31,11 +28,11 @@ class Hook:
     command: str
     args: tuple[str, ...]
     envs: Mapping[str, str]
-    """Its whole environment but for what tells it of the change."""
+    """Its environment, without the variables about the change."""
     workdir: str
     """Empty: where we are."""
     timeout_s: float | None
-    """None: what the node's owner says for all of them."""
+    """None: the default for all hooks."""
     location: errors.Location
     """Of its command."""
 
@@ -58,7 +55,7 @@ class Table:
 
 VERSION = "v1"
 MOST_TIMEOUT_S = 86400.0
-"""A day: nobody waits longer for a program on purpose."""
+"""A day."""
 
 _KEYS = ("version", "hooks")
 _HOOK_KEYS = ("command", "args", "envs", "workdir", "timeout-s")
@@ -126,20 +123,20 @@ def _hooks(node: yaml_tree.Node) -> Iterator[Hook]:
 
 
 def _hook(node: yaml_tree.Node) -> Hook:
-    given = _Fields(node, _HOOK_KEYS, "a mapping with 'command'")
-    command = given.get("command")
+    entries = _Fields(node, _HOOK_KEYS, "a mapping with 'command'")
+    command = entries.get("command")
     if command is None:
         fields.fail(node, "'command' is missing; write, for example, 'command: /bin/true'")
     program = _text(command, "command")
     if not program:
         fields.fail(command, "command must name a program")
-    workdir = given.get("workdir")
+    workdir = entries.get("workdir")
     return Hook(
         command=program,
-        args=tuple(_args(given.get("args"))),
-        envs=dict(_envs(given.get("envs"))),
+        args=tuple(_args(entries.get("args"))),
+        envs=dict(_envs(entries.get("envs"))),
         workdir=_text(workdir, "workdir") if workdir is not None else "",
-        timeout_s=_timeout_s(given.get("timeout-s")),
+        timeout_s=_timeout_s(entries.get("timeout-s")),
         location=command.location,
     )
 

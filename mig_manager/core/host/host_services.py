@@ -1,12 +1,12 @@
-"""The GPU operator's list of services of the host that use GPUs and must rest during a change.
+"""Parse the GPU operator's list of host services to stop during a change.
 
     version: v1
     systemd-services:
     - nvsm.service
     - nvidia-dcgm      # means nvidia-dcgm.service
 
-Kubelet is stopped only where the list names it: NVIDIA's agent does so unasked for each change of
-MIG mode, and where the agent is a pod, nobody is then left to start the pod again.
+Kubelet is stopped only if the list names it. NVIDIA's agent stops it for each change of MIG mode;
+without kubelet, the agent's own pod would not be restarted.
 """
 
 import re
@@ -67,13 +67,13 @@ def parse(text: str, *, source: str) -> tuple[str, ...]:
 def _units(services: yaml_tree.Sequence) -> tuple[str, ...]:
     if len(services.items) > MOST_SERVICES:
         fields.fail(services, f"there are {len(services.items)} services; {MOST_SERVICES} at most")
-    places: dict[str, yaml_tree.Node] = {}
+    nodes: dict[str, yaml_tree.Node] = {}
     for node in services.items:
         name = _unit(node)
-        if name in places:
-            fields.fail(node, f"'{name}' is named twice; first in line {_line(places[name])}")
-        places[name] = node
-    return stop_order(tuple(places))
+        if name in nodes:
+            fields.fail(node, f"'{name}' is named twice; first in line {_line(nodes[name])}")
+        nodes[name] = node
+    return stop_order(tuple(nodes))
 
 
 def stop_order(names: Sequence[str]) -> tuple[str, ...]:

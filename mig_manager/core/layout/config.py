@@ -185,7 +185,7 @@ class _Devices:
         self.locations.setdefault(asked, entry.location)
         count = _count(entry)
         if not at:
-            # One profile in two spellings is two wishes for it, as mig-parted's apply reads it.
+            # Two spellings of one profile add up, as in mig-parted.
             self.counts[asked] = self.counts.get(asked, 0) + count
             return
         diagnostics.extend(

@@ -52,9 +52,9 @@ def export(
 ) -> dict[str, object]:
     """Return a document, as plain data, whose one layout is what the GPUs have now.
 
-    GPUs in the same state share a rule; a filter appears only where models must be told apart,
+    GPUs in the same state share a rule; a filter appears only where models differ,
     and ``devices`` is ``all`` where a rule has every GPU of its models. A GPU instance without a
-    compute instance serves nobody and is left out.
+    compute instance is useless and omitted.
 
     Args:
         gpus: As observed.
@@ -75,7 +75,7 @@ def export(
 
 
 def current(gpu: model.Gpu, *, has_placements: bool = False) -> model.DesiredGpu:
-    """Return the wish that is fulfilled by what a GPU has now."""
+    """Return the desired state that equals the current state of a GPU."""
     counts: dict[model.Profile, int] = {}
     pins: dict[model.Pin, int] = {}
     if gpu.current_mode is not model.MigMode.ENABLED:

@@ -50,8 +50,8 @@ def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[Kind, ...]:
     """Sort the MIG-capable GPUs of a node by PCI id.
 
     Raises:
-        LayoutError: None has MIG (NOT_MIG_CAPABLE), or the driver tells no profiles while MIG is
-            off (NOT_SUPPORTED).
+        LayoutError: None has MIG (NOT_MIG_CAPABLE), or the driver lists no profiles while
+            MIG is off (NOT_SUPPORTED).
     """
     known: dict[int, model.Gpu] = {}
     for gpu in gpus:

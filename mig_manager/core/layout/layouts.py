@@ -102,7 +102,7 @@ def parse_identity(text: str) -> str | None:
 
 
 def is_uuid(identity: str) -> bool:
-    """Tell a UUID from a PCI address."""
+    """Return whether it is a UUID and not a PCI address."""
     return identity.startswith("GPU-")
 
 
@@ -170,7 +170,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A named wish for the GPUs of a node."""
+    """A named layout."""
 
     name: str
     rules: tuple[Rule, ...]

@@ -28,7 +28,7 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
     that of another node's GPU.
 
     Args:
-        layout: The wish; one that was read leniently raises nothing, as with mig-parted.
+        layout: The layout; one that was parsed leniently raises nothing, as with mig-parted.
         gpus: All GPUs of the node.
 
     A GPU that cannot be observed is left out as well, unless the layout names it.
@@ -50,39 +50,41 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
 
 
 def unrestored_elsewhere(
-    layout: layouts.Layout, gpus: model.ObservedGpus, due: Iterable[model.GpuSnapshot]
+    layout: layouts.Layout, gpus: model.ObservedGpus, unrestored: Iterable[model.GpuSnapshot]
 ) -> tuple[model.GpuSnapshot, ...]:
-    """Return what stays due on unreachable GPUs once a layout that is not about them is applied.
+    """Return the snapshots still to restore after a layout that skips unreachable GPUs.
 
     Args:
         layout: The applied layout.
         gpus: All GPUs of the node.
-        due: What an earlier, failed change has to restore.
+        unrestored: What an earlier, failed change has to restore.
     """
     others = (
         gpu for gpu in gpus.unreachable if not any(_may_match(rule, gpu) for rule in layout.rules)
     )
-    return model.ObservedGpus(gpus, others).missing(due)
+    return model.ObservedGpus(gpus, others).missing(unrestored)
 
 
 @contextlib.contextmanager
 def located(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> Iterator[None]:
-    """Have an error of the planner say where the layout asks for what it refuses."""
+    """Add the layout's location to an error of the planner."""
     try:
         yield
     except errors.LayoutError as error:
         found = _deciding(layout, gpus).get(error.gpu_uuid)
         if found:
             _, rule = found
-            places = {str(profile): place for profile, place in rule.profile_locations.items()}
-            error.locate(places.get(error.profile, rule.location))
+            locations = {
+                str(profile): location for profile, location in rule.profile_locations.items()
+            }
+            error.locate(locations.get(error.profile, rule.location))
         raise
 
 
 def lenient_warnings(
     layout: layouts.Layout, gpus: Sequence[model.Gpu]
 ) -> tuple[yaml_tree.Diagnostic, ...]:
-    """Return what ``select`` lets pass on these GPUs because the layout was read leniently."""
+    """Return what ``select`` passes on these GPUs because the layout is lenient."""
     if not layout.is_lenient:
         return ()
     found = _problems(layout, gpus, _deciding(layout, gpus))

@@ -1,11 +1,11 @@
-"""mig-parted's checkpoint of GPUs: one line of JSON, written as it writes it, and read with care.
+"""Read and write the checkpoints of mig-parted: one line of JSON.
 
     {"Version":"v1","MigState":{"Devices":[{"UUID":"GPU-...","MigMode":1,"GpuInstances":[
       {"ProfileID":9,"Placement":{"Start":4,"Size":4},
        "ComputeInstances":[{"ProfileID":2,"EngProfileID":0}]}]}]}}
 
 Profiles are those of ``NVML_GPU_INSTANCE_PROFILE_*`` and ``NVML_COMPUTE_INSTANCE_PROFILE_*`` and
-not the driver's ids; where compute instances lie is not told. GPUs without MIG do not occur.
+not the driver's ids; placements of compute instances and GPUs without MIG are omitted.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def render(gpus: Sequence[model.Gpu]) -> str:
     """Write what GPUs have.
 
     Raises:
-        LayoutError: UNKNOWN_PROFILE: the driver does not tell the profile of an instance.
+        LayoutError: UNKNOWN_PROFILE: the driver does not report the profile of an instance.
     """
     devices = [_device_data(gpu) for gpu in gpus if gpu.current_mode is not None]
     # An empty list is null there, as is everything that Go never appended to.
@@ -67,7 +67,7 @@ def render(gpus: Sequence[model.Gpu]) -> str:
 
 
 def parse(text: str, *, source: str) -> Checkpoint:
-    """Read a checkpoint; whether it is one of this node's GPUs is not asked here.
+    """Parse a checkpoint, without a comparison with this node's GPUs.
 
     Args:
         text: What ``render`` or mig-parted wrote.

@@ -1,7 +1,7 @@
-"""What GPUs had, as plain data and back: the part of a journal that a way back needs.
+"""The codec of GPUs: snapshots in the journal, and the published inventory of a node.
 
-The names of profiles and not the driver's ids are what counts: a driver may be updated between
-writing and reading. Instance ids and MIG UUIDs are left out, for nothing can bring them back.
+Profiles are identified by name, since a driver update may change ids. Instance ids and MIG UUIDs
+are omitted: they cannot be restored.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.core import messages, model, profile_name
 
 _MAX_SLICE = 1_000
-"""No GPU has so many; it keeps nonsense from being planned with."""
+"""More than any GPU has."""
 
 
 def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
@@ -150,10 +150,10 @@ VERSION = 1
 _MOST = 64
 """GPUs, models and profiles."""
 _MOST_SLICES = 16
-"""The largest board has twelve memory slices."""
+"""The largest GPU has twelve memory slices."""
 _MOST_MEMORY_GB = 10_000
 _MOST_LETTERS = 80
-_MOST_LETTERS_TOLD = 400
+_MOST_LETTERS_OF_MESSAGE = 400
 """Of the driver's answer about an unreachable GPU."""
 _MOST_NUMBER = 2**32 - 1
 _PROFILE_ROW = 8
@@ -203,7 +203,7 @@ def from_json(text: str) -> model.ObservedGpus:
 
 
 def idle(gpu: model.Gpu) -> model.Gpu:
-    """Return the same GPU as if nobody had partitioned it."""
+    """Return the same GPU, not partitioned."""
     mode = None if gpu.current_mode is None else model.MigMode.DISABLED
     return dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
 
@@ -217,7 +217,7 @@ def _unreachable_row(gpu: model.UnreachableGpu) -> dict[str, Any]:
         "name": gpu.name,
         "reason": gpu.reason.value,
         "code": gpu.code,
-        "message": gpu.message[:_MOST_LETTERS_TOLD],
+        "message": gpu.message[:_MOST_LETTERS_OF_MESSAGE],
     }
 
 
@@ -231,7 +231,7 @@ def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
         name=_text(row["name"]),
         reason=errors.Reason(row["reason"]),
         code=None if code is None else _number(code),
-        message=_text(row["message"], most=_MOST_LETTERS_TOLD),
+        message=_text(row["message"], most=_MOST_LETTERS_OF_MESSAGE),
     )
 
 
@@ -279,7 +279,7 @@ def _common(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profile(row: object) -> model.GpuInstanceProfile:
-    name, enum_index, profile_id, memory, processors, most, engines, places = _inventory_list(
+    name, enum_index, profile_id, memory, processors, most, engines, placements = _inventory_list(
         row, length=_PROFILE_ROW
     )
     decoders, encoders, jpegs, ofas = map(_number, _inventory_list(engines, length=_ENGINE_ROW))
@@ -291,7 +291,7 @@ def _profile(row: object) -> model.GpuInstanceProfile:
         multiprocessors=_number(processors),
         max_instances=_number(most),
         engines=model.Engines(decoders=decoders, encoders=encoders, jpegs=jpegs, ofas=ofas),
-        placements=tuple(_inventory_place(place) for place in _inventory_list(places)),
+        placements=tuple(_inventory_place(place) for place in _inventory_list(placements)),
     )
 
 
