@@ -78,7 +78,7 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
 
 def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.Service:
     kube = api.KubeApi.connect(kubeconfig=kubeconfig)
-    world = fakes.World(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
+    world = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
     agent = agents.assembled(
         kube,
         name,

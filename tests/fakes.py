@@ -34,7 +34,7 @@ class FakeClock:
             callback()
 
 
-class FakeWish:
+class FakeRequest:
     """A wish that ends at the n-th question, or never."""
 
     def __init__(self, clock: FakeClock, *, ends_at: int | None = None, replaced: bool) -> None:
@@ -80,11 +80,11 @@ class FakeBudget:
     replicas: int
     max_unavailable: int
 
-    def observed(self, world: "World") -> policy.Budget:
+    def observed(self, rig: "NodeRig") -> policy.Budget:
         """Return it with its status as it is now."""
         ready = [
             pod
-            for pod in (*world.pods.values(), *world.elsewhere.values())
+            for pod in (*rig.pods.values(), *rig.elsewhere.values())
             if self.covers(pod) and pod.is_ready and not pod.is_terminating
         ]
         desired = self.replicas - self.max_unavailable
@@ -106,7 +106,7 @@ class FakeBudget:
 
 
 @dataclasses.dataclass
-class World:
+class NodeRig:
     """The whole node: GPUs, pods, plugin, labels; state is public for the tests to look at."""
 
     gpus: tuple[model.Gpu, ...]
@@ -326,26 +326,26 @@ class World:
 
 
 class FakeNode:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, rig: NodeRig) -> None:
+        self._rig = rig
 
     def read(self) -> cluster.NodeView:
-        self._world.called("node.read")
+        self._rig.called("node.read")
         return self._view()
 
     def _view(self) -> cluster.NodeView:
-        world = self._world
+        rig = self._rig
         return cluster.NodeView(
             name="node-a",
             uid="node-uid",
-            labels=dict(world.labels),
-            annotations=dict(world.annotations),
-            is_unschedulable=world.is_unschedulable,
-            taint_keys=frozenset({cluster.HOLD_TAINT} if world.has_hold_taint else ()),
-            allocatable={name: len(ids) for name, ids in world.offered.items()},
+            labels=dict(rig.labels),
+            annotations=dict(rig.annotations),
+            is_unschedulable=rig.is_unschedulable,
+            taint_keys=frozenset({cluster.HOLD_TAINT} if rig.has_hold_taint else ()),
+            allocatable={name: len(ids) for name, ids in rig.offered.items()},
             capacity={
-                name: len(ids | world.unhealthy.get(name, frozenset()))
-                for name, ids in world.offered.items()
+                name: len(ids | rig.unhealthy.get(name, frozenset()))
+                for name, ids in rig.offered.items()
             },
         )
 
@@ -353,7 +353,7 @@ class FakeNode:
         # As over HTTP: what depends on the node is written only for the node that was decided for.
         assert change.hold_taint is None
         assert change.unschedulable is None
-        self._world.called("node.patch")
+        self._rig.called("node.patch")
         return self._write(change)
 
     def announce(self, change: cluster.NodePatch) -> None:
@@ -364,35 +364,35 @@ class FakeNode:
         view = self._view()
         while True:
             change = decide(view)
-            self._world.called("node.patch")
+            self._rig.called("node.patch")
             if self._view() == view:
                 return self._write(change)
-            self._world.called("node.read")
+            self._rig.called("node.read")
             view = self._view()
 
     def _write(self, change: cluster.NodePatch) -> cluster.NodeView:
-        world = self._world
-        _merge(world.labels, change.labels)
-        _merge(world.annotations, change.annotations)
+        rig = self._rig
+        _merge(rig.labels, change.labels)
+        _merge(rig.annotations, change.annotations)
         if change.unschedulable is not None:
-            world.is_unschedulable = change.unschedulable
+            rig.is_unschedulable = change.unschedulable
         if change.hold_taint is not None:
-            world.has_hold_taint = change.hold_taint
+            rig.has_hold_taint = change.hold_taint
         told = change.annotations.get(cluster.STATUS_ANNOTATION)
         if told:
-            world.told.append(str(json.loads(told)["message"]))
+            rig.told.append(str(json.loads(told)["message"]))
         state = change.labels.get(cluster.STATE_LABEL)
-        if state and (not world.states or world.states[-1] != state):
-            world.states.append(state)
-        _drop_gated(world)
-        lost = world.losing.get(len(world.log) - 1)
+        if state and (not rig.states or rig.states[-1] != state):
+            rig.states.append(state)
+        _drop_gated(rig)
+        lost = rig.losing.get(len(rig.log) - 1)
         if lost is not None:
             raise lost
         return self._view()
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
-        self._world.events.append(reason)
-        self._world.messages.append(message)
+        self._rig.events.append(reason)
+        self._rig.messages.append(message)
 
     def flush_events(self, timeout_s: float) -> bool:
         return True
@@ -406,26 +406,26 @@ def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:
             target[key] = value
 
 
-def _drop_gated(world: World) -> None:
-    for uid, pod in list(world.pods.items()):
-        if any(world.labels.get(key) != value for key, value in pod.node_selector.items()):
-            world.pods[uid] = dataclasses.replace(pod, is_terminating=True)
+def _drop_gated(rig: NodeRig) -> None:
+    for uid, pod in list(rig.pods.items()):
+        if any(rig.labels.get(key) != value for key, value in pod.node_selector.items()):
+            rig.pods[uid] = dataclasses.replace(pod, is_terminating=True)
 
 
 class FakeWorkloads:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, rig: NodeRig) -> None:
+        self._rig = rig
 
     def list(self) -> tuple[cluster.Pod, ...]:
-        self._world.called("workloads.list")
-        return tuple(self._world.pods.values())
+        self._rig.called("workloads.list")
+        return tuple(self._rig.pods.values())
 
     def watched(self) -> tuple[cluster.Pod, ...] | None:
-        return self._world.watched()
+        return self._rig.watched()
 
     def evict(self, pod: cluster.Pod) -> ports.Verdict:
-        self._world.called("workloads.evict")
-        if pod.uid not in self._world.pods:
+        self._rig.called("workloads.evict")
+        if pod.uid not in self._rig.pods:
             return ports.Verdict(answer=ports.Eviction.GONE)
         verdict = self._verdict(pod)
         if verdict.answer is ports.Eviction.ACCEPTED:
@@ -433,83 +433,83 @@ class FakeWorkloads:
         return verdict
 
     def can_evict(self, pod: cluster.Pod) -> ports.Verdict:
-        self._world.called("workloads.can_evict")
+        self._rig.called("workloads.can_evict")
         return self._verdict(pod)
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
-        self._world.called("workloads.budgets")
-        known = self._world.disruption_budgets if "default" in namespaces else ()
-        return tuple(budget.observed(self._world) for budget in known)
+        self._rig.called("workloads.budgets")
+        known = self._rig.disruption_budgets if "default" in namespaces else ()
+        return tuple(budget.observed(self._rig) for budget in known)
 
     def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
-        self._world.called("workloads.covered")
-        (ours,) = (one for one in self._world.disruption_budgets if one.name == budget.name)
-        pods = (*self._world.pods.values(), *self._world.elsewhere.values())
+        self._rig.called("workloads.covered")
+        (ours,) = (one for one in self._rig.disruption_budgets if one.name == budget.name)
+        pods = (*self._rig.pods.values(), *self._rig.elsewhere.values())
         return tuple(pod for pod in pods if ours.covers(pod))
 
     def _verdict(self, pod: cluster.Pod) -> ports.Verdict:
-        why = self._world.budgets.get(pod.name, "")
-        guards = [one for one in self._world.disruption_budgets if one.covers(pod)]
+        why = self._rig.budgets.get(pod.name, "")
+        guards = [one for one in self._rig.disruption_budgets if one.covers(pod)]
         if len(guards) > 1:
             why = "more than one budget"
-        elif guards and not guards[0].observed(self._world).allowed:
+        elif guards and not guards[0].observed(self._rig).allowed:
             why = f"budget {guards[0].name} is used up"
         if not why:
             return ports.Verdict(answer=ports.Eviction.ACCEPTED)
         return ports.Verdict(
-            answer=ports.Eviction.BLOCKED, why=why, retry_after_s=self._world.retry_after_s
+            answer=ports.Eviction.BLOCKED, why=why, retry_after_s=self._rig.retry_after_s
         )
 
     def delete(self, pod: cluster.Pod) -> None:
-        self._world.called("workloads.delete")
+        self._rig.called("workloads.delete")
         self._end(pod)
 
     def _end(self, pod: cluster.Pod) -> None:
-        if pod.uid in self._world.pods:
-            self._world.pods[pod.uid] = dataclasses.replace(pod, is_terminating=True)
+        if pod.uid in self._rig.pods:
+            self._rig.pods[pod.uid] = dataclasses.replace(pod, is_terminating=True)
 
 
 class FakeAllocations:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, rig: NodeRig) -> None:
+        self._rig = rig
 
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
         self._answer("allocations.assigned")
         return tuple(
             cluster.PodDevices(
                 namespace="default",
-                name=self._world.pods[uid].name,
-                device_ids=self._world.held.get(uid, frozenset()),
+                name=self._rig.pods[uid].name,
+                device_ids=self._rig.held.get(uid, frozenset()),
                 claim_drivers=frozenset(
-                    {cluster.GPU_CLAIM_DRIVER} if uid in self._world.claims else ()
+                    {cluster.GPU_CLAIM_DRIVER} if uid in self._rig.claims else ()
                 ),
             )
-            for uid in self._world.pods
-            if uid in self._world.held or uid in self._world.claims
+            for uid in self._rig.pods
+            if uid in self._rig.held or uid in self._rig.claims
         )
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         self._answer("allocations.allocatable")
-        return self._world.offered
+        return self._rig.offered
 
     def _answer(self, name: str) -> None:
-        self._world.called(name)
-        if self._world.kubelet_is_silent:
+        self._rig.called(name)
+        if self._rig.kubelet_is_silent:
             raise errors.ClusterError("no socket", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
 
 
 class FakeGpus:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, rig: NodeRig) -> None:
+        self._rig = rig
 
     def observe(self) -> model.ObservedGpus:
-        self._world.called("gpus.observe")
-        return seen_of(self._world.gpus, self._world.lost)
+        self._rig.called("gpus.observe")
+        return seen_of(self._rig.gpus, self._rig.lost)
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        self._world.called("gpus.execute")
-        if plan.requires_idle and self._world.gpu_users:
-            raise errors.GpuInUseError(f"GPU 0 is in use by {self._world.gpu_users}")
+        self._rig.called("gpus.execute")
+        if plan.requires_idle and self._rig.gpu_users:
+            raise errors.GpuInUseError(f"GPU 0 is in use by {self._rig.gpu_users}")
         failed: list[Exception] = []
         for gpu_plan in plan.gpus:
             try:
@@ -518,29 +518,29 @@ class FakeGpus:
                 failed.append(error)
         if failed:
             raise failed[0]
-        return of_plan(self._world.gpus, plan, self._world.lost)
+        return of_plan(self._rig.gpus, plan, self._rig.lost)
 
     def _execute_on_one(self, plan: steps.GpuPlan) -> None:
         for step in plan.steps:
-            error = self._world.step_error(step)
+            error = self._rig.step_error(step)
             if error is not None:
                 raise error
-            if step.gpu_uuid in self._world.lost:
+            if step.gpu_uuid in self._rig.lost:
                 return
-            self._world.executed.append(step)
-            if isinstance(step, steps.SetMode) and self._world.mode_waits:
+            self._rig.executed.append(step)
+            if isinstance(step, steps.SetMode) and self._rig.mode_waits:
                 self._put_off(step)
-            self._world.gpus = tuple(
+            self._rig.gpus = tuple(
                 apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
-                for gpu in self._world.gpus
+                for gpu in self._rig.gpus
             )
 
     def _put_off(self, step: steps.SetMode) -> None:
-        self._world.gpus = tuple(
+        self._rig.gpus = tuple(
             dataclasses.replace(gpu, pending_mode=step.mode) if gpu.uuid == step.gpu_uuid else gpu
-            for gpu in self._world.gpus
+            for gpu in self._rig.gpus
         )
-        (ours,) = (gpu for gpu in self._world.gpus if gpu.uuid == step.gpu_uuid)
+        (ours,) = (gpu for gpu in self._rig.gpus if gpu.uuid == step.gpu_uuid)
         if ours.pending_mode is not ours.current_mode:
             raise errors.HardwareError(
                 "the mode waits for a reset", reason=errors.Reason.RESET_REQUIRED
@@ -550,12 +550,12 @@ class FakeGpus:
 class FakeHost:
     """Implements the ports of the machine underneath, all in one."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, rig: NodeRig) -> None:
+        self._rig = rig
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
-        self._world.called("host.running")
-        return tuple(name for name in names if self._world.services.get(name))
+        self._rig.called("host.running")
+        return tuple(name for name in names if self._rig.services.get(name))
 
     def stop(self, name: str) -> None:
         self._switch(name, "host.stop", is_on=False)
@@ -564,50 +564,48 @@ class FakeHost:
         return name in listed
 
     def start(self, name: str) -> bool:
-        was_down = not self._world.services.get(name)
+        was_down = not self._rig.services.get(name)
         self._switch(name, "host.start", is_on=True)
         return was_down
 
     def _switch(self, name: str, call: str, *, is_on: bool) -> None:
-        self._world.called(call)
-        if name in self._world.broken_services:
+        self._rig.called(call)
+        if name in self._rig.broken_services:
             raise errors.HostError(
                 f"{name} does not answer", reason=errors.Reason.HOST_SERVICE_FAILED
             )
-        self._world.services[name] = is_on
+        self._rig.services[name] = is_on
 
     def reset(self, gpus: Sequence[model.Gpu]) -> None:
-        self._world.called("host.reset")
-        if self._world.reset_refusal:
-            raise errors.HostError(self._world.reset_refusal, reason=errors.Reason.RESET_REQUIRED)
+        self._rig.called("host.reset")
+        if self._rig.reset_refusal:
+            raise errors.HostError(self._rig.reset_refusal, reason=errors.Reason.RESET_REQUIRED)
         chosen = {gpu.uuid for gpu in gpus}
-        assert not self._world.reset_only or chosen == self._world.reset_only
-        self._world.gpus = tuple(
+        assert not self._rig.reset_only or chosen == self._rig.reset_only
+        self._rig.gpus = tuple(
             dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
             if gpu.uuid in chosen
             else gpu
-            for gpu in self._world.gpus
+            for gpu in self._rig.gpus
         )
 
     def request(self, why: str) -> None:
         assert why
-        self._world.called("host.reboot")
-        if self._world.reboot_refusal:
-            raise errors.HostError(
-                self._world.reboot_refusal, reason=errors.Reason.REBOOT_REQUIRED
-            )
-        self._world.reboots += 1
+        self._rig.called("host.reboot")
+        if self._rig.reboot_refusal:
+            raise errors.HostError(self._rig.reboot_refusal, reason=errors.Reason.REBOOT_REQUIRED)
+        self._rig.reboots += 1
 
     def refresh(self) -> None:
-        self._world.called("host.refresh")
-        self._world.refreshed += 1
+        self._rig.called("host.refresh")
+        self._rig.refreshed += 1
 
     def save(self, text: str) -> None:
-        self._world.called("host.save")
-        self._world.saved.append(text)
+        self._rig.called("host.save")
+        self._rig.saved.append(text)
 
     def read(self) -> str | None:
-        return self._world.saved[-1] if self._world.saved else None
+        return self._rig.saved[-1] if self._rig.saved else None
 
 
 def of_plan(
@@ -645,15 +643,15 @@ class FakeHooks:
 
     variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, rig: NodeRig) -> None:
+        self._rig = rig
 
     def read(self) -> hooks.Table:
-        self._world.called("hooks.read")
-        return hooks.parse(self._world.hooks, source="hooks.yaml")
+        self._rig.called("hooks.read")
+        return hooks.parse(self._rig.hooks, source="hooks.yaml")
 
     def missing(self, hook: hooks.Hook) -> str:
-        is_missing = hook.command in self._world.missing_hooks
+        is_missing = hook.command in self._rig.missing_hooks
         return f"{hook.location}: program {hook.command} is not found" if is_missing else ""
 
     def run(
@@ -664,14 +662,14 @@ class FakeHooks:
         *,
         check: Callable[[], object],
     ) -> None:
-        self._world.called("hooks.run")
+        self._rig.called("hooks.run")
         check()
-        self._world.hooked.append(hook.command)
-        self._world.hook_environment = environment
-        if hook.command in self._world.broken_hooks:
+        self._rig.hooked.append(hook.command)
+        self._rig.hook_environment = environment
+        if hook.command in self._rig.broken_hooks:
             raise errors.HostError(f"{hook.command} failed", reason=errors.Reason.HOOK_FAILED)
         if point in (hooks.Point.APPLY_START, hooks.Point.APPLY_EXIT):
-            self._world.owes_exit = point is hooks.Point.APPLY_START
+            self._rig.owes_exit = point is hooks.Point.APPLY_START
 
 
 def apply_step(gpu: model.Gpu, step: steps.Step) -> model.Gpu:

@@ -42,28 +42,28 @@ mig-configs:
 BALANCED = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
 
 
-def node(*, layout: str | None = None, gated: bool = True) -> fakes.World:
+def node(*, layout: str | None = None, gated: bool = True) -> fakes.NodeRig:
     """Two A100s with a device plugin; ``layout`` is already in force."""
     product = hardware.find("A100-SXM4-40GB")
-    world = fakes.World(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
-    world.plugin_is_gated = gated
+    rig = fakes.NodeRig(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
+    rig.plugin_is_gated = gated
     if layout:
-        run(world, layout)
-        world.log.clear()
-        world.executed.clear()
-        world.states.clear()
-        world.events.clear()
-        world.messages.clear()
-        world.told.clear()
+        run(rig, layout)
+        rig.log.clear()
+        rig.executed.clear()
+        rig.states.clear()
+        rig.events.clear()
+        rig.messages.clear()
+        rig.told.clear()
     if gated:
-        world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
-    if not world.pods:
-        world.start_plugin()
-    return world
+        rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    if not rig.pods:
+        rig.start_plugin()
+    return rig
 
 
 def reconciler(
-    world: fakes.World,
+    rig: fakes.NodeRig,
     text: str = CONFIG,
     *,
     lock: ports.NodeLock | None = None,
@@ -74,24 +74,24 @@ def reconciler(
 ) -> reconcile.Reconciler:
     """Return an agent's reconciler; ``replaced`` are dependencies other than the node's own."""
     deps = dependencies.Dependencies(
-        gpus=world.hardware,
-        node=world.node,
-        workloads=world.workloads,
-        allocations=world.allocations,
+        gpus=rig.hardware,
+        node=rig.node,
+        workloads=rig.workloads,
+        allocations=rig.allocations,
         configs=fakes.FakeConfig(text),
-        clock=world.clock,
-        extra_clients=fakes.FakeConfig(world.extra_clients) if world.extra_clients else None,
+        clock=rig.clock,
+        extra_clients=fakes.FakeConfig(rig.extra_clients) if rig.extra_clients else None,
         telemetry=telemetry or instrumentation.Telemetry(),
         lock=lock,
-        slots=world.slots,
-        boot_id=world.boot_id,
-        reset=world.host if world.has_reset else None,
-        reboot=world.host if world.may_reboot else None,
-        services=world.host if world.services else None,
-        service_names=lambda: tuple(world.services),
-        device_files=world.host,
-        boot_layout=world.host,
-        hooks=world.programs if world.hooks else None,
+        slots=rig.slots,
+        boot_id=rig.boot_id,
+        reset=rig.host if rig.has_reset else None,
+        reboot=rig.host if rig.may_reboot else None,
+        services=rig.host if rig.services else None,
+        service_names=lambda: tuple(rig.services),
+        device_files=rig.host,
+        boot_layout=rig.host,
+        hooks=rig.programs if rig.hooks else None,
         own_pod_uid="uid-of-the-agent",
     )
     return reconcile.Reconciler(
@@ -103,17 +103,17 @@ def reconciler(
             lock_timeout_s=3,
             heals_drift=heals_drift,
             is_lenient=is_lenient,
-            policy=world.policy,
+            policy=rig.policy,
         ),
     )
 
 
-def run(world: fakes.World, layout: str, text: str = CONFIG) -> outcomes.Outcome:
-    wish = fakes.FakeWish(world.clock, replaced=False)
-    return reconciler(world, text).run(layout, wish)
+def run(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
+    wish = fakes.FakeRequest(rig.clock, replaced=False)
+    return reconciler(rig, text).run(layout, wish)
 
 
-def kill_at(world: fakes.World, step: int, layout: str) -> None:
+def kill_at(rig: fakes.NodeRig, step: int, layout: str) -> None:
     """Apply a layout with an agent that is killed at a step, counted from 1."""
     seen: list[steps.Step] = []
 
@@ -122,38 +122,38 @@ def kill_at(world: fakes.World, step: int, layout: str) -> None:
         if len(seen) == step:
             raise Killed
 
-    world.step_error = kill
+    rig.step_error = kill
     with pytest.raises(Killed):
-        run(world, layout)
-    world.step_error = lambda _step: None
+        run(rig, layout)
+    rig.step_error = lambda _step: None
 
 
-def device(world: fakes.World, gpu: int, profile: str) -> str:
+def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:
     """UUID of the first MIG device of a profile."""
     return next(
         ci.uuid
-        for gi in world.gpus[gpu].gpu_instances
+        for gi in rig.gpus[gpu].gpu_instances
         for ci in gi.compute_instances
         if str(ci.profile) == profile and ci.uuid
     )
 
 
-def assert_nothing_taken(world: fakes.World) -> None:
+def assert_nothing_taken(rig: fakes.NodeRig) -> None:
     """Also the plugin's config is what it was, unless the layout that it goes with succeeded."""
-    is_applied = world.labels.get(cluster.APPLIED_LABEL) == "one-slice-changed"
-    plugin_config = world.labels.get(cluster.PLUGIN_CONFIG_LABEL)
+    is_applied = rig.labels.get(cluster.APPLIED_LABEL) == "one-slice-changed"
+    plugin_config = rig.labels.get(cluster.PLUGIN_CONFIG_LABEL)
     assert plugin_config in ((None, "sliced") if is_applied else (None, "whole"))
-    assert not world.is_unschedulable
-    assert not world.has_hold_taint
-    assert cluster.PAUSED_VALUE not in world.labels.values()
-    left = world.annotations.get(cluster.JOURNAL_ANNOTATION)
+    assert not rig.is_unschedulable
+    assert not rig.has_hold_taint
+    assert cluster.PAUSED_VALUE not in rig.labels.values()
+    left = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
     # A hook of the end that failed stays due, and is tried again with the next try at the wish.
     assert (
         left is None
         or dataclasses.replace(status.Journal.from_json(left), exit_hook=False).is_empty
     )
-    assert world.owes_exit is (left is not None)
-    assert all(is_on is (name != "off.service") for name, is_on in world.services.items())
+    assert rig.owes_exit is (left is not None)
+    assert all(is_on is (name != "off.service") for name, is_on in rig.services.items())
 
 
 def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
@@ -179,45 +179,45 @@ BROKEN = {
 }
 
 
-def busy_node() -> fakes.World:
-    world = node(layout="all-balanced")
-    world.add_pod("victim", devices=frozenset({device(world, 0, "2g.10gb")}))
-    world.add_pod("spared", devices=frozenset({device(world, 1, "3g.20gb")}))
-    return world
+def busy_node() -> fakes.NodeRig:
+    rig = node(layout="all-balanced")
+    rig.add_pod("affected", devices=frozenset({device(rig, 0, "2g.10gb")}))
+    rig.add_pod("spared", devices=frozenset({device(rig, 1, "3g.20gb")}))
+    return rig
 
 
-def count_calls(make: Callable[[], fakes.World], layout: str) -> int:
-    world = make()
-    assert run(world, layout).state is model.State.SUCCESS
-    return len(world.log)
+def count_calls(make: Callable[[], fakes.NodeRig], layout: str) -> int:
+    rig = make()
+    assert run(rig, layout).state is model.State.SUCCESS
+    return len(rig.log)
 
 
-def guarded_node() -> fakes.World:
+def guarded_node() -> fakes.NodeRig:
     """A budget guards the pod that must leave, and the owner allows force."""
-    world = busy_node()
-    world.budgets["victim"] = "budget 'pdb-a' allows no disruption"
-    world.policy = policies.Policy(is_forced=True)
-    return world
+    rig = busy_node()
+    rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
+    rig.policy = policies.Policy(is_forced=True)
+    return rig
 
 
-def patient_node() -> fakes.World:
+def patient_node() -> fakes.NodeRig:
     """Nobody may be evicted; the pod that must leave does so after a while."""
-    world = busy_node()
-    world.policy = policies.Policy(drain=policies.Drain.NONE)
-    (victim,) = (uid for uid, pod in world.pods.items() if pod.name == "victim")
+    rig = busy_node()
+    rig.policy = policies.Policy(drain=policies.Drain.NONE)
+    (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
 
     def finish() -> None:
-        if world.clock.now_s > 1 and victim in world.pods:
-            world.pods[victim] = dataclasses.replace(world.pods[victim], phase="Succeeded")
+        if rig.clock.now_s > 1 and affected in rig.pods:
+            rig.pods[affected] = dataclasses.replace(rig.pods[affected], phase="Succeeded")
 
-    world.clock.on_wait.append(finish)
-    return world
+    rig.clock.on_wait.append(finish)
+    return rig
 
 
-def whole_node() -> fakes.World:
-    world = busy_node()
-    world.policy = policies.Policy(drain=policies.Drain.NODE)
-    return world
+def whole_node() -> fakes.NodeRig:
+    rig = busy_node()
+    rig.policy = policies.Policy(drain=policies.Drain.NODE)
+    return rig
 
 
 GFD, DCGM, EXPORTER = (
@@ -226,14 +226,14 @@ GFD, DCGM, EXPORTER = (
 )
 
 
-def monitored_node() -> fakes.World:
+def monitored_node() -> fakes.NodeRig:
     """The operator's monitors and its validator; one monitor is deployed nowhere."""
-    world = busy_node()
-    world.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
-    world.deploy_daemons |= {GFD: True, EXPORTER: True}
-    world.loose_daemons.add("nvidia-operator-validator")
-    world.live()
-    return world
+    rig = busy_node()
+    rig.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
+    rig.deploy_daemons |= {GFD: True, EXPORTER: True}
+    rig.loose_daemons.add("nvidia-operator-validator")
+    rig.live()
+    return rig
 
 
 EXTRA_CLIENTS = """
@@ -249,36 +249,36 @@ clients:
 SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
 
 
-def watched_node() -> fakes.World:
+def watched_node() -> fakes.NodeRig:
     """The owner's own daemons, one that a label places and one that none does."""
-    world = busy_node()
-    world.extra_clients = EXTRA_CLIENTS
-    world.labels[SAMPLER] = "true"
-    world.deploy_daemons[SAMPLER] = True
-    world.loose_daemons.add("watcher")
-    world.live()
-    return world
+    rig = busy_node()
+    rig.extra_clients = EXTRA_CLIENTS
+    rig.labels[SAMPLER] = "true"
+    rig.deploy_daemons[SAMPLER] = True
+    rig.loose_daemons.add("watcher")
+    rig.live()
+    return rig
 
 
-def sharing_node() -> fakes.World:
-    world = busy_node()
-    world.labels[cluster.PLUGIN_CONFIG_LABEL] = "whole"
-    world.policy = policies.Policy(plugin_configs={"one-slice-changed": "sliced"})
-    return world
+def sharing_node() -> fakes.NodeRig:
+    rig = busy_node()
+    rig.labels[cluster.PLUGIN_CONFIG_LABEL] = "whole"
+    rig.policy = policies.Policy(plugin_configs={"one-slice-changed": "sliced"})
+    return rig
 
 
-def hosted_node() -> fakes.World:
+def hosted_node() -> fakes.NodeRig:
     """Services of the host hold the GPUs; one of them does not run."""
-    world = busy_node()
-    world.services |= {"dcgm.service": True, "nvsm.service": True, "off.service": False}
-    return world
+    rig = busy_node()
+    rig.services |= {"dcgm.service": True, "nvsm.service": True, "off.service": False}
+    return rig
 
 
-def resetting_node() -> fakes.World:
+def resetting_node() -> fakes.NodeRig:
     """Without a reset no switch of MIG mode takes effect."""
-    world = node()
-    world.mode_waits = world.has_reset = True
-    return world
+    rig = node()
+    rig.mode_waits = rig.has_reset = True
+    return rig
 
 
 HOOKS = """
@@ -291,14 +291,14 @@ hooks:
 """
 
 
-def hooked(world: fakes.World) -> fakes.World:
-    world.hooks = HOOKS
-    return world
+def hooked(rig: fakes.NodeRig) -> fakes.NodeRig:
+    rig.hooks = HOOKS
+    return rig
 
 
 _SWEPT_BY_DEFAULT = ("first-layout", "one-slice-on-a-busy-node", "host-services", "hooks")
 
-SCENARIOS: dict[str, tuple[Callable[[], fakes.World], str]] = {
+SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
     "first-layout": (node, "all-1g.5gb"),
     "first-layout-ungated": (lambda: node(gated=False), "all-1g.5gb"),
     "one-slice-on-a-busy-node": (busy_node, "one-slice-changed"),
@@ -316,12 +316,12 @@ SCENARIOS: dict[str, tuple[Callable[[], fakes.World], str]] = {
 }
 
 
-def fakes_error(make: Callable[[], fakes.World], layout: str, index: int) -> Exception:
-    world = make()
-    run(world, layout)
-    if world.log[index] == "host.save":
+def fakes_error(make: Callable[[], fakes.NodeRig], layout: str, index: int) -> Exception:
+    rig = make()
+    run(rig, layout)
+    if rig.log[index] == "host.save":
         return errors.ConfigError("broken")
-    return BROKEN[world.log[index].partition(".")[0]]
+    return BROKEN[rig.log[index].partition(".")[0]]
 
 
 class Killed(BaseException):

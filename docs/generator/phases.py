@@ -17,7 +17,7 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from tests import fakes, scenes
 
-Make = Callable[[], fakes.World]
+Make = Callable[[], fakes.NodeRig]
 Move = tuple[model.Phase, model.Phase]
 
 _OTHER_LAYOUT = "all-disabled"
@@ -53,7 +53,7 @@ class Story:
 class _Recorder:
     """Records the runs of one node by its status annotation."""
 
-    def __init__(self, node: fakes.World, story: Story) -> None:
+    def __init__(self, node: fakes.NodeRig, story: Story) -> None:
         self._node = node
         self._story = story
         self._seen = node.annotations.get(cluster.STATUS_ANNOTATION)
@@ -92,7 +92,7 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def _recorded(node: fakes.World, story: Story) -> Iterator[_Recorder]:
+def _recorded(node: fakes.NodeRig, story: Story) -> Iterator[_Recorder]:
     recorder = _Recorder(node, story)
     try:
         yield recorder
@@ -102,10 +102,10 @@ def _recorded(node: fakes.World, story: Story) -> Iterator[_Recorder]:
 
 
 def _play(
-    node: fakes.World, layout: str, story: Story, *, superseded_at: int | None = None
+    node: fakes.NodeRig, layout: str, story: Story, *, superseded_at: int | None = None
 ) -> int:
     """Play one run; return how often it checked for a newer request."""
-    request = fakes.FakeWish(node.clock, ends_at=superseded_at, replaced=True)
+    request = fakes.FakeRequest(node.clock, ends_at=superseded_at, replaced=True)
     with _recorded(node, story) as recorder:
         try:
             # An end that could not be published is for the next run.
@@ -157,10 +157,10 @@ def _killed_everywhere(make: Make, layout: str, story: Story) -> None:
                 successor = scenes.reconciler(node)
                 successor.recover(requested)
             with _recorded(node, story):
-                successor.run(requested, fakes.FakeWish(node.clock, replaced=False))
+                successor.run(requested, fakes.FakeRequest(node.clock, replaced=False))
 
 
-def _rebooting_node(*, comes_down: bool) -> fakes.World:
+def _rebooting_node(*, comes_down: bool) -> fakes.NodeRig:
     node = scenes.node()
     node.mode_waits = node.may_reboot = True
     if not comes_down:
@@ -171,7 +171,7 @@ def _rebooting_node(*, comes_down: bool) -> fakes.World:
 def _rebooted(story: Story) -> None:
     """Reboot in the middle of a run, as the signal to end does, and go on afterwards."""
     node = _rebooting_node(comes_down=True)
-    request = fakes.FakeWish(node.clock, replaced=False)
+    request = fakes.FakeRequest(node.clock, replaced=False)
     request.ends_when = lambda: node.reboots > 0
     with _recorded(node, story), contextlib.suppress(errors.Superseded):
         scenes.reconciler(node).run("all-1g.5gb", request)
@@ -179,7 +179,7 @@ def _rebooted(story: Story) -> None:
     with _recorded(node, story):
         successor = scenes.reconciler(node)
         successor.recover("all-1g.5gb")
-        successor.run("all-1g.5gb", fakes.FakeWish(node.clock, replaced=False))
+        successor.run("all-1g.5gb", fakes.FakeRequest(node.clock, replaced=False))
 
 
 def _refused(story: Story) -> None:

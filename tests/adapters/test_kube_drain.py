@@ -89,9 +89,9 @@ def test_a_rolling_drain_evicts_what_the_budget_grants_and_goes_on_with_room_els
         clock.on_wait.append(replace)
         client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
         workloads = pods.KubeWorkloads(client, node_name="n1")
-        silent = fakes.World(gpus=(), kubelet_is_silent=True).allocations
+        silent = fakes.NodeRig(gpus=(), kubelet_is_silent=True).allocations
         ours = draining(workloads, silent, clock, timeout_s=20)
-        wish = fakes.FakeWish(clock, replaced=False)
+        wish = fakes.FakeRequest(clock, replaced=False)
         found = drain.survey(workloads, silent)
         if room:
             assert ours.run(found, wish) == 2
@@ -129,13 +129,13 @@ def test_a_drain_ends_whatever_becomes_of_the_watch_and_not_before_the_pod_has_g
                 gone_at.append(clock.now_s)
 
         clock.on_wait.append(act)
-        silent = fakes.World(gpus=(), kubelet_is_silent=True).allocations
+        silent = fakes.NodeRig(gpus=(), kubelet_is_silent=True).allocations
         ours = draining(workloads, silent, clock, timeout_s=30)
         pod_watch.expect_change()
         found = drain.survey(workloads, silent)
         assert eventually(lambda: workloads.watched() is not None)
 
-        assert ours.run(found, fakes.FakeWish(clock, replaced=False)) == 1
+        assert ours.run(found, fakes.FakeRequest(clock, replaced=False)) == 1
         # At the latest when the last list is too old to trust a silent watch.
         assert gone_at[0] <= clock.now_s < gone_at[0] + 12
         assert server.log.count("list", "pods") < (8 if how is None else 40)

@@ -110,7 +110,7 @@ Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, ob
 """Gives what is logged meanwhile."""
 
 
-class Cluster(fakes.World):
+class Cluster(fakes.NodeRig):
     """The fake cluster around the simulated GPUs; its daemons and pods see them as they are."""
 
     def __init__(self, state: nvml_faults.SharedState) -> None:
@@ -179,7 +179,7 @@ class Node:
 
     def run(self, layout: str | None = None) -> Ended:
         """Run the pipeline once."""
-        wish = fakes.FakeWish(self.cluster.clock, replaced=False)
+        wish = fakes.FakeRequest(self.cluster.clock, replaced=False)
         with self.listen() as log:
             outcome = self._pipeline.run(layout or self.scenario.layout, wish)
         return Ended(outcome=outcome, tracebacks=[line for line in log if "exc_info" in line])
@@ -197,11 +197,11 @@ class Node:
 
     def taken(self) -> list[str]:
         """Return what is still taken on the node; nothing, if all is well."""
-        world = self.cluster
-        journal = [key for key in world.annotations if key.endswith("journal")]
-        paused = [key for key, value in world.labels.items() if value.startswith("paused")]
-        cordon = ["cordon"] if world.is_unschedulable else []
-        taint = ["taint"] if world.has_hold_taint else []
+        rig = self.cluster
+        journal = [key for key in rig.annotations if key.endswith("journal")]
+        paused = [key for key, value in rig.labels.items() if value.startswith("paused")]
+        cordon = ["cordon"] if rig.is_unschedulable else []
+        taint = ["taint"] if rig.has_hold_taint else []
         return [*journal, *paused, *cordon, *taint]
 
     def record(self) -> tuple[Site, ...]:
@@ -222,15 +222,15 @@ class Node:
         return tuple(site for site in sites if site.function in nvml_codes.CHANGES)
 
     def _new_pipeline(self) -> reconcile.Reconciler:
-        world = self.cluster
+        rig = self.cluster
         return reconcile.Reconciler(
             dependencies.Dependencies(
                 gpus=self.gpus,
-                node=world.node,
-                workloads=world.workloads,
-                allocations=world.allocations,
+                node=rig.node,
+                workloads=rig.workloads,
+                allocations=rig.allocations,
                 configs=fakes.FakeConfig(LAYOUTS),
-                clock=world.clock,
+                clock=rig.clock,
             ),
             dependencies.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
         )

@@ -85,7 +85,7 @@ class Hosted:
             request_timeout_s=request_timeout_s,
             sleep=lambda seconds: self._stopped.wait(min(seconds, 0.05)),
         )
-        self.world = fakes.World(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
+        self.world = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
         self._service = assembled(
             self.kube,
             name,
@@ -111,7 +111,7 @@ class Hosted:
 
 
 def assembled(
-    kube: api.KubeApi, name: str, world: fakes.World, folder: pathlib.Path, **options: str
+    kube: api.KubeApi, name: str, world: fakes.NodeRig, folder: pathlib.Path, **options: str
 ) -> main.Service:
     """Assemble an agent whose GPUs and kubelet are values in memory.
 

@@ -413,7 +413,7 @@ def test_what_a_real_agent_tells_is_enough_for_a_dry_run(rig: Rig) -> None:
         answer = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json")
 
         assert (answer.status, answer.data["nodes"][0]["verdict"]) == (0, "fits")
-        world: fakes.World = hosted["other"].world
+        world: fakes.NodeRig = hosted["other"].world
         assert len(world.gpus) == 1
         agents.label_all(rig.server, ["other"], LAYOUT)
         agents.wait(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)

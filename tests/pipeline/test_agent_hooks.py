@@ -57,23 +57,23 @@ def stage(hooks: Hooks, *options: str) -> stages.Stage:
     return new_stage(SPEC, "--hooks-file", str(hooks.file), *options)
 
 
-def mode_of(world: stages.Stage) -> set[object]:
-    return {gpu.current_mode for gpu in world.gpus.observe()}
+def mode_of(rig: stages.Stage) -> set[object]:
+    return {gpu.current_mode for gpu in rig.gpus.observe()}
 
 
 def test_the_agent_runs_every_point_and_a_new_content_of_the_file_is_served(hooks: Hooks) -> None:
-    with stage(hooks) as world:
-        world.label(LAYOUT)
+    with stage(hooks) as rig:
+        rig.label(LAYOUT)
 
-        assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
+        assert rig.wait_for_end(LAYOUT) is model.State.SUCCESS
         assert hooks.ran == list(POINTS)
         assert (hooks.folder / "log").read_text().split()[1] == LAYOUT
-        assert_nothing_taken(world)
+        assert_nothing_taken(rig)
 
         hooks.write(at="apply-start", script="echo new content >> log")
-        world.label("all-balanced")
+        rig.label("all-balanced")
 
-        assert world.wait_for_end("all-balanced") is model.State.SUCCESS
+        assert rig.wait_for_end("all-balanced") is model.State.SUCCESS
         # The file changing is reason to look again, and not to run hooks.
         assert hooks.ran[len(POINTS) :] == [
             *("apply-start", "new", "pre-apply-config", "apply-exit")
@@ -81,93 +81,95 @@ def test_the_agent_runs_every_point_and_a_new_content_of_the_file_is_served(hook
 
 
 @pytest.mark.slow
-def test_a_failing_hook_is_undone_told_and_tried_again_until_it_passes(hooks: Hooks) -> None:
+def test_a_failing_hook_is_undone_reported_and_tried_again_until_it_passes(hooks: Hooks) -> None:
     hooks.write(at="pre-apply-config", script="echo not yet >&2; test -e go")
-    with stage(hooks) as world:
-        world.label(LAYOUT)
+    with stage(hooks) as rig:
+        rig.label(LAYOUT)
 
-        assert world.wait_for_end(LAYOUT) is model.State.FAILED
-        world.wait(lambda: hooks.ran.count("apply-exit") >= 1, "the end of an attempt")
-        status = world.status()
+        assert rig.wait_for_end(LAYOUT) is model.State.FAILED
+        rig.wait(lambda: hooks.ran.count("apply-exit") >= 1, "the end of an attempt")
+        status = rig.status()
         assert status["reason"] == "HookFailed"
         assert (
             "the pre-apply-config hook /bin/sh ended with status 1: not yet" in status["message"]
         )
-        assert cluster.APPLIED_LABEL not in objects.labels(world.node())
+        assert cluster.APPLIED_LABEL not in objects.labels(rig.node())
 
         (hooks.folder / "go").touch()
-        world.wait(lambda: world.status()["state"] == "success", "success", timeout_s=120)
-        assert_nothing_taken(world)
+        rig.wait(lambda: rig.status()["state"] == "success", "success", timeout_s=120)
+        assert_nothing_taken(rig)
     assert hooks.ran.count("apply-start") == hooks.ran.count("apply-exit") > 1
 
 
 @pytest.mark.slow
-def test_a_program_that_the_image_lacks_is_told_before_anybody_is_disturbed(hooks: Hooks) -> None:
+def test_a_program_that_the_image_lacks_is_reported_before_anybody_is_disturbed(
+    hooks: Hooks,
+) -> None:
     hooks.write(last="/usr/bin/no-systemctl")
-    with stage(hooks) as world:
-        world.run_pods([("pod", "nvidia.com/gpu", {})])
-        world.label(LAYOUT)
+    with stage(hooks) as rig:
+        rig.run_pods([("pod", "nvidia.com/gpu", {})])
+        rig.label(LAYOUT)
 
-        assert world.wait_for_end(LAYOUT) is model.State.FAILED
-        status = world.status()
+        assert rig.wait_for_end(LAYOUT) is model.State.FAILED
+        status = rig.status()
         assert status["reason"] == "HookFailed"
         assert (
             f"{hooks.file}:18:14: program /usr/bin/no-systemctl is not found" in status["message"]
         )
         assert "nothing was touched" in status["message"]
-        assert set(world.workloads()) == {"pod"}
+        assert set(rig.workloads()) == {"pod"}
         assert hooks.ran == []
-        assert_nothing_taken(world)
+        assert_nothing_taken(rig)
 
 
 @pytest.mark.slow
 def test_a_hooks_file_that_breaks_the_format_is_served_once_it_is_corrected(hooks: Hooks) -> None:
     good = hooks.file.read_text()
     hooks.file.write_text(good.replace("apply-exit", "apply-end"))
-    with stage(hooks) as world:
-        world.label(LAYOUT)
-        assert world.wait_for_end(LAYOUT) is model.State.FAILED
-        assert world.status()["reason"] == "InvalidConfig"
-        assert f"{hooks.file}:17:3: unexpected key 'apply-end'" in world.status()["message"]
+    with stage(hooks) as rig:
+        rig.label(LAYOUT)
+        assert rig.wait_for_end(LAYOUT) is model.State.FAILED
+        assert rig.status()["reason"] == "InvalidConfig"
+        assert f"{hooks.file}:17:3: unexpected key 'apply-end'" in rig.status()["message"]
 
         hooks.write()
 
-        world.wait(lambda: world.status()["state"] == "success", "success", timeout_s=120)
+        rig.wait(lambda: rig.status()["state"] == "success", "success", timeout_s=120)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS[:-1])
 def test_sigterm_in_a_hook_ends_it_and_gives_everything_back(hooks: Hooks, point: str) -> None:
     hooks.write(at=point, script="sleep 600")
-    with stage(hooks) as world:
-        world.label(LAYOUT)
-        world.wait(lambda: hooks.ran[-1:] == [point], f"the hook of {point}", timeout_s=120)
+    with stage(hooks) as rig:
+        rig.label(LAYOUT)
+        rig.wait(lambda: hooks.ran[-1:] == [point], f"the hook of {point}", timeout_s=120)
 
-        assert world.stop_agent(signal.SIGTERM) == 0
+        assert rig.stop_agent(signal.SIGTERM) == 0
 
         assert hooks.ran[-1] == "apply-exit"
-        assert mode_of(world) == {model.MigMode.DISABLED}
-        assert_nothing_taken(world)
-        assert objects.labels(world.node())[cluster.STATE_LABEL] == "failed"
+        assert mode_of(rig) == {model.MigMode.DISABLED}
+        assert_nothing_taken(rig)
+        assert objects.labels(rig.node())[cluster.STATE_LABEL] == "failed"
 
 
 @pytest.mark.slow
 def test_what_an_agent_owes_that_was_killed_in_a_hook_the_next_one_pays(hooks: Hooks) -> None:
     hooks.write(at="pre-apply-config", script="test -e go || sleep 600")
-    with stage(hooks) as world:
-        world.label(LAYOUT)
-        world.wait(
+    with stage(hooks) as rig:
+        rig.label(LAYOUT)
+        rig.wait(
             lambda: hooks.ran[-1:] == ["pre-apply-config"],
             "the hook of the instances",
             timeout_s=120,
         )
-        world.stop_agent(signal.SIGKILL)
-        assert cluster.JOURNAL_ANNOTATION in objects.annotations(world.node())
+        rig.stop_agent(signal.SIGKILL)
+        assert cluster.JOURNAL_ANNOTATION in objects.annotations(rig.node())
         (hooks.folder / "go").touch()
 
-        world.start_agent()
+        rig.start_agent()
 
-        world.wait(lambda: world.status().get("state") == "success", "success", timeout_s=120)
+        rig.wait(lambda: rig.status().get("state") == "success", "success", timeout_s=120)
         assert hooks.ran[-1] == "apply-exit"
         assert hooks.ran.count("apply-exit") == 1
-        assert_nothing_taken(world)
+        assert_nothing_taken(rig)

@@ -85,7 +85,7 @@ def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [node_options.Strategy.SINGLE, node_options.Strategy.NONE])
-def test_other_strategies_of_the_plugin_are_proven_as_well(
+def test_other_strategies_of_the_plugin_are_verified_as_well(
     strategy: node_options.Strategy,
 ) -> None:
     quick = dataclasses.replace(QUICK, strategy=strategy)

@@ -14,9 +14,9 @@ from tests import fakes, scenes
 
 @dataclasses.dataclass
 class FakeSlots:
-    """Implements ``ports.Slots``; notes what it is asked in the world's own log."""
+    """Implements ``ports.Slots``; notes what it is asked in the rig's own log."""
 
-    world: fakes.World
+    rig: fakes.NodeRig
     denials: list[str] = dataclasses.field(default_factory=list)
     failing: list[errors.ClusterError] = dataclasses.field(default_factory=list)
     is_held: bool = False
@@ -24,80 +24,80 @@ class FakeSlots:
     taken_while_disrupted: list[bool] = dataclasses.field(default_factory=list)
 
     def take(self) -> str:
-        self.world.log.append("slots.take")
+        self.rig.log.append("slots.take")
         if self.failing:
             raise self.failing.pop(0)
         if self.denials:
             return self.denials.pop(0)
-        self.taken_while_disrupted.append(self.world.has_hold_taint)
+        self.taken_while_disrupted.append(self.rig.has_hold_taint)
         self.is_held = True
         return ""
 
     def check(self) -> None:
-        self.world.log.append("slots.check")
+        self.rig.log.append("slots.check")
         if self.is_stale or not self.is_held:
             raise errors.NotReadyError("stale", reason=errors.Reason.SLOTS_TAKEN)
 
     def release(self) -> None:
-        assert not self.world.has_hold_taint, "a slot may go when its node is whole again"
-        self.world.log.append("slots.release")
+        assert not self.rig.has_hold_taint, "a slot may go when its node is whole again"
+        self.rig.log.append("slots.release")
         self.is_held = False
 
 
-def pipeline(world: fakes.World, slots: FakeSlots) -> reconcile.Reconciler:
-    return scenes.reconciler(world, slots=slots)
+def pipeline(rig: fakes.NodeRig, slots: FakeSlots) -> reconcile.Reconciler:
+    return scenes.reconciler(rig, slots=slots)
 
 
 def run(
-    world: fakes.World, slots: FakeSlots, layout: str = "one-slice-changed", **wished: object
+    rig: fakes.NodeRig, slots: FakeSlots, layout: str = "one-slice-changed", **wished: object
 ) -> outcomes.Outcome:
-    wish = fakes.FakeWish(world.clock, replaced=False, **wished)  # type: ignore[arg-type]
-    return pipeline(world, slots).run(layout, wish)
+    wish = fakes.FakeRequest(rig.clock, replaced=False, **wished)  # type: ignore[arg-type]
+    return pipeline(rig, slots).run(layout, wish)
 
 
 def test_the_slot_is_had_before_the_node_is_closed_and_goes_when_it_is_whole_again() -> None:
-    world = scenes.busy_node()
-    slots = FakeSlots(world)
+    rig = scenes.busy_node()
+    slots = FakeSlots(rig)
 
-    assert run(world, slots).state is model.State.SUCCESS
+    assert run(rig, slots).state is model.State.SUCCESS
 
     assert slots.taken_while_disrupted == [False]
-    assert world.log.index("slots.take") < world.log.index("slots.check")
-    assert world.log.index("slots.check") < world.log.index("node.patch")
-    assert world.log[-2:] == ["node.patch", "slots.release"] or world.log[-3:] == [
+    assert rig.log.index("slots.take") < rig.log.index("slots.check")
+    assert rig.log.index("slots.check") < rig.log.index("node.patch")
+    assert rig.log[-2:] == ["node.patch", "slots.release"] or rig.log[-3:] == [
         "node.patch",
         "slots.release",
         "host.save",
     ]
 
 
-def test_a_layout_that_is_in_force_needs_no_slot() -> None:
-    world = scenes.node(layout="all-balanced")
-    slots = FakeSlots(world)
+def test_a_layout_that_is_active_needs_no_slot() -> None:
+    rig = scenes.node(layout="all-balanced")
+    slots = FakeSlots(rig)
 
-    assert run(world, slots, "all-balanced").reason is errors.Reason.ALREADY_APPLIED
+    assert run(rig, slots, "all-balanced").reason is errors.Reason.ALREADY_APPLIED
 
-    assert "slots.take" not in world.log
+    assert "slots.take" not in rig.log
 
 
 def test_a_layout_that_cannot_be_is_refused_without_a_slot() -> None:
-    world = scenes.node()
-    slots = FakeSlots(world)
+    rig = scenes.node()
+    slots = FakeSlots(rig)
 
-    assert run(world, slots, "too-much").reason is errors.Reason.DOES_NOT_FIT
+    assert run(rig, slots, "too-much").reason is errors.Reason.DOES_NOT_FIT
 
-    assert "slots.take" not in world.log
+    assert "slots.take" not in rig.log
 
 
 def test_a_node_that_waits_says_for_whom_and_is_not_touched() -> None:
-    world = scenes.busy_node()
-    slots = FakeSlots(world, denials=["held by b"] * 3)
+    rig = scenes.busy_node()
+    slots = FakeSlots(rig, denials=["held by b"] * 3)
     seen: list[dict[str, object]] = []
-    world.clock.on_wait.append(
-        lambda: seen.append(json.loads(world.annotations[cluster.STATUS_ANNOTATION]))
+    rig.clock.on_wait.append(
+        lambda: seen.append(json.loads(rig.annotations[cluster.STATUS_ANNOTATION]))
     )
 
-    assert run(world, slots).state is model.State.SUCCESS
+    assert run(rig, slots).state is model.State.SUCCESS
 
     assert {key: seen[0][key] for key in ("state", "phase", "reason", "message")} == {
         "state": "pending",
@@ -105,58 +105,58 @@ def test_a_node_that_waits_says_for_whom_and_is_not_touched() -> None:
         "reason": "SlotsTaken",
         "message": "held by b",
     }
-    assert world.told.count("held by b") == 1
+    assert rig.told.count("held by b") == 1
     assert slots.taken_while_disrupted == [False]
 
 
-def test_who_is_before_us_is_told_anew_once_in_a_while() -> None:
-    world = scenes.busy_node()
-    slots = FakeSlots(world, denials=[f"held by {number}" for number in range(60)])
+def test_who_is_before_us_is_reported_again_once_in_a_while() -> None:
+    rig = scenes.busy_node()
+    slots = FakeSlots(rig, denials=[f"held by {number}" for number in range(60)])
 
-    assert run(world, slots).state is model.State.SUCCESS
+    assert run(rig, slots).state is model.State.SUCCESS
 
-    told = [message for message in world.told if message.startswith("held by")]
+    told = [message for message in rig.told if message.startswith("held by")]
     assert 2 <= len(told) < 12
 
 
-def test_a_newer_wish_ends_the_wait() -> None:
-    world = scenes.busy_node()
-    slots = FakeSlots(world, denials=["held by b"] * 10)
+def test_a_newer_request_ends_the_wait() -> None:
+    rig = scenes.busy_node()
+    slots = FakeSlots(rig, denials=["held by b"] * 10)
 
     with pytest.raises(errors.Superseded):
-        run(world, slots, ends_at=2)
+        run(rig, slots, ends_at=2)
 
-    scenes.assert_nothing_taken(world)
+    scenes.assert_nothing_taken(rig)
     assert not slots.is_held
-    assert "gpus.execute" not in world.log
+    assert "gpus.execute" not in rig.log
 
 
 def test_an_api_that_does_not_answer_only_makes_the_wait_longer() -> None:
-    world = scenes.busy_node()
+    rig = scenes.busy_node()
     away = errors.ClusterError("away", reason=errors.Reason.API_UNAVAILABLE)
-    slots = FakeSlots(world, failing=[away, away])
+    slots = FakeSlots(rig, failing=[away, away])
 
-    assert run(world, slots).state is model.State.SUCCESS
+    assert run(rig, slots).state is model.State.SUCCESS
 
 
 def test_without_the_right_to_slots_the_node_is_not_touched_and_says_so() -> None:
-    world = scenes.busy_node()
+    rig = scenes.busy_node()
     refused = errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
-    slots = FakeSlots(world, failing=[refused])
+    slots = FakeSlots(rig, failing=[refused])
 
-    assert run(world, slots).reason is errors.Reason.FORBIDDEN
-    scenes.assert_nothing_taken(world)
-    assert "gpus.execute" not in world.log
+    assert run(rig, slots).reason is errors.Reason.FORBIDDEN
+    scenes.assert_nothing_taken(rig)
+    assert "gpus.execute" not in rig.log
 
 
 def test_a_slot_that_may_be_lost_is_no_leave_to_begin() -> None:
-    world = scenes.busy_node()
-    slots = FakeSlots(world, is_stale=True)
+    rig = scenes.busy_node()
+    slots = FakeSlots(rig, is_stale=True)
 
-    outcome = run(world, slots)
+    outcome = run(rig, slots)
 
     assert (outcome.reason, outcome.should_retry) == (errors.Reason.SLOTS_TAKEN, True)
-    scenes.assert_nothing_taken(world)
+    scenes.assert_nothing_taken(rig)
     assert not slots.is_held
 
 
@@ -165,108 +165,108 @@ CALLS = scenes.count_calls(scenes.busy_node, "one-slice-changed")
 
 @pytest.mark.parametrize("index", range(CALLS))
 def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(index: int) -> None:
-    world = scenes.busy_node()
-    slots = FakeSlots(world)
-    reconciler = pipeline(world, slots)
-    wish = fakes.FakeWish(world.clock, replaced=False)
+    rig = scenes.busy_node()
+    slots = FakeSlots(rig)
+    reconciler = pipeline(rig, slots)
+    wish = fakes.FakeRequest(rig.clock, replaced=False)
     calls = [0]
 
     def fail() -> None:
-        if world.log[-1].startswith("slots."):
+        if rig.log[-1].startswith("slots."):
             return
         calls[0] += 1
         if calls[0] == index + 1:
-            name = world.log[-1]
+            name = rig.log[-1]
             raise (
                 errors.ConfigError("broken")
                 if name == "host.save"
                 else scenes.BROKEN[name.partition(".")[0]]
             )
 
-    world.on_call = fail
+    rig.on_call = fail
     try:
         reconciler.run("one-slice-changed", wish)
     except errors.ClusterError:
         # It could not say how it ended; what it took is still there, and so is the slot.
-        assert slots.is_held is bool(world.annotations.get(cluster.JOURNAL_ANNOTATION))
+        assert slots.is_held is bool(rig.annotations.get(cluster.JOURNAL_ANNOTATION))
         reconciler.recover("one-slice-changed")
         reconciler.run("one-slice-changed", wish)
 
     assert calls[0] > index, "the call was not made"
-    scenes.assert_nothing_taken(world)
+    scenes.assert_nothing_taken(rig)
     assert not slots.is_held
 
 
-def killed_node(index: int) -> fakes.World:
+def killed_node(index: int) -> fakes.NodeRig:
     """Return a node whose agent was killed in a call."""
-    world = scenes.busy_node()
+    rig = scenes.busy_node()
 
     def kill() -> None:
-        if len(world.log) == index + 1:
+        if len(rig.log) == index + 1:
             raise scenes.Killed
 
-    world.on_call = kill
+    rig.on_call = kill
     with pytest.raises(scenes.Killed):
-        scenes.run(world, "one-slice-changed")
-    world.on_call = lambda: None
-    return world
+        scenes.run(rig, "one-slice-changed")
+    rig.on_call = lambda: None
+    return rig
 
 
 def disrupting_calls() -> list[int]:
     """Return the calls from the one after the first that marked the node to the last mark's."""
-    world = scenes.busy_node()
+    rig = scenes.busy_node()
     marked: list[int] = []
 
     def note() -> None:
-        if cluster.JOURNAL_ANNOTATION in world.annotations:
-            marked.append(len(world.log) - 1)
+        if cluster.JOURNAL_ANNOTATION in rig.annotations:
+            marked.append(len(rig.log) - 1)
 
-    world.on_call = note
-    scenes.run(world, "one-slice-changed")
+    rig.on_call = note
+    scenes.run(rig, "one-slice-changed")
     return marked
 
 
 @pytest.mark.parametrize("index", disrupting_calls()[::3])
 def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> None:
-    world = killed_node(index)
-    slots = FakeSlots(world, denials=["held by b"])
-    reconciler = pipeline(world, slots)
+    rig = killed_node(index)
+    slots = FakeSlots(rig, denials=["held by b"])
+    reconciler = pipeline(rig, slots)
 
     reconciler.recover("one-slice-changed")
-    outcome = reconciler.run("one-slice-changed", fakes.FakeWish(world.clock, replaced=False))
+    outcome = reconciler.run("one-slice-changed", fakes.FakeRequest(rig.clock, replaced=False))
 
     assert outcome.state is model.State.SUCCESS
-    assert world.log.count("slots.take") == 1
-    scenes.assert_nothing_taken(world)
+    assert rig.log.count("slots.take") == 1
+    scenes.assert_nothing_taken(rig)
 
 
-def test_what_is_undone_for_another_wish_gives_the_slot_back() -> None:
-    world = killed_node(disrupting_calls()[0])
-    slots = FakeSlots(world, is_held=True)
+def test_what_is_undone_for_another_request_gives_the_slot_back() -> None:
+    rig = killed_node(disrupting_calls()[0])
+    slots = FakeSlots(rig, is_held=True)
 
-    pipeline(world, slots).recover("all-balanced")
+    pipeline(rig, slots).recover("all-balanced")
 
-    scenes.assert_nothing_taken(world)
+    scenes.assert_nothing_taken(rig)
     assert not slots.is_held
 
 
-def test_a_node_without_a_wish_holds_no_slot() -> None:
-    world = scenes.node()
-    slots = FakeSlots(world, is_held=True)
+def test_a_node_without_a_request_holds_no_slot() -> None:
+    rig = scenes.node()
+    slots = FakeSlots(rig, is_held=True)
 
-    pipeline(world, slots).rest()
+    pipeline(rig, slots).rest()
 
     assert not slots.is_held
 
 
 def test_a_machine_that_reboots_for_us_keeps_its_slot() -> None:
-    world = scenes.busy_node()
-    world.mode_waits = world.may_reboot = True
-    slots = FakeSlots(world)
-    wish = fakes.FakeWish(world.clock, replaced=False)
-    wish.ends_when = lambda: world.reboots > 0
+    rig = scenes.busy_node()
+    rig.mode_waits = rig.may_reboot = True
+    slots = FakeSlots(rig)
+    wish = fakes.FakeRequest(rig.clock, replaced=False)
+    wish.ends_when = lambda: rig.reboots > 0
 
     with pytest.raises(errors.Superseded):
-        pipeline(world, slots).run("all-disabled", wish)
+        pipeline(rig, slots).run("all-disabled", wish)
 
     assert slots.is_held

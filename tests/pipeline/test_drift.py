@@ -17,113 +17,115 @@ from tests import fakes, scenes
 LAYOUT = "all-balanced"
 
 
-def steadfast(world: fakes.World) -> fakes.FakeWish:
-    return fakes.FakeWish(world.clock, replaced=False)
+def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
+    return fakes.FakeRequest(rig.clock, replaced=False)
 
 
-def settled(*, heals: bool = False) -> tuple[fakes.World, reconcile.Reconciler, outcomes.Outcome]:
+def settled(
+    *, heals: bool = False
+) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
     """Return a node whose layout has just been found in force."""
-    world = scenes.node(layout=LAYOUT)
-    ours = scenes.reconciler(world, heals_drift=heals)
-    outcome = ours.run(LAYOUT, steadfast(world))
-    world.states.clear()
-    world.events.clear()
-    return world, ours, outcome
+    rig = scenes.node(layout=LAYOUT)
+    ours = scenes.reconciler(rig, heals_drift=heals)
+    outcome = ours.run(LAYOUT, steadfast(rig))
+    rig.states.clear()
+    rig.events.clear()
+    return rig, ours, outcome
 
 
-def tamper(world: fakes.World) -> tuple[model.Gpu, ...]:
+def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
     """Destroy the first instance of the first GPU; return what there was."""
-    before = world.gpus
+    before = rig.gpus
     first, *others = before
-    world.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), *others)
+    rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), *others)
     return before
 
 
-def test_a_drift_is_published_once_and_taken_back_once_it_is_over() -> None:
-    world, ours, ended = settled()
+def test_a_drift_is_published_once_and_rolled_back_once_it_is_over() -> None:
+    rig, ours, ended = settled()
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
-    assert world.states == []
-    before = tamper(world)
+    assert rig.states == []
+    before = tamper(rig)
 
     for _ in range(3):
         assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 
-    assert world.labels[cluster.STATE_LABEL] == "failed"
-    assert cluster.APPLIED_LABEL not in world.labels
-    assert world.events == ["Drifted"]
-    assert "gpus.execute" not in world.log
+    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    assert cluster.APPLIED_LABEL not in rig.labels
+    assert rig.events == ["Drifted"]
+    assert "gpus.execute" not in rig.log
 
-    world.gpus = before
+    rig.gpus = before
     ours.check_drift(LAYOUT, ended)
-    assert world.labels[cluster.STATE_LABEL] == "success"
-    assert world.labels[cluster.APPLIED_LABEL] == LAYOUT
+    assert rig.labels[cluster.STATE_LABEL] == "success"
+    assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
 
 
 def test_on_request_a_drift_is_healed() -> None:
-    world, ours, ended = settled(heals=True)
-    before = tamper(world)
+    rig, ours, ended = settled(heals=True)
+    before = tamper(rig)
 
     assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    outcome = ours.run(LAYOUT, steadfast(world), may_evict=False)
+    outcome = ours.run(LAYOUT, steadfast(rig), may_evict=False)
 
     assert outcome.state is model.State.SUCCESS
-    assert planner.restore(world.gpus, [gpu.snapshot for gpu in before]).is_empty
-    scenes.assert_nothing_taken(world)
+    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
+    scenes.assert_nothing_taken(rig)
 
 
-def stranger_on_foreign_instances(world: fakes.World) -> None:
+def stranger_on_foreign_instances(rig: fakes.NodeRig) -> None:
     """Somebody makes instances that the layout does not have, and a pod holds one."""
-    balanced = {p.profile: p.profile for p in world.gpus[0].profiles or ()}
+    balanced = {p.profile: p.profile for p in rig.gpus[0].profiles or ()}
     sevenths = next(profile for profile in balanced if str(profile) == "1g.5gb")
     wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {sevenths: 7})
-    (changed,) = fakes.brought_to((world.gpus[0],), wanted)
-    world.gpus = (changed, *world.gpus[1:])
-    held = {uuid for gpu in world.gpus[:1] for uuid in gpu.mig_uuids}
-    world.add_pod("stranger", devices=frozenset(held))
+    (changed,) = fakes.brought_to((rig.gpus[0],), wanted)
+    rig.gpus = (changed, *rig.gpus[1:])
+    held = {uuid for gpu in rig.gpus[:1] for uuid in gpu.mig_uuids}
+    rig.add_pod("stranger", devices=frozenset(held))
 
 
-def test_healing_evicts_nobody_and_happens_once_the_way_is_free() -> None:
-    world, ours, ended = settled(heals=True)
-    stranger_on_foreign_instances(world)
+def test_healing_evicts_no_one_and_happens_once_the_way_is_free() -> None:
+    rig, ours, ended = settled(heals=True)
+    stranger_on_foreign_instances(rig)
 
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
-    assert "default/stranger" in world.told[-1]
+    assert "default/stranger" in rig.told[-1]
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
-    assert world.events == ["Drifted"]
+    assert rig.events == ["Drifted"]
 
-    uid = next(uid for uid, pod in world.pods.items() if pod.name == "stranger")
-    del world.pods[uid], world.held[uid]
+    uid = next(uid for uid, pod in rig.pods.items() if pod.name == "stranger")
+    del rig.pods[uid], rig.held[uid]
     assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
-    world, ours, _ = settled(heals=True)
-    stranger_on_foreign_instances(world)
-    gpus = world.gpus
+    rig, ours, _ = settled(heals=True)
+    stranger_on_foreign_instances(rig)
+    gpus = rig.gpus
 
-    outcome = ours.run(LAYOUT, steadfast(world), may_evict=False)
+    outcome = ours.run(LAYOUT, steadfast(rig), may_evict=False)
 
     assert outcome.reason is errors.Reason.DRIFTED
     assert "default/stranger" in outcome.message
-    assert world.gpus == gpus
-    assert "workloads.evict" not in world.log
-    scenes.assert_nothing_taken(world)
+    assert rig.gpus == gpus
+    assert "workloads.evict" not in rig.log
+    scenes.assert_nothing_taken(rig)
 
 
-def test_an_agent_that_starts_evicts_nobody_for_a_wish_that_had_been_fulfilled() -> None:
-    world, _, _ = settled()
-    stranger_on_foreign_instances(world)
-    restarted = scenes.reconciler(world)
+def test_an_agent_that_starts_evicts_no_one_for_a_request_that_had_been_fulfilled() -> None:
+    rig, _, _ = settled()
+    stranger_on_foreign_instances(rig)
+    restarted = scenes.reconciler(rig)
 
     restarted.recover(LAYOUT)
-    outcome = restarted.run(LAYOUT, steadfast(world))
+    outcome = restarted.run(LAYOUT, steadfast(rig))
 
     assert outcome.reason is errors.Reason.DRIFTED
-    assert "workloads.evict" not in world.log
+    assert "workloads.evict" not in rig.log
     # A new wish is another matter, and so is the same one once it is wished anew.
     restarted.recover(None)
     restarted.rest()
-    assert restarted.run(LAYOUT, steadfast(world)).state is model.State.SUCCESS
+    assert restarted.run(LAYOUT, steadfast(rig)).state is model.State.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -137,67 +139,67 @@ def test_an_agent_that_starts_evicts_nobody_for_a_wish_that_had_been_fulfilled()
 def test_a_passing_failure_at_the_start_does_not_make_the_retry_evict_for_an_old_request(
     failure: tuple[str, Exception],
 ) -> None:
-    world, _, _ = settled()
-    stranger_on_foreign_instances(world)
-    restarted = scenes.reconciler(world)
+    rig, _, _ = settled()
+    stranger_on_foreign_instances(rig)
+    restarted = scenes.reconciler(rig)
     restarted.recover(LAYOUT)
     driver = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
-    world.refusing["gpus.observe"] = driver
-    assert restarted.run(LAYOUT, steadfast(world)).should_retry
+    rig.refusing["gpus.observe"] = driver
+    assert restarted.run(LAYOUT, steadfast(rig)).should_retry
     point, error = failure
-    world.refusing = {point: error}
+    rig.refusing = {point: error}
     with contextlib.suppress(errors.ClusterError):
-        restarted.run(LAYOUT, steadfast(world), attempt=2)
-    world.refusing = {}
+        restarted.run(LAYOUT, steadfast(rig), attempt=2)
+    rig.refusing = {}
     # As the agent's loop does after an API that did not answer.
     restarted.recover(LAYOUT)
 
-    outcome = restarted.run(LAYOUT, steadfast(world), attempt=3)
+    outcome = restarted.run(LAYOUT, steadfast(rig), attempt=3)
 
     assert outcome.reason is errors.Reason.DRIFTED
-    assert "workloads.evict" not in world.log
+    assert "workloads.evict" not in rig.log
 
 
-def test_an_agent_that_starts_brings_back_what_a_reboot_took() -> None:
-    world, _, _ = settled()
-    world.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in world.gpus)
-    restarted = scenes.reconciler(world)
+def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
+    rig, _, _ = settled()
+    rig.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in rig.gpus)
+    restarted = scenes.reconciler(rig)
 
     restarted.recover(LAYOUT)
-    outcome = restarted.run(LAYOUT, steadfast(world))
+    outcome = restarted.run(LAYOUT, steadfast(rig))
 
     assert outcome.state is model.State.SUCCESS
-    assert world.labels[cluster.APPLIED_LABEL] == LAYOUT
+    assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
 
 
 def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
-    world, ours, ended = settled()
+    rig, ours, ended = settled()
     broken = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
-    world.failing = {len(world.log): broken}
+    rig.failing = {len(rig.log): broken}
 
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 
-    assert world.states == []
-    assert world.labels[cluster.APPLIED_LABEL] == LAYOUT
+    assert rig.states == []
+    assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
 
 
 def test_a_failure_for_good_is_worth_another_run_only_when_the_hardware_has_changed() -> None:
-    world = scenes.node()
-    ours = scenes.reconciler(world)
-    ended = ours.run("too-much", steadfast(world))
+    rig = scenes.node()
+    ours = scenes.reconciler(rig)
+    ended = ours.run("too-much", steadfast(rig))
     assert not ended.should_retry
 
     assert [ours.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
-    tamper_with_modes(world)
+    tamper_with_modes(rig)
     assert ours.check_drift("too-much", ended) is drift.Action.RUN
 
 
-def tamper_with_modes(world: fakes.World) -> None:
-    world.gpus = tuple(
+def tamper_with_modes(rig: fakes.NodeRig) -> None:
+    rig.gpus = tuple(
         dataclasses.replace(
             gpu, current_mode=model.MigMode.ENABLED, pending_mode=model.MigMode.ENABLED
         )
-        for gpu in world.gpus
+        for gpu in rig.gpus
     )
 
 
@@ -220,67 +222,67 @@ class Busy:
         yield
 
 
-def test_a_run_waits_for_another_manager_and_then_has_its_turn() -> None:
-    world = scenes.node()
+def test_a_run_waits_for_another_manager_and_then_has_its_round() -> None:
+    rig = scenes.node()
     other = Busy(looks=4)
 
-    outcome = scenes.reconciler(world, lock=other).run("all-1g.5gb", steadfast(world))
+    outcome = scenes.reconciler(rig, lock=other).run("all-1g.5gb", steadfast(rig))
 
     assert outcome.state is model.State.SUCCESS
     assert other.told == ["applying layout all-1g.5gb"]
 
 
 def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> None:
-    world = scenes.node()
+    rig = scenes.node()
 
-    ours = scenes.reconciler(world, lock=Busy(looks=10**9))
-    outcome = ours.run("all-1g.5gb", steadfast(world))
+    ours = scenes.reconciler(rig, lock=Busy(looks=10**9))
+    outcome = ours.run("all-1g.5gb", steadfast(rig))
 
     assert outcome.reason is errors.Reason.LOCKED
     assert outcome.should_retry
     assert "pid 7" in outcome.message
-    assert [call for call in world.log if call.startswith("gpus.")] == []
-    scenes.assert_nothing_taken(world)
+    assert [call for call in rig.log if call.startswith("gpus.")] == []
+    scenes.assert_nothing_taken(rig)
 
 
-def test_a_newer_wish_need_not_wait_for_another_manager() -> None:
-    world = scenes.node()
-    wish = fakes.FakeWish(world.clock, ends_at=2, replaced=True)
+def test_a_newer_request_need_not_wait_for_another_manager() -> None:
+    rig = scenes.node()
+    wish = fakes.FakeRequest(rig.clock, ends_at=2, replaced=True)
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(world, lock=Busy(looks=10**9)).run("all-1g.5gb", wish)
+        scenes.reconciler(rig, lock=Busy(looks=10**9)).run("all-1g.5gb", wish)
 
-    assert world.clock.now_s < 1
+    assert rig.clock.now_s < 1
 
 
-def test_gpus_that_another_manager_works_on_are_looked_at_later() -> None:
-    world = scenes.node(layout=LAYOUT)
+def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
+    rig = scenes.node(layout=LAYOUT)
     other = Busy(looks=0)
-    ours = scenes.reconciler(world, lock=other)
-    ended = ours.run(LAYOUT, steadfast(world))
-    tamper(world)
+    ours = scenes.reconciler(rig, lock=other)
+    ended = ours.run(LAYOUT, steadfast(rig))
+    tamper(rig)
 
     other.looks = 1
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
-    assert world.labels[cluster.STATE_LABEL] == "success"
+    assert rig.labels[cluster.STATE_LABEL] == "success"
     ours.check_drift(LAYOUT, ended)
-    assert world.labels[cluster.STATE_LABEL] == "failed"
+    assert rig.labels[cluster.STATE_LABEL] == "failed"
 
 
 def test_beside_nvidias_own_manager_nothing_is_touched_and_it_is_named() -> None:
-    world = scenes.node()
-    world.add_pod(
+    rig = scenes.node()
+    rig.add_pod(
         "nvidia-mig-manager-x",
         labels={"app": "nvidia-mig-manager"},
         container_names=("nvidia-mig-manager",),
         owner_kind="DaemonSet",
     )
 
-    outcome = scenes.run(world, "all-1g.5gb")
+    outcome = scenes.run(rig, "all-1g.5gb")
 
     assert outcome.reason is errors.Reason.FOREIGN_MANAGER
     assert "nvidia-mig-manager-x" in outcome.message
     assert outcome.should_retry
-    assert world.executed == []
-    assert "retryAt" in json.loads(world.annotations[cluster.STATUS_ANNOTATION])
-    scenes.assert_nothing_taken(world)
+    assert rig.executed == []
+    assert "retryAt" in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    scenes.assert_nothing_taken(rig)

@@ -56,7 +56,7 @@ def ask(port: int, path: str, *, method: str = "GET") -> tuple[int, str, http.cl
 # -- the checks -------------------------------------------------------------------------------
 
 
-def test_a_worker_that_waits_for_a_wish_is_alive_however_long_it_waits(life: Life) -> None:
+def test_a_worker_that_waits_for_a_request_is_alive_however_long_it_waits(life: Life) -> None:
     life.pulse.beat()
     life.pulse.rest()
     life.now_s += 1e6
@@ -103,7 +103,7 @@ def test_an_agent_is_ready_while_it_hears_of_the_api(life: Life, age_s: float, w
     assert life.health.why_unready() == why
 
 
-def test_an_agent_is_not_ready_before_what_an_earlier_run_took_is_given_back(life: Life) -> None:
+def test_an_agent_is_not_ready_before_what_an_earlier_run_took_is_restored(life: Life) -> None:
     life.is_recovered = False
 
     assert "not restored yet" in life.health.why_unready()
@@ -176,7 +176,7 @@ class Worker:
         return outcomes.Outcome(state=model.State.FAILED, reason=errors.Reason.IN_USE, message="")
 
 
-def test_a_run_lives_by_asking_after_its_wish_and_the_pause_before_a_retry_needs_no_sign(
+def test_a_run_lives_by_asking_after_its_request_and_the_pause_before_a_retry_needs_no_sign(
     life: Life,
 ) -> None:
     box = request.Inbox()
@@ -192,7 +192,7 @@ def test_a_run_lives_by_asking_after_its_wish_and_the_pause_before_a_retry_needs
 # -- over HTTP --------------------------------------------------------------------------------
 
 
-def test_health_is_told_by_the_status_and_the_reason_by_the_text(life: Life) -> None:
+def test_health_is_reported_by_the_status_and_the_reason_by_the_text(life: Life) -> None:
     life.contact_age_s = 1000.0
     with serving(life) as port:
         alive, ready = ask(port, "/healthz"), ask(port, "/readyz")
@@ -209,7 +209,7 @@ def test_metrics_come_as_the_text_that_prometheus_reads(life: Life) -> None:
     assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
-def test_other_paths_are_not_found_and_nothing_is_told_of_the_server(life: Life) -> None:
+def test_other_paths_are_not_found_and_nothing_is_reported_of_the_server(life: Life) -> None:
     with serving(life) as port:
         status, text, headers = ask(port, "/<script>")
 
@@ -273,14 +273,14 @@ def test_a_connection_that_lasts_too_long_is_cut_off(
         assert slow.recv(1) == b""
 
 
-def test_a_client_that_leaves_in_the_middle_harms_nobody(life: Life) -> None:
+def test_a_client_that_leaves_in_the_middle_harms_no_one(life: Life) -> None:
     with serving(life) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as rude:
             rude.sendall(b"GET /metr")
         assert ask(port, "/healthz")[0] == 200
 
 
-def test_a_page_that_fails_costs_its_reader_the_connection_and_nobody_else(life: Life) -> None:
+def test_a_page_that_fails_costs_its_reader_the_connection_and_no_one_else(life: Life) -> None:
     def broken() -> bytes:
         raise RuntimeError("no metrics today")
 
@@ -290,7 +290,7 @@ def test_a_page_that_fails_costs_its_reader_the_connection_and_nobody_else(life:
         assert ask(port, "/healthz")[0] == 200
 
 
-def test_nobody_listens_once_it_is_over(life: Life) -> None:
+def test_no_one_listens_once_it_is_over(life: Life) -> None:
     with serving(life) as port:
         pass
 

@@ -31,17 +31,17 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
     return captured
 
 
-def play(world: fakes.World, layout: str, text: str, *, is_lenient: bool) -> outcomes.Outcome:
-    wish = fakes.FakeWish(world.clock, replaced=False)
-    return scenes.reconciler(world, text, is_lenient=is_lenient).run(layout, wish)
+def play(rig: fakes.NodeRig, layout: str, text: str, *, is_lenient: bool) -> outcomes.Outcome:
+    wish = fakes.FakeRequest(rig.clock, replaced=False)
+    return scenes.reconciler(rig, text, is_lenient=is_lenient).run(layout, wish)
 
 
-def test_a_document_that_the_peer_would_take_is_served_and_warned_about(
+def test_a_document_that_the_mig_parted_would_take_is_served_and_warned_about(
     overlooked: structlog.testing.LogCapture,
 ) -> None:
-    world = scenes.node()
+    rig = scenes.node()
 
-    outcome = play(world, "all-1g.5gb", TWICE, is_lenient=True)
+    outcome = play(rig, "all-1g.5gb", TWICE, is_lenient=True)
 
     assert outcome.state is model.State.SUCCESS
     (warning,) = overlooked.entries
@@ -56,29 +56,29 @@ def test_the_same_document_is_refused_by_a_strict_agent() -> None:
     assert outcome.reason is errors.Reason.INVALID_CONFIG
 
 
-def test_a_layout_about_other_gpus_is_in_force_as_it_is_with_the_peer(
+def test_a_layout_about_other_gpus_is_active_as_it_is_with_the_mig_parted(
     overlooked: structlog.testing.LogCapture,
 ) -> None:
-    world = scenes.node(layout="all-balanced")
-    gpus = world.gpus
+    rig = scenes.node(layout="all-balanced")
+    gpus = rig.gpus
 
-    outcome = play(world, "other-gpu", scenes.CONFIG, is_lenient=True)
+    outcome = play(rig, "other-gpu", scenes.CONFIG, is_lenient=True)
 
     assert outcome.state is model.State.SUCCESS
-    assert world.gpus == gpus
+    assert rig.gpus == gpus
     problems = [str(each["problem"]) for each in overlooked.entries]
     assert any("is about none of this node's GPUs" in each for each in problems)
 
 
 @pytest.mark.parametrize("layout", ["too-much", "no-such-profile"])
 def test_what_the_gpus_cannot_have_is_refused_all_the_same(layout: str) -> None:
-    world = scenes.node(layout="all-balanced")
-    gpus = world.gpus
+    rig = scenes.node(layout="all-balanced")
+    gpus = rig.gpus
 
-    outcome = play(world, layout, scenes.CONFIG, is_lenient=True)
+    outcome = play(rig, layout, scenes.CONFIG, is_lenient=True)
 
     assert outcome.state is model.State.FAILED
-    assert world.gpus == gpus
+    assert rig.gpus == gpus
 
 
 def test_an_agent_is_made_lenient_by_option_or_variable() -> None:
@@ -90,16 +90,16 @@ def test_an_agent_is_made_lenient_by_option_or_variable() -> None:
     assert settings.agent_settings(parser.parse(line), variable).is_lenient
 
 
-def test_a_layout_with_places_is_served_like_any_other() -> None:
+def test_a_layout_with_placements_is_served_like_any_other() -> None:
     text = scenes.CONFIG + (
         "  placed:\n  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@4: 1}}\n"
     )
-    world = scenes.node()
+    rig = scenes.node()
 
-    outcome = play(world, "placed", text, is_lenient=False)
+    outcome = play(rig, "placed", text, is_lenient=False)
 
     assert outcome.state is model.State.SUCCESS
-    assert [gi.placement.start for gi in world.gpus[0].gpu_instances] == [4]
+    assert [gi.placement.start for gi in rig.gpus[0].gpu_instances] == [4]
 
 
 def test_a_place_that_cannot_be_fails_before_anything_is_touched() -> None:
@@ -107,12 +107,12 @@ def test_a_place_that_cannot_be_fails_before_anything_is_touched() -> None:
         "  clash:\n  - {devices: all, mig-enabled: true, "
         "mig-devices: {1g.5gb@4: 1, 3g.20gb@4: 1}}\n"
     )
-    world = scenes.node(layout="all-balanced")
-    gpus = world.gpus
+    rig = scenes.node(layout="all-balanced")
+    gpus = rig.gpus
 
-    outcome = play(world, "clash", text, is_lenient=False)
+    outcome = play(rig, "clash", text, is_lenient=False)
 
     assert outcome.reason is errors.Reason.DOES_NOT_FIT
     assert "test.yaml:22:5: the layout does not fit GPU 0" in outcome.message
-    assert world.gpus == gpus
-    scenes.assert_nothing_taken(world)
+    assert rig.gpus == gpus
+    scenes.assert_nothing_taken(rig)

@@ -47,7 +47,7 @@ SELDOM = [
 
 
 @pytest.mark.parametrize("way", [*OFTEN, *SELDOM])
-def test_a_change_that_fails_is_rolled_back_before_anything_is_said_and_tells_by_its_status(
+def test_a_change_that_fails_is_rolled_back_before_anything_is_said_and_reports_by_its_status(
     node: Node, way: str
 ) -> None:
     before = node.shape
@@ -99,10 +99,10 @@ class Stage(stages.Stage):
 def test_an_agent_whose_log_lines_are_lost_serves_its_node_and_ends_in_good_order(
     way: str,
 ) -> None:
-    with lost_stderr.WAYS[way]() as stderr, Stage(stderr) as world:
-        world.label("wanted")
-        assert world.wait_for_end("wanted") is model.State.SUCCESS
-        assert world.stop_agent() == 0
+    with lost_stderr.WAYS[way]() as stderr, Stage(stderr) as rig:
+        rig.label("wanted")
+        assert rig.wait_for_end("wanted") is model.State.SUCCESS
+        assert rig.stop_agent() == 0
 
 
 def test_a_usage_error_keeps_its_status_where_it_cannot_be_explained(node: Node) -> None:

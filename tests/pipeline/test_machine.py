@@ -18,24 +18,24 @@ from tests import fakes, scenes
 LAYOUT = "all-1g.5gb"
 
 
-def steadfast(world: fakes.World) -> fakes.FakeWish:
-    return fakes.FakeWish(world.clock, replaced=False)
+def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
+    return fakes.FakeRequest(rig.clock, replaced=False)
 
 
 # -- services ------------------------------------------------------------------------------------
 
 
 def test_services_that_run_are_stopped_in_order_and_started_in_reverse_before_the_plugin() -> None:
-    world = scenes.hosted_node()
+    rig = scenes.hosted_node()
     switched: list[tuple[str, bool]] = []
-    before = dict(world.services)
+    before = dict(rig.services)
 
     def note() -> None:
-        switched.extend((n, on) for n, on in world.services.items() if before[n] is not on)
-        before.update(world.services)
+        switched.extend((n, on) for n, on in rig.services.items() if before[n] is not on)
+        before.update(rig.services)
 
-    world.on_call = note
-    outcome = scenes.run(world, "one-slice-changed")
+    rig.on_call = note
+    outcome = scenes.run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
     assert switched == [
@@ -44,285 +44,283 @@ def test_services_that_run_are_stopped_in_order_and_started_in_reverse_before_th
         ("nvsm.service", True),
         ("dcgm.service", True),
     ]
-    calls = [call for call in world.log if call.startswith("host.")]
+    calls = [call for call in rig.log if call.startswith("host.")]
     assert calls.index("host.refresh") < calls.index("host.start")
-    scenes.assert_nothing_taken(world)
+    scenes.assert_nothing_taken(rig)
 
 
 def test_services_are_let_be_where_nothing_is_taken_from_anybody() -> None:
-    world = scenes.node()
-    world.gpus = fakes.brought_to(world.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
-    world.services["dcgm.service"] = True
+    rig = scenes.node()
+    rig.gpus = fakes.brought_to(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
+    rig.services["dcgm.service"] = True
 
-    assert scenes.run(world, LAYOUT).state is model.State.SUCCESS
-    assert "host.stop" not in world.log
+    assert scenes.run(rig, LAYOUT).state is model.State.SUCCESS
+    assert "host.stop" not in rig.log
 
 
 def test_a_service_that_does_not_stop_ends_the_run_before_the_gpus_are_touched() -> None:
-    world = scenes.hosted_node()
-    world.broken_services = {"nvsm.service"}
-    world.step_error = lambda _step: AssertionError()  # it would crash the run
+    rig = scenes.hosted_node()
+    rig.broken_services = {"nvsm.service"}
+    rig.step_error = lambda _step: AssertionError()  # it would crash the run
 
-    outcome = scenes.run(world, "one-slice-changed")
+    outcome = scenes.run(rig, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.HOST_SERVICE_FAILED
     assert "nvsm.service does not answer" in outcome.message
-    assert world.services["dcgm.service"]
+    assert rig.services["dcgm.service"]
 
 
 def test_only_a_service_that_was_down_is_logged_as_started() -> None:
-    world = scenes.hosted_node()
-    world.broken_services = {"nvsm.service"}
-    world.on_call = lambda: world.broken_services.clear() if "host.start" in world.log else None
+    rig = scenes.hosted_node()
+    rig.broken_services = {"nvsm.service"}
+    rig.on_call = lambda: rig.broken_services.clear() if "host.start" in rig.log else None
 
     with structlog.testing.capture_logs() as log:
-        scenes.run(world, "one-slice-changed")
+        scenes.run(rig, "one-slice-changed")
 
     started = [line["service"] for line in log if line["event"] == "host_service_started"]
     assert started == ["dcgm.service"]
 
 
-def test_a_service_that_does_not_start_again_is_told_and_tried_again() -> None:
-    world = scenes.hosted_node()
-    world.on_call = lambda: world.broken_services.update(
-        {"nvsm.service"} if not world.services["nvsm.service"] else ()
+def test_a_service_that_does_not_start_again_is_reported_and_tried_again() -> None:
+    rig = scenes.hosted_node()
+    rig.on_call = lambda: rig.broken_services.update(
+        {"nvsm.service"} if not rig.services["nvsm.service"] else ()
     )
-    ours = scenes.reconciler(world)
+    ours = scenes.reconciler(rig)
 
-    outcome = ours.run("one-slice-changed", steadfast(world))
+    outcome = ours.run("one-slice-changed", steadfast(rig))
 
     assert outcome.reason is errors.Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
-    journal = status.Journal.from_json(world.annotations[cluster.JOURNAL_ANNOTATION])
+    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     assert journal.host_services == ("nvsm.service",)
-    assert not world.is_unschedulable
+    assert not rig.is_unschedulable
 
-    world.on_call = lambda: None
-    world.broken_services.clear()
-    again = ours.run("one-slice-changed", steadfast(world), attempt=2)
+    rig.on_call = lambda: None
+    rig.broken_services.clear()
+    again = ours.run("one-slice-changed", steadfast(rig), attempt=2)
     assert again.state is model.State.SUCCESS
-    scenes.assert_nothing_taken(world)
+    scenes.assert_nothing_taken(rig)
 
 
 @pytest.mark.parametrize("wanted", ["one-slice-changed", "all-balanced", None])
 def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: str | None) -> None:
-    world = scenes.hosted_node()
-    world.services["nvsm.service"] = False
-    world.services["debug-shell.service"] = False
+    rig = scenes.hosted_node()
+    rig.services["nvsm.service"] = False
+    rig.services["debug-shell.service"] = False
     forged = status.Journal(
         config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
     )
-    world.annotations[cluster.JOURNAL_ANNOTATION] = forged.to_json()
-    ours = scenes.reconciler(world, service_names=lambda: ("dcgm.service", "nvsm.service"))
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = forged.to_json()
+    ours = scenes.reconciler(rig, service_names=lambda: ("dcgm.service", "nvsm.service"))
 
     ours.recover(wanted)
     if wanted:
-        assert ours.run(wanted, steadfast(world)).state is model.State.SUCCESS
+        assert ours.run(wanted, steadfast(rig)).state is model.State.SUCCESS
 
-    assert not world.services["debug-shell.service"]
-    assert world.services["nvsm.service"]
-    assert "HostServiceRefused" in world.events
-    assert any("debug-shell.service" in message for message in world.messages)
-    assert cluster.JOURNAL_ANNOTATION not in world.annotations
+    assert not rig.services["debug-shell.service"]
+    assert rig.services["nvsm.service"]
+    assert "HostServiceRefused" in rig.events
+    assert any("debug-shell.service" in message for message in rig.messages)
+    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
 def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
-    world = scenes.hosted_node()
-    world.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
+    rig = scenes.hosted_node()
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
-    outcome = scenes.run(world, "one-slice-changed")
+    outcome = scenes.run(rig, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-    scenes.assert_nothing_taken(world)
+    scenes.assert_nothing_taken(rig)
 
 
 # -- resets --------------------------------------------------------------------------------------
 
 
 def test_a_mode_that_waits_is_brought_into_force_by_resetting_that_gpu_alone() -> None:
-    world = scenes.resetting_node()
-    first, second = world.gpus
+    rig = scenes.resetting_node()
+    first, second = rig.gpus
     (ready,) = fakes.brought_to((first,), model.DesiredGpu(mode=model.MigMode.ENABLED))
-    world.gpus = (ready, second)
-    world.reset_only = {second.uuid}
+    rig.gpus = (ready, second)
+    rig.reset_only = {second.uuid}
 
-    outcome = scenes.run(world, LAYOUT)
+    outcome = scenes.run(rig, LAYOUT)
 
     assert outcome.state is model.State.SUCCESS
-    assert world.log.count("host.reset") == 1
+    assert rig.log.count("host.reset") == 1
 
 
 def test_a_reset_that_is_refused_says_so_and_leaves_the_mode_waiting() -> None:
-    world = scenes.resetting_node()
-    world.reset_refusal = "GPU 0 is held by dcgm (pid 7)"
+    rig = scenes.resetting_node()
+    rig.reset_refusal = "GPU 0 is held by dcgm (pid 7)"
 
-    outcome = scenes.run(world, LAYOUT)
+    outcome = scenes.run(rig, LAYOUT)
 
     assert outcome.reason is errors.Reason.RESET_REQUIRED
     assert "dcgm (pid 7)" in outcome.message
-    assert {gpu.pending_mode for gpu in world.gpus} == {model.MigMode.ENABLED}
-    assert {gpu.current_mode for gpu in world.gpus} == {model.MigMode.DISABLED}
-    scenes.assert_nothing_taken(world)
+    assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
+    assert {gpu.current_mode for gpu in rig.gpus} == {model.MigMode.DISABLED}
+    scenes.assert_nothing_taken(rig)
 
 
 def test_without_leave_to_reset_a_mode_that_waits_is_a_reset_required() -> None:
-    world = scenes.resetting_node()
-    world.has_reset = False
+    rig = scenes.resetting_node()
+    rig.has_reset = False
 
-    assert scenes.run(world, LAYOUT).reason is errors.Reason.RESET_REQUIRED
-    scenes.assert_nothing_taken(world)
+    assert scenes.run(rig, LAYOUT).reason is errors.Reason.RESET_REQUIRED
+    scenes.assert_nothing_taken(rig)
 
 
 # -- reboots -------------------------------------------------------------------------------------
 
 
-def rebooting_node() -> fakes.World:
+def rebooting_node() -> fakes.NodeRig:
     """Only a reboot helps; a pod holds a whole GPU."""
-    world = scenes.node()
-    world.mode_waits = world.may_reboot = True
-    return world
+    rig = scenes.node()
+    rig.mode_waits = rig.may_reboot = True
+    return rig
 
 
-def go_down(world: fakes.World, layout: str = LAYOUT) -> None:
+def go_down(rig: fakes.NodeRig, layout: str = LAYOUT) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
-    patient = fakes.FakeWish(world.clock, replaced=False)
-    patient.ends_when = lambda: world.reboots > 0
+    patient = fakes.FakeRequest(rig.clock, replaced=False)
+    patient.ends_when = lambda: rig.reboots > 0
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(world).run(layout, patient)
+        scenes.reconciler(rig).run(layout, patient)
 
 
-def test_where_only_a_reboot_helps_there_is_one_and_the_layout_is_in_force_after_it() -> None:
-    world = rebooting_node()
+def test_where_only_a_reboot_helps_there_is_one_and_the_layout_is_active_after_it() -> None:
+    rig = rebooting_node()
 
-    go_down(world)
+    go_down(rig)
 
-    assert world.reboots == 1
-    assert world.labels[cluster.STATE_LABEL] == "rebooting"
-    assert world.has_hold_taint
-    assert "Rebooting" in world.events
-    world.mode_waits = False
-    world.restart_machine()
-    successor = scenes.reconciler(world)
+    assert rig.reboots == 1
+    assert rig.labels[cluster.STATE_LABEL] == "rebooting"
+    assert rig.has_hold_taint
+    assert "Rebooting" in rig.events
+    rig.mode_waits = False
+    rig.restart_machine()
+    successor = scenes.reconciler(rig)
     successor.recover(LAYOUT)
-    outcome = successor.run(LAYOUT, steadfast(world))
+    outcome = successor.run(LAYOUT, steadfast(rig))
 
     assert outcome.state is model.State.SUCCESS
-    assert world.reboots == 1
-    scenes.assert_nothing_taken(world)
+    assert rig.reboots == 1
+    scenes.assert_nothing_taken(rig)
 
 
 def test_a_reboot_that_did_not_help_is_not_followed_by_another_not_even_after_a_restart() -> None:
-    world = rebooting_node()
-    go_down(world)
-    world.restart_machine()
+    rig = rebooting_node()
+    go_down(rig)
+    rig.restart_machine()
     # The mode was lost in the reboot, and waits again.
-    world.gpus = scenes.node().gpus
+    rig.gpus = scenes.node().gpus
 
     for _ in range(3):
-        successor = scenes.reconciler(world)
+        successor = scenes.reconciler(rig)
         successor.recover(LAYOUT)
-        outcome = successor.run(LAYOUT, steadfast(world))
+        outcome = successor.run(LAYOUT, steadfast(rig))
 
         assert outcome.reason is errors.Reason.RESET_REQUIRED
-        assert world.reboots == 1
-        scenes.assert_nothing_taken(world)
+        assert rig.reboots == 1
+        scenes.assert_nothing_taken(rig)
 
 
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
-    world = rebooting_node()
-    impatient = fakes.FakeWish(world.clock, replaced=True)
-    impatient.ends_when = lambda: world.reboots > 0
+    rig = rebooting_node()
+    impatient = fakes.FakeRequest(rig.clock, replaced=True)
+    impatient.ends_when = lambda: rig.reboots > 0
 
-    outcome = scenes.reconciler(world).run(LAYOUT, impatient)
+    outcome = scenes.reconciler(rig).run(LAYOUT, impatient)
 
     assert outcome.reason is errors.Reason.REBOOT_REQUIRED
     assert "the machine is still up 600 s after it was asked" in outcome.message
-    assert world.clock.now_s >= 600
-    assert world.reboots == 1
-    scenes.assert_nothing_taken(world)
+    assert rig.clock.now_s >= 600
+    assert rig.reboots == 1
+    scenes.assert_nothing_taken(rig)
 
 
 def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_again() -> None:
-    world = rebooting_node()
-    go_down(world)
+    rig = rebooting_node()
+    go_down(rig)
 
-    go_down_again = fakes.FakeWish(world.clock, replaced=False)
-    go_down_again.ends_when = lambda: world.reboots > 1
-    successor = scenes.reconciler(world)
+    go_down_again = fakes.FakeRequest(rig.clock, replaced=False)
+    go_down_again.ends_when = lambda: rig.reboots > 1
+    successor = scenes.reconciler(rig)
     successor.recover(LAYOUT)
     with pytest.raises(errors.Superseded):
         successor.run(LAYOUT, go_down_again)
 
-    assert world.reboots == 2
-    assert world.labels[cluster.STATE_LABEL] == "rebooting"
+    assert rig.reboots == 2
+    assert rig.labels[cluster.STATE_LABEL] == "rebooting"
 
 
 def test_a_reboot_comes_after_every_gpu_pod_has_left() -> None:
-    world = scenes.node(layout="all-balanced")
-    world.mode_waits = world.may_reboot = True
-    first, second = world.gpus
+    rig = scenes.node(layout="all-balanced")
+    rig.mode_waits = rig.may_reboot = True
+    first, second = rig.gpus
     (off,) = fakes.brought_to((first,), model.DesiredGpu(mode=model.MigMode.DISABLED))
-    world.gpus = (off, second)
-    world.add_pod("bystander", devices=frozenset({scenes.device(world, 1, "3g.20gb")}))
+    rig.gpus = (off, second)
+    rig.add_pod("bystander", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
 
-    go_down(world, "all-balanced")
+    go_down(rig, "all-balanced")
 
-    assert "bystander" not in {pod.name for pod in world.pods.values()}
+    assert "bystander" not in {pod.name for pod in rig.pods.values()}
 
 
 def test_a_budget_that_guards_a_bystander_prevents_the_reboot_and_nothing_stays_taken() -> None:
-    world = scenes.node(layout="all-balanced")
-    world.mode_waits = world.may_reboot = True
-    first, second = world.gpus
+    rig = scenes.node(layout="all-balanced")
+    rig.mode_waits = rig.may_reboot = True
+    first, second = rig.gpus
     (off,) = fakes.brought_to((first,), model.DesiredGpu(mode=model.MigMode.DISABLED))
-    world.gpus = (off, second)
-    world.add_pod("bystander", devices=frozenset({scenes.device(world, 1, "3g.20gb")}))
-    world.budgets["bystander"] = "budget 'pdb-a' allows no disruption"
+    rig.gpus = (off, second)
+    rig.add_pod("bystander", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
+    rig.budgets["bystander"] = "budget 'pdb-a' allows no disruption"
 
-    outcome = scenes.run(world, "all-balanced")
+    outcome = scenes.run(rig, "all-balanced")
 
     assert outcome.reason is errors.Reason.REBOOT_REQUIRED
     assert "pdb-a" in outcome.message
-    assert world.reboots == 0
-    scenes.assert_nothing_taken(world)
+    assert rig.reboots == 0
+    scenes.assert_nothing_taken(rig)
 
 
 @pytest.mark.parametrize("refusal", ["polkit says no", ""])
-def test_a_reboot_that_is_refused_or_does_not_come_ends_the_run_with_everything_given_back(
+def test_a_reboot_that_is_refused_or_does_not_come_ends_the_run_with_everything_restored(
     refusal: str,
 ) -> None:
-    world = rebooting_node()
-    world.reboot_refusal = refusal
+    rig = rebooting_node()
+    rig.reboot_refusal = refusal
 
-    outcome = scenes.run(world, LAYOUT)
+    outcome = scenes.run(rig, LAYOUT)
 
     assert outcome.reason is errors.Reason.REBOOT_REQUIRED
     assert (refusal or "still up") in outcome.message
-    assert {gpu.pending_mode for gpu in world.gpus} == {model.MigMode.ENABLED}
-    scenes.assert_nothing_taken(world)
+    assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
+    scenes.assert_nothing_taken(rig)
 
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_new_one(
     *, gated: bool
 ) -> None:
-    world = scenes.node(layout="all-balanced", gated=gated)
-    world.mode_waits = world.may_reboot = True
-    world.reboot_refusal = "polkit says no"
-    world.refreshed = 0
-    before = world.gpus
-    old = set(world.pods)
+    rig = scenes.node(layout="all-balanced", gated=gated)
+    rig.mode_waits = rig.may_reboot = True
+    rig.reboot_refusal = "polkit says no"
+    rig.refreshed = 0
+    before = rig.gpus
+    old = set(rig.pods)
 
-    outcome = scenes.run(world, "all-disabled")
+    outcome = scenes.run(rig, "all-disabled")
 
     assert outcome.reason is errors.Reason.REBOOT_REQUIRED
-    assert planner.restore(
-        world.gpus, [gpu.snapshot for gpu in before], keep_pending=True
-    ).is_empty
-    assert world.refreshed == 1
-    world.clock.wait(1)
-    assert not old & set(world.pods)
-    scenes.assert_nothing_taken(world)
+    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before], keep_pending=True).is_empty
+    assert rig.refreshed == 1
+    rig.clock.wait(1)
+    assert not old & set(rig.pods)
+    scenes.assert_nothing_taken(rig)
 
 
 class Alive(instrumentation.Telemetry):
@@ -336,130 +334,130 @@ class Alive(instrumentation.Telemetry):
 
 
 def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> None:
-    world = scenes.node(layout="all-balanced")
-    world.services = {f"s{number}.service": True for number in range(5)}
-    pulse = health.Pulse(lambda: world.clock.now_s)
+    rig = scenes.node(layout="all-balanced")
+    rig.services = {f"s{number}.service": True for number in range(5)}
+    pulse = health.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
     slow_s = 100.0
     silences: list[float] = []
 
     def take_long() -> None:
-        if world.log[-1] in ("host.stop", "host.start"):
-            world.clock.now_s += slow_s
+        if rig.log[-1] in ("host.stop", "host.start"):
+            rig.clock.now_s += slow_s
         silences.append(pulse.silence_s)
 
-    world.on_call = take_long
-    reconciler = scenes.reconciler(world, telemetry=Alive(pulse))
-    outcome = reconciler.run("all-1g.5gb", steadfast(world))
+    rig.on_call = take_long
+    reconciler = scenes.reconciler(rig, telemetry=Alive(pulse))
+    outcome = reconciler.run("all-1g.5gb", steadfast(rig))
 
     assert outcome.state is model.State.SUCCESS
-    assert world.clock.now_s > 10 * slow_s
+    assert rig.clock.now_s > 10 * slow_s
     assert max(silences) < 2 * slow_s
 
 
 def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> None:
-    world = scenes.node(layout="all-balanced")
-    scenes.kill_at(world, 5, "all-1g.5gb")
+    rig = scenes.node(layout="all-balanced")
+    scenes.kill_at(rig, 5, "all-1g.5gb")
     # Somebody has let the plugin come back meanwhile, and taken the taint away.
-    world.has_hold_taint = False
-    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
-    world.start_plugin()
-    pulse = health.Pulse(lambda: world.clock.now_s)
+    rig.has_hold_taint = False
+    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.start_plugin()
+    pulse = health.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
     silences: list[float] = []
-    world.clock.on_wait.append(lambda: silences.append(pulse.silence_s))
+    rig.clock.on_wait.append(lambda: silences.append(pulse.silence_s))
 
-    scenes.reconciler(world, telemetry=Alive(pulse)).recover(None)
+    scenes.reconciler(rig, telemetry=Alive(pulse)).recover(None)
 
     assert silences
     assert max(silences) < 1
 
 
 def test_a_reboot_that_was_refused_may_be_asked_for_again_by_the_next_agent() -> None:
-    world = rebooting_node()
-    world.reboot_refusal = "polkit says no"
-    scenes.run(world, LAYOUT)
-    assert "rebooted" not in json.loads(world.annotations[cluster.STATUS_ANNOTATION])
-    world.reboot_refusal = ""
+    rig = rebooting_node()
+    rig.reboot_refusal = "polkit says no"
+    scenes.run(rig, LAYOUT)
+    assert "rebooted" not in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    rig.reboot_refusal = ""
 
-    go_down(world)
+    go_down(rig)
 
-    assert world.reboots == 1
+    assert rig.reboots == 1
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_wish_that_ends_before_the_reboot_is_asked_for_gives_everything_back(
+def test_a_request_that_ends_before_the_reboot_is_asked_for_gives_everything_back(
     *, replaced: bool
 ) -> None:
-    world = scenes.hosted_node()
-    world.mode_waits = world.may_reboot = True
-    world.budgets["spared"] = "budget 'pdb-a' allows no disruption"
-    wish = fakes.FakeWish(world.clock, replaced=replaced)
-    wish.ends_when = lambda: "gpus.execute" in world.log
+    rig = scenes.hosted_node()
+    rig.mode_waits = rig.may_reboot = True
+    rig.budgets["spared"] = "budget 'pdb-a' allows no disruption"
+    wish = fakes.FakeRequest(rig.clock, replaced=replaced)
+    wish.ends_when = lambda: "gpus.execute" in rig.log
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(world).run("all-disabled-first", wish)
+        scenes.reconciler(rig).run("all-disabled-first", wish)
 
-    assert world.reboots == 0
-    scenes.assert_nothing_taken(world)
-
-
-def test_where_nobody_may_be_sent_away_there_is_no_reboot() -> None:
-    world = rebooting_node()
-    world.policy = policies.Policy(drain=policies.Drain.NONE)
-
-    assert scenes.run(world, LAYOUT).reason is errors.Reason.RESET_REQUIRED
-    assert world.reboots == 0
+    assert rig.reboots == 0
+    scenes.assert_nothing_taken(rig)
 
 
-def test_a_wish_that_is_gone_after_the_reboot_gives_everything_back() -> None:
-    world = rebooting_node()
-    go_down(world)
-    world.restart_machine()
-    successor = scenes.reconciler(world)
+def test_where_no_one_may_be_sent_away_there_is_no_reboot() -> None:
+    rig = rebooting_node()
+    rig.policy = policies.Policy(drain=policies.Drain.NONE)
+
+    assert scenes.run(rig, LAYOUT).reason is errors.Reason.RESET_REQUIRED
+    assert rig.reboots == 0
+
+
+def test_a_request_that_is_gone_after_the_reboot_gives_everything_back() -> None:
+    rig = rebooting_node()
+    go_down(rig)
+    rig.restart_machine()
+    successor = scenes.reconciler(rig)
 
     successor.recover(None)
     successor.rest()
 
-    assert world.labels[cluster.STATE_LABEL] == "failed"
-    scenes.assert_nothing_taken(world)
+    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    scenes.assert_nothing_taken(rig)
 
 
 # -- the next boot -------------------------------------------------------------------------------
 
 
-def test_each_proven_layout_is_kept_for_the_next_boot_with_its_places() -> None:
-    world = scenes.node()
+def test_each_verified_layout_is_kept_for_the_next_boot_with_its_placements() -> None:
+    rig = scenes.node()
 
-    scenes.run(world, LAYOUT)
+    scenes.run(rig, LAYOUT)
 
-    proven = status.VerifiedLayout.from_json(world.saved[-1])
+    proven = status.VerifiedLayout.from_json(rig.saved[-1])
     assert (proven.config, proven.boot_id) == (LAYOUT, "boot-1")
-    assert planner.restore(world.gpus, proven.snapshot).is_empty
+    assert planner.restore(rig.gpus, proven.snapshot).is_empty
 
 
 def test_what_is_kept_of_an_unreachable_gpu_outlives_the_next_layout() -> None:
-    world = scenes.node()
-    scenes.run(world, LAYOUT)
-    world.lost.add(world.gpus[0].uuid)
+    rig = scenes.node()
+    scenes.run(rig, LAYOUT)
+    rig.lost.add(rig.gpus[0].uuid)
 
-    outcome = scenes.run(world, "all-balanced")
+    outcome = scenes.run(rig, "all-balanced")
 
     assert outcome.state is model.State.SUCCESS
-    proven = status.VerifiedLayout.from_json(world.saved[-1])
+    proven = status.VerifiedLayout.from_json(rig.saved[-1])
     assert proven.config == "all-balanced"
-    assert {gpu.uuid for gpu in proven.snapshot} == {gpu.uuid for gpu in world.gpus}
-    assert planner.restore(world.gpus, proven.snapshot).is_empty
+    assert {gpu.uuid for gpu in proven.snapshot} == {gpu.uuid for gpu in rig.gpus}
+    assert planner.restore(rig.gpus, proven.snapshot).is_empty
 
 
 def test_a_layout_that_fails_is_not_kept() -> None:
-    world = scenes.node()
-    world.plugin_is_broken = True
-    world.pods.clear()
+    rig = scenes.node()
+    rig.plugin_is_broken = True
+    rig.pods.clear()
 
-    scenes.run(world, LAYOUT)
+    scenes.run(rig, LAYOUT)
 
-    assert world.saved == []
+    assert rig.saved == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{" * 9999, '{"version": 9}', '{"version": 1}'])
@@ -469,74 +467,74 @@ def test_a_kept_layout_that_makes_no_sense_is_refused(text: str) -> None:
 
 
 def test_the_status_remembers_the_reboot() -> None:
-    world = rebooting_node()
+    rig = rebooting_node()
 
-    go_down(world)
+    go_down(rig)
 
-    assert json.loads(world.annotations[cluster.STATUS_ANNOTATION])["rebooted"] is True
+    assert json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["rebooted"] is True
 
 
 # -- processes that use what is going to be destroyed ---------------------------------------------
 
 
 def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> None:
-    world = scenes.busy_node()
-    world.gpu_users = "python (pid 4242, unit train.service)"
-    world.refreshed = 0
-    before = world.gpus
+    rig = scenes.busy_node()
+    rig.gpu_users = "python (pid 4242, unit train.service)"
+    rig.refreshed = 0
+    before = rig.gpus
 
-    outcome = scenes.run(world, "one-slice-changed")
+    outcome = scenes.run(rig, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.IN_USE
     assert outcome.should_retry
     assert "in use by python (pid 4242, unit train.service); waited 30 s" in outcome.message
-    assert world.clock.now_s >= 30
-    assert (world.executed, world.gpus, world.refreshed) == ([], before, 0)
-    assert world.labels[cluster.APPLIED_LABEL] == "all-balanced"
-    scenes.assert_nothing_taken(world)
+    assert rig.clock.now_s >= 30
+    assert (rig.executed, rig.gpus, rig.refreshed) == ([], before, 0)
+    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
+    scenes.assert_nothing_taken(rig)
 
 
 def test_a_process_that_ends_is_waited_for() -> None:
-    world = scenes.busy_node()
-    world.gpu_users = "python (pid 4242)"
+    rig = scenes.busy_node()
+    rig.gpu_users = "python (pid 4242)"
 
     def end() -> None:
-        if world.clock.now_s > 10:
-            world.gpu_users = ""
+        if rig.clock.now_s > 10:
+            rig.gpu_users = ""
 
-    world.clock.on_wait.append(end)
+    rig.clock.on_wait.append(end)
 
-    assert scenes.run(world, "one-slice-changed").state is model.State.SUCCESS
-    assert world.clock.now_s > 10
+    assert scenes.run(rig, "one-slice-changed").state is model.State.SUCCESS
+    assert rig.clock.now_s > 10
 
 
-def test_a_newer_wish_ends_the_wait_for_a_process() -> None:
-    world = scenes.busy_node()
-    world.gpu_users = "python (pid 4242)"
-    before = world.gpus
-    wish = fakes.FakeWish(world.clock, replaced=True)
-    wish.ends_when = lambda: "gpus.execute" in world.log
+def test_a_newer_request_ends_the_wait_for_a_process() -> None:
+    rig = scenes.busy_node()
+    rig.gpu_users = "python (pid 4242)"
+    before = rig.gpus
+    wish = fakes.FakeRequest(rig.clock, replaced=True)
+    wish.ends_when = lambda: "gpus.execute" in rig.log
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(world).run("one-slice-changed", wish)
+        scenes.reconciler(rig).run("one-slice-changed", wish)
 
-    assert (world.executed, world.gpus) == ([], before)
-    scenes.assert_nothing_taken(world)
+    assert (rig.executed, rig.gpus) == ([], before)
+    scenes.assert_nothing_taken(rig)
 
 
 def test_an_interrupted_change_is_not_rolled_back_beside_a_process_that_uses_what_it_made() -> (
     None
 ):
-    world = scenes.node(layout="all-balanced")
-    scenes.kill_at(world, 9, "all-1g.5gb")
-    world.executed.clear()
-    world.gpu_users = "python (pid 4242)"
-    successor = scenes.reconciler(world)
+    rig = scenes.node(layout="all-balanced")
+    scenes.kill_at(rig, 9, "all-1g.5gb")
+    rig.executed.clear()
+    rig.gpu_users = "python (pid 4242)"
+    successor = scenes.reconciler(rig)
 
     successor.recover(None)
-    assert world.executed == []
+    assert rig.executed == []
     assert successor.rest()
 
-    world.gpu_users = ""
+    rig.gpu_users = ""
     assert not successor.rest()
-    assert world.executed
+    assert rig.executed

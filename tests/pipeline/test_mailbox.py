@@ -15,7 +15,7 @@ def taken(box: request.Inbox, seen: int = 0) -> request.Request:
     return wish
 
 
-def test_the_newest_wish_wins_and_older_ones_are_gone() -> None:
+def test_the_newest_request_wins_and_older_ones_are_gone() -> None:
     box = request.Inbox()
     for name in ("a", "b", "c"):
         box.put_label(name)
@@ -23,7 +23,7 @@ def test_the_newest_wish_wins_and_older_ones_are_gone() -> None:
     assert taken(box).name == "c"
 
 
-def test_the_same_label_again_is_no_new_wish() -> None:
+def test_the_same_label_again_is_no_new_request() -> None:
     box = request.Inbox()
     box.put_label("a")
     wish = taken(box)
@@ -32,7 +32,7 @@ def test_the_same_label_again_is_no_new_wish() -> None:
     wish.check()
 
 
-def test_the_first_look_counts_even_without_a_label() -> None:
+def test_the_first_check_counts_even_without_a_label() -> None:
     box = request.Inbox()
     box.put_label(None)
 
@@ -49,7 +49,7 @@ def test_a_changed_file_is_no_request_before_the_node_was_read() -> None:
     assert taken(box).name == "a"
 
 
-def test_a_changed_file_makes_the_same_label_a_new_wish() -> None:
+def test_a_changed_file_makes_the_same_label_a_new_request() -> None:
     box = request.Inbox()
     box.put_label("a")
     wish = taken(box)
@@ -61,7 +61,7 @@ def test_a_changed_file_makes_the_same_label_a_new_wish() -> None:
     assert taken(box, wish.generation).name == "a"
 
 
-def test_a_removed_label_ends_the_wish_without_a_successor() -> None:
+def test_a_removed_label_ends_the_request_without_a_successor() -> None:
     box = request.Inbox()
     box.put_label("a")
     wish = taken(box)
@@ -73,7 +73,7 @@ def test_a_removed_label_ends_the_wish_without_a_successor() -> None:
 
 
 @pytest.mark.parametrize("change", ["label", "file", "stop"])
-def test_a_waiting_run_wakes_at_once_when_its_wish_ends(change: str) -> None:
+def test_a_waiting_run_wakes_at_once_when_its_request_ends(change: str) -> None:
     box = request.Inbox()
     box.put_label("a")
     wish = taken(box)
@@ -123,7 +123,7 @@ def test_news_from_before_a_pause_count_once() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
-def test_a_pause_ends_with_its_wish(delay_s: float) -> None:
+def test_a_pause_ends_with_its_request(delay_s: float) -> None:
     box = request.Inbox()
     box.put_label("a")
     wish = taken(box)

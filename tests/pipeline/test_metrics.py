@@ -136,7 +136,7 @@ def test_instances_are_those_of_the_last_observation_alone(heard: metrics.Metric
     assert series(heard, "instances") == {"3g.20gb": 4}
 
 
-def test_the_layout_in_force_is_one_series(heard: metrics.Metrics) -> None:
+def test_the_layout_active_is_one_series(heard: metrics.Metrics) -> None:
     heard.layout_applied("a", "1")
     heard.layout_applied("b", "2")
 
@@ -170,7 +170,7 @@ def test_the_contact_with_the_api_is_asked_for_at_each_scrape(
     assert value(heard, "api_contact_age_seconds") == float("inf")
 
 
-def test_the_version_is_told(heard: metrics.Metrics) -> None:
+def test_the_version_is_reported(heard: metrics.Metrics) -> None:
     assert series(heard, "build_info") == {mig_manager.__version__: 1}
 
 
@@ -214,7 +214,7 @@ def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
     ]
 
 
-def test_no_series_tells_of_times_of_birth(heard: metrics.Metrics) -> None:
+def test_no_series_reports_of_times_of_birth(heard: metrics.Metrics) -> None:
     assert b"_created" not in heard.exposition()
 
 
@@ -242,7 +242,7 @@ def test_an_operation_that_had_to_be_killed_is_an_error_of_its_whole_length(
     assert series(heard, "instances") == {}
 
 
-def test_a_worker_tells_what_it_spent_on_nvml_also_when_nvml_refused(
+def test_a_worker_reports_what_it_spent_on_nvml_also_when_nvml_refused(
     heard: metrics.Metrics,
 ) -> None:
     script = """

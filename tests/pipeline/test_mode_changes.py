@@ -74,15 +74,15 @@ class Node:
 
     def agent(self) -> reconcile.Reconciler:
         """Return an agent that has just started."""
-        world = self.cluster
+        rig = self.cluster
         return reconcile.Reconciler(
             dependencies.Dependencies(
                 gpus=self._gpus,
-                node=world.node,
-                workloads=world.workloads,
-                allocations=world.allocations,
+                node=rig.node,
+                workloads=rig.workloads,
+                allocations=rig.allocations,
                 configs=fakes.FakeConfig(self._layouts),
-                clock=world.clock,
+                clock=rig.clock,
                 boot_id=self.state.boot_id,
                 reset=self,
                 reboot=self if self.may_reboot else None,
@@ -94,11 +94,11 @@ class Node:
         """Start an agent and let it do its work once."""
         agent = self.agent()
         agent.recover(layout)
-        return agent.run(layout, fakes.FakeWish(self.cluster.clock, replaced=False))
+        return agent.run(layout, fakes.FakeRequest(self.cluster.clock, replaced=False))
 
     def go_down(self, layout: str) -> None:
         """Run until the signal to end comes with a reboot, and reboot."""
-        wish = fakes.FakeWish(self.cluster.clock, replaced=False)
+        wish = fakes.FakeRequest(self.cluster.clock, replaced=False)
         before = self.reboots
         wish.ends_when = lambda: self.reboots > before
         agent = self.agent()
@@ -195,7 +195,7 @@ def test_gpus_that_come_back_as_other_device_nodes_are_the_same_gpus(boot: Boot)
     assert node.resets == [2, 2]
 
 
-def test_a_holder_that_comes_before_the_reset_is_named_and_the_mode_called_off_meanwhile(
+def test_a_user_that_comes_before_the_reset_is_named_and_the_mode_called_off_meanwhile(
     boot: Boot,
 ) -> None:
     node = boot(options=ONLY_BY_TOOL)
@@ -352,7 +352,7 @@ def test_a_creation_that_a_faulty_gpu_refuses_is_reported_as_that_and_not_retrie
 # -- virtual machines and reboots ----------------------------------------------------------------
 
 
-def test_in_a_virtual_machine_the_mode_waits_for_a_reboot_that_nobody_allowed(boot: Boot) -> None:
+def test_in_a_virtual_machine_the_mode_waits_for_a_reboot_that_no_one_allowed(boot: Boot) -> None:
     node = boot(options=VIRTUAL)
 
     outcome = node.run("all")
@@ -365,7 +365,7 @@ def test_in_a_virtual_machine_the_mode_waits_for_a_reboot_that_nobody_allowed(bo
     scenes.assert_nothing_taken(node.cluster)
 
 
-def test_in_a_virtual_machine_there_is_one_reboot_and_the_layout_is_in_force_after_it(
+def test_in_a_virtual_machine_there_is_one_reboot_and_the_layout_is_active_after_it(
     boot: Boot,
 ) -> None:
     node = boot(options=VIRTUAL)
@@ -412,7 +412,7 @@ def test_a_machine_that_cannot_reset_its_gpus_at_all_is_rebooted_where_allowed(b
     assert node.reboots == 1
 
 
-def test_a_vgpu_guest_is_refused_before_anybody_must_leave(boot: Boot) -> None:
+def test_a_vgpu_guest_is_refused_before_anybody_must_be_evicted(boot: Boot) -> None:
     node = boot(options=states.Options(virtualization=states.Virtualization.VGPU))
     node.cluster.occupy()
     pods = dict(node.cluster.pods)

@@ -1,4 +1,4 @@
-"""The pipeline over a small node in memory: wish and world in, world out."""
+"""The pipeline over a small node in memory: wish and rig in, rig out."""
 
 import contextlib
 import dataclasses
@@ -41,91 +41,91 @@ from tests.scenes import (
 )
 
 
-def test_a_first_layout_ends_in_success_with_every_device_offered_by_a_new_plugin() -> None:
-    world = node()
-    old_plugin = next(iter(world.pods))
+def test_a_first_layout_ends_in_success_with_every_device_schedulable_by_a_new_plugin() -> None:
+    rig = node()
+    old_plugin = next(iter(rig.pods))
 
-    outcome = run(world, "all-1g.5gb")
+    outcome = run(rig, "all-1g.5gb")
 
     assert outcome.state is model.State.SUCCESS
-    assert world.states == ["pending", "success"]
-    assert world.labels[cluster.STATE_LABEL] == "success"
-    assert world.labels[cluster.APPLIED_LABEL] == "all-1g.5gb"
-    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    assert len(world.offered["nvidia.com/gpu"]) == 14
-    assert old_plugin not in world.pods
-    assert_nothing_taken(world)
+    assert rig.states == ["pending", "success"]
+    assert rig.labels[cluster.STATE_LABEL] == "success"
+    assert rig.labels[cluster.APPLIED_LABEL] == "all-1g.5gb"
+    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert len(rig.offered["nvidia.com/gpu"]) == 14
+    assert old_plugin not in rig.pods
+    assert_nothing_taken(rig)
 
 
-def test_a_layout_already_in_force_succeeds_within_one_observation_and_touches_nobody() -> None:
-    world = node(layout="all-balanced")
-    pods = dict(world.pods)
+def test_a_layout_already_active_succeeds_within_one_observation_and_touches_no_one() -> None:
+    rig = node(layout="all-balanced")
+    pods = dict(rig.pods)
 
-    outcome = run(world, "all-balanced")
+    outcome = run(rig, "all-balanced")
 
     assert outcome.reason is errors.Reason.ALREADY_APPLIED
-    assert world.states == ["success"]
-    assert world.log.count("gpus.observe") == 1
-    assert world.pods == pods
-    assert world.executed == []
+    assert rig.states == ["success"]
+    assert rig.log.count("gpus.observe") == 1
+    assert rig.pods == pods
+    assert rig.executed == []
 
 
-def test_a_change_that_is_foreseen_is_pending_before_the_gpus_are_looked_at() -> None:
-    world = node()
-    ours = reconciler(world)
-    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
-    world.log.clear()
+def test_a_change_that_is_foreseen_is_pending_before_the_gpus_are_checked() -> None:
+    rig = node()
+    ours = reconciler(rig)
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    rig.log.clear()
 
-    outcome = ours.run("all-balanced", fakes.FakeWish(world.clock, replaced=False))
+    outcome = ours.run("all-balanced", fakes.FakeRequest(rig.clock, replaced=False))
 
     assert outcome.reason is errors.Reason.APPLIED
-    assert world.log.index("node.patch") < world.log.index("gpus.observe")
-    assert_nothing_taken(world)
+    assert rig.log.index("node.patch") < rig.log.index("gpus.observe")
+    assert_nothing_taken(rig)
 
 
 @pytest.mark.parametrize("name", ["all-1g.5gb", "too-much", "no-such-layout"])
-def test_nothing_is_pending_for_what_is_in_force_or_cannot_be(name: str) -> None:
-    world = node()
-    ours = reconciler(world)
-    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
-    world.states.clear()
+def test_nothing_is_pending_for_what_is_active_or_cannot_be(name: str) -> None:
+    rig = node()
+    ours = reconciler(rig)
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    rig.states.clear()
 
-    ours.run(name, fakes.FakeWish(world.clock, replaced=False))
+    ours.run(name, fakes.FakeRequest(rig.clock, replaced=False))
 
-    assert world.states == ["success" if name == "all-1g.5gb" else "failed"]
+    assert rig.states == ["success" if name == "all-1g.5gb" else "failed"]
 
 
 def test_what_was_foreseen_decides_nothing() -> None:
-    world = node()
-    ours = reconciler(world)
-    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    rig = node()
+    ours = reconciler(rig)
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
     other = node(layout="all-balanced")
-    world.gpus, world.offered = other.gpus, other.offered
-    world.executed.clear()
+    rig.gpus, rig.offered = other.gpus, other.offered
+    rig.executed.clear()
 
-    outcome = ours.run("all-balanced", fakes.FakeWish(world.clock, replaced=False))
+    outcome = ours.run("all-balanced", fakes.FakeRequest(rig.clock, replaced=False))
 
     assert outcome.reason is errors.Reason.ALREADY_APPLIED
-    assert world.executed == []
-    assert_nothing_taken(world)
+    assert rig.executed == []
+    assert_nothing_taken(rig)
 
 
 def test_a_second_try_is_not_pending_before_it_has_looked() -> None:
-    world = node()
-    ours = reconciler(world)
-    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
-    world.log.clear()
+    rig = node()
+    ours = reconciler(rig)
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    rig.log.clear()
 
-    ours.run("all-balanced", fakes.FakeWish(world.clock, replaced=False), attempt=2)
+    ours.run("all-balanced", fakes.FakeRequest(rig.clock, replaced=False), attempt=2)
 
-    assert world.log.index("gpus.observe") < world.log.index("node.patch")
+    assert rig.log.index("gpus.observe") < rig.log.index("node.patch")
 
 
 class Readiness(ports.Standby):
-    """Notes in the world's log what it is told."""
+    """Notes in the rig's log what it is told."""
 
-    def __init__(self, world: fakes.World) -> None:
-        self._log = world.log
+    def __init__(self, rig: fakes.NodeRig) -> None:
+        self._log = rig.log
 
     def prepare(self) -> None:
         self._log.append("prepare")
@@ -137,53 +137,53 @@ class Readiness(ports.Standby):
         self._log.append("dismiss")
 
 
-def test_who_gets_ready_hears_of_a_look_of_a_change_and_of_the_end() -> None:
-    world = node()
-    ours = reconciler(world, standby=Readiness(world))
+def test_who_gets_ready_hears_of_a_check_of_a_change_and_of_the_end() -> None:
+    rig = node()
+    ours = reconciler(rig, standby=Readiness(rig))
 
-    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
     ours_only = {"prepare", "gpus.observe", "expect change", "gpus.execute", "dismiss"}
-    assert [what for what in world.log if what in ours_only] == [
+    assert [what for what in rig.log if what in ours_only] == [
         *("prepare", "gpus.observe", "expect change", "gpus.execute", "dismiss"),
     ]
-    world.log.clear()
-    ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
-    assert "expect change" not in world.log
-    assert world.log.count("dismiss") == 1
+    rig.log.clear()
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    assert "expect change" not in rig.log
+    assert rig.log.count("dismiss") == 1
 
 
 def test_only_pods_on_destroyed_instances_are_evicted_and_the_others_keep_their_uuids() -> None:
-    world = node(layout="all-balanced")
-    victim = world.add_pod("victim", devices=frozenset({device(world, 0, "2g.10gb")}))
+    rig = node(layout="all-balanced")
+    affected = rig.add_pod("affected", devices=frozenset({device(rig, 0, "2g.10gb")}))
     spared = [
-        world.add_pod("spared-3g", devices=frozenset({device(world, 0, "3g.20gb")})),
-        world.add_pod("spared-1g", devices=frozenset({device(world, 0, "1g.5gb")})),
-        world.add_pod("neighbour", devices=frozenset({device(world, 1, "2g.10gb")})),
+        rig.add_pod("spared-3g", devices=frozenset({device(rig, 0, "3g.20gb")})),
+        rig.add_pod("spared-1g", devices=frozenset({device(rig, 0, "1g.5gb")})),
+        rig.add_pod("neighbour", devices=frozenset({device(rig, 1, "2g.10gb")})),
     ]
-    held = [world.held[uid] for uid in spared]
+    held = [rig.held[uid] for uid in spared]
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
-    assert world.log.count("workloads.evict") == 1
-    assert victim not in world.pods
-    alive = {uuid for gpu in world.gpus for uuid in gpu.mig_uuids}
+    assert rig.log.count("workloads.evict") == 1
+    assert affected not in rig.pods
+    alive = {uuid for gpu in rig.gpus for uuid in gpu.mig_uuids}
     for uid, devices in zip(spared, held, strict=True):
-        assert uid in world.pods
+        assert uid in rig.pods
         assert devices <= alive
 
 
 def test_without_kubelet_every_gpu_pod_leaves_because_any_may_hold_what_goes() -> None:
-    world = node(layout="all-balanced")
-    gpu_pod = world.add_pod("gpu", devices=frozenset({device(world, 1, "3g.20gb")}))
-    cpu_pod = world.add_pod("cpu")
-    world.kubelet_is_silent = True
+    rig = node(layout="all-balanced")
+    gpu_pod = rig.add_pod("gpu", devices=frozenset({device(rig, 1, "3g.20gb")}))
+    cpu_pod = rig.add_pod("cpu")
+    rig.kubelet_is_silent = True
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
-    assert gpu_pod not in world.pods
-    assert cpu_pod in world.pods
+    assert gpu_pod not in rig.pods
+    assert cpu_pod in rig.pods
 
 
 @pytest.mark.parametrize(
@@ -197,396 +197,396 @@ def test_without_kubelet_every_gpu_pod_leaves_because_any_may_hold_what_goes() -
         ("other-gpu", CONFIG, errors.Reason.NO_GPU_MATCHES),
     ],
 )
-def test_a_wish_that_cannot_be_is_refused_before_anything_is_touched(
+def test_a_request_that_cannot_be_is_refused_before_anything_is_touched(
     layout: str, text: str, reason: errors.Reason
 ) -> None:
-    world = node(layout="all-balanced")
-    world.add_pod("busy", devices=frozenset({device(world, 0, "3g.20gb")}))
-    pods, labels, gpus = dict(world.pods), dict(world.labels), world.gpus
+    rig = node(layout="all-balanced")
+    rig.add_pod("busy", devices=frozenset({device(rig, 0, "3g.20gb")}))
+    pods, labels, gpus = dict(rig.pods), dict(rig.labels), rig.gpus
 
-    outcome = run(world, layout, text)
+    outcome = run(rig, layout, text)
 
     assert outcome.state is model.State.FAILED
     assert outcome.reason is reason
-    assert world.states == ["failed"]
-    assert world.pods == pods
-    assert world.gpus == gpus
-    assert world.labels == {**labels, cluster.STATE_LABEL: "failed"}
-    assert reason.remedy in json.loads(world.annotations[cluster.STATUS_ANNOTATION])["message"]
-    assert_nothing_taken(world)
+    assert rig.states == ["failed"]
+    assert rig.pods == pods
+    assert rig.gpus == gpus
+    assert rig.labels == {**labels, cluster.STATE_LABEL: "failed"}
+    assert reason.remedy in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["message"]
+    assert_nothing_taken(rig)
 
 
 def test_a_drain_that_a_budget_blocks_costs_nothing_and_names_pod_and_budget() -> None:
-    world = node(layout="all-balanced")
-    world.add_pod("guarded", devices=frozenset({device(world, 0, "2g.10gb")}))
-    world.budgets["guarded"] = "budget 'pdb-a' allows no disruption"
-    pods, gpus = dict(world.pods), world.gpus
+    rig = node(layout="all-balanced")
+    rig.add_pod("guarded", devices=frozenset({device(rig, 0, "2g.10gb")}))
+    rig.budgets["guarded"] = "budget 'pdb-a' allows no disruption"
+    pods, gpus = dict(rig.pods), rig.gpus
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
     assert "default/guarded" in outcome.message
     assert "pdb-a" in outcome.message
-    assert world.pods == pods
-    assert world.gpus == gpus
-    assert_nothing_taken(world)
+    assert rig.pods == pods
+    assert rig.gpus == gpus
+    assert_nothing_taken(rig)
 
 
-def test_nobody_is_evicted_while_a_budget_guards_one_who_must_leave_as_well() -> None:
-    world = node(layout="all-balanced")
-    world.add_pod("guarded", devices=frozenset({device(world, 0, "2g.10gb")}))
-    world.add_pod("free", devices=frozenset({device(world, 1, "2g.10gb")}))
-    world.budgets["guarded"] = "no"
+def test_no_pod_is_evicted_while_a_budget_guards_another_affected_pod() -> None:
+    rig = node(layout="all-balanced")
+    rig.add_pod("guarded", devices=frozenset({device(rig, 0, "2g.10gb")}))
+    rig.add_pod("free", devices=frozenset({device(rig, 1, "2g.10gb")}))
+    rig.budgets["guarded"] = "no"
 
-    outcome = run(world, "all-1g.5gb")
+    outcome = run(rig, "all-1g.5gb")
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
     assert "default/free (waits for the others)" in outcome.message
-    assert "workloads.evict" not in world.log
-    assert {"guarded", "free"} <= {pod.name for pod in world.pods.values()}
+    assert "workloads.evict" not in rig.log
+    assert {"guarded", "free"} <= {pod.name for pod in rig.pods.values()}
 
 
-def test_a_daemonsets_pod_that_must_leave_is_kept_from_coming_back_too_early() -> None:
-    world = node(layout="all-balanced")
-    taken = frozenset({device(world, 0, "2g.10gb")})
-    world.add_pod("monitor-1", devices=taken, owner_kind="DaemonSet")
+def test_a_daemonsets_pod_that_must_be_evicted_is_kept_from_coming_back_too_early() -> None:
+    rig = node(layout="all-balanced")
+    taken = frozenset({device(rig, 0, "2g.10gb")})
+    rig.add_pod("monitor-1", devices=taken, owner_kind="DaemonSet")
 
     def replace() -> None:
-        names = {pod.name for pod in world.pods.values()}
-        if "monitor-1" not in names and not world.has_hold_taint:
-            world.add_pod("monitor-1", owner_kind="DaemonSet")
+        names = {pod.name for pod in rig.pods.values()}
+        if "monitor-1" not in names and not rig.has_hold_taint:
+            rig.add_pod("monitor-1", owner_kind="DaemonSet")
 
-    world.clock.on_wait.append(replace)
-    outcome = run(world, "one-slice-changed")
+    rig.clock.on_wait.append(replace)
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
-    assert world.log.count("workloads.evict") == 1
-    assert "monitor-1" in {pod.name for pod in world.pods.values()}
-    assert_nothing_taken(world)
+    assert rig.log.count("workloads.evict") == 1
+    assert "monitor-1" in {pod.name for pod in rig.pods.values()}
+    assert_nothing_taken(rig)
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_a_label_that_somebody_else_writes_during_the_change_keeps_that_value(
+def test_a_label_that_another_program_writes_during_the_change_keeps_that_value(
     *, ends_well: bool
 ) -> None:
     key = "nvidia.com/gpu.deploy.dcgm"
-    world = node()
-    world.labels[key] = "true"
-    world.plugin_is_broken = not ends_well
+    rig = node()
+    rig.labels[key] = "true"
+    rig.plugin_is_broken = not ends_well
 
     def upgrade_driver() -> None:
-        if world.labels[key] == cluster.PAUSED_VALUE:
-            world.labels[key] = "paused-for-driver-upgrade"
+        if rig.labels[key] == cluster.PAUSED_VALUE:
+            rig.labels[key] = "paused-for-driver-upgrade"
 
-    world.clock.on_wait.append(upgrade_driver)
-    outcome = run(world, "all-1g.5gb")
+    rig.clock.on_wait.append(upgrade_driver)
+    outcome = run(rig, "all-1g.5gb")
 
     assert (outcome.state is model.State.SUCCESS) is ends_well
-    assert world.labels[key] == "paused-for-driver-upgrade"
-    assert_nothing_taken(world)
+    assert rig.labels[key] == "paused-for-driver-upgrade"
+    assert_nothing_taken(rig)
 
 
-def test_a_plugin_that_cannot_be_proven_is_restarted_once_and_not_at_every_retry() -> None:
-    world = node(layout="all-balanced")
-    world.offered = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
-    ours = reconciler(world)
-    wish = fakes.FakeWish(world.clock, replaced=False)
-    world.clock.on_wait.append(
-        lambda: setattr(world, "offered", {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})})
+def test_a_plugin_that_cannot_be_verified_is_restarted_once_and_not_at_every_retry() -> None:
+    rig = node(layout="all-balanced")
+    rig.offered = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
+    ours = reconciler(rig)
+    wish = fakes.FakeRequest(rig.clock, replaced=False)
+    rig.clock.on_wait.append(
+        lambda: setattr(rig, "offered", {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})})
     )
 
     assert ours.run("all-balanced", wish).reason is errors.Reason.NOT_ALLOCATABLE
-    assert world.log.count("workloads.delete") == 1
+    assert rig.log.count("workloads.delete") == 1
     assert ours.run("all-balanced", wish, attempt=2).reason is errors.Reason.NOT_ALLOCATABLE
 
-    assert world.log.count("workloads.delete") == 1
+    assert rig.log.count("workloads.delete") == 1
 
 
 def test_a_node_that_was_cordoned_before_stays_cordoned() -> None:
-    world = node()
-    world.is_unschedulable = True
+    rig = node()
+    rig.is_unschedulable = True
 
-    assert run(world, "all-1g.5gb").state is model.State.SUCCESS
+    assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
 
-    assert world.is_unschedulable
+    assert rig.is_unschedulable
 
 
-def patches(make: Callable[[], fakes.World], layout: str) -> int:
+def patches(make: Callable[[], fakes.NodeRig], layout: str) -> int:
     """Return how often a run patches its node."""
-    world = make()
-    run(world, layout)
-    return world.log.count("node.patch")
+    rig = make()
+    run(rig, layout)
+    return rig.log.count("node.patch")
 
 
-def just_before_patch(world: fakes.World, number: int, write: Callable[[], object]) -> None:
+def just_before_patch(rig: fakes.NodeRig, number: int, write: Callable[[], object]) -> None:
     """Have somebody write to the node after it was read and before a patch arrives."""
 
     def strike() -> None:
-        if world.log[-1] == "node.patch" and world.log.count("node.patch") == number + 1:
-            world.on_call = lambda: None
+        if rig.log[-1] == "node.patch" and rig.log.count("node.patch") == number + 1:
+            rig.on_call = lambda: None
             write()
 
-    world.on_call = strike
+    rig.on_call = strike
 
 
 def test_a_cordon_stays_whenever_it_is_set() -> None:
     for number in range(patches(busy_node, "one-slice-changed")):
-        world = busy_node()
-        just_before_patch(world, number, functools.partial(set_cordon, world))
+        rig = busy_node()
+        just_before_patch(rig, number, functools.partial(set_cordon, rig))
 
-        assert run(world, "one-slice-changed").state is model.State.SUCCESS, number
+        assert run(rig, "one-slice-changed").state is model.State.SUCCESS, number
 
-        assert world.is_unschedulable, number
+        assert rig.is_unschedulable, number
 
 
 def test_a_pod_that_is_only_called_like_the_device_plugin_is_left_alone() -> None:
-    world = busy_node()
-    impostor = world.add_pod(
+    rig = busy_node()
+    impostor = rig.add_pod(
         "impostor", labels={"app": "nvidia-device-plugin-daemonset"}, grace_s=3600
     )
 
-    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
 
-    assert not world.pods[impostor].is_terminating
+    assert not rig.pods[impostor].is_terminating
 
 
 def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
-    world = busy_node()
-    ours = reconciler(world)
-    wish = fakes.FakeWish(world.clock, replaced=False)
+    rig = busy_node()
+    ours = reconciler(rig)
+    wish = fakes.FakeRequest(rig.clock, replaced=False)
     # Nobody ends its pods.
-    world.clock.on_wait.clear()
-    world.clock.on_wait.append(lambda: leave_all_but(world, "nvidia-device-plugin"))
+    rig.clock.on_wait.clear()
+    rig.clock.on_wait.append(lambda: leave_all_but(rig, "nvidia-device-plugin"))
     first = ours.run("one-slice-changed", wish)
-    world.log.clear()
+    rig.log.clear()
 
     second = ours.run("one-slice-changed", wish, attempt=2)
 
     assert (first.reason, second.reason) == (errors.Reason.IN_USE, errors.Reason.IN_USE)
     assert "default/nvidia-device-plugin" in second.message
     assert second.should_retry
-    assert "workloads.delete" not in world.log
+    assert "workloads.delete" not in rig.log
     # How it ended, and nothing before.
-    assert world.log.count("node.patch") <= 2
-    world.clock.on_wait.append(world.live)
-    world.live()
+    assert rig.log.count("node.patch") <= 2
+    rig.clock.on_wait.append(rig.live)
+    rig.live()
     assert ours.run("one-slice-changed", wish, attempt=3).state is model.State.SUCCESS
 
 
-def leave_all_but(world: fakes.World, name: str) -> None:
-    for uid, pod in list(world.pods.items()):
+def leave_all_but(rig: fakes.NodeRig, name: str) -> None:
+    for uid, pod in list(rig.pods.items()):
         if pod.is_terminating and pod.name != name:
-            del world.pods[uid]
-            world.held.pop(uid, None)
+            del rig.pods[uid]
+            rig.held.pop(uid, None)
 
 
-def test_a_drain_that_many_pods_hold_up_is_told_in_short() -> None:
-    world = busy_node()
-    taken = frozenset({device(world, 0, "2g.10gb")})
+def test_a_drain_that_many_pods_hold_up_is_reported_in_short() -> None:
+    rig = busy_node()
+    taken = frozenset({device(rig, 0, "2g.10gb")})
     for number in range(224):
-        world.add_pod(f"a-rather-long-name-of-a-pod-{number}", devices=taken, is_kept=True)
+        rig.add_pod(f"a-rather-long-name-of-a-pod-{number}", devices=taken, is_kept=True)
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
-    assert "225 pods to evict: default/victim" in next(
-        m for m in world.messages if "to evict" in m
+    assert "225 pods to evict: default/affected" in next(
+        m for m in rig.messages if "to evict" in m
     )
     assert "225 pods still use" in outcome.message
     assert outcome.message.count("do-not-evict") == 1
     assert outcome.message.endswith(outcome.reason.remedy)
-    assert max(len(text) for text in (*world.messages, *world.told, outcome.message)) < 1024
+    assert max(len(text) for text in (*rig.messages, *rig.told, outcome.message)) < 1024
 
 
-def set_cordon(world: fakes.World) -> None:
-    world.is_unschedulable = True
+def set_cordon(rig: fakes.NodeRig) -> None:
+    rig.is_unschedulable = True
 
 
 @pytest.mark.parametrize("value", ["false", None])
 def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: str | None) -> None:
     for number in range(patches(monitored_node, "one-slice-changed")):
-        world = monitored_node()
+        rig = monitored_node()
 
-        def write(world: fakes.World = world) -> None:
-            fakes._merge(world.labels, {DCGM: value})
+        def write(rig: fakes.NodeRig = rig) -> None:
+            fakes._merge(rig.labels, {DCGM: value})
 
-        just_before_patch(world, number, write)
+        just_before_patch(rig, number, write)
 
-        assert run(world, "one-slice-changed").state is model.State.SUCCESS, number
+        assert run(rig, "one-slice-changed").state is model.State.SUCCESS, number
 
-        assert world.labels.get(DCGM) == value, number
+        assert rig.labels.get(DCGM) == value, number
 
 
 def test_a_drain_by_a_person_during_a_change_is_not_undone() -> None:
     """As kubectl drain does it: what is cordoned already is not written."""
-    world = busy_node()
+    rig = busy_node()
     closed: list[bool] = []
 
     def drain() -> None:
-        if world.log[-1] == "gpus.execute":
-            closed.append(world.has_hold_taint)
-            if not world.is_unschedulable:
-                world.is_unschedulable = True
+        if rig.log[-1] == "gpus.execute":
+            closed.append(rig.has_hold_taint)
+            if not rig.is_unschedulable:
+                rig.is_unschedulable = True
 
-    world.on_call = drain
-    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+    rig.on_call = drain
+    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
 
     assert closed == [True]
-    assert world.is_unschedulable
-    assert not world.has_hold_taint
+    assert rig.is_unschedulable
+    assert not rig.has_hold_taint
 
 
 def test_an_agent_never_cordons() -> None:
-    world = busy_node()
+    rig = busy_node()
     seen: set[bool] = set()
-    world.clock.on_wait.append(lambda: seen.add(world.is_unschedulable))
-    run(world, "one-slice-changed")
+    rig.clock.on_wait.append(lambda: seen.add(rig.is_unschedulable))
+    run(rig, "one-slice-changed")
     assert seen == {False}
 
 
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
 def test_deploy_labels_of_others_are_left_as_they_are(value: str) -> None:
-    world = node()
-    world.labels["nvidia.com/gpu.deploy.dcgm"] = value
-    world.labels["nvidia.com/gpu.deploy.dcgm-exporter"] = "true"
+    rig = node()
+    rig.labels["nvidia.com/gpu.deploy.dcgm"] = value
+    rig.labels["nvidia.com/gpu.deploy.dcgm-exporter"] = "true"
 
-    assert run(world, "all-1g.5gb").state is model.State.SUCCESS
+    assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
 
-    assert world.labels["nvidia.com/gpu.deploy.dcgm"] == value
-    assert world.labels["nvidia.com/gpu.deploy.dcgm-exporter"] == "true"
-    assert "nvidia.com/gpu.deploy.nvsm" not in world.labels
+    assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == value
+    assert rig.labels["nvidia.com/gpu.deploy.dcgm-exporter"] == "true"
+    assert "nvidia.com/gpu.deploy.nvsm" not in rig.labels
 
 
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
 def test_a_node_that_shall_have_no_plugin_is_not_waited_for(value: str) -> None:
-    world = node()
-    run(world, "all-1g.5gb")
-    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = value
-    world.pods.clear()
+    rig = node()
+    run(rig, "all-1g.5gb")
+    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = value
+    rig.pods.clear()
 
-    assert run(world, "all-1g.5gb").reason is errors.Reason.ALREADY_APPLIED
+    assert run(rig, "all-1g.5gb").reason is errors.Reason.ALREADY_APPLIED
 
 
 @pytest.mark.parametrize("before", [None, "all-1g.5gb"])
-def test_a_newer_wish_need_not_wait_for_a_plugin_that_does_not_come(before: str | None) -> None:
-    def broken() -> fakes.World:
-        world = node(layout=before)
-        world.plugin_is_broken = True
-        world.pods.clear()
-        world.start_plugin()
-        return world
+def test_a_newer_request_need_not_wait_for_a_plugin_that_does_not_come(before: str | None) -> None:
+    def broken() -> fakes.NodeRig:
+        rig = node(layout=before)
+        rig.plugin_is_broken = True
+        rig.pods.clear()
+        rig.start_plugin()
+        return rig
 
-    world = broken()
-    patient = fakes.FakeWish(world.clock, replaced=True)
-    outcome = reconciler(world).run("all-1g.5gb", patient)
+    rig = broken()
+    patient = fakes.FakeRequest(rig.clock, replaced=True)
+    outcome = reconciler(rig).run("all-1g.5gb", patient)
     assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
 
-    world = broken()
-    hasty = fakes.FakeWish(world.clock, ends_at=patient.asked, replaced=True)
+    rig = broken()
+    hasty = fakes.FakeRequest(rig.clock, ends_at=patient.asked, replaced=True)
     with pytest.raises(errors.Superseded):
-        reconciler(world).run("all-1g.5gb", hasty)
-    assert world.log.count("gpus.execute") == (0 if before else 1)
-    assert_nothing_taken(world)
+        reconciler(rig).run("all-1g.5gb", hasty)
+    assert rig.log.count("gpus.execute") == (0 if before else 1)
+    assert_nothing_taken(rig)
 
 
-def test_a_plugin_that_no_label_gates_is_held_off_by_a_taint_and_comes_back_new() -> None:
-    world = node(gated=False)
-    old_plugin = next(iter(world.pods))
+def test_a_plugin_without_a_deploy_label_is_kept_off_by_a_taint_and_comes_back_new() -> None:
+    rig = node(gated=False)
+    old_plugin = next(iter(rig.pods))
 
-    outcome = run(world, "all-1g.5gb")
+    outcome = run(rig, "all-1g.5gb")
 
     assert outcome.state is model.State.SUCCESS
-    assert old_plugin not in world.pods
-    assert len(world.offered["nvidia.com/gpu"]) == 14
-    assert_nothing_taken(world)
+    assert old_plugin not in rig.pods
+    assert len(rig.offered["nvidia.com/gpu"]) == 14
+    assert_nothing_taken(rig)
 
 
 def test_a_plugin_that_does_not_come_back_fails_the_run_with_the_layout_in_place() -> None:
-    world = node()
-    world.plugin_is_broken = True
+    rig = node()
+    rig.plugin_is_broken = True
 
-    outcome = run(world, "all-1g.5gb")
+    outcome = run(rig, "all-1g.5gb")
 
     assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
-    assert cluster.APPLIED_LABEL not in world.labels
-    assert_nothing_taken(world)
+    assert cluster.APPLIED_LABEL not in rig.labels
+    assert_nothing_taken(rig)
 
 
 def test_the_next_run_after_an_unproven_change_proves_it_instead_of_believing_it() -> None:
-    world = node()
-    world.plugin_is_broken = True
-    run(world, "all-1g.5gb")
+    rig = node()
+    rig.plugin_is_broken = True
+    run(rig, "all-1g.5gb")
 
-    assert run(world, "all-1g.5gb").reason is errors.Reason.PLUGIN_NOT_READY
+    assert run(rig, "all-1g.5gb").reason is errors.Reason.PLUGIN_NOT_READY
 
-    world.plugin_is_broken = False
-    for uid in [pod.uid for pod in world.pods.values() if clients.is_device_plugin(pod)]:
-        del world.pods[uid]
-    assert run(world, "all-1g.5gb").state is model.State.SUCCESS
+    rig.plugin_is_broken = False
+    for uid in [pod.uid for pod in rig.pods.values() if clients.is_device_plugin(pod)]:
+        del rig.pods[uid]
+    assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
 
 
 @pytest.mark.parametrize("step", [steps.CreateGpuInstance, steps.CreateComputeInstance])
 def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
-    world = busy_node()
-    before = world.gpus
-    world.step_error = refuse(step, times=1)
+    rig = busy_node()
+    before = rig.gpus
+    rig.step_error = refuse(step, times=1)
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
     assert "the instances from before are back" in outcome.message
-    assert world.executed
-    assert planner.restore(world.gpus, [gpu.snapshot for gpu in before]).is_empty
-    assert "spared" in {pod.name for pod in world.pods.values()}
-    assert_nothing_taken(world)
+    assert rig.executed
+    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
+    assert "spared" in {pod.name for pod in rig.pods.values()}
+    assert_nothing_taken(rig)
 
 
-def test_an_api_that_fails_during_the_way_back_does_not_keep_the_gpus_from_it() -> None:
-    def failing_node() -> fakes.World:
-        world = busy_node()
-        world.step_error = refuse(steps.CreateGpuInstance, times=1)
-        return world
+def test_an_api_that_fails_during_the_rollback_does_not_keep_the_gpus_from_it() -> None:
+    def failing_node() -> fakes.NodeRig:
+        rig = busy_node()
+        rig.step_error = refuse(steps.CreateGpuInstance, times=1)
+        return rig
 
-    world = failing_node()
-    run(world, "one-slice-changed")
-    executes_at = world.log.index("gpus.execute")
-    asked = [i for i, call in enumerate(world.log) if call.startswith("node.") and i > executes_at]
+    rig = failing_node()
+    run(rig, "one-slice-changed")
+    executes_at = rig.log.index("gpus.execute")
+    asked = [i for i, call in enumerate(rig.log) if call.startswith("node.") and i > executes_at]
     assert len(asked) > 2
 
     for index in asked:
-        world = failing_node()
-        before = [gpu.snapshot for gpu in world.gpus]
-        world.failing = {index: BROKEN["node"]}
+        rig = failing_node()
+        before = [gpu.snapshot for gpu in rig.gpus]
+        rig.failing = {index: BROKEN["node"]}
 
         with contextlib.suppress(errors.ClusterError):
-            outcome = run(world, "one-slice-changed")
+            outcome = run(rig, "one-slice-changed")
             assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-        assert planner.restore(world.gpus, before).is_empty, index
+        assert planner.restore(rig.gpus, before).is_empty, index
 
 
 def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> None:
-    world = node()
-    hardware_port = world.hardware
+    rig = node()
+    hardware_port = rig.hardware
 
     class Liar:
         observe = hardware_port.observe
 
         def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-            world.called("gpus.execute")
-            return fakes.of_plan(world.gpus, plan)
+            rig.called("gpus.execute")
+            return fakes.of_plan(rig.gpus, plan)
 
-    ours = reconciler(world, gpus=Liar())
+    ours = reconciler(rig, gpus=Liar())
 
-    outcome = ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    outcome = ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
 
     assert outcome.reason is errors.Reason.VERIFY_FAILED
-    assert_nothing_taken(world)
+    assert_nothing_taken(rig)
 
 
-def test_an_old_driver_that_tells_profiles_only_with_mig_on_is_planned_twice() -> None:
-    world = node()
-    full = {gpu.uuid: gpu.profiles for gpu in world.gpus}
-    world.gpus = tuple(dataclasses.replace(gpu, profiles=None) for gpu in world.gpus)
-    hardware_port = world.hardware
+def test_an_old_driver_that_reports_profiles_only_with_mig_on_is_planned_twice() -> None:
+    rig = node()
+    full = {gpu.uuid: gpu.profiles for gpu in rig.gpus}
+    rig.gpus = tuple(dataclasses.replace(gpu, profiles=None) for gpu in rig.gpus)
+    hardware_port = rig.hardware
 
     class OldDriver:
         def observe(self) -> model.ObservedGpus:
@@ -601,318 +601,318 @@ def test_an_old_driver_that_tells_profiles_only_with_mig_on_is_planned_twice() -
             hardware_port.execute(plan, seen)
             return fakes.of_plan(self.observe(), plan)
 
-    ours = reconciler(world, gpus=OldDriver())
+    ours = reconciler(rig, gpus=OldDriver())
 
-    outcome = ours.run("all-1g.5gb", fakes.FakeWish(world.clock, replaced=False))
+    outcome = ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
 
     assert outcome.state is model.State.SUCCESS
-    assert all(len(gpu.mig_uuids) == 7 for gpu in world.gpus)
+    assert all(len(gpu.mig_uuids) == 7 for gpu in rig.gpus)
 
 
 # -- whom the owner lets go ---------------------------------------------------------------------
 
 
 def test_a_pod_that_kubelet_admits_before_the_plugin_stops_leaves_before_the_change() -> None:
-    world = busy_node()
-    doomed = frozenset({device(world, 0, "2g.10gb")})
+    rig = busy_node()
+    doomed = frozenset({device(rig, 0, "2g.10gb")})
 
     def slip_in() -> None:
         # A pod that is bound to the node by its author passes the scheduler and its cordon.
-        if world.labels[cluster.PLUGIN_DEPLOY_LABEL] == cluster.PAUSED_VALUE and not late:
-            late.append(world.add_pod("late", devices=doomed))
+        if rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == cluster.PAUSED_VALUE and not late:
+            late.append(rig.add_pod("late", devices=doomed))
 
     late: list[str] = []
-    world.clock.on_wait.append(slip_in)
-    outcome = run(world, "one-slice-changed")
+    rig.clock.on_wait.append(slip_in)
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
     assert late
-    assert late[0] not in world.pods
-    assert world.log.count("workloads.evict") == 2
-    last_eviction = len(world.log) - world.log[::-1].index("workloads.evict")
-    assert last_eviction < world.log.index("gpus.execute")
+    assert late[0] not in rig.pods
+    assert rig.log.count("workloads.evict") == 2
+    last_eviction = len(rig.log) - rig.log[::-1].index("workloads.evict")
+    assert last_eviction < rig.log.index("gpus.execute")
 
 
 def test_a_pod_that_slips_in_and_may_not_be_evicted_ends_the_run_before_the_change() -> None:
-    world = busy_node()
-    before = world.gpus
-    doomed = frozenset({device(world, 0, "2g.10gb")})
+    rig = busy_node()
+    before = rig.gpus
+    doomed = frozenset({device(rig, 0, "2g.10gb")})
 
     def slip_in() -> None:
-        if world.labels[cluster.PLUGIN_DEPLOY_LABEL] == cluster.PAUSED_VALUE and not late:
-            late.append(world.add_pod("late", devices=doomed, is_kept=True))
+        if rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == cluster.PAUSED_VALUE and not late:
+            late.append(rig.add_pod("late", devices=doomed, is_kept=True))
 
     late: list[str] = []
-    world.clock.on_wait.append(slip_in)
-    outcome = run(world, "one-slice-changed")
+    rig.clock.on_wait.append(slip_in)
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
     assert "default/late (its annotation mig-manager.io/do-not-evict" in outcome.message
-    assert world.gpus == before
-    assert_nothing_taken(world)
+    assert rig.gpus == before
+    assert_nothing_taken(rig)
 
 
 def test_the_node_is_closed_to_newcomers_before_anybody_is_asked_to_leave() -> None:
-    world = busy_node()
+    rig = busy_node()
     closed: list[bool] = []
-    world.clock.on_wait.append(lambda: closed.append(world.has_hold_taint))
+    rig.clock.on_wait.append(lambda: closed.append(rig.has_hold_taint))
 
-    run(world, "one-slice-changed")
+    run(rig, "one-slice-changed")
 
-    assert world.log.index("node.patch") < world.log.index("workloads.can_evict")
-    executes_at = world.log.index("gpus.execute")
-    assert world.log.index("workloads.can_evict") < executes_at
+    assert rig.log.index("node.patch") < rig.log.index("workloads.can_evict")
+    executes_at = rig.log.index("gpus.execute")
+    assert rig.log.index("workloads.can_evict") < executes_at
     assert closed[0]
 
 
 def test_with_policy_node_every_gpu_pod_leaves_even_when_nothing_is_destroyed() -> None:
-    world = whole_node()
-    cpu_pod = world.add_pod("cpu")
+    rig = whole_node()
+    cpu_pod = rig.add_pod("cpu")
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
-    assert {"victim", "spared"}.isdisjoint(pod.name for pod in world.pods.values())
-    assert cpu_pod in world.pods
+    assert {"affected", "spared"}.isdisjoint(pod.name for pod in rig.pods.values())
+    assert cpu_pod in rig.pods
 
 
-def test_with_policy_none_nobody_is_evicted_and_the_deadline_names_who_stayed() -> None:
-    world = busy_node()
-    world.policy = policies.Policy(drain=policies.Drain.NONE)
+def test_with_policy_none_no_one_is_evicted_and_the_deadline_names_who_stayed() -> None:
+    rig = busy_node()
+    rig.policy = policies.Policy(drain=policies.Drain.NONE)
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
-    assert "default/victim (--drain-policy none evicts no pod)" in outcome.message
-    assert {"workloads.evict", "workloads.can_evict", "workloads.delete"}.isdisjoint(world.log)
-    assert_nothing_taken(world)
+    assert "default/affected (--drain-policy none evicts no pod)" in outcome.message
+    assert {"workloads.evict", "workloads.can_evict", "workloads.delete"}.isdisjoint(rig.log)
+    assert_nothing_taken(rig)
 
 
-def test_force_is_told_in_an_event_and_in_the_message() -> None:
-    world = guarded_node()
+def test_force_is_reported_in_an_event_and_in_the_message() -> None:
+    rig = guarded_node()
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
-    assert "Deleted by force: default/victim" in outcome.message
-    assert "ForcedDrain" in world.events
-    assert "workloads.evict" not in world.log
+    assert "Deleted by force: default/affected" in outcome.message
+    assert "ForcedDrain" in rig.events
+    assert "workloads.evict" not in rig.log
 
 
 def test_a_claim_on_a_gpu_makes_a_pod_leave_and_the_event_says_why() -> None:
-    world = busy_node()
-    uid = world.add_pod("claimant")
-    world.claims.add(uid)
+    rig = busy_node()
+    uid = rig.add_pod("claimant")
+    rig.claims.add(uid)
 
-    run(world, "one-slice-changed")
+    run(rig, "one-slice-changed")
 
-    assert uid not in world.pods
-    drained = world.messages[world.events.index("Draining")]
+    assert uid not in rig.pods
+    drained = rig.messages[rig.events.index("Draining")]
     assert "default/claimant [its ResourceClaim may stand for any GPU]" in drained
 
 
 # -- monitors, other daemons, and the plugin's config -------------------------------------------
 
 
-def given_back(world: fakes.World) -> list[str]:
+def given_back(rig: fakes.NodeRig) -> list[str]:
     """Return the phases' messages of a run's resume, in order."""
-    return [message for message in world.told if message.startswith("resuming ")]
+    return [message for message in rig.told if message.startswith("resuming ")]
 
 
 def test_monitors_come_back_after_the_proof_one_after_the_other() -> None:
-    world = monitored_node()
+    rig = monitored_node()
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
-    assert given_back(world) == [
+    assert given_back(rig) == [
         "resuming gpu-feature-discovery, dcgm",
         "resuming dcgm-exporter",
     ]
-    assert world.told.index("resuming dcgm-exporter") > world.told.index(
+    assert rig.told.index("resuming dcgm-exporter") > rig.told.index(
         "waiting for the new devices to be schedulable"
     )
-    assert {world.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
-    assert "MonitorNotReady" not in world.events
+    assert {rig.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
+    assert "MonitorNotReady" not in rig.events
 
 
 def test_a_monitor_that_does_not_come_back_is_a_warning_and_no_failure() -> None:
-    world = monitored_node()
-    world.deploy_daemons[GFD] = False
+    rig = monitored_node()
+    rig.deploy_daemons[GFD] = False
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
-    assert world.events[-2:] == ["MonitorNotReady", "Applied"]
-    assert GFD in world.messages[-2]
-    assert world.labels[EXPORTER] == "true"
+    assert rig.events[-2:] == ["MonitorNotReady", "Applied"]
+    assert GFD in rig.messages[-2]
+    assert rig.labels[EXPORTER] == "true"
 
 
 def test_workloads_may_come_back_while_monitors_are_still_waited_for() -> None:
-    world = monitored_node()
-    world.deploy_daemons[EXPORTER] = False
+    rig = monitored_node()
+    rig.deploy_daemons[EXPORTER] = False
     closed: list[bool] = []
-    world.clock.on_wait.append(lambda: closed.append(world.has_hold_taint))
+    rig.clock.on_wait.append(lambda: closed.append(rig.has_hold_taint))
 
-    run(world, "one-slice-changed")
+    run(rig, "one-slice-changed")
 
     assert closed[-1] is False
 
 
-def test_the_operators_validator_looks_again_at_a_changed_node() -> None:
-    world = monitored_node()
-    before = {pod.uid for pod in world.pods.values() if clients.is_validator(pod)}
+def test_the_operators_validator_validates_a_changed_node_again() -> None:
+    rig = monitored_node()
+    before = {pod.uid for pod in rig.pods.values() if clients.is_validator(pod)}
 
-    run(world, "one-slice-changed")
+    run(rig, "one-slice-changed")
 
     assert before
-    assert all(world.pods[uid].is_terminating for uid in before)
+    assert all(rig.pods[uid].is_terminating for uid in before)
 
 
-def test_an_operator_that_lets_nobody_delete_its_validator_gets_its_layout_all_the_same() -> None:
-    world = monitored_node()
-    assert run(world, "one-slice-changed").state is model.State.SUCCESS
-    last_delete = len(world.log) - 1 - world.log[::-1].index("workloads.delete")
-    world = monitored_node()
-    world.failing = {last_delete: BROKEN["workloads"]}
+def test_an_operator_that_lets_no_one_delete_its_validator_gets_its_layout_all_the_same() -> None:
+    rig = monitored_node()
+    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
+    last_delete = len(rig.log) - 1 - rig.log[::-1].index("workloads.delete")
+    rig = monitored_node()
+    rig.failing = {last_delete: BROKEN["workloads"]}
 
-    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
 
 
-def test_a_feature_discovery_that_no_label_places_is_started_anew() -> None:
-    world = busy_node()
-    uid = world.add_pod("gfd", container_names=("gpu-feature-discovery-ctr",))
+def test_a_feature_discovery_that_no_label_placements_is_started_again() -> None:
+    rig = busy_node()
+    uid = rig.add_pod("gfd", container_names=("gpu-feature-discovery-ctr",))
 
-    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
 
-    assert uid not in world.pods or world.pods[uid].is_terminating
+    assert uid not in rig.pods or rig.pods[uid].is_terminating
 
 
 def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> None:
-    world = watched_node()
+    rig = watched_node()
     here: list[set[str]] = []
-    execute = world.step_error
+    execute = rig.step_error
 
     def look(step: steps.Step) -> Exception | None:
-        here.append({pod.name for pod in world.pods.values()})
+        here.append({pod.name for pod in rig.pods.values()})
         return execute(step)
 
-    world.step_error = look
-    outcome = run(world, "one-slice-changed")
-    world.live()
+    rig.step_error = look
+    outcome = run(rig, "one-slice-changed")
+    rig.live()
 
     assert outcome.state is model.State.SUCCESS
     assert here
     assert all({"watcher", "sampler"}.isdisjoint(names) for names in here)
-    assert {"watcher", "sampler"} <= {pod.name for pod in world.pods.values()}
-    assert "workloads.evict" in world.log
-    assert world.labels[SAMPLER] == "true"
+    assert {"watcher", "sampler"} <= {pod.name for pod in rig.pods.values()}
+    assert "workloads.evict" in rig.log
+    assert rig.labels[SAMPLER] == "true"
 
 
 def test_a_table_of_daemons_that_is_wrong_is_refused_before_anything_is_touched() -> None:
-    world = busy_node()
-    world.extra_clients = "version: v1\nclients:\n- labels: {}\n"
+    rig = busy_node()
+    rig.extra_clients = "version: v1\nclients:\n- labels: {}\n"
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.INVALID_CONFIG
     assert "test.yaml:3:11: labels must be" in outcome.message
-    assert world.states == ["failed"]
+    assert rig.states == ["failed"]
 
 
 def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
-    world = sharing_node()
+    rig = sharing_node()
     seen: list[str | None] = []
-    world.clock.on_wait.append(
+    rig.clock.on_wait.append(
         lambda: seen.extend(
-            world.labels.get(cluster.PLUGIN_CONFIG_LABEL)
-            for pod in world.pods.values()
-            if clients.is_device_plugin(pod) and "gpus.execute" in world.log
+            rig.labels.get(cluster.PLUGIN_CONFIG_LABEL)
+            for pod in rig.pods.values()
+            if clients.is_device_plugin(pod) and "gpus.execute" in rig.log
         )
     )
 
-    assert run(world, "one-slice-changed").state is model.State.SUCCESS
+    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
 
     assert set(seen) == {"sliced"}
-    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
 
 
 def test_a_change_that_is_rolled_back_leaves_the_plugins_config_as_it_was() -> None:
-    world = sharing_node()
-    world.step_error = refuse(steps.CreateGpuInstance, times=1)
+    rig = sharing_node()
+    rig.step_error = refuse(steps.CreateGpuInstance, times=1)
 
-    assert run(world, "one-slice-changed").state is model.State.FAILED
+    assert run(rig, "one-slice-changed").state is model.State.FAILED
 
-    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
-
-
-def test_a_config_that_the_plugin_does_not_survive_is_taken_back() -> None:
-    world = sharing_node()
-    world.plugin_is_broken = True
-
-    assert run(world, "one-slice-changed").reason is errors.Reason.PLUGIN_NOT_READY
-
-    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
-    assert_nothing_taken(world)
+    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
 
 
-def test_a_plugins_config_that_somebody_else_chose_meanwhile_is_not_written_over() -> None:
-    world = sharing_node()
-    world.plugin_is_broken = True
+def test_a_config_that_the_plugin_does_not_survive_is_rolled_back() -> None:
+    rig = sharing_node()
+    rig.plugin_is_broken = True
+
+    assert run(rig, "one-slice-changed").reason is errors.Reason.PLUGIN_NOT_READY
+
+    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
+    assert_nothing_taken(rig)
+
+
+def test_a_plugins_config_that_another_program_chose_meanwhile_is_not_written_over() -> None:
+    rig = sharing_node()
+    rig.plugin_is_broken = True
 
     def choose() -> None:
-        if world.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced":
-            world.labels[cluster.PLUGIN_CONFIG_LABEL] = "mine"
+        if rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced":
+            rig.labels[cluster.PLUGIN_CONFIG_LABEL] = "mine"
 
-    world.clock.on_wait.append(choose)
-    run(world, "one-slice-changed")
+    rig.clock.on_wait.append(choose)
+    run(rig, "one-slice-changed")
 
-    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "mine"
+    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "mine"
 
 
-def test_a_layout_in_force_gets_its_plugin_config_without_a_change_of_the_gpus() -> None:
-    world = node(layout="one-slice-changed")
-    world.policy = policies.Policy(plugin_configs={"*": "sliced"})
-    old_plugin = next(uid for uid, pod in world.pods.items() if clients.is_device_plugin(pod))
+def test_a_layout_active_gets_its_plugin_config_without_a_change_of_the_gpus() -> None:
+    rig = node(layout="one-slice-changed")
+    rig.policy = policies.Policy(plugin_configs={"*": "sliced"})
+    old_plugin = next(uid for uid, pod in rig.pods.items() if clients.is_device_plugin(pod))
 
-    outcome = run(world, "one-slice-changed")
+    outcome = run(rig, "one-slice-changed")
 
     assert outcome.reason is errors.Reason.ALREADY_APPLIED
-    assert world.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
-    assert old_plugin not in world.pods
-    assert "gpus.execute" not in world.log
+    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert old_plugin not in rig.pods
+    assert "gpus.execute" not in rig.log
 
 
 # -- every port call fails once -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scenario", SWEPT)
-def test_whatever_call_fails_once_all_is_given_back_and_the_next_try_succeeds(
+def test_whatever_call_fails_once_all_is_restored_and_the_next_try_succeeds(
     scenario: str,
 ) -> None:
     make, layout = SCENARIOS[scenario]
     number = count_calls(make, layout)
     assert number > 8
     for index in range(number):
-        world = make()
-        ours = reconciler(world)
-        wish = fakes.FakeWish(world.clock, replaced=False)
-        world.failing = {index: fakes_error(make, layout, index)}
+        rig = make()
+        ours = reconciler(rig)
+        wish = fakes.FakeRequest(rig.clock, replaced=False)
+        rig.failing = {index: fakes_error(make, layout, index)}
         try:
             ours.run(layout, wish)
         except errors.ClusterError:
-            world.failing = {}
+            rig.failing = {}
             ours.recover(layout)
         else:
-            assert world.labels[cluster.STATE_LABEL] in ("success", "failed"), index
-            assert_nothing_taken(world)
+            assert rig.labels[cluster.STATE_LABEL] in ("success", "failed"), index
+            assert_nothing_taken(rig)
 
-        world.failing = {}
+        rig.failing = {}
         assert ours.run(layout, wish).state is model.State.SUCCESS, index
-        assert_nothing_taken(world)
-        is_gated = world.plugin_is_gated
-        assert world.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == ("true" if is_gated else None)
-        assert any(clients.is_device_plugin(pod) for pod in world.pods.values()), index
+        assert_nothing_taken(rig)
+        is_gated = rig.plugin_is_gated
+        assert rig.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == ("true" if is_gated else None)
+        assert any(clients.is_device_plugin(pod) for pod in rig.pods.values()), index
 
 
 @pytest.mark.parametrize("scenario", ["first-layout-ungated", "monitors", "plugin-config"])
@@ -920,73 +920,73 @@ def test_a_patch_that_is_carried_out_and_answered_with_an_error_leaves_nothing_t
     scenario: str,
 ) -> None:
     make, layout = SCENARIOS[scenario]
-    world = make()
-    run(world, layout)
-    patches = [index for index, call in enumerate(world.log) if call == "node.patch"]
+    rig = make()
+    run(rig, layout)
+    patches = [index for index, call in enumerate(rig.log) if call == "node.patch"]
     assert len(patches) > 4
     for index in patches:
-        world = make()
-        ours = reconciler(world)
-        world.losing = {
+        rig = make()
+        ours = reconciler(rig)
+        rig.losing = {
             index: errors.ClusterError("lost", reason=errors.Reason.API_ERROR, status=500)
         }
         try:
-            ours.run(layout, fakes.FakeWish(world.clock, replaced=False))
+            ours.run(layout, fakes.FakeRequest(rig.clock, replaced=False))
         except errors.ClusterError:
             ours.recover(None)
-        assert_nothing_taken(world)
+        assert_nothing_taken(rig)
 
 
 @pytest.mark.parametrize("scenario", SWEPT)
 @pytest.mark.parametrize("replaced", [True, False])
-def test_whenever_a_wish_ends_all_is_given_back(scenario: str, *, replaced: bool) -> None:
+def test_whenever_a_request_ends_all_is_restored(scenario: str, *, replaced: bool) -> None:
     make, layout = SCENARIOS[scenario]
-    world = make()
-    patient = fakes.FakeWish(world.clock, replaced=replaced)
-    reconciler(world).run(layout, patient)
+    rig = make()
+    patient = fakes.FakeRequest(rig.clock, replaced=replaced)
+    reconciler(rig).run(layout, patient)
     assert patient.asked > 0
-    after = world.gpus
+    after = rig.gpus
     for ends_at in range(1, patient.asked + 1):
-        world = make()
-        before = world.gpus
-        wish = fakes.FakeWish(world.clock, ends_at=ends_at, replaced=replaced)
+        rig = make()
+        before = rig.gpus
+        wish = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=replaced)
 
         try:
-            outcome = reconciler(world).run(layout, wish)
+            outcome = reconciler(rig).run(layout, wish)
         except errors.Superseded:
             # The run for the next wish says how that ends.
-            is_failed = world.labels.get(cluster.STATE_LABEL) == "failed"
+            is_failed = rig.labels.get(cluster.STATE_LABEL) == "failed"
             assert is_failed is not replaced
         else:
             # It was proven; only monitors were still waited for.
             assert outcome.reason is errors.Reason.APPLIED
-            assert world.deploy_daemons
+            assert rig.deploy_daemons
 
         # Between the mode and the instances there are hooks, and they may be ended early.
-        is_undone = "restoring the instances from before" in world.told
-        is_executed = "gpus.execute" in world.log and not is_undone
-        assert world.gpus == (after if is_executed else before)
-        assert_nothing_taken(world)
+        is_undone = "restoring the instances from before" in rig.told
+        is_executed = "gpus.execute" in rig.log and not is_undone
+        assert rig.gpus == (after if is_executed else before)
+        assert_nothing_taken(rig)
 
 
 def test_a_run_publishes_the_gpus_as_they_are_afterwards() -> None:
-    world = node(layout="all-balanced")
+    rig = node(layout="all-balanced")
 
-    assert run(world, "all-1g.5gb").state is model.State.SUCCESS
+    assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
 
-    told = gpu_codec.from_json(world.annotations[cluster.GPUS_ANNOTATION])
-    assert [gpu.uuid for gpu in told] == [gpu.uuid for gpu in world.gpus]
+    told = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
+    assert [gpu.uuid for gpu in told] == [gpu.uuid for gpu in rig.gpus]
     assert [status.device_counts(gpu) for gpu in told] == [
-        status.device_counts(gpu) for gpu in world.gpus
+        status.device_counts(gpu) for gpu in rig.gpus
     ]
-    assert [gpu.profiles for gpu in told] == [gpu.profiles for gpu in world.gpus]
+    assert [gpu.profiles for gpu in told] == [gpu.profiles for gpu in rig.gpus]
 
 
 def test_a_run_that_sees_no_gpu_leaves_what_an_earlier_one_published() -> None:
-    world = node(layout="all-balanced")
-    run(world, "all-1g.5gb")
-    before = world.annotations[cluster.GPUS_ANNOTATION]
+    rig = node(layout="all-balanced")
+    run(rig, "all-1g.5gb")
+    before = rig.annotations[cluster.GPUS_ANNOTATION]
 
-    assert run(world, "all-9g").state is model.State.FAILED
+    assert run(rig, "all-9g").state is model.State.FAILED
 
-    assert world.annotations[cluster.GPUS_ANNOTATION] == before
+    assert rig.annotations[cluster.GPUS_ANNOTATION] == before

@@ -19,72 +19,72 @@ from tests.shell import applying_rig
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
 
 
-def steadfast(world: fakes.World) -> fakes.FakeWish:
-    return fakes.FakeWish(world.clock, replaced=False)
+def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
+    return fakes.FakeRequest(rig.clock, replaced=False)
 
 
-def is_in_force(world: fakes.World, layout: str) -> bool:
+def is_in_force(rig: fakes.NodeRig, layout: str) -> bool:
     document = config.parse(scenes.CONFIG, source="test")
-    wanted = config.select(document.layout(layout), world.gpus)
-    return planner.plan(world.gpus, wanted).is_empty
+    wanted = config.select(document.layout(layout), rig.gpus)
+    return planner.plan(rig.gpus, wanted).is_empty
 
 
-def assert_as_before(world: fakes.World, before: tuple[model.Gpu, ...]) -> None:
-    assert planner.restore(world.gpus, [gpu.snapshot for gpu in before]).is_empty
+def assert_as_before(rig: fakes.NodeRig, before: tuple[model.Gpu, ...]) -> None:
+    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
 
 
-def assert_says_the_truth(world: fakes.World) -> None:
+def assert_says_the_truth(rig: fakes.NodeRig) -> None:
     """The label names a layout that is in force, or there is none."""
-    applied = world.labels.get(cluster.APPLIED_LABEL)
-    assert applied is None or is_in_force(world, applied)
+    applied = rig.labels.get(cluster.APPLIED_LABEL)
+    assert applied is None or is_in_force(rig, applied)
 
 
 def killed(
-    make: Callable[[], fakes.World], layout: str, index: int
-) -> tuple[fakes.World, tuple[model.Gpu, ...]]:
+    make: Callable[[], fakes.NodeRig], layout: str, index: int
+) -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     """Return a node whose agent was killed before its call number ``index``, and its old GPUs."""
-    world = make()
-    before = world.gpus
-    world.failing = {index: scenes.Killed()}  # type: ignore[dict-item]
+    rig = make()
+    before = rig.gpus
+    rig.failing = {index: scenes.Killed()}  # type: ignore[dict-item]
     with pytest.raises(scenes.Killed):
-        scenes.run(world, layout)
-    world.failing = {}
-    return world, before
+        scenes.run(rig, layout)
+    rig.failing = {}
+    return rig, before
 
 
-def calls(scenario: str) -> tuple[Callable[[], fakes.World], str, range]:
+def calls(scenario: str) -> tuple[Callable[[], fakes.NodeRig], str, range]:
     make, layout = scenes.SCENARIOS[scenario]
     return make, layout, range(scenes.count_calls(make, layout))
 
 
 @pytest.mark.parametrize("scenario", scenes.SWEPT)
-def test_a_run_killed_at_any_call_is_carried_on_and_succeeds(scenario: str) -> None:
+def test_a_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
     make, layout, indices = calls(scenario)
     for index in indices:
-        world, _ = killed(make, layout, index)
-        assert_says_the_truth(world)
+        rig, _ = killed(make, layout, index)
+        assert_says_the_truth(rig)
 
-        successor = scenes.reconciler(world)
+        successor = scenes.reconciler(rig)
         successor.recover(layout)
-        outcome = successor.run(layout, steadfast(world))
+        outcome = successor.run(layout, steadfast(rig))
 
         assert outcome.state is model.State.SUCCESS, index
-        assert is_in_force(world, layout)
-        scenes.assert_nothing_taken(world)
-        assert_says_the_truth(world)
+        assert is_in_force(rig, layout)
+        scenes.assert_nothing_taken(rig)
+        assert_says_the_truth(rig)
 
 
-def test_while_a_killed_run_is_carried_on_nothing_is_given_back_in_between() -> None:
+def test_while_a_killed_run_is_resumed_nothing_is_restored_in_between() -> None:
     make, layout, indices = calls("one-slice-on-a-busy-node")
     carried_on = 0
     for index in indices:
-        world, _ = killed(make, layout, index)
-        was_closed = world.has_hold_taint
-        successor = scenes.reconciler(world)
+        rig, _ = killed(make, layout, index)
+        was_closed = rig.has_hold_taint
+        successor = scenes.reconciler(rig)
 
         successor.recover(layout)
 
-        assert world.has_hold_taint is was_closed
+        assert rig.has_hold_taint is was_closed
         carried_on += was_closed
     assert carried_on > 5
 
@@ -95,18 +95,18 @@ def test_after_a_kill_a_removed_label_brings_everything_back_to_where_it_was(
 ) -> None:
     make, layout, indices = calls(scenario)
     for index in indices:
-        world, before = killed(make, layout, index)
-        is_proven = is_in_force(world, layout)
+        rig, before = killed(make, layout, index)
+        is_proven = is_in_force(rig, layout)
 
-        successor = scenes.reconciler(world)
+        successor = scenes.reconciler(rig)
         successor.recover(None)
         successor.rest()
 
-        scenes.assert_nothing_taken(world)
+        scenes.assert_nothing_taken(rig)
         if not is_proven:
-            assert_as_before(world, before)
-        assert world.labels.get(cluster.STATE_LABEL) != "pending"
-        assert_says_the_truth(world)
+            assert_as_before(rig, before)
+        assert rig.labels.get(cluster.STATE_LABEL) != "pending"
+        assert_says_the_truth(rig)
 
 
 @pytest.mark.parametrize(
@@ -120,28 +120,28 @@ def test_after_a_kill_a_removed_label_brings_everything_back_to_where_it_was(
         pytest.param("one-slice-on-a-busy-node", "all-1g.5gb", marks=pytest.mark.slow),
     ],
 )
-def test_after_a_kill_another_wish_starts_from_where_the_first_one_did(
+def test_after_a_kill_another_request_starts_from_where_the_first_one_did(
     scenario: str, wanted: str
 ) -> None:
     make, layout, indices = calls(scenario)
     for index in indices:
-        world, before = killed(make, layout, index)
+        rig, before = killed(make, layout, index)
 
-        successor = scenes.reconciler(world)
+        successor = scenes.reconciler(rig)
         successor.recover(wanted)
-        outcome = successor.run(wanted, steadfast(world))
+        outcome = successor.run(wanted, steadfast(rig))
 
-        scenes.assert_nothing_taken(world)
-        assert_says_the_truth(world)
+        scenes.assert_nothing_taken(rig)
+        assert_says_the_truth(rig)
         if wanted in IMPOSSIBLE:
             assert outcome.state is model.State.FAILED
             assert (
-                is_in_force(world, layout)
-                or planner.restore(world.gpus, [gpu.snapshot for gpu in before]).is_empty
+                is_in_force(rig, layout)
+                or planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
             )
         else:
             assert outcome.state is model.State.SUCCESS
-            assert is_in_force(world, wanted)
+            assert is_in_force(rig, wanted)
 
 
 def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is_refused() -> None:
@@ -149,139 +149,139 @@ def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is
     make, layout, indices = calls("one-slice-on-a-busy-node")
     undone = 0
     for index in indices:
-        world, before = killed(make, layout, index)
-        was_changed = not planner.restore(world.gpus, [g.snapshot for g in before]).is_empty
+        rig, before = killed(make, layout, index)
+        was_changed = not planner.restore(rig.gpus, [g.snapshot for g in before]).is_empty
         text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
 
-        successor = scenes.reconciler(world, text)
+        successor = scenes.reconciler(rig, text)
         successor.recover(layout)
-        outcome = successor.run(layout, steadfast(world))
+        outcome = successor.run(layout, steadfast(rig))
 
         assert outcome.reason is errors.Reason.DOES_NOT_FIT
-        scenes.assert_nothing_taken(world)
-        if world.labels.get(cluster.APPLIED_LABEL) == "all-balanced":
-            assert_as_before(world, before)
+        scenes.assert_nothing_taken(rig)
+        if rig.labels.get(cluster.APPLIED_LABEL) == "all-balanced":
+            assert_as_before(rig, before)
             undone += was_changed
-        assert_says_the_truth(world)
+        assert_says_the_truth(rig)
     assert undone > 0
 
 
 def test_a_change_that_fails_and_is_killed_at_any_call_ends_as_it_would_have_undisturbed() -> None:
-    def failing_node() -> fakes.World:
-        world = scenes.busy_node()
-        world.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
-        return world
+    def failing_node() -> fakes.NodeRig:
+        rig = scenes.busy_node()
+        rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
+        return rig
 
-    world = failing_node()
-    scenes.run(world, "one-slice-changed")
-    for index in range(len(world.log)):
-        world, before = killed(failing_node, "one-slice-changed", index)
-        world.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
+    rig = failing_node()
+    scenes.run(rig, "one-slice-changed")
+    for index in range(len(rig.log)):
+        rig, before = killed(failing_node, "one-slice-changed", index)
+        rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
-        successor = scenes.reconciler(world)
+        successor = scenes.reconciler(rig)
         successor.recover("one-slice-changed")
-        outcome = successor.run("one-slice-changed", steadfast(world))
+        outcome = successor.run("one-slice-changed", steadfast(rig))
 
         assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-        assert_as_before(world, before)
-        assert world.labels.get(cluster.APPLIED_LABEL) == "all-balanced", index
-        scenes.assert_nothing_taken(world)
+        assert_as_before(rig, before)
+        assert rig.labels.get(cluster.APPLIED_LABEL) == "all-balanced", index
+        scenes.assert_nothing_taken(rig)
 
 
-def unlucky_node() -> tuple[fakes.World, tuple[model.Gpu, ...]]:
+def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     """A change has failed, and so has its way back."""
-    world = scenes.busy_node()
-    before = world.gpus
-    world.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-    outcome = scenes.run(world, "one-slice-changed")
+    rig = scenes.busy_node()
+    before = rig.gpus
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+    outcome = scenes.run(rig, "one-slice-changed")
     assert outcome.is_unfinished
     assert outcome.should_retry
-    world.step_error = lambda _step: None
-    return world, before
+    rig.step_error = lambda _step: None
+    return rig, before
 
 
-def test_a_way_back_that_fails_is_told_to_the_last_instance_and_keeps_nothing_else() -> None:
-    world, _ = unlucky_node()
+def test_a_rollback_that_fails_is_reported_to_the_last_instance_and_keeps_nothing_else() -> None:
+    rig, _ = unlucky_node()
 
-    told = world.told[-1]
+    told = rig.told[-1]
     assert "still due: GPU 0" in told
     assert "create GPU instance 2g.10gb at" in told
-    assert cluster.APPLIED_LABEL not in world.labels
-    journal = status.Journal.from_json(world.annotations.pop(cluster.JOURNAL_ANNOTATION))
+    assert cluster.APPLIED_LABEL not in rig.labels
+    journal = status.Journal.from_json(rig.annotations.pop(cluster.JOURNAL_ANNOTATION))
     assert journal == journal.remaining
-    scenes.assert_nothing_taken(world)
+    scenes.assert_nothing_taken(rig)
 
 
-def test_after_a_failed_way_back_the_next_try_at_the_wish_succeeds() -> None:
-    world, _ = unlucky_node()
-    successor = scenes.reconciler(world)
+def test_after_a_failed_rollback_the_next_try_at_the_request_succeeds() -> None:
+    rig, _ = unlucky_node()
+    successor = scenes.reconciler(rig)
     successor.recover("one-slice-changed")
 
-    outcome = successor.run("one-slice-changed", steadfast(world), attempt=2)
+    outcome = successor.run("one-slice-changed", steadfast(rig), attempt=2)
 
     assert outcome.reason is errors.Reason.APPLIED
-    scenes.assert_nothing_taken(world)
-    assert_says_the_truth(world)
+    scenes.assert_nothing_taken(rig)
+    assert_says_the_truth(rig)
 
 
 @pytest.mark.parametrize("wanted", [*IMPOSSIBLE, None])
-def test_a_failed_way_back_is_gone_once_the_wish_turns_out_impossible_or_ends(
+def test_a_failed_rollback_is_gone_once_the_request_rounds_out_impossible_or_ends(
     wanted: str | None,
 ) -> None:
-    world, before = unlucky_node()
-    successor = scenes.reconciler(world)
+    rig, before = unlucky_node()
+    successor = scenes.reconciler(rig)
 
     successor.recover(wanted)
     if wanted:
-        successor.run(wanted, steadfast(world))
+        successor.run(wanted, steadfast(rig))
     else:
         successor.rest()
 
-    assert_as_before(world, before)
-    assert world.labels[cluster.APPLIED_LABEL] == "all-balanced"
-    scenes.assert_nothing_taken(world)
+    assert_as_before(rig, before)
+    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
+    scenes.assert_nothing_taken(rig)
 
 
-def test_without_a_restart_too_a_failed_way_back_is_remembered() -> None:
-    world = scenes.busy_node()
-    before = world.gpus
-    world.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-    ours = scenes.reconciler(world)
-    ours.run("one-slice-changed", steadfast(world))
-    world.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
+def test_without_a_restart_too_a_failed_rollback_is_remembered() -> None:
+    rig = scenes.busy_node()
+    before = rig.gpus
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+    ours = scenes.reconciler(rig)
+    ours.run("one-slice-changed", steadfast(rig))
+    rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
-    outcome = ours.run("one-slice-changed", steadfast(world), attempt=2)
+    outcome = ours.run("one-slice-changed", steadfast(rig), attempt=2)
 
     assert outcome.state is model.State.FAILED
     assert not outcome.is_unfinished
-    assert_as_before(world, before)
-    assert world.labels[cluster.APPLIED_LABEL] == "all-balanced"
-    scenes.assert_nothing_taken(world)
+    assert_as_before(rig, before)
+    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
+    scenes.assert_nothing_taken(rig)
 
 
 def test_a_layout_about_another_gpu_does_not_leave_half_of_an_older_change_behind() -> None:
-    world, before = unlucky_node()
+    rig, before = unlucky_node()
     text = f"{scenes.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
-    ours = scenes.reconciler(world, text)
+    ours = scenes.reconciler(rig, text)
     ours.recover("one-slice-changed")
 
-    outcome = ours.run("second-only", steadfast(world))
+    outcome = ours.run("second-only", steadfast(rig))
 
     assert outcome.reason is errors.Reason.APPLIED
-    assert world.gpus[1].current_mode is model.MigMode.DISABLED
-    assert_as_before(world, before[:1])
-    scenes.assert_nothing_taken(world)
+    assert rig.gpus[1].current_mode is model.MigMode.DISABLED
+    assert_as_before(rig, before[:1])
+    scenes.assert_nothing_taken(rig)
 
 
 def test_a_run_that_is_stopped_says_what_an_older_change_still_has_to_get_back() -> None:
-    world, _ = unlucky_node()
-    ours = scenes.reconciler(world)
+    rig, _ = unlucky_node()
+    ours = scenes.reconciler(rig)
     ours.recover("one-slice-changed")
     error = errors.ClusterError("no pods", reason=errors.Reason.API_UNAVAILABLE)
-    stopped = steadfast(world)
+    stopped = steadfast(rig)
 
     def stop() -> bool:
-        world.refusing = {"workloads.list": error}
+        rig.refusing = {"workloads.list": error}
         return True
 
     stopped.ends_when = stop
@@ -289,7 +289,7 @@ def test_a_run_that_is_stopped_says_what_an_older_change_still_has_to_get_back()
     with pytest.raises(errors.Superseded):
         ours.run("one-slice-changed", stopped)
 
-    assert "the interrupted change could not be rolled back: no pods" in world.told[-1]
+    assert "the interrupted change could not be rolled back: no pods" in rig.told[-1]
 
 
 def broken_after_one_creation() -> Callable[[steps.Step], Exception | None]:
@@ -306,45 +306,45 @@ def broken_after_one_creation() -> Callable[[steps.Step], Exception | None]:
     return answer
 
 
-def test_a_way_back_that_would_take_a_pods_device_is_not_taken() -> None:
-    world = scenes.busy_node()
-    world.step_error = broken_after_one_creation()
-    assert scenes.run(world, "one-slice-changed").is_unfinished
-    world.step_error = lambda _step: None
-    journal = status.Journal.from_json(world.annotations[cluster.JOURNAL_ANNOTATION])
-    (odd,) = planner.restore(world.gpus, journal.snapshot).destroyed_uuids
-    world.add_pod("newcomer", devices=frozenset({odd}))
-    gpus = world.gpus
-    successor = scenes.reconciler(world)
+def test_a_rollback_that_would_take_a_pods_device_is_not_taken() -> None:
+    rig = scenes.busy_node()
+    rig.step_error = broken_after_one_creation()
+    assert scenes.run(rig, "one-slice-changed").is_unfinished
+    rig.step_error = lambda _step: None
+    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    (odd,) = planner.restore(rig.gpus, journal.snapshot).destroyed_uuids
+    rig.add_pod("newcomer", devices=frozenset({odd}))
+    gpus = rig.gpus
+    successor = scenes.reconciler(rig)
 
     successor.recover("too-much")
-    outcome = successor.run("too-much", steadfast(world))
+    outcome = successor.run("too-much", steadfast(rig))
 
-    assert world.gpus == gpus
+    assert rig.gpus == gpus
     assert "default/newcomer" in outcome.message
     assert outcome.should_retry
-    assert "newcomer" in {pod.name for pod in world.pods.values()}
+    assert "newcomer" in {pod.name for pod in rig.pods.values()}
 
 
 def test_the_status_says_when_the_next_try_is() -> None:
-    world = scenes.node()
-    world.plugin_is_broken = True
-    world.pods.clear()
-    ours = scenes.reconciler(world)
+    rig = scenes.node()
+    rig.plugin_is_broken = True
+    rig.pods.clear()
+    ours = scenes.reconciler(rig)
 
-    ours.run("all-1g.5gb", steadfast(world), attempt=3, retry_after_s=40)
+    ours.run("all-1g.5gb", steadfast(rig), attempt=3, retry_after_s=40)
 
-    told = json.loads(world.annotations[cluster.STATUS_ANNOTATION])
+    told = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
     assert told["attempt"] == 3
-    assert told["retryAt"] == f"T{world.clock.now_s + 40:.2f}"
+    assert told["retryAt"] == f"T{rig.clock.now_s + 40:.2f}"
 
 
 def test_a_failure_that_does_not_pass_has_no_next_try() -> None:
-    world = scenes.node()
+    rig = scenes.node()
 
-    scenes.reconciler(world).run("too-much", steadfast(world), retry_after_s=40)
+    scenes.reconciler(rig).run("too-much", steadfast(rig), retry_after_s=40)
 
-    assert "retryAt" not in json.loads(world.annotations[cluster.STATUS_ANNOTATION])
+    assert "retryAt" not in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
 
 
 # -- journals of other versions, and none --------------------------------------------------------
@@ -355,29 +355,29 @@ V1 = (
 )
 
 
-def test_the_journal_of_the_version_before_is_given_back() -> None:
+def test_the_journal_of_the_version_before_is_restored() -> None:
     assert status.JOURNAL_VERSION == 2
-    world = scenes.node()
-    world.annotations[cluster.JOURNAL_ANNOTATION] = V1
-    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
-    world.is_unschedulable = world.has_hold_taint = True
+    rig = scenes.node()
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = V1
+    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    rig.is_unschedulable = rig.has_hold_taint = True
 
-    scenes.reconciler(world).recover(None)
+    scenes.reconciler(rig).recover(None)
 
-    scenes.assert_nothing_taken(world)
-    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    scenes.assert_nothing_taken(rig)
+    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
 
 
 def test_the_journal_of_the_version_after_is_understood_as_far_as_it_is_known() -> None:
-    world, before = unlucky_node()
-    newer = json.loads(world.annotations[cluster.JOURNAL_ANNOTATION])
+    rig, before = unlucky_node()
+    newer = json.loads(rig.annotations[cluster.JOURNAL_ANNOTATION])
     newer |= {"version": status.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
-    world.annotations[cluster.JOURNAL_ANNOTATION] = json.dumps(newer)
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = json.dumps(newer)
 
-    scenes.reconciler(world).recover(None)
+    scenes.reconciler(rig).recover(None)
 
-    assert_as_before(world, before)
-    scenes.assert_nothing_taken(world)
+    assert_as_before(rig, before)
+    scenes.assert_nothing_taken(rig)
 
 
 NONSENSE = [
@@ -394,164 +394,164 @@ NONSENSE = [
 
 @pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_journal_that_makes_no_sense_is_set_aside_and_what_is_marked_as_ours_given_back(
+def test_a_journal_that_makes_no_sense_is_set_aside_and_what_is_marked_as_ours_restored(
     text: str, *, is_ours: bool
 ) -> None:
-    world = scenes.node()
-    world.annotations[cluster.JOURNAL_ANNOTATION] = text
-    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
-    world.is_unschedulable = world.has_hold_taint = True
+    rig = scenes.node()
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = text
+    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    rig.is_unschedulable = rig.has_hold_taint = True
     if is_ours:
-        world.annotations[cluster.CORDON_ANNOTATION] = "all-1g.5gb"
+        rig.annotations[cluster.CORDON_ANNOTATION] = "all-1g.5gb"
 
-    scenes.reconciler(world).recover("all-1g.5gb")
+    scenes.reconciler(rig).recover("all-1g.5gb")
 
-    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    assert not world.has_hold_taint
-    assert world.is_unschedulable is not is_ours
-    assert cluster.JOURNAL_ANNOTATION not in world.annotations
-    assert cluster.CORDON_ANNOTATION not in world.annotations
-    kept = world.annotations[cluster.UNREADABLE_JOURNAL_ANNOTATION]
+    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert not rig.has_hold_taint
+    assert rig.is_unschedulable is not is_ours
+    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
+    assert cluster.CORDON_ANNOTATION not in rig.annotations
+    kept = rig.annotations[cluster.UNREADABLE_JOURNAL_ANNOTATION]
     assert text.startswith(kept)
     assert len(kept) == min(len(text), 16 * 1024)
-    assert "JournalUnreadable" in world.events
+    assert "JournalUnreadable" in rig.events
 
 
 def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
-    world = scenes.busy_node()
+    rig = scenes.busy_node()
     journal = status.Journal(
         config="a",
         boot_id="b",
         applied="c",
         has_plugin=True,
-        snapshot=tuple(gpu.snapshot for gpu in world.gpus),
+        snapshot=tuple(gpu.snapshot for gpu in rig.gpus),
     )
 
     again = status.Journal.from_json(journal.to_json())
 
     assert dataclasses.replace(again, snapshot=()) == dataclasses.replace(journal, snapshot=())
-    assert planner.restore(world.gpus, again.snapshot).is_empty
-    assert len(journal.to_json()) < 1024 * len(world.gpus)
+    assert planner.restore(rig.gpus, again.snapshot).is_empty
+    assert len(journal.to_json()) < 1024 * len(rig.gpus)
 
 
-def test_what_another_manager_left_paused_is_given_back_although_there_is_no_journal() -> None:
-    world = scenes.node(layout="all-balanced")
-    world.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
-    world.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
-    world.pods.clear()
-    ours = scenes.reconciler(world)
+def test_what_another_manager_left_paused_is_restored_although_there_is_no_journal() -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    rig.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
+    rig.pods.clear()
+    ours = scenes.reconciler(rig)
 
     ours.recover("all-balanced")
-    outcome = ours.run("all-balanced", steadfast(world))
+    outcome = ours.run("all-balanced", steadfast(rig))
 
     assert outcome.state is model.State.SUCCESS
-    scenes.assert_nothing_taken(world)
-    assert world.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
+    scenes.assert_nothing_taken(rig)
+    assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
 
 
-def test_what_somebody_else_wrote_since_the_crash_is_not_written_over() -> None:
-    world = scenes.node()
+def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> None:
+    rig = scenes.node()
     dcgm = "nvidia.com/gpu.deploy.dcgm"
     paused = {cluster.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
     journal = status.Journal(config="all-1g.5gb", paused_labels=paused)
-    world.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
-    world.labels |= {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE, dcgm: "false"}
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.labels |= {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE, dcgm: "false"}
 
-    scenes.reconciler(world).recover(None)
+    scenes.reconciler(rig).recover(None)
 
-    assert world.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    assert world.labels[dcgm] == "false"
-    scenes.assert_nothing_taken(world)
+    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert rig.labels[dcgm] == "false"
+    scenes.assert_nothing_taken(rig)
 
 
-def test_a_node_without_a_wish_does_not_stay_pending() -> None:
-    world = scenes.node()
-    world.labels[cluster.STATE_LABEL] = "pending"
+def test_a_node_without_a_request_does_not_stay_pending() -> None:
+    rig = scenes.node()
+    rig.labels[cluster.STATE_LABEL] = "pending"
 
-    scenes.reconciler(world).rest()
+    scenes.reconciler(rig).rest()
 
-    assert world.labels[cluster.STATE_LABEL] == "failed"
-    assert "Interrupted" in world.annotations[cluster.STATUS_ANNOTATION]
+    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    assert "Interrupted" in rig.annotations[cluster.STATUS_ANNOTATION]
 
 
 @pytest.mark.parametrize("state", ["success", "failed", None])
-def test_a_node_without_a_wish_keeps_how_its_last_run_ended(state: str | None) -> None:
-    world = scenes.node()
+def test_a_node_without_a_request_keeps_how_its_last_run_ended(state: str | None) -> None:
+    rig = scenes.node()
     if state:
-        world.labels[cluster.STATE_LABEL] = state
+        rig.labels[cluster.STATE_LABEL] = state
 
-    scenes.reconciler(world).rest()
+    scenes.reconciler(rig).rest()
 
-    assert world.labels.get(cluster.STATE_LABEL) == state
-    assert world.states == world.told == []
+    assert rig.labels.get(cluster.STATE_LABEL) == state
+    assert rig.states == rig.told == []
 
 
-def test_a_node_without_a_wish_tells_its_gpus_once() -> None:
-    world = scenes.node()
-    reconciler = scenes.reconciler(world)
+def test_a_node_without_a_request_reports_its_gpus_once() -> None:
+    rig = scenes.node()
+    reconciler = scenes.reconciler(rig)
 
     reconciler.rest()
-    assert gpu_codec.from_json(world.annotations[cluster.GPUS_ANNOTATION]) == world.gpus
-    world.log.clear()
+    assert gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION]) == rig.gpus
+    rig.log.clear()
     reconciler.rest()
 
-    assert "node.patch" not in world.log
+    assert "node.patch" not in rig.log
 
 
-def test_gpus_that_cannot_be_told_keep_no_node_from_resting() -> None:
-    world = scenes.node()
-    world.refusing["gpus.observe"] = errors.HardwareError(
+def test_gpus_that_cannot_be_reported_keep_no_node_from_resting() -> None:
+    rig = scenes.node()
+    rig.refusing["gpus.observe"] = errors.HardwareError(
         "no driver", reason=errors.Reason.DRIVER_NOT_LOADED
     )
 
-    reconciler = scenes.reconciler(world)
+    reconciler = scenes.reconciler(rig)
 
     assert reconciler.rest()
-    assert world.annotations == {}
-    world.refusing.clear()
+    assert rig.annotations == {}
+    rig.refusing.clear()
     assert not reconciler.rest()
-    assert cluster.GPUS_ANNOTATION in world.annotations
+    assert cluster.GPUS_ANNOTATION in rig.annotations
 
 
-def cut_in_half(layout: str = "all-1g.5gb") -> tuple[fakes.World, tuple[model.Gpu, ...]]:
+def cut_in_half(layout: str = "all-1g.5gb") -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     """Return a node whose agent was killed in the middle of its steps, and its GPUs before."""
-    world = scenes.node(layout="all-balanced")
-    before = world.gpus
-    scenes.kill_at(world, 5, layout)
-    world.log.clear()
-    world.executed.clear()
-    world.refreshed = 0
-    return world, before
+    rig = scenes.node(layout="all-balanced")
+    before = rig.gpus
+    scenes.kill_at(rig, 5, layout)
+    rig.log.clear()
+    rig.executed.clear()
+    rig.refreshed = 0
+    return rig, before
 
 
 def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> None:
-    world, before = cut_in_half()
+    rig, before = cut_in_half()
     lock = applying_rig.FakeExclusion(refusals=1)
-    successor = scenes.reconciler(world, lock=lock)
+    successor = scenes.reconciler(rig, lock=lock)
 
     with pytest.raises(errors.LockedError):
         successor.recover("all-balanced")
-    assert world.executed == []
-    assert "gpus.observe" not in world.log
+    assert rig.executed == []
+    assert "gpus.observe" not in rig.log
 
     successor.recover("all-balanced")
-    assert_as_before(world, before)
+    assert_as_before(rig, before)
     assert lock.told == ["undoing an interrupted change to all-1g.5gb"]
 
 
 def test_device_files_are_refreshed_after_the_rollback_of_an_interrupted_change() -> None:
-    world, before = cut_in_half()
+    rig, before = cut_in_half()
 
-    scenes.reconciler(world).recover("all-balanced")
+    scenes.reconciler(rig).recover("all-balanced")
 
-    assert_as_before(world, before)
-    assert world.refreshed == 1
+    assert_as_before(rig, before)
+    assert rig.refreshed == 1
 
 
 def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kept() -> None:
-    world, before = cut_in_half()
-    spec = next(p for p in world.gpus[0].profiles or () if str(p.profile) == "2g.10gb")
-    live = [gi.placement for gi in world.gpus[0].gpu_instances]
+    rig, before = cut_in_half()
+    spec = next(p for p in rig.gpus[0].profiles or () if str(p.profile) == "2g.10gb")
+    live = [gi.placement for gi in rig.gpus[0].gpu_instances]
     had = {gi.placement for gi in before[0].gpu_instances}
     place = next(
         place
@@ -560,64 +560,64 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
         and not any(each.start < place.end and place.start < each.end for each in live)
     )
     foreign = steps.CreateGpuInstance(
-        gpu_uuid=world.gpus[0].uuid,
+        gpu_uuid=rig.gpus[0].uuid,
         profile=spec.profile,
         profile_id=spec.profile_id,
         placement=place,
     )
-    world.gpus = model.ObservedGpus((fakes.apply_step(world.gpus[0], foreign), *world.gpus[1:]))
-    successor = scenes.reconciler(world)
+    rig.gpus = model.ObservedGpus((fakes.apply_step(rig.gpus[0], foreign), *rig.gpus[1:]))
+    successor = scenes.reconciler(rig)
 
     successor.recover(None)
 
-    assert place in {gi.placement for gi in world.gpus[0].gpu_instances}
-    assert any(f"at {place} on GPU 0 was not there before" in text for text in world.messages)
-    left = status.Journal.from_json(world.annotations[cluster.JOURNAL_ANNOTATION])
+    assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
+    assert any(f"at {place} on GPU 0 was not there before" in text for text in rig.messages)
+    left = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     assert left.snapshot
     assert not left.cordoned
     assert successor.rest()
 
-    instances = tuple(gi for gi in world.gpus[0].gpu_instances if gi.placement != place)
-    changed = dataclasses.replace(world.gpus[0], gpu_instances=instances)
-    world.gpus = model.ObservedGpus((changed, *world.gpus[1:]))
+    instances = tuple(gi for gi in rig.gpus[0].gpu_instances if gi.placement != place)
+    changed = dataclasses.replace(rig.gpus[0], gpu_instances=instances)
+    rig.gpus = model.ObservedGpus((changed, *rig.gpus[1:]))
     assert not successor.rest()
-    assert_as_before(world, before)
-    assert cluster.JOURNAL_ANNOTATION not in world.annotations
+    assert_as_before(rig, before)
+    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
-def test_what_is_still_due_when_the_label_is_removed_is_tried_again() -> None:
-    world = scenes.hosted_node()
-    world.broken_services.clear()
+def test_what_is_still_pending_when_the_label_is_removed_is_tried_again() -> None:
+    rig = scenes.hosted_node()
+    rig.broken_services.clear()
     host_start = "host.start"
-    world.refusing[host_start] = errors.HostError(
+    rig.refusing[host_start] = errors.HostError(
         "the service did not start", reason=errors.Reason.HOST_SERVICE_FAILED
     )
-    reconciler = scenes.reconciler(world)
-    assert reconciler.run("one-slice-changed", steadfast(world)).is_unfinished
+    reconciler = scenes.reconciler(rig)
+    assert reconciler.run("one-slice-changed", steadfast(rig)).is_unfinished
 
     assert reconciler.rest()
-    assert not world.services["dcgm.service"]
+    assert not rig.services["dcgm.service"]
 
-    del world.refusing[host_start]
+    del rig.refusing[host_start]
     assert not reconciler.rest()
 
-    assert world.services["dcgm.service"]
-    assert cluster.JOURNAL_ANNOTATION not in world.annotations
+    assert rig.services["dcgm.service"]
+    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
 # -- what is due on an unreachable GPU ------------------------------------------------------------
 
 
-def due_on_lost_gpu() -> tuple[fakes.World, model.GpuSnapshot]:
+def due_on_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     """Return a node whose journal has what an unreachable GPU had before a failed change."""
-    world = scenes.node(layout="all-balanced")
-    lost = world.gpus[0]
-    world.lost.add(lost.uuid)
+    rig = scenes.node(layout="all-balanced")
+    lost = rig.gpus[0]
+    rig.lost.add(lost.uuid)
     # As a reset leaves it.
-    world.gpus = (dataclasses.replace(lost, gpu_instances=()), *world.gpus[1:])
+    rig.gpus = (dataclasses.replace(lost, gpu_instances=()), *rig.gpus[1:])
     journal = status.Journal(config="all-1g.5gb", snapshot=(lost.snapshot,))
-    world.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
-    return world, lost.snapshot
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    return rig, lost.snapshot
 
 
 ONE_OF_THEM = """
@@ -628,57 +628,57 @@ mig-configs:
 """
 
 
-def due(world: fakes.World) -> tuple[str, ...]:
-    text = world.annotations.get(cluster.JOURNAL_ANNOTATION)
+def due(rig: fakes.NodeRig) -> tuple[str, ...]:
+    text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
     return tuple(gpu.uuid for gpu in status.Journal.from_json(text).snapshot) if text else ()
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_is_due_on_an_unreachable_gpu_is_restored_after_a_layout_that_is_not_about_it(
+def test_what_is_pending_on_an_unreachable_gpu_is_restored_after_a_layout_that_is_not_about_it(
     *, is_restarted: bool
 ) -> None:
-    world, before = due_on_lost_gpu()
-    agent = scenes.reconciler(world, ONE_OF_THEM)
+    rig, before = due_on_lost_gpu()
+    agent = scenes.reconciler(rig, ONE_OF_THEM)
     agent.recover("second-alone")
 
-    outcome = agent.run("second-alone", steadfast(world))
+    outcome = agent.run("second-alone", steadfast(rig))
 
     assert outcome.state is model.State.SUCCESS, outcome.message
-    assert due(world) == (before.uuid,)
-    plugin = dict(world.pods)
-    assert agent.run("second-alone", steadfast(world)).state is model.State.SUCCESS
+    assert due(rig) == (before.uuid,)
+    plugin = dict(rig.pods)
+    assert agent.run("second-alone", steadfast(rig)).state is model.State.SUCCESS
     assert agent.check_drift("second-alone", outcome) is drift.Action.REST
-    assert due(world) == (before.uuid,)
-    assert dict(world.pods) == plugin
+    assert due(rig) == (before.uuid,)
+    assert dict(rig.pods) == plugin
 
-    world.lost.clear()
+    rig.lost.clear()
     if is_restarted:
-        agent = scenes.reconciler(world, ONE_OF_THEM)
+        agent = scenes.reconciler(rig, ONE_OF_THEM)
         agent.recover("second-alone")
-    assert agent.run("second-alone", steadfast(world)).state is model.State.SUCCESS
-    assert planner.restore(world.gpus, [before]).is_empty
-    assert due(world) == ()
+    assert agent.run("second-alone", steadfast(rig)).state is model.State.SUCCESS
+    assert planner.restore(rig.gpus, [before]).is_empty
+    assert due(rig) == ()
 
 
-def test_a_layout_for_all_gpus_ends_what_was_due_on_an_unreachable_one() -> None:
-    world, _ = due_on_lost_gpu()
-    agent = scenes.reconciler(world)
+def test_a_layout_for_all_gpus_ends_what_was_pending_on_an_unreachable_one() -> None:
+    rig, _ = due_on_lost_gpu()
+    agent = scenes.reconciler(rig)
     agent.recover("all-1g.5gb")
 
-    assert agent.run("all-1g.5gb", steadfast(world)).state is model.State.SUCCESS
+    assert agent.run("all-1g.5gb", steadfast(rig)).state is model.State.SUCCESS
 
-    assert due(world) == ()
+    assert due(rig) == ()
 
 
 def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:
     messages = []
     for attempt in (1, 7):
-        world = scenes.node()
-        world.refusing["gpus.observe"] = errors.HardwareError(
+        rig = scenes.node()
+        rig.refusing["gpus.observe"] = errors.HardwareError(
             "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
             reason=errors.Reason.NVML_ERROR,
         )
-        outcome = scenes.reconciler(world).run("all-balanced", steadfast(world), attempt=attempt)
+        outcome = scenes.reconciler(rig).run("all-balanced", steadfast(rig), attempt=attempt)
         assert outcome.should_retry
         messages.append(outcome.message)
 

@@ -23,7 +23,7 @@ class Deployment:
 
     def __init__(
         self,
-        world: fakes.World,
+        rig: fakes.NodeRig,
         name: str,
         devices: list[str],
         *,
@@ -31,7 +31,7 @@ class Deployment:
         max_unavailable: int = 1,
         starts: bool = True,
     ) -> None:
-        self.world = world
+        self.rig = rig
         self.name = name
         self.room_elsewhere = room_elsewhere
         self.starts = starts
@@ -41,23 +41,21 @@ class Deployment:
         """UID of a replica on our node -> its device."""
         for device in devices:
             self._start_here(device)
-        world.disruption_budgets.append(
-            fakes.FakeBudget(name, name, len(devices), max_unavailable)
-        )
-        world.clock.on_wait.append(self.live)
+        rig.disruption_budgets.append(fakes.FakeBudget(name, name, len(devices), max_unavailable))
+        rig.clock.on_wait.append(self.live)
 
     def live(self) -> None:
         """Replace what is gone."""
-        for uid in [uid for uid in self.here if uid not in self.world.pods]:
+        for uid in [uid for uid in self.here if uid not in self.rig.pods]:
             self.killed += 1
             self._wait_for_a_node(self.here.pop(uid))
-        for uid, pod in list(self.world.elsewhere.items()):
+        for uid, pod in list(self.rig.elsewhere.items()):
             if pod.labels.get("app") == self.name and not pod.node_name:
                 self._place(uid, pod)
 
     def _add(self, name: str, *, devices: frozenset[str] = frozenset(), **fields: object) -> str:
         labels = {"app": self.name}
-        return self.world.add_pod(
+        return self.rig.add_pod(
             name, devices=devices, labels=labels, owner_kind="ReplicaSet", **fields
         )
 
@@ -73,38 +71,36 @@ class Deployment:
     def _wait_for_a_node(self, device: str) -> None:
         name = self._next()
         uid = self._add(name, phase="Pending", is_ready=False)
-        pod = self.world.pods.pop(uid)
-        self.world.elsewhere[uid] = dataclasses.replace(
+        pod = self.rig.pods.pop(uid)
+        self.rig.elsewhere[uid] = dataclasses.replace(
             pod, node_name="", node_selector={"device": device}
         )
 
     def _place(self, uid: str, pod: cluster.Pod) -> None:
         if self.room_elsewhere:
             self.room_elsewhere -= 1
-            self.world.elsewhere[uid] = dataclasses.replace(
+            self.rig.elsewhere[uid] = dataclasses.replace(
                 pod, node_name="node-b", phase="Running", is_ready=self.starts
             )
-        elif not (self.world.is_unschedulable or self.world.has_hold_taint):
-            del self.world.elsewhere[uid]
+        elif not (self.rig.is_unschedulable or self.rig.has_hold_taint):
+            del self.rig.elsewhere[uid]
             self._start_here(pod.node_selector["device"])
 
 
 def node_with(
     *, room_elsewhere: int, starts: bool = True, replicas: int = 4
-) -> tuple[fakes.World, Deployment]:
+) -> tuple[fakes.NodeRig, Deployment]:
     """A node whose first GPU a deployment fills, whose budget grants one eviction at a time."""
-    world = scenes.node(layout="all-1g.5gb")
+    rig = scenes.node(layout="all-1g.5gb")
     serving = Deployment(
-        world, "serving", uuids(world)[:replicas], room_elsewhere=room_elsewhere, starts=starts
+        rig, "serving", uuids(rig)[:replicas], room_elsewhere=room_elsewhere, starts=starts
     )
-    return world, serving
+    return rig, serving
 
 
-def uuids(world: fakes.World) -> list[str]:
+def uuids(rig: fakes.NodeRig) -> list[str]:
     """Return the MIG devices of the first GPU."""
-    return [
-        ci.uuid for gi in world.gpus[0].gpu_instances for ci in gi.compute_instances if ci.uuid
-    ]
+    return [ci.uuid for gi in rig.gpus[0].gpu_instances for ci in gi.compute_instances if ci.uuid]
 
 
 LAYOUT = "one-slice-changed-back"
@@ -123,51 +119,51 @@ mig-configs:
 class Agent:
     """Tries one layout again and again, as the agent does, with a pause in between."""
 
-    def __init__(self, world: fakes.World) -> None:
-        self.world = world
-        self.reconciler = scenes.reconciler(world, CONFIG)
+    def __init__(self, rig: fakes.NodeRig) -> None:
+        self.rig = rig
+        self.reconciler = scenes.reconciler(rig, CONFIG)
         self.attempt = 0
 
     def try_once(self, layout: str = LAYOUT) -> outcomes.Outcome:
         self.attempt += 1
         outcome = self.reconciler.run(
-            layout, fakes.FakeWish(self.world.clock, replaced=False), attempt=self.attempt
+            layout, fakes.FakeRequest(self.rig.clock, replaced=False), attempt=self.attempt
         )
         for _ in range(30):
-            self.world.clock.wait(1)
+            self.rig.clock.wait(1)
         return outcome
 
 
-def is_closed(world: fakes.World) -> bool:
-    return world.is_unschedulable or world.has_hold_taint
+def is_closed(rig: fakes.NodeRig) -> bool:
+    return rig.is_unschedulable or rig.has_hold_taint
 
 
 def test_a_budget_that_grants_a_part_makes_the_drain_go_on_as_successors_are_ready() -> None:
-    world, serving = node_with(room_elsewhere=4)
+    rig, serving = node_with(room_elsewhere=4)
     ready_at_least: list[int] = []
-    budget = world.disruption_budgets[0]
-    world.clock.on_wait.insert(0, lambda: ready_at_least.append(budget.observed(world).healthy))
+    budget = rig.disruption_budgets[0]
+    rig.clock.on_wait.insert(0, lambda: ready_at_least.append(budget.observed(rig).healthy))
 
-    outcome = Agent(world).try_once()
+    outcome = Agent(rig).try_once()
 
     assert outcome.state is model.State.SUCCESS
     assert serving.killed == 4
     assert min(ready_at_least) == 3
-    assert any("rolling drain: evicting default/serving-1; 3 more" in each for each in world.told)
-    assert not is_closed(world)
+    assert any("rolling drain: evicting default/serving-1; 3 more" in each for each in rig.told)
+    assert not is_closed(rig)
 
 
 def test_a_drain_without_room_elsewhere_costs_one_pod_however_often_it_is_tried() -> None:
-    world, serving = node_with(room_elsewhere=0)
-    bare = world.add_pod("bare", devices=frozenset({scenes.device(world, 0, "1g.5gb")}))
-    before = world.gpus
-    agent = Agent(world)
+    rig, serving = node_with(room_elsewhere=0)
+    bare = rig.add_pod("bare", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
+    before = rig.gpus
+    agent = Agent(rig)
 
     outcomes = [agent.try_once() for _ in range(4)]
 
     assert serving.killed == 1
-    assert bare in world.pods
-    assert world.gpus == before
+    assert bare in rig.pods
+    assert rig.gpus == before
     assert {outcome.reason for outcome in outcomes} == {errors.Reason.DRAIN_STALLED}
     assert "no node has room for default/serving-5" in outcomes[0].message
     assert "default/serving-2" in outcomes[0].message
@@ -175,12 +171,12 @@ def test_a_drain_without_room_elsewhere_costs_one_pod_however_often_it_is_tried(
 
 
 def test_the_node_stays_closed_until_the_next_try_which_goes_on_when_there_is_room() -> None:
-    world, serving = node_with(room_elsewhere=1)
-    agent = Agent(world)
+    rig, serving = node_with(room_elsewhere=1)
+    agent = Agent(rig)
 
     assert agent.try_once().reason is errors.Reason.DRAIN_STALLED
-    assert is_closed(world)
-    left = status.Journal.from_json(world.annotations[cluster.JOURNAL_ANNOTATION])
+    assert is_closed(rig)
+    left = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     assert left.draining
     assert serving.killed == 2
     serving.room_elsewhere = 3
@@ -188,16 +184,16 @@ def test_the_node_stays_closed_until_the_next_try_which_goes_on_when_there_is_ro
 
     assert outcome.state is model.State.SUCCESS
     assert serving.killed == 4
-    assert not is_closed(world)
-    scenes.assert_nothing_taken(world)
+    assert not is_closed(rig)
+    scenes.assert_nothing_taken(rig)
 
 
 def test_a_larger_budget_lets_the_next_try_go_on() -> None:
-    world, serving = node_with(room_elsewhere=0)
-    agent = Agent(world)
+    rig, serving = node_with(room_elsewhere=0)
+    agent = Agent(rig)
     agent.try_once()
 
-    world.disruption_budgets[0].max_unavailable = 4
+    rig.disruption_budgets[0].max_unavailable = 4
     outcome = agent.try_once()
 
     assert outcome.state is model.State.SUCCESS
@@ -205,26 +201,26 @@ def test_a_larger_budget_lets_the_next_try_go_on() -> None:
 
 
 def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> None:
-    world, serving = node_with(room_elsewhere=0)
-    Agent(world).try_once()
+    rig, serving = node_with(room_elsewhere=0)
+    Agent(rig).try_once()
 
-    successor = Agent(world)
+    successor = Agent(rig)
     successor.reconciler.recover(LAYOUT)
     outcome = successor.try_once()
 
     assert outcome.reason is errors.Reason.DRAIN_STALLED
-    assert is_closed(world)
+    assert is_closed(rig)
     assert serving.killed == 1
 
 
 def test_successors_that_start_slowly_elsewhere_are_no_stall() -> None:
-    world, serving = node_with(room_elsewhere=4, starts=False)
+    rig, serving = node_with(room_elsewhere=4, starts=False)
 
-    outcome = Agent(world).try_once()
+    outcome = Agent(rig).try_once()
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
     assert "not ready yet elsewhere: default/serving-5" in outcome.message
-    assert is_closed(world)
+    assert is_closed(rig)
     assert serving.killed == 1
 
 
@@ -247,120 +243,120 @@ def ask_for_what_cannot_be(agent: Agent) -> None:
 @pytest.mark.parametrize(
     "end", [withdraw, stop, ask_for_the_former_layout, ask_for_what_cannot_be]
 )
-def test_a_node_closed_between_two_tries_is_reopened_when_the_layout_is_no_longer_due(
+def test_a_node_closed_between_two_tries_is_reopened_when_the_layout_is_no_longer_pending(
     end: Callable[[Agent], None],
 ) -> None:
-    world, serving = node_with(room_elsewhere=0)
-    agent = Agent(world)
+    rig, serving = node_with(room_elsewhere=0)
+    agent = Agent(rig)
     agent.try_once()
-    assert is_closed(world)
+    assert is_closed(rig)
 
     end(agent)
     for _ in range(3):
-        world.clock.wait(1)
+        rig.clock.wait(1)
 
-    scenes.assert_nothing_taken(world)
+    scenes.assert_nothing_taken(rig)
     assert len(serving.here) == 4
     assert serving.killed == 1
 
 
 def test_the_strategy_whole_evicts_no_pod_while_a_budget_grants_only_a_part() -> None:
-    world, serving = node_with(room_elsewhere=4)
-    world.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
+    rig, serving = node_with(room_elsewhere=4)
+    rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
 
-    outcome = Agent(world).try_once()
+    outcome = Agent(rig).try_once()
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
     assert "PodDisruptionBudget serving allows 1 of 4 evictions" in outcome.message
     assert serving.killed == 0
-    assert "workloads.can_evict" not in world.log
-    assert not is_closed(world)
+    assert "workloads.can_evict" not in rig.log
+    assert not is_closed(rig)
 
 
 def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
-    world, serving = node_with(room_elsewhere=4)
-    world.disruption_budgets[0].max_unavailable = 4
+    rig, serving = node_with(room_elsewhere=4)
+    rig.disruption_budgets[0].max_unavailable = 4
 
-    assert Agent(world).try_once().state is model.State.SUCCESS
+    assert Agent(rig).try_once().state is model.State.SUCCESS
 
     assert serving.killed == 4
-    first = world.log.index("workloads.evict")
-    assert world.log[first : first + 4] == ["workloads.evict"] * 4
+    first = rig.log.index("workloads.evict")
+    assert rig.log[first : first + 4] == ["workloads.evict"] * 4
 
 
 def test_no_pod_is_evicted_while_another_budget_grants_nothing() -> None:
-    world, serving = node_with(room_elsewhere=4, replicas=2)
-    device = next(uuid for uuid in uuids(world) if uuid not in serving.here.values())
-    guarded = Deployment(world, "guarded", [device], room_elsewhere=1, max_unavailable=0)
+    rig, serving = node_with(room_elsewhere=4, replicas=2)
+    device = next(uuid for uuid in uuids(rig) if uuid not in serving.here.values())
+    guarded = Deployment(rig, "guarded", [device], room_elsewhere=1, max_unavailable=0)
 
-    outcome = Agent(world).try_once()
+    outcome = Agent(rig).try_once()
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
     assert "PodDisruptionBudget guarded needs 1 healthy pods and has 1" in outcome.message
     assert (serving.killed, guarded.killed) == (0, 0)
-    assert not is_closed(world)
+    assert not is_closed(rig)
 
 
 def test_a_pod_that_two_budgets_cover_keeps_all_others_from_being_evicted() -> None:
-    world, serving = node_with(room_elsewhere=4, replicas=2)
-    world.disruption_budgets.append(fakes.FakeBudget("second", "serving", 2, 2))
+    rig, serving = node_with(room_elsewhere=4, replicas=2)
+    rig.disruption_budgets.append(fakes.FakeBudget("second", "serving", 2, 2))
 
-    outcome = Agent(world).try_once()
+    outcome = Agent(rig).try_once()
 
     assert "PodDisruptionBudgets second and serving both cover it" in outcome.message
     assert serving.killed == 0
 
 
 def test_pods_without_a_controller_go_last() -> None:
-    world, _ = node_with(room_elsewhere=4, replicas=2)
-    used = frozenset().union(*world.held.values())
-    free = next(uuid for uuid in uuids(world) if uuid not in used)
-    bare = world.add_pod("bare", devices=frozenset({free}))
+    rig, _ = node_with(room_elsewhere=4, replicas=2)
+    used = frozenset().union(*rig.held.values())
+    free = next(uuid for uuid in uuids(rig) if uuid not in used)
+    bare = rig.add_pod("bare", devices=frozenset({free}))
     order: list[str] = []
-    world.clock.on_wait.insert(
+    rig.clock.on_wait.insert(
         0,
         lambda: order.extend(
             pod.name
-            for pod in world.pods.values()
+            for pod in rig.pods.values()
             if pod.is_terminating and pod.name not in order and pod.name != "nvidia-device-plugin"
         ),
     )
 
-    assert Agent(world).try_once().state is model.State.SUCCESS
+    assert Agent(rig).try_once().state is model.State.SUCCESS
 
     assert order == ["serving-1", "serving-2", "bare"]
-    assert bare not in world.pods
+    assert bare not in rig.pods
 
 
 def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:
-    world, _ = node_with(room_elsewhere=0)
-    world.disruption_budgets[0].max_unavailable = 0
+    rig, _ = node_with(room_elsewhere=0)
+    rig.disruption_budgets[0].max_unavailable = 0
 
-    Agent(world).try_once()
+    Agent(rig).try_once()
 
-    assert "workloads.can_evict" not in world.log
-    assert world.log.count("workloads.budgets") <= 6
+    assert "workloads.can_evict" not in rig.log
+    assert rig.log.count("workloads.budgets") <= 6
 
 
 def test_an_agent_that_may_not_list_budgets_drains_as_the_api_lets_it_and_says_so() -> None:
-    world, serving = node_with(room_elsewhere=0)
+    rig, serving = node_with(room_elsewhere=0)
     forbidden = errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
-    world.refusing = {"workloads.budgets": forbidden}
-    agent = Agent(world)
+    rig.refusing = {"workloads.budgets": forbidden}
+    agent = Agent(rig)
 
     outcomes = [agent.try_once() for _ in range(3)]
 
     assert serving.killed == 1
     assert "may not list PodDisruptionBudgets" in outcomes[0].message
-    assert world.log.count("workloads.budgets") == 3
+    assert rig.log.count("workloads.budgets") == 3
 
 
 def test_an_api_that_fails_to_list_budgets_until_the_deadline_is_the_reason() -> None:
-    world, serving = node_with(room_elsewhere=4)
+    rig, serving = node_with(room_elsewhere=4)
     away = errors.ClusterError("away", reason=errors.Reason.API_UNAVAILABLE, status=503)
-    world.refusing = {"workloads.budgets": away}
+    rig.refusing = {"workloads.budgets": away}
 
-    outcome = Agent(world).try_once()
+    outcome = Agent(rig).try_once()
 
     assert outcome.reason is errors.Reason.API_UNAVAILABLE
     assert serving.killed == 0

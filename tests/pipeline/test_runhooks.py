@@ -15,158 +15,158 @@ LAYOUT = "one-slice-changed"
 START, CONFIG, EXIT = "start", "config", "exit"
 
 
-def steadfast(world: fakes.World) -> fakes.FakeWish:
-    return fakes.FakeWish(world.clock, replaced=False)
+def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
+    return fakes.FakeRequest(rig.clock, replaced=False)
 
 
-def hooked_node() -> fakes.World:
+def hooked_node() -> fakes.NodeRig:
     return scenes.hooked(scenes.busy_node())
 
 
-def journal(world: fakes.World) -> status.Journal:
-    return status.Journal.from_json(world.annotations[cluster.JOURNAL_ANNOTATION])
+def journal(rig: fakes.NodeRig) -> status.Journal:
+    return status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
 
 
-def is_as_before(world: fakes.World, before: tuple[model.Gpu, ...]) -> bool:
-    return planner.restore(world.gpus, [gpu.snapshot for gpu in before]).is_empty
+def is_as_before(rig: fakes.NodeRig, before: tuple[model.Gpu, ...]) -> bool:
+    return planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
 
 
 def test_hooks_run_before_the_taint_before_the_steps_and_before_the_plugin_returns() -> None:
-    world = hooked_node()
+    rig = hooked_node()
     seen: list[tuple[str, str]] = []
 
     def note() -> None:
-        if world.log[-1] == "hooks.run":
-            seen.append((world.told[-1], "closed" if world.has_hold_taint else "open"))
+        if rig.log[-1] == "hooks.run":
+            seen.append((rig.told[-1], "closed" if rig.has_hold_taint else "open"))
 
-    world.on_call = note
-    outcome = scenes.run(world, LAYOUT)
+    rig.on_call = note
+    outcome = scenes.run(rig, LAYOUT)
 
     assert outcome.state is model.State.SUCCESS
-    assert world.hooked == [START, CONFIG, EXIT]
+    assert rig.hooked == [START, CONFIG, EXIT]
     assert [where for _, where in seen] == ["open", "closed", "closed"]
     assert seen[0][0] == "running the apply-start hooks"
     assert seen[1][0].startswith("running 5 steps") or "steps on the GPUs" in seen[1][0]
-    calls = world.log
+    calls = rig.log
     last_hook = max(at for at, call in enumerate(calls) if call == "hooks.run")
     assert max(at for at, call in enumerate(calls) if call == "gpus.execute") < last_hook
     assert calls.index("host.refresh") < last_hook
-    assert "restarting the device plugin" in world.told
-    scenes.assert_nothing_taken(world)
+    assert "restarting the device plugin" in rig.told
+    scenes.assert_nothing_taken(rig)
 
 
 def test_with_a_switch_of_the_mode_all_four_points_come_in_order() -> None:
-    world = scenes.hooked(scenes.node())
+    rig = scenes.hooked(scenes.node())
     executed: list[int] = []
-    world.on_call = lambda: executed.append(len(world.executed))
+    rig.on_call = lambda: executed.append(len(rig.executed))
 
-    assert scenes.run(world, "all-1g.5gb").state is model.State.SUCCESS
+    assert scenes.run(rig, "all-1g.5gb").state is model.State.SUCCESS
 
-    assert world.hooked == [START, "mode", CONFIG, EXIT]
-    executed_types = [type(step) for step in world.executed]
+    assert rig.hooked == [START, "mode", CONFIG, EXIT]
+    executed_types = [type(step) for step in rig.executed]
     assert executed_types[:2] == [steps.SetMode, steps.SetMode]
-    at = [executed[n] for n, call in enumerate(world.log) if call == "hooks.run"]
+    at = [executed[n] for n, call in enumerate(rig.log) if call == "hooks.run"]
     assert at == [0, 0, 2, len(executed_types)]
 
 
-def test_hooks_are_told_of_the_layout() -> None:
-    world = hooked_node()
-    scenes.run(world, LAYOUT)
+def test_hooks_are_reported_of_the_layout() -> None:
+    rig = hooked_node()
+    scenes.run(rig, LAYOUT)
 
-    assert world.hook_environment == {
+    assert rig.hook_environment == {
         "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
         "MIG_PARTED_SELECTED_CONFIG": LAYOUT,
     }
 
 
-def test_where_nothing_changes_the_agent_runs_no_hook_as_the_peers_does_not() -> None:
-    world = scenes.hooked(scenes.node(layout="all-balanced"))
+def test_where_nothing_changes_the_agent_runs_no_hook_as_the_mig_parted_does_not() -> None:
+    rig = scenes.hooked(scenes.node(layout="all-balanced"))
 
-    outcome = scenes.run(world, "all-balanced")
+    outcome = scenes.run(rig, "all-balanced")
 
     assert outcome.reason is errors.Reason.ALREADY_APPLIED
-    assert world.hooked == []
+    assert rig.hooked == []
 
 
 @pytest.mark.parametrize("point", [START, CONFIG])
-def test_a_hook_that_fails_before_the_change_is_in_force_brings_everything_back(
+def test_a_hook_that_fails_before_the_change_is_active_brings_everything_back(
     point: str,
 ) -> None:
-    world = hooked_node()
-    world.broken_hooks = {point}
-    before = world.gpus
+    rig = hooked_node()
+    rig.broken_hooks = {point}
+    before = rig.gpus
 
-    outcome = scenes.run(world, LAYOUT)
+    outcome = scenes.run(rig, LAYOUT)
 
     assert outcome.reason is errors.Reason.HOOK_FAILED
     assert outcome.message.startswith(f"{point} failed")
     assert outcome.should_retry
-    assert world.hooked == ([START] if point == START else [START, CONFIG, EXIT])
-    assert is_as_before(world, before)
-    assert ("workloads.evict" in world.log) is (point != START)
-    scenes.assert_nothing_taken(world)
-    world.broken_hooks = set()
-    assert scenes.run(world, LAYOUT).state is model.State.SUCCESS
+    assert rig.hooked == ([START] if point == START else [START, CONFIG, EXIT])
+    assert is_as_before(rig, before)
+    assert ("workloads.evict" in rig.log) is (point != START)
+    scenes.assert_nothing_taken(rig)
+    rig.broken_hooks = set()
+    assert scenes.run(rig, LAYOUT).state is model.State.SUCCESS
 
 
 def test_a_hook_that_fails_between_mode_and_instances_brings_the_mode_back() -> None:
-    world = scenes.hooked(scenes.node())
-    world.broken_hooks = {CONFIG}
-    before = world.gpus
+    rig = scenes.hooked(scenes.node())
+    rig.broken_hooks = {CONFIG}
+    before = rig.gpus
 
-    outcome = scenes.run(world, "all-1g.5gb")
+    outcome = scenes.run(rig, "all-1g.5gb")
 
     assert outcome.reason is errors.Reason.HOOK_FAILED
     assert "the instances from before are back" in outcome.message
-    assert world.hooked == [START, "mode", CONFIG, EXIT]
-    assert is_as_before(world, before)
-    scenes.assert_nothing_taken(world)
+    assert rig.hooked == [START, "mode", CONFIG, EXIT]
+    assert is_as_before(rig, before)
+    scenes.assert_nothing_taken(rig)
 
 
 def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again() -> None:
-    world = hooked_node()
-    world.broken_hooks = {EXIT}
-    ours = scenes.reconciler(world)
+    rig = hooked_node()
+    rig.broken_hooks = {EXIT}
+    ours = scenes.reconciler(rig)
 
-    outcome = ours.run(LAYOUT, steadfast(world))
+    outcome = ours.run(LAYOUT, steadfast(rig))
 
     assert outcome.reason is errors.Reason.HOOK_FAILED
     assert outcome.is_unfinished
-    assert journal(world).exit_hook
-    assert not world.is_unschedulable
-    assert cluster.PAUSED_VALUE not in world.labels.values()
-    world.broken_hooks = set()
-    executed = len(world.executed)
+    assert journal(rig).exit_hook
+    assert not rig.is_unschedulable
+    assert cluster.PAUSED_VALUE not in rig.labels.values()
+    rig.broken_hooks = set()
+    executed = len(rig.executed)
 
-    again = ours.run(LAYOUT, steadfast(world), attempt=2)
+    again = ours.run(LAYOUT, steadfast(rig), attempt=2)
 
     assert again.state is model.State.SUCCESS
-    assert len(world.executed) == executed
-    assert world.hooked == [START, CONFIG, EXIT, EXIT]
-    scenes.assert_nothing_taken(world)
+    assert len(rig.executed) == executed
+    assert rig.hooked == [START, CONFIG, EXIT, EXIT]
+    scenes.assert_nothing_taken(rig)
 
 
 def test_the_reason_of_a_failing_change_is_not_hidden_by_a_failing_last_hook() -> None:
-    world = hooked_node()
-    world.broken_hooks = {EXIT}
-    world.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
+    rig = hooked_node()
+    rig.broken_hooks = {EXIT}
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
-    outcome = scenes.run(world, LAYOUT)
+    outcome = scenes.run(rig, LAYOUT)
 
     assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
     assert "exit failed" in outcome.message
-    assert world.hooked == [START, CONFIG, EXIT]
+    assert rig.hooked == [START, CONFIG, EXIT]
 
 
 def test_a_drain_that_fails_still_comes_to_the_last_point() -> None:
-    world = hooked_node()
-    world.budgets["victim"] = "budget 'pdb-a' allows no disruption"
+    rig = hooked_node()
+    rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
 
-    outcome = scenes.run(world, LAYOUT)
+    outcome = scenes.run(rig, LAYOUT)
 
     assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
-    assert world.hooked == [START, EXIT]
-    scenes.assert_nothing_taken(world)
+    assert rig.hooked == [START, EXIT]
+    scenes.assert_nothing_taken(rig)
 
 
 @pytest.mark.parametrize(
@@ -176,105 +176,105 @@ def test_a_drain_that_fails_still_comes_to_the_last_point() -> None:
         (scenes.HOOKS, errors.Reason.HOOK_FAILED, "hooks.yaml:6:32: program config"),
     ],
 )
-def test_what_cannot_be_run_is_told_before_anything_is_touched(
+def test_what_cannot_be_run_is_reported_before_anything_is_touched(
     text: str, reason: errors.Reason, said: str
 ) -> None:
-    world = hooked_node()
-    world.hooks = text
-    world.missing_hooks = {CONFIG}
-    pods = dict(world.pods)
+    rig = hooked_node()
+    rig.hooks = text
+    rig.missing_hooks = {CONFIG}
+    pods = dict(rig.pods)
 
-    outcome = scenes.run(world, LAYOUT)
+    outcome = scenes.run(rig, LAYOUT)
 
     assert outcome.reason is reason
     assert said in outcome.message
-    assert world.states == ["failed"]
-    assert (world.pods, world.hooked, world.executed) == (pods, [], [])
-    scenes.assert_nothing_taken(world)
+    assert rig.states == ["failed"]
+    assert (rig.pods, rig.hooked, rig.executed) == (pods, [], [])
+    scenes.assert_nothing_taken(rig)
 
 
 def test_a_program_that_this_change_does_not_run_may_be_missing() -> None:
-    world = hooked_node()
-    world.missing_hooks = {"mode"}
+    rig = hooked_node()
+    rig.missing_hooks = {"mode"}
 
-    assert scenes.run(world, LAYOUT).state is model.State.SUCCESS
+    assert scenes.run(rig, LAYOUT).state is model.State.SUCCESS
 
 
-def killed_with_hooks(at: str) -> fakes.World:
+def killed_with_hooks(at: str) -> fakes.NodeRig:
     """Return a node whose agent was killed while a hook ran."""
-    world = hooked_node()
+    rig = hooked_node()
 
     def kill() -> None:
         due = {START: 0, CONFIG: 1, EXIT: 2}[at]
-        if world.log[-1] == "hooks.run" and world.log.count("hooks.run") == due + 1:
+        if rig.log[-1] == "hooks.run" and rig.log.count("hooks.run") == due + 1:
             raise scenes.Killed
 
-    world.on_call = kill
+    rig.on_call = kill
     with pytest.raises(scenes.Killed):
-        scenes.run(world, LAYOUT)
-    world.on_call = lambda: None
-    return world
+        scenes.run(rig, LAYOUT)
+    rig.on_call = lambda: None
+    return rig
 
 
 @pytest.mark.parametrize("at", [START, CONFIG, EXIT])
-def test_whoever_comes_after_a_kill_in_a_hook_pays_what_is_owed(at: str) -> None:
-    world = killed_with_hooks(at)
-    assert journal(world).exit_hook
-    successor = scenes.reconciler(world)
+def test_after_a_kill_in_a_hook_the_exit_hook_runs(at: str) -> None:
+    rig = killed_with_hooks(at)
+    assert journal(rig).exit_hook
+    successor = scenes.reconciler(rig)
 
     successor.recover(None)
     successor.rest()
 
-    assert world.hooked[-1] == EXIT
-    scenes.assert_nothing_taken(world)
+    assert rig.hooked[-1] == EXIT
+    scenes.assert_nothing_taken(rig)
 
 
 @pytest.mark.parametrize("at", [START, CONFIG, EXIT])
-def test_whoever_carries_on_after_a_kill_in_a_hook_comes_to_the_last_point_once(
+def test_a_run_resumed_after_a_kill_in_a_hook_passes_the_last_point_once(
     at: str,
 ) -> None:
-    world = killed_with_hooks(at)
-    successor = scenes.reconciler(world)
+    rig = killed_with_hooks(at)
+    successor = scenes.reconciler(rig)
 
     successor.recover(LAYOUT)
-    outcome = successor.run(LAYOUT, steadfast(world))
+    outcome = successor.run(LAYOUT, steadfast(rig))
 
     assert outcome.state is model.State.SUCCESS
-    assert world.hooked.count(EXIT) == 1
-    scenes.assert_nothing_taken(world)
+    assert rig.hooked.count(EXIT) == 1
+    scenes.assert_nothing_taken(rig)
 
 
 def test_what_is_owed_is_forgotten_where_the_owner_has_taken_the_hooks_away() -> None:
-    world = killed_with_hooks(CONFIG)
-    world.hooks = ""
-    successor = scenes.reconciler(world)
+    rig = killed_with_hooks(CONFIG)
+    rig.hooks = ""
+    successor = scenes.reconciler(rig)
 
     successor.recover(LAYOUT)
 
-    assert successor.run(LAYOUT, steadfast(world)).state is model.State.SUCCESS
-    assert cluster.JOURNAL_ANNOTATION not in world.annotations
+    assert successor.run(LAYOUT, steadfast(rig)).state is model.State.SUCCESS
+    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
-def test_a_hooks_file_that_went_bad_meanwhile_is_told_and_what_is_owed_stays_so() -> None:
-    world = killed_with_hooks(CONFIG)
-    world.hooks = "hooks: ["
-    successor = scenes.reconciler(world)
+def test_a_hooks_file_that_went_bad_meanwhile_is_reported_and_what_is_owed_stays_so() -> None:
+    rig = killed_with_hooks(CONFIG)
+    rig.hooks = "hooks: ["
+    successor = scenes.reconciler(rig)
 
     successor.recover(None)
 
-    assert any("hooks.yaml:2:1" in each for each in world.messages)
-    assert journal(world).exit_hook
+    assert any("hooks.yaml:2:1" in each for each in rig.messages)
+    assert journal(rig).exit_hook
 
 
 def test_a_hook_gives_signs_of_life() -> None:
-    world = hooked_node()
+    rig = hooked_node()
     lives: list[int] = []
 
     class Listener(instrumentation.Telemetry):
         def still_working(self) -> None:
-            lives.append(len(world.log))
+            lives.append(len(rig.log))
 
-    ours = scenes.reconciler(world, telemetry=Listener())
+    ours = scenes.reconciler(rig, telemetry=Listener())
 
-    assert isinstance(ours.run(LAYOUT, steadfast(world)), outcomes.Outcome)
+    assert isinstance(ours.run(LAYOUT, steadfast(rig)), outcomes.Outcome)
     assert len(lives) >= 3

@@ -12,7 +12,7 @@ from tests import plain_node
 
 
 @pytest.fixture
-def world(tmp_path: pathlib.Path) -> Iterator[plain_node.World]:
+def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.World]:
     with apiserver.serve() as server:
         server.store.create(plain_node.NODE)
         command = [
@@ -31,19 +31,19 @@ def world(tmp_path: pathlib.Path) -> Iterator[plain_node.World]:
 
 
 def test_a_node_without_gpus_offers_the_simulated_ones_as_each_layout_cuts_them(
-    world: plain_node.World,
+    rig: plain_node.World,
 ) -> None:
-    world.wait(lambda: world.offered() == {"nvidia.com/gpu": "8"})
+    rig.wait(lambda: rig.offered() == {"nvidia.com/gpu": "8"})
 
-    world.label("all-1g.5gb")
+    rig.label("all-1g.5gb")
 
-    assert world.wait_for_end("all-1g.5gb") == "success"
-    assert world.offered() == {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
+    assert rig.wait_for_end("all-1g.5gb") == "success"
+    assert rig.offered() == {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
 
-    world.label("all-3g.20gb")
+    rig.label("all-3g.20gb")
 
-    assert world.wait_for_end("all-3g.20gb") == "success"
-    assert world.offered() == {
+    assert rig.wait_for_end("all-3g.20gb") == "success"
+    assert rig.offered() == {
         "nvidia.com/gpu": "0",
         "nvidia.com/mig-1g.5gb": "0",
         "nvidia.com/mig-3g.20gb": "16",

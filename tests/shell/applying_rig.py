@@ -161,7 +161,7 @@ class Rig:
         self.journal = FakeJournal()
         self.proven = FakeProven()
         self.boot_id = "boot-1"
-        self.owner = fakes.World(gpus=())
+        self.owner = fakes.NodeRig(gpus=())
         """Has the hooks and the device files."""
         self.guard: Callable[
             [], contextlib.AbstractContextManager[Callable[[], object] | None]

@@ -112,7 +112,7 @@ def test_after_a_kill_at_any_step_any_layout_can_be_applied(
 
 
 @pytest.mark.parametrize(("start", "name", "at"), WAYS)
-def test_after_a_kill_at_any_step_an_impossible_layout_brings_back_what_was(
+def test_after_a_kill_at_any_step_an_impossible_layout_restores_what_was(
     start: str, name: str, at: int
 ) -> None:
     gpus = Gpus()
@@ -132,7 +132,7 @@ def test_after_a_kill_at_any_step_an_impossible_layout_brings_back_what_was(
 
 
 @pytest.mark.parametrize(("start", "name", "at"), WAYS)
-def test_a_kill_on_the_way_back_is_made_good_by_the_next_try(
+def test_a_kill_on_the_rollback_is_made_good_by_the_next_try(
     start: str, name: str, at: int
 ) -> None:
     gpus = Gpus()
@@ -202,7 +202,7 @@ def test_an_undone_change_leaves_no_journal(rig: applying_rig.Rig, gpus: Gpus) -
     assert rig.journal.text is None
 
 
-def test_a_way_back_that_fails_is_told_kept_and_tried_again(
+def test_a_rollback_that_fails_is_reported_kept_and_tried_again(
     rig: applying_rig.Rig, gpus: Gpus
 ) -> None:
     before = shape(gpus)
@@ -228,7 +228,7 @@ def test_a_way_back_that_fails_is_told_kept_and_tried_again(
     assert rig.journal.text is None
 
 
-def test_whoever_comes_after_a_kill_is_told_where_the_way_back_leads(
+def test_after_a_kill_the_message_says_what_a_rollback_restores(
     rig: applying_rig.Rig, gpus: Gpus
 ) -> None:
     before = shape(gpus)
@@ -247,7 +247,7 @@ def test_whoever_comes_after_a_kill_is_told_where_the_way_back_leads(
     assert shape(gpus) == before
 
 
-def test_a_layout_that_is_in_force_clears_what_a_kill_right_before_the_end_left(
+def test_a_layout_that_is_active_clears_what_a_kill_right_before_the_end_left(
     rig: applying_rig.Rig, gpus: Gpus
 ) -> None:
     written = status.Journal(
@@ -261,7 +261,7 @@ def test_a_layout_that_is_in_force_clears_what_a_kill_right_before_the_end_left(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 2}'])
-def test_a_journal_that_makes_no_sense_is_set_aside_and_told(
+def test_a_journal_that_makes_no_sense_is_set_aside_and_reported(
     rig: applying_rig.Rig, gpus: Gpus, text: str
 ) -> None:
     rig.journal.text = text
@@ -335,7 +335,7 @@ def test_what_a_reboot_has_emptied_returns_to_what_was(rig: applying_rig.Rig, gp
     assert shape(gpus) == before
 
 
-def test_a_way_back_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(
+def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(
     rig: applying_rig.Rig, gpus: Gpus
 ) -> None:
     assert cut_off(rig, gpus, "off", at=list(kill_points("off"))[-1])
@@ -349,7 +349,7 @@ def test_a_way_back_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(
     assert rig.journal.text is not None
 
 
-def test_another_manager_at_work_is_waited_for_and_told_of(
+def test_another_manager_at_work_is_waited_for_and_reported_of(
     rig: applying_rig.Rig, gpus: Gpus
 ) -> None:
     rig.exclusion.refusals = 3
@@ -479,7 +479,7 @@ def missing() -> MissingOne:
     return gpus
 
 
-def test_a_rollback_names_and_keeps_an_instance_that_the_first_look_missed(
+def test_a_rollback_names_and_keeps_an_instance_that_the_first_check_missed(
     missing: MissingOne,
 ) -> None:
     before = shape(missing)
@@ -518,7 +518,7 @@ def test_a_missed_instance_is_part_of_the_next_change(missing: MissingOne) -> No
     assert is_in_force(missing, "other")
 
 
-def test_an_instance_that_somebody_creates_during_a_change_is_named_and_kept(
+def test_an_instance_that_someone_creates_during_a_change_is_named_and_kept(
     rig: applying_rig.Rig, gpus: Gpus
 ) -> None:
     places: list[model.Placement] = []

@@ -105,7 +105,7 @@ def test_a_second_run_does_nothing(node: Node) -> None:
     assert (result.rounds, result.problems, node.gpus.steps) == ((), (), 0)
 
 
-def test_the_places_come_back_and_not_those_that_an_empty_gpu_would_get(ampere: Node) -> None:
+def test_the_placements_come_back_and_not_those_that_an_empty_gpu_would_get(ampere: Node) -> None:
     """A layout's instances may lie where history has put them."""
     spec = next(p for p in ampere.gpus.gpus[0].profiles or () if str(p.profile) == "2g.10gb")
     last = max(spec.placements)
@@ -161,7 +161,7 @@ def test_a_boot_that_is_killed_at_any_step_is_made_good_by_the_next(node: Node, 
 
 
 @pytest.mark.parametrize("at", [1, 3, 5, 8])
-def test_power_lost_in_the_middle_of_an_apply_brings_back_what_was_proven_before(
+def test_power_lost_in_the_middle_of_an_apply_restores_what_was_verified_before(
     node: Node, at: int
 ) -> None:
     node.gpus.killed_at = at
@@ -257,7 +257,7 @@ def test_what_can_neither_be_read_nor_moved_is_an_error_with_a_way_out(ampere: N
         ampere.rig.boot()
 
 
-def test_a_gpu_that_was_swapped_costs_no_other_and_is_told_twice(node: Node) -> None:
+def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: Node) -> None:
     node.reboot()
     first, second = node.gpus.gpus
     other = dataclasses.replace(second, uuid="GPU-new")
@@ -356,7 +356,7 @@ def test_another_manager_at_work_is_waited_for(node: Node) -> None:
     assert shape(node.gpus) == node.before
 
 
-def test_each_apply_keeps_what_it_has_proven(ampere: Node) -> None:
+def test_each_apply_keeps_what_it_has_verified(ampere: Node) -> None:
     first = ampere.rig.proven.text
     ampere.rig.apply(ampere.layouts.layout("off"))
     second = kept_by(ampere)

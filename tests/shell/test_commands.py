@@ -129,7 +129,7 @@ def test_apply_brings_a_layout_into_force() -> None:
     assert [len(gpu.gpu_instances) for gpu in gpus.gpus] == [4, 4]
 
 
-def test_apply_does_nothing_when_the_layout_is_in_force() -> None:
+def test_apply_does_nothing_when_the_layout_is_active() -> None:
     gpus = Gpus(*two_a100())
     applying_rig.apply(gpus, layout("balanced"))
 
@@ -158,7 +158,7 @@ def test_apply_proves_what_it_claims() -> None:
     assert len(gpus.executed) == 1
 
 
-def test_apply_plans_again_where_profiles_are_told_only_with_mig_on() -> None:
+def test_apply_plans_again_where_profiles_are_reported_only_with_mig_on() -> None:
     gpus = Reticent(*two_a100())
 
     result = applying_rig.apply(gpus, layout("balanced"))
@@ -343,7 +343,7 @@ def test_a_layout_is_judged_for_a_product(
     assert bool(result.misfits) is (fit is validate.Fit.DOES_NOT_FIT)
 
 
-def test_products_that_share_a_name_are_told_apart() -> None:
+def test_products_that_share_a_name_are_reported_apart() -> None:
     templates = [hardware.template(product) for product in hardware.match("h100-*gb")]
     names = [template.name for template in templates]
     assert len(set(names)) < len(names)
@@ -370,7 +370,7 @@ def test_a_node_is_judged_by_the_gpus_it_has() -> None:
     }
 
 
-def test_what_cannot_be_told_before_mig_is_on_is_said_to_be_unknown() -> None:
+def test_what_cannot_be_reported_before_mig_is_on_is_said_to_be_unknown() -> None:
     gpu = dataclasses.replace(hardware.template(A100), profiles=None)
 
     result = validate.against_node([layout("balanced")], source="f", gpus=[gpu])

@@ -127,7 +127,7 @@ def test_hooks_of_a_point_run_in_order_and_the_first_that_fails_is_the_last() ->
     assert played.happened == ["a", "b"]
 
 
-def test_hooks_are_told_of_the_change_and_the_change_wins() -> None:
+def test_hooks_are_reported_of_the_change_and_the_change_wins() -> None:
     played = Played(
         "before",
         "hooks: {apply-start: [{command: a, envs: {X: y, MIG_PARTED_SELECTED_CONFIG: other}}]}",
@@ -151,7 +151,7 @@ AFTER_A_FAILURE = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_in_force(
+def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_active(
     point: str,
 ) -> None:
     played = Played("off")
@@ -217,7 +217,7 @@ def test_a_hooks_file_that_is_no_good_is_refused_before_anything_is_touched() ->
         ("before", "wanted", "start", True),
     ],
 )
-def test_a_program_that_is_not_there_is_told_before_the_first_hook_runs_if_it_would_run(
+def test_a_program_that_is_not_there_is_reported_before_the_first_hook_runs_if_it_would_run(
     start: str, layout: str, missing: str, *, is_refused: bool
 ) -> None:
     played = Played(start)
@@ -226,13 +226,15 @@ def test_a_program_that_is_not_there_is_told_before_the_first_hook_runs_if_it_wo
     if not is_refused:
         played.apply(layout)
         return
-    with pytest.raises(errors.HostError, match=f"no program {missing}; nothing was touched"):
+    with pytest.raises(
+        errors.HostError, match=f"program {missing} is not found; nothing was touched"
+    ):
         played.apply(layout)
     assert played.happened == []
     assert shape(played.gpus) == played.before
 
 
-def test_gpus_that_a_hook_has_changed_are_looked_at_again() -> None:
+def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
     played = Played("before")
     other = Gpus()
     applying_rig.apply(other, LAYOUTS.layout("wanted"))
@@ -253,7 +255,7 @@ def test_gpus_that_a_hook_has_changed_are_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_whoever_wants_to_end_early_ends_a_hook_but_the_last_and_all_is_undone(
+def test_a_signal_ends_a_hook_but_the_last_and_all_is_undone(
     point: str,
 ) -> None:
     played = Played("off")
@@ -321,7 +323,7 @@ def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     assert shape(played.gpus) == played.before
 
 
-def test_a_restore_passes_the_same_points_and_is_told_no_layout() -> None:
+def test_a_restore_passes_the_same_points_and_is_reported_no_layout() -> None:
     played = Played("off")
     other = Gpus()
     applying_rig.apply(other, LAYOUTS.layout("wanted"))
@@ -345,7 +347,7 @@ def test_a_restore_whose_hook_fails_between_mode_and_instances_is_undone() -> No
     assert shape(played.gpus) == played.before
 
 
-def test_profiles_that_are_told_only_with_mig_on_change_nothing_of_the_order() -> None:
+def test_profiles_that_are_reported_only_with_mig_on_change_nothing_of_the_order() -> None:
     played = Played("off")
     known = {gpu.uuid: gpu.profiles for gpu in played.gpus.gpus}
 

@@ -11,7 +11,7 @@ from tests.shell import applying_rig
 EVEN = timing.Backoff(first_s=1.0, max_s=1.0)
 
 
-def test_a_free_lock_is_held_at_once_and_given_back() -> None:
+def test_a_free_lock_is_taken_at_once_and_released() -> None:
     clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion()
 
     with transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=0.0):
@@ -22,7 +22,7 @@ def test_a_free_lock_is_held_at_once_and_given_back() -> None:
     assert lock.told == ["x"]
 
 
-def test_a_lock_is_tried_again_until_it_is_free_and_the_wait_is_told_once() -> None:
+def test_a_lock_is_tried_again_until_it_is_free_and_the_wait_is_reported_once() -> None:
     clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=3)
     told: list[errors.LockedError] = []
 
@@ -50,7 +50,7 @@ def test_the_wait_ends_at_its_deadline_and_says_how_long_it_was() -> None:
     )
 
 
-def test_whoever_does_not_want_to_wait_is_told_at_once() -> None:
+def test_without_a_wait_a_taken_lock_is_an_error_at_once() -> None:
     clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=1)
 
     with (
@@ -62,9 +62,9 @@ def test_whoever_does_not_want_to_wait_is_told_at_once() -> None:
     assert clock.now_s == 0
 
 
-def test_a_wish_that_ends_ends_the_wait() -> None:
+def test_a_request_that_ends_ends_the_wait() -> None:
     clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=99)
-    wish = fakes.FakeWish(clock, ends_at=2, replaced=True)
+    wish = fakes.FakeRequest(clock, ends_at=2, replaced=True)
 
     with (
         pytest.raises(errors.Superseded),

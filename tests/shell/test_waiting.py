@@ -109,7 +109,7 @@ def test_what_the_driver_switches_by_itself_needs_no_reset_to_skip(
     assert "waits" not in answer.err
 
 
-def test_a_mode_that_waits_is_nothing_to_bring_back_at_the_next_boot(
+def test_a_mode_that_waits_is_nothing_to_restore_at_the_next_boot(
     shell: Shell, tmp_path: pathlib.Path, layouts: str
 ) -> None:
     _, gpus = node(tmp_path, FOR_A_RESET)

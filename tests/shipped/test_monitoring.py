@@ -51,17 +51,17 @@ class Scrape:
     types: Mapping[str, str]
 
 
-def busy_node() -> fakes.World:
+def busy_node() -> fakes.NodeRig:
     """One GPU with a device plugin and a pod that holds the GPU."""
     gpus = (hardware.template(hardware.find("A100-SXM4-40GB"), 0),)
-    node = fakes.World(gpus=gpus)
+    node = fakes.NodeRig(gpus=gpus)
     node.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     node.start_plugin()
     node.add_pod("train", devices=frozenset({gpus[0].uuid}))
     return node
 
 
-def reconciler(node: fakes.World, telemetry: instrumentation.Telemetry) -> reconcile.Reconciler:
+def reconciler(node: fakes.NodeRig, telemetry: instrumentation.Telemetry) -> reconcile.Reconciler:
     return reconcile.Reconciler(
         dependencies.Dependencies(
             gpus=node.hardware,
@@ -81,13 +81,13 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
     node = busy_node()
     pipeline = reconciler(node, heard)
     heard.attempt_began(1)
-    pipeline.run("no-such-layout", fakes.FakeWish(node.clock, replaced=False))
+    pipeline.run("no-such-layout", fakes.FakeRequest(node.clock, replaced=False))
     heard.retry_scheduled(5.0)
     heard.outcome_lost(errors.Reason.API_UNAVAILABLE)
-    done = pipeline.run("all-1g.5gb", fakes.FakeWish(node.clock, replaced=False))
+    done = pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock, replaced=False))
     assert done.state is model.State.SUCCESS
     with pytest.raises(errors.Superseded):
-        pipeline.run("all-disabled", fakes.FakeWish(node.clock, ends_at=1, replaced=True))
+        pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, replaced=True))
     partition(heard, state)
 
 
@@ -167,7 +167,7 @@ class Ear(instrumentation.Telemetry):
 def test_phases_follow_each_other_and_fill_the_whole_run() -> None:
     node, ear = busy_node(), Ear()
 
-    reconciler(node, ear).run("all-1g.5gb", fakes.FakeWish(node.clock, replaced=False))
+    reconciler(node, ear).run("all-1g.5gb", fakes.FakeRequest(node.clock, replaced=False))
 
     assert [phase for phase, _ in ear.phases][:5] == [
         "Resolve",
@@ -189,7 +189,7 @@ def test_an_outcome_that_the_api_rejects_does_not_count_as_published() -> None:
     node.failing.update(dict.fromkeys(range(10), lost))
 
     with pytest.raises(errors.ClusterError):
-        pipeline.run("no-such-layout", fakes.FakeWish(node.clock, replaced=False))
+        pipeline.run("no-such-layout", fakes.FakeRequest(node.clock, replaced=False))
 
     assert (ear.states, ear.runs_s) == ([], [])
 

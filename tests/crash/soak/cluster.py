@@ -17,7 +17,7 @@ _VALUES = ("true", "false", None)
 """What an owner may decide about a deploy label."""
 
 
-class Cluster(fakes.World):
+class Cluster(fakes.NodeRig):
     """One node: its GPUs, its pods and what they hold, and what its owners want of it."""
 
     def __init__(self, spec: str, *, is_gated: bool, script_: script.Script) -> None:
