@@ -182,8 +182,9 @@ class CommandSettings(AnswerSettings, settings.NodeSettings):
     products: tuple[str, ...] = options.declared(
         options.Option(
             name="gpu",
-            help="a GPU product instead of this machine's GPUs, such as 'NVIDIA H100 80GB HBM3' "
-            "or '*A100*'; repeatable; needs no GPU",
+            help="a GPU product, such as 'NVIDIA H100 80GB HBM3' or '*A100*'; repeatable; needs "
+            "no GPU",
+            default_text="this machine's GPUs",
             metavar=options.PRODUCT,
             default=(),
             commands="validate generate-config",

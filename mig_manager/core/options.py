@@ -100,7 +100,7 @@ class Option:
     @property
     def shown_default(self) -> str:
         """The default as help shows it; empty for a switch and where there is none."""
-        is_none = self.default in (None, "") or isinstance(self.default, bool)
+        is_none = self.default in (None, "", ()) or isinstance(self.default, bool)
         if self.default_text or is_none:
             return self.default_text
         value = self.default.value if isinstance(self.default, enum.Enum) else self.default
