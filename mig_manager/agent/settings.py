@@ -30,6 +30,14 @@ PROVEN_SUFFIX = "proven"
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 """Where the loader finds libraries (``ld.so(8)``)."""
 _GPUS = "GPUs"
+DEBUG = options.Option(
+    name="debug",
+    short="d",
+    help="log everything",
+    variable="MIG_PARTED_DEBUG",
+    parse=options.parse_switch,
+    default=False,
+)
 CHANGE = "the change"
 """The heading in help of what concerns a change of the GPUs."""
 _CHANGES = "apply boot restore"
@@ -185,7 +193,7 @@ _NOT_NEEDED = tuple(
 class AgentSettings(NodeSettings):
     """Settings of the agent; durations in seconds."""
 
-    is_debug: bool = options.switch("log everything", name="debug", variable="MIG_PARTED_DEBUG")
+    is_debug: bool = options.declared(dataclasses.replace(DEBUG, short=""))
     node_name: str = options.text(
         "the node to serve (required)", short="n", variable="NODE_NAME", default=""
     )

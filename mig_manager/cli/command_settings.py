@@ -70,17 +70,6 @@ _SELECTED_CONFIG = options.Option(
 )
 
 
-DEBUG = options.Option(
-    name="debug",
-    short="d",
-    help="log everything",
-    variable="MIG_PARTED_DEBUG",
-    parse=options.parse_switch,
-    default=False,
-    group=OUTPUT,
-)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TerminalSettings:
     """What every command has that people type."""
@@ -92,7 +81,7 @@ class TerminalSettings:
         default=settings.Colour.AUTO,
         group=OUTPUT,
     )
-    is_debug: bool = options.declared(DEBUG)
+    is_debug: bool = options.declared(dataclasses.replace(settings.DEBUG, group=OUTPUT))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,10 +316,10 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     )
 
 
-def document_options(command: str) -> tuple[options.Option, ...]:
-    """Return only those options of a command that not every command has."""
-    found = options.of(CommandSettings, command)
-    return tuple(each for each in found if command and each.commands)
+def completion_options() -> tuple[options.Option, ...]:
+    """Return the options of ``completion``: those of a config document, and ``--debug``."""
+    found = options.of(CommandSettings, "completion")
+    return (*(each for each in found if each.commands), settings.DEBUG)
 
 
 def hook_variables(command: str, chosen: CommandSettings) -> Mapping[str, str]:

@@ -5,7 +5,6 @@ need the same checks. Abbreviations are refused, so that a new option never chan
 """
 
 import argparse
-import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -182,7 +181,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
         if command:
             check_command(command)
         after, before = ["--help"], [] if command else ["--help"]
-    parsed = _parsed("", before)
+    parsed = _parsed("", before) if before else {"debug": None}
     if not command:
         return {**parsed, "command": None}
     own = _parsed(command, after)
@@ -247,10 +246,11 @@ def options_of(command: str) -> tuple[options.Option, ...]:
 
 
 def _declared(command: str) -> tuple[options.Option, ...]:
-    if command == "agent":
+    if command in {"", "agent", "help", "version"}:
         from mig_manager.agent import settings  # noqa: PLC0415 - each command loads its own
 
-        return options.of(settings.AgentSettings, command)
+        own = {"": (VERSION, settings.DEBUG), "help": (_TOPIC,), "version": (settings.DEBUG,)}
+        return own.get(command) or options.of(settings.AgentSettings, command)
     if command == "rollout":
         from mig_manager.cli import rollout_settings  # noqa: PLC0415 - as above
 
@@ -258,11 +258,8 @@ def _declared(command: str) -> tuple[options.Option, ...]:
     from mig_manager.cli import command_settings  # noqa: PLC0415 - as above
 
     match command:
-        case "" | "help" | "version" | "completion":
-            debug = dataclasses.replace(command_settings.DEBUG, group=options.OPTIONS)
-            document = command_settings.document_options(command)
-            own = {"": (VERSION,), "help": (_TOPIC,), "completion": (_SHELL, _LAYOUTS)}
-            return (*own.get(command, ()), *document, debug)
+        case "completion":
+            return (_SHELL, _LAYOUTS, *command_settings.completion_options())
         case "doctor":
             return options.of(command_settings.DoctorSettings, command)
         case "demo":
