@@ -99,10 +99,7 @@ class Run:
         return self._reboot.is_under_way
 
     def run(self, request: ports.Cancellation) -> outcomes.Outcome:
-        """Apply the layout, or roll back.
-
-        Returns:
-            The outcome, to be published; what was taken is still to be restored.
+        """Apply the layout, or roll back; return the outcome, which is still to be published.
 
         Raises:
             Superseded: Another layout is requested, or the agent stops.
@@ -166,11 +163,7 @@ class Run:
         )
 
     def roll_back(self) -> str:
-        """Restore the GPUs, the host services and the hooks after an unfinished change.
-
-        Returns:
-            How it went, as a part of a sentence; empty when there was nothing to do.
-        """
+        """Undo an unfinished change; return how it went, as a part of a sentence."""
         if self._reboot.is_under_way:
             return ""
         result = ""
