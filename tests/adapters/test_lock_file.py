@@ -181,7 +181,7 @@ def test_a_script_that_has_the_lock_is_named_and_not_the_last_manager(
 
         with pytest.raises(errors.LockedError) as caught, lock_at(path).hold("x"):
             pass
-        seen = lock_file.holder(path)
+        seen = lock_file.owner(path)
 
     assert caught.value.owner == seen
     assert f"(pid {os.getpid()})" in seen
@@ -205,7 +205,7 @@ def test_a_manager_in_a_container_is_named_by_the_pid_that_it_has_here(path: pat
         inside = pathlib.Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text()
         assert json.loads(description(path).read_text())["pid"] == 1
 
-        assert lock_file.holder(path).startswith(f"other (pid {int(inside)} on ")
+        assert lock_file.owner(path).startswith(f"other (pid {int(inside)} on ")
         outside.kill()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from mig_manager import errors
 
 MAX_BYTES = 1 << 20
-"""A ConfigMap, where config files live, holds no more (etcd's limit on a request); and the
+"""The limit of a ConfigMap, where config files live (etcd's limit on a request); the
 snapshot of any node is far smaller."""
 _HOMES = ("/root", "/home", "/run/user")
 """What ``ProtectHome=`` hides (systemd.exec(5))."""

@@ -107,7 +107,7 @@ class LockFile:
         return json.dumps(fields) + "\n"
 
 
-def holder(path: pathlib.Path) -> str:
+def owner(path: pathlib.Path) -> str:
     """Return which process has a lock, without taking it; empty if none is visible.
 
     Every user can see a process of this PID namespace. One of another namespace is detected by
@@ -173,9 +173,9 @@ def _flock(path: pathlib.Path, file: int) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = _who(_locking_process(os.fstat(file)), _text(path))
+        owner = _who(_locking_process(os.fstat(file)), _text(path))
         raise errors.LockedError(
-            f"another manager is at work on this node's GPUs: {holder}", owner=holder
+            f"another manager is at work on this node's GPUs: {owner}", owner=owner
         ) from error
 
 

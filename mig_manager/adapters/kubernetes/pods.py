@@ -156,7 +156,7 @@ class KubeWorkloads:
 class PodWatch(ports.Standby):
     """Watches the pods of one node while a change waits for them.
 
-    It wakes whoever waits for pods and saves the API most of its polls. Nothing depends on it:
+    It ends waits early and saves the API most of its polls. Nothing depends on it:
     waits end on a poll as well, and ask the API before they act.
 
     Args:

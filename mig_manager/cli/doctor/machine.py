@@ -174,7 +174,7 @@ def kernel_modules(proc: pathlib.Path, gpus: Gpus) -> Sequence[checks.Found]:
 def lock(path: pathlib.Path) -> Sequence[checks.Found]:
     """Check whether another manager is changing this node."""
     try:
-        holder = lock_file.holder(path)
+        holder = lock_file.owner(path)
     except OSError as error:
         return (checks.warn(f"{path}: {error.strerror or error}"),)
     if holder:
