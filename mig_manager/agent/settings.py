@@ -91,7 +91,6 @@ class GpuAccess:
     library_path: str | None = options.text(
         "NVML's library", metavar=options.FILE, default_text="libnvidia-ml.so.1", group=_GPUS
     )
-    """None: the dynamic loader finds it."""
     driver_roots: tuple[str, ...] = ()
     """Where to look for the library when the loader does not find the right one."""
     loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
