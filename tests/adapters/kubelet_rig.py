@@ -1,4 +1,4 @@
-"""Somebody who plays kubelet: a real gRPC server on a unix socket, as kubelet serves it."""
+"""A fake kubelet: a real gRPC server on a unix socket, as kubelet serves it."""
 
 import concurrent.futures
 import contextlib
@@ -88,8 +88,10 @@ def a_kubelet() -> Iterator[Kubelet]:
 
 
 def claiming(*drivers: str) -> Any:
-    held = [messages.ClaimResource(driver_name=driver, device_name="gpu-0") for driver in drivers]
-    claim = messages.DynamicResource(claim_name="c", claim_namespace="ns", claim_resources=held)
+    claimed = [
+        messages.ClaimResource(driver_name=driver, device_name="gpu-0") for driver in drivers
+    ]
+    claim = messages.DynamicResource(claim_name="c", claim_namespace="ns", claim_resources=claimed)
     return messages.PodResources(
         name="p",
         namespace="ns",

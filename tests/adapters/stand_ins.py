@@ -44,9 +44,9 @@ def _bring(root: pathlib.Path, program: pathlib.Path, place: pathlib.Path) -> No
 
 def _libraries(program: pathlib.Path) -> list[pathlib.Path]:
     """Return the shared libraries that a program needs, its loader last."""
-    said = subprocess.run(  # noqa: S603 - a program of the machine, for its libraries
+    output = subprocess.run(  # noqa: S603 - a program of the machine, for its libraries
         ["/usr/bin/ldd", os.fspath(program)], capture_output=True, text=True, check=True
     ).stdout
-    words = [line.split() for line in said.splitlines()]
+    words = [line.split() for line in output.splitlines()]
     paths = [word for line in words for word in line if word.startswith("/")]
     return [pathlib.Path(path) for path in paths]

@@ -29,20 +29,20 @@ def recorder(memory: hung_call.LastCalls) -> hung_call.Recorder:
     return made
 
 
-def said(memory: hung_call.LastCalls) -> list[tuple[str, bool]]:
+def noted(memory: hung_call.LastCalls) -> list[tuple[str, bool]]:
     return [(str(call), call.is_running) for call in memory.read()]
 
 
 def test_a_call_is_noted_before_it_begins_and_after_it_returned(
     memory: hung_call.LastCalls, recorder: hung_call.Recorder
 ) -> None:
-    assert said(memory) == []
+    assert noted(memory) == []
     recorder.began("nvmlInit", 12.5)
     (call,) = memory.read()
     assert (call.function, call.gpu, call.minor, call.since_s) == ("nvmlInit", "", None, 12.5)
-    assert said(memory) == [("nvmlInit", True)]
+    assert noted(memory) == [("nvmlInit", True)]
     recorder.returned()
-    assert said(memory) == [("nvmlInit", False)]
+    assert noted(memory) == [("nvmlInit", False)]
 
 
 def test_a_call_names_its_gpu_as_far_as_it_is_known(
@@ -50,14 +50,14 @@ def test_a_call_names_its_gpu_as_far_as_it_is_known(
 ) -> None:
     with recorder.on_gpu(3):
         recorder.began("nvmlDeviceGetUUID", 1.0)
-        assert said(memory) == [("nvmlDeviceGetUUID on GPU 3", True)]
+        assert noted(memory) == [("nvmlDeviceGetUUID on GPU 3", True)]
         recorder.set_gpu(3, UUID)
-        assert said(memory) == [(f"nvmlDeviceGetUUID on GPU 3 ({UUID})", True)]
+        assert noted(memory) == [(f"nvmlDeviceGetUUID on GPU 3 ({UUID})", True)]
         assert memory.read()[0].minor is None
         recorder.set_gpu(3, UUID, 5)
         assert memory.read()[0].minor == 5
     recorder.began("nvmlShutdown", 2.0)
-    assert said(memory) == [("nvmlShutdown", True)]
+    assert noted(memory) == [("nvmlShutdown", True)]
     assert memory.read()[0].minor is None
 
 

@@ -13,7 +13,7 @@ from tests.adapters import kubelet_rig
 from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
 from tests.adapters.processes import children, descriptors, is_dead, until
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> No
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         ("raise SystemExit('no such module')", "ended: no such module"),
         ("pass", "ended: without a message"),
@@ -136,12 +136,12 @@ def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> No
     ],
 )
 def test_a_process_that_is_no_good_is_an_error_that_says_why(
-    kubelet: Kubelet, script: str, told: str
+    kubelet: Kubelet, script: str, message: str
 ) -> None:
     kubelet.start()
     before = children()
     client = a_client(kubelet, sys.executable, "-c", f"import os, sys\nos.read(0, 99)\n{script}")
-    with pytest.raises(errors.ClusterError, match=told) as caught:
+    with pytest.raises(errors.ClusterError, match=message) as caught:
         client.assigned()
     assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
     assert children() == before
@@ -181,7 +181,7 @@ def test_the_worker_ends_with_its_parent(kubelet: Kubelet) -> None:
         [sys.executable, "-c", script, os.fspath(kubelet.path)],
         capture_output=True,
         text=True,
-        timeout=_PATIENCE_S,
+        timeout=_TIMEOUT_S,
         check=False,
     )
     worker, has_grpc = ended.stdout.split()

@@ -53,9 +53,9 @@ def small(transition: matrix.Transition) -> matrix.Transition:
 class Played:
     seen: tuple[model.Gpu, ...]
     wanted: dict[str, model.DesiredGpu]
-    look: Sequence[nvml_faults.Call]
+    observation: Sequence[nvml_faults.Call]
     change: Sequence[nvml_faults.Call]
-    look_after: Sequence[nvml_faults.Call]
+    observation_after: Sequence[nvml_faults.Call]
     after: tuple[model.Gpu, ...]
 
     @property
@@ -78,7 +78,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
     try:
         gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
         seen = gpus.observe()
-        look = nvml_faults.read_calls(path)
+        observation = nvml_faults.read_calls(path)
         wanted = transition.wanted(seen)
         changed = {gpu.uuid: gpu for gpu in gpus.execute(planner.plan(seen, wanted), seen)}
         after = gpus.observe()
@@ -91,23 +91,23 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
     return Played(
         seen=seen,
         wanted=wanted,
-        look=look,
-        change=calls[len(look) : last],
-        look_after=calls[last:],
+        observation=observation,
+        change=calls[len(observation) : last],
+        observation_after=calls[last:],
         after=after,
     )
 
 
-def fewest_changes(gpu: model.Gpu, wish: model.DesiredGpu) -> int:
-    """Return how many changes a GPU needs, by looking at every layout that is wished for.
+def fewest_changes(gpu: model.Gpu, desired: model.DesiredGpu) -> int:
+    """Return how many changes a GPU needs, by trying every desired layout.
 
     Instances end before MIG is switched off, because Ampere counts them as clients of the GPU.
     """
-    switches = int(gpu.current_mode is not wish.mode)
-    if wish.mode is not ON:
+    switches = int(gpu.current_mode is not desired.mode)
+    if desired.mode is not ON:
         inside = sum(len(gi.compute_instances) for gi in gpu.gpu_instances)
         return switches + len(gpu.gpu_instances) + inside
-    goals = oracle.goals(gpu, dict(wish.devices))
+    goals = oracle.goals(gpu, dict(desired.devices))
     return switches + min(oracle.price(gpu, goal, frozenset())[1] for goal in goals)
 
 
@@ -126,11 +126,11 @@ def test_no_plan_needs_fewer_changes_and_no_query_is_superfluous(
     asked_again = {name: count for name, count in counts.items() if name in LASTING}
     if not played.mode_changes:
         assert asked_again == {}
-    # To see what came of it is to look at that GPU, and at no other.
-    a_look = sum(call.gpu == 0 for call in played.look_after)
+    # To see what came of it is to observation at that GPU, and at no other.
+    an_observation = sum(call.gpu == 0 for call in played.observation_after)
     about_profiles = PROFILE_QUESTIONS * played.new_profiles
     beyond = len(played.change) - len(changes)
-    assert beyond <= a_look + INSTANCE_QUESTIONS * len(changes) + about_profiles
+    assert beyond <= an_observation + INSTANCE_QUESTIONS * len(changes) + about_profiles
 
 
 def test_what_a_change_asks_does_not_grow_with_the_node(tmp_path: pathlib.Path) -> None:

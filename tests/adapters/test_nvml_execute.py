@@ -1,4 +1,4 @@
-"""The steps of a plan, on GPUs that are held, slow, of another mind, or fine."""
+"""The steps of a plan, on GPUs that are in use, slow, wrong, or fine."""
 
 import contextlib
 import dataclasses
@@ -108,7 +108,7 @@ def test_a_compute_instance_of_a_double_memory_slice_takes_all_its_multiprocesso
 ) -> None:
     with nvml_rig.rig(tmp_path / "state", "h100-sxm5-80gb") as node:
         gpu = node.fill("1g.20gb")
-        row = nvml_rig.offered(gpu, "1g.20gb")
+        row = nvml_rig.profile_of(gpu, "1g.20gb")
         assert row.multiprocessors == 26
         assert nvml_rig.names(gpu) == [f"1g.20gb@{row.placements[0]}"]
         (instance,) = node.state.read().gpus[0].instances
@@ -241,18 +241,18 @@ def test_a_compute_instance_needs_its_gpu_instance(tmp_path: pathlib.Path) -> No
 def test_a_plan_takes_a_gpu_from_off_to_the_layout_and_the_next_plan_is_empty(
     tmp_path: pathlib.Path,
 ) -> None:
-    wish = model.DesiredGpu.of(
+    desired = model.DesiredGpu.of(
         model.MigMode.ENABLED,
         {profile_name.parse(name): count for name, count in (("1g.5gb", 2), ("1c.2g.10gb", 2))},
     )
     with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        wanted = {gpu.uuid: wish for gpu in node.gpus.observe()}
+        wanted = {gpu.uuid: desired for gpu in node.gpus.observe()}
         node.gpus.execute(planner.plan(node.gpus.observe(), wanted))
         assert planner.plan(node.gpus.observe(), wanted).is_empty
         assert all(len(gpu.mig_uuids) == 4 for gpu in node.gpus.observe())
 
 
-# Somebody holds what must go.
+# An instance to be destroyed is in use.
 
 
 def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(tmp_path: pathlib.Path) -> None:
@@ -454,7 +454,7 @@ def test_the_error_of_a_vgpu_guest_says_that_its_host_decides(tmp_path: pathlib.
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 
 
-def test_a_gpu_that_a_switch_of_mode_attaches_again_is_found(tmp_path: pathlib.Path) -> None:
+def test_a_gpu_that_a_mode_change_attaches_again_is_found(tmp_path: pathlib.Path) -> None:
     options = states.Options(reattaches=True)
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         gpu = node.observe()
@@ -466,7 +466,7 @@ def test_a_gpu_that_a_switch_of_mode_attaches_again_is_found(tmp_path: pathlib.P
 
 
 def _answer(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """Have a switch of mode do its work and give this activation status."""
+    """Have a mode change do its work and give this activation status."""
     real = pynvml.nvmlDeviceSetMigMode
 
     def switch(device: object, mode: int) -> int:

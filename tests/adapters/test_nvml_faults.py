@@ -85,7 +85,7 @@ def attempt(action: Callable[[], T]) -> tuple[errors.HardwareError | None, T | N
 
 
 def says_none(function: str, code: int) -> bool:
-    """Tell whether an answer means that there is no MIG, or no such instance."""
+    """Return whether an answer means that there is no MIG, or no such instance."""
     if code == pynvml.NVML_ERROR_NOT_FOUND:
         return function.endswith("Instances")
     return function == "nvmlDeviceGetMigMode" and code in library.UNSUPPORTED
@@ -108,9 +108,9 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
             node.state.add_fault(nvml_faults.Fault(function=function, code=code, count=None))
             failure, seen = attempt(node.observe)
             if failure is not None:
-                told = (failure.code, failure.reason) == (code, library.REASONS[code])
+                is_explained = (failure.code, failure.reason) == (code, library.REASONS[code])
                 # Borne for one profile, it may leave too little to go on with.
-                assert told or failure.reason is errors.Reason.NOT_SUPPORTED
+                assert is_explained or failure.reason is errors.Reason.NOT_SUPPORTED
             if seen is not None and not says_none(function, code):
                 # What is borne makes no instance disappear.
                 assert nvml_rig.names(seen) == nvml_rig.names(gpu)
@@ -135,8 +135,8 @@ def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
             # A driver that contradicts itself may fail at another function than this.
             failure, after = attempt(functools.partial(node.gpus.execute, plan, before))
             node.state.clear_faults()
-            is_told = failure is not None or (after is not None and bool(after.unreachable))
-            assert is_told or nvml_rig.names(node.observe()) == wanted
+            is_reported = failure is not None or (after is not None and bool(after.unreachable))
+            assert is_reported or nvml_rig.names(node.observe()) == wanted
             assert node.calls(function) > asked, "the function is not used; take it off the list"
             node.gpus.execute(nvml_rig.everything(node.observe()))
             assert nvml_rig.names(node.observe()) == wanted

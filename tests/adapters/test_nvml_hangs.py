@@ -60,7 +60,7 @@ class Node:
     def execute(self, gpus: nvml_worker.WorkerGpus) -> None:
         gpus.execute(nvml_rig.everything(self.before))
 
-    def meet_a_holder(self, gpus: nvml_worker.WorkerGpus) -> None:
+    def find_the_gpu_in_use(self, gpus: nvml_worker.WorkerGpus) -> None:
         """Execute what a process in a GPU instance forbids; NVML is asked who it is."""
         refusal = None
         try:
@@ -84,7 +84,7 @@ class Node:
         self.state.update(lambda _: (self._start, None))
 
     def keep(self) -> None:
-        """Take this state for where the GPU is brought back to."""
+        """Take this state as the one to restore."""
         self._start = self.state.read()
 
 
@@ -137,13 +137,13 @@ def check(node: Node, function: str, act: Callable[[nvml_worker.WorkerGpus], Non
 ACTS = [
     pytest.param("observe", 23, id="observing"),
     pytest.param("execute", 20, id="changing"),
-    pytest.param("meet_a_holder", 15, id="in use"),
+    pytest.param("find_the_gpu_in_use", 15, id="in use"),
 ]
 
 
 def prepared(folder: pathlib.Path, act: str) -> Node:
     node = Node(folder)
-    if act == "meet_a_holder":
+    if act == "find_the_gpu_in_use":
         (uuid, *_) = node.before.mig_uuids
         node.state.add_client(uuid, name="python3", pid=4711)
     node.keep()

@@ -119,11 +119,11 @@ def test_of_a_gpu_instance_that_stays_only_the_doomed_compute_instance_counts(
         else:
             execute(proc, gpu, step)
 
-        left = node.observe().gpu_instances[0].compute_instances
-        assert len(left) == (2 if used == 0 else 1)
+        remaining = node.observe().gpu_instances[0].compute_instances
+        assert len(remaining) == (2 if used == 0 else 1)
 
 
-def test_a_process_that_has_the_gpu_open_blocks_a_switch_of_mode(
+def test_a_process_that_has_the_gpu_open_blocks_a_mode_change(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:
@@ -138,7 +138,7 @@ def test_a_process_that_has_the_gpu_open_blocks_a_switch_of_mode(
 
 
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
-def test_a_daemon_that_releases_the_gpu_and_our_own_processes_block_no_switch_of_mode(
+def test_a_daemon_that_releases_the_gpu_and_our_own_processes_block_no_mode_change(
     tmp_path: pathlib.Path, proc: proc_tree.ProcTree, name: str
 ) -> None:
     with nvml_rig.rig(tmp_path / "state") as node:

@@ -1,4 +1,4 @@
-"""Where NVML's library is looked for beside the loader's places."""
+"""Where NVML's library is searched, besides what the loader finds."""
 
 import pathlib
 

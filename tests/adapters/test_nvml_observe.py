@@ -1,4 +1,4 @@
-"""What is on the GPUs, as NVML tells it."""
+"""What is on the GPUs, as NVML reports it."""
 
 import dataclasses
 import pathlib
@@ -29,7 +29,7 @@ def test_every_product_is_observed_as_it_is(
     with nvml_rig.rig(tmp_path / "state", product.key) as node:
         gpu = node.observe()
     wanted = hardware.template(product)
-    # What an idle GPU has by its model; the rest is the board's own.
+    # What an idle GPU has by its model; the rest is its own.
     shared = {
         field.name: getattr(wanted, field.name)
         for field in dataclasses.fields(wanted)
@@ -91,8 +91,8 @@ def test_a_library_that_knows_fewer_profiles_reports_those_it_knows(
     tmp_path: pathlib.Path,
 ) -> None:
     with nvml_rig.rig(tmp_path / "state", options=states.Options(profile_enum_count=9)) as node:
-        told = node.observe().profiles or ()
-    assert {row.enum_index for row in told} == {0, 1, 2, 3, 4, 7}
+        reported = node.observe().profiles or ()
+    assert {row.enum_index for row in reported} == {0, 1, 2, 3, 4, 7}
 
 
 @pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
@@ -106,7 +106,7 @@ def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
 
 
 @pytest.mark.parametrize(
-    ("told", "seen"),
+    ("reported", "seen"),
     [
         (states.Virtualization.NONE, model.Virtualization.NONE),
         (states.Virtualization.PASSTHROUGH, model.Virtualization.PASSTHROUGH),
@@ -114,9 +114,9 @@ def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
     ],
 )
 def test_it_is_seen_how_a_machine_has_its_gpu(
-    told: states.Virtualization, seen: model.Virtualization, tmp_path: pathlib.Path
+    reported: states.Virtualization, seen: model.Virtualization, tmp_path: pathlib.Path
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state", options=states.Options(virtualization=told)) as node:
+    with nvml_rig.rig(tmp_path / "state", options=states.Options(virtualization=reported)) as node:
         assert node.observe().virtualization is seen
 
 
@@ -165,7 +165,7 @@ def test_every_mig_device_is_found_behind_a_gap_in_the_indices(tmp_path: pathlib
     assert set(after.mig_uuids) < set(before.mig_uuids)
 
 
-def test_instances_come_in_the_order_of_their_places_whatever_their_ids(
+def test_instances_come_in_the_order_of_their_placements_whatever_their_ids(
     tmp_path: pathlib.Path,
 ) -> None:
     options = states.Options(swapped_gpus=(0,))
@@ -345,8 +345,8 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
                 function="nvmlDeviceGetMemoryInfo", count=None, code=states.Code.NOT_SUPPORTED
             )
         )
-        offered = sorted(str(row.profile) for row in node.observe().profiles or ())
-        assert offered == ["1g.0gb", "1g.0gb+me", "2g.0gb", "2g.0gb+me", "4g.0gb"]
+        names = sorted(str(row.profile) for row in node.observe().profiles or ())
+        assert names == ["1g.0gb", "1g.0gb+me", "2g.0gb", "2g.0gb+me", "4g.0gb"]
         gpu = node.fill("2g.0gb", "1g.0gb")
         assert nvml_rig.names(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
 

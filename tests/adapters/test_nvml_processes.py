@@ -24,7 +24,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 
 
 def refusal(proc: proc_tree.ProcTree, plan: steps.Plan, *, driver_root: str = "") -> str:
-    """Return what is said when a plan meets a GPU in use."""
+    """Return what is message when a plan meets a GPU in use."""
     gpus = nvml_gpus.NvmlGpus(
         in_use_timeout_s=0.0,
         clock=fakes.FakeClock(),
@@ -88,17 +88,17 @@ def test_a_process_on_another_instance_of_the_gpu_is_not_named(
         (uuid,) = (ci.uuid for ci in busy.compute_instances)
         assert uuid is not None
         node.state.add_client(uuid, name="python3", pid=4711)
-        places = {
+        caps = {
             f"gi{busy.instance_id}/ci0": 31,
             f"gi{busy.instance_id}": 30,
             f"gi{other.instance_id}": 40,
         }
-        proc.add_capabilities(0, places)
+        proc.add_capabilities(0, caps)
         proc.add(50, "/dev/nvidia0", f"{CAP}30", f"{CAP}31", name="sidecar")
         proc.add(51, "/dev/nvidia0", f"{CAP}40", name="neighbour")
         proc.add(52, "/dev/nvidia0", name="nv-hostengine")
-        said = refusal(proc, nvml_rig.plan_of([gpu], *nvml_rig.end_steps(gpu)))
-    assert said == (
+        message = refusal(proc, nvml_rig.plan_of([gpu], *nvml_rig.end_steps(gpu)))
+    assert message == (
         f"in use by python3 (pid 4711 in GPU instance {busy.instance_id}); "
         "open in sidecar (pid 50), nv-hostengine (pid 52), "
         "and maybe in others that cannot be seen from here"
@@ -122,12 +122,12 @@ def test_a_process_that_uses_an_instance_is_named_by_the_hosts_capability_files(
         (tmp_path / "host").mkdir()
         host = proc_tree.ProcTree(tmp_path / "host/proc")
         host.add_capabilities(0, {f"gi{instance.instance_id}": 165})
-        told = refusal(
+        message = refusal(
             proc,
             nvml_rig.plan_of([gpu], *nvml_rig.end_steps(gpu)),
             driver_root=str(tmp_path / "host"),
         )
-    assert "open in nv-hostengine (pid 88)" in told
+    assert "open in nv-hostengine (pid 88)" in message
 
 
 def test_the_agent_and_its_children_are_not_named(

@@ -73,7 +73,7 @@ def pid_in(pid_file: pathlib.Path) -> int | None:
 
 
 def is_gone(pid_file: pathlib.Path) -> bool:
-    """Tell whether the process has ended and been reaped."""
+    """Return whether the process has ended and been reaped."""
     return not pathlib.Path("/proc", pid_file.read_text()).exists()
 
 
@@ -434,7 +434,7 @@ def hang(
     fault: nvml_faults.Fault,
     gpus: Callable[[float], nvml_worker.WorkerGpus],
 ) -> tuple[errors.HardwareError, float]:
-    """Observe with a fault that hangs; return what is said, and the deadline it was given."""
+    """Observe with a fault that hangs; return what is expected, and the deadline it was given."""
     for timeout_s in (3.0, 6.0, 12.0, 24.0):
         state.add_fault(fault)
         with pytest.raises(errors.HardwareError) as caught:
@@ -454,13 +454,13 @@ def test_a_driver_that_hangs_is_given_up_at_the_deadline(state: nvml_faults.Shar
     assert error.reason is errors.Reason.NVML_TIMEOUT
     assert error.operation == "nvmlDeviceGetMigMode"
     assert error.gpu == f"GPU 1 ({gpu.uuid})"
-    said = re.fullmatch(
+    expected = re.fullmatch(
         rf"nvmlDeviceGetMigMode on GPU 1 \({gpu.uuid}\) has not returned for ([\d.]+) s; "
         "the GPU worker was killed",
         error.message,
     )
-    assert said, error.message
-    assert 0.0 < float(said[1]) < fault.hang_s
+    assert expected, error.message
+    assert 0.0 < float(expected[1]) < fault.hang_s
     assert len(simulating(state).observe()) == 2
 
 
@@ -484,7 +484,7 @@ def test_processes_that_have_the_hung_gpu_open_are_named_without_asking_the_driv
     )
     proc.add(89, "/dev/nvidia0", name="another")
     proc.add(90, "/dev/nvidia1", name="listener", parent=os.getpid())
-    # Read by nobody, since the driver serves it: a pipe that nobody writes to would hang us.
+    # Not read, since the driver serves it: a pipe without a writer would hang us.
     proc.add_capabilities(1, {"gi1": 30})
     access = proc.root / "driver/nvidia/capabilities/gpu1/mig/gi1/access"
     access.unlink()
@@ -541,8 +541,8 @@ def work():
 def test_a_worker_that_ends_within_a_call_names_it(act: str, end: str) -> None:
     with pytest.raises(errors.HardwareError) as caught:
         child(f"{IN_A_CALL}\ndef doing(): {act}\nwork()").observe()
-    said = f"the GPU worker {end} in nvmlFake on GPU 3 (GPU-3)"
-    assert caught.value.message in (said, f"{said} and no answer")
+    expected = f"the GPU worker {end} in nvmlFake on GPU 3 (GPU-3)"
+    assert caught.value.message in (expected, f"{expected} and no answer")
     assert caught.value.reason is errors.Reason.NVML_ERROR
     assert (caught.value.operation, caught.value.gpu) == ("nvmlFake", "GPU 3 (GPU-3)")
 
@@ -567,9 +567,9 @@ def test_a_worker_that_hangs_between_calls_is_reported_with_the_last_one() -> No
     )
 
 
-# A process that is traced is not given to its parent to reap: as if the kernel held on to it.
+# A process that is traced is not given to its parent to reap: as if the kernel kept it.
 
-HELD = """
+TRACED = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.argtypes = [ctypes.c_long] * 4
@@ -603,7 +603,7 @@ with open({str(number)!r}, "a+") as file:
     file.seek(0)
     number = len(file.read())
 if number == 1:
-{textwrap.indent(IN_A_CALL + HELD.format(pid_file=str(pid_file)), "    ")}
+{textwrap.indent(IN_A_CALL + TRACED.format(pid_file=str(pid_file)), "    ")}
 if number == 2:
     signal.pause()
 answer(model.NO_GPUS)
@@ -615,17 +615,17 @@ answer(model.NO_GPUS)
                 gpus.observe()
             if "status 99" in caught.value.message:
                 pytest.skip("processes may not be traced here")
-            told = re.fullmatch(
+            match = re.fullmatch(
                 r"nvmlFake on GPU 3 \(GPU-3\) has not returned for [\d.]+ s; "
                 r"the GPU worker \(pid (\d+)\) cannot be killed and was left behind",
                 caught.value.message,
             )
-            assert told, caught.value.message
+            assert match, caught.value.message
             with pytest.raises(errors.HardwareError) as caught:
                 gpus.execute(PLAN)
         finally:
             os.kill(int(pid_file.read_text()), signal.SIGKILL)
-        pid = told[1]
+        pid = match[1]
         stuck = (
             rf"; an earlier GPU worker \(pid {pid}\) is still stuck in nvmlFake on GPU 3 "
             r"\(GPU-3\), [\d.]+ s after it was given up"

@@ -88,10 +88,10 @@ def test_a_program_that_was_killed_or_explains_on_stdout_is_reported(
     tmp_path: pathlib.Path,
 ) -> None:
     killed = run(tmp_path, "kill -SEGV $$")
-    told = run(tmp_path, "printf 'Unable to reset.\\n\\033[31mIn use\\n\\n'; exit 1")
+    explained = run(tmp_path, "printf 'Unable to reset.\\n\\033[31mIn use\\n\\n'; exit 1")
 
     assert killed.refused(WHY).message.endswith("ended with signal 11")
-    assert told.refused(WHY).message.endswith("ended with status 1: ?[31mIn use")
+    assert explained.refused(WHY).message.endswith("ended with status 1: ?[31mIn use")
 
 
 def test_a_program_gets_nothing_of_our_own_environment(
@@ -99,9 +99,9 @@ def test_a_program_gets_nothing_of_our_own_environment(
 ) -> None:
     monkeypatch.setenv("SECRET", "x")
 
-    said = run(tmp_path, "/usr/bin/env").stdout
+    output = run(tmp_path, "/usr/bin/env").stdout
 
-    names = {line.partition("=")[0] for line in said.splitlines()}
+    names = {line.partition("=")[0] for line in output.splitlines()}
     assert names - {"PWD", "SHLVL", "_", "OLDPWD"} == {"PATH", "LC_ALL"}
 
 
@@ -125,11 +125,11 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path
 
     with pytest.raises(
         errors.HostError, match=r"did not end within 0\.5 s and was killed"
-    ) as told:
+    ) as caught:
         run(tmp_path, script, timeout_s=0.5)
 
-    assert told.value.reason is WHY
-    assert told.value.message.endswith(": waiting for the driver")
+    assert caught.value.reason is WHY
+    assert caught.value.message.endswith(": waiting for the driver")
     for pid in pids.read_text().split():
         until(lambda each=int(pid): is_dead(each))  # type: ignore[misc]
 

@@ -106,7 +106,7 @@ class Programs:
     """Finds and runs programs; for any thread.
 
     Args:
-        roots: Where to look, best first.
+        roots: Where programs are searched, best first.
         folders: Where in a root programs are, best first.
         search_path: Folders of this machine to look in last, as in ``PATH``; empty: none.
         loader_variables: What a program that is found there has in its environment.

@@ -1,4 +1,4 @@
-"""Child processes: start one, exchange messages with it by a deadline, and end it for certain.
+"""Child processes: start one, send and receive messages by a deadline, and end it for certain.
 
 Messages are pickled values, each after its length. Both ends are this package at one version, and
 no other process can write to the pipes, so pickle is safe. A worker's end is ``Parent``; workers
@@ -296,7 +296,7 @@ def run(
     stdin: str = "",
     keep: Keep,
 ) -> Ended:
-    """Run a program to its end; nothing of its process group is left afterwards.
+    """Run a program to its end; nothing of its process group remains.
 
     Args:
         command: The program and its arguments.
@@ -398,9 +398,9 @@ class Parent:
         Raises:
             BrokenPipeError: There is no parent.
         """
-        left = memoryview(_encoded(message))
-        while left:
-            left = left[os.write(self._out, left) :]
+        rest = memoryview(_encoded(message))
+        while rest:
+            rest = rest[os.write(self._out, rest) :]
 
     def end_with_stdin(self) -> None:
         """End this process, in whatever call it is, as soon as the parent closes its stdin."""
@@ -433,9 +433,9 @@ def _file_with(text: str) -> int:
     """Return a descriptor to read the text from: unlike a pipe, a file is never full."""
     fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
     try:
-        left = memoryview(text.encode())
-        while left:
-            left = left[os.write(fd, left) :]
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[os.write(fd, rest) :]
         os.lseek(fd, 0, os.SEEK_SET)
     except BaseException:
         os.close(fd)

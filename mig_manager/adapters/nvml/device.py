@@ -244,7 +244,7 @@ class Device:
             profiles = tuple(_compute_instance_profiles(instance.handle))
             if not profiles:
                 # Without profiles no instance could be listed, and a GPU instance in use would
-                # look idle.
+                # seem idle.
                 raise library.from_code(
                     pynvml.NVML_ERROR_NOT_SUPPORTED,
                     operation="nvmlGpuInstanceGetComputeInstanceProfileInfo",

@@ -71,7 +71,7 @@ def run(
 
 
 class _Executor:
-    """Performs steps on one GPU; looks up its handle again after each switch of MIG mode.
+    """Performs steps on one GPU; looks up its handle again after each change of MIG mode.
 
     The instances of each profile are listed once and then kept up to date, since no other program
     changes the GPU meanwhile. After a step that failed everything is listed again.
@@ -152,7 +152,7 @@ class _Executor:
         if self._device is None:
             self._device = gpu_device.find(self._gpu_index, self._gpu_uuid, self._known)
             if self._proc_root is not None:
-                # Each time, because a switch of MIG mode may change it (nvml.h).
+                # Each time, because a change of MIG mode may change it (nvml.h).
                 minor = self._device.minor()
                 hung_call.RECORDER.set_gpu(self._gpu_index, self._gpu_uuid, minor)
         return self._device
@@ -403,7 +403,7 @@ def _compute_profile(
     """Choose the compute-instance profile for a name among those the GPU instance offers.
 
     For a whole GPU instance it is the one with most multiprocessors: in a double-memory ``1g`` on
-    Hopper that is 1_SLICE_REV1 (7) with 26, of which 1_SLICE (0) would leave ten idle. For a part
+    Hopper that is 1_SLICE_REV1 (7) with 26; 1_SLICE (0) would leave ten of them idle. For a part
     it is the plain profile of that size, which comes first.
     """
     fitting = [candidate for candidate in profiles if candidate.slices == name.compute_slices]

@@ -304,7 +304,7 @@ def _joined_profiles(one: _Profiles, other: _Profiles) -> _Profiles:
     if one is other or one is None or other is None:
         return one
     pairs = zip(one, other, strict=True)
-    return tuple(left if left.compute_profiles else right for left, right in pairs)
+    return tuple(first if first.compute_profiles else second for first, second in pairs)
 
 
 class _InUseRetry:
@@ -338,7 +338,7 @@ class _InUseRetry:
 
 
 class ThreadGpus:
-    """Implements ``ports.Gpus``: each call of other GPUs in a thread, for commands that only look.
+    """Implements ``ports.Gpus``: each call of other GPUs in a thread; for read-only commands.
 
     While the main thread is in a hung call, Python handles no signal. Here it only waits, with a
     deadline. The hung thread cannot be ended: see ``hung_call.exit_if_hung``.

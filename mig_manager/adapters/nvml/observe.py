@@ -110,7 +110,7 @@ def _architecture(device: gpu_device.Device) -> model.Architecture:
 
 
 def _needs_reset(device: gpu_device.Device, architecture: model.Architecture) -> bool:
-    """Return whether a switch of MIG mode resets the GPU.
+    """Return whether a change of MIG mode resets the GPU.
 
     Newer drivers report it (field 184 of nvml.h). Of the older generations only Ampere resets
     (NVIDIA MIG User Guide, "Enable MIG Mode").

@@ -142,7 +142,7 @@ class OpenFiles:
         """Look for them; call before opening a session, which opens device nodes itself.
 
         Args:
-            proc_root: Where to look; None: nowhere.
+            proc_root: The ``/proc`` to search; None: none.
             driver_roots: Where the driver's capability files may be.
             exclude: Processes that are left out, with their children.
         """

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -48,7 +48,7 @@ def worker_command(
         proc_root: Where to look for processes that use a GPU; None: ``/proc``, or nowhere on a
             simulated node.
     """
-    gpus = library_arguments(library_path, driver_roots, simulate_state)
+    gpus = _library_arguments(library_path, driver_roots, simulate_state)
     proc = () if proc_root is None else ("--proc-root", proc_root)
     timeout = ("--in-use-timeout-s", str(in_use_timeout_s))
     return subprocesses.python(_MODULE, "serve", *gpus, *timeout, *proc)
@@ -61,11 +61,11 @@ def listener_command(
     simulate_state: str | None = None,
 ) -> tuple[str, ...]:
     """Return the command line of a worker that listens; see ``worker_command``."""
-    gpus = library_arguments(library_path, driver_roots, simulate_state)
+    gpus = _library_arguments(library_path, driver_roots, simulate_state)
     return subprocesses.python(_MODULE, "listen", *gpus)
 
 
-def library_arguments(
+def _library_arguments(
     library_path: str | None, driver_roots: Sequence[str], simulate_state: str | None
 ) -> list[str]:
     """Return the arguments that say which GPUs a worker works on."""
@@ -210,7 +210,7 @@ class WorkerGpus(ports.Standby):
         )
 
     @contextlib.contextmanager
-    def _timed(self, operation: str) -> Any:
+    def _timed(self, operation: str) -> Iterator[None]:
         since = self._monotonic()
         is_good = False
         try:
