@@ -27,10 +27,10 @@ class GpuAccess:
     """The adapters of one command."""
 
     def __init__(
-        self, command: str, given: command_settings.CommandSettings, terminal: console.Console
+        self, command: str, chosen: command_settings.CommandSettings, terminal: console.Console
     ) -> None:
         self._command = command
-        self._given = given
+        self._chosen = chosen
         self._terminal = terminal
 
     def gpus(self) -> ports.Gpus:
@@ -38,16 +38,16 @@ class GpuAccess:
         from mig_manager.adapters.nvml import gpus as nvml_gpus
 
         self._simulate()
-        if self._given.gpus.is_simulated:
-            install_simulation(self._given.gpus)
+        if self._chosen.gpus.is_simulated:
+            install_simulation(self._chosen.gpus)
         return nvml_gpus.ThreadGpus(
             nvml_gpus.NvmlGpus(
-                library_path=self._given.gpus.library_path,
-                driver_roots=self._given.gpus.driver_roots,
-                in_use_timeout_s=self._given.in_use_timeout_s,
+                library_path=self._chosen.gpus.library_path,
+                driver_roots=self._chosen.gpus.driver_roots,
+                in_use_timeout_s=self._chosen.in_use_timeout_s,
                 clock=clock.SystemClock(),
             ),
-            timeout_s=self._given.gpu_timeout_s,
+            timeout_s=self._chosen.gpu_timeout_s,
         )
 
     def dependencies(self) -> local.Dependencies:
@@ -56,21 +56,21 @@ class GpuAccess:
         from mig_manager.adapters.nvml_worker import client as nvml_worker
 
         self._simulate()
-        journal = files.JournalFile(self._given.journal_file)
-        proven = files.VerifiedLayoutFile(self._given.proven_file)
-        state = self._given.gpus.simulate_state
+        journal = files.JournalFile(self._chosen.journal_file)
+        proven = files.VerifiedLayoutFile(self._chosen.proven_file)
+        state = self._chosen.gpus.simulate_state
         dependencies = local.Dependencies(
             gpus=nvml_worker.WorkerGpus(
                 command=nvml_worker.worker_command(
-                    library_path=self._given.gpus.library_path,
-                    driver_roots=self._given.gpus.driver_roots,
+                    library_path=self._chosen.gpus.library_path,
+                    driver_roots=self._chosen.gpus.driver_roots,
                     simulate_state=str(state) if state else None,
-                    in_use_timeout_s=self._given.in_use_timeout_s,
+                    in_use_timeout_s=self._chosen.in_use_timeout_s,
                 ),
-                timeout_s=self._given.gpu_timeout_s,
+                timeout_s=self._chosen.gpu_timeout_s,
             ),
             lock=lock_file.LockFile(
-                self._given.lock_file,
+                self._chosen.lock_file,
                 program=f"mig-manager {self._command}",
                 clock=clock.SystemClock(),
                 is_required=True,
@@ -79,14 +79,14 @@ class GpuAccess:
             boot_layout=proven,
             clock=clock.SystemClock(),
             boot_id=self._boot_id(),
-            lock_timeout_s=self._given.lock_timeout_s,
+            lock_timeout_s=self._chosen.lock_timeout_s,
             notify=self._terminal.note,
-            idle_timeout_s=self._given.idle_timeout_s,
+            idle_timeout_s=self._chosen.idle_timeout_s,
             uninterrupted=lambda: console.signals_deferred(self._terminal.note),
         )
-        if self._given.hooks_file and self._command != "boot":
+        if self._chosen.hooks_file and self._command != "boot":
             dependencies = dataclasses.replace(
-                dependencies, hooks=self._hooks(self._given.hooks_file)
+                dependencies, hooks=self._hooks(self._chosen.hooks_file)
             )
         # Simulated GPUs must not change the real machine.
         return dependencies if state else self._with_machine(dependencies)
@@ -96,9 +96,9 @@ class GpuAccess:
 
         return hooks.HookPrograms(
             file,
-            variables=command_settings.hook_variables(self._command, self._given),
-            search_path=self._given.search_path,
-            timeout_s=self._given.hook_timeout_s,
+            variables=command_settings.hook_variables(self._command, self._chosen),
+            search_path=self._chosen.search_path,
+            timeout_s=self._chosen.hook_timeout_s,
         )
 
     def _with_machine(self, dependencies: local.Dependencies) -> local.Dependencies:
@@ -108,11 +108,11 @@ class GpuAccess:
             programs,
         )
 
-        roots = self._given.roots
+        roots = self._chosen.roots
         found = programs.Programs(
             gpu_reset.roots(roots),
-            search_path=self._given.search_path,
-            loader_variables=self._given.gpus.loader_variables,
+            search_path=self._chosen.search_path,
+            loader_variables=self._chosen.gpus.loader_variables,
         )
         return dataclasses.replace(
             dependencies,
@@ -121,25 +121,25 @@ class GpuAccess:
         )
 
     def _boot_id(self) -> str:
-        if self._given.gpus.is_simulated:
-            return simulated_boot_id(self._given.gpus)
+        if self._chosen.gpus.is_simulated:
+            return simulated_boot_id(self._chosen.gpus)
         from mig_manager.adapters.host import procfs
 
         return procfs.boot_id()
 
     def _simulate(self) -> None:
-        if self._given.gpus.is_simulated:
-            prepare_simulation(self._given.gpus)
-            self._terminal.note(f"GPUs are simulated, in {self._given.gpus.simulate_state}")
+        if self._chosen.gpus.is_simulated:
+            prepare_simulation(self._chosen.gpus)
+            self._terminal.note(f"GPUs are simulated, in {self._chosen.gpus.simulate_state}")
 
     def pods_by_device(self) -> Mapping[str, tuple[str, ...]] | None:
         """Return the pods that use each device, by its UUID; None without a kubelet's socket."""
-        if self._given.pod_resources_socket is None:
+        if self._chosen.pod_resources_socket is None:
             return None
         from mig_manager.adapters.kubelet import pod_resources
 
         pods: dict[str, tuple[str, ...]] = {}
-        for pod in pod_resources.PodResources(str(self._given.pod_resources_socket)).assigned():
+        for pod in pod_resources.PodResources(str(self._chosen.pod_resources_socket)).assigned():
             for device_id in pod.device_ids:
                 pods[device_id] = (*pods.get(device_id, ()), pod.key)
         return pods
@@ -148,7 +148,7 @@ class GpuAccess:
         """Return one idle GPU of each product named."""
         from mig_manager.catalogue import products
 
-        return products.templates(self._given.products, warn=self._terminal.note)
+        return products.templates(self._chosen.products, warn=self._terminal.note)
 
     def kinds(self) -> Sequence[generator.Kind]:
         """Return the kinds of GPU of the products named, or else of this machine.
@@ -156,11 +156,11 @@ class GpuAccess:
         Raises:
             LayoutError: None supports MIG, or the driver does not list their profiles.
         """
-        if not self._given.products:
+        if not self._chosen.products:
             return generator.kinds_of(self.gpus().observe())
         from mig_manager.catalogue import products
 
-        return products.kinds(self._given.products, warn=self._terminal.note)
+        return products.kinds(self._chosen.products, warn=self._terminal.note)
 
     def processes(self) -> Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None:
         """Return the processes that use each GPU, by its UUID; None if that is not known."""
@@ -170,13 +170,13 @@ class GpuAccess:
 
         look = functools.partial(
             nvml_processes.inspect,
-            self._given.gpus.library_path,
-            driver_roots=self._given.gpus.driver_roots,
+            self._chosen.gpus.library_path,
+            driver_roots=self._chosen.gpus.driver_roots,
             # The kernel does not know simulated GPUs.
-            proc_root=None if self._given.gpus.is_simulated else procfs.ROOT,
+            proc_root=None if self._chosen.gpus.is_simulated else procfs.ROOT,
             exclude=(os.getpid(),),
         )
-        timeout_s = min(_PROCESSES_TIMEOUT_S, self._given.gpu_timeout_s)
+        timeout_s = min(_PROCESSES_TIMEOUT_S, self._chosen.gpu_timeout_s)
         try:
             return dict(hung_call.CallThread(look).result(timeout_s).processes)
         except (errors.HardwareError, OSError):

@@ -21,12 +21,12 @@ _MOST_NAMED = 6
 """Layouts that an error names before it counts the rest."""
 
 
-def run(command: str, given: command_settings.CommandSettings, terminal: console.Console) -> int:
+def run(command: str, chosen: command_settings.CommandSettings, terminal: console.Console) -> int:
     """Run a command and write its answer.
 
     Args:
         command: Its name.
-        given: Its settings.
+        chosen: Its settings.
         terminal: For the answer and remarks.
 
     Returns:
@@ -35,22 +35,22 @@ def run(command: str, given: command_settings.CommandSettings, terminal: console
     Raises:
         MigManagerError: It failed.
     """
-    return _Command(command, given, terminal).run()
+    return _Command(command, chosen, terminal).run()
 
 
 class _Command:
     """One command line."""
 
     def __init__(
-        self, command: str, given: command_settings.CommandSettings, terminal: console.Console
+        self, command: str, chosen: command_settings.CommandSettings, terminal: console.Console
     ) -> None:
         self._name = command
-        self._given = given
+        self._chosen = chosen
         self._terminal = terminal
-        self._access = gpu_access.GpuAccess(command, given, terminal)
-        self._style = terminal.style(given.colour)
-        self._is_wide = given.output_format is command_settings.OutputFormat.WIDE
-        self._scope = plans.Scope.MODE_ONLY if given.is_mode_only else plans.Scope.ALL
+        self._access = gpu_access.GpuAccess(command, chosen, terminal)
+        self._style = terminal.style(chosen.colour)
+        self._is_wide = chosen.output_format is command_settings.OutputFormat.WIDE
+        self._scope = plans.Scope.MODE_ONLY if chosen.is_mode_only else plans.Scope.ALL
 
     def run(self) -> int:
         commands: Mapping[str, Callable[[], int]] = {
@@ -69,7 +69,7 @@ class _Command:
 
     def _status(self) -> int:
         result = plans.status(self._access.gpus())
-        if self._given.output_format is not command_settings.OutputFormat.TEXT:
+        if self._chosen.output_format is not command_settings.OutputFormat.TEXT:
             result = dataclasses.replace(result, processes=self._access.processes())
         self._answer(
             result.to_data,
@@ -96,7 +96,7 @@ class _Command:
             self._access.dependencies(),
             self._layout,
             scope=self._scope,
-            may_reset=not self._given.is_reset_skipped,
+            may_reset=not self._chosen.is_reset_skipped,
         )
         self._answer(result.to_data, lambda: "MIG configuration applied successfully")
         self._warn(result.overlooked)
@@ -133,19 +133,19 @@ class _Command:
         return DONE
 
     def _checkpoint_file(self) -> str:
-        file = self._given.checkpoint_file
+        file = self._chosen.checkpoint_file
         if file is None:
             raise errors.UsageError("name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE")
         return file
 
     def _boot(self) -> int:
-        if self._given.hooks_file:
-            self._terminal.note(f"{self._given.hooks_file} is ignored: boot runs no hooks")
-        is_named = bool(self._given.layouts or self._given.config_file)
+        if self._chosen.hooks_file:
+            self._terminal.note(f"{self._chosen.hooks_file} is ignored: boot runs no hooks")
+        is_named = bool(self._chosen.layouts or self._chosen.config_file)
         result = boot.boot(
             self._access.dependencies(),
             self._layout if is_named else None,
-            driver_timeout_s=self._given.driver_timeout_s,
+            driver_timeout_s=self._chosen.driver_timeout_s,
         )
         self._answer(result.to_data, lambda: _boot_text(result))
         for planned in result.rounds:
@@ -158,7 +158,7 @@ class _Command:
 
     def _assert(self) -> int:
         layout = self._layout()
-        if self._given.is_valid_config_only:
+        if self._chosen.is_valid_config_only:
             self._terminal.say("Selected MIG configuration is valid")
             return DONE
         result = plans.check(self._access.gpus(), layout, scope=self._scope)
@@ -166,11 +166,13 @@ class _Command:
         self._warn_unreachable(result.planned.gpus.unreachable, "it was not compared")
         if result.is_applied:
             kind = (
-                "mode settings from configuration" if self._given.is_mode_only else "configuration"
+                "mode settings from configuration"
+                if self._chosen.is_mode_only
+                else "configuration"
             )
             self._answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
             return DONE
-        if self._given.output_format is not command_settings.OutputFormat.TEXT:
+        if self._chosen.output_format is not command_settings.OutputFormat.TEXT:
             self._answer(result.to_data, lambda: "")
         self._terminal.note(
             f"layout '{layout.name}' is not applied: {gpu_report.difference(result.planned)}",
@@ -181,8 +183,8 @@ class _Command:
     def _export(self) -> int:
         result = plans.export(
             self._access.gpus(),
-            label=self._given.config_label,
-            has_placements=self._given.has_placements,
+            label=self._chosen.config_label,
+            has_placements=self._chosen.has_placements,
         )
         self._warn_unreachable(result.unreachable, "it is not in the document")
         self._answer(result.to_data, lambda: yaml_tree.dump(result.to_data()))
@@ -190,33 +192,33 @@ class _Command:
 
     def _generate_config(self) -> int:
         result = plans.generate_config(
-            self._access.kinds(), has_all_maximal=self._given.has_all_maximal
+            self._access.kinds(), has_all_maximal=self._chosen.has_all_maximal
         )
-        target = self._given.output_file
+        target = self._chosen.output_file
         if target is None:
             self._answer(result.to_data, lambda: "")
             return DONE
 
-        text = console.rendered(result.to_data(), self._given.output_format.value)
+        text = console.rendered(result.to_data(), self._chosen.output_format.value)
         files.write_output(target, text)
         return DONE
 
     def _validate(self) -> int:
-        result = validate.validate(self._given, self._terminal, self._access, self._read)
+        result = validate.validate(self._chosen, self._terminal, self._access, self._read)
         self._answer(result.to_data, lambda: result.text(self._style))
         return DONE if result.is_good else FAILED
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
-        self._terminal.answer(self._given.output_format.value, data, text)
+        self._terminal.answer(self._chosen.output_format.value, data, text)
 
     def _document(self) -> config.Document:
-        source = self._read(self._given.config_file)
+        source = self._read(self._chosen.config_file)
         self._warn(source.warnings)
         return source
 
     def _read(self, file: str | None) -> config.Document:
         name = file or str(settings.packaged_config())
-        return self._terminal.layout_file(name, is_lenient=self._given.is_lenient)
+        return self._terminal.layout_file(name, is_lenient=self._chosen.is_lenient)
 
     def _warn(self, diagnostics: Sequence[yaml_tree.Diagnostic]) -> None:
         for diagnostic in diagnostics:
@@ -231,8 +233,8 @@ class _Command:
 
     def _layout(self) -> config.Layout:
         source = self._document()
-        if self._given.layouts:
-            return source.layout(self._given.layouts[0])
+        if self._chosen.layouts:
+            return source.layout(self._chosen.layouts[0])
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
         known = list(source.layouts)

@@ -45,7 +45,7 @@ class Nodes(Protocol):
 Show = Callable[[rollout.Decision], None]
 
 
-def run(given: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
+def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
     """Roll out a layout, or preview it.
 
     Returns:
@@ -54,16 +54,16 @@ def run(given: rollout_settings.RolloutSettings, terminal: console.Console) -> i
     Raises:
         MigManagerError: It cannot start or continue.
     """
-    with contextlib.closing(api.KubeApi.connect(kubeconfig=str(given.kubeconfig))) as kube:
-        selected = fleet.Fleet(kube, selector=given.selector)
+    with contextlib.closing(api.KubeApi.connect(kubeconfig=str(chosen.kubeconfig))) as kube:
+        selected = fleet.Fleet(kube, selector=chosen.selector)
         selected.start()
         with contextlib.closing(selected):
-            if not any(map(given.goal.includes, selected.nodes())):
-                raise errors.UsageError(_no_node(given))
-            if given.is_dry_run:
-                return _preview(given, terminal, kube, selected.nodes())
-            _check_layout(given, kube)
-            return _roll_out(given, terminal, selected)
+            if not any(map(chosen.goal.includes, selected.nodes())):
+                raise errors.UsageError(_no_node(chosen))
+            if chosen.is_dry_run:
+                return _preview(chosen, terminal, kube, selected.nodes())
+            _check_layout(chosen, kube)
+            return _roll_out(chosen, terminal, selected)
 
 
 def roll_out(
@@ -134,12 +134,12 @@ def _act(
 
 
 def _roll_out(
-    given: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> int:
-    title = rollout_report.goal(given.goal)
+    title = rollout_report.goal(chosen.goal)
     last: list[rollout.Decision] = []
     status = _FAILED
-    with _display(given, terminal, title) as show:
+    with _display(chosen, terminal, title) as show:
 
         def keep(decision: rollout.Decision) -> None:
             last[:] = [decision]
@@ -148,8 +148,8 @@ def _roll_out(
         try:
             decision = roll_out(
                 selected,
-                given.goal,
-                given.limits,
+                chosen.goal,
+                chosen.limits,
                 clock=clock.SystemClock(),
                 show=keep,
                 note=terminal.note,
@@ -160,8 +160,8 @@ def _roll_out(
                 raise
             status = console.INTERRUPTED
     terminal.answer(
-        given.output_format.value,
-        lambda: rollout_report.data(last[0], given.goal),
+        chosen.output_format.value,
+        lambda: rollout_report.data(last[0], chosen.goal),
         lambda: rollout_report.ended(last[0], title),
     )
     return status
@@ -169,17 +169,17 @@ def _roll_out(
 
 @contextlib.contextmanager
 def _display(
-    given: rollout_settings.RolloutSettings, terminal: console.Console, title: str
+    chosen: rollout_settings.RolloutSettings, terminal: console.Console, title: str
 ) -> Iterator[Show]:
     """Yield a function that shows decisions: a live table, a line for each change, or nothing."""
-    if given.output_format is not command_settings.OutputFormat.TEXT:
+    if chosen.output_format is not command_settings.OutputFormat.TEXT:
         yield lambda _decision: None
         return
     is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
     if not is_live:
         yield _Lines(terminal).show
         return
-    table = _Table(terminal, title, terminal.style(given.colour))
+    table = _Table(terminal, title, terminal.style(chosen.colour))
     yield table.show
     table.clear()
 
@@ -230,70 +230,70 @@ class _Table:
 
 
 def _preview(
-    given: rollout_settings.RolloutSettings,
+    chosen: rollout_settings.RolloutSettings,
     terminal: console.Console,
     kube: api.KubeApi,
     nodes: Sequence[fleet_nodes.Node],
 ) -> int:
-    layout = _layout(given, kube)
+    layout = _layout(chosen, kube)
     pods = fleet.pods_by_node(kube)
     previews = [
         preview.preview(node, layout, pods.get(node.name, ()))
         for node in sorted(nodes, key=lambda node: node.name)
     ]
-    title = rollout_report.goal(given.goal)
-    style = terminal.style(given.colour)
+    title = rollout_report.goal(chosen.goal)
+    style = terminal.style(chosen.colour)
     terminal.answer(
-        given.output_format.value,
+        chosen.output_format.value,
         lambda: {"layout": layout.name, "nodes": [each.to_data() for each in previews]},
         lambda: rollout_report.previewed(previews, title, style=style),
     )
     return _DONE if all(each.verdict.is_good for each in previews) else _FAILED
 
 
-def _check_layout(given: rollout_settings.RolloutSettings, kube: api.KubeApi) -> None:
+def _check_layout(chosen: rollout_settings.RolloutSettings, kube: api.KubeApi) -> None:
     """Check that the agents' layout file has the layout, if it can be read.
 
     Raises:
         LayoutError: It does not have it.
     """
-    if not isinstance(given.goal, fleet_nodes.Forward):
+    if not isinstance(chosen.goal, fleet_nodes.Forward):
         return
     try:
-        document = _document(given, kube)
+        document = _document(chosen, kube)
     except errors.ClusterError:
         # A rollout needs no right to read it.
         return
     if document is not None:
-        document.layout(given.goal.layout)
+        document.layout(chosen.goal.layout)
 
 
-def _layout(given: rollout_settings.RolloutSettings, kube: api.KubeApi) -> config.Layout:
-    document = _document(given, kube)
-    if document is None or not isinstance(given.goal, fleet_nodes.Forward):
-        where = "/".join(given.config_map)
+def _layout(chosen: rollout_settings.RolloutSettings, kube: api.KubeApi) -> config.Layout:
+    document = _document(chosen, kube)
+    if document is None or not isinstance(chosen.goal, fleet_nodes.Forward):
+        where = "/".join(chosen.config_map)
         raise errors.UsageError(
             f"ConfigMap {where} not found; name the agents' one (--config-map), or a file (-f)"
         )
-    return document.layout(given.goal.layout)
+    return document.layout(chosen.goal.layout)
 
 
 def _document(
-    given: rollout_settings.RolloutSettings, kube: api.KubeApi
+    chosen: rollout_settings.RolloutSettings, kube: api.KubeApi
 ) -> config.Document | None:
     """Return the agents' layout file; None if there is no such ConfigMap."""
-    if given.config_file is not None:
-        file = files.ConfigFile(given.config_file)
-        return config.parse(file.read(), source=file.name, is_lenient=given.is_lenient)
-    namespace, name = given.config_map
+    if chosen.config_file is not None:
+        file = files.ConfigFile(chosen.config_file)
+        return config.parse(file.read(), source=file.name, is_lenient=chosen.is_lenient)
+    namespace, name = chosen.config_map
     text = fleet.config_text(kube, namespace=namespace, name=name)
     if text is None:
         return None
     source = f"ConfigMap {namespace}/{name}"
-    return config.parse(text, source=source, is_lenient=given.is_lenient)
+    return config.parse(text, source=source, is_lenient=chosen.is_lenient)
 
 
-def _no_node(given: rollout_settings.RolloutSettings) -> str:
-    if isinstance(given.goal, fleet_nodes.Back):
-        return f"no node that {given.selector!r} selects has the mark of a rollout"
-    return f"{given.selector!r} selects no node"
+def _no_node(chosen: rollout_settings.RolloutSettings) -> str:
+    if isinstance(chosen.goal, fleet_nodes.Back):
+        return f"no node that {chosen.selector!r} selects has the mark of a rollout"
+    return f"{chosen.selector!r} selects no node"

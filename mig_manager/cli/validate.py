@@ -69,7 +69,7 @@ class Result:
 
 
 def validate(
-    given: command_settings.CommandSettings,
+    chosen: command_settings.CommandSettings,
     terminal: console.Console,
     access: gpu_access.GpuAccess,
     read: ReadFile,
@@ -77,7 +77,7 @@ def validate(
     """Validate layout files.
 
     Args:
-        given: The settings.
+        chosen: The settings.
         terminal: For warnings and errors of single files.
         access: The GPUs.
         read: Parses one file; None: the default one.
@@ -87,7 +87,7 @@ def validate(
         HardwareError: The GPUs of this machine cannot be observed.
         UsageError: No file is named, or a product is unknown.
     """
-    compare = _comparison(given, access)
+    compare = _comparison(chosen, access)
 
     def check(document: config.Document, names: Sequence[str]) -> FileResult:
         for diagnostic in (*document.warnings, *unknown_names(document)):
@@ -95,42 +95,42 @@ def validate(
         return FileResult(
             document=document,
             fits=compare(document, names),
-            checks_portability=given.is_portable,
+            checks_portability=chosen.is_portable,
         )
 
-    if not given.has_files:
-        result = check(read(given.config_file), given.layouts)
+    if not chosen.has_files:
+        result = check(read(chosen.config_file), chosen.layouts)
         return Result(files=(result,), is_good=result.is_good, has_files=False)
-    if not given.layouts:
+    if not chosen.layouts:
         raise errors.UsageError("--files: name the layout files to check")
     results = []
-    for file in given.layouts:
+    for file in chosen.layouts:
         try:
             results.append(check(read(file), ()))
         except errors.ConfigError as error:
             terminal.note(error.message)
-    is_good = len(results) == len(given.layouts) and all(each.is_good for each in results)
+    is_good = len(results) == len(chosen.layouts) and all(each.is_good for each in results)
     return Result(files=tuple(results), is_good=is_good, has_files=True)
 
 
 def _comparison(
-    given: command_settings.CommandSettings, access: gpu_access.GpuAccess
+    chosen: command_settings.CommandSettings, access: gpu_access.GpuAccess
 ) -> Callable[[config.Document, Sequence[str]], fits.Validated | None]:
     """Return a function that compares layouts of a file with GPUs; it observes them once."""
     observe = functools.cache(lambda: access.gpus().observe())
     templates = functools.cache(access.templates)
 
     def compare(document: config.Document, names: Sequence[str]) -> fits.Validated | None:
-        chosen = [document.layout(name) for name in names or tuple(document.layouts)]
-        others = None if names or given.must_fit else _known_gpus
+        selected = [document.layout(name) for name in names or tuple(document.layouts)]
+        others = None if names or chosen.must_fit else _known_gpus
         source = document.source
-        if given.products:
+        if chosen.products:
             return fits.against_products(
-                chosen, source=source, templates=templates(), others=others
+                selected, source=source, templates=templates(), others=others
             )
-        if given.is_portable:
+        if chosen.is_portable:
             return None
-        return fits.against_node(chosen, source=source, gpus=observe(), others=others)
+        return fits.against_node(selected, source=source, gpus=observe(), others=others)
 
     return compare
 

@@ -169,8 +169,8 @@ class _Command:
         self._terminal.answer(self._format, data, text)
 
     def _names(self, option: str) -> tuple[str, ...]:
-        given = self._options.get(option)
-        return tuple(map(str, given)) if isinstance(given, list) else ()
+        names = self._options.get(option)
+        return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def _nodes(self) -> selection.Found:
         selector = self._options.get("selector")

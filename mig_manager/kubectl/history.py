@@ -138,7 +138,7 @@ def _from_node(report: node_report.Report, events: Sequence[Moment]) -> Iterable
             is_warning=not report.state.is_good,
         )
     if run.retry_at:
-        yield Moment(at=run.retry_at, what=_RETRY, message="the next retry is due")
+        yield Moment(at=run.retry_at, what=_RETRY, message="the next retry is scheduled")
 
 
 def page(past: History, *, style: bar.Style) -> str:

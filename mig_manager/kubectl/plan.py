@@ -49,7 +49,7 @@ class NodePlan:
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
         planned = self.planned.to_data() if self.planned else {}
-        # UUIDs are not published, and evicted pods are known only as far as `losses` tells.
+        # UUIDs are not published, and evicted pods are known only as far as `losses` shows.
         known = {k: v for k, v in planned.items() if k not in ("destroyed_uuids", "evicted_pods")}
         return {
             "node": self.name,
@@ -205,7 +205,7 @@ def presumed_gpus(report: node_report.Report) -> tuple[model.ObservedGpus, str]:
     product = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
     count = labels.get(_COUNT_LABEL, "1")
     if not product:
-        return model.NO_GPUS, "neither an agent nor a label tells which GPUs it has"
+        return model.NO_GPUS, "neither an agent nor a label shows which GPUs it has"
     is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
     number = int(count) if is_count else 1
     try:
@@ -250,7 +250,7 @@ def loss_text(loss: resources.Loss) -> str:
     kind, pods = loss.kind, status.named_pods(loss.kind.pods)
     what = f"{loss.ending} of {kind.count} {status.kind_name(kind.resource)} go"
     if loss.is_total:
-        return f"{what}: these pods must leave: {pods}"
+        return f"{what}: these pods are evicted: {pods}"
     if loss.least:
         return f"{what}: {loss.least} in use must go, used by some of {pods}"
     return f"{what}: the agent spares those in use, if it can, by {pods}"
@@ -291,6 +291,6 @@ def _affected(losses: Sequence[resources.Loss] | None) -> str:
     maybe = {pod for loss in losses if not loss.is_total for pod in loss.kind.pods} - sure
     if not (sure or maybe):
         return "none"
-    parts = [f"{len(sure)} must leave"] if sure else []
-    parts += [f"up to {len(maybe)} may have to"] if maybe else []
+    parts = [f"{len(sure)} evicted"] if sure else []
+    parts += [f"up to {len(maybe)} may be evicted"] if maybe else []
     return ", ".join(parts)

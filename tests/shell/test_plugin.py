@@ -210,7 +210,7 @@ def test_a_plan_is_drawn_with_the_pods_that_must_leave(viewer: rig.Viewer) -> No
     assert answer.out.startswith("gpu-1: all-1g.5gb of ConfigMap gpu-operator/default-mig-parted")
     assert "goes" in answer.out
     assert "16 instances destroyed, 40 created, 16 stay; no reset" in answer.out
-    assert "8 of 8 3g.20gb go: these pods must leave: ml/train" in answer.out
+    assert "8 of 8 3g.20gb go: these pods are evicted: ml/train" in answer.out
     assert "ml/serve" not in answer.out
 
 
@@ -224,7 +224,7 @@ def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Vi
     assert "yes    nothing" in rows["gpu-1"]
     assert rows["gpu-2"].split()[1] == "no"
     assert "instances destroyed" in rows["gpu-3"]
-    assert "1 GPU reset   1 must leave" in rows["gpu-4"]
+    assert "1 GPU reset   1 evicted" in rows["gpu-4"]
     assert "config:8:" in answer.out
     assert "GPU 0 (NVIDIA A30" in answer.out
     assert "presumed not partitioned" in answer.out

@@ -120,7 +120,7 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
         ),
         (report(status(config="other")), "last reported layout other"),
         (report(status(state="pending", startedAt=at(hours=2))), "no report since"),
-        (report(status(state="failed", retryAt=at(hours=1))), "next retry was due"),
+        (report(status(state="failed", retryAt=at(hours=1))), "next retry was scheduled"),
         (report(None, labels={cluster.STATE_LABEL: "success"}), "another MIG manager"),
     ],
 )

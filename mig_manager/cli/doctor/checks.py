@@ -142,7 +142,7 @@ class Check:
     """What is true if nothing is found."""
     remedy: str
     """What to do if the finding has no remedy of its own."""
-    look: Callable[[Facts], Sequence[Found]]
+    run: Callable[[Facts], Sequence[Found]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ def run(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Report:
     """
     deadline = time.monotonic() + timeout_s
     answers = {
-        check: hung_call.CallThread(functools.partial(check.look, facts)) for check in checks
+        check: hung_call.CallThread(functools.partial(check.run, facts)) for check in checks
     }
 
     return Report(

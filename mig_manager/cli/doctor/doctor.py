@@ -24,24 +24,24 @@ _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 CHECKS = (*machine.CHECKS, *cluster_checks.CHECKS)
 
 
-def run(given: command_settings.DoctorSettings, terminal: console.Console) -> bool:
+def run(chosen: command_settings.DoctorSettings, terminal: console.Console) -> bool:
     """Check this node and write what was found.
 
     Returns:
         Whether nothing fails.
     """
-    report = examine(given)
+    report = examine(chosen)
     terminal.answer(
-        given.output_format.value,
+        chosen.output_format.value,
         report.to_data,
-        lambda: table(report, style=terminal.style(given.colour)),
+        lambda: table(report, style=terminal.style(chosen.colour)),
     )
     return report.is_good
 
 
-def examine(given: command_settings.DoctorSettings) -> checks.Report:
+def examine(chosen: command_settings.DoctorSettings) -> checks.Report:
     """Run all checks."""
-    return checks.run(CHECKS, facts(given), timeout_s=given.timeout_s + _MARGIN_S)
+    return checks.run(CHECKS, facts(chosen), timeout_s=chosen.timeout_s + _MARGIN_S)
 
 
 def table(report: checks.Report, *, style: bar.Style) -> str:
@@ -83,67 +83,69 @@ def _wrapped(text: str, width: int) -> list[str]:
     ) or [""]
 
 
-def facts(given: command_settings.DoctorSettings) -> checks.Facts:
+def facts(chosen: command_settings.DoctorSettings) -> checks.Facts:
     """Prepare the facts that checks read; nothing is read yet."""
-    kube = checks.Once(functools.partial(_connect, given), what="the cluster")
+    kube = checks.Once(functools.partial(_connect, chosen), what="the cluster")
     return checks.Facts(
-        settings=given,
-        gpus=checks.Once(lambda: _worker(given).observe(), what="the GPUs"),
-        inspection=checks.Once(lambda: _worker(given).inspect(), what="the GPU processes"),
+        settings=chosen,
+        gpus=checks.Once(lambda: _worker(chosen).observe(), what="the GPUs"),
+        inspection=checks.Once(lambda: _worker(chosen).inspect(), what="the GPU processes"),
         kube=kube,
-        node=checks.Once(functools.partial(_node, given, kube), what="the node"),
-        pods=checks.Once(functools.partial(_pods, given, kube), what="the pods of the node"),
+        node=checks.Once(functools.partial(_node, chosen, kube), what="the node"),
+        pods=checks.Once(functools.partial(_pods, chosen, kube), what="the pods of the node"),
         allocatable=checks.Once(
-            functools.partial(_allocatable, given), what="the devices that kubelet can schedule"
+            functools.partial(_allocatable, chosen), what="the devices that kubelet can schedule"
         ),
-        own_pod_uid=procfs.own_pod_uid(given.own_pod_uid, _MOUNTS),
+        own_pod_uid=procfs.own_pod_uid(chosen.own_pod_uid, _MOUNTS),
     )
 
 
-def _worker(given: command_settings.DoctorSettings) -> nvml_worker.WorkerGpus:
-    state = given.gpus.simulate_state
+def _worker(chosen: command_settings.DoctorSettings) -> nvml_worker.WorkerGpus:
+    state = chosen.gpus.simulate_state
     command = nvml_worker.worker_command(
-        library_path=given.gpus.library_path,
-        driver_roots=given.gpus.driver_roots,
+        library_path=chosen.gpus.library_path,
+        driver_roots=chosen.gpus.driver_roots,
         simulate_state=str(state) if state else None,
-        proc_root=str(given.proc) if given.proc else None,
+        proc_root=str(chosen.proc) if chosen.proc else None,
     )
-    return nvml_worker.WorkerGpus(command=command, timeout_s=given.timeout_s)
+    return nvml_worker.WorkerGpus(command=command, timeout_s=chosen.timeout_s)
 
 
-def _connect(given: command_settings.DoctorSettings) -> api.KubeApi:
-    path = str(given.kubeconfig) if given.kubeconfig else None
+def _connect(chosen: command_settings.DoctorSettings) -> api.KubeApi:
+    path = str(chosen.kubeconfig) if chosen.kubeconfig else None
     try:
-        return api.KubeApi.connect(kubeconfig=path, request_timeout_s=given.timeout_s / _ATTEMPTS)
+        return api.KubeApi.connect(kubeconfig=path, request_timeout_s=chosen.timeout_s / _ATTEMPTS)
     except errors.UsageError as error:
-        if given.has_cluster:
+        if chosen.has_cluster:
             raise
         raise checks.NotAskedError("no kubeconfig") from error
 
 
 def _node(
-    given: command_settings.DoctorSettings, kube: checks.Once[api.KubeApi]
+    chosen: command_settings.DoctorSettings, kube: checks.Once[api.KubeApi]
 ) -> cluster.NodeView:
     connected = kube.needed()
-    if not given.node_name:
+    if not chosen.node_name:
         raise checks.NotAskedError("no --node-name")
-    return node.KubeNode(connected, name=given.node_name, clock=clock.SystemClock()).read()
+    return node.KubeNode(connected, name=chosen.node_name, clock=clock.SystemClock()).read()
 
 
 def _pods(
-    given: command_settings.DoctorSettings, kube: checks.Once[api.KubeApi]
+    chosen: command_settings.DoctorSettings, kube: checks.Once[api.KubeApi]
 ) -> tuple[cluster.Pod, ...]:
     connected = kube.needed()
-    if not given.node_name:
+    if not chosen.node_name:
         raise checks.NotAskedError("no --node-name")
-    return pods.KubeWorkloads(connected, node_name=given.node_name).list()
+    return pods.KubeWorkloads(connected, node_name=chosen.node_name).list()
 
 
-def _allocatable(given: command_settings.DoctorSettings) -> Mapping[str, frozenset[str]]:
-    is_required = given.has_kubelet or (given.has_cluster and not given.gpus.is_simulated)
-    if not is_required and not given.pod_resources_socket.parent.is_dir():
+def _allocatable(chosen: command_settings.DoctorSettings) -> Mapping[str, frozenset[str]]:
+    is_required = chosen.has_kubelet or (chosen.has_cluster and not chosen.gpus.is_simulated)
+    if not is_required and not chosen.pod_resources_socket.parent.is_dir():
         raise checks.NotAskedError(
-            f"no kubelet: {given.pod_resources_socket.parent} does not exist"
+            f"no kubelet: {chosen.pod_resources_socket.parent} does not exist"
         )
-    socket = pod_resources.PodResources(str(given.pod_resources_socket), timeout_s=given.timeout_s)
+    socket = pod_resources.PodResources(
+        str(chosen.pod_resources_socket), timeout_s=chosen.timeout_s
+    )
     return socket.allocatable()

@@ -174,11 +174,11 @@ def kernel_modules(proc: pathlib.Path, gpus: Gpus) -> Sequence[checks.Found]:
 def lock(path: pathlib.Path) -> Sequence[checks.Found]:
     """Check whether another manager is changing this node."""
     try:
-        holder = lock_file.owner(path)
+        owner = lock_file.owner(path)
     except OSError as error:
         return (checks.warn(f"{path}: {error.strerror or error}"),)
-    if holder:
-        return (checks.warn(f"in use by {holder}"),)
+    if owner:
+        return (checks.warn(f"in use by {owner}"),)
     return (checks.ok(f"{path}: free"),)
 
 
@@ -203,10 +203,10 @@ def verified_layout(path: pathlib.Path) -> Sequence[checks.Found]:
     if text is None:
         return (checks.ok(f"{path}: no layout is kept for the next boot"),)
     try:
-        proven = status.VerifiedLayout.from_json(text)
+        layout = status.VerifiedLayout.from_json(text)
     except ValueError as error:
         return (checks.fail(f"{path}: {error}"),)
-    return (checks.ok(f"{path}: layout {proven.config!r} of {len(proven.snapshot)} GPUs"),)
+    return (checks.ok(f"{path}: layout {layout.config!r} of {len(layout.snapshot)} GPUs"),)
 
 
 def journal_file(path: pathlib.Path) -> Sequence[checks.Found]:
@@ -244,7 +244,7 @@ def _mode(gpu: model.Gpu) -> str:
 
 
 def _is_own(gpu: model.Gpu) -> bool:
-    """Tell whether this machine alone decides about the GPU's MIG mode."""
+    """Return whether this machine alone decides about the GPU's MIG mode."""
     match gpu.virtualization:
         case model.Virtualization.NONE | model.Virtualization.HOST:
             return True

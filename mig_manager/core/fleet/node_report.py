@@ -122,8 +122,8 @@ def _notes(node: nodes.Node, state: NodeState, now: dt.datetime) -> list[str]:
         return notes
     notes += _notes_on_status(node, published, state)
     if published.retry_at and now - published.retry_at > _OVERDUE:
-        due = messages.format_time(published.retry_at)
-        notes.append(f"the next retry was due at {due}: check that the agent runs")
+        expected = messages.format_time(published.retry_at)
+        notes.append(f"the next retry was scheduled for {expected}: check that the agent runs")
     return notes
 
 

@@ -140,11 +140,11 @@ class Forward:
         return Mark(layout=self.layout, before=node.requested or node.applied or None)
 
     def is_superseded(self, _node: Node) -> bool:
-        """Tell whether another layout was requested since the rollout."""
+        """Return whether another layout was requested since the rollout."""
         return False
 
     def includes(self, _node: Node) -> bool:
-        """Tell whether the rollout includes a node."""
+        """Return whether the rollout includes a node."""
         return True
 
 
@@ -161,12 +161,12 @@ class Back:
         return dataclasses.replace(node.mark, is_undone=True) if node.mark else None
 
     def is_superseded(self, node: Node) -> bool:
-        """Tell whether another layout was requested since the rollout."""
+        """Return whether another layout was requested since the rollout."""
         mark = node.mark
         return mark is not None and node.requested not in (mark.layout, mark.before)
 
     def includes(self, node: Node) -> bool:
-        """Tell whether the rollout includes a node: not one that was superseded after an undo."""
+        """Return whether the rollout includes a node: not if it was superseded after an undo."""
         return node.mark is not None and not (node.mark.is_undone and self.is_superseded(node))
 
 

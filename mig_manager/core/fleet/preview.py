@@ -52,7 +52,7 @@ class Preview:
     """Indices of GPUs."""
     evicted: tuple[str, ...] = ()
     maybe_evicted: tuple[str, ...] = ()
-    """Pods, some of which are evicted."""
+    """Pods; some of them are evicted."""
     is_provisional: bool = False
     """Whether the instances are not known before MIG is enabled."""
 

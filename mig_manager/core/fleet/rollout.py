@@ -194,7 +194,7 @@ class Rollout:
         return dataclasses.replace(decision, start=_startable(decision))
 
     def _is_ours(self, node: fleet_nodes.Node) -> bool:
-        """Tell whether a rollout made the node's request."""
+        """Return whether a rollout made the node's request."""
         is_target = node.requested == self._goal.target(node)
         return node.mark is not None and is_target and node.name not in self._withdrawn
 
@@ -229,7 +229,7 @@ class Rollout:
         self._failed |= failed - self._failed_before
 
     def _is_awaited(self, node: NodeProgress) -> bool:
-        """Tell whether to wait for the node's outcome."""
+        """Return whether to wait for the node's outcome."""
         if self._limits.pauses and node.name in self._failed:
             return False
         is_in_time = node.seconds < self._limits.node_timeout_s
@@ -262,7 +262,7 @@ class Rollout:
         )
 
     def _is_stable(self, node: fleet_nodes.Node, now_s: float) -> bool:
-        """Tell whether the node stays as it is; an agent that never responds changes nothing."""
+        """Return whether the node stays as it is; an agent that never responds changes nothing."""
         if node.is_finished or node.has_responded:
             self._unanswered_s.pop(node.name, None)
             return node.is_finished

@@ -22,13 +22,13 @@ class Slot:
 
     index: int
     holder: str
-    """The node that holds it; empty: nobody."""
+    """The node that has it; empty: none."""
     version: str
     """Another one after each change."""
     duration_s: float
-    """How long it stays its holder's without being renewed."""
+    """How long it stays taken without being renewed."""
     transitions: int = 0
-    """How often it has gone from one node to another."""
+    """How often another node has taken it."""
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Since when a slot is as it is, as far as we saw it."""
+    """Since when a slot is unchanged, as far as was observed."""
 
     version: str
     since_s: float
@@ -46,16 +46,16 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What there is to take."""
+    """The slots, by what our node may do with them."""
 
     mine: tuple[Slot, ...]
-    """Those that our node holds: one, or more where an answer was lost."""
+    """Slots of our node: one, or more if a response was lost."""
     free: tuple[Slot, ...]
-    """Those that nobody holds; without a version where there is no Lease yet."""
+    """Free slots; without a version if there is no Lease yet."""
     silent: tuple[Slot, ...]
-    """Those of others who have not renewed them for as long as they promised to."""
+    """Slots of other nodes, not renewed for the duration of the Lease."""
     held: tuple[Slot, ...]
-    """Those of others."""
+    """Other slots of other nodes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,8 @@ def remember(before: Mapping[int, Seen], slots: Iterable[Slot], now_s: float) ->
     """Return since when each slot is as it is now.
 
     Args:
-        before: The same at the last look.
-        slots: What this look found.
+        before: The result of the last call.
+        slots: As they are now.
         now_s: Seconds from some fixed point.
     """
     return {
@@ -117,10 +117,10 @@ def judge(
 
     Args:
         slots: All there are, also those beyond the limit, which another agent may have.
-        seen: As ``remember`` returned it for this look.
+        seen: The result of ``remember`` for these slots.
         now_s: Seconds from the same fixed point.
         node: Ours.
-        limit: How many slots there shall be.
+        limit: The number of slots.
     """
     there = {slot.index: slot for slot in slots}
     others = tuple(slot for slot in slots if slot.holder not in ("", node))
@@ -138,7 +138,7 @@ def judge(
 
 
 def is_disrupted(view: cluster.NodeView) -> bool:
-    """Tell whether a manager has left its marks on a node: a change is under way, or was."""
+    """Return whether a node has the marks of a change, also of an interrupted one."""
     marks = (cluster.JOURNAL_ANNOTATION, cluster.CORDON_ANNOTATION)
     return (
         any(view.annotations.get(mark) for mark in marks)
