@@ -186,8 +186,8 @@ def _part_edges(cells: Iterable[Cell], pitch: int) -> frozenset[int]:
 
 
 def _part_columns(cell: Cell, part: Part, pitch: int) -> tuple[int, int]:
-    left, width = cell.start * pitch, cell.size * pitch
-    return left + round(part.begin * width), left + round(part.end * width)
+    column, width = cell.start * pitch, cell.size * pitch
+    return column + round(part.begin * width), column + round(part.end * width)
 
 
 def _border(above: frozenset[int], below: frozenset[int], width: int) -> _Line:
@@ -223,13 +223,13 @@ def _body(row: Row, *, pitch: int, width: int, indent: int, style: Style) -> lis
     return lines
 
 
-def _put_cell(line: _Line, left: int, width: int, cell: Cell | Part) -> None:
+def _put_cell(line: _Line, column: int, width: int, cell: Cell | Part) -> None:
     room = width - 1
     fill = cell.fill if isinstance(cell, Cell) else " "
     title = cell.title if len(cell.title) <= room else cell.title[: max(room - 1, 0)] + "…"
     if title and fill != " " and len(title) + 2 <= room:
         title = f" {title} "
-    _put(line, left + 1, title.center(room, fill)[:room], cell.tone)
+    _put(line, column + 1, title.center(room, fill)[:room], cell.tone)
 
 
 def _put_divisions(line: _Line, cell: Cell, pitch: int) -> None:
@@ -237,8 +237,8 @@ def _put_divisions(line: _Line, cell: Cell, pitch: int) -> None:
         filler = dataclasses.replace(cell, title="")
         _put_cell(line, cell.start * pitch, cell.size * pitch, filler)
     for part in cell.parts:
-        left, right = _part_columns(cell, part, pitch)
-        _put_cell(line, left, right - left, part)
+        column, right = _part_columns(cell, part, pitch)
+        _put_cell(line, column, right - column, part)
 
 
 def _put_verticals(line: _Line, edges: Iterable[int]) -> None:

@@ -33,7 +33,7 @@ _TONE_OF_SIZE = {
 
 
 def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style) -> str:
-    """Draw every GPU with its instances at their places; equal GPUs are drawn once.
+    """Draw every GPU with its instances; equal GPUs are drawn once.
 
     Args:
         gpus: As observed, ascending by index.
@@ -145,10 +145,10 @@ def _appearance(gpu: model.Gpu) -> Hashable:
 def _appearance_of_plan(gpu_plan: steps.GpuPlan | None) -> Hashable:
     if gpu_plan is None:
         return None
-    places = {
+    placements = {
         step.placement for step in gpu_plan.steps if isinstance(step, steps.DestroyGpuInstance)
     }
-    return gpu_plan.target, frozenset(places), gpu_plan.changes_mode, gpu_plan.is_provisional
+    return gpu_plan.target, frozenset(placements), gpu_plan.changes_mode, gpu_plan.is_provisional
 
 
 def _header(alike: Sequence[model.Gpu], note: str, style: bar.Style) -> str:
@@ -209,7 +209,7 @@ def _small_first(profile: model.Profile) -> tuple[int, int, str]:
 
 
 def _slices(gpu: model.Gpu) -> int:
-    """Return the number of memory slices, or 0 when this driver has not told yet."""
+    """Return the number of memory slices, or 0 if the driver lists no profiles yet."""
     possible = [place.end for info in gpu.profiles or () for place in info.placements]
     taken = [gi.placement.end for gi in gpu.gpu_instances]
     return max(possible + taken, default=0)
@@ -237,7 +237,7 @@ _PLACED_LATER = "instances find their places once MIG is on"
 
 
 def _marks(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> dict[model.Placement, str]:
-    """Say what becomes of each live GPU instance; places that are new do not occur."""
+    """Return what the plan does to each live GPU instance, by placement."""
     doomed: set[int] = set()
     touched: set[model.Placement] = set()
     ids = {gi.instance_id: gi.placement for gi in gpu.gpu_instances}

@@ -115,9 +115,9 @@ def from_nvml(*, enum_index: int, slice_count: int, memory_gb: int) -> model.Pro
 
 
 def suggest(
-    wanted: model.Profile | str, offered: Iterable[model.Profile]
+    wanted: model.Profile | str, available: Iterable[model.Profile]
 ) -> tuple[model.Profile, ...]:
-    """Return up to ``MAX_SUGGESTIONS`` offered profiles that were possibly meant, best first.
+    """Return up to ``MAX_SUGGESTIONS`` available profiles that were possibly meant, best first.
 
     A person who takes a layout to another GPU has the slices right and the memory wrong, so
     profiles with the same slices come first, those with the nearest memory foremost. Compute
@@ -125,28 +125,28 @@ def suggest(
 
     Args:
         wanted: What was asked for; text that is no profile is compared by its letters.
-        offered: The GPU-instance profiles that the GPU has.
+        available: The GPU-instance profiles that the GPU has.
     """
     if isinstance(wanted, str):
         try:
             asked = parse(wanted)
         except ValueError:
-            return _similar(wanted, offered)
+            return _similar(wanted, available)
     else:
         asked = wanted
     same_slices = {
         profile
         if asked.spans
         else dataclasses.replace(profile, compute_slices=asked.compute_slices)
-        for profile in offered
+        for profile in available
         if profile.gpu_slices == asked.gpu_slices
     }
     ranked = sorted(same_slices - {asked}, key=lambda profile: _distance(asked, profile))
     return tuple(ranked[:MAX_SUGGESTIONS])
 
 
-def _similar(text: str, offered: Iterable[model.Profile]) -> tuple[model.Profile, ...]:
-    by_name = {str(profile): profile for profile in offered}
+def _similar(text: str, available: Iterable[model.Profile]) -> tuple[model.Profile, ...]:
+    by_name = {str(profile): profile for profile in available}
     import difflib  # noqa: PLC0415 - for mistakes alone
 
     names = difflib.get_close_matches(text.lower(), by_name, n=MAX_SUGGESTIONS)

@@ -66,8 +66,7 @@ def in_order(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     return tuple(sorted(unique, key=lambda each: (each.location.line, each.location.column)))
 
 
-MAX_CHARACTERS = 2**20
-"""A ConfigMap holds 1 MiB at most."""
+MAX_CHARACTERS = 2**20  # of a ConfigMap
 MAX_DEPTH = 32
 MAX_NODES = 100_000
 """Counted with aliases expanded: a few lines can stand for billions of nodes."""
@@ -85,7 +84,7 @@ class Scalar:
 
     value: str | int | float | bool | None
     text: str
-    """As written, without quotes."""
+    """Without quotes."""
     location: errors.Location
 
     @property
@@ -120,7 +119,6 @@ class Entry:
     key: str
     value: "Node"
     location: errors.Location
-    """Of the key."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
