@@ -197,7 +197,7 @@ def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
     if names:
         text += f" · offers {names}"
     elif gpu.is_mig_capable:
-        text += " · tells its profiles once MIG is on"
+        text += " · lists its profiles once MIG is on"
     lines = textwrap.wrap(
         text, WIDTH, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False
     )
@@ -388,7 +388,7 @@ def _has_garbage(gpu: model.Gpu) -> bool:
 
 def _legend_of_garbage(style: bar.Style) -> str:
     return style.paint(
-        "! GPU instance without a compute instance: it takes room and serves nobody; "
+        "! GPU instance without a compute instance: it only blocks memory slices; "
         "'apply' removes it.",
         bar.Tone.BAD,
     )

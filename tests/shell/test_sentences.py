@@ -13,7 +13,7 @@ from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import history, plan, selection, status
 from tests.shell import plugin_rig as rig
-from tests.unit import boards
+from tests.unit import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 KIND = "nvidia.com/mig-1g.5gb"
@@ -66,7 +66,7 @@ def report(
 
 
 def test_a_plan_without_known_profiles_is_provisional() -> None:
-    blind = boards.gpu(None, mode=model.MigMode.DISABLED)
+    blind = samples.gpu(None, mode=model.MigMode.DISABLED)
     document = config.parse(rig.CONFIG, source="f")
 
     result = plan.plan(
@@ -88,7 +88,7 @@ def test_pods_with_claims_are_named_separately() -> None:
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
     found = {"n1": (cluster.parse_pod(item),)}
     shown = status.Status(
-        reports=(report((boards.gpu(boards.A100, "1g.5gb@0"),)),),
+        reports=(report((samples.gpu(samples.A100, "1g.5gb@0"),)),),
         pods=selection.Pods(by_node=found),
         now=NOW,
     )

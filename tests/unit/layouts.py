@@ -5,15 +5,15 @@ import dataclasses
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from tests.unit import boards, machine, oracle
+from tests.unit import machine, oracle, samples
 
 
 @st.composite
 def gpus(
-    draw: st.DrawFn, board: str, *, splits: bool = True, idle: bool = True, index: int = 0
+    draw: st.DrawFn, product: str, *, splits: bool = True, idle: bool = True, index: int = 0
 ) -> model.Gpu:
     """Draw a GPU with instances anywhere, some of them split, some of them idle."""
-    empty = boards.gpu(boards.BOARDS[board], index=index)
+    empty = samples.gpu(samples.PRODUCTS[product], index=index)
     spots = [(spec, place) for spec in empty.profiles or () for place in spec.placements]
     chosen: list[tuple[model.GpuInstanceProfile, model.Placement]] = []
     # Lists alone seldom fill a GPU, permutations always do.
@@ -25,22 +25,22 @@ def gpus(
         ):
             chosen.append((spec, place))
     words = [_instance(draw, spec, place, splits=splits, idle=idle) for spec, place in chosen]
-    return boards.gpu(boards.BOARDS[board], *words, index=index)
+    return samples.gpu(samples.PRODUCTS[product], *words, index=index)
 
 
 @st.composite
-def wishes(draw: st.DrawFn, board: str, *, splits: bool = True) -> model.DesiredGpu:
-    """Draw a wish that fits the board, since something like it was there."""
-    there = draw(gpus(board, splits=splits, idle=False))
-    return model.DesiredGpu.of(model.MigMode.ENABLED, boards.devices_of(there))
+def desired_devices(draw: st.DrawFn, product: str, *, splits: bool = True) -> model.DesiredGpu:
+    """Draw a desired GPU that fits the product, since something like it was there."""
+    there = draw(gpus(product, splits=splits, idle=False))
+    return model.DesiredGpu.of(model.MigMode.ENABLED, samples.devices_of(there))
 
 
 @st.composite
-def any_wishes(draw: st.DrawFn, board: str) -> model.DesiredGpu:
-    """Draw a wish that may or may not fit."""
+def any_devices(draw: st.DrawFn, product: str) -> model.DesiredGpu:
+    """Draw a desired that may or may not fit."""
     names = [
         dataclasses.replace(spec.profile, compute_slices=size)
-        for spec in boards.BOARDS[board]
+        for spec in samples.PRODUCTS[product]
         for size in range(1, spec.profile.gpu_slices + 1)
         if machine.spans(size, spec.profile.gpu_slices)
     ]

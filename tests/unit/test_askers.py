@@ -5,7 +5,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
-from tests.unit import boards
+from tests.unit import samples
 
 MIXED = "mixed"
 
@@ -31,9 +31,9 @@ def pod(name: str, *, phase: str = "Running", **asks: int) -> cluster.Pod:
 
 
 NODE = (
-    boards.gpu(boards.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4"),
-    boards.gpu(boards.A100, "1g.5gb@0", "3g.20gb@4", index=1),
-    boards.gpu(boards.A100, mode=model.MigMode.DISABLED, index=2),
+    samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4"),
+    samples.gpu(samples.A100, "1g.5gb@0", "3g.20gb@4", index=1),
+    samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=2),
 )
 
 
@@ -76,9 +76,9 @@ def test_with_other_strategies_all_devices_go_by_the_name_of_whole_gpus(
 
 
 def losses(
-    wish: dict[str, int], *pods: cluster.Pod, strategy: str = MIXED
+    desired: dict[str, int], *pods: cluster.Pod, strategy: str = MIXED
 ) -> tuple[resources.Loss, ...]:
-    plan = planner.plan(NODE, {NODE[0].uuid: boards.want(wish)})
+    plan = planner.plan(NODE, {NODE[0].uuid: samples.want(desired)})
     return resources.losses(plan, NODE, pods, strategy=strategy)
 
 
@@ -98,8 +98,8 @@ def test_of_those_who_hold_some_of_a_kind_only_a_least_number_is_certain(
 
 
 def test_a_switch_of_mode_ends_every_device_of_the_gpu() -> None:
-    off = boards.want(mode=model.MigMode.DISABLED)
-    on = boards.want({"1g.5gb": 1})
+    off = samples.want(mode=model.MigMode.DISABLED)
+    on = samples.want({"1g.5gb": 1})
     plan = planner.plan(NODE, {NODE[1].uuid: off, NODE[2].uuid: on})
 
     found = resources.losses(

@@ -76,14 +76,14 @@ def one_more(counts: Counts) -> Iterator[Counts]:
         yield (*counts[:index], count + 1, *counts[index + 1 :])
 
 
-def wish(gpu: model.Gpu, counts: Counts) -> model.DesiredGpu:
+def desired(gpu: model.Gpu, counts: Counts) -> model.DesiredGpu:
     profiles = [spec.profile for spec in gpu.profiles or ()]
     return model.DesiredGpu.of(model.MigMode.ENABLED, dict(zip(profiles, counts, strict=True)))
 
 
 def is_accepted(gpu: model.Gpu, counts: Counts) -> bool:
     try:
-        plan = planner.plan([gpu], {gpu.uuid: wish(gpu, counts)})
+        plan = planner.plan([gpu], {gpu.uuid: desired(gpu, counts)})
     except errors.LayoutError as error:
         assert error.reason is errors.Reason.DOES_NOT_FIT  # noqa: PT017 - both are fine
         return False

@@ -15,7 +15,7 @@ from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint
 from tests import fakes
 from tests.shell import applying_rig
-from tests.unit import boards, layouts, machine
+from tests.unit import layouts, machine, samples
 
 LAYOUTS = config.parse(
     """
@@ -101,9 +101,9 @@ def test_a_gpu_instance_without_compute_instance_is_kept_too() -> None:
 
 
 def test_a_one_slice_instance_with_more_processors_is_filled_by_its_own_profile() -> None:
-    board = hardware.find("H100")
+    capacity = hardware.find("H100")
     gpu = dataclasses.replace(
-        hardware.template(board, 0),
+        hardware.template(capacity, 0),
         current_mode=model.MigMode.ENABLED,
         pending_mode=model.MigMode.ENABLED,
     )
@@ -148,8 +148,8 @@ def test_every_single_profile_of_every_product_comes_back_after_a_reboot(name: s
     for spec in hardware.template(product, 0).profiles or ():
         gpu = applying_rig.Gpus(name)
         gpu.gpus = gpu.gpus[:1]
-        wish = model.DesiredGpu.of(model.MigMode.ENABLED, {spec.profile: 1})
-        gpu.gpus = fakes.brought_to(gpu.gpus, wish)
+        desired = model.DesiredGpu.of(model.MigMode.ENABLED, {spec.profile: 1})
+        gpu.gpus = fakes.brought_to(gpu.gpus, desired)
         text = checkpoint.render(gpu.gpus)
         gpu.reboot()
 
@@ -198,9 +198,9 @@ def test_the_order_of_gpus_does_not_matter_for_they_are_found_by_uuid() -> None:
 
 def test_with_the_mode_alone_instances_stay_where_it_is_right() -> None:
     gpus = gpus_with("mixed")
-    wish = read(checkpoint.render(gpus_with("small").gpus))
+    desired = read(checkpoint.render(gpus_with("small").gpus))
 
-    plan = planner.restore_checkpoint(wish, gpus.gpus, is_mode_only=True).plan
+    plan = planner.restore_checkpoint(desired, gpus.gpus, is_mode_only=True).plan
 
     assert [type(step) for step in plan.steps] == [steps.SetMode]
     assert plan.gpus[0].gpu_index == 1
@@ -379,20 +379,20 @@ def _content(gpu: model.Gpu) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("board", boards.BOARDS)
+@pytest.mark.parametrize("capacity", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=60)
 def test_from_anything_that_a_driver_can_have_to_anything_else_and_nothing_more_than_that(
-    board: str, data: st.DataObject
+    capacity: str, data: st.DataObject
 ) -> None:
-    was, now = data.draw(layouts.gpus(board)), data.draw(layouts.gpus(board))
-    wish = read(checkpoint.render([was]))
+    was, now = data.draw(layouts.gpus(capacity)), data.draw(layouts.gpus(capacity))
+    desired = read(checkpoint.render([was]))
 
-    plan = planner.restore_checkpoint(wish, [now]).plan
+    plan = planner.restore_checkpoint(desired, [now]).plan
     after = machine.run(now, plan.steps)
 
     assert _content(after) == _content(was)
-    assert planner.restore_checkpoint(wish, [after]).plan.is_empty
+    assert planner.restore_checkpoint(desired, [after]).plan.is_empty
     both = {(gi.profile, gi.placement) for gi in was.gpu_instances} & {
         (gi.profile, gi.placement) for gi in now.gpu_instances
     }

@@ -482,7 +482,7 @@ mig-configs:
     mig-devices: {2g.10gb: 1, 1g.5gb: 3}
 """
 OTHER_SPELLING = """\
-# The same wish.
+# The same desired.
 mig-configs:
   x:
   - mig-devices:

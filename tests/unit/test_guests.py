@@ -7,14 +7,14 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
-from tests.unit import boards
+from tests.unit import samples
 
 VIRTUALIZATIONS = tuple(model.Virtualization)
 ON, OFF = model.MigMode.ENABLED, model.MigMode.DISABLED
 
 
 def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
-    gpu = boards.gpu(boards.A100, *instances, mode=mode)
+    gpu = samples.gpu(samples.A100, *instances, mode=mode)
     return dataclasses.replace(gpu, virtualization=model.Virtualization.VGPU)
 
 
@@ -23,8 +23,8 @@ def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
     [
         (guest(mode=OFF), model.DesiredGpu(mode=ON)),
         (guest(), model.DesiredGpu(mode=OFF)),
-        (guest("3g.20gb@0"), boards.want({"3g.20gb": 2})),
-        (guest("3g.20gb@0"), boards.want({})),
+        (guest("3g.20gb@0"), samples.want({"3g.20gb": 2})),
+        (guest("3g.20gb@0"), samples.want({})),
     ],
 )
 def test_a_vgpu_that_its_host_would_have_to_divide_is_refused(
@@ -37,8 +37,8 @@ def test_a_vgpu_that_its_host_would_have_to_divide_is_refused(
 
 def test_a_vgpu_that_is_as_wanted_or_needs_only_compute_instances_is_let_pass() -> None:
     gpu = guest("3g.20gb@0")
-    assert planner.plan([gpu], {gpu.uuid: boards.want({"3g.20gb": 1})}).is_empty
-    inside = planner.plan([gpu], {gpu.uuid: boards.want({"1c.3g.20gb": 3})})
+    assert planner.plan([gpu], {gpu.uuid: samples.want({"3g.20gb": 1})}).is_empty
+    inside = planner.plan([gpu], {gpu.uuid: samples.want({"1c.3g.20gb": 3})})
     assert {type(step) for step in inside.steps} == {
         steps.DestroyComputeInstance,
         steps.CreateComputeInstance,
@@ -46,8 +46,8 @@ def test_a_vgpu_that_is_as_wanted_or_needs_only_compute_instances_is_let_pass() 
 
 
 def test_a_vgpu_that_no_layout_is_about_is_in_nobodys_way() -> None:
-    other = dataclasses.replace(boards.gpu(boards.A100, index=1))
-    plan = planner.plan([guest(mode=OFF), other], {other.uuid: boards.want({"7g.40gb": 1})})
+    other = dataclasses.replace(samples.gpu(samples.A100, index=1))
+    plan = planner.plan([guest(mode=OFF), other], {other.uuid: samples.want({"7g.40gb": 1})})
     assert [each.gpu_index for each in plan.gpus] == [1]
 
 
@@ -57,5 +57,5 @@ def test_a_vgpu_that_no_layout_is_about_is_in_nobodys_way() -> None:
 def test_whole_gpus_are_planned_for_wherever_they_are(
     virtualization: model.Virtualization,
 ) -> None:
-    gpu = dataclasses.replace(boards.gpu(boards.A100, mode=OFF), virtualization=virtualization)
-    assert planner.plan([gpu], {gpu.uuid: boards.want({"7g.40gb": 1})}).gpus[0].changes_mode
+    gpu = dataclasses.replace(samples.gpu(samples.A100, mode=OFF), virtualization=virtualization)
+    assert planner.plan([gpu], {gpu.uuid: samples.want({"7g.40gb": 1})}).gpus[0].changes_mode

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from mig_manager.core import bar, model, picture
 from mig_manager.core.records import gpu_codec
-from tests.unit import boards
+from tests.unit import samples
 
 BALANCED = ("1g.5gb@0", "1g.5gb@1", "2g.10gb@2[1c@0 1c@1]", "3g.20gb@4")
 GPUS = [
-    pytest.param(boards.gpu(boards.A100, *BALANCED), id="partitioned"),
-    pytest.param(boards.gpu(boards.A100, "3g.20gb@4[]"), id="garbage"),
-    pytest.param(boards.gpu(boards.A100, "3g.20gb@4[1c 1c]"), id="spans-not-told"),
-    pytest.param(boards.gpu(boards.RTX6000, "2g.48gb@0", "1g.24gb+me.all@9"), id="twelve"),
+    pytest.param(samples.gpu(samples.A100, *BALANCED), id="partitioned"),
+    pytest.param(samples.gpu(samples.A100, "3g.20gb@4[]"), id="garbage"),
+    pytest.param(samples.gpu(samples.A100, "3g.20gb@4[1c 1c]"), id="spans-not-told"),
+    pytest.param(samples.gpu(samples.RTX6000, "2g.48gb@0", "1g.24gb+me.all@9"), id="twelve"),
     pytest.param(
-        dataclasses.replace(boards.gpu(boards.A100), pending_mode=model.MigMode.DISABLED),
+        dataclasses.replace(samples.gpu(samples.A100), pending_mode=model.MigMode.DISABLED),
         id="waits-for-reset",
     ),
     pytest.param(
-        dataclasses.replace(boards.gpu(boards.A100), virtualization=model.Virtualization.VGPU),
+        dataclasses.replace(samples.gpu(samples.A100), virtualization=model.Virtualization.VGPU),
         id="guest",
     ),
 ]
@@ -42,14 +42,14 @@ def test_a_gpu_looks_the_same_from_afar(gpu: model.Gpu) -> None:
 
 
 def test_a_product_can_be_had_idle() -> None:
-    gpu = boards.gpu(boards.A100, *BALANCED)
+    gpu = samples.gpu(samples.A100, *BALANCED)
 
-    assert gpu_codec.idle(gpu) == boards.gpu(boards.A100, mode=model.MigMode.DISABLED)
-    assert gpu_codec.idle(boards.gpu(None, mode=None)).current_mode is None
+    assert gpu_codec.idle(gpu) == samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
+    assert gpu_codec.idle(samples.gpu(None, mode=None)).current_mode is None
 
 
 def test_a_text_of_somebody_else_cannot_drive_a_terminal() -> None:
-    gpu = dataclasses.replace(boards.gpu(boards.A100), name="A\x1b[2J\u202e100", uuid="GPU-\r0")
+    gpu = dataclasses.replace(samples.gpu(samples.A100), name="A\x1b[2J\u202e100", uuid="GPU-\r0")
 
     (back,) = gpu_codec.from_json(gpu_codec.to_json([gpu]))
 
@@ -59,7 +59,7 @@ def test_a_text_of_somebody_else_cannot_drive_a_terminal() -> None:
 
 def changed(**members: Any) -> str:
     """Return a good annotation with members of its GPU or model replaced."""
-    data = json.loads(gpu_codec.to_json([boards.gpu(boards.A100, *BALANCED)]))
+    data = json.loads(gpu_codec.to_json([samples.gpu(samples.A100, *BALANCED)]))
     for name, value in members.items():
         where = data["gpus"][0] if name in data["gpus"][0] else data["models"][0]
         (where if name in where else data)[name] = value
@@ -82,7 +82,7 @@ BAD = {
     "endless name": changed(name="x" * 81),
     "no uuid": changed(uuid=None),
     "overlap": changed(instances=[GOOD, GOOD]),
-    "out of the board": changed(instances=[["3g.20gb", 9, 14, 4, []]]),
+    "out of the GPU": changed(instances=[["3g.20gb", 9, 14, 4, []]]),
     "no size": changed(instances=[["3g.20gb", 9, 0, 0, []]]),
     "no slices": changed(instances=[["0g.20gb", 9, 0, 4, []]]),
     "endless slices": changed(instances=[["999999999g.20gb", 9, 0, 4, []]]),
@@ -92,7 +92,7 @@ BAD = {
     "endless memory": changed(profiles=[a_profile("1g.99999999gb")]),
     "three engines": changed(profiles=[a_profile(engines=[0] * 3)]),
     "no placement": changed(profiles=[a_profile(place="0:1")]),
-    "placement out of the board": changed(profiles=[a_profile(place=[16, 1])]),
+    "placement out of the GPU": changed(profiles=[a_profile(place=[16, 1])]),
     "placement in fractions": changed(profiles=[a_profile(place=[0.5, 1])]),
 }
 
@@ -107,7 +107,7 @@ def test_what_no_gpu_can_have_is_refused(text: str) -> None:
     ("index", "uuid", "member"), [(0, "GPU-9", "index"), (1, "GPU-0", "uuid")]
 )
 def test_two_gpus_cannot_share_an_identity(index: int, uuid: str, member: str) -> None:
-    first = boards.gpu(boards.A100)
+    first = samples.gpu(samples.A100)
     other = dataclasses.replace(first, index=index, uuid=uuid)
 
     with pytest.raises(ValueError, match=f"same {member}"):

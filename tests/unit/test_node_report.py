@@ -14,10 +14,10 @@ from mig_manager.core.fleet import node_report, nodes
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as records
-from tests.unit import boards
+from tests.unit import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
-GPUS = gpu_codec.to_json([boards.gpu(boards.A100, "1g.5gb@0")])
+GPUS = gpu_codec.to_json([samples.gpu(samples.A100, "1g.5gb@0")])
 NodeState = node_report.NodeState
 
 WITHOUT_ONE = gpu_codec.to_json(

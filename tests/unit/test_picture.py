@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.core import bar, model, picture, steps
 from mig_manager.core.planner import planner
-from tests.unit import boards
+from tests.unit import samples
 
 PLAIN = bar.Style()
 ASCII = bar.Style(unicode=False)
@@ -14,26 +14,26 @@ COLOUR = bar.Style(colour=True)
 
 BALANCED = ("1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
 CASES = [
-    pytest.param(boards.gpu(boards.A100, *BALANCED), id="a100-balanced"),
-    pytest.param(boards.gpu(boards.A100), id="a100-empty"),
-    pytest.param(boards.gpu(boards.A100, mode=model.MigMode.DISABLED), id="a100-off"),
-    pytest.param(boards.gpu(boards.A30, "1g.6gb@0", "2g.12gb@2"), id="a30"),
-    pytest.param(boards.gpu(boards.RTX6000, "2g.48gb@0", "1g.24gb+me.all@9"), id="rtx6000"),
-    pytest.param(boards.gpu(boards.H100, "1g.10gb+me@6"), id="h100-media"),
-    pytest.param(boards.gpu(None, mode=None), id="no-mig"),
-    pytest.param(boards.gpu(None, mode=model.MigMode.DISABLED), id="profiles-not-told"),
+    pytest.param(samples.gpu(samples.A100, *BALANCED), id="a100-balanced"),
+    pytest.param(samples.gpu(samples.A100), id="a100-empty"),
+    pytest.param(samples.gpu(samples.A100, mode=model.MigMode.DISABLED), id="a100-off"),
+    pytest.param(samples.gpu(samples.A30, "1g.6gb@0", "2g.12gb@2"), id="a30"),
+    pytest.param(samples.gpu(samples.RTX6000, "2g.48gb@0", "1g.24gb+me.all@9"), id="rtx6000"),
+    pytest.param(samples.gpu(samples.H100, "1g.10gb+me@6"), id="h100-media"),
+    pytest.param(samples.gpu(None, mode=None), id="no-mig"),
+    pytest.param(samples.gpu(None, mode=model.MigMode.DISABLED), id="profiles-not-told"),
 ]
 
 
-def planned(gpu: model.Gpu, wish: model.DesiredGpu) -> str:
-    plan = planner.plan([gpu], {gpu.uuid: wish})
+def planned(gpu: model.Gpu, desired: model.DesiredGpu) -> str:
+    plan = planner.plan([gpu], {gpu.uuid: desired})
     return picture.draw_change([gpu], plan, selected={gpu.uuid}, style=PLAIN)
 
 
 def test_a_balanced_a100_is_drawn_to_scale() -> None:
     slice_ = "─" * 10
 
-    lines = picture.draw_gpus([boards.gpu(boards.A100, *BALANCED)], style=PLAIN).splitlines()
+    lines = picture.draw_gpus([samples.gpu(samples.A100, *BALANCED)], style=PLAIN).splitlines()
 
     assert lines[:5] == [
         "GPU 0 · Test GPU · MIG on · GPU-0",
@@ -63,8 +63,8 @@ def test_colour_adds_nothing_but_colour(gpu: model.Gpu) -> None:
 
 
 def test_equal_gpus_are_drawn_once() -> None:
-    alike = [boards.gpu(boards.A100, *BALANCED, index=index) for index in (0, 1, 2, 5)]
-    other = boards.gpu(boards.A100, index=3)
+    alike = [samples.gpu(samples.A100, *BALANCED, index=index) for index in (0, 1, 2, 5)]
+    other = samples.gpu(samples.A100, index=3)
 
     text = picture.draw_gpus([*alike[:3], other, alike[3]], style=PLAIN)
 
@@ -74,16 +74,16 @@ def test_equal_gpus_are_drawn_once() -> None:
 
 def test_gpus_in_different_modes_are_drawn_apart() -> None:
     gpus = [
-        boards.gpu(boards.A100),
-        boards.gpu(boards.A100, index=1, mode=model.MigMode.DISABLED),
+        samples.gpu(samples.A100),
+        samples.gpu(samples.A100, index=1, mode=model.MigMode.DISABLED),
     ]
 
     assert picture.draw_gpus(gpus, style=PLAIN).count("GPU ") >= 2 + 2
 
 
 def test_free_room_is_told_from_room_that_nothing_fits() -> None:
-    full = boards.gpu(boards.A100, *[f"1g.5gb@{start}" for start in range(7)])
-    half = boards.gpu(boards.A100, "3g.20gb@0")
+    full = samples.gpu(samples.A100, *[f"1g.5gb@{start}" for start in range(7)])
+    half = samples.gpu(samples.A100, "3g.20gb@0")
 
     assert "│  no fit  │" in picture.draw_gpus([full], style=PLAIN)
     assert re.search(r"│·+ free ·+│", picture.draw_gpus([half], style=PLAIN))
@@ -91,45 +91,45 @@ def test_free_room_is_told_from_room_that_nothing_fits() -> None:
 
 def test_a_gpu_without_instances_is_one_free_bar() -> None:
     assert re.search(
-        r"│·{40,} free ·{39,}│", picture.draw_gpus([boards.gpu(boards.A100)], style=PLAIN)
+        r"│·{40,} free ·{39,}│", picture.draw_gpus([samples.gpu(samples.A100)], style=PLAIN)
     )
 
 
 def test_a_gpu_with_mig_off_is_shown_whole() -> None:
-    text = picture.draw_gpus([boards.gpu(boards.A100, mode=model.MigMode.DISABLED)], style=PLAIN)
+    text = picture.draw_gpus([samples.gpu(samples.A100, mode=model.MigMode.DISABLED)], style=PLAIN)
 
     assert "MIG off" in text
     assert "the whole GPU, not partitioned" in text
 
 
 def test_a_pending_mode_is_said() -> None:
-    gpu = boards.gpu(boards.A100, mode=model.MigMode.DISABLED, pending=model.MigMode.ENABLED)
+    gpu = samples.gpu(samples.A100, mode=model.MigMode.DISABLED, pending=model.MigMode.ENABLED)
 
     assert "MIG off, on after the next reset" in picture.draw_gpus([gpu], style=PLAIN)
 
 
 def test_a_gpu_without_mig_gets_no_bar() -> None:
-    text = picture.draw_gpus([boards.gpu(None, mode=None)], style=PLAIN)
+    text = picture.draw_gpus([samples.gpu(None, mode=None)], style=PLAIN)
 
     assert "has no MIG" in text
     assert "│" not in text
 
 
 def test_a_driver_that_tells_no_profiles_is_said_to() -> None:
-    text = picture.draw_gpus([boards.gpu(None, mode=model.MigMode.DISABLED)], style=PLAIN)
+    text = picture.draw_gpus([samples.gpu(None, mode=model.MigMode.DISABLED)], style=PLAIN)
 
-    assert "tells its profiles once MIG is on" in text
+    assert "lists its profiles once MIG is on" in text
 
 
 def test_a_gpu_instance_without_a_compute_instance_is_marked_and_explained() -> None:
-    text = picture.draw_gpus([boards.gpu(boards.A100, "2g.10gb@0[]")], style=PLAIN)
+    text = picture.draw_gpus([samples.gpu(samples.A100, "2g.10gb@0[]")], style=PLAIN)
 
     assert "! 2g.10gb" in text
-    assert "it takes room and serves nobody" in text
+    assert "it only blocks memory slices" in text
 
 
 def test_compute_instances_divide_their_gpu_instance() -> None:
-    gpu = boards.gpu(boards.A100, "4g.20gb@0[1c@0 2c@1]")
+    gpu = samples.gpu(samples.A100, "4g.20gb@0[1c@0 2c@1]")
 
     lines = picture.draw_gpus([gpu], style=PLAIN).splitlines()
 
@@ -138,21 +138,21 @@ def test_compute_instances_divide_their_gpu_instance() -> None:
 
 
 def test_compute_instances_without_a_known_span_are_drawn_in_their_order() -> None:
-    gpu = boards.gpu(boards.A100, "4g.20gb@0[1c 1c]")
+    gpu = samples.gpu(samples.A100, "4g.20gb@0[1c 1c]")
 
     assert "│    1c    │    1c    │          ·          │" in picture.draw_gpus([gpu], style=PLAIN)
 
 
 def test_status_names_what_a_layout_may_ask_for() -> None:
-    text = picture.draw_gpus([boards.gpu(boards.A30)], style=PLAIN)
+    text = picture.draw_gpus([samples.gpu(samples.A30)], style=PLAIN)
 
     assert "PCI 0x20B010DE · offers 1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb" in text
 
 
 def test_a_change_shows_what_goes_and_what_comes_and_leaves_the_rest_alone() -> None:
-    gpu = boards.gpu(boards.A100, *BALANCED)
+    gpu = samples.gpu(samples.A100, *BALANCED)
 
-    lines = planned(gpu, boards.want({"1g.5gb": 4, "3g.20gb": 1})).splitlines()
+    lines = planned(gpu, samples.want({"1g.5gb": 4, "3g.20gb": 1})).splitlines()
 
     assert lines[1].count("goes") == 1
     assert lines[2].startswith("  now │  1g.5gb  │  1g.5gb  │       2g.10gb       │")
@@ -163,18 +163,18 @@ def test_a_change_shows_what_goes_and_what_comes_and_leaves_the_rest_alone() -> 
 
 
 def test_a_kept_gpu_instance_with_other_compute_instances_is_said_to_change() -> None:
-    gpu = boards.gpu(boards.A100, "4g.20gb@0")
+    gpu = samples.gpu(samples.A100, "4g.20gb@0")
 
-    text = planned(gpu, boards.want({"1c.4g.20gb": 4}))
+    text = planned(gpu, samples.want({"1c.4g.20gb": 4}))
 
     assert text.count("changes") == 2
     assert "│    1c    │    1c    │    1c    │    1c    │" in text
 
 
 def test_switching_mig_on_says_from_what_to_what_and_that_it_resets() -> None:
-    gpu = boards.gpu(boards.A100, mode=model.MigMode.DISABLED)
+    gpu = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
 
-    text = planned(gpu, boards.want({"7g.40gb": 1}))
+    text = planned(gpu, samples.want({"7g.40gb": 1}))
 
     assert "MIG off → on, resets the GPU" in text
     assert re.search(r"then │ +7g\.40gb +│", text)
@@ -182,8 +182,8 @@ def test_switching_mig_on_says_from_what_to_what_and_that_it_resets() -> None:
 
 def test_switching_mig_off_ends_in_the_whole_gpu() -> None:
     text = planned(
-        boards.gpu(boards.A100, "7g.40gb@0", needs_reset=False),
-        boards.want(mode=model.MigMode.DISABLED),
+        samples.gpu(samples.A100, "7g.40gb@0", needs_reset=False),
+        samples.want(mode=model.MigMode.DISABLED),
     )
 
     assert "MIG on → off ·" in text
@@ -191,15 +191,17 @@ def test_switching_mig_off_ends_in_the_whole_gpu() -> None:
 
 
 def test_a_change_of_a_gpu_that_tells_no_profiles_yet_says_so() -> None:
-    gpu = boards.gpu(None, mode=model.MigMode.DISABLED)
+    gpu = samples.gpu(None, mode=model.MigMode.DISABLED)
 
-    assert "instances find their places once MIG is on" in planned(gpu, boards.want({"1g.5gb": 1}))
+    assert "instances find their places once MIG is on" in planned(
+        gpu, samples.want({"1g.5gb": 1})
+    )
 
 
 def test_gpus_that_are_right_are_one_line() -> None:
-    gpu = boards.gpu(boards.A100, *BALANCED)
+    gpu = samples.gpu(samples.A100, *BALANCED)
 
-    text = planned(gpu, boards.want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}))
+    text = planned(gpu, samples.want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}))
 
     assert text.splitlines() == [
         "GPU 0 · Test GPU · MIG on · right already · GPU-0",
@@ -209,7 +211,7 @@ def test_gpus_that_are_right_are_one_line() -> None:
 
 def test_gpus_outside_the_layout_are_said_to_be() -> None:
     text = picture.draw_change(
-        [boards.gpu(boards.A100)], steps.Plan(gpus=()), selected=(), style=PLAIN
+        [samples.gpu(samples.A100)], steps.Plan(gpus=()), selected=(), style=PLAIN
     )
 
     assert "not in this layout" in text
@@ -220,4 +222,4 @@ def test_gpus_outside_the_layout_are_said_to_be() -> None:
     [((0,), "0"), ((0, 1, 2), "0-2"), ((0, 2, 3, 7), "0,2-3,7"), ((), "")],
 )
 def test_indices_are_written_as_people_write_them(numbers: tuple[int, ...], expected: str) -> None:
-    assert picture.indices(boards.gpu(None, index=number) for number in numbers) == expected
+    assert picture.indices(samples.gpu(None, index=number) for number in numbers) == expected

@@ -11,11 +11,11 @@ from mig_manager import errors
 from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config, exporting
 from mig_manager.core.planner import planner
-from tests.unit import boards, layouts, machine, oracle
+from tests.unit import layouts, machine, oracle, samples
 
 
 def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:
-    plan = planner.plan([gpu], {gpu.uuid: boards.want(devices)})
+    plan = planner.plan([gpu], {gpu.uuid: samples.want(devices)})
     return oracle.state_of(machine.run(gpu, plan.steps))
 
 
@@ -27,10 +27,10 @@ def spots(state: oracle.State) -> dict[str, list[int]]:
     return found
 
 
-def refusal(devices: dict[str, int], *instances: str, board: str = "A100") -> errors.LayoutError:
-    gpu = boards.gpu(boards.BOARDS[board], *instances)
+def refusal(devices: dict[str, int], *instances: str, product: str = "A100") -> errors.LayoutError:
+    gpu = samples.gpu(samples.PRODUCTS[product], *instances)
     with pytest.raises(errors.LayoutError) as caught:
-        planner.plan([gpu], {gpu.uuid: boards.want(devices)})
+        planner.plan([gpu], {gpu.uuid: samples.want(devices)})
     return caught.value
 
 
@@ -48,12 +48,12 @@ def refusal(devices: dict[str, int], *instances: str, board: str = "A100") -> er
 def test_instances_lie_where_the_layout_says_and_the_rest_around_them(
     devices: dict[str, int], expected: dict[str, list[int]]
 ) -> None:
-    assert spots(after(boards.gpu(boards.A100), devices)) == expected
+    assert spots(after(samples.gpu(samples.A100), devices)) == expected
 
 
 def test_what_is_in_its_place_stays_and_what_lies_across_ends() -> None:
-    gpu = boards.gpu(boards.A100, "1g.5gb@4", "3g.20gb@0")
-    plan = planner.plan([gpu], {gpu.uuid: boards.want({"1g.5gb@4": 1, "2g.10gb@2": 1})})
+    gpu = samples.gpu(samples.A100, "1g.5gb@4", "3g.20gb@0")
+    plan = planner.plan([gpu], {gpu.uuid: samples.want({"1g.5gb@4": 1, "2g.10gb@2": 1})})
     assert [type(step).__name__ for step in plan.steps] == [
         "DestroyComputeInstance",
         "DestroyGpuInstance",
@@ -64,17 +64,17 @@ def test_what_is_in_its_place_stays_and_what_lies_across_ends() -> None:
 
 
 def test_a_layout_is_in_force_only_in_its_places() -> None:
-    wish = boards.want({"1g.5gb@4": 1, "2g.10gb": 1})
-    right = boards.gpu(boards.A100, "1g.5gb@4", "2g.10gb@2")
-    wrong = boards.gpu(boards.A100, "1g.5gb@5", "2g.10gb@2")
-    assert planner.plan([right], {right.uuid: wish}).is_empty
-    assert not planner.plan([wrong], {wrong.uuid: wish}).is_empty
+    desired = samples.want({"1g.5gb@4": 1, "2g.10gb": 1})
+    right = samples.gpu(samples.A100, "1g.5gb@4", "2g.10gb@2")
+    wrong = samples.gpu(samples.A100, "1g.5gb@5", "2g.10gb@2")
+    assert planner.plan([right], {right.uuid: desired}).is_empty
+    assert not planner.plan([wrong], {wrong.uuid: desired}).is_empty
 
 
 def test_compute_instances_of_several_sizes_share_the_gpu_instance_that_is_named() -> None:
-    gpu = boards.gpu(boards.A100, "3g.20gb@4")
+    gpu = samples.gpu(samples.A100, "3g.20gb@4")
     state = after(gpu, {"2c.3g.20gb@4": 1, "1c.3g.20gb@4": 1, "3g.20gb": 1})
-    three = boards.profile("3g.20gb")
+    three = samples.profile("3g.20gb")
     assert state == {
         (three, 0): frozenset({(3, 0)}),
         (three, 4): frozenset({(2, 0), (1, 2)}),
@@ -82,27 +82,27 @@ def test_compute_instances_of_several_sizes_share_the_gpu_instance_that_is_named
 
 
 def test_a_gpu_instance_with_a_place_holds_nothing_but_what_is_named() -> None:
-    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0 1c@1]")
+    gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0 1c@1]")
     state = after(gpu, {"1c.3g.20gb@0": 1, "1c.3g.20gb": 1})
     assert collections.Counter(len(inside) for inside in state.values()) == {1: 2}
 
 
 def test_a_compute_instance_in_use_keeps_its_place_inside() -> None:
-    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0 1c@1 1c@2]")
-    wish = boards.want({"1c.3g.20gb@0": 1})
-    plan = planner.plan([gpu], {gpu.uuid: wish}, busy=frozenset({"MIG-0-0-1"}))
+    gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0 1c@1 1c@2]")
+    desired = samples.want({"1c.3g.20gb@0": 1})
+    plan = planner.plan([gpu], {gpu.uuid: desired}, busy=frozenset({"MIG-0-0-1"}))
     assert "MIG-0-0-1" not in plan.destroyed_uuids
     assert len(plan.steps) == 2
 
 
 def test_with_mig_off_the_places_are_planned_as_well() -> None:
-    gpu = boards.gpu(boards.A100, mode=model.MigMode.DISABLED)
+    gpu = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
     assert spots(after(gpu, {"1g.5gb@5": 1})) == {"1g.5gb": [5]}
 
 
 def test_a_driver_that_tells_profiles_only_with_mig_on_gets_a_provisional_plan() -> None:
-    gpu = boards.gpu(None, mode=model.MigMode.DISABLED)
-    assert planner.plan([gpu], {gpu.uuid: boards.want({"1g.5gb@5": 1})}).is_provisional
+    gpu = samples.gpu(None, mode=model.MigMode.DISABLED)
+    assert planner.plan([gpu], {gpu.uuid: samples.want({"1g.5gb@5": 1})}).is_provisional
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_a_place_is_ours_alone() -> None:
 # Properties
 
 
-@pytest.mark.parametrize("board", boards.BOARDS)
+@pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_what_is_exported_with_places_brings_every_instance_back(
-    board: str, data: st.DataObject
+    product: str, data: st.DataObject
 ) -> None:
-    before = data.draw(layouts.gpus(board, idle=False))
-    now = data.draw(layouts.gpus(board))
+    before = data.draw(layouts.gpus(product, idle=False))
+    now = data.draw(layouts.gpus(product))
     text = yaml_tree.dump(config.export([before], label="x", has_placements=True))
     wanted = config.select(config.parse(text, source="f").layout("x"), [now])
     plan = planner.plan([now], wanted)
@@ -210,11 +210,11 @@ def test_what_is_exported_with_places_brings_every_instance_back(
     assert planner.plan([before], wanted).is_empty
 
 
-@pytest.mark.parametrize("board", boards.BOARDS)
+@pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_places_are_granted_exactly_where_they_can_be(board: str, data: st.DataObject) -> None:
-    specs = boards.BOARDS[board]
+def test_places_are_granted_exactly_where_they_can_be(product: str, data: st.DataObject) -> None:
+    specs = samples.PRODUCTS[product]
     names = {str(spec.profile): spec for spec in specs}
     pins = data.draw(
         st.dictionaries(
@@ -224,15 +224,15 @@ def test_places_are_granted_exactly_where_they_can_be(board: str, data: st.DataO
     free = data.draw(
         st.dictionaries(st.sampled_from(sorted(names)), st.integers(1, 2), max_size=2)
     )
-    gpu = data.draw(layouts.gpus(board))
-    wish = boards.want({f"{name}@{at}": 1 for name, at in pins} | free)
+    gpu = data.draw(layouts.gpus(product))
+    desired = samples.want({f"{name}@{at}": 1 for name, at in pins} | free)
     if _is_possible(gpu, specs, list(pins), free):
-        plan = planner.plan([gpu], {gpu.uuid: wish})
+        plan = planner.plan([gpu], {gpu.uuid: desired})
         reached = machine.run(gpu, plan.steps)
-        assert planner.plan([reached], {gpu.uuid: wish}).is_empty
+        assert planner.plan([reached], {gpu.uuid: desired}).is_empty
     else:
         with pytest.raises(errors.LayoutError, match="does not fit"):
-            planner.plan([gpu], {gpu.uuid: wish})
+            planner.plan([gpu], {gpu.uuid: desired})
 
 
 def _is_possible(

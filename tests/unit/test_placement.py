@@ -4,11 +4,11 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import placement
-from tests.unit import boards, layouts, oracle
+from tests.unit import layouts, oracle, samples
 
 
 def counts(devices: dict[str, int]) -> dict[model.Profile, int]:
-    return {boards.profile(name): count for name, count in devices.items()}
+    return {samples.profile(name): count for name, count in devices.items()}
 
 
 def starts(arrangement: placement.Arrangement | None) -> list[tuple[str, int]]:
@@ -17,7 +17,7 @@ def starts(arrangement: placement.Arrangement | None) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("board", "most"),
+    ("product", "most"),
     [
         ("A100", {"7g.40gb": 1, "4g.20gb": 1, "3g.20gb": 2, "2g.10gb": 3, "1g.10gb": 4}),
         ("A100", {"1g.5gb": 7, "1g.5gb+me": 1}),
@@ -30,19 +30,19 @@ def starts(arrangement: placement.Arrangement | None) -> list[tuple[str, int]]:
     ],
 )
 def test_the_published_maximum_of_each_profile_follows_from_slices_and_engines(
-    board: str, most: dict[str, int]
+    product: str, most: dict[str, int]
 ) -> None:
-    known = placement.Capacity(boards.BOARDS[board])
-    assert {name: known.most(boards.profile(name)) for name in most} == most
+    known = placement.Capacity(samples.PRODUCTS[product])
+    assert {name: known.most(samples.profile(name)) for name in most} == most
 
 
 def test_profiles_are_ranked_by_memory_slices_and_then_by_gpu_slices() -> None:
-    names = [str(spec.profile) for spec in placement.Capacity(reversed(boards.A100)).specs]
+    names = [str(spec.profile) for spec in placement.Capacity(reversed(samples.A100)).specs]
     assert names == ["7g.40gb", "4g.20gb", "3g.20gb", "2g.10gb", "1g.10gb", "1g.5gb+me", "1g.5gb"]
 
 
 def test_of_two_profiles_with_one_name_the_first_by_enum_is_meant() -> None:
-    twin = boards.A100[6]
+    twin = samples.A100[6]
     other = type(twin)(
         profile=twin.profile,
         enum_index=1,
@@ -59,11 +59,11 @@ def test_of_two_profiles_with_one_name_the_first_by_enum_is_meant() -> None:
 
 
 def test_a_profile_that_is_not_offered_has_no_room_and_draws_nothing() -> None:
-    board = placement.Capacity(boards.A100)
-    stranger = boards.profile("1g.6gb")
-    assert board.find(stranger) is None
-    assert board.most(stranger) == 0
-    assert board.drawn([stranger]) == model.Engines()
+    capacity = placement.Capacity(samples.A100)
+    stranger = samples.profile("1g.6gb")
+    assert capacity.find(stranger) is None
+    assert capacity.most(stranger) == 0
+    assert capacity.drawn([stranger]) == model.Engines()
 
 
 @pytest.mark.parametrize(
@@ -83,46 +83,48 @@ def test_a_profile_that_is_not_offered_has_no_room_and_draws_nothing() -> None:
 def test_new_instances_go_where_the_largest_profiles_lose_least(
     new: dict[str, int], expected: list[tuple[str, int]]
 ) -> None:
-    assert starts(placement.Capacity(boards.A100).best([], counts(new))) == expected
+    assert starts(placement.Capacity(samples.A100).best([], counts(new))) == expected
 
 
 def test_there_is_no_arrangement_where_engines_run_out() -> None:
-    board = placement.Capacity(boards.A100)
-    fixed = [(boards.profile("1g.5gb+me"), model.Placement(0, 1))]
-    assert board.best(fixed, counts({"1g.5gb+me": 1})) is None
-    assert board.best(fixed, counts({"1g.5gb": 6})) is not None
+    capacity = placement.Capacity(samples.A100)
+    fixed = [(samples.profile("1g.5gb+me"), model.Placement(0, 1))]
+    assert capacity.best(fixed, counts({"1g.5gb+me": 1})) is None
+    assert capacity.best(fixed, counts({"1g.5gb": 6})) is not None
 
 
 def test_there_is_no_arrangement_where_what_stays_is_in_the_way() -> None:
-    board = placement.Capacity(boards.A100)
-    fixed = [(boards.profile("1g.5gb"), model.Placement(start, 1)) for start in (1, 5)]
-    assert board.best(fixed, counts({"3g.20gb": 1})) is None
+    capacity = placement.Capacity(samples.A100)
+    fixed = [(samples.profile("1g.5gb"), model.Placement(start, 1)) for start in (1, 5)]
+    assert capacity.best(fixed, counts({"3g.20gb": 1})) is None
 
 
 def test_a_gpu_that_tells_no_placements_holds_nothing() -> None:
-    board = placement.Capacity([])
-    assert board.memory_slices == 0
-    assert board.best([], {}) is not None
+    capacity = placement.Capacity([])
+    assert capacity.memory_slices == 0
+    assert capacity.best([], {}) is not None
 
 
-@pytest.mark.parametrize("board", boards.BOARDS)
+@pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_the_room_of_any_layout_is_what_trying_everything_finds(
-    board: str, data: st.DataObject
+    product: str, data: st.DataObject
 ) -> None:
-    gpu = data.draw(layouts.gpus(board, splits=False))
+    gpu = data.draw(layouts.gpus(product, splits=False))
     known = placement.Capacity(gpu.profiles or ())
     occupied = placement.slices(gi.placement for gi in gpu.gpu_instances)
     drawn = known.drawn(gi.profile for gi in gpu.gpu_instances)
     assert known.room(occupied, drawn) == oracle.room(gpu, oracle.state_of(gpu))
 
 
-@pytest.mark.parametrize("board", boards.BOARDS)
+@pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=60)
-def test_instances_that_stay_and_new_ones_share_no_slice(board: str, data: st.DataObject) -> None:
-    there = data.draw(layouts.gpus(board, splits=False))
+def test_instances_that_stay_and_new_ones_share_no_slice(
+    product: str, data: st.DataObject
+) -> None:
+    there = data.draw(layouts.gpus(product, splits=False))
     known = placement.Capacity(there.profiles or ())
     placed = [(gi.profile, gi.placement) for gi in there.gpu_instances]
     cut = data.draw(st.integers(0, len(placed)))

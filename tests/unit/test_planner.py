@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
-from tests.unit import boards, layouts, machine, oracle
+from tests.unit import layouts, machine, oracle, samples
 
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
 SEVEN_SMALL = tuple(f"1g.5gb@{start}" for start in range(7))
@@ -19,7 +19,7 @@ SEVEN_SMALL = tuple(f"1g.5gb@{start}" for start in range(7))
 def plan_for(
     gpu: model.Gpu, devices: dict[str, int], *, busy: frozenset[str] = frozenset()
 ) -> steps.Plan:
-    return planner.plan([gpu], {gpu.uuid: boards.want(devices)}, busy=busy)
+    return planner.plan([gpu], {gpu.uuid: samples.want(devices)}, busy=busy)
 
 
 def words(plan: steps.Plan) -> list[str]:
@@ -65,23 +65,23 @@ def state_after(gpu: model.Gpu, plan: steps.Plan) -> oracle.State:
 def test_a_gpu_that_is_right_does_not_occur_in_the_plan(
     instances: list[str], devices: dict[str, int]
 ) -> None:
-    plan = plan_for(boards.gpu(boards.A100, *instances), devices)
+    plan = plan_for(samples.gpu(samples.A100, *instances), devices)
     assert plan.gpus == ()
     assert plan.is_empty
 
 
 def test_an_idle_gpu_instance_is_removed_although_no_device_shows_it() -> None:
-    assert words(plan_for(boards.gpu(boards.A100, "3g.20gb@4[]"), {})) == ["-gi 3g.20gb 4:4"]
+    assert words(plan_for(samples.gpu(samples.A100, "3g.20gb@4[]"), {})) == ["-gi 3g.20gb 4:4"]
 
 
 def test_an_idle_gpu_instance_of_use_gets_its_compute_instance() -> None:
-    plan = plan_for(boards.gpu(boards.A100, "3g.20gb@4[]"), {"3g.20gb": 1})
+    plan = plan_for(samples.gpu(samples.A100, "3g.20gb@4[]"), {"3g.20gb": 1})
     assert words(plan) == ["+ci 3g.20gb 0:3 in 4:4"]
 
 
 def test_gpus_that_the_layout_does_not_mention_are_not_touched() -> None:
-    gpus = [boards.gpu(boards.A100, *SEVEN_SMALL, index=i) for i in range(2)]
-    plan = planner.plan(gpus, {"GPU-1": boards.want({})})
+    gpus = [samples.gpu(samples.A100, *SEVEN_SMALL, index=i) for i in range(2)]
+    plan = planner.plan(gpus, {"GPU-1": samples.want({})})
     assert [gpu.gpu_uuid for gpu in plan.gpus] == ["GPU-1"]
 
 
@@ -89,12 +89,12 @@ def test_gpus_that_the_layout_does_not_mention_are_not_touched() -> None:
 
 
 def test_what_can_stay_stays() -> None:
-    plan = plan_for(boards.gpu(boards.A100, *SEVEN_SMALL), {"1g.5gb": 6})
+    plan = plan_for(samples.gpu(samples.A100, *SEVEN_SMALL), {"1g.5gb": 6})
     assert [line[:3] for line in words(plan)] == ["-ci", "-gi"]
 
 
 def test_the_driver_is_left_no_choice_of_places() -> None:
-    plan = plan_for(boards.gpu(boards.A100), {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
+    plan = plan_for(samples.gpu(samples.A100), {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     assert words(plan) == [
         "+gi 3g.20gb 4:4",
         "+ci 3g.20gb 0:3 in 4:4",
@@ -108,7 +108,7 @@ def test_the_driver_is_left_no_choice_of_places() -> None:
 
 
 def test_what_ends_ends_before_anything_begins() -> None:
-    gpu = boards.gpu(boards.A100, "2g.10gb@2[1c@0 1c@1]", "1g.5gb@6")
+    gpu = samples.gpu(samples.A100, "2g.10gb@2[1c@0 1c@1]", "1g.5gb@6")
     assert words(plan_for(gpu, {"1g.5gb": 1, "4g.20gb": 1})) == [
         "-ci 1c.2g.10gb 0/0",
         "-ci 1c.2g.10gb 0/1",
@@ -119,7 +119,7 @@ def test_what_ends_ends_before_anything_begins() -> None:
 
 
 def test_the_target_lists_all_gpu_instances_and_which_of_them_stay() -> None:
-    gpu = boards.gpu(boards.A100, "1g.5gb@6", "3g.20gb@0[1c@1]")
+    gpu = samples.gpu(samples.A100, "1g.5gb@6", "3g.20gb@0[1c@1]")
     (plan,) = plan_for(gpu, {"1g.5gb": 1, "1c.3g.20gb": 1, "2g.10gb": 1}).gpus
     assert [(str(t.profile), t.placement.start, t.kept) for t in plan.target] == [
         ("3g.20gb", 0, True),
@@ -130,21 +130,21 @@ def test_the_target_lists_all_gpu_instances_and_which_of_them_stay() -> None:
 
 
 def test_small_instances_are_kept_where_they_leave_room_for_large_ones() -> None:
-    gpu = boards.gpu(boards.A100, *SEVEN_SMALL)
+    gpu = samples.gpu(samples.A100, *SEVEN_SMALL)
     plan = plan_for(gpu, {"1g.5gb": 3})
     assert {start for _, start in state_after(gpu, plan)} == {4, 5, 6}
 
 
 def test_a_small_instance_goes_where_nothing_larger_could_be() -> None:
-    gpu = boards.gpu(boards.A100)
-    assert set(state_after(gpu, plan_for(gpu, {"1g.5gb": 1}))) == {(boards.profile("1g.5gb"), 6)}
+    gpu = samples.gpu(samples.A100)
+    assert set(state_after(gpu, plan_for(gpu, {"1g.5gb": 1}))) == {(samples.profile("1g.5gb"), 6)}
 
 
 # Busy devices
 
 
 def test_busy_devices_are_spared_even_if_that_costs_calls() -> None:
-    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0]", "3g.20gb@4[1c@0 1c@1 1c@2]")
+    gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0]", "3g.20gb@4[1c@0 1c@1 1c@2]")
     wanted = {"1c.3g.20gb": 3, "2g.10gb": 1}
     busy = frozenset({"MIG-0-0-0"})
     free, sparing = plan_for(gpu, wanted), plan_for(gpu, wanted, busy=busy)
@@ -155,7 +155,7 @@ def test_busy_devices_are_spared_even_if_that_costs_calls() -> None:
 
 @pytest.mark.parametrize("at", [0, 4])
 def test_of_two_divided_gpu_instances_the_one_in_use_stays_whole(at: int) -> None:
-    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@0 1c@1]", "3g.20gb@4[1c@0 1c@1]")
+    gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0 1c@1]", "3g.20gb@4[1c@0 1c@1]")
     busy = frozenset({f"MIG-0-{at}-0", f"MIG-0-{at}-1"})
     plan = plan_for(gpu, {"1c.3g.20gb": 3}, busy=busy)
     assert len(plan.steps) == 1
@@ -163,7 +163,7 @@ def test_of_two_divided_gpu_instances_the_one_in_use_stays_whole(at: int) -> Non
 
 
 def test_of_equal_devices_the_idle_ones_go() -> None:
-    gpu = boards.gpu(boards.A100, *SEVEN_SMALL)
+    gpu = samples.gpu(samples.A100, *SEVEN_SMALL)
     busy = frozenset(f"MIG-0-{start}-0" for start in (0, 2, 5))
     plan = plan_for(gpu, {"1g.5gb": 3}, busy=busy)
     assert not plan.destroyed_uuids & busy
@@ -171,7 +171,7 @@ def test_of_equal_devices_the_idle_ones_go() -> None:
 
 
 def test_a_busy_compute_instance_keeps_its_place_while_its_neighbours_change() -> None:
-    gpu = boards.gpu(boards.A100, "3g.20gb@0[1c@2 1c@0 1c@1]")
+    gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@2 1c@0 1c@1]")
     plan = plan_for(gpu, {"1c.3g.20gb": 1, "2c.3g.20gb": 1}, busy=frozenset({"MIG-0-0-2"}))
     assert plan.destroyed_uuids == {"MIG-0-0-0", "MIG-0-0-1"}
     assert words(plan)[-1] == "+ci 2c.3g.20gb 0:2 in 0:4"
@@ -181,7 +181,7 @@ def test_a_busy_compute_instance_keeps_its_place_while_its_neighbours_change() -
 
 
 def test_one_slice_leaves_the_two_slices_of_a_3g_their_place() -> None:
-    gpu = boards.gpu(boards.A100)
+    gpu = samples.gpu(samples.A100)
     plan = plan_for(gpu, {"1c.3g.20gb": 1, "2c.3g.20gb": 1})
     assert words(plan)[1:] == ["+ci 2c.3g.20gb 0:2 in 4:4", "+ci 1c.3g.20gb 2:1 in 4:4"]
 
@@ -202,40 +202,40 @@ def test_one_slice_leaves_the_two_slices_of_a_3g_their_place() -> None:
 def test_compute_instances_share_as_few_gpu_instances_as_they_can(
     devices: dict[str, int], gpu_instances: int
 ) -> None:
-    gpu = boards.gpu(boards.A100)
+    gpu = samples.gpu(samples.A100)
     assert len(state_after(gpu, plan_for(gpu, devices))) == gpu_instances
 
 
 def test_the_first_gpu_instances_are_filled_first() -> None:
-    gpu = boards.gpu(boards.A100)
+    gpu = samples.gpu(samples.A100)
     plan = plan_for(gpu, {"2c.3g.20gb": 1, "1c.3g.20gb": 3})
     assert list(map(len, state_after(gpu, plan).values())) == [2, 2]
 
 
 def test_a_free_span_of_a_live_gpu_instance_is_used_before_a_new_one_is_made() -> None:
-    plan = plan_for(boards.gpu(boards.A100, "3g.20gb@4[1c@2]"), {"1c.3g.20gb": 2})
+    plan = plan_for(samples.gpu(samples.A100, "3g.20gb@4[1c@2]"), {"1c.3g.20gb": 2})
     assert words(plan) == ["+ci 1c.3g.20gb 0:1 in 4:4"]
 
 
 def test_a_gpu_instance_is_divided_where_it_lies() -> None:
-    plan = plan_for(boards.gpu(boards.A100, "3g.20gb@4"), {"1c.3g.20gb": 3})
+    plan = plan_for(samples.gpu(samples.A100, "3g.20gb@4"), {"1c.3g.20gb": 3})
     assert words(plan)[0] == "-ci 3g.20gb 0/0"
     assert [type(step) for step in plan.steps[1:]] == [steps.CreateComputeInstance] * 3
 
 
 def test_beside_unknown_spans_nothing_is_added() -> None:
-    plan = plan_for(boards.gpu(boards.A100, "4g.20gb@0[1c]"), {"1c.4g.20gb": 2})
+    plan = plan_for(samples.gpu(samples.A100, "4g.20gb@0[1c]"), {"1c.4g.20gb": 2})
     assert words(plan)[0] == "-ci 1c.4g.20gb 0/0"
     assert len(plan.steps) == 3
 
 
 def test_beside_unknown_spans_a_new_gpu_instance_can_be_the_cheaper_way() -> None:
-    plan = plan_for(boards.gpu(boards.A100, "3g.20gb@4[1c]"), {"1c.3g.20gb": 2})
+    plan = plan_for(samples.gpu(samples.A100, "3g.20gb@4[1c]"), {"1c.3g.20gb": 2})
     assert [line[:3] for line in words(plan)] == ["+gi", "+ci"]
 
 
 def test_compute_instances_with_unknown_spans_can_stay_when_others_go() -> None:
-    gpu = boards.gpu(boards.A100, "3g.20gb@4[1c 1c 1c]")
+    gpu = samples.gpu(samples.A100, "3g.20gb@4[1c 1c 1c]")
     plan = plan_for(gpu, {"1c.3g.20gb": 2}, busy=frozenset({"MIG-0-4-0", "MIG-0-4-2"}))
     assert words(plan) == ["-ci 1c.3g.20gb 0/1"]
     spans = [ci.placement for ci in plan.gpus[0].target[0].compute_instances]
@@ -246,7 +246,7 @@ def test_compute_instances_with_unknown_spans_can_stay_when_others_go() -> None:
 
 
 def test_enabling_switches_the_mode_and_then_creates() -> None:
-    gpu = boards.gpu(boards.A100, mode=OFF)
+    gpu = samples.gpu(samples.A100, mode=OFF)
     plan = plan_for(gpu, {"7g.40gb": 1})
     assert words(plan) == ["mode enabled", "+gi 7g.40gb 0:8", "+ci 7g.40gb 0:7 in 0:8"]
     assert plan.gpus[0].needs_reset
@@ -254,12 +254,12 @@ def test_enabling_switches_the_mode_and_then_creates() -> None:
 
 
 def test_no_reset_is_asked_for_where_the_gpu_needs_none() -> None:
-    plan = plan_for(boards.gpu(boards.H100, mode=OFF, needs_reset=False), {"7g.80gb": 1})
+    plan = plan_for(samples.gpu(samples.H100, mode=OFF, needs_reset=False), {"7g.80gb": 1})
     assert not plan.gpus[0].needs_reset
 
 
 def test_a_driver_that_tells_profiles_only_with_mig_on_gets_a_provisional_plan() -> None:
-    gpu = boards.gpu(None, mode=OFF)
+    gpu = samples.gpu(None, mode=OFF)
     plan = plan_for(gpu, {"7g.40gb": 1})
     assert words(plan) == ["mode enabled"]
     assert plan.is_provisional
@@ -267,8 +267,8 @@ def test_a_driver_that_tells_profiles_only_with_mig_on_gets_a_provisional_plan()
 
 
 def test_disabling_ends_all_instances_one_by_one_first() -> None:
-    gpu = boards.gpu(boards.A100, "3g.20gb@4[1c@0 1c@1]", "1g.5gb@0[]")
-    plan = planner.plan([gpu], {gpu.uuid: boards.want(mode=OFF)})
+    gpu = samples.gpu(samples.A100, "3g.20gb@4[1c@0 1c@1]", "1g.5gb@0[]")
+    plan = planner.plan([gpu], {gpu.uuid: samples.want(mode=OFF)})
     assert words(plan) == [
         "-ci 1c.3g.20gb 0/0",
         "-ci 1c.3g.20gb 0/1",
@@ -277,29 +277,29 @@ def test_disabling_ends_all_instances_one_by_one_first() -> None:
         "mode disabled",
     ]
     after = machine.run(gpu, plan.steps)
-    assert planner.plan([after], {gpu.uuid: boards.want(mode=OFF)}).is_empty
+    assert planner.plan([after], {gpu.uuid: samples.want(mode=OFF)}).is_empty
 
 
 @pytest.mark.parametrize(("mode", "pending"), [(ON, OFF), (OFF, ON)])
 def test_a_pending_change_that_nobody_wants_is_called_off_without_a_reset(
     mode: model.MigMode, pending: model.MigMode
 ) -> None:
-    gpu = boards.gpu(boards.A100, *(["7g.40gb@0"] if mode is ON else []))
+    gpu = samples.gpu(samples.A100, *(["7g.40gb@0"] if mode is ON else []))
     gpu = dataclasses.replace(gpu, current_mode=mode, pending_mode=pending)
-    wish = boards.want({"7g.40gb": 1} if mode is ON else {}, mode=mode)
-    plan = planner.plan([gpu], {gpu.uuid: wish})
+    desired = samples.want({"7g.40gb": 1} if mode is ON else {}, mode=mode)
+    plan = planner.plan([gpu], {gpu.uuid: desired})
     assert words(plan) == [f"mode {mode.value}"]
     assert not plan.gpus[0].needs_reset
 
 
 def test_a_wanted_change_that_is_pending_is_still_to_be_done() -> None:
-    gpu = dataclasses.replace(boards.gpu(boards.A100, mode=OFF), pending_mode=ON)
+    gpu = dataclasses.replace(samples.gpu(samples.A100, mode=OFF), pending_mode=ON)
     assert words(plan_for(gpu, {})) == ["mode enabled"]
 
 
 def test_a_gpu_without_mig_is_as_good_as_one_with_mig_off() -> None:
-    gpu = dataclasses.replace(boards.gpu(None), current_mode=None, pending_mode=None)
-    assert planner.plan([gpu], {gpu.uuid: boards.want(mode=OFF)}).is_empty
+    gpu = dataclasses.replace(samples.gpu(None), current_mode=None, pending_mode=None)
+    assert planner.plan([gpu], {gpu.uuid: samples.want(mode=OFF)}).is_empty
 
 
 # Refusals
@@ -312,13 +312,13 @@ def refusal(gpu: model.Gpu, devices: dict[str, int]) -> errors.LayoutError:
 
 
 def test_a_gpu_without_mig_cannot_have_it_enabled() -> None:
-    gpu = dataclasses.replace(boards.gpu(None), current_mode=None, pending_mode=None)
+    gpu = dataclasses.replace(samples.gpu(None), current_mode=None, pending_mode=None)
     assert refusal(gpu, {}).reason is errors.Reason.NOT_MIG_CAPABLE
 
 
 def test_a_gpu_that_is_not_there_is_an_error_and_not_a_success() -> None:
     with pytest.raises(errors.LayoutError, match="GPU-9") as caught:
-        planner.plan([boards.gpu(boards.A100)], {"GPU-9": boards.want({})})
+        planner.plan([samples.gpu(samples.A100)], {"GPU-9": samples.want({})})
     assert caught.value.reason is errors.Reason.NO_GPU_MATCHES
 
 
@@ -334,16 +334,16 @@ def test_a_gpu_that_is_not_there_is_an_error_and_not_a_success() -> None:
 def test_an_unknown_profile_is_refused_with_what_the_gpu_offers(
     devices: dict[str, int], says: str
 ) -> None:
-    error = refusal(boards.gpu(boards.A100), devices)
+    error = refusal(samples.gpu(samples.A100), devices)
     assert error.reason is errors.Reason.UNKNOWN_PROFILE
     assert says in error.message
     assert "GPU 0" in error.message
 
 
 def test_a_name_means_what_each_gpu_calls_so() -> None:
-    a100, h100 = boards.gpu(boards.A100, index=0), boards.gpu(boards.H100, index=1)
-    wish = boards.want({"1g.10gb": 4})
-    plan = planner.plan([a100, h100], {"GPU-0": wish, "GPU-1": wish})
+    a100, h100 = samples.gpu(samples.A100, index=0), samples.gpu(samples.H100, index=1)
+    desired = samples.want({"1g.10gb": 4})
+    plan = planner.plan([a100, h100], {"GPU-0": desired, "GPU-1": desired})
     ids = {
         step.gpu_uuid: step.profile_id
         for step in plan.steps
@@ -353,7 +353,7 @@ def test_a_name_means_what_each_gpu_calls_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("board", "devices", "why", "part"),
+    ("product", "devices", "why", "part"),
     [
         ("A100", {"1g.5gb": 8}, "8 x 1g.5gb and the memory slices have room for 7", "7 x 1g.5gb"),
         ("A100", {"1g.5gb": 4, "2g.10gb": 2}, "overlap", "2 x 2g.10gb + 3 x 1g.5gb"),
@@ -371,23 +371,23 @@ def test_a_name_means_what_each_gpu_calls_so() -> None:
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused_with_what_is_exceeded(
-    board: str, devices: dict[str, int], why: str, part: str
+    product: str, devices: dict[str, int], why: str, part: str
 ) -> None:
-    error = refusal(boards.gpu(boards.BOARDS[board]), devices)
+    error = refusal(samples.gpu(samples.PRODUCTS[product]), devices)
     assert error.reason is errors.Reason.DOES_NOT_FIT
     assert why in error.message
     assert re.search(rf"; the largest part that fits is {re.escape(part)}($| \()", error.message)
 
 
 def test_engines_that_the_driver_has_granted_are_not_disputed() -> None:
-    gpu = boards.gpu(boards.A100, "1g.5gb+me@0", "1g.5gb+me@1", "1g.5gb@2")
+    gpu = samples.gpu(samples.A100, "1g.5gb+me@0", "1g.5gb+me@1", "1g.5gb@2")
     assert len(plan_for(gpu, {"1g.5gb+me": 2}).steps) == 2
     assert len(plan_for(gpu, {"1g.5gb+me": 2, "1g.5gb": 2}).steps) == 2
 
 
 def test_instances_of_a_profile_that_the_driver_no_longer_tells_can_still_end() -> None:
-    specs = tuple(spec for spec in boards.A100 if spec.enum_index != 7)
-    gpu = boards.gpu(specs, "1g.5gb+me@6", "3g.20gb@0")
+    specs = tuple(spec for spec in samples.A100 if spec.enum_index != 7)
+    gpu = samples.gpu(specs, "1g.5gb+me@6", "3g.20gb@0")
     assert words(plan_for(gpu, {"3g.20gb": 1})) == ["-ci 1g.5gb+me 0/0", "-gi 1g.5gb+me 6:1"]
 
 
@@ -425,12 +425,12 @@ def test_instances_of_a_profile_that_the_driver_no_longer_tells_can_still_end() 
 def test_the_a100_holds_what_is_known_to_fit_and_nothing_else(
     devices: dict[str, int], *, fits: bool
 ) -> None:
-    gpu = boards.gpu(boards.A100)
+    gpu = samples.gpu(samples.A100)
     if not fits:
         assert refusal(gpu, devices).reason is errors.Reason.DOES_NOT_FIT
     else:
         after = state_after(gpu, plan_for(gpu, devices))
-        assert oracle.devices_in(after) == dict(boards.want(devices).devices)
+        assert oracle.devices_in(after) == dict(samples.want(devices).devices)
 
 
 @pytest.mark.parametrize(
@@ -456,26 +456,26 @@ def test_the_a100_holds_what_is_known_to_fit_and_nothing_else(
 def test_the_rtx_pro_6000_mixes_profiles_as_far_as_its_engines_go(
     devices: dict[str, int], *, fits: bool
 ) -> None:
-    gpu = boards.gpu(boards.RTX6000, "2g.48gb@0", "1g.24gb+gfx@9")
+    gpu = samples.gpu(samples.RTX6000, "2g.48gb@0", "1g.24gb+gfx@9")
     if not fits:
         assert refusal(gpu, devices).reason is errors.Reason.DOES_NOT_FIT
     else:
         after = state_after(gpu, plan_for(gpu, devices))
-        assert oracle.devices_in(after) == dict(boards.want(devices).devices)
+        assert oracle.devices_in(after) == dict(samples.want(devices).devices)
 
 
 # Properties
 
 
-@pytest.mark.parametrize("board", boards.BOARDS)
+@pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=60)
-def test_carrying_out_the_plan_reaches_exactly_the_wish(board: str, data: st.DataObject) -> None:
-    gpu, wish = data.draw(layouts.gpus(board)), data.draw(layouts.wishes(board))
-    wanted = {gpu.uuid: wish}
+def test_carrying_out_the_plan_reaches_exactly_the_wish(product: str, data: st.DataObject) -> None:
+    gpu, desired = data.draw(layouts.gpus(product)), data.draw(layouts.desired_devices(product))
+    wanted = {gpu.uuid: desired}
     plan = planner.plan([gpu], wanted)
     after = machine.run(gpu, plan.steps)
-    assert boards.devices_of(after) == dict(wish.devices)
+    assert samples.devices_of(after) == dict(desired.devices)
     assert planner.plan([after], wanted).is_empty
     for gpu_plan in plan.gpus:
         assert {
@@ -486,17 +486,22 @@ def test_carrying_out_the_plan_reaches_exactly_the_wish(board: str, data: st.Dat
         } == oracle.state_of(after)
 
 
-@pytest.mark.parametrize("board", boards.BOARDS)
+@pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_what_is_refused_is_what_cannot_be_placed_at_all(board: str, data: st.DataObject) -> None:
-    gpu, wish = data.draw(layouts.gpus(board)), data.draw(layouts.any_wishes(board))
-    possible = next(oracle.goals(gpu, dict(wish.devices)), None) is not None
+def test_what_is_refused_is_what_cannot_be_placed_at_all(
+    product: str, data: st.DataObject
+) -> None:
+    gpu, desired = (
+        data.draw(layouts.gpus(product)),
+        data.draw(layouts.any_devices(product)),
+    )
+    possible = next(oracle.goals(gpu, dict(desired.devices)), None) is not None
     if possible:
-        planner.plan([gpu], {gpu.uuid: wish})
+        planner.plan([gpu], {gpu.uuid: desired})
     else:
         with pytest.raises(errors.LayoutError, match="does not fit"):
-            planner.plan([gpu], {gpu.uuid: wish})
+            planner.plan([gpu], {gpu.uuid: desired})
 
 
 @hypothesis.given(data=st.data(), seeded=st.randoms(use_true_random=False))
@@ -507,7 +512,8 @@ def test_the_order_in_which_things_are_listed_makes_no_difference(
     names = ("A100", "RTX6000", "A100")
     gpus = [data.draw(layouts.gpus(name, index=i)) for i, name in enumerate(names)]
     wanted = {
-        gpu.uuid: data.draw(layouts.wishes(name)) for gpu, name in zip(gpus, names, strict=True)
+        gpu.uuid: data.draw(layouts.desired_devices(name))
+        for gpu, name in zip(gpus, names, strict=True)
     }
     uuids = [uuid for gpu in gpus for uuid in gpu.mig_uuids]
     busy = frozenset(data.draw(st.lists(st.sampled_from(uuids)))) if uuids else frozenset()
@@ -530,43 +536,45 @@ def test_the_order_in_which_things_are_listed_makes_no_difference(
     assert planner.plan(mixed, wanted, busy=busy) == planner.plan(gpus, wanted, busy=busy)
 
 
-def check_against_everything(data: st.DataObject, board: str, *, splits: bool) -> None:
-    gpu = data.draw(layouts.gpus(board, splits=splits))
-    wish = data.draw(layouts.wishes(board, splits=splits))
+def check_against_everything(data: st.DataObject, product: str, *, splits: bool) -> None:
+    gpu = data.draw(layouts.gpus(product, splits=splits))
+    desired = data.draw(layouts.desired_devices(product, splits=splits))
     busy = frozenset(uuid for uuid in gpu.mig_uuids if data.draw(st.booleans()))
-    plan = planner.plan([gpu], {gpu.uuid: wish}, busy=busy)
+    plan = planner.plan([gpu], {gpu.uuid: desired}, busy=busy)
     lost = len(plan.destroyed_uuids & busy)
     goal = state_after(gpu, plan)
-    expected = oracle.best(gpu, dict(wish.devices), busy)
+    expected = oracle.best(gpu, dict(desired.devices), busy)
     assert (lost, len(plan.steps), *oracle.rank(gpu, goal, busy)[2:]) == expected
 
 
-@pytest.mark.parametrize("board", ["A100", "H100", "RTX6000"])
+@pytest.mark.parametrize("product", ["A100", "H100", "RTX6000"])
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=50)
-def test_no_way_to_the_wish_is_better(board: str, data: st.DataObject) -> None:
-    check_against_everything(data, board, splits=False)
+def test_no_way_to_the_wish_is_better(product: str, data: st.DataObject) -> None:
+    check_against_everything(data, product, splits=False)
 
 
-@pytest.mark.parametrize("board", ["A100", "A30", "RTX6000"])
+@pytest.mark.parametrize("product", ["A100", "A30", "RTX6000"])
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=50)
-def test_no_way_to_wished_compute_instances_is_better(board: str, data: st.DataObject) -> None:
-    check_against_everything(data, board, splits=True)
+def test_no_way_to_wished_compute_instances_is_better(product: str, data: st.DataObject) -> None:
+    check_against_everything(data, product, splits=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("splits", [False, True])
-@pytest.mark.parametrize("board", boards.BOARDS)
+@pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=400)
-def test_no_way_to_many_wishes_is_better(board: str, data: st.DataObject, *, splits: bool) -> None:
-    check_against_everything(data, board, splits=splits)
+def test_no_way_to_many_wishes_is_better(
+    product: str, data: st.DataObject, *, splits: bool
+) -> None:
+    check_against_everything(data, product, splits=splits)
 
 
 def check_all_wishes(gpu: model.Gpu) -> None:
-    for wish, calls in oracle.fewest_calls(gpu).items():
-        wanted = model.DesiredGpu.of(ON, dict(wish))
+    for desired, calls in oracle.fewest_calls(gpu).items():
+        wanted = model.DesiredGpu.of(ON, dict(desired))
         assert len(planner.plan([gpu], {gpu.uuid: wanted}).steps) == calls
 
 
@@ -587,17 +595,17 @@ def test_no_sequence_of_driver_calls_is_shorter_from_many_layouts(gpu: model.Gpu
 
 
 def test_restoring_what_is_there_takes_no_step() -> None:
-    gpu = boards.gpu(boards.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
+    gpu = samples.gpu(samples.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
     assert planner.restore([gpu], [gpu.snapshot]).is_empty
 
 
-@pytest.mark.parametrize("board", boards.BOARDS)
+@pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_restoring_brings_back_every_place_with_the_fewest_calls(
-    board: str, data: st.DataObject
+    product: str, data: st.DataObject
 ) -> None:
-    before, now = data.draw(layouts.gpus(board)), data.draw(layouts.gpus(board))
+    before, now = data.draw(layouts.gpus(product)), data.draw(layouts.gpus(product))
     plan = planner.restore([now], [before.snapshot])
     after = machine.run(now, plan.steps)
     assert oracle.state_of(after) == oracle.state_of(before)
@@ -607,8 +615,8 @@ def test_restoring_brings_back_every_place_with_the_fewest_calls(
 
 @pytest.mark.parametrize("mode", [ON, OFF])
 def test_restoring_brings_the_mode_back(mode: model.MigMode) -> None:
-    on = boards.gpu(boards.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
-    off = boards.gpu(boards.A100, mode=OFF)
+    on = samples.gpu(samples.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
+    off = samples.gpu(samples.A100, mode=OFF)
     before, now = (on, off) if mode is ON else (off, on)
     after = machine.run(now, planner.restore([now], [before.snapshot]).steps)
     assert after.current_mode is mode
@@ -616,28 +624,28 @@ def test_restoring_brings_the_mode_back(mode: model.MigMode) -> None:
 
 
 def test_restoring_needs_no_profiles_from_the_driver() -> None:
-    before = boards.gpu(boards.A100, "3g.20gb@4")
-    plan = planner.restore([boards.gpu(None, mode=OFF)], [before.snapshot])
+    before = samples.gpu(samples.A100, "3g.20gb@4")
+    plan = planner.restore([samples.gpu(None, mode=OFF)], [before.snapshot])
     assert words(plan) == ["mode enabled", "+gi 3g.20gb 4:4", "+ci 3g.20gb 0:3 in 4:4"]
 
 
 def test_restoring_leaves_a_mode_pending_that_was_pending_before() -> None:
-    gpu = dataclasses.replace(boards.gpu(boards.A100, "7g.40gb@0"), pending_mode=OFF)
+    gpu = dataclasses.replace(samples.gpu(samples.A100, "7g.40gb@0"), pending_mode=OFF)
     assert planner.restore([gpu], [gpu.snapshot]).is_empty
     before = dataclasses.replace(gpu, pending_mode=ON)
     assert words(planner.restore([gpu], [before.snapshot])) == ["mode enabled"]
 
 
 def test_restoring_leaves_out_gpus_that_are_gone_or_were_not_there() -> None:
-    old, new = boards.gpu(boards.A100, index=0), boards.gpu(boards.A100, *SEVEN_SMALL, index=1)
+    old, new = samples.gpu(samples.A100, index=0), samples.gpu(samples.A100, *SEVEN_SMALL, index=1)
     assert planner.restore([new], [old.snapshot]).is_empty
 
 
 def test_restoring_says_when_mig_is_gone() -> None:
-    gone = dataclasses.replace(boards.gpu(None), current_mode=None, pending_mode=None)
+    gone = dataclasses.replace(samples.gpu(None), current_mode=None, pending_mode=None)
     assert planner.restore([gone], [gone.snapshot]).is_empty
     with pytest.raises(errors.LayoutError, match="no MIG"):
-        planner.restore([gone], [boards.gpu(boards.A100).snapshot])
+        planner.restore([gone], [samples.gpu(samples.A100).snapshot])
 
 
 @pytest.mark.parametrize(
@@ -650,22 +658,24 @@ def test_restoring_says_when_mig_is_gone() -> None:
     ],
 )
 def test_restoring_packs_anew_where_spans_are_not_known(now: str, before: str, steps: int) -> None:
-    gpu = boards.gpu(boards.A100, now)
-    plan = planner.restore([gpu], [boards.gpu(boards.A100, before).snapshot])
+    gpu = samples.gpu(samples.A100, now)
+    plan = planner.restore([gpu], [samples.gpu(samples.A100, before).snapshot])
     assert len(plan.steps) == steps
     machine.run(gpu, plan.steps)
 
 
 def test_restoring_refuses_a_snapshot_that_no_gpu_instance_can_hold() -> None:
-    before = boards.gpu(boards.A100, "3g.20gb@0[2c 2c]")
+    before = samples.gpu(samples.A100, "3g.20gb@0[2c 2c]")
     with pytest.raises(errors.LayoutError) as caught:
-        planner.restore([boards.gpu(boards.A100)], [before.snapshot])
+        planner.restore([samples.gpu(samples.A100)], [before.snapshot])
     assert caught.value.reason is errors.Reason.DOES_NOT_FIT
 
 
 def test_alike_gpus_of_a_node_get_plans_of_their_own() -> None:
-    gpus = [boards.gpu(boards.A100, *SEVEN_SMALL, index=i) for i in range(8)]
-    plan = planner.plan(gpus, {gpu.uuid: boards.want({"1g.5gb": 6}) for gpu in gpus})
+    gpus = [samples.gpu(samples.A100, *SEVEN_SMALL, index=i) for i in range(8)]
+    plan = planner.plan(gpus, {gpu.uuid: samples.want({"1g.5gb": 6}) for gpu in gpus})
     assert [p.gpu_index for p in plan.gpus] == list(range(8))
     for gpu, gpu_plan in itertools.zip_longest(gpus, plan.gpus):
-        assert boards.devices_of(machine.run(gpu, gpu_plan.steps)) == {boards.profile("1g.5gb"): 6}
+        assert samples.devices_of(machine.run(gpu, gpu_plan.steps)) == {
+            samples.profile("1g.5gb"): 6
+        }

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts, selection
-from tests.unit import boards
+from tests.unit import samples
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000f"
 OTHER_UUID = "GPU-0a1b2c3d-0000-4000-8000-0000000000ff"
@@ -18,7 +18,7 @@ def gpus(count: int = 3) -> list[model.Gpu]:
     """GPUs, of which number 1 has the UUID and the address above."""
     found = [
         dataclasses.replace(
-            boards.gpu(boards.A100, index=index),
+            samples.gpu(samples.A100, index=index),
             name="NVIDIA A100-SXM4-40GB",
             pci_address=f"00000000:{index:02x}:00.0",
         )

@@ -1,4 +1,4 @@
-"""Small board tables by hand, and GPUs in a notation that a test can read.
+"""Small tables of products, and GPUs in a notation that a test can read.
 
 ``3g.20gb@4`` is a GPU instance at memory slice 4 with one compute instance that spans it,
 ``3g.20gb@4[]`` one without any, ``3g.20gb@4[2c@0 1c@2]`` one with these, ``3g.20gb@4[1c 1c]``
@@ -107,7 +107,7 @@ RTX6000 = _table(
     2g.48gb+me.all 16 64 48512  94 4/4/4/1 0,2:2
     """,
 )
-BOARDS = {"A100": A100, "H100": H100, "A30": A30, "RTX6000": RTX6000}
+PRODUCTS = {"A100": A100, "H100": H100, "A30": A30, "RTX6000": RTX6000}
 
 
 def gpu(
@@ -119,7 +119,7 @@ def gpu(
     index: int = 0,
 ) -> model.Gpu:
     """Build a GPU that offers these profiles and has these instances."""
-    known = {spec.profile: spec for table in BOARDS.values() for spec in table}
+    known = {spec.profile: spec for table in PRODUCTS.values() for spec in table}
     if specs:
         known.update({spec.profile: spec for spec in specs})
     return model.Gpu(
@@ -186,7 +186,7 @@ def _compute(nth: int, word: str, of: model.Profile, uuid_stem: str) -> model.Co
 def want(
     devices: dict[str, int] | None = None, *, mode: model.MigMode = model.MigMode.ENABLED
 ) -> model.DesiredGpu:
-    """Build a wish from profile names; ``1g.5gb@4`` has a place."""
+    """Build a desired GPU from profile names; ``1g.5gb@4`` is pinned."""
     free: dict[model.Profile, int] = {}
     pins: dict[model.Pin, int] = {}
     for name, count in (devices or {}).items():
