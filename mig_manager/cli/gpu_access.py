@@ -168,7 +168,7 @@ class GpuAccess:
         from mig_manager.adapters.nvml import hung_call
         from mig_manager.adapters.nvml import processes as nvml_processes
 
-        look = functools.partial(
+        inspect = functools.partial(
             nvml_processes.inspect,
             self._chosen.gpus.library_path,
             driver_roots=self._chosen.gpus.driver_roots,
@@ -178,7 +178,7 @@ class GpuAccess:
         )
         timeout_s = min(_PROCESSES_TIMEOUT_S, self._chosen.gpu_timeout_s)
         try:
-            return dict(hung_call.CallThread(look).result(timeout_s).processes)
+            return dict(hung_call.CallThread(inspect).result(timeout_s).processes)
         except (errors.HardwareError, OSError):
             return None
 

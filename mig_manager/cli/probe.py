@@ -21,7 +21,7 @@ _FIRST_PROCESS = pathlib.Path("/proc/1/cmdline")
 _PROGRAMS = frozenset({"mig-manager", "nvidia-mig-manager"})
 _HERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 """Where to ask who listens everywhere: by number, as a container need not know names."""
-_MOST_TOLD = 500
+_MAX_BYTES = 500
 
 
 def main() -> int:
@@ -32,12 +32,12 @@ def main() -> int:
     """
     try:
         command = _FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")
-        is_alive, told = check(command, settings.process_environ())
+        is_alive, message = check(command, settings.process_environ())
     except errors.MigManagerError as error:
-        is_alive, told = False, error.message
+        is_alive, message = False, error.message
     except (OSError, http.client.HTTPException) as error:
-        is_alive, told = False, f"the agent does not answer: {type(error).__name__}: {error}"
-    sys.stdout.write(f"{told}\n")
+        is_alive, message = False, f"the agent does not answer: {type(error).__name__}: {error}"
+    sys.stdout.write(f"{message}\n")
     return _HEALTHY if is_alive else _UNHEALTHY
 
 
@@ -49,11 +49,11 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
         environ: Its environment.
 
     Returns:
-        Whether it is alive, and in which words it says so.
+        Whether it is alive, and its message.
 
     Raises:
         UsageError: The command line or the environment make no sense.
-        OSError: Nobody answers.
+        OSError: The agent does not answer.
         http.client.HTTPException: What answers does not speak HTTP.
     """
     parsed = _options(command)
@@ -68,16 +68,16 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
     try:
         connection.request("GET", "/healthz")
         answer = connection.getresponse()
-        told = answer.read(_MOST_TOLD).decode(errors="replace").strip()
+        message = answer.read(_MAX_BYTES).decode(errors="replace").strip()
     finally:
         connection.close()
-    return answer.status == http.HTTPStatus.OK, told
+    return answer.status == http.HTTPStatus.OK, message
 
 
 def _options(command: Sequence[str]) -> Mapping[str, object]:
     """Return the options given to our program, which may stand behind an interpreter or init.
 
-    None where another program started it, such as a shell: then only the environment tells.
+    None where another program started it, such as a shell: then only the environment counts.
     """
     words = [word for word in command if word]
     names = [word.rpartition("/")[2] for word in words]
