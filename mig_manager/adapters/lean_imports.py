@@ -102,7 +102,7 @@ class _DeferredModule(types.ModuleType):
         self.__deferred_runner__: int | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Run the module's code, then look the name up again."""
+        """Run the module's code, then get the name again."""
         is_own_code = vars(self).get("__deferred_runner__") == threading.get_ident()
         if is_own_code or (name == "__path__" and not _is_package(self)):
             # ``from module import name`` asks every module for a path.

@@ -6,19 +6,48 @@ import pytest
 
 from tests.docs import language
 
-CLEAN = (
-    ".ci",
-    "profiles",
-    "justfile",
-    "Dockerfile",
+NOT_YET = (
+    "bench/",
+    "docs/crash-safety.md",
+    "docs/generator/phases.py",
+    "docs/man/",
+    "docs/observability.md",
+    "mig_manager/adapters/kubernetes/leases.py",
+    "mig_manager/adapters/nvml_worker/worker.py",
+    "mig_manager/change/rollback.py",
+    "mig_manager/cli/gpu_access.py",
+    "mig_manager/cli/rollout.py",
+    "mig_manager/core/layout/generator.py",
+    "mig_manager/core/picture.py",
+    "mig_manager/core/profile_name.py",
+    "mig_manager/core/records/checkpoint.py",
+    "mig_manager/sandbox/demo/",
+    "mig_manager/sandbox/driver/",
+    "mig_manager/sandbox/node/",
+    "tests/adapters/",
+    "tests/cluster/",
+    "tests/crash/",
+    "tests/fakes.py",
+    "tests/faults/",
+    "tests/fleet/",
+    "tests/pipeline/",
+    "tests/plain_node.py",
+    "tests/sandbox/",
+    "tests/scenes.py",
+    "tests/shell/",
+    "tests/shipped/test_manifests.py",
+    "tests/unit/",
 )
+"""Files and folders that still have such words: nothing may be added here."""
+PARTS = [part for part in language.SCANNED if (language.ROOT / part).exists()]
 
 
-@pytest.mark.parametrize("part", CLEAN)
+@pytest.mark.parametrize("part", PARTS)
 def test_a_part_of_the_repository_uses_the_terms_of_the_field(part: str) -> None:
     found = [
         str(each)
         for path in language.files([language.ROOT / part])
+        if not path.relative_to(language.ROOT).as_posix().startswith(NOT_YET)
         for each in language.findings(path)
     ]
 
@@ -46,6 +75,5 @@ def test_words_are_found_in_identifiers_and_over_lines(
     assert [each.word for each in language.findings(tmp_path / "a.py")] == words
 
 
-def test_every_exemption_is_of_use() -> None:
-    for exempt in language.EXEMPT:
-        assert exempt.reason
+def test_every_exemption_has_a_reason() -> None:
+    assert all(exempt.reason for exempt in language.EXEMPT)

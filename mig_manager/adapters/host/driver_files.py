@@ -68,11 +68,11 @@ def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | N
         root: The path of that root in our own file system.
         path: As seen from the root.
     """
-    left = list(reversed(pathlib.PurePosixPath(path).parts))
+    remaining = list(reversed(pathlib.PurePosixPath(path).parts))
     place: list[str] = []
     links = 0
-    while left:
-        part = left.pop()
+    while remaining:
+        part = remaining.pop()
         if part in ("/", "//", ".", ".."):
             place = place[:-1] if part == ".." else place if part == "." else []
             continue
@@ -83,7 +83,7 @@ def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | N
         links += 1
         if links > _MAX_LINKS:
             return None
-        left += reversed(pathlib.PurePosixPath(target).parts)
+        remaining += reversed(pathlib.PurePosixPath(target).parts)
     found = root.joinpath(*place)
     return found if os.path.lexists(found) else None
 
@@ -93,9 +93,9 @@ def libraries(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
     Those in the usual folders come before those in the loader's cache of that root.
     """
-    places = [f"{folder}/{LIBRARY}" for folder in _LIBRARY_FOLDERS]
+    paths = [f"{folder}/{LIBRARY}" for folder in _LIBRARY_FOLDERS]
     found: list[pathlib.Path] = []
-    for place in (*places, *_cached(root)):
+    for place in (*paths, *_cached(root)):
         library = inside(root, place)
         if library is not None and library not in found and library.is_file():
             found.append(library)

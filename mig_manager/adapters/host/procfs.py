@@ -179,8 +179,8 @@ def driver_proc(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.P
         root: The ``/proc`` of this process; the result if none has them.
         others: Roots of file systems whose ``proc`` is tried next.
     """
-    places = (root, *(other / "proc" for other in others))
-    return next((place for place in places if (place / _CAPABILITIES).is_dir()), root)
+    roots = (root, *(other / "proc" for other in others))
+    return next((place for place in roots if (place / _CAPABILITIES).is_dir()), root)
 
 
 def capabilities(root: pathlib.Path, minor: int) -> dict[int, int]:

@@ -118,11 +118,11 @@ class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Log an error; most often the client has disconnected."""
         _log.debug("http_request_failed", exc_info=True)
 
-    def _close_connections(self, is_due: Callable[[float], bool]) -> None:
+    def _close_connections(self, must_close: Callable[[float], bool]) -> None:
         """Close connections by when they were opened; their threads then end by themselves."""
         with self._lock:
             for connection, since in self._opened.items():
-                if is_due(since):
+                if must_close(since):
                     with contextlib.suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)
 
