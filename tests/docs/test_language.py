@@ -19,7 +19,6 @@ NOT_YET = (
     "mig_manager/cli/rollout.py",
     "mig_manager/core/layout/generator.py",
     "mig_manager/core/picture.py",
-    "mig_manager/core/profile_name.py",
     "mig_manager/core/records/checkpoint.py",
     "mig_manager/sandbox/demo/",
     "mig_manager/sandbox/driver/",
