@@ -24,8 +24,8 @@ _LAYOUT_FILE = pathlib.Path("/var/lib/mig-manager/proven.json")
 """On a disk: it is for the time after a reboot."""
 _JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
 """On a disk: a journal is for the loss of power, too."""
-JOURNAL_SUFFIX = "journal"
-PROVEN_SUFFIX = "proven"
+JOURNAL_SUFFIX = _JOURNAL_FILE.stem
+LAYOUT_SUFFIX = _LAYOUT_FILE.stem
 """Of the files that a simulated node has beside its state."""
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 """Where the loader finds libraries (``ld.so(8)``)."""
@@ -393,7 +393,7 @@ def node_files(source: options.Source, gpus: GpuAccess) -> dict[str, pathlib.Pat
     usual = {
         "lock_file": ("manager.lock", _LOCK_FILE),
         "journal_file": (JOURNAL_SUFFIX, _JOURNAL_FILE),
-        "proven_file": (PROVEN_SUFFIX, _LAYOUT_FILE),
+        "proven_file": (LAYOUT_SUFFIX, _LAYOUT_FILE),
     }
     return {
         name: source.field(NodeSettings, name) or gpus.beside_state(suffix) or default

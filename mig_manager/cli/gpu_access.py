@@ -220,7 +220,7 @@ def _remove_state(path: pathlib.Path, access: settings.GpuAccess) -> None:
         # A mistyped path must not remove a file that is not ours.
         state_file.SharedState(path).read()
         path.unlink()
-    for suffix in (settings.JOURNAL_SUFFIX, settings.PROVEN_SUFFIX):
+    for suffix in (settings.JOURNAL_SUFFIX, settings.LAYOUT_SUFFIX):
         if (file := access.beside_state(suffix)) is not None:
             file.unlink(missing_ok=True)
 

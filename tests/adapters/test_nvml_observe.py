@@ -81,7 +81,7 @@ def test_gpus_come_in_the_order_of_their_indices(tmp_path: pathlib.Path) -> None
 def test_a_driver_that_reports_no_profiles_while_mig_is_off_is_asked_once_it_is_on(
     tmp_path: pathlib.Path,
 ) -> None:
-    options = states.Options(tells_profiles_while_mig_off=False)
+    options = states.Options(reports_profiles_while_mig_off=False)
     with nvml_rig.rig(tmp_path / "state", options=options) as node:
         assert node.observe().profiles is None
         assert len(node.enable().profiles or ()) == len(hardware.find("a100").profiles)

@@ -128,8 +128,8 @@ def test_while_mig_is_off_only_the_plain_struct_and_the_placements_are_told(
     assert nvml_rig.refusal(room, device, 9) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_old_driver_tells_profiles_only_with_mig_on(start: nvml_rig.Start) -> None:
-    start(tells_profiles_while_mig_off=False)
+def test_old_driver_reports_profiles_only_with_mig_on(start: nvml_rig.Start) -> None:
+    start(reports_profiles_while_mig_off=False)
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     assert nvml_rig.refusal(ask, device, 2, 1) == pynvml.NVML_ERROR_NOT_SUPPORTED

@@ -205,15 +205,15 @@ def test_a_fresh_simulation_forgets(shell: Shell, layouts: str) -> None:
 def test_a_fresh_simulation_leaves_a_journal_that_another_node_may_have(
     shell: Shell, layouts: str, tmp_path: pathlib.Path
 ) -> None:
-    journal, proven = tmp_path / "journal.json", tmp_path / "proven.json"
-    for file in (journal, proven):
+    journal, layout = tmp_path / "journal.json", tmp_path / "layout.json"
+    for file in (journal, layout):
         file.write_text("precious")
 
-    files = ("--journal-file", str(journal), "--proven-file", str(proven))
+    files = ("--journal-file", str(journal), "--proven-file", str(layout))
     shell("apply", "no-such-layout", "-f", layouts, "--fresh", *SPEC, *files)
 
     # An unreadable journal is moved aside, and kept.
-    kept = [*tmp_path.glob("journal.json*"), proven]
+    kept = [*tmp_path.glob("journal.json*"), layout]
     assert [file.read_text() for file in kept] == ["precious", "precious"]
 
 
@@ -222,16 +222,16 @@ def test_a_fresh_simulation_leaves_a_journal_that_another_node_may_have(
 def test_real_gpus_cannot_start_afresh_and_nothing_is_deleted(
     shell: Shell, tmp_path: pathlib.Path, command: str, flag: tuple[str, ...]
 ) -> None:
-    files = {"JOURNAL": tmp_path / "journal.json", "PROVEN": tmp_path / "proven.json"}
-    for file in files.values():
+    journal, layout = tmp_path / "journal.json", tmp_path / "layout.json"
+    for file in (journal, layout):
         file.write_text("precious")
-    environ = {f"MIG_MANAGER_{name}_FILE": str(file) for name, file in files.items()}
+    environ = {"MIG_MANAGER_JOURNAL_FILE": str(journal), "MIG_MANAGER_PROVEN_FILE": str(layout)}
 
     answer = shell(command, *flag, **environ, **({} if flag else {"MIG_MANAGER_FRESH": "true"}))
 
     assert answer.status == 2
     assert "--fresh resets simulated GPUs; name them with --simulate" in answer.err
-    assert [file.read_text() for file in files.values()] == ["precious", "precious"]
+    assert [file.read_text() for file in (journal, layout)] == ["precious", "precious"]
 
 
 @pytest.mark.parametrize("command", parser.COMMANDS)

@@ -287,7 +287,7 @@ def _field(view: calls.DeviceView, field: int) -> int | None:
     if field == pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED:
         return int(not view.board.product.mode_needs_reset)
     if field == pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE:
-        return 1 if view.node.options.tells_profiles_while_mig_off else None
+        return 1 if view.node.options.reports_profiles_while_mig_off else None
     return None
 
 

@@ -46,7 +46,7 @@ def _set_mode(view: calls.DeviceView, mode: Any, activation: Any) -> states.GpuS
 @_registry.query("nvmlDeviceGetGpuInstanceProfileInfo", takes=_GPU)
 def _profile_info(view: calls.DeviceView, profile: Any, info: Any) -> None:
     row = _row_by_enum(view, profile)
-    if not view.gpu.is_enabled and not view.node.options.tells_profiles_while_mig_off:
+    if not view.gpu.is_enabled and not view.node.options.reports_profiles_while_mig_off:
         raise states.Refused(states.Code.NOT_SUPPORTED)
     target = memory.struct(info, pynvml.c_nvmlGpuInstanceProfileInfo_t)
     memory.fill(target, **_profile_fields(row))

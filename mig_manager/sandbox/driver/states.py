@@ -140,7 +140,7 @@ class Options:
     reattaches: bool = False
     """Whether a reset and a switch of MIG mode detach the GPU: handles are void then, and its
     minor number is another one. ``nvml.h`` reserves that right to the driver."""
-    tells_profiles_while_mig_off: bool = True
+    reports_profiles_while_mig_off: bool = True
     """False plays R535 and older (``NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE``)."""
     mig_events: MigEvents = MigEvents.ALWAYS
     profile_enum_count: int = 18
