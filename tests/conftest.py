@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import hypothesis
 import pytest
+import structlog
 
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
@@ -20,6 +21,13 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("patient")
+
+
+@pytest.fixture(autouse=True)
+def structlog_defaults() -> Generator[None]:
+    """Undo what a test configures: a logger keeps its processors for the tests that follow."""
+    yield
+    structlog.reset_defaults()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

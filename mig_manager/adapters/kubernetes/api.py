@@ -8,7 +8,6 @@ server may send. Its retries are off: it would repeat a POST, and could not be i
 import enum
 import functools
 import http
-import random
 import threading
 import time
 import urllib.parse
@@ -20,6 +19,7 @@ import kubernetes.client.exceptions
 import kubernetes.client.rest
 import kubernetes.config.config_exception
 import kubernetes.config.incluster_config
+import tenacity
 import urllib3
 
 from mig_manager import errors
@@ -38,8 +38,8 @@ _REQUESTS_PER_S = 20.0
 _BURST = 60
 """A whole reconfiguration takes some forty requests, and must not be slowed down."""
 _ATTEMPTS = 4
-_FIRST_BACKOFF_S = 0.25
-_LONGEST_BACKOFF_S = 2.0
+_backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
+"""Random, because all nodes of a cluster may be waiting."""
 
 
 class PatchType(enum.Enum):
@@ -242,24 +242,25 @@ class KubeApi:
         retry: api_errors.Retry = api_errors.Retry.NEVER,
     ) -> dict[str, Any]:
         """Send a request, and again with backoff where that may help."""
-        deadline_s = time.monotonic() + 2 * self._timeout_s
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
+        request = _name(method, path)
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception(retry.allows),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(_ATTEMPTS),
+                tenacity.stop_after_delay(2 * self._timeout_s),
+                tenacity.stop_when_event_set(self._closed),
+            ),
+            wait=_pause_s,
+            sleep=self._pause,
+            reraise=True,
+        ):
+            with attempt:
                 response = self._open(method, path, body, content_type)
-                request = _name(method, path)
                 return api_errors.parse(request, self._read(response, request))
-            except api_errors.ApiError as error:
-                is_over = time.monotonic() >= deadline_s or self._closed.is_set()
-                if attempt == _ATTEMPTS or is_over or not retry.allows(error):
-                    raise
-                pause_s = error.retry_after_s
-            if pause_s is None:
-                longest_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (attempt - 1))
-                # Random, because all nodes of a cluster may be waiting.
-                pause_s = random.uniform(0.0, longest_s)  # noqa: S311 - not a secret
-            self._sleep(pause_s)
+        raise AssertionError  # tenacity returns or raises
+
+    def _pause(self, seconds: float) -> None:
+        self._sleep(seconds)
 
     def _open(
         self,
@@ -294,7 +295,7 @@ class KubeApi:
         request = _name(method, path)
         headers = self._headers(request, content_type if body is not None else None)
         if self._limit is not None and (pause_s := self._limit.take()) > 0:
-            self._sleep(pause_s)
+            self._pause(pause_s)
         try:
             response: urllib3.BaseHTTPResponse = self._client.request(  # type: ignore[no-untyped-call]
                 method,
@@ -377,6 +378,13 @@ def _load(configuration: Configuration, kubeconfig: str | None) -> None:
     except Exception as error:  # noqa: BLE001 - the loader lets out whatever a bad file provokes
         where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
         raise errors.UsageError(f"no way to a Kubernetes API: {where}: {error}") from None
+
+
+def _pause_s(state: tenacity.RetryCallState) -> float:
+    """Wait as long as the server asks, else with backoff."""
+    error = state.outcome.exception() if state.outcome else None
+    asked_s = error.retry_after_s if isinstance(error, api_errors.ApiError) else None
+    return _backoff_s(state) if asked_s is None else asked_s
 
 
 def _with_query(path: str, query: Mapping[str, str] | None) -> str:

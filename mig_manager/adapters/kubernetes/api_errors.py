@@ -56,8 +56,10 @@ class Retry(enum.Enum):
     """Only if the server cannot have acted on it."""
     NEVER = enum.auto()
 
-    def allows(self, error: ApiError) -> bool:
+    def allows(self, error: BaseException) -> bool:
         """Return whether sending the request again may help and does no harm."""
+        if not isinstance(error, ApiError):
+            return False
         if self is Retry.NEVER or (error.retry_after_s or 0.0) > _LONGEST_RETRY_AFTER_S:
             return False
         if error.status is not None:
