@@ -37,9 +37,8 @@ ANY_PLUGIN = Paused(plugin_uids=frozenset(), has_plugin=True)
 class DevicePlugin:
     """Finds, restarts and verifies the device plugin.
 
-    Args:
-        deps: The ports.
-        limits: How long to wait for the plugin.
+    Raises:
+        ClusterError: From each method, where the API refuses or does not answer.
     """
 
     def __init__(self, deps: dependencies.Dependencies, limits: dependencies.Limits) -> None:
@@ -59,19 +58,11 @@ class DevicePlugin:
         self._expects_successor = True
 
     def find(self) -> Paused:
-        """Return the plugin's pods, as if they had been paused.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Return the plugin's pods, as if they had been paused."""
         return self._find(self._deps.workloads.list())
 
     def find_paused(self, journal: status.Journal) -> Paused:
-        """Return what an interrupted run paused, as far as its journal lists it.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Return what an interrupted run paused, as far as its journal lists it."""
         found = self.find()
         return dataclasses.replace(
             found,
@@ -80,11 +71,7 @@ class DevicePlugin:
         )
 
     def has_config(self, plugin_config: str | None) -> bool:
-        """Check whether the plugin reads the config that belongs to the layout.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Check whether the plugin reads the config that belongs to the layout."""
         named = self._deps.node.read().labels.get(cluster.PLUGIN_CONFIG_LABEL)
         return plugin_config in (None, named)
 
@@ -122,11 +109,7 @@ class DevicePlugin:
             )
 
     def is_schedulable(self, gpus: Sequence[model.Gpu]) -> bool:
-        """Check, without a wait, whether the node offers the devices that the GPUs have.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
+        """Check, without a wait, whether the node offers the devices that the GPUs have."""
         pods = self._deps.workloads.list()
         found = self._find(pods)
         return not found.has_plugin or not self._missing(ANY_PLUGIN, gpus, pods)[1]
@@ -138,9 +121,6 @@ class DevicePlugin:
 
         Returns:
             What ``wait_schedulable`` waits for: a new plugin, or the one that is starting.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
         """
         pods = self._deps.workloads.list()
         found = self._find(pods)

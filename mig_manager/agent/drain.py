@@ -121,16 +121,7 @@ class Announcements:
 
 
 class Drain:
-    """One drain: evict, wait, and ask again where a budget refused.
-
-    Args:
-        workloads: The pods.
-        allocations: Which pod uses which devices.
-        clock: For the deadlines.
-        order: What to drain.
-        announce: Called before a step that is published.
-        telemetry: Counts evictions.
-    """
+    """One drain: evict, wait, and ask again where a budget refused."""
 
     def __init__(
         self,
@@ -165,13 +156,6 @@ class Drain:
 
     def run(self, usage: Usage, request: ports.Cancellation) -> int:
         """Wait until no pod uses an affected device; list the pods at least once.
-
-        Args:
-            usage: The survey that the plan was made with.
-            request: Checked in every round; a superseded drain ends at once.
-
-        Returns:
-            How many pods were evicted.
 
         Raises:
             DrainError: The deadline passed; names each remaining pod, and why. FORBIDDEN or

@@ -42,12 +42,7 @@ class DriftedError(errors.MigManagerError):
 
 
 def drifted(name: str, pods: tuple[str, ...]) -> outcomes.Outcome:
-    """Return the outcome of a check that found another layout than the one applied.
-
-    Args:
-        name: The layout that was applied.
-        pods: The pods that would have to be evicted to apply it again, as far as asked.
-    """
+    """Return the outcome of a check that found another layout than the one applied."""
     return outcomes.failed(errors.Reason.DRIFTED, _drift_message(name, pods))
 
 
@@ -105,12 +100,7 @@ class DriftCheck:
         self._is_drifted = False
 
     def judge(self, ended: outcomes.Outcome, now: Observation) -> Finding:
-        """Compare an observation with the end of the last run and with earlier observations.
-
-        Args:
-            ended: How the last run ended; the same object until another run ends.
-            now: The observation.
-        """
+        """Compare an observation with the end of the last run and with earlier observations."""
         if ended is not self._ended:
             self._ended = ended
             self._baseline = now.fingerprint

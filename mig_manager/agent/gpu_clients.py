@@ -19,12 +19,7 @@ _log = structlog.get_logger()
 
 
 class GpuClients:
-    """The GPU clients of one node.
-
-    Args:
-        deps: The ports.
-        limits: How long to wait for pods to stop, and for monitors to be ready.
-    """
+    """The GPU clients of one node."""
 
     def __init__(self, deps: dependencies.Dependencies, limits: dependencies.Limits) -> None:
         self._deps = deps
@@ -41,12 +36,6 @@ class GpuClients:
         extra_clients: tuple[clients.ExtraClient, ...] = (),
     ) -> device_plugin.Paused:
         """Pause the clients that must not see the change, and wait until they have stopped.
-
-        Args:
-            plan: What is going to change.
-            written: The record, whose journal lists what is paused.
-            request: Checked during the wait.
-            extra_clients: Clients beside NVIDIA's.
 
         Raises:
             ClusterError: The API refused or does not answer.

@@ -39,14 +39,7 @@ class Pulse:
 
 
 class Health:
-    """Answers kubelet's probes.
-
-    Args:
-        pulse: The loop's.
-        stuck_after_s: From this silence on the loop counts as stuck.
-        contact_age_s: Seconds since the last answer of the API server.
-        is_recovered: Whether what an interrupted run took is restored.
-    """
+    """Answers kubelet's probes."""
 
     def __init__(
         self,
@@ -84,16 +77,7 @@ class Health:
 def served(
     health: Health, exposition: Callable[[], bytes], *, address: str, port: int
 ) -> Iterator[int]:
-    """Serve ``/healthz``, ``/readyz`` and ``/metrics`` for the body.
-
-    Args:
-        health: Answers the first two.
-        exposition: Returns the metrics as text.
-        address: Where to listen; empty: everywhere.
-        port: Where to listen; 0: any free port.
-
-    Yields:
-        The port.
+    """Serve ``/healthz``, ``/readyz`` and ``/metrics``; yield the port (0: any free one).
 
     Raises:
         UsageError: The port is taken, or not permitted.

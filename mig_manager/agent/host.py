@@ -20,12 +20,7 @@ _log = structlog.get_logger()
 
 
 class HostServices:
-    """The services of the host that use GPUs.
-
-    Args:
-        deps: The ports.
-        written: The record of the run, whose journal lists the stopped services.
-    """
+    """The services of the host that use GPUs."""
 
     def __init__(self, deps: dependencies.Dependencies, written: record.Record) -> None:
         self._deps = deps
@@ -33,10 +28,6 @@ class HostServices:
 
     def stop(self, names: Sequence[str], plan: steps.Plan) -> None:
         """Stop the running services, if the plan removes devices.
-
-        Args:
-            names: The services, in the order in which they are stopped.
-            plan: What is going to change.
 
         Raises:
             ClusterError: The API refused or does not answer; then none was stopped.
@@ -239,11 +230,6 @@ class Reboot:
         request: ports.Cancellation,
     ) -> str:
         """Drain the node, request a reboot, and wait for it.
-
-        Args:
-            error: Why a reboot is needed.
-            drain: Drains every pod with a GPU.
-            request: Ends the wait when the agent stops.
 
         Returns:
             Why there is no reboot, as a part of a sentence.

@@ -50,16 +50,7 @@ class Intervals:
 
 
 class Agent:
-    """Serves the requests of one node, one at a time.
-
-    Args:
-        pipeline: Runs each request.
-        inbox: Has the newest request.
-        intervals: Pauses.
-        telemetry: Counts attempts and retries.
-        pulse: Reports that the loop is alive.
-        alone: Makes the context of a run, in which the agent has no other process in the driver.
-    """
+    """Serves the requests of one node, one at a time."""
 
     def __init__(
         self,

@@ -63,14 +63,7 @@ class Overrides:
 
 
 class Service:
-    """The agent of one node, assembled and not yet started.
-
-    Attributes:
-        inbox: Has the newest request.
-        reconciler: Runs the pipeline.
-        loop: Serves the inbox.
-        watch: Follows the node and fills the inbox.
-    """
+    """The agent of one node, assembled and not yet started."""
 
     def __init__(
         self,
@@ -155,26 +148,12 @@ def assemble(
     boot_id: str,
     overrides: Overrides | None = None,
 ) -> Service:
-    """Assemble the agent of one node; nothing is started.
-
-    Args:
-        settings: The agent's settings.
-        kube: The API server.
-        boot_id: Differs after each reboot.
-        overrides: Parts to replace.
-    """
+    """Assemble the agent of one node; nothing is started."""
     return Service(settings, kube, boot_id, overrides or Overrides())
 
 
 def run(settings: agent_settings.AgentSettings, *, boot_id: str) -> int:
     """Run the agent until SIGTERM or SIGINT.
-
-    Args:
-        settings: Its settings.
-        boot_id: Differs after each reboot.
-
-    Returns:
-        The exit status: 0 after a signal.
 
     Raises:
         MigManagerError: It cannot start, for example without credentials for the API.

@@ -26,13 +26,7 @@ def _nothing() -> None:
 
 
 class Metrics(instrumentation.Telemetry):
-    """Counts what is reported, in its own registry.
-
-    Args:
-        contact_age_s: Asked at each scrape: seconds since the last answer of the API server.
-        on_progress: Called when the loop has made progress.
-        now: Seconds since the epoch.
-    """
+    """Counts what is reported, in its own registry."""
 
     def __init__(
         self,

@@ -70,14 +70,7 @@ def failed(
 def failed_run(
     reason: errors.Reason, message: str, *, journal: status.Journal, gpus: model.ObservedGpus
 ) -> Outcome:
-    """Return the outcome of a run that failed, with unreachable GPUs and what remains to restore.
-
-    Args:
-        reason: Why it failed.
-        message: The same for people.
-        journal: What is still taken.
-        gpus: The GPUs as last observed.
-    """
+    """Return the outcome of a failed run, with unreachable GPUs and what remains to restore."""
     lost = () if reason is errors.Reason.GPU_UNREACHABLE else gpus.unreachable
     parts = (message, *(gpu.sentence for gpu in lost if gpu.message not in message))
     return failed(

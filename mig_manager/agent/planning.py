@@ -19,13 +19,7 @@ _parsed = functools.lru_cache(maxsize=1)(config.parse)
 
 
 class Planning:
-    """The first steps of one run.
-
-    Args:
-        deps: The ports.
-        limits: Whether the file is parsed leniently.
-        written: The record of the run; notes the layout's hash and the GPUs.
-    """
+    """The first steps of one run."""
 
     def __init__(
         self,

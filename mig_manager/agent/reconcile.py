@@ -150,13 +150,6 @@ class Reconciler:
     def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift.
 
-        Args:
-            name: The layout of the last run.
-            ended: How that run ended: successfully, or for a reason that a retry does not change.
-
-        Returns:
-            What to do now.
-
         Raises:
             ClusterError: The API refused or does not answer.
         """
@@ -241,7 +234,7 @@ class Reconciler:
         written.abandon()
         self._keep_remaining(written.journal)
         if self._left == journal:
-            _log.warning("rollback_due", config=journal.config, why=result)
+            _log.warning("rollback_pending", config=journal.config, why=result)
             return
         self._deps.node.emit(
             reason="Recovered",

@@ -41,16 +41,7 @@ class Step:
 
 
 class Record:
-    """The record of one run; the only writer of state, status and journal.
-
-    Args:
-        node: The Node to write to.
-        clock: For timestamps.
-        journal: Names the requested layout and the present boot, and lists what an interrupted
-            run took and this one resumes with.
-        attempt: The number of the attempt, and the pause before the next.
-        telemetry: Reports states and phases.
-    """
+    """The record of one run; the only writer of state, status and journal."""
 
     def __init__(
         self,
@@ -122,19 +113,11 @@ class Record:
         )
 
     def note_verified(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
-        """Note that the change is verified: it is not rolled back any more.
-
-        Args:
-            unrestored: What to restore on unreachable GPUs once they are back.
-        """
+        """Note that the change is verified: it is not rolled back any more."""
         self._journal = dataclasses.replace(self._journal, snapshot=unrestored, applied="")
 
     def note_rolled_back(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
-        """Note that the GPUs are as before the change.
-
-        Args:
-            unrestored: What to restore on unreachable GPUs once they are back.
-        """
+        """Note that the GPUs are as before the change."""
         self._journal = dataclasses.replace(self._journal, snapshot=unrestored)
 
     def note_started(self, service: str) -> None:
@@ -165,14 +148,6 @@ class Record:
         reason: errors.Reason | None = None,
     ) -> cluster.NodeView:
         """Publish a new phase, together with what the phase takes.
-
-        Args:
-            phase: The phase.
-            message: What happens in it.
-            journal: The journal once ``change`` is made; None: unchanged.
-            change: Taint and labels to write in the same patch.
-            state: ``pending``, or ``rebooting``.
-            reason: Why the run waits.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal lists what may have been
@@ -211,13 +186,9 @@ class Record:
         *,
         state: model.State = model.State.PENDING,
     ) -> cluster.NodeView:
-        """Publish a new phase that takes something which depends on the node, or restores it.
+        """Publish a new phase that takes or restores something that depends on the node.
 
-        Args:
-            phase: The phase.
-            decide: Returns what to take from the node as it is; called again where another
-                program wrote to it meanwhile.
-            state: ``pending``, or ``rebooting``.
+        ``decide`` is called again where another program wrote to the node meanwhile.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal lists what may have been

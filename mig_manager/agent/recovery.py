@@ -47,12 +47,6 @@ def run(
 ) -> str:
     """Restore the snapshot in the journal, if there is one and no pod is affected.
 
-    Args:
-        deps: The ports.
-        change: The transaction that rolls back.
-        paused_by: Pauses the GPU clients meanwhile.
-        written: Keeps the snapshot unless the GPUs are as before.
-
     Returns:
         How it went, as a part of a sentence; empty when there was nothing to do.
     """

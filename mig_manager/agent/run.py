@@ -60,16 +60,7 @@ class _Target:
 
 
 class Run:
-    """One pass through the pipeline.
-
-    Args:
-        deps: The ports.
-        limits: Deadlines and permissions.
-        node_clients: The node's GPU clients.
-        written: The record of the run: names the layout, and lists what is taken already.
-        history: What earlier runs observed and did.
-        may_evict: Whether pods may be evicted.
-    """
+    """One pass through the pipeline."""
 
     def __init__(
         self,

@@ -27,14 +27,8 @@ def apply(
     """Apply a layout, and verify it.
 
     What a killed ``apply`` changed on GPUs outside this layout is rolled back. If these GPUs
-    cannot have the layout, that goes for all GPUs.
-
-    Args:
-        deps: The ports.
-        resolve: Returns the layout.
-        scope: How much of it counts.
-        may_reset: Whether to reset GPUs whose new mode is pending. If not, the mode stays pending,
-            which is a failure unless the mode is all that counts.
+    cannot have the layout, that goes for all GPUs. Without ``may_reset`` a mode that needs a reset
+    stays pending, which is a failure unless the scope is the mode alone.
 
     Raises:
         ConfigError: The layout or hooks file is invalid.
@@ -43,7 +37,7 @@ def apply(
         HardwareError: NVML refused or failed; RESET_REQUIRED or REBOOT_REQUIRED when the new mode
             is pending; VERIFY_FAILED when the layout is not active afterwards.
         LayoutError: The layout is unknown, or impossible on these GPUs.
-        LockedError: Another manager held the lock until the deadline; nothing was changed.
+        LockedError: Another manager had the lock until the deadline; nothing was changed.
         UsageError: Lock or journal cannot be written; nothing was changed.
     """
     return _change(
@@ -64,11 +58,6 @@ def restore(
     """Restore the instances in a checkpoint, and verify them.
 
     Instances that are there already stay. GPUs that the checkpoint does not list are not touched.
-
-    Args:
-        deps: The ports.
-        read: Returns the checkpoint.
-        scope: How much of it counts.
 
     Raises:
         CheckpointError: It is invalid, or for other GPUs; nothing was changed.

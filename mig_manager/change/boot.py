@@ -57,11 +57,6 @@ def boot(
 ) -> Restored:
     """Restore the layout that was last verified.
 
-    Args:
-        deps: The ports.
-        fallback: Returns the layout for a node where none is saved; None: there is none.
-        driver_timeout_s: How long to wait for the driver.
-
     Returns:
         What was restored. A saved layout that is invalid is set aside and a problem.
 
@@ -69,7 +64,7 @@ def boot(
         ConfigError: The fallback is invalid.
         HardwareError: The driver was not loaded in time, or NVML refused or failed.
         LayoutError: The fallback is unknown, or impossible on these GPUs.
-        LockedError: Another manager held the lock until the deadline; nothing was changed.
+        LockedError: Another manager had the lock until the deadline; nothing was changed.
         UsageError: Lock, journal or saved layout cannot be written.
     """
     deps = dataclasses.replace(deps, gpus=_AwaitedGpus(deps, driver_timeout_s))

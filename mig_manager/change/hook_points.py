@@ -23,13 +23,7 @@ def _go_on() -> None:
 
 
 class HookPoints:
-    """The points of one change.
-
-    Args:
-        programs: The hooks; None: there are none.
-        variables: Environment variables of this change, for every hook.
-        telemetry: Reports progress while a hook runs.
-    """
+    """The points of one change."""
 
     def __init__(
         self,
@@ -80,9 +74,7 @@ class HookPoints:
     def start(self, check: Check) -> None:
         """Run the hooks of ``apply-start``.
 
-        Args:
-            check: Called while a hook runs; what it raises ends the hook and the change. Not
-                called while hooks of ``apply-exit`` run.
+        ``check`` is called while a hook runs; what it raises ends the hook and the change.
 
         Raises:
             HostError: HOOK_FAILED; then ``apply-exit`` need not run.

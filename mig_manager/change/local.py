@@ -61,7 +61,7 @@ def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[
     """Wait for the node's lock, and hold it in the context.
 
     Raises:
-        LockedError: On entering: another manager held the lock until the deadline.
+        LockedError: On entering: another manager had the lock until the deadline.
         UsageError: On entering: the lock file cannot be written.
     """
     return transaction.locked(
@@ -83,14 +83,7 @@ def new_transaction(
     may_reset: bool = True,
     check: Callable[[], object] = lambda: None,
 ) -> transaction.Transaction:
-    """Return a transaction.
-
-    Args:
-        deps: The ports.
-        journal: The write-ahead record.
-        may_reset: Whether it may reset a GPU.
-        check: Called while it waits for processes; what it raises ends the change.
-    """
+    """Return a transaction."""
 
     def wait(seconds: float) -> None:
         check()
@@ -114,14 +107,7 @@ def new_transaction(
 
 
 class Journal:
-    """Implements ``transaction.Journal`` in a file.
-
-    Args:
-        deps: The ports.
-        name: The layout.
-        on_done: Called once the change is verified; removes the journal, or keeps in it what
-            unreachable GPUs had (``Interrupted.keep``).
-    """
+    """Implements ``transaction.Journal`` in a file."""
 
     def __init__(
         self,
@@ -187,7 +173,7 @@ def undo_interrupted(deps: Dependencies, *, may_reset: bool = True) -> str:
 
     Raises:
         HardwareError: NVML refused or failed.
-        LockedError: Another manager held the lock until the deadline.
+        LockedError: Another manager had the lock until the deadline.
         UsageError: Lock or journal cannot be written.
     """
     with contextlib.suppress(errors.ConfigError):
@@ -200,11 +186,6 @@ def undo_interrupted(deps: Dependencies, *, may_reset: bool = True) -> str:
 
 class Interrupted:
     """The change that a killed run left, if any.
-
-    Args:
-        deps: The ports.
-        observed: The GPUs as they are.
-        may_reset: Whether its rollback may reset a GPU.
 
     Raises:
         UsageError: An invalid journal cannot be moved away.
@@ -326,13 +307,6 @@ def save_layout(
     boot_id: str,
 ) -> None:
     """Save a verified layout for the next boot; keep what is saved of unreachable GPUs.
-
-    Args:
-        store: Keeps one layout.
-        gpus: As observed when the layout was verified.
-        config: Name of the layout.
-        config_hash: Hash of its meaning.
-        boot_id: This boot.
 
     Raises:
         ConfigError: The layout cannot be written.

@@ -185,12 +185,6 @@ def plan(
 ) -> Planned:
     """Plan a layout.
 
-    Args:
-        gpus: The GPUs of this node.
-        layout: The layout.
-        scope: How much of it counts.
-        users: Pods by the UUID of what they use; None: unknown.
-
     Raises:
         HardwareError: NVML refused or failed.
         LayoutError: The layout is impossible on these GPUs.
@@ -207,12 +201,6 @@ def planned(
     users: Mapping[str, tuple[str, ...]],
 ) -> Planned:
     """Plan a layout for GPUs as they were observed.
-
-    Args:
-        observed: All GPUs of the node.
-        layout: The layout.
-        scope: How much of it counts.
-        users: Pods by the UUID of what they use.
 
     Raises:
         LayoutError: The layout is impossible on these GPUs.
@@ -245,11 +233,6 @@ def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) 
 def export(gpus: ports.Gpus, *, label: str, has_placements: bool = False) -> Exported:
     """Describe the GPUs as a config document with one layout.
 
-    Args:
-        gpus: The GPUs of this node.
-        label: Name of the layout.
-        has_placements: Whether to write placements.
-
     Raises:
         HardwareError: NVML refused or failed.
         LayoutError: There is no GPU.
@@ -262,12 +245,7 @@ def export(gpus: ports.Gpus, *, label: str, has_placements: bool = False) -> Exp
 
 
 def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -> Exported:
-    """Return a config document with the layouts that GPUs of these kinds support.
-
-    Args:
-        kinds: The GPUs.
-        has_all_maximal: Whether to add every mixed layout without free slices.
-    """
+    """Return a config document with the layouts that GPUs of these kinds support."""
     return Exported(document=generator.document(kinds, has_all_maximal=has_all_maximal))
 
 

@@ -46,16 +46,7 @@ def without_steps(now: model.ObservedGpus, before: Snapshot) -> Rollback:
 
 
 class Restore:
-    """One rollback.
-
-    Args:
-        gpus: The GPUs.
-        execute: Executes a plan.
-        clock: For the pauses between attempts.
-        before: What the GPUs had.
-        keep_pending: Whether a mode that is pending stays so.
-        requires_idle: Whether to fail while a process uses what would be removed.
-    """
+    """One rollback."""
 
     def __init__(
         self,
@@ -99,7 +90,7 @@ class Restore:
         if unrestored:
             lost = "; ".join(gpu.sentence for gpu in self._now.unreachable)
             described = "; ".join(map(_described, unrestored))
-            message += f" on the GPUs that answer; {lost}; due once it is back: {described}"
+            message += f" on the GPUs that answer; {lost}; to restore once it is back: {described}"
         return Rollback(is_complete=True, message=message, unrestored=unrestored)
 
     def _retry(self) -> str:
@@ -162,7 +153,7 @@ class Restore:
             for gpu in plan.gpus
             if gpu.steps
         ]
-        return f"; still due: {'; '.join(remaining)}" if remaining else ""
+        return f"; still to do: {'; '.join(remaining)}" if remaining else ""
 
     def _plan(self, now: model.ObservedGpus) -> steps.Plan:
         self._now = now

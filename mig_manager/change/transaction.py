@@ -46,11 +46,7 @@ class Journal(typing.Protocol):
         """Note that a rollback begins; must not raise ``MigManagerError``."""
 
     def undone(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> object:
-        """Note that the reachable GPUs are as before.
-
-        Args:
-            unrestored: What unreachable GPUs had, to be restored once they are back.
-        """
+        """Note that the reachable GPUs are as before."""
 
     def done(self, gpus: Observed) -> object:
         """Note that the change is verified, and is not rolled back any more."""
@@ -141,13 +137,7 @@ class Transaction:
     def roll_back(
         self, before: Snapshot, *, keep_pending: bool = False, requires_idle: bool = False
     ) -> rollback.Rollback:
-        """Restore a snapshot; see ``rollback``.
-
-        Args:
-            before: What the GPUs had.
-            keep_pending: Whether a mode that is pending stays so.
-            requires_idle: Whether to fail while a process uses what would be removed.
-        """
+        """Restore a snapshot; see ``rollback``."""
         self.journal.rolling_back()
         restore = rollback.Restore(
             self.gpus,
@@ -210,7 +200,7 @@ class Transaction:
         )
         if is_in_use and not pending:
             raise error
-        _log.info("reset_due", gpus=[gpu.uuid for gpu in pending])
+        _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
         try:
             if pending:
                 self.reset(pending)
@@ -326,17 +316,8 @@ def locked(  # noqa: PLR0913 - each is named where it is called
 ) -> Iterator[None]:
     """Wait for the node's lock, and hold it in the context.
 
-    Args:
-        lock: The lock.
-        doing: What for, shown to other programs that wait.
-        clock: Measures the wait.
-        wait: Sleeps for seconds; what it raises ends the wait.
-        timeout_s: How long to try; 0: once.
-        backoff: How often to try.
-        on_wait: Called once, before the first pause, with the lock's owner.
-
     Raises:
-        LockedError: On entering: another manager held the lock until the deadline; names it.
+        LockedError: On entering: another manager had the lock until the deadline; names it.
         UsageError: On entering: as ``hold`` of the lock.
     """
     with contextlib.ExitStack() as stack:

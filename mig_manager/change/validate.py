@@ -106,12 +106,6 @@ def against_products(
 
     A rule counts when its filter matches the product, whatever indices it names; a rule that a
     later one for every GPU replaces does not.
-
-    Args:
-        layouts: The layouts to check.
-        source: Where they come from.
-        templates: One idle GPU of each product.
-        others: GPUs that excuse a rule without filter; None: none.
     """
     labelled = [(_label(template, templates), template) for template in templates]
     judge = _Judge(others)
@@ -137,14 +131,7 @@ def against_node(
     gpus: Sequence[model.Gpu],
     others: Others | None = None,
 ) -> Validated:
-    """Check each layout against the GPUs of one node, regardless of their instances.
-
-    Args:
-        layouts: The layouts to check.
-        source: Where they come from.
-        gpus: As observed.
-        others: GPUs that excuse a rule without filter; None: none.
-    """
+    """Check each layout against the GPUs of one node, regardless of their instances."""
     products = tuple(dict.fromkeys(gpu.name for gpu in gpus))
     judge = _Judge(others)
     verdicts = [

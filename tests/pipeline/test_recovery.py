@@ -204,7 +204,7 @@ def test_a_rollback_that_fails_is_reported_to_the_last_instance_and_keeps_nothin
     rig, _ = unlucky_node()
 
     told = rig.told[-1]
-    assert "still due: GPU 0" in told
+    assert "still to do: GPU 0" in told
     assert "create GPU instance 2g.10gb at" in told
     assert cluster.APPLIED_LABEL not in rig.labels
     journal = status.Journal.from_json(rig.annotations.pop(cluster.JOURNAL_ANNOTATION))

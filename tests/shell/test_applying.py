@@ -211,12 +211,13 @@ def test_a_rollback_that_fails_is_reported_kept_and_tried_again(
     with pytest.raises(errors.HardwareError) as caught:
         rig.apply(layout("wanted"))
 
-    assert "; still due: GPU 0: create" in caught.value.message
+    assert "; still to do: GPU 0: create" in caught.value.message
     assert caught.value.message.endswith("the next 'apply' tries again")
     assert rig.journal.text is not None
 
     with pytest.raises(
-        errors.LayoutError, match=r"was left unfinished; the rollback .*: held; still due: GPU 0: "
+        errors.LayoutError,
+        match=r"was left unfinished; .*: held; still to do: GPU 0: ",
     ):
         rig.apply(layout("too-much"))
     assert rig.journal.text is not None

@@ -311,7 +311,7 @@ def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None
 
     result = node.rig.boot()
 
-    assert "still due: GPU 1: " in result.problems[0].message
+    assert "still to do: GPU 1: " in result.problems[0].message
     assert shape(node.gpus)[0] == node.before[0]
     journal = status.Journal.from_json(node.rig.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [bad]

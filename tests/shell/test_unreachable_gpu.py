@@ -157,7 +157,7 @@ def test_after_a_gpu_is_lost_in_the_rollback_the_others_are_restored_and_its_own
     assert of_others(node.state) == {(True, 2)}
     uuid = node.state.boards[LOST].uuid
     assert f"GPU {LOST} ({uuid}" in answer.stderr
-    assert f"due once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.stderr
+    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.stderr
     journal = json.loads(node.journal.read_text())
     assert [gpu["uuid"] for gpu in journal["snapshot"]] == [uuid]
 
@@ -333,7 +333,7 @@ def test_the_agent_restores_the_others_and_keeps_what_is_due_on_a_gpu_lost_in_th
     world.wait(lambda: refused in event_reasons(world), "the Event of the failure")
 
     uuid = state.boards[LOST].uuid
-    due = f"due once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4"
+    due = f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4"
     assert due in event_reasons(world)[refused]
     # The next try serves the seven, for the layout does not name the lost one.
     world.wait(lambda: world.status().get("state") == "success", "the next try")

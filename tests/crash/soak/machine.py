@@ -47,7 +47,7 @@ FUNCTIONS = (
     "nvmlDeviceGetMigMode",
     "nvmlInitWithFlags",
 )
-CONFESSED = ("failed as well", "could not be rolled back", "due once it is back")
+CONFESSED = ("failed as well", "could not be rolled back", "to restore once it is back")
 """How a message says that the instances from before are not back."""
 _ASKED = {"gpus", "node", "workloads", "allocations"}
 """Ports that a rollback calls."""
