@@ -14,7 +14,6 @@ NOT_YET = (
     "docs/observability.md",
     "mig_manager/adapters/kubernetes/leases.py",
     "mig_manager/adapters/nvml_worker/worker.py",
-    "mig_manager/change/rollback.py",
     "mig_manager/cli/gpu_access.py",
     "mig_manager/cli/rollout.py",
     "mig_manager/core/layout/generator.py",
