@@ -6,10 +6,15 @@ import pathlib
 import pynvml
 import pytest
 
+from bench import matrix
 from mig_manager import errors
+from mig_manager.adapters.host import clock
 from mig_manager.adapters.nvml import device
+from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
+from mig_manager.core.planner import planner
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters import nvml_rig
@@ -369,3 +374,43 @@ def test_a_profile_newer_than_this_version_is_seen_under_a_name_of_its_own() -> 
     row = device._gpu_instance_profile(21, info, total_bytes=40960 * 2**20)
     assert str(row.profile) == "1g.5gb+enum21"
     assert row.profile_id == 77
+
+
+MIXED = matrix.Transition(
+    product="A100-SXM4-40GB",
+    before=({"1g.5gb": 7}, {"3g.20gb": 2}, {"1g.5gb": 7}, {"7g.40gb": 1}),
+    after=({"3g.20gb": 1, "1g.5gb": 4}, {"1g.5gb": 7}, {"7g.40gb": 1}, {"3g.20gb": 2}),
+)
+
+
+@pytest.fixture
+def mixed_node(tmp_path: pathlib.Path) -> pathlib.Path:
+    matrix.prepare(MIXED, tmp_path / "gpus.json")
+    return tmp_path / "gpus.json"
+
+
+def test_what_gpus_have_in_common_is_there_once(mixed_node: pathlib.Path) -> None:
+    nvml_faults.install(mixed_node)
+    try:
+        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe()
+    finally:
+        simulated.uninstall()
+
+    assert len(gpus) == len(MIXED.before)
+    assert len({id(gpu.profiles) for gpu in gpus}) == 1
+
+
+def test_what_one_gpu_reports_of_its_instances_is_known_of_all_like_it(
+    mixed_node: pathlib.Path,
+) -> None:
+    ask = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+    library = nvml_faults.install(mixed_node)
+    try:
+        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
+        seen = gpus.observe()
+        asked = library.counts[ask]
+        gpus.execute(planner.plan(seen, MIXED.wanted(seen)), seen)
+
+        assert library.counts[ask] == asked > 0
+    finally:
+        simulated.uninstall()

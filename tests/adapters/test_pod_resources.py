@@ -1,6 +1,8 @@
 """PodResources against a real gRPC server on a unix socket, as kubelet serves it."""
 
+import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -12,8 +14,14 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubelet import pod_resources
+from mig_manager.core.node import cluster
+from tests import programs
 from tests.adapters import kubelet_rig
 from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
+from tests.sandbox import library
+
+WRITTEN = pathlib.Path(__file__).parent / "kubelet_messages"
+"""Kubelet's messages, made by Kubernetes' Go types and not by our table."""
 
 
 @pytest.fixture
@@ -211,3 +219,48 @@ def test_says_nothing_on_standard_error_and_leaves_the_process_free_to_fork(
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def written(name: str) -> bytes:
+    """Return a message of kubelet_messages/main.go, which says what is in it."""
+    return bytes.fromhex(json.loads((WRITTEN / "messages.json").read_text("utf-8"))[name])
+
+
+def served(kubelet: Kubelet, name: str) -> pod_resources.PodResources:
+    kubelet.writes = lambda _message: written(name)
+    kubelet.start()
+    return ask(kubelet)
+
+
+def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(
+    kubelet: Kubelet,
+) -> None:
+    pods = served(kubelet, "list").assigned()
+
+    assert pods == (
+        cluster.PodDevices(
+            namespace="team-a", name="train-0", device_ids=frozenset({"MIG-1", "MIG-2"})
+        ),
+        cluster.PodDevices(
+            namespace="team-b",
+            name="claims-0",
+            device_ids=frozenset(),
+            claim_drivers=frozenset({"gpu.nvidia.com"}),
+        ),
+        cluster.PodDevices(namespace="default", name="plain", device_ids=frozenset()),
+    )
+
+
+def test_allocatable_devices_are_read_from_what_kubelet_writes(
+    kubelet: Kubelet,
+) -> None:
+    devices = served(kubelet, "allocatable").allocatable()
+
+    assert devices == {"nvidia.com/mig-1g.5gb": {"MIG-1", "MIG-2"}, "nvidia.com/gpu": {"GPU-1"}}
+
+
+@pytest.mark.slow
+def test_the_kept_messages_are_what_kubernetes_types_write() -> None:
+    printed = library.run(programs.needed("go"), "run", ".", folder=WRITTEN)
+
+    assert json.loads(printed) == json.loads((WRITTEN / "messages.json").read_text("utf-8"))
