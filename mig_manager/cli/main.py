@@ -33,12 +33,7 @@ _INPUT_REASONS = frozenset(
 
 
 def main(argv: Sequence[str], terminal: console.Console, *, program: str = parser.PROGRAM) -> int:
-    """Run one command line.
-
-    Args:
-        argv: The arguments without the program's name.
-        terminal: Streams and environment.
-        program: The name that the program was called by.
+    """Run one command line, as the program that was called by this name.
 
     Returns:
         The exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.

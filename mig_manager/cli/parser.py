@@ -96,15 +96,7 @@ class Parser(argparse.ArgumentParser):
         *,
         version: str = "",
     ) -> None:
-        """Take the options.
-
-        Args:
-            program: The program.
-            command: The command; empty: what stands before one.
-            declared: The options of the command.
-            page: Loads what help shows; most command lines never ask for it.
-            version: The text of ``--version``.
-        """
+        """Take the options; ``page`` loads what help shows, which most never ask for."""
         super().__init__(
             prog=f"{program} {command}".strip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -155,10 +147,7 @@ def _add(group: Any, option: options.Option, version: str) -> None:
 
 
 def parse(argv: Sequence[str]) -> dict[str, object]:
-    """Parse a command line.
-
-    Args:
-        argv: The arguments without the program's name.
+    """Parse a command line, without the program's name.
 
     Returns:
         The options by name with ``_`` for ``-``; those not given are None. ``command`` is None
@@ -312,14 +301,9 @@ def _normalised(
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables with our prefix that no option of any command reads.
+    """Return each variable with our prefix that no option reads, and the most similar known one.
 
-    Args:
-        environ: The environment. Variables that Kubernetes sets for a Service whose name begins
-            like the program are not counted.
-
-    Returns:
-        For each unknown variable the most similar known one, or an empty text.
+    Variables that Kubernetes sets for a Service whose name begins like the program do not count.
     """
     ours = {
         name

@@ -114,18 +114,14 @@ class Option:
 
 
 class Source:
-    """The values of a command line over variables of the environment over defaults."""
+    """The values of a command line over variables of the environment over defaults.
+
+    The command line is as parsed, its values still text. Without ``command`` its own one counts.
+    """
 
     def __init__(
         self, parsed: Mapping[str, object], environ: Mapping[str, str], *, command: str = ""
     ) -> None:
-        """Take the values.
-
-        Args:
-            parsed: The command line by option, as parsed; text has no type yet.
-            environ: The environment.
-            command: The command; empty: that of the command line.
-        """
         self.parsed = parsed
         self.environ = environ
         self.command = command or str(parsed.get("command") or "")
@@ -185,11 +181,9 @@ class Source:
 
 
 def of(settings: type, command: str = "") -> tuple[Option, ...]:
-    """Return the options that a settings class declares.
+    """Return the options that a settings class declares for a command; without one all.
 
-    Args:
-        settings: The class; its own fields come before those it inherits.
-        command: Only the options of this command; empty: all.
+    The class's own fields come before those it inherits.
     """
     own: list[Option] = []
     inherited: list[Option] = []
@@ -279,15 +273,7 @@ def choice(meaning: str, *, metavar: str, default: enum.Enum, **more: Any) -> An
 def choosing(
     meaning: str, *, metavar: str, default: enum.Enum, words: str = "", **more: Any
 ) -> Option:
-    """Return the option for one of an enumeration's values.
-
-    Args:
-        meaning: What it does.
-        metavar: Stands for the value.
-        default: The default.
-        words: The values to choose from, separated by spaces; empty: all.
-        more: Further attributes of the option.
-    """
+    """Return the option for one of an enumeration's values: of ``words``, or of all."""
     known = tuple(words.split()) or tuple(str(each.value) for each in type(default))
     by_word = {word: type(default)(word) for word in known}
 

@@ -129,11 +129,7 @@ class Programs:
         self._monotonic = monotonic
 
     def find(self, name: str) -> Program | None:
-        """Return the first program of that name, or None.
-
-        Args:
-            name: A file name, not a path.
-        """
+        """Return the first program with this file name, or None."""
         found = (program for root in self._roots if (program := self._in(root, name)))
         return next(found, None) or self._on_path(name)
 
@@ -147,15 +143,7 @@ class Programs:
         max_output_bytes: int = MAX_OUTPUT_BYTES,
         stdin: str = "",
     ) -> Finished:
-        """Run a program to its end and kill its process group.
-
-        Args:
-            program: What ``find`` returned.
-            arguments: Passed as they are; there is no shell.
-            timeout_s: How long it may take before it is killed.
-            reason: The reason of the error when it cannot be run or takes too long.
-            max_output_bytes: How much of its stdout to keep.
-            stdin: What it reads.
+        """Run a program to its end, without a shell, and kill its process group.
 
         Raises:
             HostError: With ``reason``: it could not be started, or took too long.
@@ -221,10 +209,6 @@ def roots(host: host_settings.HostRoots, *, here: pathlib.Path = _TOP) -> tuple[
 
     Our own root comes first: NVIDIA's container toolkit puts them there. A driver that has its
     device nodes with it is run as it is; otherwise the host, which has them, is its root.
-
-    Args:
-        host: Where driver and devices are.
-        here: Our own root.
     """
     at_driver = Root(path=host.driver_here)
     at_host = Root(path=host.host_here, driver=str(host.driver))

@@ -16,12 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from mig_manager import errors
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_MESSAGE_BYTES = 64 * 2**20
 """Larger than any message; the length that text would stand for is larger still."""
@@ -77,7 +74,7 @@ class Child:
         Raises:
             OSError: It cannot be started.
         """
-        import subprocess  # noqa: PLC0415 - as above
+        import subprocess  # noqa: PLC0415 - not for workers
 
         pipe = subprocess.PIPE
         self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - without a shell
@@ -298,13 +295,7 @@ def run(
 ) -> Ended:
     """Run a program to its end; nothing of its process group remains.
 
-    Args:
-        command: The program and its arguments.
-        environment: Its whole environment.
-        folder: Its working directory; None: ours.
-        is_late: Asked now and then whether to kill it; its errors are raised.
-        stdin: What it reads.
-        keep: How much of its output to keep.
+    ``is_late`` is asked now and then whether to kill it; its errors are raised.
 
     Raises:
         OSError: It cannot be started.

@@ -25,13 +25,7 @@ _END_S = 2.0
 def worker_command(
     socket_path: str, *, timeout_s: float = 10.0, linger_s: float = _LINGER_S
 ) -> tuple[str, ...]:
-    """Return the command line of the worker.
-
-    Args:
-        socket_path: Of kubelet's PodResources.
-        timeout_s: How long one question may take.
-        linger_s: How long it waits for another question before it ends.
-    """
+    """Return the command line of the worker, which ends ``linger_s`` after the last question."""
     module = "mig_manager.adapters.kubelet.pod_resources"
     return subprocesses.python(module, socket_path, str(timeout_s), str(linger_s))
 
@@ -40,11 +34,6 @@ class WorkerPodResources(ports.Standby):
     """Implements ``ports.DeviceAllocations``; for one thread at a time.
 
     As ``ports.Standby`` it starts the worker ahead, which imports what it needs and waits.
-
-    Args:
-        socket_path: For example ``/var/lib/kubelet/pod-resources/kubelet.sock``.
-        timeout_s: How long one question may take.
-        command: Starts the worker; None: ``worker_command``.
     """
 
     def __init__(

@@ -31,6 +31,11 @@ class PodResources:
 
     Each question opens the socket, because kubelet creates a new one at each start. A missing
     socket is an error; it must never look like a node without workloads.
+
+    Args:
+        socket_path: For example ``/var/lib/kubelet/pod-resources/kubelet.sock``.
+        timeout_s: How long one question may take.
+        sleep: Waits between attempts; None really waits.
     """
 
     def __init__(
@@ -40,13 +45,6 @@ class PodResources:
         timeout_s: float = 10.0,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        """Take the path of the socket, which is not opened yet.
-
-        Args:
-            socket_path: For example ``/var/lib/kubelet/pod-resources/kubelet.sock``.
-            timeout_s: How long one question may take.
-            sleep: Waits between attempts; None really waits.
-        """
         self._path = pathlib.Path(socket_path)
         self._timeout_s = timeout_s
         self._sleep = sleep or threading.Event().wait
@@ -182,12 +180,7 @@ def _plain_ids(ids: Iterable[str]) -> frozenset[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer the questions of ``client`` until none has come for a while.
-
-    Args:
-        argv: The socket, seconds for a question, and seconds to wait for the next one; None takes
-            the arguments of the process.
-    """
+    """Answer the questions of ``client`` until none has come for a while."""
     path, timeout_s, linger_s = sys.argv[1:] if argv is None else argv
     kubelet = PodResources(path, timeout_s=float(timeout_s))
     parent = subprocesses.Parent()

@@ -72,12 +72,8 @@ def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
     """Return the GPU of a plan, without having NVML attach any other GPU.
 
     ``nvmlDeviceGetHandleByUUID`` attaches every GPU to find the one, and answers GPU_IS_LOST where
-    any of them is lost (nvml.h). The PCI address and the index attach one.
-
-    Args:
-        index: NVML index.
-        uuid: The GPU's UUID.
-        known: The GPU as last observed, whose profiles are then not asked again.
+    any of them is lost (nvml.h). The PCI address and the index attach one. The profiles of a GPU
+    that was observed before are not asked again.
 
     Raises:
         HardwareError: NVML refused or failed; GPU_LOST: another GPU has this address.

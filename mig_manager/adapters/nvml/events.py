@@ -53,10 +53,6 @@ class MigChanges:
 def listening(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterator[MigChanges]:
     """Open an NVML session and register every GPU that can report changes.
 
-    Args:
-        library_path: File of the NVML library; None leaves the search to the loader.
-        driver_roots: Where to look for the library when the loader does not find the right one.
-
     Raises:
         HardwareError: As ``library.session``; with NOT_SUPPORTED when no GPU can.
     """

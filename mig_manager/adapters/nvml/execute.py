@@ -43,12 +43,8 @@ def run(
 ) -> model.Gpu:
     """Execute the steps of one GPU in an open session; return the GPU as it is then.
 
-    Args:
-        plan: The steps, which may have been executed before, in part or in whole.
-        retry: How to retry on IN_USE.
-        known: The GPU as last observed.
-        proc_root: Where to look for processes that use the GPU; None: ask NVML only.
-        driver_roots: File systems in whose ``proc`` the driver's files may be.
+    The steps may have been executed before, in part or in whole. Without ``proc_root`` only NVML
+    is asked for processes that use the GPU.
 
     Raises:
         HardwareError: A step failed, and none followed; with the GPU, the step, the NVML function
@@ -297,11 +293,6 @@ def _set_mode(device: gpu_device.Device, mode: model.MigMode) -> int:
 
 def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: int) -> None:
     """Check that the current mode and the pending mode are the one that was set.
-
-    Args:
-        device: The GPU, looked up again after the switch.
-        mode: The mode that was set.
-        activation: What ``_set_mode`` returned.
 
     Raises:
         HardwareError: IN_USE: clients prevent the switch. RESET_REQUIRED or, where no reset is

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import pynvml
@@ -92,10 +92,7 @@ class NvmlGpus:
             return _observed(_each(runs))
 
     def inspect(self, *, exclude: tuple[int, ...]) -> "processes.Inspection":
-        """Return the driver's versions and the processes that use the GPUs.
-
-        Args:
-            exclude: Processes that are left out, with their children.
+        """Return versions and processes, but for ``exclude`` and their children.
 
         Raises:
             HardwareError: The library cannot be loaded, or NVML cannot be initialised.
@@ -205,10 +202,6 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
     Another program created it after the plan was made, or the driver withheld it then. A rollback
     removes what the plan creates, and must not remove that instance.
 
-    Args:
-        plan: The steps of one GPU that are going to be executed.
-        known: The GPU as last observed.
-
     Raises:
         StalePlanError: Names the GPU and the instances.
         HardwareError: NVML refused or failed.
@@ -240,11 +233,7 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
 
 
 _MAY_BE_UNREACHABLE = frozenset(
-    {
-        errors.Reason.GPU_LOST,
-        errors.Reason.GPU_NEEDS_RESET,
-        errors.Reason.NVML_ERROR,
-    }
+    {errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET, errors.Reason.NVML_ERROR}
 )
 """Why a step fails on a GPU that may be unreachable now."""
 
@@ -263,12 +252,9 @@ def _can_be_observed(plan: steps.GpuPlan) -> bool:
     return isinstance(now, model.Gpu) and now.uuid == plan.gpu_uuid
 
 
-def _observed(
-    each: Iterable[model.Gpu | model.UnreachableGpu],
-) -> model.ObservedGpus:
-    gpus = tuple(each)
+def _observed(gpus: Sequence[model.Gpu | model.UnreachableGpu]) -> model.ObservedGpus:
     return model.ObservedGpus(
-        _sharing(gpu for gpu in gpus if isinstance(gpu, model.Gpu)),
+        _sharing([gpu for gpu in gpus if isinstance(gpu, model.Gpu)]),
         (gpu for gpu in gpus if isinstance(gpu, model.UnreachableGpu)),
     )
 
@@ -282,21 +268,20 @@ def _failure(gpu: model.UnreachableGpu) -> errors.HardwareError:
 _Profiles = tuple[model.GpuInstanceProfile, ...] | None
 
 
-def _sharing(gpus: Iterable[model.Gpu]) -> tuple[model.Gpu, ...]:
+def _sharing(gpus: Sequence[model.Gpu]) -> tuple[model.Gpu, ...]:
     """Have GPUs with equal profiles share them, which are most of what a worker sends.
 
     The compute-instance profiles that one GPU reported are then known of all of them.
     """
-    each = tuple(gpus)
     offers: list[_Profiles] = []
     numbers: list[int] = []
-    for gpu in each:
+    for gpu in gpus:
         number = next((i for i, one in enumerate(offers) if one == gpu.profiles), len(offers))
         if number == len(offers):
             offers.append(gpu.profiles)
         offers[number] = _joined_profiles(offers[number], gpu.profiles)
         numbers.append(number)
-    pairs = zip(each, numbers, strict=True)
+    pairs = zip(gpus, numbers, strict=True)
     return tuple(dataclasses.replace(gpu, profiles=offers[number]) for gpu, number in pairs)
 
 
@@ -342,10 +327,6 @@ class ThreadGpus:
 
     While the main thread is in a hung call, Python handles no signal. Here it only waits, with a
     deadline. The hung thread cannot be ended: see ``hung_call.exit_if_hung``.
-
-    Args:
-        gpus: They do the work.
-        timeout_s: How long a call may take.
     """
 
     def __init__(self, gpus: "ports.Gpus", *, timeout_s: float) -> None:

@@ -229,7 +229,7 @@ def hung(
         calls: The last calls of its threads, the oldest first.
         now_s: When its time was over; on the monotonic clock.
         timeout_s: The time it had.
-        fate: What became of it.
+        fate: What became of it, in words.
         processes: The processes that have the GPU's device node open, in words.
     """
     running = [call for call in calls if call.is_running]
@@ -254,14 +254,7 @@ def hung(
 def died(
     calls: Sequence[Call], *, ending: str, is_signal: bool, stderr: str
 ) -> errors.HardwareError:
-    """Return the error for a worker that ended without an answer.
-
-    Args:
-        calls: The last calls of its threads, the oldest first.
-        ending: How it ended, in words.
-        is_signal: Whether a signal ended it.
-        stderr: The last of what it wrote there.
-    """
+    """Return the error for a worker that ended without an answer, in the words of ``ending``."""
     running = [call for call in calls if call.is_running]
     message = f"the GPU worker {ending}"
     if running:

@@ -23,9 +23,7 @@ _EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID
 def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.UnreachableGpu:
     """Observe one GPU within an open session, or return why it is unreachable.
 
-    Args:
-        index: NVML index, below ``nvmlDeviceGetCount``.
-        notes_minor: Whether to note the GPU's device node for the error of a hung call.
+    With ``notes_minor`` its device node is noted for the error of a hung call.
 
     Raises:
         HardwareError: The driver as a whole failed, or the caller may not list the instances of a
@@ -200,18 +198,16 @@ def _gpu_instance(
 
 
 def _mig_uuids(
-    device: gpu_device.Device, ids: Mapping[int, tuple[int, ...]]
+    device: gpu_device.Device, compute_ids: Mapping[int, tuple[int, ...]]
 ) -> dict[tuple[int, int], str]:
     """Return MIG device UUIDs by the ids of GPU instance and compute instance.
 
     NVML finds MIG devices by index only, and the indices have gaps. Only the ids tie a device to
     its instances (``device`` of an instance's info is the parent GPU).
-
-    Args:
-        device: The GPU.
-        ids: Ids of its compute instances by id of their GPU instance.
     """
-    missing = {(instance_id, each) for instance_id, inside in ids.items() for each in inside}
+    missing = {
+        (instance_id, each) for instance_id, inside in compute_ids.items() for each in inside
+    }
     if not missing:
         return {}
     count = library.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)
@@ -223,7 +219,7 @@ def _mig_uuids(
         if handle is None:
             continue
         instance_id: int = library.call(pynvml.nvmlDeviceGetGpuInstanceId, handle)
-        inside = ids.get(instance_id, ())
+        inside = compute_ids.get(instance_id, ())
         compute_id: int = (
             inside[0]
             if len(inside) == 1

@@ -30,12 +30,7 @@ def named(
 ) -> errors.HardwareError:
     """Return an IN_USE error with the known processes in its message.
 
-    Args:
-        error: With reason IN_USE.
-        gpu: The whole GPU.
-        gpu_instance_id: Only processes that use this GPU instance or the GPU itself; None: all.
-        proc_root: Where to look for processes that NVML does not list; None: nowhere.
-        driver_roots: File systems in whose ``proc`` the driver's files may be.
+    With ``gpu_instance_id`` these are the processes that use that instance or the GPU itself.
     """
     listed = _listed(gpu.handle, gpu_instance_id)
     found = _with_open_nodes(gpu, gpu_instance_id, proc_root, driver_roots)
@@ -101,15 +96,16 @@ def _with_open_nodes(
 ) -> tuple[procfs.GpuProcess, ...]:
     """Return the processes with its device nodes open, except the agent and its children."""
     minor = None if proc_root is None else gpu.minor()
-    if proc_root is None or minor is None:
+    if minor is None:
         return ()
     # The agent started us, and all of its children are left out with it.
-    found = procfs.gpu_processes(proc_root, ignore=(os.getpid(), os.getppid()))
-    driver_proc = procfs.driver_proc(proc_root, map(pathlib.Path, driver_roots))
-    caps = procfs.capabilities(driver_proc, minor)
+    files = OpenFiles.find(proc_root, driver_roots, exclude=(os.getpid(), os.getppid()))
+    caps = procfs.capabilities(files.driver_proc, minor) if files.driver_proc else {}
     if gpu_instance_id is None:
-        return procfs.using_gpu(found, minor, caps=caps)
-    return procfs.using_gpu_instance(found, minor, caps=caps, gpu_instance_id=gpu_instance_id)
+        return procfs.using_gpu(files.processes, minor, caps=caps)
+    return procfs.using_gpu_instance(
+        files.processes, minor, caps=caps, gpu_instance_id=gpu_instance_id
+    )
 
 
 def _describe(pid: int, gpu_instance_id: int | None, home: str) -> str:
@@ -139,12 +135,9 @@ class OpenFiles:
     def find(
         proc_root: pathlib.Path | None, driver_roots: Sequence[str], *, exclude: tuple[int, ...]
     ) -> "OpenFiles":
-        """Look for them; call before opening a session, which opens device nodes itself.
+        """Look for them, but for ``exclude`` and their children; without ``/proc`` find none.
 
-        Args:
-            proc_root: The ``/proc`` to search; None: none.
-            driver_roots: Where the driver's capability files may be.
-            exclude: Processes that are left out, with their children.
+        To be called before opening a session, which opens device nodes itself.
         """
         if proc_root is None:
             return OpenFiles()
@@ -162,12 +155,6 @@ def inspect(
     exclude: tuple[int, ...] = (),
 ) -> Inspection:
     """Return versions and processes, in an NVML session of its own; skip GPUs that do not answer.
-
-    Args:
-        library_path: File of the NVML library; None leaves the search to the loader.
-        driver_roots: Where to look for the library when the loader does not find the right one.
-        proc_root: Where to look for processes that NVML does not list; None: nowhere.
-        exclude: Processes that are left out, with their children.
 
     Raises:
         HardwareError: The library cannot be loaded, or NVML cannot be initialised.
@@ -207,9 +194,8 @@ def _of_gpu(
         )
         for pid, used in _instances_in_use(handle).items()
     }
-    for process in (
-        procfs.using_gpu(files.processes, minor, caps=known) if minor is not None else ()
-    ):
+    others = () if minor is None else procfs.using_gpu(files.processes, minor, caps=known)
+    for process in others:
         found.setdefault(
             process.pid,
             gpu_processes.GpuProcess(
@@ -229,10 +215,6 @@ def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
     """Refuse a plan if a process uses what it destroys; call within a session.
 
     The driver itself refuses for processes that are hidden from us and GPUs that do not answer.
-
-    Args:
-        plan: The steps that are going to be executed.
-        files: The processes that had device nodes open before the session.
 
     Raises:
         GpuInUseError: Names the GPUs and their processes.

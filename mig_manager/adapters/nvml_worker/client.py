@@ -38,15 +38,14 @@ def worker_command(
     in_use_timeout_s: float = 30.0,
     proc_root: str | None = None,
 ) -> tuple[str, ...]:
-    """Return the command line of a worker that serves requests.
+    """Return the command line of a worker that serves requests; see ``gpus.NvmlGpus``.
 
     Args:
-        library_path: File of the NVML library; None leaves the search to the loader.
+        library_path: File of the NVML library.
         driver_roots: Where to look for the library when the loader does not find it.
         simulate_state: State file of a simulated node; None for real GPUs.
         in_use_timeout_s: How long steps are retried while a GPU is in use.
-        proc_root: Where to look for processes that use a GPU; None: ``/proc``, or nowhere on a
-            simulated node.
+        proc_root: None: ``/proc``, or nowhere on a simulated node.
     """
     gpus = _library_arguments(library_path, driver_roots, simulate_state)
     proc = () if proc_root is None else ("--proc-root", proc_root)

@@ -31,9 +31,6 @@ _BURST_S = 0.1
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve or listen.
 
-    Args:
-        argv: Arguments without the program's name; None takes those of the process.
-
     Returns:
         0 after an answer, be it an error; 1 without a request, or when listening failed.
     """
