@@ -29,6 +29,7 @@ SCANNED = (
     ".ci",
     ".github",
     "README.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Dockerfile",
     "justfile",
