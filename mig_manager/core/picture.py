@@ -233,7 +233,7 @@ def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> li
     return bar.draw([now, then], slices=slices, style=style)
 
 
-_PLACED_LATER = "instances find their places once MIG is on"
+_PLACED_LATER = "placements are decided once MIG is on"
 
 
 def _marks(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> dict[model.Placement, str]:

@@ -40,7 +40,7 @@ def spans(size: int, slices: int) -> list[int]:
 
 
 def pool_allows(gpu: model.Gpu, profiles: Iterable[model.Profile]) -> bool:
-    """Tell whether the media engines suffice for these instances together."""
+    """Return whether the media engines suffice for these instances together."""
     specs = {spec.profile: spec for spec in gpu.profiles or ()}
     chosen = [specs[profile].engines for profile in profiles]
     return all(

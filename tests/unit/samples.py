@@ -2,7 +2,7 @@
 
 ``3g.20gb@4`` is a GPU instance at memory slice 4 with one compute instance that spans it,
 ``3g.20gb@4[]`` one without any, ``3g.20gb@4[2c@0 1c@2]`` one with these, ``3g.20gb@4[1c 1c]``
-one whose driver does not tell spans.
+one whose driver does not report spans.
 """
 
 import collections
@@ -33,9 +33,9 @@ def _table(size_of_slice: int, rows: str) -> tuple[model.GpuInstanceProfile, ...
     """Read rows of name, enum, id, memory, multiprocessors, engines and placements."""
     specs = []
     for row in rows.strip().splitlines():
-        name, enum_index, profile_id, memory, processors, engines, *places = row.split()
+        name, enum_index, profile_id, memory, processors, engines, *spans = row.split()
         decoders, encoders, jpegs, ofas = map(int, engines.split("/"))
-        starts, size = places[0].split(":")
+        starts, size = spans[0].split(":")
         placements = tuple(
             model.Placement(int(start) * size_of_slice, int(size) * size_of_slice)
             for start in starts.split(",")

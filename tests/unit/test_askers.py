@@ -37,15 +37,15 @@ NODE = (
 )
 
 
-def told(*pods: cluster.Pod, strategy: str = MIXED) -> dict[str, tuple[int, dict[str, int]]]:
+def requests(*pods: cluster.Pod, strategy: str = MIXED) -> dict[str, tuple[int, dict[str, int]]]:
     kinds = resources.kinds(NODE, pods, strategy=strategy)
     return {
         kind.resource.removeprefix("nvidia.com/"): (kind.count, dict(kind.pods)) for kind in kinds
     }
 
 
-def test_devices_and_askers_are_counted_by_kind_and_whole_gpus_come_last() -> None:
-    found = told(pod("a", mig_1g_5gb=2), pod("b", gpu=1, mig_1g_5gb=1), pod("web"))
+def test_devices_and_requesting_pods_are_counted_by_kind_with_whole_gpus_last() -> None:
+    found = requests(pod("a", mig_1g_5gb=2), pod("b", gpu=1, mig_1g_5gb=1), pod("web"))
 
     assert found == {
         "mig-1g.5gb": (3, {"ml/a": 2, "ml/b": 1}),
@@ -56,23 +56,23 @@ def test_devices_and_askers_are_counted_by_kind_and_whole_gpus_come_last() -> No
     assert list(found)[-1] == "gpu"
 
 
-def test_pods_that_have_ended_hold_nothing() -> None:
-    assert told(pod("a", phase="Succeeded", mig_1g_5gb=2))["mig-1g.5gb"] == (3, {})
+def test_finished_pods_do_not_count() -> None:
+    assert requests(pod("a", phase="Succeeded", mig_1g_5gb=2))["mig-1g.5gb"] == (3, {})
 
 
-def test_shared_devices_go_by_their_kind() -> None:
-    assert told(pod("a", mig_1g_5gb_shared=4))["mig-1g.5gb"] == (3, {"ml/a": 4})
+def test_requests_for_shared_devices_count_for_their_kind() -> None:
+    assert requests(pod("a", mig_1g_5gb_shared=4))["mig-1g.5gb"] == (3, {"ml/a": 4})
 
 
-def test_what_is_asked_for_and_not_there_is_told_too() -> None:
-    assert told(pod("a", mig_7g_40gb=1))["mig-7g.40gb"] == (0, {"ml/a": 1})
+def test_a_requested_kind_that_the_node_lacks_has_count_zero() -> None:
+    assert requests(pod("a", mig_7g_40gb=1))["mig-7g.40gb"] == (0, {"ml/a": 1})
 
 
 @pytest.mark.parametrize(("strategy", "count"), [("single", 7), ("none", 3)])
-def test_with_other_strategies_all_devices_go_by_the_name_of_whole_gpus(
+def test_strategies_single_and_none_count_all_devices_as_whole_gpus(
     strategy: str, count: int
 ) -> None:
-    assert told(pod("a", gpu=1), strategy=strategy) == {"gpu": (count, {"ml/a": 1})}
+    assert requests(pod("a", gpu=1), strategy=strategy) == {"gpu": (count, {"ml/a": 1})}
 
 
 def losses(
@@ -82,22 +82,20 @@ def losses(
     return resources.losses(plan, NODE, pods, strategy=strategy)
 
 
-def test_all_holders_leave_when_all_devices_of_a_kind_end() -> None:
+def test_the_loss_is_total_when_all_devices_of_a_kind_are_destroyed() -> None:
     (loss,) = losses({"1g.5gb": 2, "3g.20gb": 1}, pod("a", mig_2g_10gb=1), pod("b", gpu=1))
 
     assert (loss.kind.resource, loss.ending, loss.is_total) == ("nvidia.com/mig-2g.10gb", 1, True)
 
 
-@pytest.mark.parametrize(("held", "least"), [(1, 0), (2, 1)])
-def test_of_those_who_hold_some_of_a_kind_only_a_least_number_is_certain(
-    held: int, least: int
-) -> None:
-    (loss,) = losses({"1g.5gb": 2, "2g.10gb": 1}, pod("a", mig_3g_20gb=held))
+@pytest.mark.parametrize(("requested", "least"), [(1, 0), (2, 1)])
+def test_a_partial_loss_has_a_least_number_of_devices_in_use(requested: int, least: int) -> None:
+    (loss,) = losses({"1g.5gb": 2, "2g.10gb": 1}, pod("a", mig_3g_20gb=requested))
 
     assert (loss.ending, loss.is_total, loss.least) == (1, False, least)
 
 
-def test_a_switch_of_mode_ends_every_device_of_the_gpu() -> None:
+def test_a_mig_mode_change_destroys_every_device_of_the_gpu() -> None:
     off = samples.want(mode=model.MigMode.DISABLED)
     on = samples.want({"1g.5gb": 1})
     plan = planner.plan(NODE, {NODE[1].uuid: off, NODE[2].uuid: on})
@@ -113,7 +111,7 @@ def test_a_switch_of_mode_ends_every_device_of_the_gpu() -> None:
     }
 
 
-def test_a_gpu_handed_out_whole_is_lost_once_anything_on_it_ends() -> None:
+def test_with_strategy_none_destroying_one_instance_loses_the_whole_gpu() -> None:
     (loss,) = losses({"1g.5gb": 2}, pod("a", gpu=1), strategy="none")
 
     assert (loss.ending, loss.kind.count) == (1, 3)

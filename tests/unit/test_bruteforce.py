@@ -38,7 +38,7 @@ def template(product: hardware.Product) -> model.Gpu:
 
 
 def placeable(gpu: model.Gpu) -> frozenset[Counts]:
-    """Return every layout that can be placed: profile by profile, every subset of its places."""
+    """Return every layout that fits: profile by profile, every subset of its placements."""
     specs = gpu.profiles or ()
     states: set[tuple[Counts, frozenset[int]]] = {((), frozenset())}
     for spec in specs:

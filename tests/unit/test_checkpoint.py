@@ -1,4 +1,4 @@
-"""The checkpoint: the peer's bytes, what is read of them, and what the GPUs are brought to."""
+"""The checkpoint: mig-parted's bytes, parsing them, and restoring GPUs from them."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def text_of(*devices: object, **changes: object) -> str:
     return json.dumps({"Version": "v1", "MigState": {"Devices": list(devices)}} | changes)
 
 
-def test_what_is_written_is_what_the_peer_writes_byte_for_byte() -> None:
+def test_render_writes_the_bytes_that_mig_parted_writes() -> None:
     assert checkpoint.render(gpus_with("mixed").gpus) == (
         '{"Version":"v1","MigState":{"Devices":['
         f'{{"UUID":"{FIRST}","MigMode":1,"GpuInstances":['
@@ -73,7 +73,7 @@ def test_what_is_written_is_what_the_peer_writes_byte_for_byte() -> None:
     )
 
 
-def test_gpus_without_mig_do_not_occur_and_nothing_at_all_is_null() -> None:
+def test_gpus_without_mig_are_omitted_and_no_gpus_are_null() -> None:
     gpus = tuple(
         dataclasses.replace(gpu, current_mode=None, pending_mode=None)
         for gpu in applying_rig.Gpus().gpus
@@ -83,7 +83,7 @@ def test_gpus_without_mig_do_not_occur_and_nothing_at_all_is_null() -> None:
     assert read(checkpoint.render(gpus)).devices == ()
 
 
-def test_a_gpu_instance_without_compute_instance_is_kept_too() -> None:
+def test_a_gpu_instance_without_compute_instance_is_recorded() -> None:
     gpus = gpus_with("small")
     gpus.gpus = tuple(
         dataclasses.replace(
@@ -107,7 +107,7 @@ def test_a_one_slice_instance_with_more_processors_is_filled_by_its_own_profile(
         current_mode=model.MigMode.ENABLED,
         pending_mode=model.MigMode.ENABLED,
     )
-    world = fakes.brought_to(
+    gpus = fakes.brought_to(
         (gpu,),
         config.select(
             config.parse(
@@ -118,13 +118,13 @@ def test_a_one_slice_instance_with_more_processors_is_filled_by_its_own_profile(
             (gpu,),
         )[gpu.uuid],
     )
-    instances = json.loads(checkpoint.render(world))["MigState"]["Devices"][0]["GpuInstances"]
+    instances = json.loads(checkpoint.render(gpus))["MigState"]["Devices"][0]["GpuInstances"]
 
     assert [(gi["ProfileID"], gi["ComputeInstances"][0]["ProfileID"]) for gi in instances] == [
         (0, 0),
         (9, 7),
     ]
-    assert planner.restore_checkpoint(read(checkpoint.render(world)), world).plan.is_empty
+    assert planner.restore_checkpoint(read(checkpoint.render(gpus)), gpus).plan.is_empty
 
 
 @pytest.mark.parametrize("layout", ["mixed", "small", "bare", "large"])
@@ -158,7 +158,7 @@ def test_every_single_profile_of_every_product_comes_back_after_a_reboot(name: s
         assert checkpoint.render(gpu.gpus) == text
 
 
-def test_what_is_right_already_stays_also_within_a_gpu_instance() -> None:
+def test_matching_compute_instances_stay_when_a_gpu_instance_changes() -> None:
     gpus = gpus_with("large")
     text = checkpoint.render(gpus.gpus)
     kept = {uuid for gpu in gpus.gpus for uuid in gpu.mig_uuids}
@@ -180,7 +180,7 @@ def test_what_is_right_already_stays_also_within_a_gpu_instance() -> None:
     assert not plan.destroyed_uuids & kept
 
 
-def test_gpus_that_a_checkpoint_does_not_tell_of_are_not_touched() -> None:
+def test_gpus_missing_from_a_checkpoint_are_not_touched() -> None:
     gpus = gpus_with("small")
     found = planner.restore_checkpoint(read(text_of(device())), gpus.gpus)
 
@@ -188,7 +188,7 @@ def test_gpus_that_a_checkpoint_does_not_tell_of_are_not_touched() -> None:
     assert {each.gpu_uuid for each in found.plan.gpus} == {FIRST}
 
 
-def test_the_order_of_gpus_does_not_matter_for_they_are_found_by_uuid() -> None:
+def test_gpus_are_matched_by_uuid_in_any_order() -> None:
     gpus = gpus_with("mixed")
     data = json.loads(checkpoint.render(gpus.gpus))
     data["MigState"]["Devices"].reverse()
@@ -196,7 +196,7 @@ def test_the_order_of_gpus_does_not_matter_for_they_are_found_by_uuid() -> None:
     assert planner.restore_checkpoint(read(json.dumps(data)), gpus.gpus).plan.is_empty
 
 
-def test_with_the_mode_alone_instances_stay_where_it_is_right() -> None:
+def test_restoring_only_the_mode_keeps_instances_where_the_mode_matches() -> None:
     gpus = gpus_with("mixed")
     desired = read(checkpoint.render(gpus_with("small").gpus))
 
@@ -206,7 +206,7 @@ def test_with_the_mode_alone_instances_stay_where_it_is_right() -> None:
     assert plan.gpus[0].gpu_index == 1
 
 
-def test_where_profiles_are_told_only_with_mig_on_the_mode_comes_first() -> None:
+def test_the_mode_is_restored_first_where_profiles_are_listed_only_with_mig_on() -> None:
     text = checkpoint.render(gpus_with("small").gpus)
     blind = tuple(dataclasses.replace(g, profiles=None) for g in applying_rig.Gpus().gpus)
 
@@ -244,7 +244,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "why"), BAD)
-def test_a_file_that_is_none_is_refused_with_its_place(text: str, why: str) -> None:
+def test_an_invalid_file_is_refused_with_its_location(text: str, why: str) -> None:
     with pytest.raises(errors.CheckpointError) as caught:
         read(text)
 
@@ -278,7 +278,7 @@ def test_a_file_that_is_none_is_refused_with_its_place(text: str, why: str) -> N
         ),
     ],
 )
-def test_what_these_gpus_cannot_have_is_told_with_its_place(text: str, why: str) -> None:
+def test_an_impossible_instance_is_refused_with_its_location(text: str, why: str) -> None:
     with pytest.raises(errors.CheckpointError) as caught:
         planner.restore_checkpoint(read(text), applying_rig.Gpus().gpus)
 
@@ -299,7 +299,7 @@ def test_a_gpu_without_mig_and_a_vgpu_are_refused() -> None:
         planner.restore_checkpoint(read(text_of(device())), guests)
 
 
-def test_compute_instances_by_the_thousand_are_refused_at_once() -> None:
+def test_thousands_of_compute_instances_are_refused_quickly() -> None:
     many = [{"ProfileID": 0, "EngProfileID": 0}] * 5000
     crowded = [{"ProfileID": 4, "Placement": {"Start": 0, "Size": 8}, "ComputeInstances": many}]
 
@@ -368,7 +368,7 @@ def test_any_text_is_restored_or_is_a_typed_error(text: str) -> None:
 
 
 def _content(gpu: model.Gpu) -> list[object]:
-    """Return what a checkpoint tells: of compute instances how many of each size."""
+    """Count the compute instances of a checkpoint by size."""
     return [
         (
             gi.profile,
@@ -382,7 +382,7 @@ def _content(gpu: model.Gpu) -> list[object]:
 @pytest.mark.parametrize("capacity", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=60)
-def test_from_anything_that_a_driver_can_have_to_anything_else_and_nothing_more_than_that(
+def test_restoring_any_state_from_any_state_needs_only_the_necessary_steps(
     capacity: str, data: st.DataObject
 ) -> None:
     was, now = data.draw(layouts.gpus(capacity)), data.draw(layouts.gpus(capacity))

@@ -1,4 +1,4 @@
-"""Who must let go, decided from values alone."""
+"""The pods and services that a plan affects, decided from values alone."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> steps.Plan:
     return planner.plan(gpus, {gpus[0].uuid: wanted(*names)})
 
 
-def test_a_change_that_only_creates_hurts_nobody() -> None:
+def test_a_plan_that_only_creates_affects_no_pod() -> None:
     gpus = balanced()
     fewer = fakes.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
 
@@ -63,14 +63,14 @@ def test_a_change_that_only_creates_hurts_nobody() -> None:
     assert clients.affected_pods([POD], None, frozenset()) == ()
 
 
-def test_a_pod_that_was_given_the_whole_mig_gpu_is_hurt_by_any_destroyed_instance() -> None:
+def test_a_pod_with_the_whole_mig_gpu_is_affected_by_any_destroyed_instance() -> None:
     gpus = balanced()
     plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
 
     assert gpus[0].uuid in clients.affected_ids(plan, gpus)
 
 
-def test_a_mode_change_takes_every_device_of_the_gpu() -> None:
+def test_a_mode_change_affects_every_device_of_the_gpu() -> None:
     gpus = balanced()
     plan = planner.plan(gpus, {gpus[0].uuid: model.DesiredGpu(mode=model.MigMode.DISABLED)})
 
@@ -100,7 +100,7 @@ def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
 
 
 def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> None:
-    # Kubelet lists every pod, and tells nothing of what a plain init container was given.
+    # Kubelet lists every pod, but not the devices of a plain init container.
     listed = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset())
     without_gpu = dataclasses.replace(POD, gpu_resources={})
 
@@ -108,16 +108,16 @@ def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> 
     assert clients.affected_pods([without_gpu], (listed,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
-def test_a_pod_whose_init_container_may_hold_a_gpu_counts_whatever_else_it_holds() -> None:
-    held = cluster.PodDevices(
+def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses() -> None:
+    devices = cluster.PodDevices(
         namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
     )
     starting = dataclasses.replace(POD, phase="Pending", may_run_gpu_init=True)
 
-    assert clients.affected_pods([starting], (held,), frozenset({fakes.mig_uuid("1")})) == (
+    assert clients.affected_pods([starting], (devices,), frozenset({fakes.mig_uuid("1")})) == (
         starting,
     )
-    assert clients.affected_pods([POD], (held,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert clients.affected_pods([POD], (devices,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
 @pytest.mark.parametrize(
@@ -132,15 +132,17 @@ def test_a_pod_whose_init_container_may_hold_a_gpu_counts_whatever_else_it_holds
     ],
 )
 def test_a_gpu_whose_id_is_no_uuid_may_be_any_device(ids: set[str], *, leaves: bool) -> None:
-    held = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset(ids))
+    devices = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset(ids))
     without_gpu = dataclasses.replace(POD, gpu_resources={})
 
-    assert bool(clients.affected_pods([POD], (held,), frozenset({fakes.mig_uuid("1")}))) is leaves
-    assert clients.affected_pods([without_gpu], (held,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert (
+        bool(clients.affected_pods([POD], (devices,), frozenset({fakes.mig_uuid("1")}))) is leaves
+    )
+    assert clients.affected_pods([without_gpu], (devices,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
 def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why() -> None:
-    held = cluster.PodDevices(
+    devices = cluster.PodDevices(
         namespace="default",
         name="p",
         device_ids=frozenset(),
@@ -148,17 +150,17 @@ def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why
     )
     claimant = dataclasses.replace(POD, gpu_resources={})
 
-    assert clients.affected_pods([claimant], (held,), frozenset({fakes.mig_uuid("1")})) == (
+    assert clients.affected_pods([claimant], (devices,), frozenset({fakes.mig_uuid("1")})) == (
         claimant,
     )
-    assert clients.affected_pods([claimant], (held,), frozenset()) == ()
-    assert "ResourceClaim" in clients.describe_pod(claimant, (held,))
+    assert clients.affected_pods([claimant], (devices,), frozenset()) == ()
+    assert "ResourceClaim" in clients.describe_pod(claimant, (devices,))
     assert (
         clients.describe_pod(claimant, ()) == clients.describe_pod(claimant, None) == "default/p"
     )
 
 
-def test_a_claim_of_which_kubelet_tells_nothing_may_be_one_on_a_gpu() -> None:
+def test_a_claim_that_kubelet_does_not_list_may_be_for_a_gpu() -> None:
     claimant = dataclasses.replace(POD, gpu_resources={}, has_claims=True)
     listed = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset())
     nic = dataclasses.replace(listed, claim_drivers=frozenset({"nic.example.com"}))
@@ -171,13 +173,13 @@ def test_a_claim_of_which_kubelet_tells_nothing_may_be_one_on_a_gpu() -> None:
     assert clients.affected_pods([claimant], (nic,), frozenset({fakes.mig_uuid("1")})) == ()
 
 
-def test_a_whole_node_is_left_by_all_who_have_or_want_a_gpu_and_by_nobody_else() -> None:
-    held = cluster.PodDevices(
+def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> None:
+    devices = cluster.PodDevices(
         namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
     )
     idle = dataclasses.replace(POD, name="idle", gpu_resources={})
 
-    left = clients.affected_pods([POD, idle], (held,), frozenset(), is_whole_node=True)
+    left = clients.affected_pods([POD, idle], (devices,), frozenset(), is_whole_node=True)
 
     assert left == (POD,)
 
@@ -196,7 +198,7 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     assert clients.labels_to_pause({SAMPLER: "false"}, plan, (daemon,)) == {}
 
 
-def test_labels_are_paused_in_the_order_in_which_they_are_to_come_back() -> None:
+def test_labels_are_paused_in_the_order_of_their_release() -> None:
     gpus = balanced()
     plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
     names = ("client", "dcgm-exporter", "nvsm", "dcgm", "gpu-feature-discovery", "device-plugin")
@@ -224,12 +226,12 @@ def test_the_operators_validators_are_known_by_their_label(app: str) -> None:
 
 
 def test_a_pod_on_another_device_stays() -> None:
-    held = cluster.PodDevices(
+    devices = cluster.PodDevices(
         namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
     )
 
-    assert clients.affected_pods([POD], (held,), frozenset({fakes.mig_uuid("1")})) == ()
-    assert clients.affected_pods([POD], (held,), frozenset({fakes.mig_uuid("2")})) == (POD,)
+    assert clients.affected_pods([POD], (devices,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert clients.affected_pods([POD], (devices,), frozenset({fakes.mig_uuid("2")})) == (POD,)
 
 
 def test_a_workload_that_selects_nodes_by_a_deploy_label_is_no_daemon() -> None:
@@ -276,7 +278,7 @@ def test_a_display_gpu_is_not_expected_of_the_device_plugin() -> None:
             False,
         ),
         ({"labels": {"app": "nvidia-device-plugin-mps-control-daemon"}}, False),
-        # Called so by somebody.
+        # A label that any pod may have.
         ({"labels": {"name": "nvidia-device-plugin-ds"}, "owner_kind": None}, False),
         ({"labels": {"name": "nvidia-device-plugin-ds"}, "owner_kind": "ReplicaSet"}, False),
         (
@@ -305,7 +307,7 @@ def counted(
     )
 
 
-def test_offered_devices_must_be_the_very_ones_that_exist() -> None:
+def test_devices_are_schedulable_only_if_kubelet_has_exactly_the_existing_ones() -> None:
     gpus = balanced()
     ids = frozenset(gpus[0].mig_uuids)
     stale = frozenset({"MIG-gone", *sorted(ids)[1:]})
@@ -471,7 +473,7 @@ def test_a_journal_that_is_not_ours_is_refused(text: str) -> None:
         status.Journal.from_json(text)
 
 
-def test_the_status_annotation_tells_layout_reason_and_devices() -> None:
+def test_the_status_annotation_has_layout_reason_and_devices() -> None:
     text = status.Status(
         config="a",
         config_hash="h",

@@ -131,11 +131,11 @@ def test_a_document_can_be_without_layouts(text: str) -> None:
         ("version: [", "not readable as YAML"),
     ],
 )
-def test_a_document_of_another_form_is_refused(text: str, complaint: str) -> None:
+def test_a_malformed_document_is_refused(text: str, complaint: str) -> None:
     assert complaint in message_of(text)
 
 
-def test_an_error_points_at_the_very_place() -> None:
+def test_an_error_names_its_exact_location() -> None:
     text = "version: v1\nmig-configs:\n  x:\n  - devices: all\n    mig-enabled: true\n"
     assert message_of(text + "    mig-devices:\n      1g.5gb: 2\n      bogus: 1\n").startswith(
         "f.yaml:8:7: 'bogus' is not a MIG profile"
@@ -144,7 +144,7 @@ def test_an_error_points_at_the_very_place() -> None:
     assert message_of(text).startswith("f.yaml:4:5: ")
 
 
-def test_layouts_keep_the_order_of_the_file_and_know_their_places() -> None:
+def test_layouts_keep_the_order_and_locations_of_the_file() -> None:
     rule = "[{devices: all, mig-enabled: false}]"
     layouts = parse(f"version: v1\nmig-configs:\n  b: {rule}\n  a: {rule}\n").layouts
     assert [(name, each.name, each.location.line) for name, each in layouts.items()] == [
@@ -263,7 +263,7 @@ def test_devices_are_all_or_indices(devices: str, expected: tuple[int, ...] | No
     ["", "1.5", "ALL", "bogus", "{}", '["0"]', "[GPU-1]", "[1.5]", "[-1]", "[~]", "[true]",
      "[[0]]", "[.inf]", "[.nan]"],
 )  # fmt: skip
-def test_devices_of_another_form_are_refused(devices: str) -> None:
+def test_malformed_devices_are_refused(devices: str) -> None:
     message = message_of_rule(f"devices: {devices}, mig-enabled: false")
     assert "devices must be all, or a list" in message or "a GPU index must be" in message
 
@@ -277,7 +277,7 @@ def test_mig_enabled_is_any_boolean_of_yaml(enabled: str, expected: bool) -> Non
 
 
 @pytest.mark.parametrize("enabled", ['"true"', "1", "0", "maybe", "[true]", "{}"])
-def test_mig_enabled_of_another_form_is_refused(enabled: str) -> None:
+def test_malformed_mig_enabled_is_refused(enabled: str) -> None:
     message = message_of_rule(f"devices: all, mig-enabled: {enabled}, mig-devices: {{}}")
     assert "mig-enabled must be true or false" in message
 
@@ -319,7 +319,7 @@ def test_mig_devices_are_counted_by_profile(devices: str, expected: model.Desire
         ("{1g.5gb: 1, 1g.5gb: 2}", "key '1g.5gb' is given twice"),
     ],
 )
-def test_mig_devices_of_another_form_are_refused(devices: str, complaint: str) -> None:
+def test_malformed_mig_devices_are_refused(devices: str, complaint: str) -> None:
     message = message_of_rule(f"devices: all, mig-enabled: true, mig-devices: {devices}")
     assert complaint in message
 
@@ -338,7 +338,7 @@ def test_mig_devices_of_another_form_are_refused(devices: str, complaint: str) -
         ("devices: all, devices: all, mig-enabled: no", "key 'devices' is given twice"),
     ],
 )
-def test_a_rule_of_another_form_is_refused(rule: str, complaint: str) -> None:
+def test_a_malformed_rule_is_refused(rule: str, complaint: str) -> None:
     assert complaint in message_of_rule(rule)
 
 
@@ -413,7 +413,7 @@ def test_a_pci_id_is_read_as_go_reads_numbers(
         "9" * 5000,
     ],
 )
-def test_what_is_no_pci_id_is_refused_and_shown_what_one_is(text: str) -> None:
+def test_an_invalid_pci_id_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r'is no PCI id; .*"0x20B010DE"'):
         config.parse_filter(text)
 
@@ -552,7 +552,7 @@ def test_the_last_rule_about_a_gpu_decides() -> None:
     }
 
 
-def test_gpus_that_no_rule_is_about_stay_untouched() -> None:
+def test_gpus_without_a_rule_are_not_touched() -> None:
     layout = layout_of("devices: [1], mig-enabled: true, mig-devices: {}")
     assert config.select(layout, [gpu(0), gpu(1), gpu(2)]) == {"GPU-1": wanted()}
 
@@ -564,7 +564,7 @@ def test_an_index_counts_all_gpus_of_the_node_not_the_filtered_ones() -> None:
     assert list(config.select(layout, [gpu(0), gpu(1, device_id=A30)])) == ["GPU-1"]
 
 
-def test_one_rule_of_several_may_be_about_no_gpu_here_even_by_index() -> None:
+def test_one_of_several_rules_may_match_no_gpu_even_by_index() -> None:
     layout = layout_of(
         'device-filter: "0x20B710DE", devices: [7], mig-enabled: true, mig-devices: {}',
         "devices: all, mig-enabled: false",
@@ -597,7 +597,7 @@ def test_a_node_without_gpus_is_matched_by_no_layout() -> None:
         config.select(layout_of("devices: all, mig-enabled: false"), [])
 
 
-def test_gpus_without_mig_are_passed_over_by_a_rule_about_all() -> None:
+def test_a_rule_for_all_gpus_skips_gpus_without_mig() -> None:
     layout = layout_of("devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}")
     assert config.select(layout, [gpu(0, device_id=T4, mode=None), gpu(1)]) == {
         "GPU-1": wanted(p1g_5gb=7)
@@ -605,12 +605,12 @@ def test_gpus_without_mig_are_passed_over_by_a_rule_about_all() -> None:
 
 
 @pytest.mark.parametrize("devices", ["all", "[0]"])
-def test_disabling_mig_where_there_is_none_is_already_done(devices: str) -> None:
+def test_disabling_mig_on_a_gpu_without_mig_does_nothing(devices: str) -> None:
     layout = layout_of(f"devices: {devices}, mig-enabled: false")
     assert config.select(layout, [gpu(0, mode=None)]) == {}
 
 
-def test_a_gpu_without_mig_that_is_asked_for_by_index_is_an_error() -> None:
+def test_naming_a_gpu_without_mig_by_index_is_an_error() -> None:
     layout = layout_of("devices: [0, 1], mig-enabled: true, mig-devices: {}")
     with pytest.raises(errors.LayoutError, match="enables MIG on GPU 1") as caught:
         config.select(layout, [gpu(0), gpu(1, mode=None)])
@@ -625,7 +625,7 @@ def test_enabling_mig_on_a_node_where_no_gpu_has_it_is_an_error() -> None:
     assert caught.value.reason is errors.Reason.NOT_MIG_CAPABLE
 
 
-def test_a_later_rule_can_take_a_gpu_without_mig_out_again() -> None:
+def test_a_later_rule_can_exclude_a_gpu_without_mig() -> None:
     layout = layout_of(
         "devices: [0, 1], mig-enabled: true, mig-devices: {}", "devices: [1], mig-enabled: false"
     )
@@ -667,7 +667,7 @@ def test_two_models_in_one_state_are_exported_as_all_without_filter() -> None:
     ]
 
 
-def test_two_models_each_in_a_state_of_its_own_are_told_apart_by_filter() -> None:
+def test_two_models_in_different_states_are_exported_with_filters() -> None:
     rules = exported_rules(gpu(0), gpu(1, device_id=A30, mode=ENABLED), gpu(2))
     assert rules == [
         {"device-filter": "0x20B010DE", "devices": "all", "mig-enabled": False, "mig-devices": {}},
@@ -766,7 +766,7 @@ def test_what_is_exported_selects_what_was_there(
         max_leaves=12,
     )
 )
-def test_no_document_whatever_its_form_makes_the_parser_fail_otherwise(data: object) -> None:
+def test_any_document_parses_or_raises_a_typed_error(data: object) -> None:
     for text in (
         yaml_tree.dump(data),
         yaml_tree.dump({"version": "v1", "mig-configs": data}),

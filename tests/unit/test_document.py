@@ -99,7 +99,7 @@ def test_json_is_read_too() -> None:
     }
 
 
-def test_every_key_and_value_knows_its_place() -> None:
+def test_every_key_and_value_has_its_location() -> None:
     root = yaml_tree.parse("# top\na:\n  - b: 1\n    c: [2]\n", source="file.yaml")
     assert isinstance(root, yaml_tree.Mapping)
     assert str(root.location) == "file.yaml:2:1"
@@ -133,7 +133,7 @@ def test_a_key_that_is_no_text_is_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", "1: x\nb: 2\n'1': y\n"])
-def test_a_key_given_twice_is_an_error_that_names_both_places(text: str) -> None:
+def test_a_duplicate_key_is_an_error_with_both_locations(text: str) -> None:
     message = error_of(text)
     assert message.startswith("f:3:1: ")
     assert "given twice; the first is in line 1" in message
@@ -154,7 +154,7 @@ def test_merged_keys_yield_to_own_ones_and_the_first_merge_wins() -> None:
     assert merged["c"] == {"p": 2, "s": 2, "q": 1, "r": 3, "t": 3}
 
 
-def test_a_merged_entry_keeps_the_place_where_it_was_written() -> None:
+def test_a_merged_entry_keeps_its_original_location() -> None:
     root = yaml_tree.parse("a: &a\n  p: 1\nb:\n  <<: *a\n", source="f")
     assert isinstance(root, yaml_tree.Mapping)
     merged = root.get("b")
@@ -177,7 +177,7 @@ def test_an_alias_must_follow_its_anchor_so_no_tree_contains_itself(text: str) -
 
 
 @pytest.mark.parametrize("text", ["a: *A100*\n", "a: *A100\n", "a: [*A100*]\n"])
-def test_a_glob_without_quotes_is_answered_with_what_it_lacks(text: str) -> None:
+def test_a_glob_without_quotes_is_refused_with_a_hint(text: str) -> None:
     assert error_of(text).endswith("a text that begins with * takes quotes")
 
 
@@ -185,7 +185,7 @@ def test_an_anchor_does_not_reach_into_the_next_document() -> None:
     assert "alias '*x'" in error_of("a: &x 1\n---\n*x\n")
 
 
-def test_an_alias_bomb_is_refused_before_anybody_walks_it() -> None:
+def test_an_alias_bomb_is_refused_before_it_is_expanded() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 20)]
     assert "aliases expanded" in error_of("\n".join(lines))
@@ -219,7 +219,7 @@ def test_a_character_that_yaml_forbids_is_located(text: str, place: str) -> None
     "text",
     ["a: [1\n", "a: 'x\n", "a: b: c\n", "@x\n", "\ta: 1\n", "{a: 1}}\n", "%YAML 3.0\n--- a\n"],
 )
-def test_what_is_no_yaml_is_an_error_with_a_place(text: str) -> None:
+def test_invalid_yaml_is_an_error_with_its_location(text: str) -> None:
     assert "not readable as YAML" in error_of(text)
 
 
@@ -259,7 +259,7 @@ def test_a_value_that_its_kind_cannot_hold_is_an_error(text: str) -> None:
 @hypothesis.settings(
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=200
 )
-def test_any_text_is_either_read_or_refused_with_a_place(text: str) -> None:
+def test_any_text_parses_or_is_refused_with_a_location(text: str) -> None:
     try:
         yaml_tree.parse(text, source="f")
     except errors.ConfigError as error:

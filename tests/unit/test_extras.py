@@ -47,7 +47,7 @@ def test_a_daemons_pods_have_all_of_its_labels_and_are_in_its_namespace() -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "said"),
+    ("text", "place", "message"),
     [
         ("[]", "1:1", "expected a mapping"),
         ("clients: []", "1:1", "'version' is missing"),
@@ -72,11 +72,11 @@ def test_a_daemons_pods_have_all_of_its_labels_and_are_in_its_namespace() -> Non
         ),
     ],
 )
-def test_what_breaks_the_format_is_refused_with_its_place(
-    text: str, place: str, said: str
+def test_a_malformed_table_is_refused_with_its_location(
+    text: str, place: str, message: str
 ) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         clients.parse(text, source="t.yaml")
 
     assert caught.value.message.startswith(f"t.yaml:{place}: ")
-    assert said in caught.value.message
+    assert message in caught.value.message

@@ -103,7 +103,7 @@ OURS = pod(
         ),
     ],
 )
-def test_a_manager_is_named_with_what_it_is(other: cluster.Pod, what: str) -> None:
+def test_a_foreign_manager_is_named_with_its_kind(other: cluster.Pod, what: str) -> None:
     assert other_managers.managers([pod(), other], OWN) == (f"ns/{other.name} ({what})",)
 
 
@@ -112,7 +112,7 @@ def test_a_manager_is_named_with_what_it_is(other: cluster.Pod, what: str) -> No
     [OPERATORS, DYNAMIC_DRA, pod(container_names=("das-daemonset",))],
     ids=lambda pod: pod.name,
 )
-def test_what_cannot_be_ourselves_counts_also_where_we_do_not_know_our_own_pod(
+def test_an_unmistakably_foreign_pod_counts_even_if_our_own_pod_is_unknown(
     other: cluster.Pod,
 ) -> None:
     assert len(other_managers.managers([other], None)) == 1
@@ -133,13 +133,13 @@ def test_what_cannot_be_ourselves_counts_also_where_we_do_not_know_our_own_pod(
             pod(container_names=("gpus",), feature_gates={"DynamicMIG": False}),
             id="DRA with the gate off",
         ),
-        pytest.param(pod(feature_gates={"DynamicMIG": True}), id="a gate of somebody else's"),
+        pytest.param(pod(feature_gates={"DynamicMIG": True}), id="another driver's gate"),
         pytest.param(
             pod(labels={"app.kubernetes.io/component": "mig-agent"}), id="a component's name"
         ),
         pytest.param(
             pod(labels={"app": "controller-daemonset"}, container_names=("daemonset",)),
-            id="somebody else's controller",
+            id="another driver's controller",
         ),
         pytest.param(
             pod(labels={"app": "nvidia-device-plugin-daemonset"}), id="the device plugin"
@@ -149,24 +149,24 @@ def test_what_cannot_be_ourselves_counts_also_where_we_do_not_know_our_own_pod(
         ),
     ],
 )
-def test_what_changes_no_instances_is_no_manager(other: cluster.Pod) -> None:
+def test_software_that_changes_no_instances_is_no_foreign_manager(other: cluster.Pod) -> None:
     assert other_managers.managers([other], OWN) == ()
     assert other_managers.managers([other], None) == ()
 
 
 @pytest.mark.parametrize("ours", [OURS, OURS_IN_ITS_PLACE])
-def test_we_are_not_foreign_to_ourselves_wherever_we_run(ours: cluster.Pod) -> None:
+def test_our_own_agent_is_not_foreign_wherever_it_runs(ours: cluster.Pod) -> None:
     assert other_managers.managers([ours], OWN) == ()
 
 
 @pytest.mark.parametrize("ours", [OURS, OURS_IN_ITS_PLACE])
-def test_where_we_do_not_know_our_own_pod_what_may_be_ourselves_does_not_count(
+def test_a_pod_that_may_be_our_own_does_not_count_if_our_own_pod_is_unknown(
     ours: cluster.Pod,
 ) -> None:
     assert other_managers.managers([ours], None) == ()
 
 
-def test_a_second_agent_of_ours_is_foreign_to_the_one_that_knows_itself() -> None:
+def test_a_second_agent_is_foreign_to_one_that_knows_its_pod() -> None:
     assert other_managers.managers([OURS, OURS_IN_ITS_PLACE], "third") == (
         "ns/mig-manager-abcde (another mig-manager)",
         "ns/nvidia-mig-manager-fghij (NVIDIA's mig-manager)",
@@ -185,7 +185,7 @@ def test_a_manager_counts_from_the_moment_it_may_start_until_it_has_ended(
     assert bool(other_managers.managers([other], OWN)) is counts
 
 
-def test_the_refusal_names_every_manager_and_can_pass_by_itself() -> None:
+def test_the_refusal_names_every_manager_and_is_transient() -> None:
     error = other_managers.refusal(other_managers.managers([OPERATORS, DYNAMIC_DRA], OWN))
 
     assert error.reason is errors.Reason.FOREIGN_MANAGER

@@ -125,7 +125,7 @@ def test_the_document_that_is_mutated_is_well_formed() -> None:
 @pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS.keys())
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=QUICK)
-def test_any_text_is_a_document_or_an_error_with_its_place(
+def test_any_text_is_a_document_or_an_error_with_a_location(
     texts: st.SearchStrategy[str], data: st.DataObject
 ) -> None:
     check(data.draw(texts))
@@ -135,7 +135,7 @@ def test_any_text_is_a_document_or_an_error_with_its_place(
 @pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS.keys())
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=THOROUGH)
-def test_thousands_of_texts_are_documents_or_errors_with_their_places(
+def test_thousands_of_texts_are_documents_or_errors_with_a_location(
     texts: st.SearchStrategy[str], data: st.DataObject
 ) -> None:
     check(data.draw(texts))

@@ -88,14 +88,14 @@ def only(configs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("name", BALANCED)
-def test_balanced_is_what_the_peer_makes_it_on_nine_products(name: str) -> None:
+def test_balanced_equals_the_layout_of_mig_parted_on_nine_products(name: str) -> None:
     rule = only(layouts(name), "all-balanced")
 
     assert rule == {"devices": "all", "mig-enabled": True, "mig-devices": BALANCED[name]}
 
 
 @pytest.mark.parametrize("name", PER_PROFILE)
-def test_every_profile_has_a_layout_with_as_many_as_the_peer_counts(name: str) -> None:
+def test_every_profile_has_a_layout_with_the_count_of_mig_parted(name: str) -> None:
     configs = layouts(name)
 
     for wanted, count in PER_PROFILE[name].items():
@@ -204,7 +204,7 @@ def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None
 
 
 @pytest.mark.parametrize("name", products.names())
-def test_how_many_fit_is_what_the_driver_says(name: str) -> None:
+def test_the_count_that_fits_equals_the_drivers(name: str) -> None:
     (every,) = kinds(name)
     configs = layouts(name)
 
@@ -214,7 +214,7 @@ def test_how_many_fit_is_what_the_driver_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", products.names())
-def test_every_layout_is_one_that_the_planner_can_do(name: str) -> None:
+def test_the_planner_accepts_every_layout(name: str) -> None:
     gpu = hardware.template(hardware.find(name))
     text = yaml_tree.dump(generator.document(kinds(name), has_all_maximal=True))
 
@@ -234,30 +234,30 @@ def fits(gpu: model.Gpu, counts: Mapping[model.Profile, int]) -> bool:
 
 
 @pytest.mark.parametrize("name", [A30, A100_40, "h200", RTX])
-def test_maximal_layouts_are_those_to_which_nothing_can_be_added_and_all_of_them(
+def test_maximal_layouts_are_exactly_those_that_cannot_be_extended(
     name: str,
 ) -> None:
     gpu = hardware.template(hardware.find(name))
-    offered = sorted((spec.profile for spec in gpu.profiles or ()), key=str)
+    profiles = sorted((spec.profile for spec in gpu.profiles or ()), key=str)
     found = {frozenset(counts) for counts in generator.maximal(gpu.profiles or ())}
 
     # Built up without the generator, from nothing, one instance at a time.
     full: set[frozenset[tuple[model.Profile, int]]] = set()
     seen: set[tuple[int, ...]] = set()
-    todo = [(0,) * len(offered)]
+    todo = [(0,) * len(profiles)]
     while todo:
         counts = todo.pop()
-        more = [(*counts[:n], counts[n] + 1, *counts[n + 1 :]) for n in range(len(offered))]
-        possible = [each for each in more if fits(gpu, dict(zip(offered, each, strict=True)))]
+        more = [(*counts[:n], counts[n] + 1, *counts[n + 1 :]) for n in range(len(profiles))]
+        possible = [each for each in more if fits(gpu, dict(zip(profiles, each, strict=True)))]
         if not possible:
-            full.add(frozenset((p, n) for p, n in zip(offered, counts, strict=True) if n))
+            full.add(frozenset((p, n) for p, n in zip(profiles, counts, strict=True) if n))
         todo += [each for each in possible if each not in seen]
         seen.update(possible)
 
     assert found == full
 
 
-def test_mixed_layouts_are_telling_legal_and_no_standard_layout_under_another_name() -> None:
+def test_mixed_layouts_are_distinct_and_repeat_no_standard_layout() -> None:
     configs = layouts(A100_40, has_all_maximal=True)
     mixed = {name: only(configs, name)["mig-devices"] for name in configs if "max-" in name}
 
@@ -284,7 +284,7 @@ def test_every_name_is_a_legal_label_value_and_short_enough(name: str) -> None:
     assert [each for each in names if not LABEL_VALUE.fullmatch(each)] == []
 
 
-def test_a_name_that_would_be_too_long_is_cut_and_stays_its_own() -> None:
+def test_a_name_that_is_too_long_is_cut_and_stays_unique() -> None:
     names = [f"{slices}g.{slices}00gb+me.all" for slices in range(1, 8)]
     counts = [
         tuple((profile_name.parse(name), 2) for name in chosen)
@@ -303,7 +303,7 @@ def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
     assert len(config.parse(text, source="generated").layouts) > 500
 
 
-def test_gpus_of_a_node_are_told_apart_by_their_pci_ids() -> None:
+def test_gpus_of_a_node_are_distinguished_by_their_pci_ids() -> None:
     a100 = hardware.template(hardware.find(A100_40))
     idle = hardware.template(hardware.find("t4"), 1)
     found = generator.kinds_of([a100, dataclasses.replace(a100, index=2), idle])
@@ -317,10 +317,10 @@ def test_a_node_without_mig_has_no_layouts() -> None:
     assert caught.value.reason is errors.Reason.NOT_MIG_CAPABLE
 
 
-def test_a_driver_that_does_not_tell_profiles_is_an_error_not_an_empty_document() -> None:
+def test_a_driver_without_listed_profiles_is_an_error_not_an_empty_document() -> None:
     silent = dataclasses.replace(hardware.template(hardware.find(A100_40)), profiles=None)
-    telling = dataclasses.replace(hardware.template(hardware.find(A100_40), 1))
+    listed = dataclasses.replace(hardware.template(hardware.find(A100_40), 1))
 
     with pytest.raises(errors.LayoutError, match="only once MIG is on"):
         generator.kinds_of([silent])
-    assert len(generator.kinds_of([telling, silent])) == 1
+    assert len(generator.kinds_of([listed, silent])) == 1

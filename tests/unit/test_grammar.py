@@ -155,14 +155,14 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED.keys())
-def test_what_the_peer_takes_is_taken(text: str) -> None:
+def test_documents_that_mig_parted_accepts_are_accepted(text: str) -> None:
     document = parse(text)
     assert document.warnings == ()
     assert parse(text, is_lenient=True) == document
 
 
 @pytest.mark.parametrize(("text", "line", "column"), PASSED_OVER.values(), ids=PASSED_OVER.keys())
-def test_what_the_peer_passes_over_is_refused_at_its_place(
+def test_errors_that_mig_parted_ignores_are_refused_with_their_location(
     text: str, line: int, column: int
 ) -> None:
     with pytest.raises(errors.ConfigError) as caught:
@@ -173,7 +173,7 @@ def test_what_the_peer_passes_over_is_refused_at_its_place(
 
 
 @pytest.mark.parametrize(("text", "line", "column"), PASSED_OVER.values(), ids=PASSED_OVER.keys())
-def test_what_the_peer_passes_over_passes_leniently_with_a_warning(
+def test_errors_that_mig_parted_ignores_are_warnings_if_lenient(
     text: str, line: int, column: int
 ) -> None:
     (warning,) = parse(text, is_lenient=True).warnings
@@ -183,7 +183,7 @@ def test_what_the_peer_passes_over_passes_leniently_with_a_warning(
 
 @pytest.mark.parametrize("is_lenient", [False, True], ids=["strict", "lenient"])
 @pytest.mark.parametrize("text", REJECTED.values(), ids=REJECTED.keys())
-def test_what_the_peer_refuses_is_refused(text: str, *, is_lenient: bool) -> None:
+def test_documents_that_mig_parted_refuses_are_refused(text: str, *, is_lenient: bool) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         parse(text, is_lenient=is_lenient)
     assert caught.value.location is not None
@@ -204,13 +204,13 @@ def test_leniently_the_first_document_counts() -> None:
 @pytest.mark.parametrize(
     ("devices", "expected"), [("[0, -1]", (0,)), ("[-1]", ()), ("[~]", (0,)), ("[~, 2]", (0, 2))]
 )
-def test_leniently_an_index_means_what_it_means_to_the_peer(
+def test_a_lenient_index_means_what_it_means_to_mig_parted(
     devices: str, expected: tuple[int, ...]
 ) -> None:
     assert parse(at(devices), is_lenient=True).layout("x").rules[0].indices == expected
 
 
-def test_leniently_a_filter_that_cannot_be_read_matches_nothing_rather_than_everything() -> None:
+def test_a_lenient_invalid_filter_matches_no_gpu() -> None:
     rule = parse(filtered('"0x20B010DE:extra"'), is_lenient=True).layout("x").rules[0]
     gpu = model.Gpu(
         index=0,
@@ -230,11 +230,11 @@ def test_leniently_a_filter_that_cannot_be_read_matches_nothing_rather_than_ever
     assert not rule.matches(gpu)
 
 
-def test_an_empty_second_document_is_no_reason_for_a_warning() -> None:
+def test_an_empty_second_document_gives_no_warning() -> None:
     assert parse("version: v1\n---\n# nothing\n", is_lenient=True).warnings == ()
 
 
-def test_every_warning_is_told_in_the_order_of_the_file() -> None:
+def test_warnings_are_in_the_order_of_the_file() -> None:
     text = at("[-1, ~]").replace("devices: [", "devices: all, devices: [")
     warnings = parse(text, is_lenient=True).warnings
     assert [each.location.column for each in warnings] == [20, 30, 34]

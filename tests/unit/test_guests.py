@@ -27,7 +27,7 @@ def guest(*instances: str, mode: model.MigMode = ON) -> model.Gpu:
         (guest("3g.20gb@0"), samples.want({})),
     ],
 )
-def test_a_vgpu_that_its_host_would_have_to_divide_is_refused(
+def test_a_vgpu_that_only_its_host_can_partition_is_refused(
     gpu: model.Gpu, wanted: model.DesiredGpu
 ) -> None:
     with pytest.raises(errors.LayoutError, match="only its host can partition it") as caught:
@@ -35,7 +35,7 @@ def test_a_vgpu_that_its_host_would_have_to_divide_is_refused(
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 
 
-def test_a_vgpu_that_is_as_wanted_or_needs_only_compute_instances_is_let_pass() -> None:
+def test_a_vgpu_that_matches_or_needs_only_compute_instances_is_accepted() -> None:
     gpu = guest("3g.20gb@0")
     assert planner.plan([gpu], {gpu.uuid: samples.want({"3g.20gb": 1})}).is_empty
     inside = planner.plan([gpu], {gpu.uuid: samples.want({"1c.3g.20gb": 3})})
@@ -45,7 +45,7 @@ def test_a_vgpu_that_is_as_wanted_or_needs_only_compute_instances_is_let_pass() 
     }
 
 
-def test_a_vgpu_that_no_layout_is_about_is_in_nobodys_way() -> None:
+def test_a_vgpu_outside_the_layout_is_ignored() -> None:
     other = dataclasses.replace(samples.gpu(samples.A100, index=1))
     plan = planner.plan([guest(mode=OFF), other], {other.uuid: samples.want({"7g.40gb": 1})})
     assert [each.gpu_index for each in plan.gpus] == [1]
@@ -54,7 +54,7 @@ def test_a_vgpu_that_no_layout_is_about_is_in_nobodys_way() -> None:
 @pytest.mark.parametrize(
     "virtualization", [each for each in VIRTUALIZATIONS if each is not model.Virtualization.VGPU]
 )
-def test_whole_gpus_are_planned_for_wherever_they_are(
+def test_whole_gpus_are_planned_with_any_virtualization(
     virtualization: model.Virtualization,
 ) -> None:
     gpu = dataclasses.replace(samples.gpu(samples.A100, mode=OFF), virtualization=virtualization)

@@ -69,11 +69,11 @@ def test_what_is_written_out_and_read_again_is_the_same() -> None:
         "hooks: {apply-start: [], apply-exit: []}",
     ],
 )
-def test_a_file_without_hooks_is_none_at_all(text: str) -> None:
+def test_a_file_without_hooks_is_an_empty_table(text: str) -> None:
     assert parse(text).is_empty
 
 
-def test_scalars_become_the_texts_that_the_peer_makes_of_them() -> None:
+def test_scalars_become_the_same_texts_as_in_mig_parted() -> None:
     (hook,) = parse(
         "hooks: {apply-start: [{command: 7z, args: [1, yes, 1.5, 2.0, 'on', 0x10, ],"
         " envs: {A: 1, B: off, C: , 5: no}}]}"
@@ -83,7 +83,7 @@ def test_scalars_become_the_texts_that_the_peer_makes_of_them() -> None:
     assert hook.envs == {"A": "1", "B": "false", "C": "", "5": "false"}
 
 
-def test_keys_are_read_in_any_case_as_the_peer_reads_them() -> None:
+def test_keys_are_matched_in_any_case_as_in_mig_parted() -> None:
     (hook,) = parse(
         "{Version: v1, HOOKS: {apply-exit: [{Command: /x, Args: [a], Envs: {a: B}, WorkDir: /}]}}"
     ).at(Point.APPLY_EXIT)
@@ -91,7 +91,7 @@ def test_keys_are_read_in_any_case_as_the_peer_reads_them() -> None:
     assert (hook.command, hook.args, hook.envs, hook.workdir) == ("/x", ("a",), {"a": "B"}, "/")
 
 
-def test_a_hook_may_say_how_long_it_may_take() -> None:
+def test_a_hook_may_have_a_timeout() -> None:
     one, other = parse(
         "hooks: {apply-exit: [{command: /x, timeout-s: 2.5}, {command: /x, timeout-s: }]}"
     ).at(Point.APPLY_EXIT)
@@ -130,7 +130,7 @@ def test_a_hook_may_say_how_long_it_may_take() -> None:
         ("hooks: [}", "1:9", "not readable as YAML"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(text: str, where: str, why: str) -> None:
+def test_errors_are_refused_with_their_location(text: str, where: str, why: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         parse(text)
 

@@ -37,7 +37,7 @@ def test_sockets_timers_and_paths_are_stopped_and_started_before_services() -> N
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "~", "version: v1", listed()])
-def test_an_empty_list_names_nobody(text: str) -> None:
+def test_an_empty_list_has_no_units(text: str) -> None:
     assert parse(text) == ()
 
 
@@ -86,7 +86,9 @@ def test_a_name_without_a_kind_is_that_of_a_service(written: str, meant: str) ->
         ("", "a name such as"),
     ],
 )
-def test_what_cannot_be_stopped_is_refused_at_its_place(written: str, why: str) -> None:
+def test_units_that_cannot_be_stopped_are_refused_with_their_location(
+    written: str, why: str
+) -> None:
     with pytest.raises(errors.ConfigError, match=why) as caught:
         parse(listed("nvsm", written))
 
@@ -98,7 +100,7 @@ def test_a_service_named_twice_is_refused_however_it_is_written() -> None:
         parse(listed("nvsm", "nvsm.service"))
 
 
-def test_a_list_without_end_is_refused() -> None:
+def test_a_list_that_is_too_long_is_refused() -> None:
     names = [f"s{number}" for number in range(host_services.MOST_SERVICES + 1)]
 
     assert len(parse(listed(*names[1:]))) == host_services.MOST_SERVICES
@@ -118,7 +120,7 @@ def test_a_list_without_end_is_refused() -> None:
         ("version: v1\nversion: v1", "version"),
     ],
 )
-def test_what_breaks_the_format_is_refused(text: str, why: str) -> None:
+def test_a_malformed_list_is_refused(text: str, why: str) -> None:
     with pytest.raises(errors.ConfigError, match=why):
         parse(text)
 

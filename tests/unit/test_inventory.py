@@ -38,7 +38,7 @@ def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.key)
-def test_of_every_product_the_gpus_come_back_as_they_were_but_for_ids(
+def test_the_gpus_of_every_product_round_trip_without_ids(
     product: hardware.Product,
 ) -> None:
     gpus = full(product)
@@ -51,7 +51,7 @@ def test_of_every_product_the_gpus_come_back_as_they_were_but_for_ids(
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.key)
-def test_eight_full_gpus_are_told_in_five_kilobytes(product: hardware.Product) -> None:
+def test_eight_full_gpus_take_five_kilobytes(product: hardware.Product) -> None:
     assert len(gpu_codec.to_json(full(product))) < 5 * 1024
 
 
@@ -59,7 +59,9 @@ def test_eight_full_gpus_are_told_in_five_kilobytes(product: hardware.Product) -
     before=st.dictionaries(st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb"]), st.integers(0, 2)),
     after=st.dictionaries(st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb"]), st.integers(0, 2)),
 )
-def test_the_plan_is_the_same_from_both(before: dict[str, int], after: dict[str, int]) -> None:
+def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
+    before: dict[str, int], after: dict[str, int]
+) -> None:
     def wanted(counts: dict[str, int]) -> model.DesiredGpu:
         devices = {profile_name.parse(name): count for name, count in counts.items()}
         return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
@@ -82,9 +84,7 @@ def test_the_plan_is_the_same_from_both(before: dict[str, int], after: dict[str,
     assert shape(gpu_codec.from_json(gpu_codec.to_json(gpus))) == shape(gpus)
 
 
-def test_a_gpu_whose_profiles_are_not_told_while_mig_is_off_and_one_without_mig_come_back() -> (
-    None
-):
+def test_a_gpu_without_listed_profiles_and_one_without_mig_round_trip() -> None:
     product = hardware.find("A100-SXM4-40GB")
     gpus = (
         dataclasses.replace(hardware.template(product, 0), profiles=None),
@@ -114,7 +114,7 @@ GOOD = json.loads(gpu_codec.to_json(eight(hardware.find("A30"))[:1]))
         json.dumps(GOOD | {"models": [GOOD["models"][0] | {"architecture": "new"}]}),
     ],
 )
-def test_nonsense_is_refused_with_one_kind_of_error(text: str) -> None:
+def test_invalid_texts_are_refused_with_one_error_type(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any text of it
         gpu_codec.from_json(text)
 
@@ -130,7 +130,7 @@ def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> N
 
 
 @pytest.mark.parametrize("row", [3, {}, {"index": -1}, {"index": 3, "uuid": "x" * 999}])
-def test_an_unreachable_gpu_that_makes_no_sense_is_refused(row: object) -> None:
+def test_an_invalid_unreachable_gpu_is_refused(row: object) -> None:
     data = json.loads(gpu_codec.to_json(eight(hardware.find("A100-SXM4-40GB"))))
 
     with pytest.raises(ValueError, match=r"."):

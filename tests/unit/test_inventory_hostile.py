@@ -1,4 +1,4 @@
-"""What a node's annotation says of its GPUs, read by somebody who may not trust it."""
+"""The published inventory of a node, parsed without trust."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ BALANCED = ("1g.5gb@0", "1g.5gb@1", "2g.10gb@2[1c@0 1c@1]", "3g.20gb@4")
 GPUS = [
     pytest.param(samples.gpu(samples.A100, *BALANCED), id="partitioned"),
     pytest.param(samples.gpu(samples.A100, "3g.20gb@4[]"), id="garbage"),
-    pytest.param(samples.gpu(samples.A100, "3g.20gb@4[1c 1c]"), id="spans-not-told"),
+    pytest.param(samples.gpu(samples.A100, "3g.20gb@4[1c 1c]"), id="spans-unknown"),
     pytest.param(samples.gpu(samples.RTX6000, "2g.48gb@0", "1g.24gb+me.all@9"), id="twelve"),
     pytest.param(
         dataclasses.replace(samples.gpu(samples.A100), pending_mode=model.MigMode.DISABLED),
@@ -30,7 +30,7 @@ GPUS = [
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_a_gpu_looks_the_same_from_afar(gpu: model.Gpu) -> None:
+def test_a_gpu_from_the_inventory_is_drawn_the_same(gpu: model.Gpu) -> None:
     (back,) = gpu_codec.from_json(gpu_codec.to_json([gpu]))
 
     assert picture.draw_gpus([back], style=bar.Style()) == picture.draw_gpus(
@@ -41,14 +41,14 @@ def test_a_gpu_looks_the_same_from_afar(gpu: model.Gpu) -> None:
     )
 
 
-def test_a_product_can_be_had_idle() -> None:
+def test_a_product_can_be_idle() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
     assert gpu_codec.idle(gpu) == samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
     assert gpu_codec.idle(samples.gpu(None, mode=None)).current_mode is None
 
 
-def test_a_text_of_somebody_else_cannot_drive_a_terminal() -> None:
+def test_an_inventory_cannot_contain_terminal_control_characters() -> None:
     gpu = dataclasses.replace(samples.gpu(samples.A100), name="A\x1b[2J\u202e100", uuid="GPU-\r0")
 
     (back,) = gpu_codec.from_json(gpu_codec.to_json([gpu]))
@@ -98,7 +98,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_what_no_gpu_can_have_is_refused(text: str) -> None:
+def test_values_that_no_gpu_can_have_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         gpu_codec.from_json(text)
 
@@ -127,7 +127,7 @@ def test_two_gpus_cannot_share_an_identity(index: int, uuid: str, member: str) -
         max_leaves=20,
     )
 )
-def test_no_json_provokes_anything_but_a_refusal(data: object) -> None:
+def test_any_json_is_accepted_or_refused_with_a_value_error(data: object) -> None:
     whole = {"version": 1, **data} if isinstance(data, dict) else data
     try:
         found = gpu_codec.from_json(json.dumps(whole))

@@ -12,10 +12,10 @@ def test_a_few_of_many_are_named_and_the_others_counted() -> None:
     )
 
 
-def test_a_cause_that_many_share_is_said_once() -> None:
-    said = messages.by_cause([("a", "x"), ("b", "y"), ("c", "x")])
+def test_a_shared_cause_is_mentioned_once() -> None:
+    message = messages.by_cause([("a", "x"), ("b", "y"), ("c", "x")])
 
-    assert said == "a, c (x), b (y)"
+    assert message == "a, c (x), b (y)"
 
 
 def test_a_message_that_fits_stays_as_it_is() -> None:
@@ -23,11 +23,11 @@ def test_a_message_that_fits_stays_as_it_is() -> None:
 
 
 def test_a_message_is_cut_at_a_word_by_its_bytes_and_keeps_its_last_sentence() -> None:
-    said = messages.fit("äöü " * 1000 + "end. Raise the timeout.", 200)
+    message = messages.fit("äöü " * 1000 + "end. Raise the timeout.", 200)
 
-    assert len(said.encode()) <= 200
-    assert said.startswith("äöü äöü")
-    assert said.endswith("äöü ... Raise the timeout.")
+    assert len(message.encode()) <= 200
+    assert message.startswith("äöü äöü")
+    assert message.endswith("äöü ... Raise the timeout.")
 
 
 def test_a_message_without_words_or_sentences_is_cut_all_the_same() -> None:
@@ -37,7 +37,7 @@ def test_a_message_without_words_or_sentences_is_cut_all_the_same() -> None:
 def test_a_failure_that_names_everything_is_bounded_and_keeps_its_remedy() -> None:
     remedy = errors.Reason.DRAIN_TIMEOUT.remedy
 
-    told = outcomes.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 20_000).message
+    message = outcomes.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 20_000).message
 
-    assert len(told.encode()) <= messages.LONGEST_BYTES
-    assert told.endswith(remedy)
+    assert len(message.encode()) <= messages.LONGEST_BYTES
+    assert message.endswith(remedy)

@@ -70,7 +70,7 @@ def test_a_layout_is_refused_where_the_plugin_exits(
         ([("on", ("1g.5gb", "2g.10gb"))], "MIG devices differ: 1g.5gb, 2g.10gb"),
     ],
 )
-def test_the_cause_is_named(layouts: list[tuple[str, tuple[str, ...]]], why: str) -> None:
+def test_the_refusal_names_its_cause(layouts: list[tuple[str, tuple[str, ...]]], why: str) -> None:
     found = mig_strategy.refusals([layout(index, *each) for index, each in enumerate(layouts)])
 
     assert found[mig_strategy.Strategy.SINGLE] == why

@@ -13,7 +13,7 @@ from tests.unit import machine, oracle
     ("slices", "sizes"),
     [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (7, [1, 2, 3, 4, 7])],
 )
-def test_the_sizes_offered_are_those_that_drivers_list(slices: int, sizes: list[int]) -> None:
+def test_the_sizes_that_exist_are_those_that_drivers_list(slices: int, sizes: list[int]) -> None:
     assert [s for s in range(9) if packing.exists(s, slices)] == sizes
 
 
@@ -42,19 +42,19 @@ def test_small_compute_instances_leave_the_large_ones_room() -> None:
     assert packing.fit((1, 0, 0, 0, 0, 0, 0)) == (model.Placement(6, 1),)
 
 
-def test_what_is_occupied_is_not_given_away() -> None:
+def test_occupied_slices_are_not_used_again() -> None:
     assert packing.fit((0, 1, 0), 0b001) is None
     assert packing.fit((2, 0, 0), 0b010) == (model.Placement(0, 1), model.Placement(2, 1))
 
 
 @pytest.mark.parametrize("slices", [2, 3, 4, 7])
-def test_whatever_can_be_packed_is_packed(slices: int) -> None:
+def test_every_possible_packing_is_found(slices: int) -> None:
     possible = {
         tuple([size for size, _ in inside].count(size) for size in range(1, slices + 1))
         for inside in oracle.insides(slices)
     }
-    offered = [packing.exists(size, slices) for size in range(1, slices + 1)]
-    ranges = [range(slices // size + 1 if has else 1) for size, has in enumerate(offered, start=1)]
+    sizes = [packing.exists(size, slices) for size in range(1, slices + 1)]
+    ranges = [range(slices // size + 1 if has else 1) for size, has in enumerate(sizes, start=1)]
     for counts in itertools.product(*ranges):
         placed = packing.fit(counts)
         assert (placed is not None) == (counts in possible)
@@ -80,7 +80,7 @@ def test_no_packing_needs_fewer_gpu_instances(slices: int, data: st.DataObject) 
     ("at", "prices"),
     [
         pytest.param(2, {(0, 1): 5, (1, 0): 1}, id="beside-it-is-free"),
-        pytest.param(0, {(0, 1): 5, (1, 0): 3, (1, 1): 2}, id="it-is-in-the-way"),
+        pytest.param(0, {(0, 1): 5, (1, 0): 3, (1, 1): 2}, id="it-overlaps"),
     ],
 )
 def test_more_new_gpu_instances_are_an_option_only_where_they_save_calls(
@@ -97,7 +97,7 @@ def test_the_price_of_an_option_counts_what_is_busy_apart() -> None:
     assert sorted((o.busy, o.cost) for o in options) == [(0, 2), (1, 3), (1, 5)]
 
 
-def test_a_wish_that_no_gpu_can_hold_has_no_options() -> None:
+def test_devices_beyond_any_gpu_have_no_options() -> None:
     assert packing.options([], (10**9,), most=7) == []
     assert packing.options([], (0, 3, 0), most=2) == []
 

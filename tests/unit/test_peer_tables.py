@@ -23,8 +23,8 @@ def plan(*devices: str, mode: str = "true") -> steps.Plan:
     return planner.plan([A100], config.select(layout, [A100]))
 
 
-def names_created(due: steps.Plan) -> list[str]:
-    return [str(s.profile) for s in due.steps if isinstance(s, steps.CreateComputeInstance)]
+def names_created(plan: steps.Plan) -> list[str]:
+    return [str(s.profile) for s in plan.steps if isinstance(s, steps.CreateComputeInstance)]
 
 
 # TestParseMigProfile, which compares with what an A100 offers
@@ -46,7 +46,7 @@ def test_a_profile_of_the_a100_is_one(name: str) -> None:
         "1c.1g.5gb+me,you,them",
     ],
 )
-def test_what_only_has_the_form_of_a_profile_is_unknown_to_the_a100(name: str) -> None:
+def test_a_well_formed_profile_may_be_unknown_to_the_a100(name: str) -> None:
     with pytest.raises(errors.LayoutError) as caught:
         plan(f'"{name}": 1')
     assert caught.value.reason is errors.Reason.UNKNOWN_PROFILE
@@ -83,7 +83,7 @@ def test_what_only_has_the_form_of_a_profile_is_unknown_to_the_a100(name: str) -
         "bogus",
     ],
 )
-def test_what_has_not_even_the_form_is_refused_where_it_is_written(name: str) -> None:
+def test_a_malformed_profile_is_refused_with_its_location(name: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         plan(f'"{name}": 1')
     assert str(caught.value.location) == "f:6:19"
@@ -103,12 +103,12 @@ def test_what_has_not_even_the_form_is_refused_where_it_is_written(name: str) ->
         (["1g.5gb: 2", "2g.10gb: 1"], 3),
     ],
 )
-def test_what_the_peer_knows_to_fit_fits(devices: list[str], made: int) -> None:
+def test_devices_that_fit_in_mig_parted_fit(devices: list[str], made: int) -> None:
     assert len(names_created(plan(*devices))) == made
 
 
 @pytest.mark.parametrize("devices", [["1g.5gb: 8"], ["1g.5gb: 4", "2g.10gb: 2"]])
-def test_what_the_peer_knows_not_to_fit_does_not(devices: list[str]) -> None:
+def test_devices_that_do_not_fit_in_mig_parted_do_not_fit(devices: list[str]) -> None:
     with pytest.raises(errors.LayoutError) as caught:
         plan(*devices)
     assert caught.value.reason is errors.Reason.DOES_NOT_FIT
@@ -142,24 +142,22 @@ A16, A16_SUBSYSTEM = 0x25B610DE, 0x14A910DE
         ("0x20B010DE:0x14A910DE", A16_SUBSYSTEM, False),
     ],
 )
-def test_an_id_matches_as_it_does_with_the_peer(
-    text: str, subsystem_id: int, *, expected: bool
-) -> None:
+def test_an_id_matches_as_in_mig_parted(text: str, subsystem_id: int, *, expected: bool) -> None:
     assert config.parse_filter(text).matches(gpu(A16, subsystem_id)) is expected
 
 
 @pytest.mark.parametrize("text", ["0x25B610DE", "0x25B610DE:0x14A910DE"])
-def test_an_id_is_written_as_the_peer_writes_it(text: str) -> None:
+def test_an_id_is_rendered_as_in_mig_parted(text: str) -> None:
     assert str(config.parse_filter(text)) == text
 
 
 @pytest.mark.parametrize(
     "text", ["0x25B610DE:not-a-subsystem", "0x25B610DE:0x14A910DE:extra", "not:a-device-id"]
 )
-def test_what_is_no_id_is_refused(text: str) -> None:
+def test_an_invalid_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no PCI id"):
         config.parse_filter(text)
 
 
-def test_what_has_the_form_of_a_name_is_one_and_matches_no_gpu_that_is_called_otherwise() -> None:
+def test_a_filter_with_the_form_of_a_name_matches_no_gpu_of_another_name() -> None:
     assert not config.parse_filter("not-a-device-id").matches(gpu(A16, A16_SUBSYSTEM))

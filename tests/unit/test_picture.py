@@ -21,7 +21,7 @@ CASES = [
     pytest.param(samples.gpu(samples.RTX6000, "2g.48gb@0", "1g.24gb+me.all@9"), id="rtx6000"),
     pytest.param(samples.gpu(samples.H100, "1g.10gb+me@6"), id="h100-media"),
     pytest.param(samples.gpu(None, mode=None), id="no-mig"),
-    pytest.param(samples.gpu(None, mode=model.MigMode.DISABLED), id="profiles-not-told"),
+    pytest.param(samples.gpu(None, mode=model.MigMode.DISABLED), id="profiles-unknown"),
 ]
 
 
@@ -81,7 +81,7 @@ def test_gpus_in_different_modes_are_drawn_apart() -> None:
     assert picture.draw_gpus(gpus, style=PLAIN).count("GPU ") >= 2 + 2
 
 
-def test_free_room_is_told_from_room_that_nothing_fits() -> None:
+def test_free_slices_are_distinguished_from_unusable_ones() -> None:
     full = samples.gpu(samples.A100, *[f"1g.5gb@{start}" for start in range(7)])
     half = samples.gpu(samples.A100, "3g.20gb@0")
 
@@ -102,7 +102,7 @@ def test_a_gpu_with_mig_off_is_shown_whole() -> None:
     assert "the whole GPU, not partitioned" in text
 
 
-def test_a_pending_mode_is_said() -> None:
+def test_a_pending_mode_is_shown() -> None:
     gpu = samples.gpu(samples.A100, mode=model.MigMode.DISABLED, pending=model.MigMode.ENABLED)
 
     assert "MIG off, on after the next reset" in picture.draw_gpus([gpu], style=PLAIN)
@@ -115,7 +115,7 @@ def test_a_gpu_without_mig_gets_no_bar() -> None:
     assert "│" not in text
 
 
-def test_a_driver_that_tells_no_profiles_is_said_to() -> None:
+def test_missing_profiles_of_the_driver_are_mentioned() -> None:
     text = picture.draw_gpus([samples.gpu(None, mode=model.MigMode.DISABLED)], style=PLAIN)
 
     assert "lists its profiles once MIG is on" in text
@@ -143,13 +143,13 @@ def test_compute_instances_without_a_known_span_are_drawn_in_their_order() -> No
     assert "│    1c    │    1c    │          ·          │" in picture.draw_gpus([gpu], style=PLAIN)
 
 
-def test_status_names_what_a_layout_may_ask_for() -> None:
+def test_status_lists_the_profiles_that_a_layout_may_request() -> None:
     text = picture.draw_gpus([samples.gpu(samples.A30)], style=PLAIN)
 
     assert "PCI 0x20B010DE · offers 1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb" in text
 
 
-def test_a_change_shows_what_goes_and_what_comes_and_leaves_the_rest_alone() -> None:
+def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
     lines = planned(gpu, samples.want({"1g.5gb": 4, "3g.20gb": 1})).splitlines()
@@ -162,7 +162,7 @@ def test_a_change_shows_what_goes_and_what_comes_and_leaves_the_rest_alone() -> 
     assert "stays" not in "".join(lines)
 
 
-def test_a_kept_gpu_instance_with_other_compute_instances_is_said_to_change() -> None:
+def test_a_kept_gpu_instance_with_new_compute_instances_is_shown_as_changed() -> None:
     gpu = samples.gpu(samples.A100, "4g.20gb@0")
 
     text = planned(gpu, samples.want({"1c.4g.20gb": 4}))
@@ -171,7 +171,7 @@ def test_a_kept_gpu_instance_with_other_compute_instances_is_said_to_change() ->
     assert "│    1c    │    1c    │    1c    │    1c    │" in text
 
 
-def test_switching_mig_on_says_from_what_to_what_and_that_it_resets() -> None:
+def test_enabling_mig_shows_both_modes_and_the_reset() -> None:
     gpu = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
 
     text = planned(gpu, samples.want({"7g.40gb": 1}))
@@ -180,7 +180,7 @@ def test_switching_mig_on_says_from_what_to_what_and_that_it_resets() -> None:
     assert re.search(r"then │ +7g\.40gb +│", text)
 
 
-def test_switching_mig_off_ends_in_the_whole_gpu() -> None:
+def test_disabling_mig_shows_the_whole_gpu() -> None:
     text = planned(
         samples.gpu(samples.A100, "7g.40gb@0", needs_reset=False),
         samples.want(mode=model.MigMode.DISABLED),
@@ -190,12 +190,10 @@ def test_switching_mig_off_ends_in_the_whole_gpu() -> None:
     assert re.search(r"then │ +the whole GPU, not partitioned +│", text)
 
 
-def test_a_change_of_a_gpu_that_tells_no_profiles_yet_says_so() -> None:
+def test_a_change_without_known_profiles_says_that_placements_come_later() -> None:
     gpu = samples.gpu(None, mode=model.MigMode.DISABLED)
 
-    assert "instances find their places once MIG is on" in planned(
-        gpu, samples.want({"1g.5gb": 1})
-    )
+    assert "placements are decided once MIG is on" in planned(gpu, samples.want({"1g.5gb": 1}))
 
 
 def test_gpus_that_are_right_are_one_line() -> None:
@@ -209,7 +207,7 @@ def test_gpus_that_are_right_are_one_line() -> None:
     ]
 
 
-def test_gpus_outside_the_layout_are_said_to_be() -> None:
+def test_gpus_outside_the_layout_are_mentioned() -> None:
     text = picture.draw_change(
         [samples.gpu(samples.A100)], steps.Plan(gpus=()), selected=(), style=PLAIN
     )

@@ -45,13 +45,13 @@ def refusal(devices: dict[str, int], *instances: str, product: str = "A100") -> 
         ({"1g.5gb+me@3": 1, "1g.5gb@5": 1}, {"1g.5gb+me": [3], "1g.5gb": [5]}),
     ],
 )
-def test_instances_lie_where_the_layout_says_and_the_rest_around_them(
+def test_pinned_instances_get_their_placements_and_the_others_fit_around_them(
     devices: dict[str, int], expected: dict[str, list[int]]
 ) -> None:
     assert spots(after(samples.gpu(samples.A100), devices)) == expected
 
 
-def test_what_is_in_its_place_stays_and_what_lies_across_ends() -> None:
+def test_matching_instances_stay_and_overlapping_ones_are_destroyed() -> None:
     gpu = samples.gpu(samples.A100, "1g.5gb@4", "3g.20gb@0")
     plan = planner.plan([gpu], {gpu.uuid: samples.want({"1g.5gb@4": 1, "2g.10gb@2": 1})})
     assert [type(step).__name__ for step in plan.steps] == [
@@ -63,7 +63,7 @@ def test_what_is_in_its_place_stays_and_what_lies_across_ends() -> None:
     assert [target.kept for target in plan.gpus[0].target] == [False, True]
 
 
-def test_a_layout_is_in_force_only_in_its_places() -> None:
+def test_a_layout_is_active_only_with_its_placements() -> None:
     desired = samples.want({"1g.5gb@4": 1, "2g.10gb": 1})
     right = samples.gpu(samples.A100, "1g.5gb@4", "2g.10gb@2")
     wrong = samples.gpu(samples.A100, "1g.5gb@5", "2g.10gb@2")
@@ -81,13 +81,13 @@ def test_compute_instances_of_several_sizes_share_the_gpu_instance_that_is_named
     }
 
 
-def test_a_gpu_instance_with_a_place_holds_nothing_but_what_is_named() -> None:
+def test_a_pinned_gpu_instance_has_only_its_pinned_devices() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0 1c@1]")
     state = after(gpu, {"1c.3g.20gb@0": 1, "1c.3g.20gb": 1})
     assert collections.Counter(len(inside) for inside in state.values()) == {1: 2}
 
 
-def test_a_compute_instance_in_use_keeps_its_place_inside() -> None:
+def test_a_compute_instance_in_use_keeps_its_span() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@0[1c@0 1c@1 1c@2]")
     desired = samples.want({"1c.3g.20gb@0": 1})
     plan = planner.plan([gpu], {gpu.uuid: desired}, busy=frozenset({"MIG-0-0-1"}))
@@ -95,12 +95,12 @@ def test_a_compute_instance_in_use_keeps_its_place_inside() -> None:
     assert len(plan.steps) == 2
 
 
-def test_with_mig_off_the_places_are_planned_as_well() -> None:
+def test_placements_are_planned_with_mig_off_too() -> None:
     gpu = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
     assert spots(after(gpu, {"1g.5gb@5": 1})) == {"1g.5gb": [5]}
 
 
-def test_a_driver_that_tells_profiles_only_with_mig_on_gets_a_provisional_plan() -> None:
+def test_a_plan_without_listed_profiles_is_provisional() -> None:
     gpu = samples.gpu(None, mode=model.MigMode.DISABLED)
     assert planner.plan([gpu], {gpu.uuid: samples.want({"1g.5gb@5": 1})}).is_provisional
 
@@ -126,7 +126,7 @@ def test_a_driver_that_tells_profiles_only_with_mig_on_gets_a_provisional_plan()
         ({"2c.4g.20gb@0": 2, "1c.4g.20gb@0": 1}, "do not fit into one 4g.20gb together"),
     ],
 )
-def test_places_that_cannot_be_are_refused_with_the_reason(
+def test_impossible_placements_are_refused_with_the_reason(
     devices: dict[str, int], why: str
 ) -> None:
     error = refusal(devices, "3g.20gb@4")
@@ -135,7 +135,7 @@ def test_places_that_cannot_be_are_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("name", ["1g.6gb@0", "3c.4g.20gb@0", "9c.1g.5gb@0", "0c.1g.5gb@0"])
-def test_an_unknown_profile_with_a_place_is_unknown(name: str) -> None:
+def test_a_pinned_unknown_profile_is_unknown(name: str) -> None:
     assert refusal({name: 1}).reason is errors.Reason.UNKNOWN_PROFILE
 
 
@@ -147,7 +147,7 @@ def parse(devices: str) -> config.Layout:
     return config.parse(text, source="f").layout("x")
 
 
-def test_a_place_is_read_from_a_layout_whatever_its_spelling() -> None:
+def test_a_pin_is_parsed_in_any_spelling() -> None:
     one = parse('{"1c.1g.5gb@04": 1, 2c.3g.20gb@0: 1, 1g.5gb@2: 0, 1g.5gb: 2}')
     other = parse('{"1g.5gb": 2, "2c.3g.20gb@0": 1, "1g.5gb@4": 1}')
     assert one == other
@@ -174,15 +174,13 @@ def test_a_place_is_read_from_a_layout_whatever_its_spelling() -> None:
         ("{1g.5gb@4: 0}", "all counts in mig-devices are 0"),
     ],
 )
-def test_a_place_that_makes_no_sense_is_refused_where_it_is_written(
-    devices: str, complaint: str
-) -> None:
+def test_an_invalid_pin_is_refused_with_its_location(devices: str, complaint: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         parse(devices)
     assert complaint in caught.value.message
 
 
-def test_a_place_is_ours_alone() -> None:
+def test_pins_are_not_part_of_mig_parteds_format() -> None:
     text = "version: v1\nmig-configs:\n  x:\n  - devices: all\n    mig-enabled: true\n"
     read = config.parse(text + "    mig-devices:\n      1g.5gb@4: 1\n", source="f")
     assert str(read.extensions[0]).startswith("f:7:7: '1g.5gb@4' gives an instance its place")
@@ -194,7 +192,7 @@ def test_a_place_is_ours_alone() -> None:
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_what_is_exported_with_places_brings_every_instance_back(
+def test_an_export_with_placements_restores_every_instance(
     product: str, data: st.DataObject
 ) -> None:
     before = data.draw(layouts.gpus(product, idle=False))
@@ -213,7 +211,7 @@ def test_what_is_exported_with_places_brings_every_instance_back(
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_places_are_granted_exactly_where_they_can_be(product: str, data: st.DataObject) -> None:
+def test_placements_are_accepted_exactly_where_possible(product: str, data: st.DataObject) -> None:
     specs = samples.PRODUCTS[product]
     names = {str(spec.profile): spec for spec in specs}
     pins = data.draw(

@@ -41,7 +41,7 @@ def test_profiles_are_ranked_by_memory_slices_and_then_by_gpu_slices() -> None:
     assert names == ["7g.40gb", "4g.20gb", "3g.20gb", "2g.10gb", "1g.10gb", "1g.5gb+me", "1g.5gb"]
 
 
-def test_of_two_profiles_with_one_name_the_first_by_enum_is_meant() -> None:
+def test_the_first_of_two_profiles_with_one_name_is_used() -> None:
     twin = samples.A100[6]
     other = type(twin)(
         profile=twin.profile,
@@ -58,12 +58,12 @@ def test_of_two_profiles_with_one_name_the_first_by_enum_is_meant() -> None:
     assert found.profile_id == 99
 
 
-def test_a_profile_that_is_not_offered_has_no_room_and_draws_nothing() -> None:
+def test_an_unknown_profile_has_no_room_and_needs_no_engines() -> None:
     capacity = placement.Capacity(samples.A100)
-    stranger = samples.profile("1g.6gb")
-    assert capacity.find(stranger) is None
-    assert capacity.most(stranger) == 0
-    assert capacity.drawn([stranger]) == model.Engines()
+    other = samples.profile("1g.6gb")
+    assert capacity.find(other) is None
+    assert capacity.most(other) == 0
+    assert capacity.drawn([other]) == model.Engines()
 
 
 @pytest.mark.parametrize(
@@ -86,20 +86,20 @@ def test_new_instances_go_where_the_largest_profiles_lose_least(
     assert starts(placement.Capacity(samples.A100).best([], counts(new))) == expected
 
 
-def test_there_is_no_arrangement_where_engines_run_out() -> None:
+def test_no_arrangement_exists_without_enough_engines() -> None:
     capacity = placement.Capacity(samples.A100)
     fixed = [(samples.profile("1g.5gb+me"), model.Placement(0, 1))]
     assert capacity.best(fixed, counts({"1g.5gb+me": 1})) is None
     assert capacity.best(fixed, counts({"1g.5gb": 6})) is not None
 
 
-def test_there_is_no_arrangement_where_what_stays_is_in_the_way() -> None:
+def test_no_arrangement_exists_beside_overlapping_instances() -> None:
     capacity = placement.Capacity(samples.A100)
     fixed = [(samples.profile("1g.5gb"), model.Placement(start, 1)) for start in (1, 5)]
     assert capacity.best(fixed, counts({"3g.20gb": 1})) is None
 
 
-def test_a_gpu_that_tells_no_placements_holds_nothing() -> None:
+def test_a_gpu_without_listed_placements_has_room_for_nothing() -> None:
     capacity = placement.Capacity([])
     assert capacity.memory_slices == 0
     assert capacity.best([], {}) is not None
@@ -108,7 +108,7 @@ def test_a_gpu_that_tells_no_placements_holds_nothing() -> None:
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_the_room_of_any_layout_is_what_trying_everything_finds(
+def test_the_room_of_any_layout_equals_exhaustive_search(
     product: str, data: st.DataObject
 ) -> None:
     gpu = data.draw(layouts.gpus(product, splits=False))

@@ -62,7 +62,7 @@ def state_after(gpu: model.Gpu, plan: steps.Plan) -> oracle.State:
         pytest.param([], {}, id="nothing"),
     ],
 )
-def test_a_gpu_that_is_right_does_not_occur_in_the_plan(
+def test_a_gpu_that_matches_is_not_in_the_plan(
     instances: list[str], devices: dict[str, int]
 ) -> None:
     plan = plan_for(samples.gpu(samples.A100, *instances), devices)
@@ -74,7 +74,7 @@ def test_an_idle_gpu_instance_is_removed_although_no_device_shows_it() -> None:
     assert words(plan_for(samples.gpu(samples.A100, "3g.20gb@4[]"), {})) == ["-gi 3g.20gb 4:4"]
 
 
-def test_an_idle_gpu_instance_of_use_gets_its_compute_instance() -> None:
+def test_a_usable_empty_gpu_instance_gets_its_compute_instance() -> None:
     plan = plan_for(samples.gpu(samples.A100, "3g.20gb@4[]"), {"3g.20gb": 1})
     assert words(plan) == ["+ci 3g.20gb 0:3 in 4:4"]
 
@@ -88,12 +88,12 @@ def test_gpus_that_the_layout_does_not_mention_are_not_touched() -> None:
 # What changes
 
 
-def test_what_can_stay_stays() -> None:
+def test_matching_instances_stay() -> None:
     plan = plan_for(samples.gpu(samples.A100, *SEVEN_SMALL), {"1g.5gb": 6})
     assert [line[:3] for line in words(plan)] == ["-ci", "-gi"]
 
 
-def test_the_driver_is_left_no_choice_of_places() -> None:
+def test_every_creation_has_a_placement() -> None:
     plan = plan_for(samples.gpu(samples.A100), {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     assert words(plan) == [
         "+gi 3g.20gb 4:4",
@@ -107,7 +107,7 @@ def test_the_driver_is_left_no_choice_of_places() -> None:
     ]
 
 
-def test_what_ends_ends_before_anything_begins() -> None:
+def test_all_destructions_precede_all_creations() -> None:
     gpu = samples.gpu(samples.A100, "2g.10gb@2[1c@0 1c@1]", "1g.5gb@6")
     assert words(plan_for(gpu, {"1g.5gb": 1, "4g.20gb": 1})) == [
         "-ci 1c.2g.10gb 0/0",
@@ -245,7 +245,7 @@ def test_compute_instances_with_unknown_spans_can_stay_when_others_go() -> None:
 # Mode
 
 
-def test_enabling_switches_the_mode_and_then_creates() -> None:
+def test_enabling_changes_the_mode_before_it_creates() -> None:
     gpu = samples.gpu(samples.A100, mode=OFF)
     plan = plan_for(gpu, {"7g.40gb": 1})
     assert words(plan) == ["mode enabled", "+gi 7g.40gb 0:8", "+ci 7g.40gb 0:7 in 0:8"]
@@ -253,12 +253,12 @@ def test_enabling_switches_the_mode_and_then_creates() -> None:
     assert not plan.is_provisional
 
 
-def test_no_reset_is_asked_for_where_the_gpu_needs_none() -> None:
+def test_a_gpu_that_needs_no_reset_gets_none() -> None:
     plan = plan_for(samples.gpu(samples.H100, mode=OFF, needs_reset=False), {"7g.80gb": 1})
     assert not plan.gpus[0].needs_reset
 
 
-def test_a_driver_that_tells_profiles_only_with_mig_on_gets_a_provisional_plan() -> None:
+def test_a_plan_without_listed_profiles_is_provisional() -> None:
     gpu = samples.gpu(None, mode=OFF)
     plan = plan_for(gpu, {"7g.40gb": 1})
     assert words(plan) == ["mode enabled"]
@@ -266,7 +266,7 @@ def test_a_driver_that_tells_profiles_only_with_mig_on_gets_a_provisional_plan()
     assert not plan_for(gpu, {}).is_provisional
 
 
-def test_disabling_ends_all_instances_one_by_one_first() -> None:
+def test_disabling_destroys_all_instances_first() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@4[1c@0 1c@1]", "1g.5gb@0[]")
     plan = planner.plan([gpu], {gpu.uuid: samples.want(mode=OFF)})
     assert words(plan) == [
@@ -281,7 +281,7 @@ def test_disabling_ends_all_instances_one_by_one_first() -> None:
 
 
 @pytest.mark.parametrize(("mode", "pending"), [(ON, OFF), (OFF, ON)])
-def test_a_pending_change_that_nobody_wants_is_called_off_without_a_reset(
+def test_an_undesired_pending_mode_is_cancelled_without_a_reset(
     mode: model.MigMode, pending: model.MigMode
 ) -> None:
     gpu = samples.gpu(samples.A100, *(["7g.40gb@0"] if mode is ON else []))
@@ -292,12 +292,12 @@ def test_a_pending_change_that_nobody_wants_is_called_off_without_a_reset(
     assert not plan.gpus[0].needs_reset
 
 
-def test_a_wanted_change_that_is_pending_is_still_to_be_done() -> None:
+def test_a_desired_pending_mode_still_needs_its_step() -> None:
     gpu = dataclasses.replace(samples.gpu(samples.A100, mode=OFF), pending_mode=ON)
     assert words(plan_for(gpu, {})) == ["mode enabled"]
 
 
-def test_a_gpu_without_mig_is_as_good_as_one_with_mig_off() -> None:
+def test_a_gpu_without_mig_satisfies_mig_disabled() -> None:
     gpu = dataclasses.replace(samples.gpu(None), current_mode=None, pending_mode=None)
     assert planner.plan([gpu], {gpu.uuid: samples.want(mode=OFF)}).is_empty
 
@@ -316,7 +316,7 @@ def test_a_gpu_without_mig_cannot_have_it_enabled() -> None:
     assert refusal(gpu, {}).reason is errors.Reason.NOT_MIG_CAPABLE
 
 
-def test_a_gpu_that_is_not_there_is_an_error_and_not_a_success() -> None:
+def test_a_missing_gpu_is_an_error() -> None:
     with pytest.raises(errors.LayoutError, match="GPU-9") as caught:
         planner.plan([samples.gpu(samples.A100)], {"GPU-9": samples.want({})})
     assert caught.value.reason is errors.Reason.NO_GPU_MATCHES
@@ -331,7 +331,7 @@ def test_a_gpu_that_is_not_there_is_an_error_and_not_a_success() -> None:
         ({"9c.1g.5gb": 1}, "1g.5gb has compute instances of 1 slices"),
     ],
 )
-def test_an_unknown_profile_is_refused_with_what_the_gpu_offers(
+def test_an_unknown_profile_is_refused_with_the_gpus_profiles(
     devices: dict[str, int], says: str
 ) -> None:
     error = refusal(samples.gpu(samples.A100), devices)
@@ -340,7 +340,7 @@ def test_an_unknown_profile_is_refused_with_what_the_gpu_offers(
     assert "GPU 0" in error.message
 
 
-def test_a_name_means_what_each_gpu_calls_so() -> None:
+def test_a_profile_name_is_resolved_for_each_gpu() -> None:
     a100, h100 = samples.gpu(samples.A100, index=0), samples.gpu(samples.H100, index=1)
     desired = samples.want({"1g.10gb": 4})
     plan = planner.plan([a100, h100], {"GPU-0": desired, "GPU-1": desired})
@@ -385,7 +385,7 @@ def test_engines_that_the_driver_has_granted_are_not_disputed() -> None:
     assert len(plan_for(gpu, {"1g.5gb+me": 2, "1g.5gb": 2}).steps) == 2
 
 
-def test_instances_of_a_profile_that_the_driver_no_longer_tells_can_still_end() -> None:
+def test_instances_of_an_unlisted_profile_can_be_destroyed() -> None:
     specs = tuple(spec for spec in samples.A100 if spec.enum_index != 7)
     gpu = samples.gpu(specs, "1g.5gb+me@6", "3g.20gb@0")
     assert words(plan_for(gpu, {"3g.20gb": 1})) == ["-ci 1g.5gb+me 0/0", "-gi 1g.5gb+me 6:1"]
@@ -470,7 +470,9 @@ def test_the_rtx_pro_6000_mixes_profiles_as_far_as_its_engines_go(
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=60)
-def test_carrying_out_the_plan_reaches_exactly_the_wish(product: str, data: st.DataObject) -> None:
+def test_executing_a_plan_reaches_exactly_the_desired_devices(
+    product: str, data: st.DataObject
+) -> None:
     gpu, desired = data.draw(layouts.gpus(product)), data.draw(layouts.desired_devices(product))
     wanted = {gpu.uuid: desired}
     plan = planner.plan([gpu], wanted)
@@ -489,9 +491,7 @@ def test_carrying_out_the_plan_reaches_exactly_the_wish(product: str, data: st.D
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_what_is_refused_is_what_cannot_be_placed_at_all(
-    product: str, data: st.DataObject
-) -> None:
+def test_only_devices_that_cannot_be_placed_are_refused(product: str, data: st.DataObject) -> None:
     gpu, desired = (
         data.draw(layouts.gpus(product)),
         data.draw(layouts.any_devices(product)),
@@ -550,14 +550,14 @@ def check_against_everything(data: st.DataObject, product: str, *, splits: bool)
 @pytest.mark.parametrize("product", ["A100", "H100", "RTX6000"])
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=50)
-def test_no_way_to_the_wish_is_better(product: str, data: st.DataObject) -> None:
+def test_no_other_plan_is_better(product: str, data: st.DataObject) -> None:
     check_against_everything(data, product, splits=False)
 
 
 @pytest.mark.parametrize("product", ["A100", "A30", "RTX6000"])
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=50)
-def test_no_way_to_wished_compute_instances_is_better(product: str, data: st.DataObject) -> None:
+def test_no_other_plan_for_compute_instances_is_better(product: str, data: st.DataObject) -> None:
     check_against_everything(data, product, splits=True)
 
 
@@ -566,13 +566,13 @@ def test_no_way_to_wished_compute_instances_is_better(product: str, data: st.Dat
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=400)
-def test_no_way_to_many_wishes_is_better(
+def test_no_other_plan_is_better_for_many_layouts(
     product: str, data: st.DataObject, *, splits: bool
 ) -> None:
     check_against_everything(data, product, splits=splits)
 
 
-def check_all_wishes(gpu: model.Gpu) -> None:
+def check_all_layouts(gpu: model.Gpu) -> None:
     for desired, calls in oracle.fewest_calls(gpu).items():
         wanted = model.DesiredGpu.of(ON, dict(desired))
         assert len(planner.plan([gpu], {gpu.uuid: wanted}).steps) == calls
@@ -581,14 +581,14 @@ def check_all_wishes(gpu: model.Gpu) -> None:
 @hypothesis.given(gpu=layouts.gpus("A30"))
 @hypothesis.settings(deadline=None, max_examples=30)
 def test_no_sequence_of_driver_calls_is_shorter(gpu: model.Gpu) -> None:
-    check_all_wishes(gpu)
+    check_all_layouts(gpu)
 
 
 @pytest.mark.slow
 @hypothesis.given(gpu=layouts.gpus("A30"))
 @hypothesis.settings(deadline=None, max_examples=400)
 def test_no_sequence_of_driver_calls_is_shorter_from_many_layouts(gpu: model.Gpu) -> None:
-    check_all_wishes(gpu)
+    check_all_layouts(gpu)
 
 
 # Restore
@@ -602,7 +602,7 @@ def test_restoring_what_is_there_takes_no_step() -> None:
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
-def test_restoring_brings_back_every_place_with_the_fewest_calls(
+def test_restoring_recreates_every_placement_with_the_fewest_calls(
     product: str, data: st.DataObject
 ) -> None:
     before, now = data.draw(layouts.gpus(product)), data.draw(layouts.gpus(product))
@@ -614,7 +614,7 @@ def test_restoring_brings_back_every_place_with_the_fewest_calls(
 
 
 @pytest.mark.parametrize("mode", [ON, OFF])
-def test_restoring_brings_the_mode_back(mode: model.MigMode) -> None:
+def test_restoring_resets_the_mig_mode(mode: model.MigMode) -> None:
     on = samples.gpu(samples.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
     off = samples.gpu(samples.A100, mode=OFF)
     before, now = (on, off) if mode is ON else (off, on)
@@ -636,12 +636,12 @@ def test_restoring_leaves_a_mode_pending_that_was_pending_before() -> None:
     assert words(planner.restore([gpu], [before.snapshot])) == ["mode enabled"]
 
 
-def test_restoring_leaves_out_gpus_that_are_gone_or_were_not_there() -> None:
+def test_restoring_skips_missing_and_new_gpus() -> None:
     old, new = samples.gpu(samples.A100, index=0), samples.gpu(samples.A100, *SEVEN_SMALL, index=1)
     assert planner.restore([new], [old.snapshot]).is_empty
 
 
-def test_restoring_says_when_mig_is_gone() -> None:
+def test_restoring_fails_if_the_gpu_has_no_mig() -> None:
     gone = dataclasses.replace(samples.gpu(None), current_mode=None, pending_mode=None)
     assert planner.restore([gone], [gone.snapshot]).is_empty
     with pytest.raises(errors.LayoutError, match="no MIG"):
@@ -657,14 +657,16 @@ def test_restoring_says_when_mig_is_gone() -> None:
         ("3g.20gb@4[1c@0]", "3g.20gb@0[2c 1c]", 5),
     ],
 )
-def test_restoring_packs_anew_where_spans_are_not_known(now: str, before: str, steps: int) -> None:
+def test_restoring_packs_compute_instances_with_unknown_spans_again(
+    now: str, before: str, steps: int
+) -> None:
     gpu = samples.gpu(samples.A100, now)
     plan = planner.restore([gpu], [samples.gpu(samples.A100, before).snapshot])
     assert len(plan.steps) == steps
     machine.run(gpu, plan.steps)
 
 
-def test_restoring_refuses_a_snapshot_that_no_gpu_instance_can_hold() -> None:
+def test_restoring_refuses_a_snapshot_that_fits_no_gpu_instance() -> None:
     before = samples.gpu(samples.A100, "3g.20gb@0[2c 2c]")
     with pytest.raises(errors.LayoutError) as caught:
         planner.restore([samples.gpu(samples.A100)], [before.snapshot])

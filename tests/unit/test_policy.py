@@ -22,6 +22,6 @@ def test_without_a_star_the_label_of_other_layouts_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "text", ["a", "a=", "=b", "a=b c", "a=b=c", "a=-b", "a=" + "b" * 64, "a=b,a=c"]
 )
-def test_a_map_that_makes_no_sense_is_refused_with_its_origin(text: str) -> None:
+def test_an_invalid_map_is_refused_with_its_origin(text: str) -> None:
     with pytest.raises(errors.UsageError, match="--x: "):
         policy.parse_plugin_configs(text, origin="--x")

@@ -113,7 +113,7 @@ def test_a_malformed_name_is_refused_in_a_sentence(text: str) -> None:
         profile_name.parse(text)
 
 
-def test_the_fields_of_a_name_are_told_apart() -> None:
+def test_a_name_is_parsed_into_its_fields() -> None:
     assert profile_name.parse("1c.2g.10gb+me.all,gfx") == model.Profile(
         compute_slices=1, gpu_slices=2, memory_gb=10, attributes=("gfx", "me.all")
     )
@@ -136,7 +136,7 @@ def test_any_profile_survives_being_printed_and_read(known: model.Profile) -> No
 
 
 @hypothesis.given(st.text(max_size=30))
-def test_no_text_makes_the_parser_fail_otherwise(text: str) -> None:
+def test_any_text_parses_or_raises_a_typed_error(text: str) -> None:
     try:
         profile_name.parse(text)
     except ValueError as error:
@@ -152,7 +152,7 @@ def test_no_text_makes_the_parser_fail_otherwise(text: str) -> None:
         ("1g. 5gb", "1g.5gb"),
     ],
 )
-def test_a_usual_slip_is_answered_with_the_right_spelling(slip: str, meant: str) -> None:
+def test_a_common_mistake_is_refused_with_the_right_spelling(slip: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean '{meant.replace('+', r'[+]')}'"):
         profile_name.parse(slip)
 
@@ -276,7 +276,7 @@ def test_compute_slices_are_carried_over_to_the_suggestion() -> None:
     assert profile_name.suggest("1c.2g.10gb", A100_80) == gpu_instances("1c.2g.20gb")
 
 
-def test_what_was_asked_for_is_never_suggested() -> None:
+def test_the_requested_profile_is_never_suggested() -> None:
     assert profile_name.suggest("7g.80gb", A100_80) == ()
 
 

@@ -47,7 +47,7 @@ def test_a_profile_has_the_name_that_nvidias_plugin_gives_it(
     assert resources.of_profile(profile_name.parse(name)) == resource
 
 
-def test_whole_gpus_and_devices_are_counted_and_what_has_no_name_is_left_out() -> None:
+def test_devices_are_counted_by_resource_without_nameless_ones() -> None:
     node = (
         gpu(model.MigMode.DISABLED),
         gpu(model.MigMode.ENABLED, "1g.5gb", "1g.5gb", "3g.20gb"),
@@ -62,7 +62,7 @@ def test_whole_gpus_and_devices_are_counted_and_what_has_no_name_is_left_out() -
     }
 
 
-def test_what_other_plugins_offer_is_not_taken_for_gpus() -> None:
+def test_resources_of_other_plugins_are_not_gpus() -> None:
     assert resources.is_device("nvidia.com/gpu")
     assert resources.is_device("nvidia.com/mig-7g.40gb")
     assert not resources.is_device("nvidia.com/hostdev")

@@ -53,48 +53,48 @@ def restored(gpu: model.Gpu, before: tuple[model.GpuSnapshot, ...]) -> model.Gpu
     return gpu
 
 
-def places(gpu: model.Gpu | model.GpuSnapshot) -> set[tuple[str, model.Placement]]:
+def placements(gpu: model.Gpu | model.GpuSnapshot) -> set[tuple[str, model.Placement]]:
     return {(str(gi.profile), gi.placement) for gi in gpu.gpu_instances}
 
 
-def test_what_a_plan_creates_goes_and_what_it_destroys_comes_back() -> None:
+def test_a_rollback_removes_created_and_restores_destroyed_instances() -> None:
     gpu = gpu_with(g2=1, g3=1)
     plan, after = replan(gpu, g1=4)
     before = planner.baseline(plan, (gpu,))
 
     assert planner.unowned_instances((after,), before) == ()
-    assert places(restored(after, before)) == places(gpu)
+    assert placements(restored(after, before)) == placements(gpu)
 
 
-def test_what_is_in_neither_list_stays_and_is_named() -> None:
+def test_an_instance_in_neither_list_stays_and_is_named() -> None:
     gpu = gpu_with(g2=1)
     plan, after = replan(gpu, g2=2)
     before = planner.baseline(plan, (gpu,))
     _, crowded = replan(after, g2=2, g1=1)
-    (foreign,) = places(crowded) - places(after)
+    (foreign,) = placements(crowded) - placements(after)
 
     assert planner.unowned_instances((crowded,), before) == (f"1g.5gb at {foreign[1]} on GPU 0",)
-    assert places(restored(crowded, before)) == places(gpu) | {foreign}
+    assert placements(restored(crowded, before)) == placements(gpu) | {foreign}
 
 
-def test_an_instance_whose_place_a_foreign_one_has_taken_is_left_out() -> None:
+def test_an_instance_that_overlaps_a_foreign_one_is_not_restored() -> None:
     gpu = gpu_with(g2=1, g3=1)
     (lost,) = (gi.placement for gi in gpu.gpu_instances if str(gi.profile) == "3g.20gb")
     plan, _ = replan(gpu, g1=4)
     before = planner.baseline(plan, (gpu,))
-    offered = next(each for each in gpu.profiles or () if str(each.profile) == "2g.10gb")
-    place = next(place for place in offered.placements if place.overlaps(lost))
+    info = next(each for each in gpu.profiles or () if str(each.profile) == "2g.10gb")
+    place = next(place for place in info.placements if place.overlaps(lost))
     foreign = steps.CreateGpuInstance(
         gpu_uuid=gpu.uuid,
-        profile=offered.profile,
-        profile_id=offered.profile_id,
+        profile=info.profile,
+        profile_id=info.profile_id,
         placement=place,
     )
     now = fakes.apply_step(dataclasses.replace(gpu, gpu_instances=()), foreign)
 
     back = restored(now, before)
 
-    assert places(back) == (places(gpu) - {("3g.20gb", lost)}) | {("2g.10gb", place)}
+    assert placements(back) == (placements(gpu) - {("3g.20gb", lost)}) | {("2g.10gb", place)}
     assert planner.restore((back,), before).is_empty
 
 
@@ -124,8 +124,8 @@ def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_nam
     before = planner.baseline(plan, (gpu,))
     ours = fakes.apply_step(gpu, plan.steps[0])
     assert isinstance(plan.steps[0], steps.CreateComputeInstance)
-    stranger = dataclasses.replace(plan.steps[0], placement=other)
-    both = fakes.apply_step(ours, stranger)
+    foreign = dataclasses.replace(plan.steps[0], placement=other)
+    both = fakes.apply_step(ours, foreign)
 
     back = restored(both, before)
 
@@ -135,7 +135,7 @@ def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_nam
     )
 
 
-def test_mig_mode_is_not_switched_off_under_a_foreign_instance() -> None:
+def test_mig_mode_stays_enabled_with_a_foreign_instance() -> None:
     off = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     before = (dataclasses.replace(off.snapshot, created=()),)
     now = gpu_with(g1=1)
@@ -144,15 +144,15 @@ def test_mig_mode_is_not_switched_off_under_a_foreign_instance() -> None:
     assert planner.unowned_instances((now,), before)
 
 
-def test_without_a_record_of_what_was_created_everything_that_was_not_there_goes() -> None:
+def test_a_rollback_without_recorded_creations_removes_every_new_instance() -> None:
     gpu = gpu_with(g2=1)
     _, after = replan(gpu, g2=1, g1=2)
 
     assert planner.unowned_instances((after,), (gpu.snapshot,)) == ()
-    assert places(restored(after, (gpu.snapshot,))) == places(gpu)
+    assert placements(restored(after, (gpu.snapshot,))) == placements(gpu)
 
 
-def test_an_older_snapshot_leads_further_back_and_loses_no_gpu() -> None:
+def test_an_older_snapshot_takes_precedence_and_no_gpu_is_lost() -> None:
     first = gpu_with(g2=1, g3=1)
     second = dataclasses.replace(first, index=1, uuid="GPU-second")
     plan, between = replan(first, g1=3)
@@ -164,24 +164,24 @@ def test_an_older_snapshot_leads_further_back_and_loses_no_gpu() -> None:
 
     before = {gpu.uuid: gpu for gpu in planner.baseline(both, (between, second), older)}
 
-    assert places(before[first.uuid]) == places(first)
-    assert places(before[second.uuid]) == places(second)
+    assert placements(before[first.uuid]) == placements(first)
+    assert placements(before[second.uuid]) == placements(second)
     only_second = planner.plan((second,), {second.uuid: model.DesiredGpu(mode=ON)})
     kept = planner.baseline(only_second, (between, second), older)
     assert {gpu.uuid for gpu in kept} == {first.uuid, second.uuid}
 
 
-def test_a_foreign_instance_is_part_of_what_the_next_change_restores() -> None:
+def test_the_next_change_restores_a_foreign_instance_too() -> None:
     gpu = gpu_with(g2=1)
     plan, after = replan(gpu, g2=2)
     older = planner.baseline(plan, (gpu,))
     _, crowded = replan(after, g2=2, g1=1)
-    (foreign,) = places(crowded) - places(after)
+    (foreign,) = placements(crowded) - placements(after)
     again, _ = replan(crowded, g3=1)
 
     (before,) = planner.baseline(again, (crowded,), older)
 
-    assert places(before) == places(gpu) | {foreign}
+    assert placements(before) == placements(gpu) | {foreign}
 
 
 def test_the_journal_keeps_what_a_change_creates() -> None:
@@ -196,7 +196,7 @@ def test_the_journal_keeps_what_a_change_creates() -> None:
 
 
 @pytest.mark.parametrize("row", [[], ["1g.5gb"], ["1g.5gb", 0, 1, 0], ["x", 0, 1], 3])
-def test_a_creation_that_makes_no_sense_is_refused(row: object) -> None:
+def test_an_invalid_creation_is_refused(row: object) -> None:
     gpu = gpu_with(g2=1)
     data = gpu_codec.to_data([gpu.snapshot])
     data[0]["created"] = [row]

@@ -15,7 +15,7 @@ ADDRESS = "00000000:3b:00.0"
 
 
 def gpus(count: int = 3) -> list[model.Gpu]:
-    """GPUs, of which number 1 has the UUID and the address above."""
+    """GPUs; number 1 has the UUID and the address above."""
     found = [
         dataclasses.replace(
             samples.gpu(samples.A100, index=index),
@@ -79,7 +79,7 @@ def test_gpus_can_be_named_by_index_uuid_and_address(devices: str, expected: lis
         ("true", "devices must be all, or a list"),
     ],
 )
-def test_what_names_no_gpu_is_refused_with_what_was_meant(devices: str, complaint: str) -> None:
+def test_an_invalid_device_is_refused_with_a_hint(devices: str, complaint: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         parse(f"devices: {devices}")
     assert complaint in caught.value.message
@@ -91,13 +91,13 @@ def test_an_address_that_is_not_here_is_an_error_like_an_index() -> None:
         selected('devices: [0, "ff:00.0"]')
 
 
-def test_a_layout_for_gpus_of_other_nodes_alone_is_about_none_here() -> None:
+def test_a_layout_only_for_gpus_of_other_nodes_matches_no_gpu() -> None:
     with pytest.raises(errors.LayoutError) as caught:
         selected(f"devices: [{OTHER_UUID}]")
     assert caught.value.reason is errors.Reason.NO_GPU_MATCHES
 
 
-def test_a_gpu_without_mig_that_is_asked_for_by_uuid_is_an_error() -> None:
+def test_naming_a_gpu_without_mig_by_uuid_is_an_error() -> None:
     here = [dataclasses.replace(gpu, current_mode=None, pending_mode=None) for gpu in gpus()]
     with pytest.raises(errors.LayoutError) as caught:
         config.select(parse(f"devices: [{UUID}]").layout("x"), here)
@@ -147,7 +147,7 @@ def test_any_filter_is_read_or_refused_and_prints_as_itself(text: str) -> None:
     assert layouts.parse_filter(str(read)) == read
 
 
-# What the peer cannot read
+# What mig-parted cannot read
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ def test_any_filter_is_read_or_refused_and_prints_as_itself(text: str) -> None:
         ('device-filter: "*A100*", devices: all', "f:4:21: device-filter '*A100*' is a product"),
     ],
 )
-def test_what_is_ours_alone_is_remarked_on_at_its_place(rule: str, complaint: str) -> None:
+def test_extensions_are_reported_with_their_location(rule: str, complaint: str) -> None:
     extensions = parse(rule).extensions
     assert str(extensions[0]).startswith(complaint)
 
 
-def test_what_the_peer_reads_is_not_remarked_on() -> None:
+def test_nothing_that_mig_parted_reads_is_reported_as_an_extension() -> None:
     read = parse('device-filter: ["0x20B010DE", "0x20B710DE:0x0"], devices: [0, 1]')
     assert read.extensions == ()
 
@@ -183,17 +183,17 @@ def test_what_the_peer_reads_is_not_remarked_on() -> None:
         ('devices: [1, "ff:00.0"]', [1], "and this node has none there (it matches no GPU)"),
     ],
 )
-def test_leniently_what_matches_nothing_passes_with_a_warning(
+def test_a_lenient_rule_without_a_match_is_a_warning(
     rule: str, expected: list[int], warning: str
 ) -> None:
     assert selected(rule, is_lenient=True) == expected
     layout = parse(rule, is_lenient=True).layout("x")
-    told = [str(each) for each in selection.lenient_warnings(layout, gpus())]
-    assert any(warning in each for each in told)
-    assert all(each.startswith("f:") for each in told)
+    warnings = [str(each) for each in selection.lenient_warnings(layout, gpus())]
+    assert any(warning in each for each in warnings)
+    assert all(each.startswith("f:") for each in warnings)
 
 
-def test_leniently_a_gpu_without_mig_is_left_as_it_is() -> None:
+def test_a_lenient_rule_skips_a_gpu_without_mig() -> None:
     here = gpus()
     here[0] = dataclasses.replace(here[0], current_mode=None, pending_mode=None)
     layout = parse("devices: [0, 1]", is_lenient=True).layout("x")
@@ -202,5 +202,5 @@ def test_leniently_a_gpu_without_mig_is_left_as_it_is() -> None:
     assert "which has no MIG (it is left as it is)" in remark.message
 
 
-def test_a_strict_layout_overlooks_nothing() -> None:
+def test_a_strict_layout_has_no_lenient_warnings() -> None:
     assert selection.lenient_warnings(parse("devices: [9]").layout("x"), gpus()) == ()

@@ -44,5 +44,5 @@ def test_an_age_has_two_of_its_unit_at_least(seconds: int, age: str) -> None:
     assert messages.age(NOW - dt.timedelta(seconds=seconds), NOW) == age
 
 
-def test_who_does_not_tell_a_time_has_no_age() -> None:
+def test_an_object_without_a_time_has_no_age() -> None:
     assert messages.age(None, NOW) == "-"

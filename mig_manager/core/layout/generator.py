@@ -64,7 +64,7 @@ def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[Kind, ...]:
     for gpu in known.values():
         if not gpu.profiles:
             raise errors.LayoutError(
-                f"this driver tells the profiles of {gpu} only once MIG is on: apply "
+                f"this driver lists the profiles of {gpu} only once MIG is on: apply "
                 "'all-enabled' first, or name the product with --gpu",
                 reason=errors.Reason.NOT_SUPPORTED,
             )

@@ -108,7 +108,7 @@ def _spec(gpu: model.Gpu, gi: model.GpuInstance) -> model.GpuInstanceProfile:
         if spec.profile_id == gi.profile_id:
             return spec
     raise errors.LayoutError(
-        f"{gpu} does not tell which profile {gi.profile} at {gi.placement} has",
+        f"{gpu} does not list the profile of {gi.profile} at {gi.placement}",
         reason=errors.Reason.UNKNOWN_PROFILE,
     )
 
@@ -126,7 +126,7 @@ def _compute_enum(
     enum_index = _ONE_SLICE_REV1 if is_rev1 else _COMPUTE_PROFILES.get(slices)
     if enum_index is None:
         raise errors.LayoutError(
-            f"a checkpoint cannot tell of {ci.profile} on {gpu}",
+            f"a checkpoint cannot record {ci.profile} on {gpu}",
             reason=errors.Reason.UNKNOWN_PROFILE,
         )
     return enum_index
