@@ -80,7 +80,7 @@ def host(tmp_path: pathlib.Path) -> Host:
 
 
 @needs_root
-def test_a_spec_that_is_there_follows_the_change(host: Host) -> None:
+def test_an_existing_spec_is_regenerated(host: Host) -> None:
     host.served.write_text(spec("0"))
     host.install()
 
@@ -92,7 +92,7 @@ def test_a_spec_that_is_there_follows_the_change(host: Host) -> None:
 
 
 @needs_root
-def test_a_spec_that_says_the_same_is_not_written_again(host: Host) -> None:
+def test_an_unchanged_spec_is_not_written_again(host: Host) -> None:
     host.static.write_text(spec("0"))
     host.install(output=spec("0"))
     before = host.static.stat().st_ino
@@ -110,7 +110,7 @@ def test_a_machine_without_specs_runs_no_tool(host: Host) -> None:
     assert host.runs() == []
 
 
-def test_a_spec_that_no_tool_made_stays_and_that_is_said(host: Host) -> None:
+def test_without_the_tool_a_spec_is_kept_and_that_is_logged(host: Host) -> None:
     host.served.write_text("mine")
 
     assert host.specs() == (
@@ -138,7 +138,7 @@ def test_a_spec_that_no_tool_made_stays_and_that_is_said(host: Host) -> None:
         ("not yet written", ""),
     ],
 )
-def test_devices_keep_the_kind_of_names_they_had(host: Host, before: str, options: str) -> None:
+def test_devices_keep_their_naming_strategy(host: Host, before: str, options: str) -> None:
     host.static.write_text(before)
     host.install()
 
@@ -172,7 +172,7 @@ def test_the_variables_of_the_hosts_own_refresh_are_honoured(host: Host) -> None
 
 
 @needs_root
-def test_a_driver_that_is_not_at_the_top_is_passed_to_the_tool(host: Host) -> None:
+def test_a_driver_root_is_passed_to_the_tool(host: Host) -> None:
     host.roots = dataclasses.replace(host.roots, driver=pathlib.Path("/run/nvidia/driver"))
     host.static.write_text(spec("0"))
     host.install()
@@ -185,7 +185,7 @@ def test_a_driver_that_is_not_at_the_top_is_passed_to_the_tool(host: Host) -> No
 
 
 @needs_root
-def test_several_specs_of_one_run_go_to_the_files_that_the_tool_would_write(host: Host) -> None:
+def test_several_specs_of_one_run_are_written_to_the_tools_file_names(host: Host) -> None:
     host.served.write_text(spec("0"))
     more = spec("0", kind="nvidia.com/gpu.coherent")
     host.install(output=spec("0", "1") + more)
@@ -210,7 +210,7 @@ def test_several_specs_of_one_run_go_to_the_files_that_the_tool_would_write(host
         ("sleep 1000", spec("0", "1"), "did not end within 2 s and was killed"),
     ],
 )
-def test_a_tool_that_fails_leaves_the_spec_as_it_was(
+def test_a_failed_tool_leaves_the_spec_unchanged(
     host: Host, then: str, output: str, why: str
 ) -> None:
     host.served.write_text(spec("0"))
@@ -226,7 +226,7 @@ def test_a_tool_that_fails_leaves_the_spec_as_it_was(
 
 
 @needs_root
-def test_a_flood_is_no_spec(host: Host) -> None:
+def test_too_much_output_of_the_tool_is_an_error(host: Host) -> None:
     host.served.write_text(spec("0"))
     host.install(output=spec("0") + "# x\n" * 300_000)
 
@@ -236,7 +236,7 @@ def test_a_flood_is_no_spec(host: Host) -> None:
     assert host.served.read_text() == spec("0")
 
 
-def test_a_spec_that_we_may_not_write_stays_with_a_warning(host: Host) -> None:
+def test_an_unwritable_spec_is_kept_with_a_warning(host: Host) -> None:
     host.served.write_text(spec("0"))
     host.served.parent.chmod(0o555)
     host.install()
@@ -249,16 +249,16 @@ def test_a_spec_that_we_may_not_write_stays_with_a_warning(host: Host) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("said", ["invalid spec, no devices", "invalid: empty device edits"])
-def test_gpus_without_any_device_are_no_failure(host: Host, said: str) -> None:
+@pytest.mark.parametrize("message", ["invalid spec, no devices", "invalid: empty device edits"])
+def test_a_spec_without_devices_is_skipped(host: Host, message: str) -> None:
     host.served.write_text(spec("0"))
-    host.install(f'echo "{said}" >&2; exit 1', output="")
+    host.install(f'echo "{message}" >&2; exit 1', output="")
 
     assert host.specs() == ("device_files_skipped /run/cdi/nvidia.yaml it would have no device")
 
 
 @needs_root
-def test_the_rest_of_a_killed_writer_is_harmless_and_a_full_disk_is_reported(
+def test_a_stale_temporary_file_is_replaced_and_a_write_error_is_reported(
     host: Host,
 ) -> None:
     host.served.write_text(spec("0"))
@@ -277,7 +277,7 @@ def test_the_rest_of_a_killed_writer_is_harmless_and_a_full_disk_is_reported(
 
 
 @needs_root
-def test_the_operators_spec_is_made_as_the_host_names_places(host: Host) -> None:
+def test_the_management_spec_uses_the_hosts_paths(host: Host) -> None:
     host.roots = host_settings.HostRoots(
         host_here=host.root,
         driver=pathlib.Path("/run/nvidia/driver"),
@@ -300,7 +300,7 @@ def test_the_operators_spec_is_made_as_the_host_names_places(host: Host) -> None
 
 
 @needs_root
-def test_a_tool_of_our_own_sees_other_places_which_are_then_renamed(
+def test_paths_in_a_spec_of_our_own_tool_are_transformed_to_the_hosts(
     host: Host, tmp_path: pathlib.Path
 ) -> None:
     host.install()
@@ -326,7 +326,7 @@ def test_a_tool_of_our_own_sees_other_places_which_are_then_renamed(
     )
 
 
-def test_the_operators_spec_is_left_out_without_a_tool_or_a_folder(host: Host) -> None:
+def test_the_management_spec_is_skipped_without_tool_or_folder(host: Host) -> None:
     assert host.specs(makes_management=True) == (
         "device_files_skipped management.nvidia.com-gpu.yaml "
         "nvidia-ctk is found neither here nor on the host"
@@ -340,7 +340,7 @@ def test_the_operators_spec_is_left_out_without_a_tool_or_a_folder(host: Host) -
 
 
 @needs_root
-def test_nodes_are_there_before_a_spec_is_made_of_them(host: Host) -> None:
+def test_device_nodes_are_created_before_the_spec(host: Host) -> None:
     proc = proc_tree.ProcTree(host.root / "proc")
     proc.add_devices({"nvidia-caps": 240})
     proc.add_capabilities(0, {"gi1": 12})
@@ -355,7 +355,7 @@ def test_nodes_are_there_before_a_spec_is_made_of_them(host: Host) -> None:
     assert host.served.read_text().endswith("# /dev/nvidia-caps/nvidia-cap12\n")
 
 
-def test_a_machine_with_nothing_of_it_is_left_alone(tmp_path: pathlib.Path) -> None:
+def test_a_machine_without_nodes_or_specs_is_unchanged(tmp_path: pathlib.Path) -> None:
     roots = host_settings.HostRoots(
         host_here=tmp_path,
         driver=ROOT,
@@ -370,7 +370,7 @@ def test_a_machine_with_nothing_of_it_is_left_alone(tmp_path: pathlib.Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_programs_are_looked_for_where_the_driver_has_its_device_nodes(
+def test_programs_are_searched_where_the_driver_has_its_device_nodes(
     tmp_path: pathlib.Path,
 ) -> None:
     driver, host = tmp_path / "driver-root", tmp_path / "host"

@@ -69,7 +69,7 @@ def names(folder: pathlib.Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_each_instance_and_what_configures_them_gets_its_node(
+def test_each_capability_gets_its_device_node(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
 ) -> None:
     proc.add_right("config", 1, mode=0o400)
@@ -90,7 +90,7 @@ def test_each_instance_and_what_configures_them_gets_its_node(
     assert logs[0]["made"] == ["nvidia-cap1", "nvidia-cap165", "nvidia-cap166"]
 
 
-def test_a_container_whose_driver_files_are_hidden_makes_nodes_by_the_hosts(
+def test_hidden_driver_files_are_read_from_the_hosts_proc(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     host = tmp_path / "host"
@@ -104,7 +104,7 @@ def test_a_container_whose_driver_files_are_hidden_makes_nodes_by_the_hosts(
     assert names(nodes_folder / "nvidia-caps") == ["nvidia-cap165", "nvidia-cap166"]
 
 
-def test_a_driver_whose_capability_files_are_hidden_is_warned_about(
+def test_missing_capability_files_are_warned_about(
     proc: proc_tree.ProcTree, tmp_path: pathlib.Path, logs: list[structlog.typing.EventDict]
 ) -> None:
     (proc.root / "driver").rename(tmp_path / "hidden")
@@ -116,21 +116,21 @@ def test_a_driver_whose_capability_files_are_hidden_is_warned_about(
     ]
 
 
-def test_what_is_right_is_not_touched_a_second_time(
+def test_correct_nodes_and_links_are_not_rewritten(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
 ) -> None:
     nodes(proc, nodes_folder).refresh()
-    places = [*(nodes_folder / "nvidia-caps").iterdir(), *(nodes_folder / "char").iterdir()]
-    before = {path: path.lstat().st_ino for path in places}
+    paths = [*(nodes_folder / "nvidia-caps").iterdir(), *(nodes_folder / "char").iterdir()]
+    before = {path: path.lstat().st_ino for path in paths}
     logs.clear()
 
     nodes(proc, nodes_folder).refresh()
 
-    assert {path: path.lstat().st_ino for path in places} == before
+    assert {path: path.lstat().st_ino for path in paths} == before
     assert logs == []
 
 
-def test_the_node_of_an_instance_that_has_gone_stays(
+def test_the_node_of_a_destroyed_instance_stays(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path
 ) -> None:
     gone = nodes_folder / "nvidia-caps/nvidia-cap30"
@@ -163,7 +163,7 @@ def test_nodes_from_before_the_driver_was_reloaded_are_replaced_or_removed(
     assert logs[0]["removed"] == ["nvidia-cap30"]
 
 
-def test_a_machine_without_links_by_number_gets_none(
+def test_no_links_are_made_without_a_char_folder(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path
 ) -> None:
     (nodes_folder / "char").rmdir()
@@ -196,7 +196,7 @@ def test_a_driver_without_numbers_needs_no_nodes(
     assert names(dev) == ["char"]
 
 
-def test_where_there_is_no_driver_or_no_dev_that_is_said_and_no_failure(
+def test_a_missing_driver_or_dev_is_logged_and_not_an_error(
     tmp_path: pathlib.Path, logs: list[structlog.typing.EventDict]
 ) -> None:
     tree = proc_tree.ProcTree(tmp_path / "proc")
@@ -208,8 +208,8 @@ def test_where_there_is_no_driver_or_no_dev_that_is_said_and_no_failure(
 
     assert [each["event"] for each in logs] == ["device_files_skipped"] * 3
     assert [each["why"] for each in logs] == [
-        "the driver offers no capabilities",
-        "the driver offers no capabilities",
+        "the driver has no MIG capabilities",
+        "the driver has no MIG capabilities",
         f"the folder {tmp_path}/none is missing",
     ]
 
@@ -224,7 +224,7 @@ def refusing(code: int) -> Callable[[pathlib.Path, int, int], None]:
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.EROFS])
-def test_where_we_may_not_make_nodes_that_is_said_and_no_failure(
+def test_missing_permission_to_create_nodes_is_logged_and_not_an_error(
     proc: proc_tree.ProcTree,
     tmp_path: pathlib.Path,
     logs: list[structlog.typing.EventDict],
@@ -238,7 +238,7 @@ def test_where_we_may_not_make_nodes_that_is_said_and_no_failure(
     assert logs[0]["why"].startswith(f"not allowed: {dev}/nvidia-caps/.nvidia-cap165.new: ")
 
 
-def test_a_node_that_cannot_be_made_for_another_cause_is_a_failure(
+def test_any_other_failure_to_create_a_node_is_an_error(
     proc: proc_tree.ProcTree, tmp_path: pathlib.Path
 ) -> None:
     dev = dev_tree(tmp_path)

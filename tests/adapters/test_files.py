@@ -80,7 +80,7 @@ def test_a_file_that_protect_home_hides_is_explained(
         files.ConfigFile(tmp_path / "config.yaml").read()
 
 
-def test_a_missing_file_in_a_home_that_can_be_seen_is_just_missing(
+def test_a_missing_file_in_a_visible_home_gets_no_hint(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_HOMES", (str(tmp_path),))
@@ -91,7 +91,7 @@ def test_a_missing_file_in_a_home_that_can_be_seen_is_just_missing(
 
 
 class TestConfigFile:
-    def test_gives_the_text_as_it_is_now(self, tmp_path: pathlib.Path) -> None:
+    def test_read_returns_the_current_text(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "config.yaml"
         source = files.ConfigFile(path)
         path.write_text("version: v1 # ü\n", encoding="utf-8")
@@ -116,7 +116,7 @@ class TestConfigFile:
         with pytest.raises(errors.ConfigError, match="larger than"):
             files.ConfigFile(path).read()
 
-    def test_a_file_that_is_not_utf_8_is_refused_with_the_place(
+    def test_a_file_that_is_not_utf_8_is_refused_with_the_byte_offset(
         self, tmp_path: pathlib.Path
     ) -> None:
         path = tmp_path / "config.yaml"
@@ -126,14 +126,14 @@ class TestConfigFile:
 
 
 class TestConfigWatch:
-    def test_sees_kubelets_swap_of_the_data_link(self, mount: Mount) -> None:
+    def test_kubelets_swap_of_the_data_link_is_a_change(self, mount: Mount) -> None:
         with watching(mount.file) as changes:
             mount.swap("two")
             assert changes.get(timeout=_SOON_S) == "two"
             mount.swap("three")
             assert changes.get(timeout=_SOON_S) == "three"
 
-    def test_a_swap_that_brings_the_same_content_is_no_change(self, mount: Mount) -> None:
+    def test_a_swap_with_the_same_content_is_no_change(self, mount: Mount) -> None:
         with watching(mount.file) as changes:
             mount.swap("one")
             assert nothing_more(changes)
@@ -145,7 +145,7 @@ class TestConfigWatch:
             pytest.param(lambda path: path.with_suffix(".new").rename(path), id="renamed over it"),
         ],
     )
-    def test_sees_an_editors_change_of_a_plain_file(
+    def test_an_editors_replacement_of_a_file_is_a_change(
         self, tmp_path: pathlib.Path, replace: Callable[[pathlib.Path], object]
     ) -> None:
         path = tmp_path / "config.yaml"
@@ -155,7 +155,7 @@ class TestConfigWatch:
             replace(path)
             assert changes.get(timeout=_SOON_S) == "two"
 
-    def test_reading_the_file_does_not_lead_to_another_look(self, tmp_path: pathlib.Path) -> None:
+    def test_reading_the_file_raises_no_event(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "config.yaml"
         path.write_text("one")
         seen: queue.Queue[str] = queue.Queue()
@@ -174,7 +174,7 @@ class TestConfigWatch:
             path.write_text("one")
             assert changes.get(timeout=_SOON_S) == "one"
 
-    def test_a_file_that_is_gone_for_a_while_has_not_changed(self, tmp_path: pathlib.Path) -> None:
+    def test_a_file_missing_for_a_while_has_not_changed(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "config.yaml"
         path.write_text("one")
         with watching(path) as changes:
@@ -185,7 +185,7 @@ class TestConfigWatch:
             path.write_text("two")
             assert changes.get(timeout=_SOON_S) == "two"
 
-    def test_survives_its_directory_being_removed_and_made_again(self, mount: Mount) -> None:
+    def test_the_watch_survives_a_recreated_directory(self, mount: Mount) -> None:
         with watching(mount.file, poll_s=0.05) as changes:
             shutil.rmtree(mount.directory)
             mount.make("two")
@@ -193,14 +193,14 @@ class TestConfigWatch:
             mount.swap("three")
             assert changes.get(timeout=_SOON_S) == "three"
 
-    def test_waits_for_a_directory_that_does_not_exist_yet(self, tmp_path: pathlib.Path) -> None:
+    def test_a_directory_created_later_is_watched(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "later" / "config.yaml"
         with watching(path, poll_s=0.05) as changes:
             path.parent.mkdir()
             path.write_text("one")
             assert changes.get(timeout=_SOON_S) == "one"
 
-    def test_polls_when_inotify_is_used_up(
+    def test_the_file_is_polled_when_inotify_is_exhausted(
         self, mount: Mount, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*_args: object) -> None:
@@ -211,14 +211,14 @@ class TestConfigWatch:
             mount.swap("two")
             assert changes.get(timeout=_SOON_S) == "two"
 
-    def test_follows_a_directory_that_is_a_symbolic_link(self, mount: Mount) -> None:
+    def test_a_linked_directory_is_watched(self, mount: Mount) -> None:
         link = mount.directory.with_name("link")
         link.symlink_to(mount.directory)
         with watching(link / "config.yaml") as changes:
             mount.swap("two")
             assert changes.get(timeout=_SOON_S) == "two"
 
-    def test_a_listeners_error_does_not_end_the_watch(self, tmp_path: pathlib.Path) -> None:
+    def test_a_callback_error_does_not_end_the_watch(self, tmp_path: pathlib.Path) -> None:
         path = tmp_path / "config.yaml"
         path.write_text("one")
         heard: queue.Queue[str] = queue.Queue()

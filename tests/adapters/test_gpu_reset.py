@@ -74,7 +74,7 @@ def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
         yield start
 
 
-def test_the_gpu_whose_mode_waits_is_reset_and_no_other(boot: Boot) -> None:
+def test_only_the_gpu_with_a_pending_mode_is_reset(boot: Boot) -> None:
     machine = boot(f"3x{A100}")
     gpus = machine.switch(1)
 
@@ -87,7 +87,7 @@ def test_the_gpu_whose_mode_waits_is_reset_and_no_other(boot: Boot) -> None:
 
 
 @pytest.mark.slow
-def test_several_gpus_are_reset_each_by_itself(boot: Boot) -> None:
+def test_several_gpus_are_reset_one_by_one(boot: Boot) -> None:
     machine = boot(f"2x{A100}")
     gpus = machine.switch(0, 1)
     log = machine.bin / "log"
@@ -116,7 +116,7 @@ def test_a_reset_applies_mig_mode_off_too(boot: Boot) -> None:
 
 
 @pytest.mark.slow
-def test_handles_and_minor_numbers_that_a_reset_changes_do_no_harm(boot: Boot) -> None:
+def test_a_reset_may_change_handles_and_minor_numbers(boot: Boot) -> None:
     machine = boot(options=dataclasses.replace(WAITING, reattaches=True))
     machine.reset(machine.switch(0))
     machine.proc.add(70, "/dev/nvidia0", name="of-another-time")
@@ -126,7 +126,7 @@ def test_handles_and_minor_numbers_that_a_reset_changes_do_no_harm(boot: Boot) -
     assert machine.rig.observe().current_mode is nvml_rig.OFF
 
 
-def test_a_gpu_that_was_reset_meanwhile_is_not_reset_again(boot: Boot) -> None:
+def test_a_gpu_reset_by_another_program_is_not_reset_again(boot: Boot) -> None:
     machine = boot()
     gpus = machine.switch(0)
     assert machine.state.reset_gpu(0) is states.Code.SUCCESS
@@ -163,7 +163,7 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
     assert machine.resets == before
 
 
-def test_a_process_that_computes_on_a_gpu_is_named_before_any_gpu_is_reset(boot: Boot) -> None:
+def test_a_process_with_a_context_prevents_every_reset_and_is_named(boot: Boot) -> None:
     machine = boot(f"2x{A100}")
     gpus = machine.switch(0, 1)
     machine.state.add_client(gpus[1].uuid, name="/usr/bin/python3 train.py", pid=4711)
@@ -175,7 +175,7 @@ def test_a_process_that_computes_on_a_gpu_is_named_before_any_gpu_is_reset(boot:
     assert machine.resets == [0, 0]
 
 
-def test_a_process_that_only_has_the_gpu_open_is_named_with_its_pod(boot: Boot) -> None:
+def test_a_process_with_an_open_device_node_is_named_with_its_pod(boot: Boot) -> None:
     machine = boot(f"2x{A100}")
     gpus = machine.switch(0, 1)
     pod = "0::/kubepods.slice/kubepods-pod8a0b1c2d_0001_4000_8000_0123456789ab.slice/cri.scope"
@@ -243,7 +243,7 @@ def test_an_invisible_process_is_reported(boot: Boot) -> None:
     ],
 )
 @pytest.mark.slow
-def test_every_known_word_for_a_busy_gpu_is_understood(text: str, boot: Boot) -> None:
+def test_every_known_message_of_a_busy_gpu_is_in_use(text: str, boot: Boot) -> None:
     machine = boot()
     gpus = machine.switch(0)
     machine.say(text, status=255)
@@ -298,7 +298,7 @@ def test_any_other_refusal_is_quoted(
     assert text in error.message
 
 
-def test_a_success_after_which_the_mode_still_waits_is_no_success(boot: Boot) -> None:
+def test_a_reset_after_which_the_mode_is_still_pending_is_an_error(boot: Boot) -> None:
     machine = boot()
     gpus = machine.switch(0)
     machine.say("GPU 00000000:07:00.0 was successfully reset.", status=0)
@@ -321,7 +321,7 @@ def test_a_reset_that_hangs_is_killed_at_its_deadline(boot: Boot) -> None:
 
 
 @pytest.mark.slow
-def test_gpus_that_are_linked_are_reset_in_one_command_where_all_wait(boot: Boot) -> None:
+def test_linked_gpus_with_pending_modes_are_reset_in_one_command(boot: Boot) -> None:
     machine = boot(f"3x{A100}", dataclasses.replace(WAITING, linked_gpus=((0, 2),)))
     gpus = machine.switch(0, 1, 2)
 
@@ -342,7 +342,7 @@ def test_a_linked_gpu_is_not_reset_unless_its_mode_is_pending_too(boot: Boot) ->
     assert machine.resets == [0, 0, 0]
 
 
-def test_inside_a_virtual_machine_nothing_is_tried(boot: Boot) -> None:
+def test_a_passed_through_gpu_is_not_reset(boot: Boot) -> None:
     machine = boot(options=states.Options(virtualization=states.Virtualization.PASSTHROUGH))
     gpus = machine.switch(0)
     (machine.bin / "nvidia-smi").unlink()
@@ -353,7 +353,7 @@ def test_inside_a_virtual_machine_nothing_is_tried(boot: Boot) -> None:
     assert "passed through to this virtual machine" in error.message
 
 
-def test_a_vgpu_is_up_to_its_host(boot: Boot) -> None:
+def test_a_vgpu_is_not_reset(boot: Boot) -> None:
     machine = boot()
     (gpu,) = machine.switch(0)
     guest = dataclasses.replace(gpu, virtualization=model.Virtualization.VGPU)
@@ -362,7 +362,7 @@ def test_a_vgpu_is_up_to_its_host(boot: Boot) -> None:
     assert machine.resets == [0]
 
 
-def test_an_unprivileged_reset_is_refused_as_such(boot: Boot) -> None:
+def test_an_unprivileged_reset_is_no_permission(boot: Boot) -> None:
     machine = boot()
     gpus = machine.switch(0)
     machine.state.set_options(dataclasses.replace(WAITING, permitted=False))
@@ -370,7 +370,7 @@ def test_an_unprivileged_reset_is_refused_as_such(boot: Boot) -> None:
     assert machine.refusal(gpus).reason is errors.Reason.NO_PERMISSION
 
 
-def test_without_nvidia_smi_it_is_said_where_it_was_looked_for(boot: Boot) -> None:
+def test_a_missing_nvidia_smi_is_an_error_that_says_where_it_was_searched(boot: Boot) -> None:
     machine = boot()
     gpus = machine.switch(0)
     (machine.bin / "nvidia-smi").unlink()
@@ -394,7 +394,7 @@ def test_a_gpu_that_nvidia_smi_does_not_show_is_not_reset(answer: str, boot: Boo
     assert machine.resets == [0]
 
 
-def test_an_address_at_which_there_is_another_gpu_now_is_not_reset(boot: Boot) -> None:
+def test_a_gpu_replaced_at_its_address_is_not_reset(boot: Boot) -> None:
     machine = boot(f"2x{A100}")
     gpus = machine.switch(0, 1)
     moved = dataclasses.replace(gpus[0], pci_address=gpus[1].pci_address)
@@ -403,14 +403,14 @@ def test_an_address_at_which_there_is_another_gpu_now_is_not_reset(boot: Boot) -
     assert machine.resets == [0, 0]
 
 
-def test_nothing_to_reset_is_done_at_once(boot: Boot) -> None:
+def test_without_gpus_no_program_runs(boot: Boot) -> None:
     machine = boot()
     (machine.bin / "nvidia-smi").unlink()
 
     machine.reset(())
 
 
-def test_persistence_mode_is_restored_where_the_reset_is_refused_all_the_same(boot: Boot) -> None:
+def test_persistence_mode_is_restored_after_a_refused_reset(boot: Boot) -> None:
     machine = boot()
     uuid = machine.state.boards[0].uuid
     for kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR):
@@ -422,7 +422,7 @@ def test_persistence_mode_is_restored_where_the_reset_is_refused_all_the_same(bo
     assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
 
 
-def test_a_warning_below_the_document_does_not_hide_it() -> None:
+def test_a_warning_after_the_xml_is_ignored() -> None:
     text = "<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>\nWARNING: infoROM\n"
     status = gpu_reset.parse(text)
 
@@ -430,7 +430,7 @@ def test_a_warning_below_the_document_does_not_hide_it() -> None:
     assert status.uuid == "GPU-1"
 
 
-def test_missing_elements_are_not_invented() -> None:
+def test_missing_xml_elements_are_unknown() -> None:
     status = gpu_reset.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
 
     assert status == gpu_reset.GpuStatus(
@@ -443,7 +443,7 @@ def test_missing_elements_are_not_invented() -> None:
     )
 
 
-def test_the_name_of_a_process_cannot_write_to_a_terminal() -> None:
+def test_process_names_are_printable() -> None:
     status = gpu_reset.parse(
         "<nvidia_smi_log><gpu><processes>"
         "<process_info><pid>7</pid><process_name>/opt/a&#x9b;31m b</process_name></process_info>"
@@ -456,7 +456,7 @@ def test_the_name_of_a_process_cannot_write_to_a_terminal() -> None:
     assert [str(each) for each in status.processes] == ["a?31m (pid 7)", "process (pid 8)"]
 
 
-def test_nvidia_smi_is_looked_for_where_it_sees_the_drivers_daemons() -> None:
+def test_nvidia_smi_is_searched_first_where_it_sees_the_drivers_daemons() -> None:
     roots = host_settings.HostRoots(
         host_here=pathlib.Path("/host"),
         driver=pathlib.Path("/run/nvidia/driver"),
@@ -478,7 +478,7 @@ def test_nvidia_smi_is_looked_for_where_it_sees_the_drivers_daemons() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
-def test_nvidia_smi_is_run_in_the_root_where_it_lies(tmp_path: pathlib.Path) -> None:
+def test_nvidia_smi_is_run_in_the_root_where_it_is_found(tmp_path: pathlib.Path) -> None:
     root = stand_ins.filesystem(tmp_path / "driver")
     stand_ins.script(
         root / "usr/bin/nvidia-smi",

@@ -76,14 +76,14 @@ def rig(tmp_path: pathlib.Path) -> Rig:
     return Rig(tmp_path)
 
 
-def test_what_a_hook_says_is_in_the_log(rig: Rig) -> None:
+def test_the_output_of_a_hook_is_logged(rig: Rig) -> None:
     (line,) = rig.run(rig.sh("echo Hello; echo there >&2"))
 
     assert (line["stdout"], line["stderr"]) == ("Hello", "there")
     assert (line["point"], line["command"], line["how"]) == ("pre-apply-mode", "/bin/sh", "well")
 
 
-def test_a_program_that_is_not_there_is_an_error_and_is_known_before(rig: Rig) -> None:
+def test_a_missing_program_is_detected_before_and_an_error_when_run(rig: Rig) -> None:
     hook = rig.hook(command="/doesnotexist")
 
     assert rig.port.missing(hook) == (f"{rig.file}:4:7: program /doesnotexist is not found")
@@ -91,7 +91,7 @@ def test_a_program_that_is_not_there_is_an_error_and_is_known_before(rig: Rig) -
     assert message.endswith("cannot be run: program not found")
 
 
-def test_a_hook_has_its_own_variables_and_none_of_ours(
+def test_a_hook_gets_its_own_environment_and_none_of_ours(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OURS", "x")
@@ -100,19 +100,19 @@ def test_a_hook_has_its_own_variables_and_none_of_ours(
     assert str(line["stdout"]).splitlines() == ["B=", "A=1 2"]
 
 
-def test_a_hook_without_variables_has_none(rig: Rig) -> None:
+def test_a_hook_without_environment_gets_none(rig: Rig) -> None:
     (line,) = rig.run(rig.hook(command="/usr/bin/env"))
 
     assert line["stdout"] == ""
 
 
-def test_arguments_are_passed_as_they_are_without_a_shell(rig: Rig) -> None:
+def test_arguments_are_passed_without_a_shell(rig: Rig) -> None:
     (line,) = rig.run(rig.hook(command="/bin/echo", args=("$HOME", "a  b", "*", ";", "")))
 
     assert line["stdout"] == "$HOME a  b * ; "
 
 
-def test_a_program_without_a_slash_is_found_by_our_path_and_not_by_the_hooks(rig: Rig) -> None:
+def test_a_program_without_a_slash_is_searched_on_our_path_not_the_hooks(rig: Rig) -> None:
     own = rig.folder / "own-tool"
     own.write_text("#!/bin/sh\necho found\n", encoding="utf-8")
     own.chmod(0o755)
@@ -125,7 +125,7 @@ def test_a_program_without_a_slash_is_found_by_our_path_and_not_by_the_hooks(rig
     assert not rig.port.missing(rig.hook(command="sh"))
 
 
-def test_a_hook_runs_in_its_folder_and_a_relative_program_is_looked_for_there(rig: Rig) -> None:
+def test_a_hook_runs_in_its_folder_and_a_relative_program_is_searched_there(rig: Rig) -> None:
     place = rig.folder / "place"
     place.mkdir()
     script = place / "tool.sh"
@@ -137,7 +137,7 @@ def test_a_hook_runs_in_its_folder_and_a_relative_program_is_looked_for_there(ri
     assert rig.port.missing(rig.hook(command="./tool.sh"))
 
 
-def test_without_a_folder_of_its_own_a_hook_runs_where_we_are(rig: Rig) -> None:
+def test_without_its_own_folder_a_hook_runs_in_ours(rig: Rig) -> None:
     (line,) = rig.run(rig.sh("pwd"))
 
     assert line["stdout"] == str(pathlib.Path.cwd())
@@ -165,7 +165,7 @@ def test_a_program_that_cannot_be_started_is_an_error(
 
 
 @pytest.mark.parametrize("command", ["/", "/etc/passwd", "/dev/null", ".", "a" * 5000])
-def test_what_is_no_program_is_missing(rig: Rig, command: str) -> None:
+def test_anything_but_an_executable_file_is_missing(rig: Rig, command: str) -> None:
     assert rig.port.missing(rig.hook(command=command))
 
 
@@ -178,25 +178,25 @@ def test_a_failing_hook_is_reported_with_location_status_and_its_last_line(rig: 
     assert (line["log_level"], line["stderr"]) == ("warning", "two\nlast words")
 
 
-def test_a_hook_that_a_signal_ends_has_failed(rig: Rig) -> None:
+def test_a_hook_ended_by_a_signal_has_failed(rig: Rig) -> None:
     message, _ = rig.fails(rig.sh("kill -USR1 $$"))
 
     assert f"was ended by signal {signal.SIGUSR1.value}" in message
 
 
-def test_unprintable_output_is_harmless_in_reason_and_log(rig: Rig) -> None:
+def test_output_is_made_printable_in_reason_and_log(rig: Rig) -> None:
     message, line = rig.fails(
         rig.sh(r"printf 'a\033[2Jb\377\000\r\007c\n\033]0;x\007end'; exit 1")
     )
 
     assert message.endswith(": ?]0;x?end")
     assert message.isprintable()
-    said = str(line["stdout"])
-    assert all(each.isprintable() for each in said.splitlines())
-    assert "[2J" in said
+    output = str(line["stdout"])
+    assert all(each.isprintable() for each in output.splitlines())
+    assert "[2J" in output
 
 
-def test_of_endless_output_the_end_is_kept(rig: Rig) -> None:
+def test_only_the_end_of_long_output_is_kept(rig: Rig) -> None:
     script = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; exit 1"
     message, line = rig.fails(rig.sh(script))
 
@@ -220,7 +220,7 @@ def child_of(rig: Rig) -> int:
     return int((rig.folder / "pid").read_text(encoding="utf-8"))
 
 
-def test_a_hook_that_takes_too_long_is_killed_with_all_that_it_has_started(rig: Rig) -> None:
+def test_a_hook_that_times_out_is_killed_with_its_children(rig: Rig) -> None:
     script = "sleep 600 & echo $! > pid; echo waiting; wait"
     message, line = rig.fails(rig.sh(script, workdir=str(rig.folder), timeout_s=0.5))
 
@@ -229,7 +229,7 @@ def test_a_hook_that_takes_too_long_is_killed_with_all_that_it_has_started(rig: 
     shell_node.wait_for(lambda: not is_alive(child_of(rig)))
 
 
-def test_hooks_that_do_not_say_how_long_they_may_take_have_a_common_limit(rig: Rig) -> None:
+def test_hooks_without_a_time_out_have_a_common_limit(rig: Rig) -> None:
     rig.timeout_s = 0.2
 
     message, _ = rig.fails(rig.sh("sleep 600"))
@@ -237,7 +237,7 @@ def test_hooks_that_do_not_say_how_long_they_may_take_have_a_common_limit(rig: R
     assert message.endswith("was killed after 0.2 s")
 
 
-def test_what_the_check_raises_ends_the_hook_with_all_that_it_has_started(rig: Rig) -> None:
+def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: Rig) -> None:
     script = "sleep 600 & echo $! > pid.new; mv pid.new pid; wait"
 
     def check() -> None:
@@ -250,7 +250,7 @@ def test_what_the_check_raises_ends_the_hook_with_all_that_it_has_started(rig: R
     shell_node.wait_for(lambda: not is_alive(child_of(rig)))
 
 
-def test_the_check_goes_on_for_as_long_as_the_hook_does(rig: Rig) -> None:
+def test_the_check_is_called_as_long_as_the_hook_runs(rig: Rig) -> None:
     seen: list[int] = []
 
     def check() -> None:
@@ -263,13 +263,13 @@ def test_the_check_goes_on_for_as_long_as_the_hook_does(rig: Rig) -> None:
     assert len(seen) >= 5
 
 
-def test_a_hook_reads_nothing_from_us(rig: Rig) -> None:
+def test_a_hook_has_an_empty_standard_input(rig: Rig) -> None:
     (line,) = rig.run(rig.sh("cat; echo done"))
 
     assert line["stdout"] == "done"
 
 
-def test_the_file_is_read_as_it_is_now(rig: Rig) -> None:
+def test_the_current_hooks_file_is_parsed(rig: Rig) -> None:
     with pytest.raises(errors.ConfigError, match="cannot read"):
         rig.port.read()
     rig.file.write_text("hooks: {apply-exit: [{command: /x}]}", encoding="utf-8")

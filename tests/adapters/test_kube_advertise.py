@@ -74,7 +74,7 @@ def writes(server: apiserver.ApiServer) -> int:
     return sum(request.verb == "patch" for request in server.log.requests())
 
 
-def test_the_node_offers_what_there_is_and_nothing_that_is_gone(
+def test_the_node_advertises_present_devices_and_zeroes_removed_ones(
     gpus: advertise.AdvertisingGpus, kube: api.KubeApi
 ) -> None:
     gpus.start()
@@ -92,20 +92,20 @@ def test_the_node_offers_what_there_is_and_nothing_that_is_gone(
     assert status(kube)["conditions"]
 
 
-def test_a_change_of_the_gpus_is_advertised_at_the_next_observation(
+def test_a_gpu_change_is_advertised_at_the_next_observation(
     gpus: advertise.AdvertisingGpus, kube: api.KubeApi
 ) -> None:
     apply(gpus, "all-1g.5gb")
     apply(gpus, "all-3g.20gb")
 
     for field in ("capacity", "allocatable"):
-        offered = status(kube)[field]
-        assert offered["nvidia.com/gpu"] == "0"
-        assert offered["nvidia.com/mig-1g.5gb"] == "0"
-        assert offered["nvidia.com/mig-3g.20gb"] == "2"
+        advertised = status(kube)[field]
+        assert advertised["nvidia.com/gpu"] == "0"
+        assert advertised["nvidia.com/mig-1g.5gb"] == "0"
+        assert advertised["nvidia.com/mig-3g.20gb"] == "2"
 
 
-def test_what_has_not_changed_is_not_written_again(
+def test_unchanged_resources_are_not_written_again(
     gpus: advertise.AdvertisingGpus, real_gpus: nvml_gpus.NvmlGpus, server: apiserver.ApiServer
 ) -> None:
     gpus.observe()
@@ -119,7 +119,7 @@ def test_what_has_not_changed_is_not_written_again(
     assert writes(server) == 1
 
 
-def test_an_api_that_refuses_does_not_disturb_the_gpus_and_is_asked_again(
+def test_a_refused_advertisement_is_retried_and_does_not_fail_the_observation(
     gpus: advertise.AdvertisingGpus, kube: api.KubeApi, server: apiserver.ApiServer
 ) -> None:
     server.inject(apiserver.Fault(verb="patch", status=403, times=1))
@@ -133,7 +133,7 @@ def test_an_api_that_refuses_does_not_disturb_the_gpus_and_is_asked_again(
     assert status(kube)["capacity"]["nvidia.com/gpu"] == "1"
 
 
-def test_gpus_that_cannot_be_seen_do_not_keep_the_agent_from_starting(kube: api.KubeApi) -> None:
+def test_unobservable_gpus_do_not_prevent_the_start(kube: api.KubeApi) -> None:
     class Broken:
         def observe(self) -> model.ObservedGpus:
             raise errors.HardwareError("no", reason=errors.Reason.DRIVER_NOT_LOADED)

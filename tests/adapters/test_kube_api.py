@@ -168,7 +168,7 @@ def watch(kube: api.KubeApi, *, idle_timeout_s: float = 10.0) -> Any:
 
 
 class TestRequests:
-    def test_a_read_gives_the_object_and_sends_token_and_query(
+    def test_a_get_sends_token_and_query_and_returns_the_object(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         server.script = [answer({"kind": "Node"})]
@@ -179,7 +179,7 @@ class TestRequests:
         assert headers["User-Agent"] == "mig-manager"
 
     @pytest.mark.parametrize("kind", list(api.PatchType))
-    def test_a_patch_says_which_kind_it_is(
+    def test_a_patch_sends_its_content_type(
         self, kube: api.KubeApi, server: Server, kind: api.PatchType
     ) -> None:
         server.script = [answer()]
@@ -199,7 +199,7 @@ class TestRequests:
             ("DELETE", "/x", {"a": 3}),
         ]
 
-    def test_connections_are_used_again(self, kube: api.KubeApi, server: Server) -> None:
+    def test_connections_are_reused(self, kube: api.KubeApi, server: Server) -> None:
         addresses = []
 
         def note(handler: Handler) -> None:
@@ -245,7 +245,7 @@ class TestErrors:
             kube.get("/x")
         assert [path for _, path, _, _ in server.seen] == ["/x"]
 
-    def test_the_causes_are_part_of_the_explanation(
+    def test_the_explanation_includes_the_causes_of_a_status(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         server.script = [refuse(429, "Cannot evict pod.", causes=("The budget web needs 1.",))]
@@ -253,16 +253,14 @@ class TestErrors:
             kube.post("/x", {})
         assert caught.value.explanation == "Cannot evict pod. The budget web needs 1."
 
-    def test_an_error_page_is_quoted_but_not_at_length(
-        self, kube: api.KubeApi, server: Server
-    ) -> None:
+    def test_a_long_error_page_is_quoted_in_part(self, kube: api.KubeApi, server: Server) -> None:
         server.script = [answer(b"<html>" + b"x" * 5000, status=404)]
         with pytest.raises(errors.ClusterError, match="<html>xx") as caught:
             kube.get("/x")
         assert len(caught.value.message) < 400
 
     @pytest.mark.parametrize("body", [b"<html>", b"[1]", b'{"kind": '])
-    def test_an_answer_that_is_not_an_object_is_an_error(
+    def test_a_response_that_is_not_an_object_is_an_error(
         self, kube: api.KubeApi, server: Server, body: bytes
     ) -> None:
         server.script = [answer(body)] * 4
@@ -270,14 +268,14 @@ class TestErrors:
             kube.get("/x")
 
     @pytest.mark.parametrize("status", [200, 404])
-    def test_an_answer_that_is_nested_too_deeply_is_an_error(
+    def test_a_response_nested_too_deeply_is_an_error(
         self, kube: api.KubeApi, server: Server, status: int
     ) -> None:
         server.script = [answer(b'{"a":' * 100_000, status=status)] * 4
         with pytest.raises(errors.ClusterError):
             kube.get("/x")
 
-    def test_an_answer_that_is_too_large_is_given_up_and_not_asked_for_again(
+    def test_a_response_above_64_mib_is_an_error_and_is_not_retried(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         sent = []
@@ -296,7 +294,7 @@ class TestErrors:
         assert caught.value.reason is errors.Reason.API_ERROR
         assert sum(sent) < 128 << 20
 
-    def test_an_error_page_that_does_not_end_leaves_the_status_to_tell(
+    def test_an_endless_error_page_still_yields_its_http_status(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         def flood(handler: Handler) -> None:
@@ -312,7 +310,7 @@ class TestErrors:
             kube.get("/x")
         assert caught.value.reason is errors.Reason.FORBIDDEN
 
-    def test_a_small_answer_that_unpacks_to_a_large_one_is_not_unpacked(
+    def test_a_compressed_response_is_not_decompressed(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         packed = gzip.compress(b'{"a": "' + b" " * (80 << 20) + b'"}')
@@ -325,7 +323,7 @@ class TestErrors:
         assert peak < 40 << 20
 
     @pytest.mark.parametrize("after", ["1e999", "nan", "-1", "Fri, 31 Dec 9999 23:59:59 GMT"])
-    def test_a_pause_that_makes_no_sense_is_none(
+    def test_an_invalid_retry_after_is_ignored(
         self, kube: api.KubeApi, server: Server, after: str
     ) -> None:
         server.script = [answer(status=503, headers={"Retry-After": after})]
@@ -334,14 +332,14 @@ class TestErrors:
         assert caught.value.retry_after_s is None
 
     @pytest.mark.parametrize("fault", [reset, silence, cut_off])
-    def test_no_whole_answer_is_api_unavailable(self, server: Server, fault: Step) -> None:
+    def test_an_incomplete_response_is_api_unavailable(self, server: Server, fault: Step) -> None:
         client = api.KubeApi.at(server.url, request_timeout_s=0.2)
         server.script = [fault]
         with pytest.raises(errors.ClusterError) as caught:
             client.post("/x", {})
         assert (caught.value.status, caught.value.reason) == (None, errors.Reason.API_UNAVAILABLE)
 
-    def test_an_answer_that_never_ends_is_given_up(self, server: Server) -> None:
+    def test_an_endless_response_times_out(self, server: Server) -> None:
         def drip(handler: Handler) -> None:
             handler.send_response(200)
             handler.send_header("Content-Length", "100000")
@@ -355,13 +353,13 @@ class TestErrors:
         with pytest.raises(errors.ClusterError, match="does not end"):
             client.post("/x", {})
 
-    def test_the_token_is_in_no_error(self, kube: api.KubeApi, server: Server) -> None:
+    def test_no_error_contains_the_token(self, kube: api.KubeApi, server: Server) -> None:
         server.script = [refuse(401, "Unauthorized")]
         with pytest.raises(errors.ClusterError) as caught:
             kube.get("/x")
         assert _TOKEN not in repr(caught.value)
 
-    def test_a_token_with_a_line_end_is_sent_without_it(self, server: Server) -> None:
+    def test_the_line_end_of_a_token_is_not_sent(self, server: Server) -> None:
         client = api.KubeApi.at(server.url, token=f"{_TOKEN}\n")
         server.script = [answer()]
         client.get("/x")
@@ -370,7 +368,7 @@ class TestErrors:
 
 class TestRepetition:
     @pytest.mark.parametrize("fault", [reset, cut_off, refuse(429), refuse(500), refuse(503)])
-    def test_a_read_is_repeated(
+    def test_a_get_is_retried(
         self, kube: api.KubeApi, server: Server, fault: Step, pauses: list[float]
     ) -> None:
         server.script = [fault, fault, answer({"kind": "Node"})]
@@ -378,7 +376,7 @@ class TestRepetition:
         assert len(pauses) == 2
 
     @pytest.mark.parametrize("fault", [reset, refuse(429), refuse(503)])
-    def test_a_merge_patch_and_a_delete_are_repeated(
+    def test_a_merge_patch_and_a_delete_are_retried(
         self, kube: api.KubeApi, server: Server, fault: Step
     ) -> None:
         server.script = [fault, answer({"a": 1}), fault, answer({"a": 2})]
@@ -386,7 +384,7 @@ class TestRepetition:
         assert kube.delete("/x") == {"a": 2}
 
     @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 422])
-    def test_an_answer_that_will_stay_the_same_is_not_asked_for_again(
+    def test_a_permanent_error_is_not_retried(
         self, kube: api.KubeApi, server: Server, status: int
     ) -> None:
         server.script = [refuse(status)]
@@ -395,15 +393,13 @@ class TestRepetition:
         assert len(server.seen) == 1
 
     @pytest.mark.parametrize("fault", [reset, refuse(429), refuse(503)])
-    def test_a_post_is_never_repeated(
-        self, kube: api.KubeApi, server: Server, fault: Step
-    ) -> None:
+    def test_a_post_is_never_retried(self, kube: api.KubeApi, server: Server, fault: Step) -> None:
         server.script = [fault]
         with pytest.raises(errors.ClusterError):
             kube.post("/x", {})
         assert len(server.seen) == 1
 
-    def test_a_json_patch_is_not_repeated_when_it_may_have_been_done(
+    def test_a_json_patch_that_may_have_been_applied_is_not_retried(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         server.script = [reset]
@@ -411,14 +407,14 @@ class TestRepetition:
             kube.patch("/x", [], kind=api.PatchType.JSON)
         assert len(server.seen) == 1
 
-    def test_the_servers_own_pause_is_kept(
+    def test_the_servers_retry_after_is_honoured(
         self, kube: api.KubeApi, server: Server, pauses: list[float]
     ) -> None:
         server.script = [refuse(429, after=3), answer()]
         kube.get("/x")
         assert pauses == [3.0]
 
-    def test_a_long_pause_is_left_to_the_caller(
+    def test_a_long_retry_after_is_left_to_the_caller(
         self, kube: api.KubeApi, server: Server, pauses: list[float]
     ) -> None:
         server.script = [refuse(503, after=60)]
@@ -426,13 +422,15 @@ class TestRepetition:
             kube.get("/x")
         assert (caught.value.retry_after_s, pauses) == (60.0, [])
 
-    def test_repetition_ends(self, kube: api.KubeApi, server: Server) -> None:
+    def test_retries_end(self, kube: api.KubeApi, server: Server) -> None:
         server.script = [refuse(503, "still down")] * 50
         with pytest.raises(errors.ClusterError, match="still down"):
             kube.get("/x")
         assert len(server.seen) < 10
 
-    def test_a_server_that_is_not_there_is_tried_a_few_times(self, pauses: list[float]) -> None:
+    def test_a_connection_to_a_missing_server_is_retried_a_few_times(
+        self, pauses: list[float]
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as unused:
             port = unused.getsockname()[1]
         client = api.KubeApi.at(f"http://127.0.0.1:{port}", sleep=pauses.append)
@@ -529,7 +527,7 @@ class TestCredentials:
 
 
 class TestWatch:
-    def test_gives_events_as_they_come_and_ends_with_the_server(
+    def test_events_are_yielded_as_they_come_until_the_server_ends_the_watch(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         server.script = [lines(event(a=1), b"\n", event("BOOKMARK"))]
@@ -561,7 +559,7 @@ class TestWatch:
         with watch(kube) as stream:
             assert list(stream) == [event(a=1)]
 
-    def test_a_version_that_is_too_old_is_410_also_within_the_stream(
+    def test_an_expired_resource_version_is_410_also_within_the_stream(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         status = event("ERROR", kind="Status", code=410, message="too old resource version")
@@ -580,14 +578,14 @@ class TestWatch:
             with pytest.raises(errors.ClusterError, match="timed out"):
                 next(stream)
 
-    def test_silence_before_the_answer_ends_sooner(self, server: Server) -> None:
+    def test_silence_before_the_response_ends_the_watch_sooner(self, server: Server) -> None:
         client = api.KubeApi.at(server.url, request_timeout_s=0.2)
         server.script = [silence]
         with pytest.raises(errors.ClusterError) as caught:
             watch(client, idle_timeout_s=600)
         assert caught.value.reason is errors.Reason.API_UNAVAILABLE
 
-    def test_silence_may_be_longer_than_the_time_out_of_a_request(self, server: Server) -> None:
+    def test_a_watch_may_be_silent_longer_than_the_request_time_out(self, server: Server) -> None:
         client = api.KubeApi.at(server.url, request_timeout_s=0.2)
 
         def late(handler: Handler) -> None:
@@ -619,12 +617,12 @@ class TestWatch:
             next(stream)
         assert caught.value.reason is errors.Reason.API_UNAVAILABLE
 
-    def test_an_endless_line_is_given_up(self, kube: api.KubeApi, server: Server) -> None:
+    def test_an_endless_line_is_an_error(self, kube: api.KubeApi, server: Server) -> None:
         server.script = [lines(*([b"x" * (1 << 20)] * 9), then=silence)]
         with watch(kube) as stream, pytest.raises(errors.ClusterError, match="more than"):
             next(stream)
 
-    def test_another_thread_can_end_it_while_it_waits(
+    def test_another_thread_can_interrupt_a_blocked_read(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         server.script = [lines(event(a=1), then=silence)]
@@ -633,7 +631,7 @@ class TestWatch:
             threading.Timer(0.1, stream.interrupt).start()
             assert list(stream) == []
 
-    def test_ending_it_twice_or_after_its_end_is_harmless(
+    def test_interrupting_twice_or_after_the_end_is_harmless(
         self, kube: api.KubeApi, server: Server
     ) -> None:
         server.script = [lines(event(a=1))]
@@ -644,7 +642,7 @@ class TestWatch:
         stream.close()
 
 
-def test_requests_beyond_the_limit_are_held_back(server: Server, pauses: list[float]) -> None:
+def test_requests_beyond_the_rate_limit_wait(server: Server, pauses: list[float]) -> None:
     configuration = kube_configuration.Configuration()
     configuration.host = server.url
     limit = api.RateLimit(per_s=0.5, burst=2, monotonic=lambda: 0.0)
@@ -692,7 +690,7 @@ def test_the_environments_proxy_is_used(
     assert server.seen[0][1] == "http://cluster.invalid:8080/version"
 
 
-def test_hosts_that_need_no_proxy_are_asked_directly(
+def test_hosts_in_no_proxy_are_connected_to_directly(
     server: Server,
     behind_a_proxy: Callable[[], api.KubeApi],
     monkeypatch: pytest.MonkeyPatch,

@@ -154,7 +154,7 @@ def certificates(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
 
 
-def test_a_token_needs_next_to_nothing_of_the_client(
+def test_a_token_loads_almost_none_of_the_client_library(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     path = kubeconfig(tmp_path, {"server": server.url()}, {"token": "a"})
@@ -162,7 +162,7 @@ def test_a_token_needs_next_to_nothing_of_the_client(
     assert server.seen == [("/version", "Bearer a")]
 
 
-def test_a_plugin_that_gives_credentials_is_run(server: Server, tmp_path: pathlib.Path) -> None:
+def test_a_credential_plugin_is_run(server: Server, tmp_path: pathlib.Path) -> None:
     version = "client.authentication.k8s.io/v1"
     credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "fresh"}}
     plugin = {"command": "/bin/echo", "args": [json.dumps(credential)], "apiVersion": version}
@@ -172,7 +172,7 @@ def test_a_plugin_that_gives_credentials_is_run(server: Server, tmp_path: pathli
 
 
 @pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])
-def test_credentials_that_expire_at_the_end_of_time_do_not_end_the_process(
+def test_credentials_with_the_largest_expiry_date_do_not_crash(
     server: Server, tmp_path: pathlib.Path, when: str
 ) -> None:
     # The first is what a program in Go writes for no time at all.
@@ -205,7 +205,7 @@ def openid(server: Server, token: str) -> dict[str, Any]:
     return {"auth-provider": {"name": "oidc", "config": config}}
 
 
-def test_an_identity_that_has_not_expired_needs_no_oauth(
+def test_an_unexpired_identity_token_does_not_load_oauth(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     token = identity(time.time() + 9999)
@@ -214,7 +214,7 @@ def test_an_identity_that_has_not_expired_needs_no_oauth(
     assert server.seen == [("/version", f"Bearer {token}")]
 
 
-def test_an_identity_that_has_expired_is_renewed_by_what_is_loaded_then(
+def test_an_expired_identity_token_loads_oauth_and_is_renewed(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     renewed = identity(time.time() + 9999)
@@ -232,7 +232,7 @@ def test_an_identity_that_has_expired_is_renewed_by_what_is_loaded_then(
 
 
 @needs_openssl
-def test_in_a_pod_the_service_account_connects_to_the_server_of_its_authority(
+def test_in_a_pod_the_service_account_trusts_the_server_of_its_certificate_authority(
     tmp_path: pathlib.Path,
 ) -> None:
     certificate, key = certificates(tmp_path)
@@ -254,7 +254,7 @@ def test_in_a_pod_the_service_account_connects_to_the_server_of_its_authority(
 
 
 @needs_openssl
-def test_a_certificate_in_the_kubeconfig_is_shown_to_a_server_that_asks_for_it(
+def test_a_client_certificate_in_the_kubeconfig_is_sent_on_request(
     tmp_path: pathlib.Path,
 ) -> None:
     certificate, key = certificates(tmp_path)

@@ -60,10 +60,8 @@ def draining(
     )
 
 
-@pytest.mark.parametrize("room", ["", "n2"])
-def test_a_rolling_drain_evicts_what_the_budget_grants_and_goes_on_with_room_elsewhere(
-    room: str,
-) -> None:
+@pytest.mark.parametrize("next_node", ["", "n2"])
+def test_a_rolling_drain_continues_only_when_another_node_has_room(next_node: str) -> None:
     gone: list[str] = []
     with apiserver.serve() as server:
         for name in ("a", "b"):
@@ -79,11 +77,11 @@ def test_a_rolling_drain_evicts_what_the_budget_grants_and_goes_on_with_room_els
         clock = fakes.FakeClock()
 
         def replace() -> None:
-            for thing in server.store.objects(resources.PODS, "ns"):
-                name = thing["metadata"]["name"]
-                if "deletionTimestamp" in thing["metadata"]:
+            for pod in server.store.objects(resources.PODS, "ns"):
+                name = pod["metadata"]["name"]
+                if "deletionTimestamp" in pod["metadata"]:
                     server.store.delete(resources.PODS, name, "ns")
-                    server.store.create(replica(f"{name}-next", node=room))
+                    server.store.create(replica(f"{name}-next", node=next_node))
                     gone.append(name)
 
         clock.on_wait.append(replace)
@@ -91,23 +89,25 @@ def test_a_rolling_drain_evicts_what_the_budget_grants_and_goes_on_with_room_els
         workloads = pods.KubeWorkloads(client, node_name="n1")
         silent = fakes.NodeRig(gpus=(), kubelet_is_silent=True).allocations
         ours = draining(workloads, silent, clock, timeout_s=20)
-        wish = fakes.FakeRequest(clock, replaced=False)
+        request = fakes.FakeRequest(clock, replaced=False)
         found = drain.survey(workloads, silent)
-        if room:
-            assert ours.run(found, wish) == 2
+        if next_node:
+            assert ours.run(found, request) == 2
         else:
-            with pytest.raises(errors.DrainError, match="no node has room for") as caught:
-                ours.run(found, wish)
+            with pytest.raises(
+                errors.DrainError, match="no node has room for ns/a-next"
+            ) as caught:
+                ours.run(found, request)
             assert caught.value.reason is errors.Reason.DRAIN_STALLED
             assert caught.value.pods == ("ns/b",)
             assert caught.value.keeps_closed
         client.close()
 
-    assert gone == (["a", "b"] if room else ["a"])
+    assert gone == (["a", "b"] if next_node else ["a"])
 
 
 @pytest.mark.parametrize("how", [None, *apiserver.Break])
-def test_a_drain_ends_whatever_becomes_of_the_watch_and_not_before_the_pod_has_gone(
+def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     how: apiserver.Break | None,
 ) -> None:
     with apiserver.serve() as server:

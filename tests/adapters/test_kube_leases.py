@@ -36,14 +36,14 @@ class Rig:
     server: apiserver.ApiServer
     clock: fakes.FakeClock = dataclasses.field(default_factory=fakes.FakeClock)
     opened: list[api.KubeApi] = dataclasses.field(default_factory=list)
-    given: list[leases.LeaseSlots] = dataclasses.field(default_factory=list)
+    slots: list[leases.LeaseSlots] = dataclasses.field(default_factory=list)
 
     def of(self, node: str, *, limit: int = 1, times: leases.Times = NEVER) -> leases.LeaseSlots:
         kube = api.KubeApi.at(
             self.server.url, token=node, request_timeout_s=0.4, sleep=lambda _seconds: None
         )
         self.opened.append(kube)
-        self.given.append(
+        self.slots.append(
             leases.LeaseSlots(
                 kube,
                 namespace=NAMESPACE,
@@ -54,7 +54,7 @@ class Rig:
                 pick=lambda free: free[0],
             )
         )
-        return self.given[-1]
+        return self.slots[-1]
 
     def leases(self) -> dict[str, str]:
         """Name of each Lease -> its holderIdentity."""
@@ -81,13 +81,13 @@ def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
     made = Rig(server)
     yield made
     server.clear_faults()
-    for own in made.given:
+    for own in made.slots:
         own.release()
     for kube in made.opened:
         kube.close()
 
 
-def test_as_many_nodes_as_there_are_slots_have_one_and_the_next_learns_which(rig: Rig) -> None:
+def test_the_limit_of_nodes_get_slots_and_the_next_is_denied_with_their_names(rig: Rig) -> None:
     first, second, third = (rig.of(node, limit=2) for node in "abc")
 
     assert (first.take(), second.take()) == ("", "")
@@ -97,7 +97,7 @@ def test_as_many_nodes_as_there_are_slots_have_one_and_the_next_learns_which(rig
     assert rig.leases() == {"mig-manager-slot-0": "a", "mig-manager-slot-1": "b"}
 
 
-def test_a_slot_that_was_released_is_free(rig: Rig) -> None:
+def test_a_released_slot_is_free(rig: Rig) -> None:
     first, second = rig.of("a"), rig.of("b")
     first.take()
     assert second.take()
@@ -108,14 +108,14 @@ def test_a_slot_that_was_released_is_free(rig: Rig) -> None:
     assert second.take() == ""
 
 
-def test_who_has_a_slot_has_no_second_one(rig: Rig) -> None:
+def test_a_node_with_a_slot_takes_no_second_one(rig: Rig) -> None:
     own = rig.of("a", limit=2)
 
     assert (own.take(), own.take()) == ("", "")
     assert list(rig.leases().values()) == ["a"]
 
 
-def test_the_successor_of_a_killed_agent_takes_its_own_slot_again(rig: Rig) -> None:
+def test_a_restarted_agent_takes_its_own_slot_again(rig: Rig) -> None:
     rig.of("a").take()
 
     again = rig.of("a")
@@ -126,7 +126,7 @@ def test_the_successor_of_a_killed_agent_takes_its_own_slot_again(rig: Rig) -> N
     assert list(rig.leases().values()) == [""]
 
 
-def test_the_successor_of_a_killed_agent_that_needs_no_slot_gives_it_back(rig: Rig) -> None:
+def test_a_restarted_agent_that_needs_no_slot_releases_it(rig: Rig) -> None:
     rig.of("a").take()
 
     rig.of("a").release()
@@ -134,7 +134,7 @@ def test_the_successor_of_a_killed_agent_that_needs_no_slot_gives_it_back(rig: R
     assert list(rig.leases().values()) == [""]
 
 
-def test_who_knows_to_have_none_asks_nothing_at_a_release(rig: Rig) -> None:
+def test_releasing_without_a_slot_sends_no_request(rig: Rig) -> None:
     own = rig.of("a")
     own.release()
     rig.server.log.clear()
@@ -144,7 +144,7 @@ def test_who_knows_to_have_none_asks_nothing_at_a_release(rig: Rig) -> None:
     assert rig.server.log.requests() == []
 
 
-def test_the_slot_of_a_dead_node_that_is_left_in_order_expires(rig: Rig) -> None:
+def test_the_slot_of_a_dead_undisrupted_node_expires(rig: Rig) -> None:
     rig.of("a").take()
     other = rig.of("b")
 
@@ -157,7 +157,7 @@ def test_the_slot_of_a_dead_node_that_is_left_in_order_expires(rig: Rig) -> None
     assert lease["spec"]["leaseTransitions"] == 2
 
 
-def test_the_slot_of_a_dead_node_that_is_still_disrupted_stays_taken_and_is_reported(
+def test_the_slot_of_a_dead_disrupted_node_stays_taken_and_is_reported(
     rig: Rig,
 ) -> None:
     rig.of("a").take()
@@ -172,7 +172,7 @@ def test_the_slot_of_a_dead_node_that_is_still_disrupted_stays_taken_and_is_repo
     assert rig.leases() == {"mig-manager-slot-0": "a"}
 
 
-def test_the_slot_of_a_disrupted_node_that_was_deleted_is_free(rig: Rig) -> None:
+def test_the_slot_of_a_deleted_node_is_free(rig: Rig) -> None:
     rig.of("a").take()
     rig.disrupt("a")
     other = rig.of("b")
@@ -184,7 +184,7 @@ def test_the_slot_of_a_disrupted_node_that_was_deleted_is_free(rig: Rig) -> None
     assert other.take() == ""
 
 
-def test_a_node_that_cannot_be_read_counts_as_disrupted(rig: Rig) -> None:
+def test_an_unreadable_node_counts_as_disrupted(rig: Rig) -> None:
     rig.of("a").take()
     other = rig.of("b")
     other.take()
@@ -199,7 +199,7 @@ def has_renewed(rig: Rig, more_than: int) -> bool:
     return rig.server.log.count("update", "leases") > more_than
 
 
-def test_a_slot_that_is_renewed_never_expires(rig: Rig) -> None:
+def test_a_renewed_slot_never_expires(rig: Rig) -> None:
     rig.of("a", times=leases.Times(renew_s=0.01)).take()
     other = rig.of("b")
     other.take()
@@ -212,7 +212,7 @@ def test_a_slot_that_is_renewed_never_expires(rig: Rig) -> None:
 
 
 class BrokenClock(fakes.FakeClock):
-    """Raises, as often as caught, what nobody has foreseen."""
+    """Raises, as often as caught, an unforeseen error."""
 
     faults = 0
 
@@ -223,7 +223,7 @@ class BrokenClock(fakes.FakeClock):
         return super().monotonic()
 
 
-def test_a_bug_does_not_end_the_renewal_without_a_word(rig: Rig) -> None:
+def test_an_unexpected_error_is_logged_and_does_not_end_the_renewal(rig: Rig) -> None:
     rig.clock = clock = BrokenClock()
     own = rig.of("a", times=leases.Times(renew_s=0.01))
     own.take()
@@ -236,7 +236,7 @@ def test_a_bug_does_not_end_the_renewal_without_a_word(rig: Rig) -> None:
     assert [entry["event"] for entry in logs] == ["slot_renewal_error"]
 
 
-def test_a_slot_that_could_not_be_renewed_for_long_is_no_leave_to_cordon(rig: Rig) -> None:
+def test_a_slot_that_is_not_freshly_renewed_fails_the_check_before_the_cordon(rig: Rig) -> None:
     own = rig.of("a")
     own.take()
     own.check()
@@ -251,7 +251,7 @@ def test_a_slot_that_could_not_be_renewed_for_long_is_no_leave_to_cordon(rig: Ri
     own.check()
 
 
-def test_a_slot_that_another_has_taken_meanwhile_is_not_ours_any_more(rig: Rig) -> None:
+def test_a_slot_taken_by_another_node_is_lost(rig: Rig) -> None:
     own, other = rig.of("a"), rig.of("b")
     own.take()
     other.take()
@@ -265,7 +265,7 @@ def test_a_slot_that_another_has_taken_meanwhile_is_not_ours_any_more(rig: Rig) 
     assert rig.leases() == {"mig-manager-slot-0": "b"}
 
 
-def test_a_lease_that_is_deleted_is_created_again_by_its_node(rig: Rig) -> None:
+def test_a_node_recreates_its_deleted_lease(rig: Rig) -> None:
     rig.of("a", times=leases.Times(renew_s=0.01)).take()
 
     rig.server.store.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
@@ -273,7 +273,7 @@ def test_a_lease_that_is_deleted_is_created_again_by_its_node(rig: Rig) -> None:
     rig.wait(lambda: rig.leases() == {"mig-manager-slot-0": "a"})
 
 
-def test_leases_of_others_in_the_namespace_are_let_be(rig: Rig) -> None:
+def test_other_leases_in_the_namespace_are_left_alone(rig: Rig) -> None:
     lease = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -286,7 +286,7 @@ def test_leases_of_others_in_the_namespace_are_let_be(rig: Rig) -> None:
     assert rig.leases() == {"leader": "operator", "mig-manager-slot-0": "a"}
 
 
-def test_without_the_right_no_node_has_a_slot(rig: Rig) -> None:
+def test_without_permission_no_node_gets_a_slot(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(resource="leases", status=403, times=None))
 
     with pytest.raises(errors.ClusterError) as caught:
@@ -327,7 +327,7 @@ def take(own: leases.LeaseSlots) -> None:
 @pytest.mark.parametrize("skip", [0, 1])
 @pytest.mark.parametrize("verb", ["list", "create", "update"])
 @pytest.mark.parametrize("name", SWEPT)
-def test_whatever_becomes_of_a_request_the_slot_is_taken_and_released(
+def test_a_failed_request_does_not_prevent_taking_and_releasing_a_slot(
     rig: Rig, name: str, verb: str, skip: int
 ) -> None:
     fault = dataclasses.replace(FAULTS[name], verb=verb, resource="leases", skip=skip)
@@ -342,7 +342,7 @@ def test_whatever_becomes_of_a_request_the_slot_is_taken_and_released(
     assert set(rig.leases().values()) == {""}
 
 
-def test_a_slot_that_cannot_be_released_expires(rig: Rig) -> None:
+def test_an_unreleased_slot_expires(rig: Rig) -> None:
     own, other = rig.of("a"), rig.of("b")
     own.take()
     other.take()
@@ -356,7 +356,7 @@ def test_a_slot_that_cannot_be_released_expires(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("name", SWEPT)
-def test_a_renewal_that_fails_in_any_way_costs_no_slot(rig: Rig, name: str) -> None:
+def test_a_failed_renewal_does_not_lose_the_slot(rig: Rig, name: str) -> None:
     own = rig.of("a", times=leases.Times(renew_s=0.01))
     own.take()
 

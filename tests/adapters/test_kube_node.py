@@ -71,7 +71,7 @@ def taints(server: apiserver.ApiServer) -> list[dict[str, Any]]:
     return list(stored(server)["spec"].get("taints") or ())
 
 
-def test_reads_what_we_want_to_know(own: node.KubeNode, server: apiserver.ApiServer) -> None:
+def test_a_read_returns_the_node_view(own: node.KubeNode, server: apiserver.ApiServer) -> None:
     seen = own.read()
     assert seen == cluster.NodeView(
         name="n1",
@@ -100,7 +100,7 @@ def test_a_missing_node_is_404(kube: api.KubeApi) -> None:
         {"metadata": {"name": "n1"}, "status": {"allocatable": {"nvidia.com/gpu": "many"}}},
     ],
 )
-def test_a_malformed_node_is_an_error_of_ours(thing: dict[str, Any]) -> None:
+def test_a_malformed_node_is_a_cluster_error(thing: dict[str, Any]) -> None:
     with pytest.raises(errors.ClusterError, match="makes no sense"):
         cluster.parse_node(thing)
 
@@ -123,7 +123,7 @@ class TestPatch:
         assert seen.annotations == {cluster.STATUS_ANNOTATION: "{}"}
         assert len(server.log.requests()) == 1
 
-    def test_leaves_what_it_does_not_name(
+    def test_a_patch_keeps_labels_it_does_not_name(
         self, own: node.KubeNode, server: apiserver.ApiServer
     ) -> None:
         own.patch(cluster.NodePatch(annotations={"c": "d"}))
@@ -143,7 +143,7 @@ class TestPatch:
 
 
 class TestUpdate:
-    def test_writes_everything_in_one_request_for_a_node_that_was_seen(
+    def test_an_update_sends_one_request_for_a_node_that_was_read(
         self, own: node.KubeNode, server: apiserver.ApiServer
     ) -> None:
         own.read()
@@ -177,7 +177,7 @@ class TestUpdate:
         assert seen.labels["x"] == "y"
 
     @pytest.mark.parametrize("is_tainted", [True, False])
-    def test_a_taint_that_is_right_is_not_written(
+    def test_a_correct_taint_is_not_written(
         self, own: node.KubeNode, server: apiserver.ApiServer, *, is_tainted: bool
     ) -> None:
         own.update(taint(is_tainted=is_tainted))
@@ -185,9 +185,7 @@ class TestUpdate:
         own.update(taint(is_tainted=is_tainted))
         assert stored(server)["metadata"]["resourceVersion"] == version
 
-    def test_a_taint_that_another_writes_meanwhile_is_kept(
-        self, server: apiserver.ApiServer
-    ) -> None:
+    def test_a_concurrently_added_taint_is_kept(self, server: apiserver.ApiServer) -> None:
         rival = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
         interfering = Interfering(server, lambda thing: thing["spec"]["taints"].append(rival))
         own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
@@ -195,9 +193,7 @@ class TestUpdate:
         assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT, str(rival["key"])}
         assert interfering.conflicts == 1
 
-    def test_what_another_writes_meanwhile_is_decided_upon_again(
-        self, server: apiserver.ApiServer
-    ) -> None:
+    def test_a_concurrent_write_leads_to_a_new_decision(self, server: apiserver.ApiServer) -> None:
         server.store.modify(
             resources.NODES, "n1", lambda thing: thing["metadata"]["labels"].update(x="true")
         )
@@ -220,7 +216,7 @@ class TestUpdate:
         assert decided == ["true", "false"]
         assert (seen.labels["x"], seen.annotations["was"]) == ("false", "false")
 
-    def test_a_node_that_never_rests_is_an_error_in_the_end(
+    def test_a_node_that_always_conflicts_is_an_error_in_the_end(
         self, own: node.KubeNode, server: apiserver.ApiServer
     ) -> None:
         server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
@@ -230,7 +226,7 @@ class TestUpdate:
         assert caught.value.may_be_done
         assert server.log.count("patch", "nodes") < 20
 
-    def test_a_patch_whose_answer_was_lost_is_done_once(
+    def test_a_patch_whose_response_was_lost_is_applied_once(
         self, own: node.KubeNode, server: apiserver.ApiServer
     ) -> None:
         server.inject(apiserver.Fault(method="PATCH", reset=True, is_carried_out=True))
@@ -275,7 +271,7 @@ class Interfering(api.KubeApi):
 
 
 class TestAnnounce:
-    def test_an_announcement_waits_for_no_answer_and_later_writes_come_after_it(
+    def test_announce_does_not_block_and_later_writes_come_after_it(
         self, own: node.KubeNode, kube: api.KubeApi, server: apiserver.ApiServer
     ) -> None:
         server.inject(apiserver.Fault(method="PATCH", hang_s=1.0, times=1))
@@ -286,7 +282,7 @@ class TestAnnounce:
         assert own.patch(cluster.NodePatch(labels={"phase": "second"})).labels["phase"] == "second"
         assert server.log.count("patch", "nodes") == 2
 
-    def test_an_announcement_that_fails_is_no_error_of_what_follows(
+    def test_a_failed_announcement_does_not_fail_later_writes(
         self, own: node.KubeNode, server: apiserver.ApiServer
     ) -> None:
         server.inject(apiserver.Fault(method="PATCH", status=403, times=1))
@@ -297,7 +293,7 @@ class TestAnnounce:
 
 
 class TestEmit:
-    def test_an_event_is_one_that_kubectl_describe_node_shows(
+    def test_kubectl_describe_node_shows_the_event(
         self, own: node.KubeNode, kube: api.KubeApi
     ) -> None:
         own.emit(reason="Draining", message="evicting ns/a", is_warning=False)
@@ -324,7 +320,7 @@ class TestEmit:
         assert event["type"] == "Warning"
         assert len(event["message"].encode()) == 1024
 
-    def test_two_events_with_the_same_words_are_two_events(
+    def test_two_events_with_the_same_message_have_different_names(
         self, own: node.KubeNode, kube: api.KubeApi
     ) -> None:
         own.emit(reason="Failed", message="x", is_warning=True)
@@ -332,7 +328,7 @@ class TestEmit:
         assert own.flush_events(10)
         assert len(kube.get("/api/v1/events")["items"]) == 2
 
-    def test_without_permission_it_is_quiet_and_does_not_ask_again(
+    def test_without_permission_events_are_paused(
         self, own: node.KubeNode, server: apiserver.ApiServer
     ) -> None:
         server.inject(apiserver.Fault(path="/events", status=403, times=None))
@@ -341,7 +337,7 @@ class TestEmit:
         assert own.flush_events(10)
         assert server.log.count("create", "events") == 1
 
-    def test_a_permission_that_is_granted_later_is_found_after_ten_minutes(
+    def test_a_permission_granted_later_is_used_after_ten_minutes(
         self, kube: api.KubeApi, server: apiserver.ApiServer
     ) -> None:
         clock = FixedClock()
@@ -358,7 +354,7 @@ class TestEmit:
         (event,) = kube.get("/api/v1/events")["items"]
         assert event["reason"] == "At601"
 
-    def test_an_api_that_does_not_answer_costs_who_hands_over_an_event_no_time(
+    def test_emit_does_not_block_while_the_api_is_silent(
         self, own: node.KubeNode, kube: api.KubeApi, server: apiserver.ApiServer
     ) -> None:
         server.inject(apiserver.Fault(path="/events", hang_s=3.0, times=1))
@@ -375,7 +371,7 @@ class TestEmit:
         assert len(published) < 200
 
     @pytest.mark.parametrize("fault", [apiserver.Fault(reset=True), apiserver.Fault(status=503)])
-    def test_a_failure_is_not_raised_and_the_next_event_is_published(
+    def test_a_failed_event_is_not_raised_and_the_next_one_is_published(
         self,
         own: node.KubeNode,
         kube: api.KubeApi,
@@ -413,6 +409,6 @@ def test_a_quantity_is_a_whole_number_rounded_up(text: str | int, value: int) ->
     "text",
     ["", "many", "1 k", "1kk", "1e", "1.2.3", "-", ".", "1e999999999", "1e9999999999999999999"],
 )
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         cluster.quantity(text)

@@ -105,7 +105,7 @@ def server() -> Iterator[apiserver.ApiServer]:
         yield running
 
 
-def test_delivers_the_node_and_then_each_change_of_it_alone(server: apiserver.ApiServer) -> None:
+def test_only_the_named_node_and_its_changes_are_delivered(server: apiserver.ApiServer) -> None:
     server.store.create(make_node("other", "n2"))
     with following(Follower(server)) as follower:
         assert follower.layout() == "one"
@@ -118,7 +118,7 @@ def test_delivers_the_node_and_then_each_change_of_it_alone(server: apiserver.Ap
 
 
 @pytest.mark.parametrize("how", [b for b in apiserver.Break if b is not apiserver.Break.STALL])
-def test_a_watch_that_ends_is_taken_up_without_losing_a_change(
+def test_an_ended_watch_resumes_without_losing_a_change(
     server: apiserver.ApiServer, how: apiserver.Break
 ) -> None:
     with following(Follower(server)) as follower:
@@ -136,7 +136,7 @@ def end_in_order(server: apiserver.ApiServer) -> None:
     assert eventually(lambda: server.log.count("watch", "nodes") > asked)
 
 
-def test_an_orderly_end_is_taken_up_where_it_was(server: apiserver.ApiServer) -> None:
+def test_an_orderly_end_resumes_at_the_last_version(server: apiserver.ApiServer) -> None:
     with following(Follower(server)) as follower:
         assert follower.layout() == "one"
         for _ in range(3):
@@ -148,7 +148,7 @@ def test_an_orderly_end_is_taken_up_where_it_was(server: apiserver.ApiServer) ->
         assert server.log.count("list", "nodes") == 1
 
 
-def test_bookmarks_keep_the_version_from_expiring(server: apiserver.ApiServer) -> None:
+def test_bookmarks_advance_the_resource_version(server: apiserver.ApiServer) -> None:
     with following(Follower(server)) as follower:
         assert follower.layout() == "one"
         follower.wait_for_watch()
@@ -164,7 +164,7 @@ def test_bookmarks_keep_the_version_from_expiring(server: apiserver.ApiServer) -
 
 
 @pytest.mark.parametrize("is_refused", [True, False], ids=["as status", "in the stream"])
-def test_a_version_that_has_expired_is_followed_by_a_new_list(*, is_refused: bool) -> None:
+def test_an_expired_version_leads_to_a_new_list(*, is_refused: bool) -> None:
     with (
         serving(refuses_expired_watches=is_refused) as server,
         following(Follower(server)) as follower,
@@ -197,7 +197,7 @@ def test_a_version_that_has_expired_is_followed_by_a_new_list(*, is_refused: boo
     ],
     ids=lambda fault: f"{fault.verb} {fault.status or ('reset' if fault.reset else 'truncate')}",
 )
-def test_whatever_the_server_answers_it_goes_on(
+def test_the_watch_recovers_from_any_response(
     server: apiserver.ApiServer, fault: apiserver.Fault
 ) -> None:
     server.inject(fault)
@@ -208,7 +208,7 @@ def test_whatever_the_server_answers_it_goes_on(
         follower.wait_for_layout("two")
 
 
-def test_a_silent_watch_is_given_up_and_renewed(server: apiserver.ApiServer) -> None:
+def test_a_silent_watch_is_replaced(server: apiserver.ApiServer) -> None:
     server.inject(apiserver.Fault(verb="watch", stall=True))
     times = watch.Times(watch_s=0.2, stall_s=0.3, steady_s=0.0, first_wait_s=0.01)
     with following(Follower(server, times=times)) as follower:
@@ -227,7 +227,7 @@ class Curt(api.KubeApi):
 
 
 @pytest.mark.parametrize("is_orderly", [True, False])
-def test_a_server_that_ends_each_watch_at_once_is_not_hammered(
+def test_a_server_that_ends_each_watch_at_once_causes_backoff(
     server: apiserver.ApiServer, *, is_orderly: bool
 ) -> None:
     if not is_orderly:
@@ -240,7 +240,7 @@ def test_a_server_that_ends_each_watch_at_once_is_not_hammered(
         assert 2 <= server.log.count("watch", "nodes") <= 6
 
 
-def test_the_pause_grows_to_its_limit_and_is_half_chance() -> None:
+def test_the_backoff_grows_to_its_limit_and_is_half_random() -> None:
     times = watch.Times(first_wait_s=1, longest_wait_s=30)
     assert [times.backoff_s(failures, 1.0) for failures in (1, 2, 3, 6, 10_000)] == [
         1,
@@ -252,7 +252,7 @@ def test_the_pause_grows_to_its_limit_and_is_half_chance() -> None:
     assert times.backoff_s(3, 0.0) == 2
 
 
-def test_a_listeners_error_does_not_end_it_and_the_node_is_delivered_again(
+def test_a_listener_error_does_not_end_the_watch_and_the_node_is_delivered_again(
     server: apiserver.ApiServer,
 ) -> None:
     heard: queue.Queue[str] = queue.Queue()
@@ -270,7 +270,7 @@ def test_a_listeners_error_does_not_end_it_and_the_node_is_delivered_again(
         assert heard.get(timeout=_SOON_S) == "two"
 
 
-def test_a_node_that_is_created_later_or_again_is_delivered(server: apiserver.ApiServer) -> None:
+def test_a_node_created_later_or_recreated_is_delivered(server: apiserver.ApiServer) -> None:
     server.store.delete(resources.NODES, "n1")
     with following(Follower(server)) as follower:
         follower.wait_for_watch()
@@ -282,17 +282,19 @@ def test_a_node_that_is_created_later_or_again_is_delivered(server: apiserver.Ap
 
 
 class TestContact:
-    def test_there_is_none_before_the_first_answer(self, server: apiserver.ApiServer) -> None:
+    def test_contact_age_is_infinite_before_the_first_response(
+        self, server: apiserver.ApiServer
+    ) -> None:
         assert Follower(server).watch.last_contact_s == math.inf
 
-    def test_it_is_renewed_by_bookmarks(self, server: apiserver.ApiServer) -> None:
+    def test_bookmarks_renew_the_contact(self, server: apiserver.ApiServer) -> None:
         with following(Follower(server)) as follower:
             follower.wait_for_watch()
             before = follower.watch._watch._contact_s
             assert eventually(lambda: follower.watch._watch._contact_s > before)
             assert follower.watch.last_contact_s < _SOON_S
 
-    def test_it_ages_while_the_server_is_down(self, server: apiserver.ApiServer) -> None:
+    def test_contact_ages_while_the_server_is_down(self, server: apiserver.ApiServer) -> None:
         with following(Follower(server)) as follower:
             follower.wait_for_watch()
             server.stop()
@@ -307,25 +309,25 @@ class TestStop:
         assert not follower.thread.is_alive()
         assert time.monotonic() - begun < 2.0
 
-    def test_while_a_watch_is_idle(self, server: apiserver.ApiServer) -> None:
+    def test_run_ends_soon_while_a_watch_is_idle(self, server: apiserver.ApiServer) -> None:
         with following(Follower(server)) as follower:
             follower.wait_for_watch()
             self.stops_promptly(follower)
 
-    def test_while_it_waits_to_try_again(self, server: apiserver.ApiServer) -> None:
+    def test_run_ends_soon_during_a_backoff(self, server: apiserver.ApiServer) -> None:
         server.inject(apiserver.Fault(verb="list", status=403, times=None))
         times = watch.Times(first_wait_s=600, longest_wait_s=600)
         with following(Follower(server, times=times)) as follower:
             assert eventually(lambda: server.log.count("list", "nodes") == 1)
             self.stops_promptly(follower)
 
-    def test_while_the_server_does_not_answer(self, server: apiserver.ApiServer) -> None:
+    def test_run_ends_soon_while_the_server_is_silent(self, server: apiserver.ApiServer) -> None:
         server.inject(apiserver.Fault(stall=True, times=None))
         with following(Follower(server, request_timeout_s=5)) as follower:
             assert eventually(lambda: server.log.count("list", "nodes") == 1)
             self.stops_promptly(follower)
 
-    def test_nothing_is_delivered_afterwards(self, server: apiserver.ApiServer) -> None:
+    def test_nothing_is_delivered_after_the_stop(self, server: apiserver.ApiServer) -> None:
         with following(Follower(server)) as follower:
             assert follower.layout() == "one"
             follower.wait_for_watch()

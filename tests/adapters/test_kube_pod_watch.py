@@ -65,7 +65,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return True
 
 
-def test_a_change_of_a_pod_on_the_node_is_reported_and_of_others_is_not(rig: Rig) -> None:
+def test_only_changes_of_pods_on_the_node_are_reported(rig: Rig) -> None:
     rig.start_pod("here-before", "n1")
     rig.watch.expect_change()
     rig.watch.expect_change()
@@ -77,12 +77,12 @@ def test_a_change_of_a_pod_on_the_node_is_reported_and_of_others_is_not(rig: Rig
     assert rig.server.watch_count == 1
 
 
-def test_a_mere_look_at_the_gpus_watches_no_pods(rig: Rig) -> None:
+def test_observing_gpus_starts_no_pod_watch(rig: Rig) -> None:
     rig.watch.prepare()
     assert followers() == []
 
 
-def test_nothing_is_watched_once_the_run_has_ended(rig: Rig) -> None:
+def test_the_pod_watch_ends_with_the_run(rig: Rig) -> None:
     rig.watch.expect_change()
     assert eventually(lambda: rig.server.watch_count == 1)
     rig.watch.dismiss()
@@ -93,7 +93,7 @@ def test_nothing_is_watched_once_the_run_has_ended(rig: Rig) -> None:
     assert rig.hears()
 
 
-def test_who_may_not_watch_pods_says_so_once_and_asks_no_more(rig: Rig) -> None:
+def test_a_forbidden_pod_watch_is_logged_once_and_not_retried(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=403, times=None))
     with structlog.testing.capture_logs() as logs:
         rig.watch.expect_change()
@@ -104,7 +104,7 @@ def test_who_may_not_watch_pods_says_so_once_and_asks_no_more(rig: Rig) -> None:
     assert followers() == []
 
 
-def test_a_watch_that_breaks_is_opened_again(rig: Rig) -> None:
+def test_a_broken_watch_is_reopened(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=500, times=1))
     rig.watch.expect_change()
     rig.start_pod("here", "n1")
@@ -116,7 +116,7 @@ def shown(rig: Rig) -> set[str] | None:
     return None if found is None else {pod.name for pod in found}
 
 
-def test_the_pods_are_known_while_the_watch_is_up_to_date(rig: Rig) -> None:
+def test_pods_are_returned_while_the_watch_is_up_to_date(rig: Rig) -> None:
     rig.start_pod("old", "n1")
     rig.start_pod("elsewhere", "n2")
     assert shown(rig) is None
@@ -130,7 +130,7 @@ def test_the_pods_are_known_while_the_watch_is_up_to_date(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("how", [apiserver.Break.EXPIRE, apiserver.Break.RESET])
-def test_no_pods_are_known_while_the_watch_is_broken_and_the_right_ones_after_it(
+def test_a_broken_watch_returns_no_pods_and_current_ones_after_it_recovers(
     rig: Rig, how: apiserver.Break
 ) -> None:
     rig.start_pod("old", "n1")

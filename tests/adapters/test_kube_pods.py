@@ -51,7 +51,7 @@ def only(workloads: pods.KubeWorkloads) -> cluster.Pod:
 
 
 class TestList:
-    def test_has_the_pods_of_our_node_in_every_phase(
+    def test_list_returns_the_nodes_pods_in_every_phase(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         for phase in ("Pending", "Running", "Succeeded", "Failed"):
@@ -65,7 +65,7 @@ class TestList:
             "ns/failed": True,
         }
 
-    def test_parses_all_that_the_drain_must_know_of_a_pod(
+    def test_list_parses_the_fields_that_the_drain_uses(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         gates = [{"name": "FEATURE_GATES", "value": "DynamicMIG=true, MPSSupport=false,"}]
@@ -153,7 +153,7 @@ class TestList:
         assert only(workloads).mig_strategy == expected
 
     @pytest.mark.parametrize("claims", [[], [{"name": "c", "resourceClaimName": "c"}]])
-    def test_a_pods_claims_are_noticed(
+    def test_resource_claims_of_a_pod_are_detected(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads, claims: list[Any]
     ) -> None:
         server.store.create(make_pod(resourceClaims=claims))
@@ -168,7 +168,7 @@ class TestList:
             ("nic.example.com", "v1beta1", True),
         ],
     )
-    def test_the_driver_of_a_claim_shows_what_it_is_for(
+    def test_the_driver_of_a_claim_decides_whether_it_is_for_a_gpu(
         self,
         server: apiserver.ApiServer,
         workloads: pods.KubeWorkloads,
@@ -207,7 +207,7 @@ class TestList:
         assert not only(workloads).has_claims
 
     @pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
-    def test_an_owner_can_forbid_a_pods_eviction(
+    def test_an_annotation_can_forbid_a_pods_eviction(
         self,
         server: apiserver.ApiServer,
         workloads: pods.KubeWorkloads,
@@ -220,7 +220,7 @@ class TestList:
         server.store.create(thing)
         assert (only(workloads).is_kept, only(workloads).grace_s) == (expected, 0)
 
-    def test_a_bare_pod_that_is_leaving_is_seen_as_such(
+    def test_a_terminating_bare_pod_is_marked_as_terminating(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         thing = make_pod()
@@ -231,7 +231,7 @@ class TestList:
         assert (pod.owner_kind, pod.is_terminating, pod.is_mirror) == (None, True, True)
         assert not pod.is_ready
 
-    def test_reads_all_pages(
+    def test_list_reads_all_pages(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         for number in range(501):
@@ -239,7 +239,7 @@ class TestList:
         assert len(workloads.list()) == 501
         assert server.log.count("list", "pods") == 2
 
-    def test_begins_again_when_the_next_page_has_expired(
+    def test_list_restarts_when_the_continue_token_expired(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         for number in range(501):
@@ -254,7 +254,7 @@ class TestList:
             {"terminationGracePeriodSeconds": float("inf")},
         ],
     )
-    def test_a_pod_that_makes_no_sense_is_an_error(
+    def test_a_malformed_pod_is_an_error(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads, spec: dict[str, Any]
     ) -> None:
         server.store.create(make_pod(**spec))
@@ -302,7 +302,7 @@ class TestList:
         ),
     ],
 )
-def test_a_pods_gpu_resources_are_those_of_its_hungriest_moment(
+def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
     server: apiserver.ApiServer,
     workloads: pods.KubeWorkloads,
     spec: dict[str, Any],
@@ -313,7 +313,7 @@ def test_a_pods_gpu_resources_are_those_of_its_hungriest_moment(
 
 
 class TestEvict:
-    def test_a_dry_run_returns_the_answer_and_evicts_no_pod(
+    def test_a_dry_run_returns_the_verdict_and_evicts_no_pod(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())
@@ -328,7 +328,7 @@ class TestEvict:
         thing = server.store.get(resources.PODS, "p1", "ns")
         assert thing["metadata"]["deletionGracePeriodSeconds"] == 77
 
-    def test_a_pod_that_is_not_there_is_gone(
+    def test_a_missing_pod_is_gone(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())
@@ -336,7 +336,7 @@ class TestEvict:
         server.store.delete(resources.PODS, "p1", "ns")
         assert workloads.evict(pod).answer is ports.Eviction.GONE
 
-    def test_a_namesake_is_left_alone_and_the_pod_is_gone(
+    def test_a_replacement_of_the_same_name_is_not_evicted(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())
@@ -368,7 +368,7 @@ class TestEvict:
         assert verdict.answer is ports.Eviction.BLOCKED
         assert "PodDisruptionBudget" in verdict.why
 
-    def test_a_server_that_wants_to_be_left_alone_for_a_while_is_understood(
+    def test_a_refused_eviction_returns_the_servers_retry_after(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())
@@ -377,7 +377,7 @@ class TestEvict:
         assert (verdict.answer, verdict.retry_after_s) == (ports.Eviction.BLOCKED, 17.0)
         assert server.log.count("create", "pods/eviction") <= 1
 
-    def test_a_conflict_with_another_writer_blocks_for_now(
+    def test_a_write_conflict_blocks_the_eviction_for_now(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())
@@ -425,7 +425,7 @@ class TestDelete:
         workloads.delete(only(workloads))
         assert only(workloads).is_terminating
 
-    def test_what_is_gone_or_replaced_counts_as_deleted(
+    def test_a_missing_or_replaced_pod_counts_as_deleted(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod())
@@ -436,7 +436,7 @@ class TestDelete:
         workloads.delete(pod)
         assert not only(workloads).is_terminating
 
-    def test_a_deletion_whose_answer_was_lost_is_done(
+    def test_a_deletion_whose_response_was_lost_succeeds(
         self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
     ) -> None:
         server.store.create(make_pod(terminationGracePeriodSeconds=0))

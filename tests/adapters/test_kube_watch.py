@@ -108,7 +108,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("follow", FOLLOWERS)
-def test_a_bug_makes_no_follower_deaf(
+def test_an_unexpected_error_does_not_end_a_watch(
     server: apiserver.ApiServer, kube: FaultyApi, follow: Follower
 ) -> None:
     heard: queue.Queue[None] = queue.Queue()
@@ -131,7 +131,7 @@ def test_a_bug_makes_no_follower_deaf(
 
 
 @pytest.mark.parametrize("follow", FOLLOWERS)
-def test_a_connection_that_died_in_silence_is_noticed_before_the_second_bookmark_is_due(
+def test_a_dead_connection_is_detected_before_the_second_bookmark_is_due(
     server: apiserver.ApiServer, kube: FaultyApi, follow: Follower
 ) -> None:
     with follow(kube, lambda: None):
@@ -142,7 +142,7 @@ def test_a_connection_that_died_in_silence_is_noticed_before_the_second_bookmark
     assert all(0 < timeout_s < 120 for timeout_s in kube.timeouts_s)
 
 
-def test_a_rollout_knows_that_its_nodes_are_outdated_after_a_bug(
+def test_a_fleet_reports_trouble_after_an_unexpected_error(
     server: apiserver.ApiServer, kube: FaultyApi
 ) -> None:
     times = watch.Times(first_wait_s=0.01, longest_wait_s=0.02)

@@ -31,12 +31,14 @@ def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
     program.chmod(0o755)
 
 
-def client(said: list[str] | None = None, *options: str, timeout_s: float = 60) -> kubectl.Kubectl:
-    heard = [] if said is None else said
-    return kubectl.Kubectl(options, note=heard.append, timeout_s=timeout_s)
+def client(
+    notes: list[str] | None = None, *options: str, timeout_s: float = 60
+) -> kubectl.Kubectl:
+    shown = [] if notes is None else notes
+    return kubectl.Kubectl(options, note=shown.append, timeout_s=timeout_s)
 
 
-def test_a_path_and_its_query_are_asked_for_with_the_options_given(bin_: pathlib.Path) -> None:
+def test_get_passes_path_query_and_options_to_kubectl(bin_: pathlib.Path) -> None:
     play(bin_, f'printf "%s\\n" "$@" >{bin_}/asked; echo "{{}}"')
 
     assert client(None, "--context=a b").get("/api/v1/nodes", {"labelSelector": "a in (b)"}) == {}
@@ -49,7 +51,7 @@ def test_a_path_and_its_query_are_asked_for_with_the_options_given(bin_: pathlib
     ]
 
 
-def test_openshifts_client_does_as_well(
+def test_oc_is_used_where_kubectl_is_missing(
     bin_: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(bin_))
@@ -58,7 +60,7 @@ def test_openshifts_client_does_as_well(
     assert client().get("/api/v1/nodes/n1") == {"kind": "Node"}
 
 
-def test_without_either_there_is_no_way(
+def test_a_missing_kubectl_is_a_usage_error(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -67,13 +69,13 @@ def test_without_either_there_is_no_way(
         client()
 
 
-def test_what_a_login_says_is_passed_on_at_once_and_harmlessly(bin_: pathlib.Path) -> None:
+def test_a_login_prompt_is_shown_without_control_characters(bin_: pathlib.Path) -> None:
     play(bin_, "printf 'open a browser \\033[2J\\n\\n' >&2; echo '{}'")
-    said: list[str] = []
+    notes: list[str] = []
 
-    assert client(said).get("/version") == {}
+    assert client(notes).get("/version") == {}
 
-    assert said == ["open a browser  [2J"]
+    assert notes == ["open a browser  [2J"]
 
 
 @pytest.mark.parametrize(
@@ -125,16 +127,14 @@ def test_a_refusal_has_a_reason_by_its_kind(
 
 
 @pytest.mark.parametrize("answer", ["", "{", "[]", "[" * 3000, '{"items": 7}'])
-def test_an_answer_that_is_no_list_of_objects_is_an_error_of_ours(
-    bin_: pathlib.Path, answer: str
-) -> None:
+def test_a_malformed_list_is_a_cluster_error(bin_: pathlib.Path, answer: str) -> None:
     play(bin_, f"echo '{answer}'")
 
     with pytest.raises(errors.ClusterError):
         selection.Cluster(client()).selected(None)
 
 
-def test_pages_are_read_to_their_end(bin_: pathlib.Path) -> None:
+def test_all_pages_of_a_list_are_read(bin_: pathlib.Path) -> None:
     last = '{"items": [{"b": 1}], "metadata": {}}'
     first = '{"items": [{"a": 1}], "metadata": {"continue": "more"}}'
     play(bin_, f"case \"$3\" in *continue=more*) echo '{last}';; *) echo '{first}';; esac")
@@ -149,14 +149,14 @@ def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
         listed("/api/v1/nodes")
 
 
-def test_a_program_that_does_not_come_back_is_given_up(bin_: pathlib.Path) -> None:
+def test_a_hanging_kubectl_is_killed(bin_: pathlib.Path) -> None:
     play(bin_, "exec sleep 600")
 
     with pytest.raises(errors.ClusterError, match=r"did not end within 0\.2 s"):
         client(timeout_s=0.2).get("/version")
 
 
-def test_a_program_that_cannot_be_run_is_an_error_of_ours(bin_: pathlib.Path) -> None:
+def test_an_unrunnable_kubectl_is_a_cluster_error(bin_: pathlib.Path) -> None:
     (bin_ / "kubectl").write_bytes(b"\x7fELF")
     (bin_ / "kubectl").chmod(0o755)
 

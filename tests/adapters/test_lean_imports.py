@@ -16,7 +16,7 @@ Write = Callable[..., None]
 
 @pytest.fixture
 def write(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write modules, each of which notes in ``lean_diary`` that it has been run."""
+    """Write modules that note in ``lean_diary`` when they run."""
     monkeypatch.syspath_prepend(tmp_path)
     known = set(sys.modules)
 
@@ -68,7 +68,7 @@ def test_a_deferred_package_runs_before_its_modules(write: Write) -> None:
     assert ran() == ["lean_two", "lean_two.part"]
 
 
-def test_the_modules_of_a_package_without_init_come_without_it(write: Write) -> None:
+def test_skipping_init_imports_modules_without_their_package(write: Write) -> None:
     write(lean_three__part="import lean_three.other as other", lean_three__other="x = 1")
     package("lean_three", "from lean_three import part\ndef sum_up(): return part.other.x\n")
     lean_imports.skip_init("lean_three")
@@ -81,7 +81,7 @@ def test_the_modules_of_a_package_without_init_come_without_it(write: Write) -> 
     assert ran() == ["lean_three.part", "lean_three.other", "lean_three"]
 
 
-def test_packages_within_a_package_without_init_may_be_without_it_too(write: Write) -> None:
+def test_init_can_be_skipped_for_nested_packages(write: Write) -> None:
     write(lean_four="")
     package("lean_four", "")
     package("lean_four/inner", "x = 1\n")
@@ -91,7 +91,7 @@ def test_packages_within_a_package_without_init_may_be_without_it_too(write: Wri
     assert ran() == ["lean_four.inner"]
 
 
-def test_what_a_module_has_not_got_is_still_missed(write: Write) -> None:
+def test_a_missing_attribute_of_a_deferred_module_is_an_error(write: Write) -> None:
     write(lean_five="import sys\nhas_it = hasattr(sys.modules[__name__], 'later')\nlater = 1")
     lean_imports.defer("lean_five")
     module = importlib.import_module("lean_five")
@@ -100,7 +100,7 @@ def test_what_a_module_has_not_got_is_still_missed(write: Write) -> None:
     assert module.has_it is False
 
 
-def test_a_module_that_fails_fails_who_uses_it_and_is_tried_again(write: Write) -> None:
+def test_a_failing_deferred_module_raises_at_its_use_and_is_retried(write: Write) -> None:
     write(lean_six="import lean_diary\nif len(lean_diary.ran) == 1: raise OSError\nx = 2")
     lean_imports.defer("lean_six")
     module = importlib.import_module("lean_six")
@@ -128,7 +128,7 @@ def test_two_threads_both_get_the_whole_module(write: Write) -> None:
 
 
 @pytest.mark.parametrize("skip", [lean_imports.defer, lean_imports.skip_init])
-def test_what_is_loaded_or_does_not_exist_is_left_alone(skip: Callable[[str], None]) -> None:
+def test_loaded_and_missing_modules_are_not_deferred(skip: Callable[[str], None]) -> None:
     before = sys.modules["json"]
     skip("json")
     skip("no_such_module_anywhere")
@@ -136,7 +136,7 @@ def test_what_is_loaded_or_does_not_exist_is_left_alone(skip: Callable[[str], No
     assert "no_such_module_anywhere" not in sys.modules
 
 
-def test_a_class_that_is_deferred_is_loaded_at_its_call(write: Write) -> None:
+def test_a_deferred_class_is_loaded_at_its_call(write: Write) -> None:
     write(
         lean_eight="class Heavy:\n    def __init__(self, x): self.x = x",
         lean_user="from lean_eight import Heavy",
@@ -149,7 +149,7 @@ def test_a_class_that_is_deferred_is_loaded_at_its_call(write: Write) -> None:
     assert isinstance(importlib.import_module("lean_eight").Heavy, type)
 
 
-def test_a_class_that_is_loaded_is_not_replaced(write: Write) -> None:
+def test_a_loaded_class_is_not_replaced(write: Write) -> None:
     write(lean_nine="class Heavy: pass")
     module = importlib.import_module("lean_nine")
     heavy = module.Heavy
@@ -158,7 +158,7 @@ def test_a_class_that_is_loaded_is_not_replaced(write: Write) -> None:
     assert module.Heavy is heavy
 
 
-def test_a_class_that_is_loaded_meanwhile_stays(write: Write) -> None:
+def test_a_class_loaded_by_the_body_stays(write: Write) -> None:
     write(lean_ten="class Heavy: pass\nother = 1")
     lean_imports.defer("lean_ten")
     module = importlib.import_module("lean_ten")
@@ -179,7 +179,7 @@ def test_an_omitted_module_can_be_imported_later(write: Write) -> None:
     assert whole.part.value == 7
 
 
-def test_a_module_that_is_loaded_is_not_omitted(write: Write) -> None:
+def test_a_loaded_module_is_not_omitted(write: Write) -> None:
     write(lean_early__part="value = 7")
     package("lean_early", "")
     part = importlib.import_module("lean_early.part")

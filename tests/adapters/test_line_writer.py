@@ -58,7 +58,7 @@ def test_a_log_line_that_cannot_be_written_does_not_fail_its_caller(way: str) ->
     assert line_writer.LineWriter.dropped - before == 1
 
 
-def test_a_pipe_that_may_not_be_opened_again_does_not_block_either(
+def test_a_pipe_that_cannot_be_reopened_does_not_block_either(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> int:
@@ -73,12 +73,12 @@ def test_a_pipe_that_may_not_be_opened_again_does_not_block_either(
         assert line_writer.LineWriter.dropped - before == 1
         taken(reader)
         lines.put("two " * 2000)
-        said = taken(reader)
+        text = taken(reader)
 
-    assert said.startswith("1 lines could not be written before this one\n")
+    assert text.startswith("1 lines could not be written before this one\n")
 
 
-def test_once_the_reader_reads_again_one_line_says_how_many_are_missing() -> None:
+def test_dropped_lines_are_reported_in_one_line_once_the_reader_resumes() -> None:
     with lost_stderr.full_pipe() as (reader, writer):
         log.configure(level="info", is_json=True, stream=writer_on(writer))
         for number in range(3):
@@ -96,7 +96,7 @@ def test_once_the_reader_reads_again_one_line_says_how_many_are_missing() -> Non
     assert (lines[0]["count"], lines[0]["level"]) == (3, "warning")
 
 
-def test_what_is_left_of_a_line_that_was_cut_off_stays_a_line_of_its_own() -> None:
+def test_a_line_after_a_truncated_one_starts_on_its_own_line() -> None:
     with lost_stderr.full_pipe() as (reader, writer):
         lines = writer_on(writer)
         taken(reader)
@@ -109,7 +109,7 @@ def test_what_is_left_of_a_line_that_was_cut_off_stays_a_line_of_its_own() -> No
     assert rest.splitlines() == ["", "1 lines could not be written before this one", "next"]
 
 
-def test_the_descriptor_stays_as_it_is_for_everybody_who_shares_it() -> None:
+def test_the_shared_descriptor_stays_blocking() -> None:
     reader, writer = os.pipe()
     writer_on(writer).put("one")
 
@@ -119,7 +119,7 @@ def test_the_descriptor_stays_as_it_is_for_everybody_who_shares_it() -> None:
     os.close(writer)
 
 
-def test_a_file_goes_on_where_others_have_written_to_it(tmp_path: pathlib.Path) -> None:
+def test_lines_are_appended_after_those_of_other_writers(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log"
     with path.open("w", encoding="utf-8") as file:
         lines = writer_on(file.fileno())
@@ -162,7 +162,7 @@ def test_journald_gets_the_priority_of_each_line() -> None:
     assert len(lines) > 5
 
 
-def test_errors_and_remarks_of_commands_have_their_priority_in_the_journal() -> None:
+def test_errors_and_notices_of_commands_have_their_priority_in_the_journal() -> None:
     ours, journald = socket.socketpair()
     with ours, journald, open(ours.fileno(), "w", encoding="utf-8", closefd=False) as stderr:
         status = os.fstat(ours.fileno())
@@ -200,16 +200,16 @@ class _Hostile:
 
 
 @pytest.mark.parametrize("is_json", [True, False])
-def test_a_field_that_cannot_be_rendered_costs_its_line_and_nothing_else(*, is_json: bool) -> None:
+def test_a_line_with_an_unrenderable_field_is_dropped_and_counted(*, is_json: bool) -> None:
     stream = io.StringIO()
     log.configure(level="info", is_json=is_json, stream=stream)
     structlog.get_logger().info("one", field=_Hostile())
     structlog.get_logger().info("two")
 
-    said = stream.getvalue().splitlines()
-    assert len(said) == 2
-    assert "log_lines_dropped" in said[0]
-    assert "two" in said[1]
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "log_lines_dropped" in lines[0]
+    assert "two" in lines[1]
 
 
 def test_characters_that_the_stream_cannot_encode_are_escaped() -> None:

@@ -78,7 +78,7 @@ def test_the_error_names_the_owner_of_the_lock_and_its_work(path: pathlib.Path) 
     assert caught.value.owner in caught.value.message
 
 
-def test_the_lock_is_free_once_its_owner_is_killed_whatever_its_text_says(
+def test_the_lock_is_free_once_its_owner_is_killed_despite_its_description(
     path: pathlib.Path,
 ) -> None:
     with other_process(path) as process:
@@ -109,7 +109,7 @@ def test_threads_of_one_process_exclude_each_other(path: pathlib.Path) -> None:
     assert [error.args[0].count("first") for error in seen] == [1]
 
 
-def test_the_lock_is_free_after_the_context_also_when_the_work_fails(path: pathlib.Path) -> None:
+def test_the_lock_is_released_after_the_context_even_on_errors(path: pathlib.Path) -> None:
     lock = lock_at(path)
     with pytest.raises(ValueError, match="work"), lock.hold("x"):
         raise ValueError("work")
@@ -143,7 +143,7 @@ def test_all_users_may_read_the_description_and_only_the_owner_may_lock(
         os.umask(before)
 
 
-def test_a_lock_that_a_script_made_for_everybody_is_taken_back(path: pathlib.Path) -> None:
+def test_the_mode_of_a_lock_file_open_to_all_is_corrected(path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True)
     path.touch(mode=0o666)
     path.chmod(0o666)
@@ -155,7 +155,7 @@ def test_a_lock_that_a_script_made_for_everybody_is_taken_back(path: pathlib.Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_cannot_keep_us_off_and_can_read_who_is_at_work() -> None:
+def test_another_user_cannot_lock_the_file_and_can_read_its_owner() -> None:
     def as_other_user(*argv: str) -> int:
         return subprocess.run(argv, user=65534, capture_output=True, check=False).returncode  # noqa: S603 - no input of others
 
@@ -189,7 +189,9 @@ def test_a_script_that_has_the_lock_is_named_and_not_the_last_manager(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has other PID namespaces")
-def test_a_manager_in_a_container_is_named_by_the_pid_that_it_has_here(path: pathlib.Path) -> None:
+def test_a_manager_in_a_container_is_named_with_its_pid_in_our_namespace(
+    path: pathlib.Path,
+) -> None:
     path.parent.mkdir(parents=True)
     path.touch()
     started = subprocess.Popen(  # noqa: S603 - our own program
@@ -210,7 +212,7 @@ def test_a_manager_in_a_container_is_named_by_the_pid_that_it_has_here(path: pat
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 3000, '{"pid": {}}', "\xff\x00"])
-def test_a_text_that_makes_no_sense_does_not_open_the_lock(path: pathlib.Path, text: str) -> None:
+def test_an_invalid_description_does_not_release_the_lock(path: pathlib.Path, text: str) -> None:
     with lock_at(path).hold("x"):
         description(path).write_text(text, encoding="latin-1")
 
@@ -246,7 +248,7 @@ TRAPS = [_link, _second_name, _pipe, _folder, _no_folder]
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_what_stands_in_the_files_place_is_refused_and_not_written_to(
+def test_anything_but_a_plain_file_is_refused_and_not_written_to(
     path: pathlib.Path, tmp_path: pathlib.Path, trap: Callable[[pathlib.Path, pathlib.Path], None]
 ) -> None:
     precious = tmp_path / "precious"
@@ -273,7 +275,7 @@ def test_a_file_of_another_user_is_refused(path: pathlib.Path) -> None:
         pass
 
 
-def test_where_it_is_not_required_the_work_goes_on_without_and_says_so_once(
+def test_an_unavailable_optional_lock_is_warned_about_once(
     path: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "run").touch()
@@ -290,7 +292,7 @@ def test_where_it_is_not_required_the_work_goes_on_without_and_says_so_once(
     assert logs[0]["detail"] == "Not a directory"
 
 
-def test_not_being_required_does_not_mean_not_being_kept_off(path: pathlib.Path) -> None:
+def test_an_optional_lock_that_is_taken_is_still_an_error(path: pathlib.Path) -> None:
     with (
         lock_at(path).hold("x"),
         pytest.raises(errors.LockedError),

@@ -63,7 +63,7 @@ def test_lines_below_the_level_are_not_written() -> None:
 
 
 @pytest.mark.parametrize("is_json", [True, False])
-def test_a_traceback_never_shows_local_variables(*, is_json: bool) -> None:
+def test_a_traceback_shows_no_local_variables(*, is_json: bool) -> None:
     with logging_to(is_json=is_json) as stream:
         try:
             fail()
@@ -84,7 +84,7 @@ def test_a_json_traceback_stays_on_its_line() -> None:
     assert only_line(stream)["exception"][0]["exc_type"] == "ValueError"
 
 
-def test_what_libraries_warn_of_becomes_one_of_our_lines() -> None:
+def test_library_warnings_are_logged_as_our_events() -> None:
     with logging_to(is_json=True) as stream:
         logging.getLogger("urllib3").warning("retrying %s", "once")
         logging.getLogger("urllib3").info("connected")

@@ -88,18 +88,16 @@ def test_the_mounts_of_kubelet_show_the_pod(text: str, tmp_path: pathlib.Path) -
         pytest.param(CGROUP_1, id="control groups alone"),
     ],
 )
-def test_elsewhere_there_is_no_pod(text: str, tmp_path: pathlib.Path) -> None:
+def test_outside_a_pod_there_is_no_uid(text: str, tmp_path: pathlib.Path) -> None:
     assert found(text, tmp_path) is None
 
 
-def test_what_the_manifest_says_counts_more_than_the_mounts(tmp_path: pathlib.Path) -> None:
+def test_the_downward_api_has_precedence_over_the_mounts(tmp_path: pathlib.Path) -> None:
     assert found(CONTAINERD, tmp_path, OTHER) == OTHER
 
 
 @pytest.mark.parametrize("nothing", [None, "", " \n"])
-def test_a_variable_without_a_value_says_nothing(
-    nothing: str | None, tmp_path: pathlib.Path
-) -> None:
+def test_an_empty_variable_is_ignored(nothing: str | None, tmp_path: pathlib.Path) -> None:
     assert found(CONTAINERD, tmp_path, nothing) == UID
 
 

@@ -21,7 +21,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-def test_a_gpu_process_has_device_nodes_open(proc: proc_tree.ProcTree) -> None:
+def test_a_process_with_open_device_nodes_is_a_gpu_process(proc: proc_tree.ProcTree) -> None:
     proc.add(
         *(41, "/dev/null", "/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap12"),
         name="nv-hostengine",
@@ -126,7 +126,7 @@ def test_the_owner_of_a_process_is_in_its_cgroup(
     assert process.owner == owner
 
 
-def test_a_process_that_vanishes_or_hides_its_files_is_passed_over(
+def test_a_vanished_or_unreadable_process_is_skipped(
     proc: proc_tree.ProcTree,
 ) -> None:
     proc.add(41, "/dev/nvidia0")
@@ -150,7 +150,7 @@ def test_without_a_proc_there_is_no_process(tmp_path: pathlib.Path) -> None:
     assert procfs.capabilities(tmp_path / "none", 0) == {}
 
 
-def test_our_own_processes_are_left_out(proc: proc_tree.ProcTree) -> None:
+def test_our_own_processes_are_ignored(proc: proc_tree.ProcTree) -> None:
     proc.add(100, "/dev/nvidia0", name="mig-manager")
     proc.add(101, "/dev/nvidia0", name="a) R 1 (b", parent=100)
     proc.add(102, "/dev/nvidia0", parent=101)
@@ -189,15 +189,15 @@ def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(
     assert [process.pid for process in procfs.using_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
 
 
-def test_no_more_than_eight_are_named(proc: proc_tree.ProcTree) -> None:
+def test_at_most_eight_processes_are_named(proc: proc_tree.ProcTree) -> None:
     for pid in range(50, 60):
         proc.add(pid, "/dev/nvidia0")
-    said = procfs.named(procfs.gpu_processes(proc.root))
-    assert said.startswith("python3 (pid 50), ")
-    assert said.endswith("python3 (pid 57) and 2 more")
+    names = procfs.named(procfs.gpu_processes(proc.root))
+    assert names.startswith("python3 (pid 50), ")
+    assert names.endswith("python3 (pid 57) and 2 more")
 
 
-def test_a_real_process_is_seen_with_what_it_has_open(tmp_path: pathlib.Path) -> None:
+def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) -> None:
     (tmp_path / "dev").mkdir()
     device = tmp_path / "dev/nvidia7"
     device.write_text("")
@@ -234,9 +234,9 @@ def test_hidden_processes_are_counted_with_the_capability_that_is_missing(
     assert procfs.hidden(proc.root) == "not allowed to look into 2 processes (CAP_SYS_PTRACE)"
 
 
-def test_a_boot_has_an_id_of_its_own() -> None:
+def test_the_boot_id_is_read() -> None:
     assert procfs.boot_id() == str(uuid.UUID(procfs.boot_id()))
 
 
-def test_without_a_boot_id_it_is_empty(tmp_path: pathlib.Path) -> None:
+def test_a_missing_boot_id_is_empty(tmp_path: pathlib.Path) -> None:
     assert procfs.boot_id(tmp_path / "none") == ""

@@ -48,7 +48,7 @@ def fails(reason: Reason, why: str) -> Iterator[None]:
 # -- who runs ---------------------------------------------------------------------------------
 
 
-def test_those_that_are_up_or_on_their_way_up_run_in_the_order_asked_for(
+def test_active_and_starting_units_are_running_in_stop_order(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
     states = ["inactive", "active", "reloading", "activating", "failed", "deactivating"]
@@ -60,7 +60,7 @@ def test_those_that_are_up_or_on_their_way_up_run_in_the_order_asked_for(
     assert found == ("activating.service", "reloading.service", "active.service")
 
 
-def test_what_could_not_be_started_again_does_not_count_as_running(
+def test_a_masked_unit_does_not_count_as_running(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
     with systemd_rig.standing_in(daemon, {NVSM: Unit(load="masked")}):
@@ -75,7 +75,7 @@ def test_a_unit_in_the_middle_of_a_restart_runs(
         assert services(daemon).running([NVSM]) == ((NVSM,) if is_up else ())
 
 
-def test_without_names_there_is_no_call() -> None:
+def test_no_names_cause_no_call() -> None:
     nowhere = systemd.Systemd("unix:path=/nowhere", stop_timeout_s=1, start_timeout_s=1)
 
     assert nowhere.running([]) == ()
@@ -84,7 +84,7 @@ def test_without_names_there_is_no_call() -> None:
 # -- stopping and starting --------------------------------------------------------------------
 
 
-def test_exactly_those_that_ran_are_stopped_in_order_and_started_in_reverse(
+def test_running_units_are_stopped_in_order_and_started_in_reverse(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
     units = {NVSM: Unit(), OTHER: Unit(state="inactive"), DCGM: Unit()}
@@ -135,7 +135,7 @@ def test_a_socket_listed_before_or_after_its_service_is_up_again_with_it(
         ]
 
 
-def test_what_systemd_stops_along_with_a_unit_runs_again_afterwards(
+def test_units_stopped_along_with_a_unit_run_again_afterwards(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
     units = {
@@ -206,9 +206,7 @@ def test_a_unit_that_would_take_the_agent_or_the_bus_along_is_not_stopped(
 
 
 @pytest.mark.parametrize("name", [NVSM, SOCKET])
-def test_a_unit_has_the_time_to_stop_that_systemd_gives_it(
-    daemon: systemd_rig.DBusDaemon, name: str
-) -> None:
+def test_a_unit_has_systemds_own_stop_time_out(daemon: systemd_rig.DBusDaemon, name: str) -> None:
     unit = Unit(stops=Act("inactive", takes_s=0.6), stop_timeout_us=700_000)
 
     with systemd_rig.standing_in(daemon, {name: unit}):
@@ -225,7 +223,7 @@ def test_whether_a_unit_was_down_before_its_start_is_returned(
         assert services(daemon).start(NVSM) is was_down
 
 
-def test_a_unit_that_takes_its_time_is_waited_for(daemon: systemd_rig.DBusDaemon) -> None:
+def test_a_slow_unit_is_waited_for(daemon: systemd_rig.DBusDaemon) -> None:
     unit = Unit(stops=Act("inactive", takes_s=0.3), starts=Act("active", takes_s=0.3))
 
     with systemd_rig.standing_in(daemon, {NVSM: unit}):
@@ -236,19 +234,19 @@ def test_a_unit_that_takes_its_time_is_waited_for(daemon: systemd_rig.DBusDaemon
     assert (after_stop, unit.state) == ("inactive", "active")
 
 
-def test_a_unit_that_fails_on_its_way_down_has_stopped(daemon: systemd_rig.DBusDaemon) -> None:
+def test_a_unit_that_fails_while_stopping_has_stopped(daemon: systemd_rig.DBusDaemon) -> None:
     with systemd_rig.standing_in(daemon, {NVSM: Unit(stops=Act("failed", "failed"))}):
         services(daemon).stop(NVSM)
 
 
-def test_a_unit_that_systemd_does_not_know_has_stopped(daemon: systemd_rig.DBusDaemon) -> None:
+def test_an_unknown_unit_has_stopped(daemon: systemd_rig.DBusDaemon) -> None:
     with systemd_rig.standing_in(daemon) as played:
         services(daemon).stop(NVSM)
 
     assert played.calls == []
 
 
-def test_the_end_of_a_job_is_seen_without_its_signal(daemon: systemd_rig.DBusDaemon) -> None:
+def test_the_end_of_a_job_is_detected_without_its_signal(daemon: systemd_rig.DBusDaemon) -> None:
     unit = Unit(
         stops=Act("inactive", is_sent=False),
         starts=Act("active", takes_s=0.1, is_sent=False),
@@ -281,7 +279,7 @@ def test_a_unit_that_does_not_stop_in_time_is_reported_with_its_state(
         (Act("active", "timeout"), "did not stop: timeout"),
     ],
 )
-def test_a_unit_that_is_up_after_it_was_stopped_is_no_success(
+def test_a_unit_that_is_up_again_after_its_stop_is_an_error(
     daemon: systemd_rig.DBusDaemon, act: Act, why: str
 ) -> None:
     with (
@@ -333,12 +331,12 @@ def test_a_unit_that_does_not_start_is_reported_with_systemds_words(
         services(daemon).start(NVSM)
 
 
-def test_a_unit_that_has_done_its_work_has_started(daemon: systemd_rig.DBusDaemon) -> None:
+def test_a_unit_that_ran_to_its_end_has_started(daemon: systemd_rig.DBusDaemon) -> None:
     with systemd_rig.standing_in(daemon, {NVSM: Unit(starts=Act("inactive"), sub="dead")}):
         services(daemon).start(NVSM)
 
 
-def test_a_unit_that_is_gone_is_reported(daemon: systemd_rig.DBusDaemon) -> None:
+def test_a_missing_unit_is_reported_at_start(daemon: systemd_rig.DBusDaemon) -> None:
     with (
         systemd_rig.standing_in(daemon),
         fails(Reason.HOST_SERVICE_FAILED, r"starting nvsm\.service: Unit nvsm.* not found"),
@@ -367,7 +365,7 @@ def test_a_refusal_is_quoted(
             services(daemon).start(NVSM)
 
 
-def test_what_the_bus_itself_forbids_is_a_lack_of_rights(tmp_path: pathlib.Path) -> None:
+def test_a_refusal_by_the_bus_is_no_permission(tmp_path: pathlib.Path) -> None:
     forbidden = '<deny send_interface="org.freedesktop.systemd1.Manager" send_member="StopUnit"/>'
 
     with (
@@ -412,7 +410,7 @@ def test_without_systemd_on_the_bus_running_services_are_unknown(
         services(daemon).running([NVSM])
 
 
-def test_a_process_that_the_bus_takes_for_another_user_lacks_rights(
+def test_a_user_rejected_by_the_bus_is_no_permission(
     tmp_path: pathlib.Path,
 ) -> None:
     with (
@@ -437,7 +435,7 @@ def test_an_address_without_a_bus_is_an_error(address: str) -> None:
 
 @contextlib.contextmanager
 def impostor(path: pathlib.Path, says: tuple[bytes, ...], *, hangs: bool) -> Iterator[str]:
-    """Have a socket that says these things, each after something was said to it."""
+    """Have a socket that says these things, each after something was data to it."""
     done = threading.Event()
 
     def serve(listener: socket.socket) -> None:
@@ -464,16 +462,14 @@ def impostor(path: pathlib.Path, says: tuple[bytes, ...], *, hangs: bool) -> Ite
 
 
 @pytest.mark.parametrize("says", [(), (b"OK 1234\r\n",), (b"no line end",)])
-def test_a_bus_that_falls_silent_is_given_up(
-    tmp_path: pathlib.Path, says: tuple[bytes, ...]
-) -> None:
+def test_a_silent_bus_times_out(tmp_path: pathlib.Path, says: tuple[bytes, ...]) -> None:
     with impostor(tmp_path / "bus", says, hangs=True) as address:
         host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1, call_timeout_s=0.2)
         with fails(Reason.HOST_SERVICE_FAILED, "no answer over D-Bus in time"):
             host.running([NVSM])
 
 
-def test_what_does_not_greet_like_a_bus_is_none(tmp_path: pathlib.Path) -> None:
+def test_a_server_without_the_dbus_handshake_is_an_error(tmp_path: pathlib.Path) -> None:
     with impostor(tmp_path / "bus", (b"SSH-2.0-OpenSSH\r\n",), hangs=False) as address:
         host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1)
         # It may hang up before it has heard us out.
@@ -484,14 +480,14 @@ def test_what_does_not_greet_like_a_bus_is_none(tmp_path: pathlib.Path) -> None:
 HEADER = b"l\x02\x00\x01\x00\x00\x00\x00\x01\x00\x00\x00"
 
 
-@hypothesis.given(said=st.binary(min_size=1) | st.binary().map(lambda tail: HEADER + tail))
+@hypothesis.given(data=st.binary(min_size=1) | st.binary().map(lambda tail: HEADER + tail))
 @hypothesis.settings(max_examples=50, deadline=None)
-def test_whatever_is_said_on_the_bus_is_at_worst_an_error_of_ours(
-    tmp_path_factory: pytest.TempPathFactory, said: bytes
+def test_any_data_on_the_bus_is_at_worst_a_host_error(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "impostor"
 
-    with impostor(path, (b"OK 1234\r\n", said), hangs=False) as address:
+    with impostor(path, (b"OK 1234\r\n", data), hangs=False) as address:
         host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1, call_timeout_s=2)
         with pytest.raises(errors.HostError):
             host.running([NVSM])
@@ -517,7 +513,7 @@ def test_no_connection_is_open_between_two_operations(daemon: systemd_rig.DBusDa
 # -- rebooting --------------------------------------------------------------------------------
 
 
-def test_a_reboot_is_asked_of_logind_once_and_without_questions_to_anybody(
+def test_a_reboot_is_requested_from_logind_once_and_non_interactively(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
     with systemd_rig.standing_in(daemon) as played, structlog.testing.capture_logs() as log:
@@ -543,7 +539,7 @@ def test_a_reboot_is_asked_of_logind_once_and_without_questions_to_anybody(
         f"{systemd_rig.LOGIND}.OperationInProgress",
     ],
 )
-def test_a_refused_reboot_names_the_refuser_and_is_not_asked_elsewhere(
+def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(
     daemon: systemd_rig.DBusDaemon, name: str
 ) -> None:
     with systemd_rig.standing_in(daemon) as played:
@@ -554,7 +550,7 @@ def test_a_refused_reboot_names_the_refuser_and_is_not_asked_elsewhere(
     assert played.calls == ["Reboot False"]
 
 
-def test_without_logind_systemd_is_asked_to_reboot_in_good_order(
+def test_without_logind_systemd_starts_the_reboot_target(
     daemon: systemd_rig.DBusDaemon,
 ) -> None:
     with systemd_rig.standing_in(daemon, has_logind=False) as played:
@@ -563,7 +559,7 @@ def test_without_logind_systemd_is_asked_to_reboot_in_good_order(
     assert played.calls == ["StartUnit reboot.target replace-irreversibly"]
 
 
-def test_a_masked_logind_is_as_good_as_none(daemon: systemd_rig.DBusDaemon) -> None:
+def test_a_masked_logind_counts_as_missing(daemon: systemd_rig.DBusDaemon) -> None:
     with systemd_rig.standing_in(daemon) as played:
         played.refusals["Reboot"] = (f"{systemd_rig.SYSTEMD}.UnitMasked", "Masked.")
         systemd.Reboot(daemon.address).request("test")

@@ -15,7 +15,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "lib" / "journal.json"
 
 
-def test_what_is_written_is_read_until_it_is_cleared(path: pathlib.Path) -> None:
+def test_a_written_text_is_read_until_it_is_cleared(path: pathlib.Path) -> None:
     store = files.JournalFile(path)
     assert store.read() is None
 
@@ -29,13 +29,13 @@ def test_what_is_written_is_read_until_it_is_cleared(path: pathlib.Path) -> None
     assert list(path.parent.iterdir()) == []
 
 
-def test_only_its_owner_may_read_it(path: pathlib.Path) -> None:
+def test_only_the_owner_may_read_the_file(path: pathlib.Path) -> None:
     files.JournalFile(path).write("x")
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_what_a_killed_writer_left_is_neither_read_nor_in_the_way(path: pathlib.Path) -> None:
+def test_a_stale_temporary_file_is_not_read_and_does_not_block_a_write(path: pathlib.Path) -> None:
     store = files.JournalFile(path)
     store.write("old")
     path.with_name("journal.json.new").write_text("half")
@@ -88,7 +88,7 @@ def test_a_pipe_in_its_place_does_not_block(path: pathlib.Path) -> None:
     assert files.JournalFile(path).read() == ""
 
 
-def test_where_nothing_can_be_kept_every_act_says_so(
+def test_every_operation_on_an_unusable_path_is_a_config_error(
     path: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "lib").touch()
@@ -104,7 +104,7 @@ def test_where_nothing_can_be_kept_every_act_says_so(
             act()
 
 
-def test_a_write_that_fails_leaves_the_former_journal(path: pathlib.Path) -> None:
+def test_a_failed_write_keeps_the_previous_journal(path: pathlib.Path) -> None:
     store = files.JournalFile(path)
     store.write("old")
     path.with_name("journal.json.new").mkdir()
@@ -115,7 +115,7 @@ def test_a_write_that_fails_leaves_the_former_journal(path: pathlib.Path) -> Non
     assert store.read() == "old"
 
 
-def test_a_verified_layout_is_kept_in_the_same_way_under_its_own_name(path: pathlib.Path) -> None:
+def test_a_verified_layout_is_saved_with_its_own_error_messages(path: pathlib.Path) -> None:
     store = files.VerifiedLayoutFile(path)
     store.save("layout")
 

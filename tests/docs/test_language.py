@@ -12,7 +12,6 @@ NOT_YET = (
     "docs/generator/phases.py",
     "docs/man/",
     "docs/observability.md",
-    "mig_manager/adapters/kubernetes/leases.py",
     "mig_manager/adapters/nvml_worker/worker.py",
     "mig_manager/cli/gpu_access.py",
     "mig_manager/cli/rollout.py",

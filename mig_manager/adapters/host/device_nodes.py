@@ -95,7 +95,7 @@ class CapabilityNodes:
         """
         major = _major(self._proc)
         if major is None:
-            self._skip("the driver offers no capabilities")
+            self._skip("the driver has no MIG capabilities")
             return
         if not self._dev.is_dir():
             self._skip(f"the folder {self._dev} is missing")

@@ -102,8 +102,8 @@ class LeaseSlots:
         with self._lock:
             if not self._is_fresh:
                 raise errors.NotReadyError(
-                    "the slot for nodes under change is lost, or the API has not let it be "
-                    f"renewed for {self._times.fresh_s:g} s; nothing was touched",
+                    "the slot for nodes under change is lost, or was last renewed more than "
+                    f"{self._times.fresh_s:g} s ago; nothing was touched",
                     reason=errors.Reason.SLOTS_TAKEN,
                 )
 
