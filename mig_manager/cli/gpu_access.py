@@ -57,7 +57,7 @@ class GpuAccess:
 
         self._simulate()
         journal = files.JournalFile(self._chosen.journal_file)
-        proven = files.VerifiedLayoutFile(self._chosen.proven_file)
+        verified = files.VerifiedLayoutFile(self._chosen.proven_file)
         state = self._chosen.gpus.simulate_state
         dependencies = local.Dependencies(
             gpus=nvml_worker.WorkerGpus(
@@ -76,7 +76,7 @@ class GpuAccess:
                 is_required=True,
             ),
             journal=journal,
-            boot_layout=proven,
+            boot_layout=verified,
             clock=clock.SystemClock(),
             boot_id=self._boot_id(),
             lock_timeout_s=self._chosen.lock_timeout_s,

@@ -98,7 +98,7 @@ def roll_out(
         trouble = selected.trouble
         decision = decider.decide(tuple(seen.values()), clock.monotonic())
         show(decision)
-        # Nodes that are out of date tell neither which may start nor which have finished.
+        # An outdated list shows neither which nodes may start nor which have finished.
         if not trouble:
             if decision.phase.is_over and not decision.withdraw:
                 return decision

@@ -26,7 +26,7 @@ from tests.sandbox import apirig
 
 NAMESPACE = "mig-manager"
 DEADLINE_S = 120.0
-_PACE = watch.Times(first_wait_s=0.05, longest_wait_s=0.2)
+_WATCH_TIMES = watch.Times(first_wait_s=0.05, longest_wait_s=0.2)
 
 
 def names(count: int) -> list[str]:
@@ -52,8 +52,8 @@ def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) ->
 
 def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:
     labels = server.store.get(resources.NODES, name)["metadata"]["labels"]
-    told = (labels.get(cluster.APPLIED_LABEL), labels.get(cluster.STATE_LABEL))
-    return told == (layout, model.State.SUCCESS.value)
+    labels_now = (labels.get(cluster.APPLIED_LABEL), labels.get(cluster.STATE_LABEL))
+    return labels_now == (layout, model.State.SUCCESS.value)
 
 
 def wait(holds: Callable[[], bool], what: str, *, timeout_s: float = DEADLINE_S) -> None:
@@ -85,11 +85,11 @@ class Hosted:
             request_timeout_s=request_timeout_s,
             sleep=lambda seconds: self._stopped.wait(min(seconds, 0.05)),
         )
-        self.world = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
+        self.rig = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
         self._service = assembled(
             self.kube,
             name,
-            self.world,
+            self.rig,
             folder,
             retry_initial_s="0.2",
             retry_max_s="1.0",
@@ -111,14 +111,14 @@ class Hosted:
 
 
 def assembled(
-    kube: api.KubeApi, name: str, world: fakes.NodeRig, folder: pathlib.Path, **options: str
+    kube: api.KubeApi, name: str, rig: fakes.NodeRig, folder: pathlib.Path, **options: str
 ) -> main.Service:
     """Assemble an agent whose GPUs and kubelet are values in memory.
 
     Args:
         kube: The API.
         name: The agent's node.
-        world: Has the GPUs and kubelet.
+        rig: Has the GPUs and kubelet.
         folder: For the agent's lock and other files.
         options: Of the agent's command line.
     """
@@ -126,8 +126,8 @@ def assembled(
     def in_memory(own: dependencies.Dependencies) -> dependencies.Dependencies:
         return dataclasses.replace(
             own,
-            gpus=world.hardware,
-            allocations=world.allocations,
+            gpus=rig.hardware,
+            allocations=rig.allocations,
             configs=fakes.FakeConfig(scenes.CONFIG),
             standby=ports.Standby(),
         )
@@ -137,7 +137,9 @@ def assembled(
         settings.agent_settings({"node_name": name, "simulate_state": str(state)} | options, {}),
         kube,
         boot_id="boot-1",
-        overrides=main.Overrides(replace_ports=in_memory, watch_times=_PACE, watches_files=False),
+        overrides=main.Overrides(
+            replace_ports=in_memory, watch_times=_WATCH_TIMES, watches_files=False
+        ),
     )
 
 

@@ -14,7 +14,7 @@ def is_unavailable(node: store.Object) -> bool:
 
 
 class Census:
-    """What was seen since it began; told by the store itself, so that nothing is missed."""
+    """What happened since the start; the store itself reports it, so that nothing is missed."""
 
     def __init__(self, server: apiserver.ApiServer) -> None:
         self._lock = threading.Lock()

@@ -12,22 +12,22 @@ from typing import Any
 TIMEOUT_S = 240
 
 
-def arguments(kubeconfig: pathlib.Path, *given: str) -> list[str]:
-    command = [sys.executable, "-m", "mig_manager", "rollout", *given]
+def arguments(kubeconfig: pathlib.Path, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "mig_manager", "rollout", *options]
     return [*command, "--kubeconfig", str(kubeconfig), "--output-format", "json"]
 
 
-def run(kubeconfig: pathlib.Path, *given: str) -> tuple[int, dict[str, Any]]:
+def run(kubeconfig: pathlib.Path, *options: str) -> tuple[int, dict[str, Any]]:
     """Return the exit status and the answer."""
-    with begun(kubeconfig, *given) as process:
+    with started(kubeconfig, *options) as process:
         return finished(process)
 
 
 @contextlib.contextmanager
-def begun(kubeconfig: pathlib.Path, *given: str) -> Iterator[subprocess.Popen[str]]:
+def started(kubeconfig: pathlib.Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Start a rollout and leave it to the test to end it."""
     process = subprocess.Popen(  # noqa: S603 - our own program and our own arguments
-        arguments(kubeconfig, *given),
+        arguments(kubeconfig, *options),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

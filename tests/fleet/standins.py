@@ -47,13 +47,13 @@ class StandIns:
         self._names = frozenset(names)
         self.failing = dict(failing or {})
         self.dead = set(dead)
-        """Nodes on which nobody reacts."""
+        """Nodes without an agent that reacts."""
         self.unreachable: dict[str, list[dict[str, object]]] = {}
         """``unreachableGpus`` of the status of a node."""
         self._work_s = work_s
         self._served: dict[str, str | None] = {}
         self._runs: dict[str, int] = {}
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
         self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stand-ins", daemon=True)
@@ -88,16 +88,16 @@ class StandIns:
 
     def _run(self) -> None:
         while True:
-            timeout_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+            timeout_s = max(0.0, self._queue[0][0] - time.monotonic()) if self._queue else None
             with contextlib.suppress(queue.Empty):
                 name = self._news.get(timeout=timeout_s)
                 if name is None:
                     return
-                self._look(name)
-            while self._due and self._due[0][0] <= time.monotonic():
-                heapq.heappop(self._due)[2]()
+                self._observe(name)
+            while self._queue and self._queue[0][0] <= time.monotonic():
+                heapq.heappop(self._queue)[2]()
 
-    def _look(self, name: str) -> None:
+    def _observe(self, name: str) -> None:
         labels = self._node(name)["metadata"].get("labels") or {}
         wanted = labels.get(cluster.CONFIG_LABEL)
         if name in self.dead or wanted is None or self._served.get(name) == wanted:
@@ -164,15 +164,15 @@ class StandIns:
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         self._serial += 1
-        due_s = time.monotonic() + seconds * random.uniform(0.5, 1.5)  # noqa: S311 - a spread
-        heapq.heappush(self._due, (due_s, self._serial, act))
+        at_s = time.monotonic() + seconds * random.uniform(0.5, 1.5)  # noqa: S311 - a spread
+        heapq.heappush(self._queue, (at_s, self._serial, act))
 
     def _node(self, name: str) -> store.Object:
         return self._server.store.get(resources.NODES, name)
 
 
 def _introduce(thing: store.Object) -> None:
-    """Have an agent tell that it is there, by the GPUs of its node."""
+    """Publish a node's GPUs, as its agent does at the start."""
     annotations = thing["metadata"].setdefault("annotations", {})
     annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(())
 

@@ -23,7 +23,7 @@ LAYOUT = "all-1g.5gb"
 NAMESPACE = agents.NAMESPACE
 
 
-def holders(server: apiserver.ApiServer) -> list[str]:
+def taken(server: apiserver.ApiServer) -> list[str]:
     leases = server.store.objects(resources.LEASES, NAMESPACE)
     return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
 
@@ -49,7 +49,7 @@ def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> No
                 lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),
                 "the layout on every node",
             )
-            agents.wait(lambda: not holders(server), "every slot given back")
+            agents.wait(lambda: not taken(server), "every slot released")
 
         assert counted.ever == set(names)
         assert 1 <= counted.most <= 2
@@ -66,7 +66,7 @@ def test_a_node_waits_visibly_while_another_has_the_only_slot() -> None:
         with agents.hosted(server, names, limit=1):
             agents.label_all(server, names, LAYOUT)
             agents.wait(lambda: len(waiting(server)) == 2, "both to wait")
-            told = waiting(server)["node-000"]
+            message = waiting(server)["node-000"]
             other.release()
             agents.wait(
                 lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),
@@ -74,7 +74,9 @@ def test_a_node_waits_visibly_while_another_has_the_only_slot() -> None:
             )
         kube.close()
 
-        assert told == "waiting for one of 1 slots for nodes under change; under change now: other"
+        assert (
+            message == "waiting for one of 1 slots for nodes under change; under change now: other"
+        )
 
 
 FAULTS = {
@@ -103,7 +105,7 @@ def test_whatever_becomes_of_a_request_for_a_slot_the_run_ends_well_and_no_slot_
                 layout = next(layouts)
                 agents.label_all(server, names, layout)
                 agents.wait(functools.partial(agents.is_applied, server, names[0], layout), layout)
-                agents.wait(lambda: not holders(server), "the slot given back")
+                agents.wait(lambda: not taken(server), "the slot released")
                 assert server.faults_waiting() == 0, (verb, skip)
 
 
@@ -126,7 +128,7 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
         server.store.modify(resources.NODES, name, leave)
         with agents.hosted(server, [name], limit=1):
             agents.wait(lambda: agents.is_applied(server, name, LAYOUT), "the layout")
-            agents.wait(lambda: not holders(server), "the slot given back")
+            agents.wait(lambda: not taken(server), "the slot released")
         node = server.store.get(resources.NODES, name)
         kube.close()
 
@@ -146,12 +148,12 @@ class Contender:
         )
 
     def run(self) -> None:
-        turn = 0
+        attempt = 0
         while denial := self._ask():
             assert "slots for nodes under change" in denial
-            wait_s = timing.Backoff(first_s=1.0, max_s=5.0).delay_s(turn)
+            wait_s = timing.Backoff(first_s=1.0, max_s=5.0).delay_s(attempt)
             self._clock.wait(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - a spread
-            turn += 1
+            attempt += 1
         self._slots.check()
         self._mark(is_cordoned=True)
         self._clock.wait(0.05)
@@ -185,7 +187,7 @@ def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Ce
         thread.join(300)
     assert not any(thread.is_alive() for thread in threads)
     assert counted.ever == set(names)
-    assert holders(server) == []
+    assert taken(server) == []
     return counted
 
 
@@ -196,7 +198,7 @@ def test_of_three_hundred_nodes_that_are_labelled_at_once_ten_are_under_change_a
 
 
 @pytest.mark.slow
-def test_three_hundred_nodes_all_have_their_turn_although_requests_for_slots_fail() -> None:
+def test_three_hundred_nodes_all_get_a_slot_although_requests_for_slots_fail() -> None:
     with apiserver.serve() as server:
         for verb in ("create", "update"):
             for skip, status in ((20, 500), (60, 409), (100, 503)):

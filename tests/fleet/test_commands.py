@@ -61,8 +61,8 @@ class Rig:
         terminal = console.Console(
             stdin=io.StringIO(), stdout=out, stderr=err, environ={"TERM": "xterm"}
         )
-        given = ["rollout", *argv, "--kubeconfig", str(self.kubeconfig)]
-        status = main.main(given, terminal)
+        options = ["rollout", *argv, "--kubeconfig", str(self.kubeconfig)]
+        status = main.main(options, terminal)
         return Answer(status, out.getvalue(), err.getvalue())
 
     def roll(self, *argv: str) -> Answer:
@@ -79,7 +79,7 @@ class Rig:
     def change(self, name: str, change: Callable[[store.Object], None]) -> None:
         self.server.store.modify(resources.NODES, name, change)
 
-    def settle(self, layout: str) -> None:
+    def apply_everywhere(self, layout: str) -> None:
         """Have all nodes in a layout, as a person had it before."""
         agents.label_all(self.server, self.names, layout)
         agents.wait(
@@ -87,12 +87,12 @@ class Rig:
             "the former layout",
         )
 
-    def tell_gpus(self, name: str, gpus: tuple[model.Gpu, ...]) -> None:
-        def tell(thing: store.Object) -> None:
+    def publish_gpus(self, name: str, gpus: tuple[model.Gpu, ...]) -> None:
+        def publish(thing: store.Object) -> None:
             annotations = thing["metadata"].setdefault("annotations", {})
             annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
 
-        self.change(name, tell)
+        self.change(name, publish)
 
     def serve_config(self) -> None:
         self.server.store.create(
@@ -116,7 +116,7 @@ def rig(tmp_path: pathlib.Path) -> Iterator[Rig]:
 
 
 def test_undo_brings_each_node_back_to_what_it_was_asked_for_before(rig: Rig) -> None:
-    rig.settle(FORMER)
+    rig.apply_everywhere(FORMER)
     before = {name: rig.label(name) for name in rig.names}
     assert rig.roll(LAYOUT).status == 0
     counted = census.Census(rig.server)
@@ -146,7 +146,7 @@ def test_undo_without_a_rollout_before_is_refused(rig: Rig) -> None:
     assert "has the mark of a rollout" in answer.err
 
 
-def test_nodes_that_the_selector_does_not_name_are_let_be(rig: Rig) -> None:
+def test_nodes_outside_the_selector_stay_unchanged(rig: Rig) -> None:
     rig.roll(LAYOUT)
 
     assert rig.label("other") is None
@@ -164,7 +164,7 @@ def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> No
 
 
 def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig) -> None:
-    rig.settle(FORMER)
+    rig.apply_everywhere(FORMER)
     rig.played.dead.add("node-001")
 
     answer = rig.roll(LAYOUT, "--silence-timeout-s", "1")
@@ -177,7 +177,7 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig)
     assert cluster.ROLLOUT_ANNOTATION not in rig.metadata("node-001")["annotations"]
 
 
-def test_a_node_that_takes_too_long_is_told_and_does_not_hold_up_the_end(rig: Rig) -> None:
+def test_a_node_that_times_out_is_reported_and_the_rollout_ends(rig: Rig) -> None:
     def hold(thing: store.Object) -> None:
         status = {"config": LAYOUT, "state": "pending", "phase": "Drain", "message": "waiting"}
         metadata = thing["metadata"]
@@ -210,7 +210,7 @@ def test_nodes_that_others_have_cordoned_count_and_the_rollout_says_when_it_cann
     assert answer.data["counts"] | {"applied": 0} == answer.data["counts"]
 
 
-def test_each_node_that_changes_is_told_in_a_line_where_there_is_no_terminal(rig: Rig) -> None:
+def test_without_a_terminal_each_change_of_a_node_is_a_line(rig: Rig) -> None:
     answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "40%")
 
     assert answer.status == 0
@@ -260,7 +260,7 @@ def test_an_answer_for_machines_can_be_yaml(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ((LAYOUT,), "-l SELECTOR"),
         (("-l", "gpu=yes"), "name a layout"),
@@ -275,23 +275,23 @@ def test_an_answer_for_machines_can_be_yaml(rig: Rig) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
-    rig: Rig, argv: tuple[str, ...], said: str
+    rig: Rig, argv: tuple[str, ...], message: str
 ) -> None:
     answer = rig(*argv)
 
     assert answer.status == 2
-    assert said in answer.err
+    assert message in answer.err
     assert [rig.label(name) for name in rig.names] == [None] * 5
 
 
-def test_a_selector_that_the_api_cannot_read_is_told(rig: Rig) -> None:
+def test_a_selector_that_the_api_refuses_is_reported(rig: Rig) -> None:
     answer = rig(LAYOUT, "-l", "a in b in c")
 
     assert answer.status == 1
     assert "400" in answer.err
 
 
-def test_a_layout_that_the_agents_config_lacks_is_asked_of_nobody(rig: Rig) -> None:
+def test_a_layout_that_the_agents_config_lacks_is_requested_of_no_node(rig: Rig) -> None:
     rig.serve_config()
 
     answer = rig("all-1g.5bg", "-l", "gpu=yes")
@@ -308,7 +308,7 @@ def test_a_person_who_may_label_but_not_read_the_config_can_roll_out(rig: Rig) -
     assert rig.roll(LAYOUT).status == 0
 
 
-def test_a_person_who_may_not_label_is_told(rig: Rig) -> None:
+def test_missing_rights_to_label_are_reported(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", resource="nodes", status=403, times=None))
 
     answer = rig(LAYOUT, "-l", "gpu=yes")
@@ -368,10 +368,10 @@ def bare(count: int = 1) -> tuple[model.Gpu, ...]:
     return tuple(hardware.template(product, index) for index in range(count))
 
 
-def test_a_dry_run_tells_what_each_node_would_have_to_bear_and_changes_nothing(rig: Rig) -> None:
+def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: Rig) -> None:
     rig.serve_config()
-    rig.tell_gpus("node-000", bare(2))
-    rig.tell_gpus("node-001", (hardware.template(hardware.find("A30"), 0),))
+    rig.publish_gpus("node-000", bare(2))
+    rig.publish_gpus("node-001", (hardware.template(hardware.find("A30"), 0),))
     for name in rig.names[2:]:
         rig.change(name, lambda thing: thing["metadata"]["annotations"].clear())
     pod = apirig.a_pod("train", node="node-000")
@@ -395,7 +395,7 @@ def test_a_dry_run_tells_what_each_node_would_have_to_bear_and_changes_nothing(r
 
 def test_a_dry_run_can_use_a_config_of_ones_own(rig: Rig, tmp_path: pathlib.Path) -> None:
     for name in rig.names:
-        rig.tell_gpus(name, bare())
+        rig.publish_gpus(name, bare())
     file = tmp_path / "config.yaml"
     file.write_text(scenes.CONFIG)
 
@@ -403,7 +403,7 @@ def test_a_dry_run_can_use_a_config_of_ones_own(rig: Rig, tmp_path: pathlib.Path
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
 
 
-def test_what_a_real_agent_tells_is_enough_for_a_dry_run(rig: Rig) -> None:
+def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
     rig.serve_config()
     with agents.hosted(rig.server, ["other"]) as hosted:
         agents.wait(
@@ -413,8 +413,8 @@ def test_what_a_real_agent_tells_is_enough_for_a_dry_run(rig: Rig) -> None:
         answer = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json")
 
         assert (answer.status, answer.data["nodes"][0]["verdict"]) == (0, "fits")
-        world: fakes.NodeRig = hosted["other"].world
-        assert len(world.gpus) == 1
+        node_rig: fakes.NodeRig = hosted["other"].rig
+        assert len(node_rig.gpus) == 1
         agents.label_all(rig.server, ["other"], LAYOUT)
         agents.wait(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
         again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]

@@ -30,9 +30,9 @@ def applied(server: apiserver.ApiServer, names: list[str], layout: str = LAYOUT)
     return sum(agents.is_applied(server, name, layout) for name in names)
 
 
-def paused(kubeconfig: pathlib.Path, given: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+def paused(kubeconfig: pathlib.Path, options: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """Roll out until a failure pauses it; return which nodes failed, and why."""
-    status, answer = command.run(kubeconfig, *given)
+    status, answer = command.run(kubeconfig, *options)
     assert (status, answer["state"]) == (1, "paused")
     assert answer["counts"]["to-do"] > 0
     return {node["name"]: (node["reason"], node["message"]) for node in answer["failures"]}
@@ -50,12 +50,12 @@ def story(
     bad = dict(zip((names[len(names) // 2], names[len(names) // 2 + 1]), FAILURES, strict=True))
     played.failing |= bad
     counted = census.Census(server)
-    given = (LAYOUT, "-l", "gpu=yes", "--max-unavailable", str(most), "--pause-on-failure")
+    options = (LAYOUT, "-l", "gpu=yes", "--max-unavailable", str(most), "--pause-on-failure")
 
     # However slow this test is, the rollout does not end before it is interrupted.
     quarter = len(names) // 4
     played.dead |= set(names[quarter:])
-    with command.begun(kubeconfig, *given, "--silence-timeout-s", "3600") as process:
+    with command.started(kubeconfig, *options, "--silence-timeout-s", "3600") as process:
         agents.wait(lambda: applied(server, names) == quarter, "a quarter of the nodes")
         status, answer = command.interrupt(process)
     played.wake()
@@ -65,16 +65,16 @@ def story(
     begun = sum(layout == LAYOUT for layout in wanted(server).values())
     assert begun <= applied(server, names) + most + 1
 
-    told = paused(kubeconfig, given)
-    assert set(told) <= set(bad)
-    if len(told) < len(bad):
+    nodes = paused(kubeconfig, options)
+    assert set(nodes) <= set(bad)
+    if len(nodes) < len(bad):
         # The other one was not yet asked; it pauses the rollout once more.
-        told = paused(kubeconfig, given)
-    assert told == {name: (each.reason.value, each.message) for name, each in bad.items()}
+        nodes = paused(kubeconfig, options)
+    assert nodes == {name: (each.reason.value, each.message) for name, each in bad.items()}
 
     for name in bad:
         played.repair(name)
-    status, answer = command.run(kubeconfig, *given)
+    status, answer = command.run(kubeconfig, *options)
 
     assert (status, answer["state"]) == (0, "done")
     assert answer["counts"]["applied"] == len(names)

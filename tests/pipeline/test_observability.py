@@ -25,8 +25,8 @@ Line = dict[str, Any]
 class Observed:
     """A stage, and the pages of its agent."""
 
-    def __init__(self, world: stages.Stage, port: int) -> None:
-        self.world = world
+    def __init__(self, stage: stages.Stage, port: int) -> None:
+        self.stage = stage
         self._port = port
 
     def ask(self, path: str) -> tuple[int, str]:
@@ -52,7 +52,7 @@ class Observed:
 
     def lines(self) -> list[Line]:
         """Return what the agent has logged."""
-        text = self.world.agent_log.read_text(encoding="utf-8")
+        text = self.stage.agent_log.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines()]
 
 
@@ -74,37 +74,37 @@ def observed() -> Iterator[Observed]:
             *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
         ),
         node_options=node_options.NodeOptions(tick_s=0.1),
-    ) as world:
-        told = Observed(world, port)
-        world.wait(lambda: told.ask("/readyz")[0] == 200, "a ready agent")
-        yield told
+    ) as stage:
+        observed = Observed(stage, port)
+        stage.wait(lambda: observed.ask("/readyz")[0] == 200, "a ready agent")
+        yield observed
 
 
 def test_a_run_can_be_followed_while_it_goes_on_and_is_summed_up_at_its_end(
     observed: Observed,
 ) -> None:
-    world = observed.world
+    stage = observed.stage
     assert observed.ask("/healthz") == (200, "ok\n")
     assert set(observed.series("state").values()) == {0.0}
-    world.run_pods([("train", "nvidia.com/gpu", {"app": "train"})])
-    world.api.post(
+    stage.run_pods([("train", "nvidia.com/gpu", {"app": "train"})])
+    stage.api.post(
         "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
         {
             "metadata": {"name": "guard"},
             "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "train"}}},
         },
     )
-    world.label(LAYOUT)
-    world.wait(lambda: world.status().get("phase") == "Drain", "the drain")
+    stage.label(LAYOUT)
+    stage.wait(lambda: stage.status().get("phase") == "Drain", "the drain")
 
     assert observed.series("state")["pending"] == 1
     assert observed.series("attempt") == {"": 1}
     assert "Resolve" in observed.series("phase_duration_seconds_count")
     assert observed.ask("/healthz")[0] == observed.ask("/readyz")[0] == 200
 
-    world.api.delete("/apis/policy/v1/namespaces/default/poddisruptionbudgets/guard", {})
-    assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
-    world.wait(lambda: observed.series("state")["success"] == 1, "the state's metric")
+    stage.api.delete("/apis/policy/v1/namespaces/default/poddisruptionbudgets/guard", {})
+    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+    stage.wait(lambda: observed.series("state")["success"] == 1, "the state's metric")
 
     assert observed.series("runs_total")["Applied,success"] == 1
     assert observed.series("instances") == {"1g.5gb": 7}
@@ -120,19 +120,19 @@ def test_a_run_can_be_followed_while_it_goes_on_and_is_summed_up_at_its_end(
 def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
     observed: Observed,
 ) -> None:
-    world = observed.world
+    stage = observed.stage
     # Whatever fails is tried again: what looks like NVML's state file no longer is one.
-    good = world.state_file.read_bytes()
-    world.state_file.write_bytes(b"{}")
-    world.label(LAYOUT)
+    good = stage.state_file.read_bytes()
+    stage.state_file.write_bytes(b"{}")
+    stage.label(LAYOUT)
     # Not what is tried again: the look at a node without a label may be as well.
     failed = "Internal,failed"
-    world.wait(lambda: observed.series("runs_total").get(failed, 0) >= 2, "two failures")
-    world.state_file.write_bytes(good)
-    assert world.wait_for_end(LAYOUT) is not model.State.PENDING
-    world.wait(lambda: world.status().get("state") == "success", "success")
+    stage.wait(lambda: observed.series("runs_total").get(failed, 0) >= 2, "two failures")
+    stage.state_file.write_bytes(good)
+    assert stage.wait_for_end(LAYOUT) is not model.State.PENDING
+    stage.wait(lambda: stage.status().get("state") == "success", "success")
 
-    assert world.stop_agent() == 0
+    assert stage.stop_agent() == 0
 
     lines = observed.lines()
     ends = [line for line in lines if line["event"] == "run_finished"]
@@ -149,11 +149,11 @@ def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
 
 
 def test_an_agent_whose_port_is_taken_says_so_and_ends(observed: Observed) -> None:
-    observed.world.stop_agent()
+    observed.stage.stop_agent()
     with socket.create_server(("127.0.0.1", observed._port)):
-        observed.world.start_agent()
-        agent = observed.world._agent
+        observed.stage.start_agent()
+        agent = observed.stage._agent
         assert agent
         assert agent.wait(30) == 2
 
-    assert "cannot listen on 127.0.0.1" in observed.world.agent_log.read_text(encoding="utf-8")
+    assert "cannot listen on 127.0.0.1" in observed.stage.agent_log.read_text(encoding="utf-8")

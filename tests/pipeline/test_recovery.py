@@ -536,7 +536,7 @@ def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> Non
 
     successor.recover("all-balanced")
     assert_as_before(rig, before)
-    assert lock.told == ["undoing an interrupted change to all-1g.5gb"]
+    assert lock.descriptions == ["undoing an interrupted change to all-1g.5gb"]
 
 
 def test_device_files_are_refreshed_after_the_rollback_of_an_interrupted_change() -> None:

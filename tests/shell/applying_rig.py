@@ -66,7 +66,7 @@ class Gpus:
             if step.gpu_uuid in self.lost:
                 continue
             if self.fails(step):
-                raise errors.HardwareError("held", reason=errors.Reason.IN_USE)
+                raise errors.HardwareError("in use", reason=errors.Reason.IN_USE)
             self.gpus = tuple(
                 fakes.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self.gpus
@@ -75,7 +75,7 @@ class Gpus:
 
 
 def shape(gpus: Gpus) -> list[object]:
-    """Return what a way back brings back."""
+    """Return what a rollback restores."""
     return [
         (
             gpu.current_mode,
@@ -97,20 +97,20 @@ class FakeExclusion:
 
     def __init__(self, *, refusals: int = 0) -> None:
         self.refusals = refusals
-        self.is_held = False
-        self.told: list[str] = []
+        self.is_locked = False
+        self.descriptions: list[str] = []
 
     @contextlib.contextmanager
     def hold(self, doing: str) -> Iterator[None]:
         if self.refusals:
             self.refusals -= 1
             raise errors.LockedError("another manager is at work: agent", owner="agent")
-        self.told.append(doing)
-        self.is_held = True
+        self.descriptions.append(doing)
+        self.is_locked = True
         try:
             yield
         finally:
-            self.is_held = False
+            self.is_locked = False
 
 
 class FakeJournal:
@@ -144,7 +144,7 @@ class FakeJournal:
         return "journal.unreadable"
 
 
-class FakeProven(FakeJournal):
+class FakeVerifiedLayout(FakeJournal):
     """What is kept for the next boot, in memory."""
 
     def save(self, text: str) -> None:
@@ -152,21 +152,21 @@ class FakeProven(FakeJournal):
 
 
 class Rig:
-    """A node's lock and journal, and what people were told."""
+    """A node's lock and journal, and the notes for the user."""
 
     def __init__(self, gpus: ports.Gpus) -> None:
         self.gpus = gpus
         self.clock = fakes.FakeClock()
         self.exclusion = FakeExclusion()
         self.journal = FakeJournal()
-        self.proven = FakeProven()
+        self.boot_layout = FakeVerifiedLayout()
         self.boot_id = "boot-1"
         self.owner = fakes.NodeRig(gpus=())
         """Has the hooks and the device files."""
         self.guard: Callable[
             [], contextlib.AbstractContextManager[Callable[[], object] | None]
         ] = contextlib.nullcontext
-        self.told: list[str] = []
+        self.notes: list[str] = []
 
     def apply(
         self,
@@ -175,19 +175,19 @@ class Rig:
         scope: plans.Scope = plans.Scope.ALL,
         may_reset: bool = True,
     ) -> plans.Applied:
-        """Apply a layout, or what comes of one that cannot be had."""
+        """Apply a layout; an error is raised when the layout is resolved."""
 
         def resolve() -> config.Layout:
             if isinstance(layout, errors.MigManagerError):
                 raise layout
             return layout
 
-        return applying.apply(self._world(), resolve, scope=scope, may_reset=may_reset)
+        return applying.apply(self._dependencies(), resolve, scope=scope, may_reset=may_reset)
 
     def restore(self, text: str, *, scope: plans.Scope = plans.Scope.ALL) -> plans.Applied:
         """Return the GPUs to a checkpoint."""
         return applying.restore(
-            self._world(),
+            self._dependencies(),
             lambda: applying.CheckpointTarget.parse(text, source="c.json"),
             scope=scope,
         )
@@ -195,23 +195,23 @@ class Rig:
     def boot(
         self, fallback: config.Layout | None = None, *, driver_timeout_s: float = 120.0
     ) -> boot.Restored:
-        """Bring back what is kept, or a fallback."""
+        """Restore the verified layout, or apply a fallback."""
         return boot.boot(
-            self._world(),
+            self._dependencies(),
             (lambda: fallback) if fallback else None,
             driver_timeout_s=driver_timeout_s,
         )
 
-    def _world(self) -> local.Dependencies:
+    def _dependencies(self) -> local.Dependencies:
         return local.Dependencies(
             gpus=self.gpus,
             lock=self.exclusion,
             journal=self.journal,
-            boot_layout=self.proven,
+            boot_layout=self.boot_layout,
             clock=self.clock,
             boot_id=self.boot_id,
             lock_timeout_s=30.0,
-            notify=self.told.append,
+            notify=self.notes.append,
             uninterrupted=self.guard,
             hooks=self.owner.programs if self.owner.hooks else None,
             device_files=self.owner.host,
@@ -225,5 +225,5 @@ def apply(
     scope: plans.Scope = plans.Scope.ALL,
     may_reset: bool = True,
 ) -> plans.Applied:
-    """Apply a layout on a node where nobody else is at work and nothing was cut off."""
+    """Apply a layout on a node with a free lock and no journal."""
     return Rig(gpus).apply(layout, scope=scope, may_reset=may_reset)

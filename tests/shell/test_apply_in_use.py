@@ -98,7 +98,7 @@ def test_a_signal_ends_the_wait_at_once_and_nothing_was_changed(node: Node) -> N
 
 
 @pytest.mark.slow
-def test_a_switch_of_mode_is_refused_beside_a_program_on_any_instance(node: Node) -> None:
+def test_a_mode_change_is_refused_while_a_program_uses_any_instance(node: Node) -> None:
     use(node, "3g.20gb", gpu=0)
     before = node.shape
     node.layouts.write_text(

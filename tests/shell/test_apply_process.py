@@ -38,7 +38,7 @@ KILLS = [
 
 
 @pytest.mark.slow
-def test_an_impossible_layout_after_a_kill_brings_back_what_was(node: Node) -> None:
+def test_an_impossible_layout_after_a_kill_restores_the_old_instances(node: Node) -> None:
     before = node.shape
     node.kill_apply("wanted", CREATE)
     assert node.shape != before
@@ -55,7 +55,7 @@ def test_an_impossible_layout_after_a_kill_brings_back_what_was(node: Node) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "first"), KILLS)
 @pytest.mark.parametrize("again", ["wanted", "other", "too-much"])
-def test_after_a_kill_at_any_step_the_next_apply_makes_it_good(
+def test_after_a_kill_at_any_step_the_next_apply_finishes_or_undoes_it(
     node: Node, function: str, first: int, again: str
 ) -> None:
     before = node.shape
@@ -85,7 +85,7 @@ def test_after_a_kill_at_any_step_an_unknown_layout_changes_nothing(
     assert (node.shape, node.journal.exists()) == left
 
 
-def test_a_driver_that_hangs_is_given_up_and_what_was_done_is_undone(node: Node) -> None:
+def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> None:
     before = node.shape
     node.hang_in(CREATE)
 
@@ -99,7 +99,7 @@ def test_a_driver_that_hangs_is_given_up_and_what_was_done_is_undone(node: Node)
     assert not node.journal.exists()
 
 
-def test_apply_can_be_stopped_at_once_while_it_only_looks(fresh: Node) -> None:
+def test_an_interrupt_ends_apply_at_once_before_it_changes_anything(fresh: Node) -> None:
     fresh.hang_in("nvmlInit*")
     with fresh.started("apply", "wanted") as process:
         wait_for(lambda: fresh.is_hung)
@@ -112,7 +112,7 @@ def test_apply_can_be_stopped_at_once_while_it_only_looks(fresh: Node) -> None:
 @pytest.mark.parametrize(
     "argv", [("status",), ("assert", "wanted"), ("export",), ("validate",), ("plan", "wanted")]
 )
-def test_a_look_at_a_driver_that_hangs_ends_at_the_deadline(
+def test_a_command_that_reads_from_a_hung_driver_ends_at_the_deadline(
     fresh: Node, argv: Sequence[str]
 ) -> None:
     fresh.hang_in("nvmlDeviceGetName")
@@ -121,10 +121,10 @@ def test_a_look_at_a_driver_that_hangs_ends_at_the_deadline(
 
     assert answer.returncode == 1
     assert "NVML gave no answer within 0.5 s" in answer.stderr
-    assert "remedy: The driver does not answer; look at the kernel log." in answer.stderr
+    assert "remedy: The driver does not answer; read the kernel log." in answer.stderr
 
 
-def test_a_look_at_a_driver_that_hangs_obeys_an_interrupt_at_once(fresh: Node) -> None:
+def test_an_interrupt_ends_a_command_that_reads_from_a_hung_driver(fresh: Node) -> None:
     fresh.hang_in("nvmlDeviceGetName")
     with fresh.started("status") as process:
         wait_for(lambda: fresh.is_hung)
@@ -132,7 +132,7 @@ def test_a_look_at_a_driver_that_hangs_obeys_an_interrupt_at_once(fresh: Node) -
         assert process.wait(30) == 130
 
 
-def test_apply_says_who_is_at_work_when_it_is_kept_off(fresh: Node) -> None:
+def test_apply_names_the_owner_of_the_lock(fresh: Node) -> None:
     other = lock_file.LockFile(
         fresh.state.beside("manager.lock"),
         program="mig-manager agent",
@@ -151,7 +151,9 @@ def test_apply_says_who_is_at_work_when_it_is_kept_off(fresh: Node) -> None:
 
 
 @pytest.mark.slow
-def test_several_at_once_take_turns_and_the_last_one_prevails(tmp_path: pathlib.Path) -> None:
+def test_concurrent_applies_run_one_after_the_other_and_the_last_one_stays(
+    tmp_path: pathlib.Path,
+) -> None:
     node = Node(tmp_path, "2xA100-SXM4-40GB")
     names = ["before", "wanted", "other", "small"]
     ended: list[str] = []
@@ -170,10 +172,10 @@ def test_several_at_once_take_turns_and_the_last_one_prevails(tmp_path: pathlib.
             return len(ended) == len(names)
 
         wait_for(all_have_ended, within_s=110)
-        said = {name: process.communicate() for name, process in processes.items()}
+        outputs = {name: process.communicate() for name, process in processes.items()}
 
     for name, process in processes.items():
-        out, err = said[name]
+        out, err = outputs[name]
         assert (process.returncode, out) == (0, "MIG configuration applied successfully\n"), err
         assert "left unfinished" not in err
         assert "already active" not in err

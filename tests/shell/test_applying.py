@@ -49,7 +49,7 @@ def unknown() -> errors.LayoutError:
     return errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
 
 
-def is_in_force(gpus: Gpus, name: str) -> bool:
+def is_active(gpus: Gpus, name: str) -> bool:
     return plans.check(gpus, layout(name)).is_applied
 
 
@@ -67,7 +67,7 @@ def rig(gpus: Gpus) -> applying_rig.Rig:
 
 
 def cut_off(rig: applying_rig.Rig, gpus: Gpus, name: str, *, at: int) -> bool:
-    """Apply a layout and be killed at a step; tell whether there was such a step."""
+    """Apply a layout and be killed at a step; return whether there was such a step."""
     gpus.steps, gpus.killed_at = 0, at
     try:
         rig.apply(layout(name))
@@ -106,9 +106,9 @@ def test_after_a_kill_at_any_step_any_layout_can_be_applied(
 
     rig.apply(layout(again))
 
-    assert is_in_force(gpus, again)
+    assert is_active(gpus, again)
     assert rig.journal.text is None
-    assert not rig.exclusion.is_held
+    assert not rig.exclusion.is_locked
 
 
 @pytest.mark.parametrize(("start", "name", "at"), WAYS)
@@ -132,7 +132,7 @@ def test_after_a_kill_at_any_step_an_impossible_layout_restores_what_was(
 
 
 @pytest.mark.parametrize(("start", "name", "at"), WAYS)
-def test_a_kill_on_the_rollback_is_made_good_by_the_next_try(
+def test_the_next_apply_finishes_a_rollback_that_was_killed(
     start: str, name: str, at: int
 ) -> None:
     gpus = Gpus()
@@ -163,7 +163,7 @@ def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(
 
     rig.apply(layout("first-only"))
 
-    assert is_in_force(gpus, "first-only")
+    assert is_active(gpus, "first-only")
     assert shape(gpus)[1] == before[1]
     assert rig.journal.text is None
 
@@ -173,12 +173,12 @@ def test_the_journal_is_there_before_the_first_step_and_gone_after_the_last(
 ) -> None:
     seen: list[str | None] = []
 
-    def look(_step: steps.Step) -> bool:
+    def is_refused(_step: steps.Step) -> bool:
         seen.append(rig.journal.text)
-        assert rig.exclusion.is_held
+        assert rig.exclusion.is_locked
         return False
 
-    gpus.fails = look
+    gpus.fails = is_refused
     snapshot = tuple(gpu.snapshot for gpu in gpus.gpus)
     rig.apply(layout("wanted"))
 
@@ -188,7 +188,7 @@ def test_the_journal_is_there_before_the_first_step_and_gone_after_the_last(
     assert planner.restore(gpus.gpus, journal.snapshot) == planner.restore(gpus.gpus, snapshot)
     assert len(set(seen)) == 1
     assert rig.journal.read() is None
-    assert rig.exclusion.told == ["apply wanted"]
+    assert rig.exclusion.descriptions == ["apply wanted"]
 
 
 def test_an_undone_change_leaves_no_journal(rig: applying_rig.Rig, gpus: Gpus) -> None:
@@ -217,7 +217,7 @@ def test_a_rollback_that_fails_is_reported_kept_and_tried_again(
 
     with pytest.raises(
         errors.LayoutError,
-        match=r"was left unfinished; .*: held; still to do: GPU 0: ",
+        match=r"was left unfinished; .*: in use; still to do: GPU 0: ",
     ):
         rig.apply(layout("too-much"))
     assert rig.journal.text is not None
@@ -240,8 +240,8 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(
     with pytest.raises(errors.HardwareError):
         rig.apply(layout("other"))
 
-    (told,) = rig.told
-    assert told == (
+    (note,) = rig.notes
+    assert note == (
         "the 'apply' of layout 'wanted' was left unfinished; should this one fail, the GPUs "
         "return to what they had before that one"
     )
@@ -269,10 +269,10 @@ def test_a_journal_that_makes_no_sense_is_set_aside_and_reported(
 
     rig.apply(layout("wanted"))
 
-    assert is_in_force(gpus, "wanted")
+    assert is_active(gpus, "wanted")
     assert rig.journal.aside == text
     assert rig.journal.read() is None
-    assert "it is kept as journal.unreadable and otherwise ignored" in rig.told[0]
+    assert "it is kept as journal.unreadable and otherwise ignored" in rig.notes[0]
 
 
 def test_a_journal_that_cannot_be_read_is_set_aside_too(rig: applying_rig.Rig, gpus: Gpus) -> None:
@@ -282,7 +282,7 @@ def test_a_journal_that_cannot_be_read_is_set_aside_too(rig: applying_rig.Rig, g
     rig.apply(layout("wanted"))
 
     assert rig.journal.aside == "x"
-    assert is_in_force(gpus, "wanted")
+    assert is_active(gpus, "wanted")
 
 
 @pytest.mark.parametrize("refused", [{"write"}, {"read", "set_aside"}])
@@ -306,8 +306,8 @@ def test_a_change_is_not_undone_because_its_journal_stays(
 
     rig.apply(layout("wanted"))
 
-    assert is_in_force(gpus, "wanted")
-    assert rig.told == ["cannot clear the journal; remove it, because it is no longer true"]
+    assert is_active(gpus, "wanted")
+    assert rig.notes == ["cannot clear the journal; remove it, because it is no longer true"]
 
 
 def test_what_was_set_up_after_a_reboot_is_not_undone(rig: applying_rig.Rig, gpus: Gpus) -> None:
@@ -320,7 +320,7 @@ def test_what_was_set_up_after_a_reboot_is_not_undone(rig: applying_rig.Rig, gpu
         rig.apply(layout("too-much"))
 
     assert shape(gpus) == since
-    assert "was left unfinished when the node was rebooted" in rig.told[0]
+    assert "was left unfinished when the node was rebooted" in rig.notes[0]
     assert rig.journal.text is None
 
 
@@ -357,8 +357,8 @@ def test_another_manager_at_work_is_waited_for_and_reported_of(
 
     rig.apply(layout("wanted"))
 
-    assert is_in_force(gpus, "wanted")
-    assert rig.told == ["another manager is at work: agent; waiting up to 30 s"]
+    assert is_active(gpus, "wanted")
+    assert rig.notes == ["another manager is at work: agent; waiting up to 30 s"]
 
 
 def test_another_manager_that_does_not_finish_costs_nothing_but_the_wait(
@@ -429,7 +429,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(
 
 
 def with_foreign(gpus: Gpus, start: int) -> model.Placement:
-    """Have somebody create an instance of one slice on the first GPU."""
+    """Create an instance of one slice on the first GPU, as another program does."""
     spec = next(p for p in gpus.gpus[0].profiles or () if str(p.profile) == "1g.5gb")
     place = next(place for place in spec.placements if place.start == start)
     for step in (
@@ -451,7 +451,7 @@ def with_foreign(gpus: Gpus, start: int) -> model.Placement:
 
 
 class MissingOne(Gpus):
-    """The first look misses an instance, as on a driver that lists too few."""
+    """The first observation misses an instance, as on a driver that lists too few."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -469,7 +469,7 @@ class MissingOne(Gpus):
 
 @pytest.fixture
 def missing() -> MissingOne:
-    """GPUs with 2g.10gb, 3g.20gb and, on the first, an instance that the next look misses."""
+    """GPUs with 2g.10gb and 3g.20gb; the next observation misses an instance of the first."""
     gpus = MissingOne()
     applying_rig.apply(gpus, layout("before"))
     gpus.missed = with_foreign(gpus, start=2)
@@ -516,17 +516,17 @@ def test_a_missed_instance_is_part_of_the_next_change(missing: MissingOne) -> No
     assert rig.journal.text is None
     missing.fails = lambda _step: False
     rig.apply(layout("other"))
-    assert is_in_force(missing, "other")
+    assert is_active(missing, "other")
 
 
 def test_an_instance_that_someone_creates_during_a_change_is_named_and_kept(
     rig: applying_rig.Rig, gpus: Gpus
 ) -> None:
-    places: list[model.Placement] = []
+    placements: list[model.Placement] = []
 
     def create(step: steps.Step) -> bool:
-        if isinstance(step, steps.CreateGpuInstance) and not places:
-            places.append(with_foreign(gpus, start=3))
+        if isinstance(step, steps.CreateGpuInstance) and not placements:
+            placements.append(with_foreign(gpus, start=3))
             return True
         return False
 
@@ -535,7 +535,7 @@ def test_an_instance_that_someone_creates_during_a_change_is_named_and_kept(
         rig.apply(layout("wanted"))
 
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
-    assert places[0] in {gi.placement for gi in gpus.gpus[0].gpu_instances}
+    assert placements[0] in {gi.placement for gi in gpus.gpus[0].gpu_instances}
     assert rig.journal.text is not None
 
 
@@ -556,7 +556,7 @@ def test_after_a_kill_only_what_the_change_created_is_removed(
     assert shape(gpus) == before
     assert rig.journal.text is not None
 
-    # Once somebody has removed it, all is right.
+    # Once that instance is removed, the layout is applied.
     with pytest.raises(errors.LayoutError, match=r"too-much|fit"):
         rig.apply(layout("too-much"))
     assert rig.journal.text is None
@@ -574,7 +574,7 @@ def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(
     assert caught.value.reason.is_transient
     assert (gpus.steps, shape(gpus), rig.journal.text) == (0, before, None)
     rig.apply(layout("wanted"))
-    assert is_in_force(gpus, "wanted")
+    assert is_active(gpus, "wanted")
 
 
 def test_beside_an_older_change_a_stale_plan_leaves_alone_what_it_would_have_created(

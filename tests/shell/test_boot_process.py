@@ -52,7 +52,7 @@ def node(tmp_path: pathlib.Path) -> Node:
 
 
 def seen(node: Node) -> object:
-    """Return what ``status`` shows, but for the ids that nothing can bring back."""
+    """Return what ``status`` shows, without the driver's ids, which change."""
     gpus = json.loads(node.run("status", "-o", "json").stdout)["gpus"]
     return [
         {
@@ -145,7 +145,7 @@ def test_a_boot_killed_in_the_middle_and_run_again_comes_to_the_same_end(
 
 
 @pytest.mark.slow
-def test_power_lost_in_an_apply_brings_back_what_was_proven_before(node: Node) -> None:
+def test_boot_after_power_loss_in_an_apply_restores_the_last_verified_layout(node: Node) -> None:
     before = node.shape
     node.kill_apply("first", CREATE)
     node.state.reboot()
@@ -157,7 +157,7 @@ def test_power_lost_in_an_apply_brings_back_what_was_proven_before(node: Node) -
 
 
 @pytest.mark.slow
-def test_a_broken_file_is_set_aside_and_told_with_a_remedy(node: Node) -> None:
+def test_an_invalid_file_is_set_aside_and_reported_with_a_remedy(node: Node) -> None:
     node.state.reboot()
     kept = node.state.beside("proven")
     kept.write_text(kept.read_text(encoding="utf-8")[:-20], encoding="utf-8")
@@ -177,7 +177,7 @@ def test_a_broken_file_is_set_aside_and_told_with_a_remedy(node: Node) -> None:
 
 
 @pytest.mark.slow
-def test_a_swapped_gpu_is_told_and_the_other_is_back(node: Node) -> None:
+def test_a_replaced_gpu_is_reported_and_the_other_is_restored(node: Node) -> None:
     before = node.shape
     node.state.reboot()
     node.state.update(
@@ -193,12 +193,12 @@ def test_a_swapped_gpu_is_told_and_the_other_is_back(node: Node) -> None:
     assert " is gone, and what it had with it" in answer.stderr
     assert " is new: no layout is saved for it" in answer.stderr
     assert node.shape[0] == before[0]
-    told = json.loads(answer.stdout)
-    assert (told["layout"], told["is_changed"], len(told["problems"])) == ("mixed", True, 2)
+    data = json.loads(answer.stdout)
+    assert (data["layout"], data["is_changed"], len(data["problems"])) == ("mixed", True, 2)
 
 
 @pytest.mark.slow
-def test_a_node_where_nothing_is_kept_gets_the_fallback_of_the_peers_variables(
+def test_a_node_without_a_verified_layout_gets_the_fallback_of_mig_parteds_variables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path, SPECS["ampere"], layouts=LAYOUTS)
@@ -246,21 +246,21 @@ def test_a_driver_that_is_not_loaded_in_time_is_a_failure_that_costs_nothing(nod
 
 
 @pytest.mark.slow
-def test_what_an_agent_has_proven_comes_back_too() -> None:
+def test_boot_restores_what_an_agent_verified() -> None:
     # The plugin offers whole GPU instances alone.
     text = LAYOUTS.replace("mixed:", "other:").replace("1c.2g", "2g")
-    with stages.Stage("1xH100-SXM5-80GB+1xA30", text, latency=states.Latency()) as world:
-        world.label("other")
-        assert world.wait_for_end("other") is model.State.SUCCESS
-        world.stop_agent()
-        before = world.gpus.observe()
-        state = nvml_faults.SharedState(world.state_file)
+    with stages.Stage("1xH100-SXM5-80GB+1xA30", text, latency=states.Latency()) as stage:
+        stage.label("other")
+        assert stage.wait_for_end("other") is model.State.SUCCESS
+        stage.stop_agent()
+        before = stage.gpus.observe()
+        state = nvml_faults.SharedState(stage.state_file)
         state.reboot()
 
         back = subprocess.run(  # noqa: S603 - our own program
             [
                 *(sys.executable, "-m", "mig_manager", "boot"),
-                *("--simulate-state", str(world.state_file)),
+                *("--simulate-state", str(stage.state_file)),
             ],
             capture_output=True,
             text=True,
@@ -269,7 +269,7 @@ def test_what_an_agent_has_proven_comes_back_too() -> None:
         )
 
         assert (back.returncode, back.stdout) == (0, "Layout other is restored.\n"), back.stderr
-        assert [gpu.snapshot for gpu in world.gpus.observe()] == [gpu.snapshot for gpu in before]
+        assert [gpu.snapshot for gpu in stage.gpus.observe()] == [gpu.snapshot for gpu in before]
 
 
 @pytest.mark.slow

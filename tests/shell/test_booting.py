@@ -1,4 +1,4 @@
-"""``boot`` over GPUs in memory: what was proven comes back, and one GPU never costs another."""
+"""``boot`` over GPUs in memory restores the verified layout, GPU by GPU if one fails."""
 
 import contextlib
 import dataclasses
@@ -39,8 +39,8 @@ mig-configs:
     )
 
 
-class Told(list[str]):
-    """Remarks that somebody acts on."""
+class Notes(list[str]):
+    """Notes that run a callback."""
 
     def __init__(self, act: Callable[[str], None]) -> None:
         super().__init__()
@@ -65,11 +65,11 @@ class Node:
     def reboot(self) -> None:
         self.gpus.reboot()
         self.rig.boot_id = f"{self.rig.boot_id}+"
-        self.rig.told.clear()
+        self.rig.notes.clear()
 
 
 def kept_by(node: Node) -> status.VerifiedLayout:
-    return status.VerifiedLayout.from_json(node.rig.proven.text or "")
+    return status.VerifiedLayout.from_json(node.rig.boot_layout.text or "")
 
 
 @pytest.fixture(params=PRODUCTS)
@@ -91,8 +91,8 @@ def test_after_a_reboot_every_instance_is_back_in_its_place(node: Node) -> None:
     assert shape(node.gpus) == node.before
     assert (result.layout, result.problems) == ("mixed", ())
     assert node.rig.journal.text is None
-    assert node.rig.exclusion.told[-1] == "restore layout mixed"
-    assert not node.rig.exclusion.is_held
+    assert node.rig.exclusion.descriptions[-1] == "restore layout mixed"
+    assert not node.rig.exclusion.is_locked
 
 
 def test_a_second_run_does_nothing(node: Node) -> None:
@@ -122,7 +122,7 @@ def test_the_placements_come_back_and_not_those_that_an_empty_gpu_would_get(ampe
             ),
         ),
     )
-    ampere.rig.proven.text = dataclasses.replace(
+    ampere.rig.boot_layout.text = dataclasses.replace(
         odd, snapshot=(first, *odd.snapshot[1:])
     ).to_json()
     ampere.reboot()
@@ -144,7 +144,7 @@ def test_what_was_off_stays_off(node: Node) -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 22))
-def test_a_boot_that_is_killed_at_any_step_is_made_good_by_the_next(node: Node, at: int) -> None:
+def test_the_next_boot_finishes_one_that_was_killed_at_any_step(node: Node, at: int) -> None:
     node.reboot()
     node.gpus.killed_at = at
     try:
@@ -177,7 +177,7 @@ def test_power_lost_in_the_middle_of_an_apply_restores_what_was_verified_before(
 
 
 def test_nothing_kept_is_said_and_no_failure(ampere: Node) -> None:
-    ampere.rig.proven.text = None
+    ampere.rig.boot_layout.text = None
     ampere.reboot()
     ampere.gpus.is_driver_loaded = False
 
@@ -190,7 +190,7 @@ def test_nothing_kept_is_said_and_no_failure(ampere: Node) -> None:
 def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: Node) -> None:
     ampere.rig.apply(ampere.layouts.layout("off"))
     off = shape(ampere.gpus)
-    ampere.rig.proven.text = None
+    ampere.rig.boot_layout.text = None
     ampere.gpus.steps, ampere.gpus.killed_at = 0, 3
     with pytest.raises(Killed):
         ampere.rig.apply(ampere.layouts.layout("mixed"))
@@ -200,13 +200,13 @@ def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: Node) -> 
     ampere.rig.boot()
 
     assert shape(ampere.gpus) == off
-    assert ampere.rig.told == [
+    assert ampere.rig.notes == [
         "the 'apply' of layout 'mixed' was left unfinished and is undone now"
     ]
 
 
 def test_with_nothing_kept_the_fallback_is_applied_and_kept(ampere: Node) -> None:
-    ampere.rig.proven.text = None
+    ampere.rig.boot_layout.text = None
     ampere.reboot()
 
     result = ampere.rig.boot(ampere.layouts.layout("mixed"))
@@ -227,7 +227,7 @@ def test_what_is_kept_outdoes_the_fallback(node: Node) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}'])
 def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str) -> None:
-    ampere.rig.proven.text = text
+    ampere.rig.boot_layout.text = text
     ampere.reboot()
     ampere.gpus.steps = 0
 
@@ -236,12 +236,12 @@ def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str)
     (problem,) = result.problems
     assert problem.message.startswith("the layout saved for this boot is invalid (")
     assert problem.remedy
-    assert (ampere.rig.proven.aside, ampere.gpus.steps) == (text, 0)
+    assert (ampere.rig.boot_layout.aside, ampere.gpus.steps) == (text, 0)
     assert ampere.rig.boot().problems == ()
 
 
 def test_what_cannot_be_read_gives_way_to_the_fallback_and_stays_a_problem(ampere: Node) -> None:
-    ampere.rig.proven.refused = {"read"}
+    ampere.rig.boot_layout.refused = {"read"}
     ampere.reboot()
 
     result = ampere.rig.boot(ampere.layouts.layout("mixed"))
@@ -251,7 +251,7 @@ def test_what_cannot_be_read_gives_way_to_the_fallback_and_stays_a_problem(amper
 
 
 def test_what_can_neither_be_read_nor_moved_is_an_error_with_a_way_out(ampere: Node) -> None:
-    ampere.rig.proven.refused = {"read", "set_aside"}
+    ampere.rig.boot_layout.refused = {"read", "set_aside"}
 
     with pytest.raises(errors.UsageError, match="--proven-file"):
         ampere.rig.boot()
@@ -294,11 +294,11 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None
     result = node.rig.boot()
 
     (problem,) = result.problems
-    assert "held; the instances from before are back" in problem.message
+    assert "in use; the instances from before are back" in problem.message
     assert problem.remedy == errors.Reason.IN_USE.remedy_at_shell
     assert shape(node.gpus) == [node.before[0], empty[1]]
     assert node.rig.journal.text is None
-    assert node.rig.told[-1].endswith("trying one GPU after the other")
+    assert node.rig.notes[-1].endswith("trying one GPU after the other")
 
 
 def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None:
@@ -329,7 +329,7 @@ def test_a_driver_that_comes_late_is_waited_for(node: Node) -> None:
         assert remark == "no driver; waiting up to 120 s"
         node.gpus.is_driver_loaded = True
 
-    node.rig.told = Told(load)
+    node.rig.notes = Notes(load)
     node.rig.boot()
 
     assert shape(node.gpus) == node.before
@@ -344,7 +344,7 @@ def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> 
 
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
     assert node.rig.clock.now_s == pytest.approx(7.0)
-    assert not node.rig.exclusion.is_held
+    assert not node.rig.exclusion.is_locked
 
 
 def test_another_manager_at_work_is_waited_for(node: Node) -> None:
@@ -357,38 +357,38 @@ def test_another_manager_at_work_is_waited_for(node: Node) -> None:
 
 
 def test_each_apply_keeps_what_it_has_verified(ampere: Node) -> None:
-    first = ampere.rig.proven.text
+    first = ampere.rig.boot_layout.text
     ampere.rig.apply(ampere.layouts.layout("off"))
     second = kept_by(ampere)
-    ampere.rig.proven.text = None
+    ampere.rig.boot_layout.text = None
     ampere.rig.apply(ampere.layouts.layout("off"))
 
-    assert first != ampere.rig.proven.text
+    assert first != ampere.rig.boot_layout.text
     assert second.config == "off"
     assert kept_by(ampere) == second
 
 
 def test_an_apply_that_fails_keeps_what_was_kept(ampere: Node) -> None:
-    kept = ampere.rig.proven.text
+    kept = ampere.rig.boot_layout.text
     ampere.gpus.fails = lambda step: isinstance(step, steps.SetMode)
 
     with pytest.raises(errors.HardwareError):
         ampere.rig.apply(ampere.layouts.layout("off"))
 
-    assert ampere.rig.proven.text == kept
+    assert ampere.rig.boot_layout.text == kept
 
 
 def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: Node) -> None:
-    ampere.rig.proven.refused = {"write"}
+    ampere.rig.boot_layout.refused = {"write"}
     ampere.rig.apply(ampere.layouts.layout("off"))
 
-    assert ampere.rig.told == [
+    assert ampere.rig.notes == [
         "cannot write the journal; the next boot will not restore this layout"
     ]
 
 
 def test_a_signal_that_ends_boot_finds_a_true_journal(node: Node) -> None:
-    """A signal that was held off takes its effect as soon as the change is complete."""
+    """A deferred signal takes effect as soon as the change is complete."""
 
     @contextlib.contextmanager
     def guard() -> Iterator[None]:

@@ -29,7 +29,7 @@ CREATE = "nvmlDeviceCreateGpuInstance*"
 
 
 class Kept:
-    """A node that had a layout, of which there is a checkpoint."""
+    """A node with a checkpoint of a former layout."""
 
     def __init__(self, folder: pathlib.Path, spec: str) -> None:
         self.node = Node(folder, spec, layouts=LAYOUTS)
@@ -87,7 +87,7 @@ def test_from_another_layout_the_identical_placements_come_back(
 
 
 @pytest.mark.slow
-def test_file_and_mode_can_come_from_the_peers_variables(
+def test_file_and_mode_can_come_from_mig_parteds_variables(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert kept.node.run("apply", "now").returncode == 0
@@ -104,7 +104,7 @@ def test_file_and_mode_can_come_from_the_peers_variables(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_the_peer_has_written_is_restored(kept: Kept) -> None:
+def test_a_checkpoint_written_by_mig_parted_is_restored(kept: Kept) -> None:
     uuid = json.loads(kept.file.read_text())["MigState"]["Devices"][0]["UUID"]
     # By hand, as its Go types are written out: of one GPU, with its own ids.
     kept.file.write_text(
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_the_peer_has_written_is_restored(kept: Kept) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('"Version":"v1"', '"Version":"v3"', ":1:12: Version must be the text v1, not 'v3'"),
         ('"UUID":"GPU-', '"UUID":"GPU-not-', "is not on this node"),
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_the_peer_has_written_is_restored(kept: Kept) -> None:
     ],
 )
 def test_a_bad_checkpoint_ends_with_status_2_and_its_place_and_changes_nothing(
-    kept: Kept, old: str, new: str, said: str
+    kept: Kept, old: str, new: str, message: str
 ) -> None:
     text = kept.file.read_text()
     assert old in text
@@ -155,13 +155,13 @@ def test_a_bad_checkpoint_ends_with_status_2_and_its_place_and_changes_nothing(
 
     assert (answer.returncode, answer.stdout) == (2, "")
     assert f"mig-manager: {kept.file}:" in answer.stderr
-    assert said in answer.stderr
+    assert message in answer.stderr
     assert "remedy: Restore a checkpoint of this node's GPUs" in answer.stderr
     assert kept.node.shape == before
 
 
 @pytest.mark.slow
-def test_a_restore_that_fails_brings_back_what_was(kept: Kept) -> None:
+def test_a_restore_that_fails_is_rolled_back(kept: Kept) -> None:
     assert kept.node.run("apply", "now").returncode == 0
     before = kept.node.shape
     kept.node.state.add_fault(
@@ -177,7 +177,7 @@ def test_a_restore_that_fails_brings_back_what_was(kept: Kept) -> None:
 
 
 @pytest.mark.slow
-def test_a_restore_that_is_killed_is_made_good_by_the_next(kept: Kept) -> None:
+def test_the_next_restore_finishes_one_that_was_killed(kept: Kept) -> None:
     assert kept.node.run("apply", "now").returncode == 0
     kept.node.kill(*kept.argv, function=CREATE)
     assert kept.node.journal.exists()

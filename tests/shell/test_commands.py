@@ -82,7 +82,7 @@ class Stubborn(Gpus):
 
 
 class Reticent(Gpus):
-    """GPUs whose driver tells profiles only while MIG is on."""
+    """GPUs whose driver lists profiles only while MIG is on."""
 
     def observe(self) -> model.ObservedGpus:
         return model.ObservedGpus(

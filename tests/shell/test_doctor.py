@@ -43,8 +43,8 @@ NODE_NAME = "n1"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What was found."""
+class Examination:
+    """A report, with its findings by check."""
 
     report: checks.Report
 
@@ -81,13 +81,13 @@ class Patient:
         return self
 
     def settings(self, *argv: str, **changes: object) -> command_settings.DoctorSettings:
-        given = command_settings.doctor_settings(
+        settings = command_settings.doctor_settings(
             parser.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
         )
-        return dataclasses.replace(given, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
-    def told(self, *argv: str, **changes: object) -> Told:
-        return Told(report=doctor.examine(self.settings(*argv, **changes)))
+    def examine(self, *argv: str, **changes: object) -> Examination:
+        return Examination(report=doctor.examine(self.settings(*argv, **changes)))
 
     def shell(self, *argv: str) -> tuple[int, str]:
         out, err = io.StringIO(), io.StringIO()
@@ -121,12 +121,12 @@ def a_gpu(product: str = "A100-SXM4-40GB") -> model.Gpu:
 
 
 def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -> None:
-    told = patient.born().told()
+    result = patient.born().examine()
 
-    assert not told.failing
-    assert told.text("driver") == "driver 580.95.05, NVML 580.95.05"
-    assert told.text("rights") == "no kubeconfig"
-    assert {f.check for f in told.report.findings} == set(doctor.CHECKS)
+    assert not result.failing
+    assert result.text("driver") == "driver 580.95.05, NVML 580.95.05"
+    assert result.text("rights") == "no kubeconfig"
+    assert {f.check for f in result.report.findings} == set(doctor.CHECKS)
 
 
 def test_the_answer_is_for_people_and_for_programs(patient: Patient) -> None:
@@ -149,23 +149,23 @@ def test_a_driver_that_hangs_hides_nothing_else(patient: Patient) -> None:
     patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, hang_s=600.0))
     since = time.monotonic()
 
-    told = patient.told("--timeout-s", "4")
+    result = patient.examine("--timeout-s", "4")
 
     assert time.monotonic() - since < 30
-    assert told.failing == {"driver", "gpus"}
-    assert "nvmlInit has not returned for" in told.text("driver")
-    assert told.verdict("instances") is SKIPPED
-    assert told.verdict("config-file") is OK
+    assert result.failing == {"driver", "gpus"}
+    assert "nvmlInit has not returned for" in result.text("driver")
+    assert result.verdict("instances") is SKIPPED
+    assert result.verdict("config-file") is OK
 
 
 def test_a_driver_that_crashes_hides_nothing_else(patient: Patient) -> None:
     patient.born()
     patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, crashes=True))
 
-    told = patient.told()
+    result = patient.examine()
 
-    assert told.failing == {"driver", "gpus"}
-    assert told.verdict("lock") is OK
+    assert result.failing == {"driver", "gpus"}
+    assert result.verdict("lock") is OK
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:
@@ -184,11 +184,11 @@ def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -
     ]
     lock = threading.Lock()
     with lock:
-        told = Told(report=checks.run(rows, facts, timeout_s=0.2))
+        result = Examination(report=checks.run(rows, facts, timeout_s=0.2))
 
-    assert told.text("broken") == "the check failed: RuntimeError: oh"
-    assert told.text("hung") == "no answer within 0.2 s"
-    assert told.text("good") == "free"
+    assert result.text("broken") == "the check failed: RuntimeError: oh"
+    assert result.text("hung") == "no answer within 0.2 s"
+    assert result.text("good") == "free"
 
 
 def test_the_document_has_every_check_with_its_remedy() -> None:
@@ -209,15 +209,17 @@ def test_no_driver_fails_with_what_to_do(patient: Patient) -> None:
     patient.born()
     patient.path.unlink()
 
-    told = patient.told()
+    result = patient.examine()
 
-    assert told.failing == {"driver", "gpus"}
-    assert "Load the NVIDIA driver" in told.remedies("driver")
+    assert result.failing == {"driver", "gpus"}
+    assert "Load the NVIDIA driver" in result.remedies("driver")
 
 
-def test_a_pending_mode_says_how_to_end_it_and_who_is_in_the_way(patient: Patient) -> None:
+def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
+    patient: Patient,
+) -> None:
     patient.born(resets_itself=False)
-    holder = patient.state.boards[0]
+    board = patient.state.boards[0]
     patient.state.update(
         lambda now: (
             dataclasses.replace(
@@ -227,14 +229,14 @@ def test_a_pending_mode_says_how_to_end_it_and_who_is_in_the_way(patient: Patien
             None,
         )
     )
-    patient.state.add_client(holder.uuid, name="/usr/bin/train", pid=77)
+    patient.state.add_client(board.uuid, name="/usr/bin/train", pid=77)
 
-    told = patient.told()
+    result = patient.examine()
 
-    assert "GPU 1: MIG disabled, to be enabled after a reset" in told.text("gpus")
-    assert "nvidia-smi --gpu-reset -i 1" in told.remedies("gpus")
-    assert "GPU 0: train (pid 77)" in told.text("gpu-processes")
-    assert told.verdict("gpu-processes") is WARN
+    assert "GPU 1: MIG disabled, to be enabled after a reset" in result.text("gpus")
+    assert "nvidia-smi --gpu-reset -i 1" in result.remedies("gpus")
+    assert "GPU 0: train (pid 77)" in result.text("gpu-processes")
+    assert result.verdict("gpu-processes") is WARN
 
 
 @pytest.mark.parametrize(
@@ -247,13 +249,13 @@ def test_a_pending_mode_says_how_to_end_it_and_who_is_in_the_way(patient: Patien
 def test_gpus_of_a_virtual_machine_are_explained(
     patient: Patient, how: states.Virtualization, verdict: checks.Verdict, words: str
 ) -> None:
-    told = patient.born(virtualization=how).told()
+    result = patient.born(virtualization=how).examine()
 
-    assert told.verdict("virtualization") is verdict
-    assert words in told.text("virtualization")
+    assert result.verdict("virtualization") is verdict
+    assert words in result.text("virtualization")
 
 
-def test_an_instance_that_nobody_can_use_is_named() -> None:
+def test_a_gpu_instance_without_compute_instances_is_named() -> None:
     garbage = model.GpuInstance(
         instance_id=3,
         profile=profile_name.parse("1g.5gb"),
@@ -285,11 +287,11 @@ def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient)
         )
     )
 
-    told = patient.told()
+    result = patient.examine()
 
-    assert told.failing == {"gpus"}
-    assert "Run as root" in told.remedies("gpus")
-    assert told.verdict("instances") is SKIPPED
+    assert result.failing == {"gpus"}
+    assert "Run as root" in result.remedies("gpus")
+    assert result.verdict("instances") is SKIPPED
 
 
 def test_a_node_without_any_gpu_that_has_mig_fails() -> None:
@@ -382,16 +384,16 @@ def test_a_kernel_without_the_driver_says_so(proc: proc_tree.ProcTree) -> None:
     assert found.verdict is FAIL
 
 
-def test_processes_are_told_with_their_pod(patient: Patient, proc: proc_tree.ProcTree) -> None:
+def test_processes_are_reported_with_their_pod(patient: Patient, proc: proc_tree.ProcTree) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0)
     proc.add(4711, "/dev/nvidia0", name="dcgm", cgroup=f"0::/kubepods/pod{POD}/x")
 
-    told = patient.born().told(proc=proc.root)
+    result = patient.born().examine(proc=proc.root)
 
-    assert f"GPU 0: dcgm (pid 4711, pod {POD})" in told.text("gpu-processes")
+    assert f"GPU 0: dcgm (pid 4711, pod {POD})" in result.text("gpu-processes")
 
 
-def test_the_lock_is_told_with_its_holder_and_left_alone(tmp_path: pathlib.Path) -> None:
+def test_the_lock_is_reported_with_its_owner_and_not_taken(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "lock"
     lock = lock_file.LockFile(path, program="other", clock=clock.SystemClock(), is_required=True)
 
@@ -409,17 +411,17 @@ def test_the_lock_is_told_with_its_holder_and_left_alone(tmp_path: pathlib.Path)
 
 def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
     patient.born()
-    layouts, proven, journal = (patient.folder / name for name in ("l.yaml", "p", "j"))
+    layouts, verified, journal = (patient.folder / name for name in ("l.yaml", "p", "j"))
     layouts.write_text("version: v2\n")
-    proven.write_text("{")
+    verified.write_text("{")
     journal.write_text(status.Journal(config="all-1g.5gb").to_json())
-    files = ("-f", str(layouts), "--proven-file", str(proven), "--journal-file", str(journal))
+    files = ("-f", str(layouts), "--proven-file", str(verified), "--journal-file", str(journal))
 
-    told = patient.told(*files)
+    result = patient.examine(*files)
 
-    assert told.failing == {"config-file", "verified-layout"}
-    assert f"{layouts}:1:10" in told.text("config-file")
-    assert told.verdict("journal-file") is WARN
+    assert result.failing == {"config-file", "verified-layout"}
+    assert f"{layouts}:1:10" in result.text("config-file")
+    assert result.verdict("journal-file") is WARN
 
 
 # -- the cluster --------------------------------------------------------------------------
@@ -439,9 +441,9 @@ class Cluster:
         what = (asked.verb, asked.resource, asked.subresource)
         return not asked.token or what not in self.denied
 
-    def told(self) -> Told:
+    def examine(self) -> Examination:
         kubeconfig = self.server.kubeconfig(self.patient.folder / "kubeconfig")
-        return self.patient.told(
+        return self.patient.examine(
             *("--kubeconfig", str(kubeconfig), "--node-name", NODE_NAME),
             *("--pod-resources-socket", str(self.socket)),
         )
@@ -452,7 +454,7 @@ class Cluster:
 
 
 @pytest.fixture
-def world(patient: Patient) -> Iterator[Cluster]:
+def cluster_rig(patient: Patient) -> Iterator[Cluster]:
     patient.born()
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -471,13 +473,13 @@ def world(patient: Patient) -> Iterator[Cluster]:
         )
         with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
             wait_for(
-                lambda: any(sandbox.devices.allocatable().values()) and is_told(kube),
+                lambda: any(sandbox.devices.allocatable().values()) and is_published(kube),
                 within_s=20,
             )
         yield found
 
 
-def is_told(kube: api.KubeApi) -> bool:
+def is_published(kube: api.KubeApi) -> bool:
     shown = kube.get(f"/api/v1/nodes/{NODE_NAME}").get("status", {}).get("allocatable", {})
     return bool(shown.get("nvidia.com/gpu"))
 
@@ -488,38 +490,38 @@ def wait_for(condition: Callable[[], bool], *, within_s: float) -> None:
         assert time.monotonic() < deadline, "the condition did not come true in time"
 
 
-def test_a_node_that_is_served_has_nothing_to_fix(world: Cluster) -> None:
-    told = world.told()
+def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
+    result = cluster_rig.examine()
 
-    assert not told.failing, told.report
-    assert told.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
-    assert told.text("rights") == f"all {len(rights.RIGHTS)} that the agent needs"
-    assert "is ready" in told.text("device-plugin")
+    assert not result.failing, result.report
+    assert result.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
+    assert result.text("rights") == f"all {len(rights.RIGHTS)} that the agent needs"
+    assert "is ready" in result.text("device-plugin")
 
 
-def test_rights_that_are_lacking_are_named_and_events_are_no_failure(world: Cluster) -> None:
-    world.denied = {("create", "pods", "eviction"), ("create", "events", "")}
+def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig: Cluster) -> None:
+    cluster_rig.denied = {("create", "pods", "eviction"), ("create", "events", "")}
 
-    told = world.told()
+    result = cluster_rig.examine()
 
-    assert told.failing == {"rights"}
-    assert [(f.verdict, f.found.partition(":")[0]) for f in told.of("rights")] == [
+    assert result.failing == {"rights"}
+    assert [(f.verdict, f.found.partition(":")[0]) for f in result.of("rights")] == [
         (FAIL, "may not create pods/eviction"),
         (WARN, "may not create events"),
     ]
 
 
-def test_what_an_interrupted_run_left_is_named(world: Cluster) -> None:
+def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
     labels = {f"{cluster.DEPLOY_LABEL_PREFIX}dcgm": cluster.PAUSED_VALUE}
     annotations = {
         cluster.JOURNAL_ANNOTATION: "{}",
         cluster.UNREADABLE_JOURNAL_ANNOTATION: "x",
     }
-    world.patch({"metadata": {"labels": labels, "annotations": annotations}})
+    cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
 
-    left = world.told()
-    world.patch({"metadata": {"labels": {cluster.STATE_LABEL: "pending"}}})
-    under_way = world.told()
+    left = cluster_rig.examine()
+    cluster_rig.patch({"metadata": {"labels": {cluster.STATE_LABEL: "pending"}}})
+    under_way = cluster_rig.examine()
 
     assert "interrupted-run" in left.failing
     assert "dcgm is paused, there is a journal" in left.text("interrupted-run")
@@ -528,15 +530,15 @@ def test_what_an_interrupted_run_left_is_named(world: Cluster) -> None:
 
 
 def test_a_cluster_that_was_asked_for_and_is_not_there_is_a_failure(patient: Patient) -> None:
-    told = patient.born().told(
+    result = patient.born().examine(
         *("--kubeconfig", str(patient.folder / "none"), "--node-name", NODE_NAME),
         *("--pod-resources-socket", str(patient.folder / "none.sock")),
     )
 
-    assert told.failing == {"api", "pod-resources"}
-    assert told.verdict("rights") is SKIPPED
-    assert told.text("rights") == "not known: the cluster"
-    assert "--kubeconfig" in told.remedies("api")
+    assert result.failing == {"api", "pod-resources"}
+    assert result.verdict("rights") is SKIPPED
+    assert result.text("rights") == "not known: the cluster"
+    assert "--kubeconfig" in result.remedies("api")
 
 
 def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> None:
@@ -546,13 +548,13 @@ def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> Non
         text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
         config.write_text(text)
 
-        told = patient.told("--timeout-s", "4", "--kubeconfig", str(config))
+        result = patient.examine("--timeout-s", "4", "--kubeconfig", str(config))
 
-    assert told.failing == {"api", "rights"}
-    assert told.verdict("driver") is OK
+    assert result.failing == {"api", "rights"}
+    assert result.verdict("driver") is OK
 
 
-def test_devices_that_are_not_offered_and_devices_that_are_no_more_are_counted() -> None:
+def test_missing_and_removed_devices_are_counted() -> None:
     offers: checks.Once[Mapping[str, frozenset[str]]] = checks.Once(
         lambda: {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}, what="what kubelet offers"
     )

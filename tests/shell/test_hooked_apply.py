@@ -167,7 +167,7 @@ def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_act
     assert is_done is (point == "exit")
     if is_done:
         assert caught.value.message.endswith("the layout is active all the same")
-        assert played.rig.proven.text is not None
+        assert played.rig.boot_layout.text is not None
     else:
         assert shape(played.gpus) == played.before
 
@@ -274,7 +274,7 @@ def test_a_signal_ends_a_hook_but_the_last_and_all_is_undone(
 
     played.rig.guard = guard
     if point in ("start", "exit"):
-        # Nothing comes before the first, and nobody asks during the last.
+        # There is no hook before the first, and no check during the last.
         played.apply("wanted")
         assert not ended
         return
@@ -286,7 +286,7 @@ def test_a_signal_ends_a_hook_but_the_last_and_all_is_undone(
     assert played.rig.journal.text is None
 
 
-def test_a_first_hook_that_is_ended_early_is_followed_by_the_last_point() -> None:
+def test_the_last_hook_runs_after_the_first_one_is_interrupted() -> None:
     played = Played(
         "off", "hooks: {apply-start: [{command: a}, {command: b}], apply-exit: [{command: c}]}"
     )

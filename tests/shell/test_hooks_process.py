@@ -44,7 +44,7 @@ class Hooked:
         log = self.folder / "log"
         return log.read_text(encoding="utf-8").split() if log.exists() else []
 
-    def told(self, point: str) -> dict[str, str]:
+    def variables(self, point: str) -> dict[str, str]:
         """Return the variables that a hook had."""
         lines = (self.folder / f"env.{point}").read_text(encoding="utf-8").splitlines()
         return dict(line.split("=", 1) for line in lines)
@@ -55,7 +55,7 @@ def hooked(tmp_path: pathlib.Path) -> Hooked:
     return Hooked(tmp_path)
 
 
-def test_every_point_runs_its_hook_with_what_the_peer_tells_it(hooked: Hooked) -> None:
+def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked: Hooked) -> None:
     answer = hooked.node.run(*hooked.argv)
 
     assert (answer.returncode, answer.stdout) == (
@@ -64,7 +64,7 @@ def test_every_point_runs_its_hook_with_what_the_peer_tells_it(hooked: Hooked) -
     ), answer.stderr
     assert hooked.ran == list(POINTS)
     for point in POINTS:
-        assert hooked.told(point) == {
+        assert hooked.variables(point) == {
             "MIG_PARTED_CONFIG_FILE": str(hooked.node.layouts),
             "MIG_PARTED_SELECTED_CONFIG": "wanted",
             "MIG_PARTED_HOOKS_FILE": str(hooked.file),
@@ -85,12 +85,15 @@ def test_where_nothing_changes_the_first_and_the_last_point_come_all_the_same(
 
     assert answer.returncode == 0
     assert hooked.ran == ["apply-start", "apply-exit"]
-    told = hooked.told("apply-exit")
-    assert (told["MIG_PARTED_SKIP_RESET"], told["MIG_PARTED_MODE_CHANGE_ONLY"]) == ("true", "true")
+    variables = hooked.variables("apply-exit")
+    assert (variables["MIG_PARTED_SKIP_RESET"], variables["MIG_PARTED_MODE_CHANGE_ONLY"]) == (
+        "true",
+        "true",
+    )
 
 
 @pytest.mark.slow
-def test_a_restore_tells_its_hooks_of_the_checkpoint(hooked: Hooked) -> None:
+def test_the_hooks_of_a_restore_get_the_name_of_the_checkpoint(hooked: Hooked) -> None:
     file = hooked.folder / "c.json"
     assert hooked.node.run("apply", "wanted").returncode == 0
     assert hooked.node.run("checkpoint", "-f", str(file)).returncode == 0
@@ -99,7 +102,7 @@ def test_a_restore_tells_its_hooks_of_the_checkpoint(hooked: Hooked) -> None:
     assert hooked.node.run("restore", "-f", str(file), "-k", str(hooked.file)).returncode == 0
 
     assert hooked.ran == ["apply-start", "pre-apply-config", "apply-exit"]
-    assert hooked.told("apply-start") == {
+    assert hooked.variables("apply-start") == {
         "MIG_PARTED_CHECKPOINT_FILE": str(file),
         "MIG_PARTED_HOOKS_FILE": str(hooked.file),
         "MIG_PARTED_MODE_CHANGE_ONLY": "false",
@@ -108,7 +111,7 @@ def test_a_restore_tells_its_hooks_of_the_checkpoint(hooked: Hooked) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
-def test_a_hook_that_fails_is_told_with_its_words_and_all_but_the_last_cost_nothing(
+def test_a_failed_hook_is_reported_with_its_output_and_only_the_last_one_fails_the_change(
     hooked: Hooked, point: str
 ) -> None:
     hooked.write(at=point, script="echo first; echo no way >&2; exit 7")
@@ -148,18 +151,18 @@ def test_a_hook_that_takes_too_long_is_killed(hooked: Hooked) -> None:
         (POINTS[1], signal.SIGINT),
     ],
 )
-def test_a_signal_in_a_hook_ends_it_and_brings_back_what_was(
+def test_a_signal_ends_the_running_hook_and_rolls_back(
     hooked: Hooked, point: str, number: signal.Signals
 ) -> None:
     hooked.write(at=point, script="sleep 600")
     with hooked.node.started(*hooked.argv) as process:
         wait_for(lambda: hooked.ran[-1:] == [point])
         process.send_signal(number)
-        _, said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
 
     # As a shell has it: ended by the signal, which for Ctrl-C is a status of ours.
-    assert process.returncode == (130 if number is signal.SIGINT else -number), said
-    assert "Traceback" not in said
+    assert process.returncode == (130 if number is signal.SIGINT else -number), stderr
+    assert "Traceback" not in stderr
     assert hooked.ran[-1] == "apply-exit"
     assert hooked.node.shape == hooked.before
     assert not hooked.node.journal.exists()
@@ -180,7 +183,7 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked: Hooked) -> None:
     assert hooked.node.run("assert", "wanted").returncode == 0
 
 
-def test_a_program_that_is_not_there_is_told_with_its_place_before_anything_runs(
+def test_a_missing_program_is_reported_with_its_position_before_any_hook_runs(
     hooked: Hooked,
 ) -> None:
     text = hooked.file.read_text(encoding="utf-8")

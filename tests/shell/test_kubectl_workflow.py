@@ -23,7 +23,7 @@ Kubectl = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[stages.Stage]:
+def stage() -> Iterator[stages.Stage]:
     if KUBECTL is None:
         pytest.skip("kubectl is not installed")
     with stages.Stage(
@@ -37,11 +37,11 @@ def world() -> Iterator[stages.Stage]:
 
 
 @pytest.fixture(scope="module")
-def kubectl(world: stages.Stage, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+def kubectl(stage: stages.Stage, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
     home = tmp_path_factory.mktemp("kubectl")
     environment = {
         "HOME": str(home),
-        "KUBECONFIG": str(world.server.kubeconfig(home / "kubeconfig", token="person")),  # noqa: S106
+        "KUBECONFIG": str(stage.server.kubeconfig(home / "kubeconfig", token="person")),  # noqa: S106
         # The plugin is where this environment's console scripts are.
         "PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
     }
@@ -67,35 +67,35 @@ def label_and_wait(kubectl: Kubectl, layout: str) -> str:
     return kubectl("wait", "node", "sandbox", f"--for={applied}={layout}", "--timeout=60s")
 
 
-def wait_for_event(world: stages.Stage, reason: str) -> None:
-    """Wait for an Event: the agent publishes it after the labels that tell the same."""
+def wait_for_event(stage: stages.Stage, reason: str) -> None:
+    """Wait for an Event: the agent publishes it after the labels."""
 
     def is_there() -> bool:
-        events = world.api.get("/api/v1/namespaces/default/events")["items"]
+        events = stage.api.get("/api/v1/namespaces/default/events")["items"]
         return any(each["reason"] == reason for each in events)
 
-    world.wait(is_there, f"the event {reason}")
+    stage.wait(is_there, f"the event {reason}")
 
 
 @pytest.fixture(scope="module")
-def told(world: stages.Stage, kubectl: Kubectl) -> str:
-    """What the first layout's wait said; the layout is in force."""
-    said = label_and_wait(kubectl, LAYOUT)
-    wait_for_event(world, "Applied")
-    return said
+def waited(stage: stages.Stage, kubectl: Kubectl) -> str:
+    """Return the output of the wait for the first layout, which is applied then."""
+    output = label_and_wait(kubectl, LAYOUT)
+    wait_for_event(stage, "Applied")
+    return output
 
 
 @pytest.fixture
-def described(kubectl: Kubectl, told: str) -> str:
-    assert told
+def described(kubectl: Kubectl, waited: str) -> str:
+    assert waited
     return kubectl("describe", "node", "sandbox")
 
 
-def test_a_person_labels_the_node_and_waits_for_the_layout_to_be_in_force(told: str) -> None:
-    assert told == "node/sandbox condition met\n"
+def test_kubectl_wait_returns_once_the_labelled_layout_is_applied(waited: str) -> None:
+    assert waited == "node/sandbox condition met\n"
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("waited")
 def test_the_list_of_nodes_shows_the_state_in_a_column(kubectl: Kubectl) -> None:
     columns = ("-L", cluster.STATE_LABEL, "-L", cluster.APPLIED_LABEL)
 
@@ -106,7 +106,7 @@ def test_the_list_of_nodes_shows_the_state_in_a_column(kubectl: Kubectl) -> None
     assert line.split()[-2:] == ["success", LAYOUT]
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("waited")
 def test_the_list_of_pods_shows_the_new_plugin_and_no_pod_that_had_to_go(
     kubectl: Kubectl,
 ) -> None:
@@ -116,7 +116,7 @@ def test_the_list_of_pods_shows_the_new_plugin_and_no_pod_that_had_to_go(
     assert seen == {"gpu-operator": "Running"}
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("waited")
 def test_the_plugin_draws_what_the_agent_published(kubectl: Kubectl) -> None:
     drawn = kubectl("mig", "status", "sandbox")
     planned = kubectl("mig", "plan", "all-balanced", "-f", str(PROFILES))
@@ -141,7 +141,7 @@ def section(described: str, title: str) -> list[str]:
     return [" ".join(line.split()) for line in inside]
 
 
-def test_a_description_of_the_node_shows_the_labels_of_wish_and_result(described: str) -> None:
+def test_kubectl_describe_shows_the_labels_of_request_and_result(described: str) -> None:
     assert {
         f"{cluster.CONFIG_LABEL}={LAYOUT}",
         f"{cluster.STATE_LABEL}=success",
@@ -156,17 +156,17 @@ def test_a_description_of_the_node_shows_the_devices_that_pods_can_ask_for(descr
     assert all(line.endswith(" 0") for line in devices if "mig-1g.5gb" not in line)
 
 
-def test_a_description_of_the_node_tells_the_story_in_events(described: str) -> None:
+def test_kubectl_describe_shows_the_events_of_the_change(described: str) -> None:
     ours = [line for line in section(described, "Events") if " mig-manager " in line]
 
     assert [line.split()[:2] for line in ours] == [["Normal", "Draining"], ["Normal", "Applied"]]
-    assert "1 pod must leave: default/train" in ours[0]
+    assert "1 pod to evict: default/train" in ours[0]
     assert f"Layout {LAYOUT} is active." in ours[1]
 
 
 @pytest.mark.slow
-def test_a_node_that_a_person_has_cordoned_stays_cordoned(kubectl: Kubectl, told: str) -> None:
-    assert told
+def test_a_node_that_a_person_has_cordoned_stays_cordoned(kubectl: Kubectl, waited: str) -> None:
+    assert waited
     kubectl("cordon", "sandbox")
 
     label_and_wait(kubectl, "all-2g.10gb")
@@ -176,14 +176,14 @@ def test_a_node_that_a_person_has_cordoned_stays_cordoned(kubectl: Kubectl, told
     label_and_wait(kubectl, LAYOUT)
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("waited")
 def test_a_layout_that_does_not_exist_ends_in_a_warning_and_the_old_layout_stays(
-    world: stages.Stage, kubectl: Kubectl
+    stage: stages.Stage, kubectl: Kubectl
 ) -> None:
     kubectl("label", "node", "sandbox", f"{cluster.CONFIG_LABEL}=all-9g.1gb", "--overwrite")
     state = "jsonpath={.metadata.labels.nvidia\\.com/mig\\.config\\.state}"
     kubectl("wait", "node", "sandbox", f"--for={state}=failed", "--timeout=60s")
-    wait_for_event(world, "UnknownConfig")
+    wait_for_event(stage, "UnknownConfig")
 
     shown = kubectl("get", "node", "sandbox", "-o", "jsonpath={.metadata.labels}")
     warnings = kubectl("get", "events", "--field-selector", "type=Warning")

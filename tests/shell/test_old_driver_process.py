@@ -21,7 +21,7 @@ def node_without(folder: pathlib.Path, *functions: str) -> Node:
 
 
 @pytest.mark.slow
-def test_a_driver_that_cannot_be_told_a_place_is_brought_to_the_layout(
+def test_a_driver_without_placements_gets_the_layout(
     tmp_path: pathlib.Path,
 ) -> None:
     node = node_without(tmp_path, CREATE_WITH_PLACEMENT)
@@ -32,7 +32,7 @@ def test_a_driver_that_cannot_be_told_a_place_is_brought_to_the_layout(
     assert node.run("assert", "wanted").returncode == 0
 
 
-def test_a_driver_that_cannot_be_told_a_place_gets_all_instances_back_after_a_failure(
+def test_a_driver_without_placements_gets_all_instances_back_after_a_failure(
     tmp_path: pathlib.Path,
 ) -> None:
     node = node_without(tmp_path, CREATE_WITH_PLACEMENT)

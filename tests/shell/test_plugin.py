@@ -15,7 +15,7 @@ from tests.shell import plugin_rig as rig
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "kubectl-plugin.md"
 NASTY = "\x1b]0;owned\x07\x1b[2Jgone\r\u202etxt"
-"""What would name a terminal's window, empty it, and turn what follows around."""
+"""Control sequences that name a terminal's window, clear it, and reverse the text after them."""
 
 
 def assert_harmless(answer: rig.Answer) -> None:
@@ -98,11 +98,11 @@ def test_contexts_and_kubeconfigs_are_kubectls_own(
     document["clusters"].append({"name": "gone", "cluster": {"server": "http://127.0.0.1:1"}})
     elsewhere = tmp_path / "kubeconfig"
     elsewhere.write_text(json.dumps(document | {"current-context": "other"}))
-    given = ("--kubeconfig", str(elsewhere))
+    options = ("--kubeconfig", str(elsewhere))
 
-    assert viewer.real("history", "gpu-1", *given).status == 1
-    assert viewer.real("history", "gpu-1", *given, "--context", "sandbox").status == 0
-    assert viewer.real("--context=sandbox", *given, "history", "gpu-1").status == 0
+    assert viewer.real("history", "gpu-1", *options).status == 1
+    assert viewer.real("history", "gpu-1", *options, "--context", "sandbox").status == 0
+    assert viewer.real("--context=sandbox", *options, "history", "gpu-1").status == 0
     unknown = viewer.real("history", "gpu-1", "--context", "nowhere")
     assert (unknown.status, unknown.out) == (1, "")
     assert "nowhere" in unknown.err
@@ -203,7 +203,7 @@ def test_colours_are_used_on_request(viewer: rig.Viewer) -> None:
 # -- plan -------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_drawn_with_the_pods_that_must_leave(viewer: rig.Viewer) -> None:
+def test_a_plan_is_drawn_with_the_affected_pods(viewer: rig.Viewer) -> None:
     answer = viewer.alone("plan", "all-1g.5gb", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")

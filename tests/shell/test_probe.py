@@ -1,4 +1,4 @@
-"""The image's health check against what an agent really serves, however it was told to."""
+"""The image's health check against a real agent, however its port is set."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ def agent(*, silence_s: float = 0.0, address: str = "127.0.0.1") -> Iterator[int
 
 @pytest.fixture
 def unused() -> Iterator[int]:
-    """A port on which nobody listens, kept from others."""
+    """A port without a listener, reserved for the test."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield int(taken.getsockname()[1])
@@ -49,10 +49,10 @@ def test_an_agent_that_answers_is_healthy_though_it_is_not_ready_yet() -> None:
 
 def test_an_agent_whose_worker_is_stuck_is_not_healthy_and_says_why() -> None:
     with agent(silence_s=11.0) as port:
-        is_alive, told = probe.check(AGENT, {"MIG_MANAGER_HEALTH_PORT": str(port)})
+        is_alive, message = probe.check(AGENT, {"MIG_MANAGER_HEALTH_PORT": str(port)})
 
     assert not is_alive
-    assert told == "the worker has been stuck for 11 s"
+    assert message == "the worker has been stuck for 11 s"
 
 
 @pytest.mark.parametrize("command", [AGENT, (), ("/sbin/init",), ("sh", "-c", "sleep 1 & agent")])
@@ -81,10 +81,10 @@ def test_an_agent_behind_a_shell_is_found_by_the_environment() -> None:
 def test_another_command_than_the_agent_has_no_health(unused: int) -> None:
     environ = {"MIG_MANAGER_HEALTH_PORT": str(unused)}
 
-    is_alive, told = probe.check(("mig-manager", "demo", "--keep"), environ)
+    is_alive, message = probe.check(("mig-manager", "demo", "--keep"), environ)
 
     assert is_alive
-    assert told == "demo has no health to ask for"
+    assert message == "demo has no health to ask for"
 
 
 def test_the_agent_is_asked_at_the_address_where_it_listens() -> None:
@@ -121,20 +121,20 @@ def run(port: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_exit_status_tells_docker_whether_the_agent_is_healthy(unused: int) -> None:
+def test_the_exit_status_shows_docker_whether_the_agent_is_healthy(unused: int) -> None:
     with agent() as port:
         assert run(str(port)) == (0, "ok\n")
     with agent(silence_s=60.0) as port:
         assert run(str(port)) == (1, "the worker has been stuck for 60 s\n")
-    status, told = run(str(unused))
+    status, message = run(str(unused))
     assert status == 1
-    assert told.startswith("the agent does not answer: ConnectionRefusedError")
+    assert message.startswith("the agent does not answer: ConnectionRefusedError")
     assert run("no port")[0] == 1
 
 
 def test_whatever_answers_without_http_is_unhealthy_within_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        status, told = run(str(silent.getsockname()[1]))
+        status, message = run(str(silent.getsockname()[1]))
 
     assert status == 1
-    assert told.startswith("the agent does not answer: TimeoutError")
+    assert message.startswith("the agent does not answer: TimeoutError")

@@ -40,7 +40,7 @@ CHECKPOINT = checkpoint.render(THEN.gpus)
 
 
 def ways() -> list[tuple[str, int]]:
-    """Return each step on the way back from each layout."""
+    """Return each step of the restore from each layout."""
     found = []
     for start in ("off", "now"):
         gpus = gpus_with(start)
@@ -62,7 +62,7 @@ def test_gpus_have_again_what_they_had_each_instance_in_its_place(start: str) ->
     assert shape(gpus) == shape(THEN)
     assert restored.is_changed is (start != "then")
     assert rig.journal.text is None
-    assert rig.exclusion.told == ["restore checkpoint c.json"]
+    assert rig.exclusion.descriptions == ["restore checkpoint c.json"]
 
 
 def test_what_is_right_already_is_not_touched() -> None:
@@ -94,7 +94,7 @@ def test_a_restore_that_fails_at_any_step_is_undone(start: str, at: int) -> None
     rig = applying_rig.Rig(gpus)
     gpus.fails = lambda _step: gpus.steps == at
 
-    with pytest.raises(errors.HardwareError, match=r"held; (the instances|nothing)"):
+    with pytest.raises(errors.HardwareError, match=r"in use; (the instances|nothing)"):
         rig.restore(CHECKPOINT)
 
     assert shape(gpus) == before

@@ -1,4 +1,4 @@
-"""Waiting for one's turn."""
+"""Waiting for the node's lock."""
 
 import pytest
 
@@ -15,24 +15,30 @@ def test_a_free_lock_is_taken_at_once_and_released() -> None:
     clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion()
 
     with transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=0.0):
-        assert lock.is_held
+        assert lock.is_locked
 
-    assert not lock.is_held
+    assert not lock.is_locked
     assert clock.now_s == 0
-    assert lock.told == ["x"]
+    assert lock.descriptions == ["x"]
 
 
 def test_a_lock_is_tried_again_until_it_is_free_and_the_wait_is_reported_once() -> None:
     clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=3)
-    told: list[errors.LockedError] = []
+    refusals: list[errors.LockedError] = []
 
     with transaction.locked(
-        lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0, backoff=EVEN, on_wait=told.append
+        lock,
+        "x",
+        clock=clock,
+        wait=clock.wait,
+        timeout_s=9.0,
+        backoff=EVEN,
+        on_wait=refusals.append,
     ):
-        assert lock.is_held
+        assert lock.is_locked
 
     assert clock.now_s == 3
-    assert [error.owner for error in told] == ["agent"]
+    assert [error.owner for error in refusals] == ["agent"]
 
 
 def test_the_wait_ends_at_its_deadline_and_says_how_long_it_was() -> None:
@@ -64,11 +70,13 @@ def test_without_a_wait_a_taken_lock_is_an_error_at_once() -> None:
 
 def test_a_request_that_ends_ends_the_wait() -> None:
     clock, lock = fakes.FakeClock(), applying_rig.FakeExclusion(refusals=99)
-    wish = fakes.FakeRequest(clock, ends_at=2, replaced=True)
+    request = fakes.FakeRequest(clock, ends_at=2, replaced=True)
 
     with (
         pytest.raises(errors.Superseded),
-        transaction.locked(lock, "x", clock=clock, wait=wish.wait, timeout_s=99.0, backoff=EVEN),
+        transaction.locked(
+            lock, "x", clock=clock, wait=request.wait, timeout_s=99.0, backoff=EVEN
+        ),
     ):
         pass
 

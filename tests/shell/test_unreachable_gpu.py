@@ -1,4 +1,4 @@
-"""A node of eight GPUs of which one falls off the bus: before a change, in it, in the rollback."""
+"""A node of eight GPUs loses one: before a change, during it, or during the rollback."""
 
 import json
 import pathlib
@@ -145,7 +145,7 @@ def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_rest
 
 
 @pytest.mark.slow
-def test_after_a_gpu_is_lost_in_the_rollback_the_others_are_restored_and_its_own_is_due(
+def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_and_the_others_are_restored(
     node: shell_node.Node,
 ) -> None:
     node.state.add_fault(REFUSE_ELSEWHERE)
@@ -171,7 +171,7 @@ def test_after_a_gpu_is_lost_in_the_rollback_the_others_are_restored_and_its_own
 
 
 @pytest.mark.slow
-def test_what_is_due_on_the_lost_gpu_outlives_layouts_that_are_not_about_it(
+def test_the_journal_keeps_the_lost_gpu_while_layouts_for_other_gpus_are_applied(
     node: shell_node.Node,
 ) -> None:
     node.state.add_fault(REFUSE_ELSEWHERE)
@@ -193,7 +193,7 @@ def test_what_is_due_on_the_lost_gpu_outlives_layouts_that_are_not_about_it(
 
 
 @pytest.mark.slow
-def test_a_layout_for_all_gpus_ends_what_was_due_on_the_lost_one(node: shell_node.Node) -> None:
+def test_a_layout_for_all_gpus_clears_the_journal_of_the_lost_one(node: shell_node.Node) -> None:
     node.state.add_fault(REFUSE_ELSEWHERE)
     node.state.add_fault(LOSE_AT_ROLLBACK)
     assert node.run("apply", "sevenths").returncode == 1
@@ -234,108 +234,108 @@ def observed() -> Iterator[Observed]:
             *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
         ),
         node_options=node_options.NodeOptions(tick_s=0.1),
-    ) as world:
-        told = Observed(world, port)
-        world.wait(lambda: told.ask("/readyz")[0] == 200, "a ready agent")
-        yield told
+    ) as stage:
+        observed = Observed(stage, port)
+        stage.wait(lambda: observed.ask("/readyz")[0] == 200, "a ready agent")
+        yield observed
 
 
-def reaches(world: stages.Stage, layout: str, state: model.State) -> None:
+def reaches(stage: stages.Stage, layout: str, state: model.State) -> None:
     """Wait for the end of a run of the layout."""
-    world.wait_for_end(layout)
-    assert world.status()["state"] == state.value, world.status()["message"]
+    stage.wait_for_end(layout)
+    assert stage.status()["state"] == state.value, stage.status()["message"]
 
 
-def served(world: stages.Stage) -> set[tuple[bool, int]]:
-    return of_others(simulated_state(world))
+def served(stage: stages.Stage) -> set[tuple[bool, int]]:
+    return of_others(simulated_state(stage))
 
 
-def simulated_state(world: stages.Stage) -> nvml_faults.SharedState:
-    return nvml_faults.SharedState(world.state_file)
+def simulated_state(stage: stages.Stage) -> nvml_faults.SharedState:
+    return nvml_faults.SharedState(stage.state_file)
 
 
-def event_reasons(world: stages.Stage) -> Mapping[str, str]:
+def event_reasons(stage: stages.Stage) -> Mapping[str, str]:
     """Return the last message of the node's Events by reason."""
     return {
         str(each["reason"]): str(each["message"])
-        for each in world.api.get("/api/v1/namespaces/default/events")["items"]
+        for each in stage.api.get("/api/v1/namespaces/default/events")["items"]
     }
 
 
-def test_the_agent_serves_the_seven_others_says_so_everywhere_and_takes_the_gpu_back(
+def test_the_agent_serves_the_other_seven_reports_the_lost_one_and_includes_it_once_it_is_back(
     observed: Observed,
 ) -> None:
-    world, state = observed.world, simulated_state(observed.world)
-    world.label("halves")
-    reaches(world, "halves", model.State.SUCCESS)
+    stage, state = observed.stage, simulated_state(observed.stage)
+    stage.label("halves")
+    reaches(stage, "halves", model.State.SUCCESS)
 
-    # Lost at rest: the agent looks again, and then serves another layout without it.
+    # Lost at rest: the agent observes again, and then serves another layout without it.
     state.lose_gpu(LOST)
-    world.label("sevenths")
-    reaches(world, "sevenths", model.State.SUCCESS)
+    stage.label("sevenths")
+    reaches(stage, "sevenths", model.State.SUCCESS)
     uuid = state.boards[LOST].uuid
-    assert served(world) == {(True, 7)}
-    assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
-    assert f"GPU {LOST} ({uuid}" in world.status()["message"]
-    assert [gpu["uuid"] for gpu in world.status()["unreachableGpus"]] == [uuid]
-    inventory = json.loads(objects.annotations(world.node())[cluster.GPUS_ANNOTATION])
+    assert served(stage) == {(True, 7)}
+    assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
+    assert f"GPU {LOST} ({uuid}" in stage.status()["message"]
+    assert [gpu["uuid"] for gpu in stage.status()["unreachableGpus"]] == [uuid]
+    inventory = json.loads(objects.annotations(stage.node())[cluster.GPUS_ANNOTATION])
     assert [gpu["index"] for gpu in inventory["unreachable"]] == [LOST]
-    world.wait(
+    stage.wait(
         lambda: observed.series("unreachable_gpu") == {f"{LOST},GpuLost,{uuid}": 1.0},
         "the metric",
     )
-    world.wait(lambda: "GpuUnreachable" in event_reasons(world), "the Event")
-    assert uuid in event_reasons(world)["GpuUnreachable"]
+    stage.wait(lambda: "GpuUnreachable" in event_reasons(stage), "the Event")
+    assert uuid in event_reasons(stage)["GpuUnreachable"]
 
     # A layout that names it fails, before anything is touched.
-    world.label("names-it")
-    reaches(world, "names-it", model.State.FAILED)
-    assert world.status()["reason"] == "GpuUnreachable"
-    assert served(world) == {(True, 7)}
+    stage.label("names-it")
+    reaches(stage, "names-it", model.State.FAILED)
+    assert stage.status()["reason"] == "GpuUnreachable"
+    assert served(stage) == {(True, 7)}
 
-    world.label("sevenths")
-    reaches(world, "sevenths", model.State.SUCCESS)
+    stage.label("sevenths")
+    reaches(stage, "sevenths", model.State.SUCCESS)
 
     # Back from the shop, without MIG mode: the layout is applied to it.
     state.return_gpu(LOST, keeps_mode=False)
-    world.wait(lambda: world.allocatable() == {"nvidia.com/mig-1g.5gb": 56}, "the GPU's devices")
-    world.wait(lambda: "unreachableGpus" not in world.status(), "a status without it")
-    world.wait(lambda: observed.series("unreachable_gpu") == {}, "no metric")
-    world.wait(lambda: world.status()["state"] == "success", "the end")
+    stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-1g.5gb": 56}, "the GPU's devices")
+    stage.wait(lambda: "unreachableGpus" not in stage.status(), "a status without it")
+    stage.wait(lambda: observed.series("unreachable_gpu") == {}, "no metric")
+    stage.wait(lambda: stage.status()["state"] == "success", "the end")
     assert shapes(state)[LOST] == (True, 7)
 
 
 @pytest.mark.slow
 def test_the_agent_finishes_a_change_in_which_a_gpu_is_lost(observed: Observed) -> None:
-    world, state = observed.world, simulated_state(observed.world)
+    stage, state = observed.stage, simulated_state(observed.stage)
     state.add_fault(LOSE_AT_CREATION)
 
-    world.label("sevenths")
+    stage.label("sevenths")
 
-    reaches(world, "sevenths", model.State.SUCCESS)
-    assert served(world) == {(True, 7)}
-    assert state.boards[LOST].uuid in world.status()["message"]
-    assert "cannot create GPU instance 1g.5gb" in world.status()["message"]
+    reaches(stage, "sevenths", model.State.SUCCESS)
+    assert served(stage) == {(True, 7)}
+    assert state.boards[LOST].uuid in stage.status()["message"]
+    assert "cannot create GPU instance 1g.5gb" in stage.status()["message"]
 
 
 @pytest.mark.slow
-def test_the_agent_restores_the_others_and_keeps_what_is_due_on_a_gpu_lost_in_the_rollback(
+def test_the_agent_restores_the_others_and_keeps_a_gpu_lost_in_the_rollback_in_the_journal(
     observed: Observed,
 ) -> None:
-    world, state = observed.world, simulated_state(observed.world)
-    world.label("halves")
-    reaches(world, "halves", model.State.SUCCESS)
+    stage, state = observed.stage, simulated_state(observed.stage)
+    stage.label("halves")
+    reaches(stage, "halves", model.State.SUCCESS)
     state.add_fault(REFUSE_ELSEWHERE)
     state.add_fault(LOSE_AT_ROLLBACK)
 
-    world.label("sevenths")
+    stage.label("sevenths")
     refused = "InsufficientResources"
-    world.wait(lambda: refused in event_reasons(world), "the Event of the failure")
+    stage.wait(lambda: refused in event_reasons(stage), "the Event of the failure")
 
     uuid = state.boards[LOST].uuid
-    due = f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4"
-    assert due in event_reasons(world)[refused]
+    note = f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4"
+    assert note in event_reasons(stage)[refused]
     # The next try serves the seven, for the layout does not name the lost one.
-    world.wait(lambda: world.status().get("state") == "success", "the next try")
-    assert served(world) == {(True, 7)}
-    assert uuid in world.status()["message"]
+    stage.wait(lambda: stage.status().get("state") == "success", "the next try")
+    assert served(stage) == {(True, 7)}
+    assert uuid in stage.status()["message"]

@@ -86,7 +86,7 @@ def test_the_layouts_that_come_with_the_program_are_valid_for_every_gpu(
 
 
 @pytest.mark.parametrize(
-    ("rule", "status", "said"),
+    ("rule", "status", "message"),
     [
         (SEVEN, 0, "1 layout fits none of these GPUs, but others"),
         (NOWHERE, 1, "NVIDIA A30 has no profile 1g.7gb: did you mean 1g.6gb?"),
@@ -106,12 +106,12 @@ def test_the_layouts_that_come_with_the_program_are_valid_for_every_gpu(
     ],
 )
 def test_a_layout_fails_where_it_is_meant_to_fit_or_fits_nowhere(
-    shell: Shell, rule: str, status: int, said: str
+    shell: Shell, rule: str, status: int, message: str
 ) -> None:
     answer = shell("validate", "-f", shell.file(layouts(x=rule)), "--gpu", "A30")
 
     assert answer.status == status
-    assert said in re.sub(r"\s+", " ", answer.out)
+    assert message in re.sub(r"\s+", " ", answer.out)
 
 
 @pytest.mark.parametrize("insisting", [["x"], ["--must-fit"]])
@@ -122,7 +122,7 @@ def test_a_layout_that_is_named_must_fit(shell: Shell, insisting: list[str]) -> 
     assert shell("validate", "-f", file, "--gpu", "A30", *insisting).status == 1
 
 
-def test_what_fits_elsewhere_is_told_apart_on_a_node_too(shell: Shell) -> None:
+def test_a_node_distinguishes_layouts_that_fit_other_gpus(shell: Shell) -> None:
     file = shell.file(layouts(seven=SEVEN, eight=EIGHT, a30=FOR_A30))
 
     answer = shell("validate", "-f", file, "--simulate", "1xA30", "-o", "json")
@@ -146,7 +146,7 @@ def test_of_several_rules_the_one_that_does_not_fit_is_named(shell: Shell) -> No
     assert "layouts.yaml:5:5]" in answer.out
 
 
-def test_why_a_layout_does_not_fit_is_told_in_slices(shell: Shell) -> None:
+def test_the_report_counts_the_slices_that_a_misfit_needs(shell: Shell) -> None:
     rule = "devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2, 1g.5gb: 1}"
 
     answer = shell("validate", "-f", shell.file(layouts(x=rule)), "--gpu", "A100-SXM4-40GB")
@@ -196,7 +196,7 @@ def test_a_portable_document_passes_without_a_gpu(shell: Shell) -> None:
     assert "nvidia-mig-parted understands all of it." in answer.out
 
 
-def test_every_place_that_is_not_portable_is_named(shell: Shell) -> None:
+def test_every_position_that_is_not_portable_is_named(shell: Shell) -> None:
     file = shell.file(OURS)
 
     answer = shell("validate", "--portable", "-f", file)
@@ -223,7 +223,7 @@ def test_the_layouts_that_come_with_the_program_are_portable(shell: Shell) -> No
 # Several files, as pre-commit names them
 
 
-def test_several_files_are_checked_and_all_problems_told(shell: Shell) -> None:
+def test_all_problems_of_several_files_are_reported(shell: Shell) -> None:
     good = shell.file(PORTABLE, "good.yaml")
     misfit = shell.file(layouts(x=NOWHERE), "misfit.yaml")
     broken = shell.file("version: v2\n", "broken.yaml")
@@ -279,7 +279,7 @@ TWICE = f"4:{DUBIOUS.splitlines()[3].rindex('1g.6gb') + 1}"
 SPEC = ("--simulate", "1xA30")
 
 
-def test_what_the_peer_passes_over_is_refused_unless_passed_leniently(shell: Shell) -> None:
+def test_what_mig_parted_ignores_is_refused_unless_lenient(shell: Shell) -> None:
     file = shell.file(DUBIOUS)
 
     strict = shell("apply", "-f", file, *SPEC)
@@ -321,7 +321,9 @@ def test_leniently_a_layout_that_matches_nothing_does_nothing_and_says_so(shell:
 
 
 @pytest.mark.parametrize("command", ["plan", "apply", "assert"])
-def test_what_the_gpus_cannot_have_is_told_with_its_place(shell: Shell, command: str) -> None:
+def test_a_profile_the_gpus_do_not_have_is_reported_with_its_position(
+    shell: Shell, command: str
+) -> None:
     text = layouts(x=NOWHERE)
     file = shell.file(text)
     column = text.splitlines()[3].index("1g.7gb") + 1
@@ -347,10 +349,10 @@ def test_the_doctor_warns_of_what_passes_leniently(shell: Shell) -> None:
     assert "key '1g.6gb' is given twice" in answer.out
 
 
-# Places
+# Placements
 
 
-def test_a_layout_with_places_is_planned_applied_asserted_and_exported(shell: Shell) -> None:
+def test_a_layout_with_placements_is_planned_applied_asserted_and_exported(shell: Shell) -> None:
     spec = ("--simulate", "2xA100-SXM4-40GB")
     rule = (
         "devices: [GPU-00000000-0000-0000-0000-000000000000], mig-enabled: true, "
@@ -369,16 +371,16 @@ def test_a_layout_with_places_is_planned_applied_asserted_and_exported(shell: Sh
     assert shell("assert", "-f", again, *spec).status == 0
     exported = yaml.safe_load(text)
     first, second = exported["mig-configs"]["current"]
-    places = first["mig-devices"]
-    assert places.pop("2c.3g.20gb@0") == places.pop("1c.3g.20gb@0") == 1
-    assert places.pop("1g.5gb@4") == 1
-    assert len(places) == 1
+    placements = first["mig-devices"]
+    assert placements.pop("2c.3g.20gb@0") == placements.pop("1c.3g.20gb@0") == 1
+    assert placements.pop("1g.5gb@4") == 1
+    assert len(placements) == 1
     assert (first["devices"], second["devices"]) == ([0], [1])
     plain = yaml.safe_load(shell("export", *spec).out)["mig-configs"]["current"]
     assert plain[0]["mig-devices"] == {"2c.3g.20gb": 1, "1c.3g.20gb": 1, "1g.5gb": 2}
 
 
-def test_a_place_that_cannot_be_is_refused_before_anything_is_touched(shell: Shell) -> None:
+def test_an_impossible_placement_is_refused_before_anything_is_touched(shell: Shell) -> None:
     rule = "devices: all, mig-enabled: true, mig-devices: {1g.6gb@3: 1, 2g.12gb@2: 1}"
     before = shell("status", "-o", "json", *SPEC).out
 
@@ -390,7 +392,7 @@ def test_a_place_that_cannot_be_is_refused_before_anything_is_touched(shell: She
     assert shell("status", "-o", "json", *SPEC).out == before
 
 
-def test_an_instance_in_another_place_is_told_from_one_that_is_missing(shell: Shell) -> None:
+def test_an_instance_at_another_placement_is_not_reported_as_missing(shell: Shell) -> None:
     rule = "devices: all, mig-enabled: true, mig-devices: {1g.6gb@1: 1}"
     shell("apply", "-f", shell.file(layouts(x=rule)), *SPEC)
 

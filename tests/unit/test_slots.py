@@ -88,7 +88,7 @@ def test_leases_of_others_are_no_slots(name: str, index: int | None) -> None:
         {"labels": {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE}},
     ],
 )
-def test_each_mark_of_a_change_tells_that_a_node_is_disrupted(mark: dict[str, object]) -> None:
+def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, object]) -> None:
     fields: dict[str, object] = {"labels": {}, "annotations": {}, "taint_keys": frozenset()}
 
     def view(changed: dict[str, object]) -> cluster.NodeView:
