@@ -233,21 +233,11 @@ def test_every_flag_of_apply_and_assert_does_what_it_says(
     check(shell, shell(*line, *SPEC, **variables))
 
 
-@pytest.mark.parametrize(
-    ("argv", "environ"),
-    [
-        (["--mode-only"], {}),
-        (["-m"], {}),
-        ([], {"MIG_PARTED_MODE_CHANGE_ONLY": "true"}),
-    ],
-)
-def test_assert_of_the_mode_alone_and_of_everything(
-    shell: Shell, layouts: str, argv: list[str], environ: dict[str, str]
-) -> None:
+def test_assert_of_the_mode_alone_and_of_everything(shell: Shell, layouts: str) -> None:
     line = ("assert", "-f", layouts, "-c", "mine", *SPEC)
     shell("apply", "-mf", layouts, "-c", "mine", *SPEC)
 
-    answer = shell(*line, *argv, **environ)
+    answer = shell(*line, "--mode-only")
     assert (answer.status, answer.out) == (0, MODE_ACTIVE)
 
     everything = shell(*line)
@@ -263,19 +253,8 @@ def test_assert_prints_mig_parteds_line_for_an_active_layout(shell: Shell, layou
 
 
 @pytest.mark.parametrize("command", ["export", "generate-config"])
-@pytest.mark.parametrize(
-    ("argv", "environ"),
-    [
-        (["--output-format", "json"], {}),
-        (["-o", "json"], {}),
-        (["-o=json"], {}),
-        ([], {"MIG_PARTED_OUTPUT_FORMAT": "json"}),
-    ],
-)
-def test_documents_are_written_as_json_or_yaml(
-    shell: Shell, command: str, argv: list[str], environ: dict[str, str]
-) -> None:
-    as_json = shell(command, *argv, *SPEC, **environ)
+def test_documents_are_written_as_json_or_yaml(shell: Shell, command: str) -> None:
+    as_json = shell(command, "-o", "json", *SPEC)
     as_yaml = shell(command, *SPEC)
 
     parsed = yaml_tree.plain(yaml_tree.parse(as_yaml.out, source="out"))
@@ -284,34 +263,18 @@ def test_documents_are_written_as_json_or_yaml(
     assert json.loads(as_json.out) == parsed
 
 
-@pytest.mark.parametrize(
-    ("argv", "environ"),
-    [
-        (["--config-label", "monday"], {}),
-        (["-l", "monday"], {}),
-        ([], {"MIG_PARTED_CONFIG_LABEL": "monday"}),
-    ],
-)
-def test_the_exported_layout_has_the_requested_name(
-    shell: Shell, argv: list[str], environ: dict[str, str]
-) -> None:
-    assert json.loads(shell("export", "-ojson", *argv, *SPEC, **environ).out) == {
+def test_the_exported_layout_has_the_requested_name(shell: Shell) -> None:
+    assert json.loads(shell("export", "-ojson", "-l", "monday", *SPEC).out) == {
         "version": "v1",
         "mig-configs": {"monday": [{"devices": "all", "mig-enabled": False, "mig-devices": {}}]},
     }
     assert "current" in shell("export", *SPEC).out
 
 
-@pytest.mark.parametrize("spelling", ["--output-file", "-f", "MIG_PARTED_OUTPUT_FILE"])
-def test_a_generated_document_goes_into_a_file(
-    shell: Shell, tmp_path: pathlib.Path, spelling: str
-) -> None:
+def test_a_generated_document_goes_into_a_file(shell: Shell, tmp_path: pathlib.Path) -> None:
     target = tmp_path / "generated.yaml"
-    is_option = spelling.startswith("-")
-    argv = (spelling, str(target)) if is_option else ()
-    environ = {} if is_option else {spelling: str(target)}
 
-    answer = shell("generate-config", *argv, *SPEC, **environ)
+    answer = shell("generate-config", "-f", str(target), *SPEC)
 
     assert (answer.status, answer.out) == (0, "")
     assert target.read_text() == shell("generate-config", *SPEC).out

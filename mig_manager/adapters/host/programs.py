@@ -110,7 +110,6 @@ class Programs:
         folders: Where in a root programs are, best first.
         search_path: Folders of this machine to look in last, as in ``PATH``; empty: none.
         loader_variables: What a program that is found there has in its environment.
-        monotonic: Seconds from some fixed point.
     """
 
     def __init__(

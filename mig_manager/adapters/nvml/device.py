@@ -97,9 +97,7 @@ def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
 class Device:
     """One GPU within one session, valid until its MIG mode is switched.
 
-    Args:
-        handle: The GPU's.
-        profiles: Its GPU-instance profiles if they were asked before.
+    It asks for its GPU-instance profiles only if it gets none.
     """
 
     def __init__(

@@ -113,7 +113,6 @@ class WorkerGpus(ports.Standby):
         timeout_s: How long a call may take, start of the process included, before it is killed;
             well above the time for which a worker retries while GPUs are in use.
         telemetry: Notified of what each call observed and how long it took.
-        monotonic: Seconds from some fixed point.
         proc_root: Where to look for processes that use a GPU on which the driver hangs.
     """
 
