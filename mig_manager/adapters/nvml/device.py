@@ -1,6 +1,7 @@
 """One GPU within a session: its handle, facts, profiles and live instances.
 
-Every function raises ``HardwareError`` when NVML refuses or fails.
+Every function raises ``HardwareError`` when NVML refuses or fails; those that list placements or
+instances, with NO_PERMISSION to unprivileged callers.
 """
 
 import ctypes
@@ -157,11 +158,7 @@ class Device:
         return self._profiles
 
     def placements(self, profile_id: int) -> tuple[model.Placement, ...]:
-        """Return the placements of a profile, free or not, ascending.
-
-        Raises:
-            HardwareError: NVML refused or failed; with NO_PERMISSION to unprivileged callers.
-        """
+        """Return the placements of a profile, free or not, ascending."""
         ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
         count = ctypes.c_uint(0)
         library.call(ask, self.handle, profile_id, None, ctypes.byref(count))
@@ -202,11 +199,7 @@ class Device:
         return tuple(p.profile_id for p in self.profiles() if p.profile == name)
 
     def gpu_instances(self, profile_ids: Iterable[int]) -> tuple[GpuInstanceRef, ...]:
-        """Return the live GPU instances of these profiles, ascending by placement.
-
-        Raises:
-            HardwareError: NVML refused or failed; with NO_PERMISSION to unprivileged callers.
-        """
+        """Return the live GPU instances of these profiles, ascending by placement."""
         room = max([p.max_instances for p in self.profiles()] + [_MIN_LISTED])
         found: dict[int, GpuInstanceRef] = {}
         for profile_id in profile_ids:
@@ -259,11 +252,7 @@ class Device:
         )
 
     def compute_instances(self, instance: GpuInstanceRef) -> tuple[ComputeInstanceRef, ...]:
-        """Return the live compute instances of a GPU instance, ascending by id.
-
-        Raises:
-            HardwareError: NVML refused or failed; with NO_PERMISSION to unprivileged callers.
-        """
+        """Return the live compute instances of a GPU instance, ascending by id."""
         profiles = self.compute_profiles(instance)
         room = max([p.max_instances for p in profiles] + [_MIN_LISTED])
         found: dict[int, ComputeInstanceRef] = {}

@@ -151,12 +151,7 @@ def call_unless(codes: Collection[int], function: Callable[..., Any], *args: obj
 
 
 def from_code(code: int, *, operation: str) -> errors.HardwareError:
-    """Return the error for an NVML return value.
-
-    Args:
-        code: ``nvmlReturn_t``, other than ``NVML_SUCCESS``.
-        operation: The NVML function that returned it.
-    """
+    """Return the error for an NVML return value."""
     return errors.HardwareError(
         f"{operation} answered {str(pynvml.NVMLError(code))!r}",
         reason=REASONS.get(code, errors.Reason.NVML_ERROR),
@@ -178,11 +173,9 @@ def about(gpu: str, error: errors.HardwareError, *, doing: str = "") -> errors.H
 
 
 def find(roots: Iterable[str], *, is_known: Callable[[], bool] | None = None) -> str | None:
-    """Return the library's file below one of the roots, or None to leave it to the loader.
+    """Return the library's file below the first root with one, or None to leave it to the loader.
 
-    Args:
-        roots: Where drivers may be, best first; without any, the loader is not asked.
-        is_known: Returns whether the loader finds the library; by default it is asked to load it.
+    Without roots the loader is not asked; ``is_known`` asks it, by default by loading the library.
     """
     folders = tuple(roots)
     if not folders or (is_known or _is_loadable)():
