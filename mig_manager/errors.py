@@ -243,11 +243,7 @@ class UsageError(MigManagerError):
 
 
 class ConfigError(MigManagerError):
-    """A config document that breaks the mig-parted v1 format.
-
-    Attributes:
-        location: Where in the document; None when the file itself cannot be read.
-    """
+    """A config document that breaks the mig-parted v1 format, or cannot be read (no location)."""
 
     def __init__(self, message: str, *, location: Location | None = None) -> None:
         super().__init__(
@@ -257,12 +253,7 @@ class ConfigError(MigManagerError):
 
 
 class CheckpointError(MigManagerError):
-    """A checkpoint that breaks its format, or that these GPUs cannot have.
-
-    Args:
-        message: One sentence.
-        location: Where in the checkpoint; None if the message has it.
-    """
+    """A checkpoint that breaks its format, or that these GPUs cannot have."""
 
     def __init__(self, message: str, *, location: Location | None = None) -> None:
         super().__init__(
@@ -329,22 +320,14 @@ class HardwareError(MigManagerError):
 
 
 class GpuInUseError(HardwareError):
-    """Processes use what a plan destroys; none of its steps was run.
-
-    Args:
-        message: One sentence that names the GPUs or instances and the processes.
-    """
+    """Processes use what a plan destroys; none of its steps was run."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason=Reason.IN_USE)
 
 
 class StalePlanError(HardwareError):
-    """Instances that a plan creates exist already; none of its steps was run.
-
-    Args:
-        message: One sentence that names the GPUs and the instances.
-    """
+    """Instances that a plan creates exist already; none of its steps was run."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason=Reason.VERIFY_FAILED)

@@ -172,10 +172,7 @@ def find(name: str) -> Product:
 
 
 def match(pattern: str) -> tuple[Product, ...]:
-    """Return the products that a name or a glob such as ``*A100*80GB*`` selects.
-
-    Args:
-        pattern: What ``find`` takes, or a glob over keys and NVML names, in any case.
+    """Return the products that a name (as for ``find``) or a glob such as ``*A100*80GB*`` selects.
 
     Raises:
         UsageError: Nothing matches.
@@ -213,10 +210,6 @@ def parse_node(spec: str) -> tuple[Product, ...]:
 def template(product: Product, index: int = 0) -> model.Gpu:
     """Return an idle GPU of this product: MIG disabled, no instances, all profiles known.
 
-    Args:
-        product: The product, which must be simulatable.
-        index: NVML index, from which the UUID and the PCI address are made up.
-
     Raises:
         UsageError: The product's slices and profiles are not known.
     """
@@ -240,12 +233,7 @@ def template(product: Product, index: int = 0) -> model.Gpu:
 
 
 def resized(gpu: model.Gpu, *, memory_mib: int) -> model.Gpu:
-    """Return the GPU as a product with another size of memory would be: cut into the same slices.
-
-    Args:
-        gpu: The GPU.
-        memory_mib: Memory of the other product.
-    """
+    """Return the GPU of a product with other memory, cut into the same slices."""
 
     def stretched(spec: model.GpuInstanceProfile) -> model.GpuInstanceProfile:
         # Down to whole MiB, or an instance could end up with more than its eighths.

@@ -14,11 +14,7 @@ _EARLY_GB200_MIB = 189 * 1024
 
 
 def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[model.Gpu, ...]:
-    """Return one idle GPU of each product.
-
-    Args:
-        patterns: Names or globs.
-        warn: Called with a message about each omitted product.
+    """Return one idle GPU of each product that names or globs select; warn of each omitted one.
 
     Raises:
         UsageError: A pattern means no product, or nothing is known of any that they mean.
@@ -27,11 +23,7 @@ def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tupl
 
 
 def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[generator.Kind, ...]:
-    """Return what to generate layouts for, one for each product with MIG.
-
-    Args:
-        patterns: Names or globs.
-        warn: Called with a message about each omitted product.
+    """Return the kind of each product with MIG; warn of each omitted one.
 
     Raises:
         LayoutError: No product has MIG (NOT_MIG_CAPABLE).

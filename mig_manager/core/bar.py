@@ -116,15 +116,9 @@ class Row:
 
 
 def draw(rows: Sequence[Row], *, slices: int, style: Style) -> list[str]:
-    """Draw the rows on each other in one box, with the slices numbered below.
+    """Draw the rows on each other in one box, with the slices numbered below, as lines.
 
-    Args:
-        rows: From top to bottom; marks appear above the first and below the last row.
-        slices: How many slices the box has.
-        style: What the terminal can show.
-
-    Returns:
-        The lines, without the line ends.
+    Marks appear above the first and below the last row.
     """
     pitch = INNER_WIDTH // slices
     indent = max(len(row.label) for row in rows) + 2

@@ -24,11 +24,7 @@ def listed(names: Sequence[str], *, most: int = _MOST_NAMED) -> str:
 
 
 def by_cause(causes: Iterable[tuple[str, str]]) -> str:
-    """Name things with what is the matter with each, a cause that they share once.
-
-    Args:
-        causes: Name and cause of each thing.
-    """
+    """Name things, each with its cause; a cause that they share is mentioned once."""
     names: dict[str, list[str]] = {}
     for name, cause in causes:
         names.setdefault(cause, []).append(name)

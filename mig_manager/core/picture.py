@@ -33,14 +33,9 @@ _TONE_OF_SIZE = {
 
 
 def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style) -> str:
-    """Draw every GPU with its instances; equal GPUs are drawn once.
+    """Draw every GPU with its instances in lines of at most ``WIDTH`` columns.
 
-    Args:
-        gpus: As observed, ascending by index.
-        style: What the terminal can show.
-
-    Returns:
-        Lines of at most ``WIDTH`` columns, without a final line end.
+    Equal GPUs, which are ascending by index, are drawn once.
     """
     blocks = [
         "\n".join(
@@ -63,16 +58,10 @@ def draw_change(
     selected: Container[str],
     style: bar.Style,
 ) -> str:
-    """Draw what a plan would make of each GPU, the state now above the state then.
+    """Draw what a plan makes of each GPU, the current state above the planned one.
 
-    Args:
-        gpus: As observed, ascending by index.
-        plan: The change.
-        selected: UUIDs of the GPUs that the layout speaks of.
-        style: What the terminal can show.
-
-    Returns:
-        Lines of at most ``WIDTH`` columns, without a final line end.
+    ``gpus`` are ascending by index, ``selected`` are the UUIDs of the layout's GPUs. Lines have at
+    most ``WIDTH`` columns.
     """
     plans = {gpu_plan.gpu_uuid: gpu_plan for gpu_plan in plan.gpus if gpu_plan.steps}
 

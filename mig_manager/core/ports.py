@@ -102,14 +102,9 @@ class Node(Protocol):
         """
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
-        """Write labels, annotations, taint and cordon in one patch computed from the node.
+        """Write labels, annotations, taint and cordon in one patch; return the patched node.
 
-        Args:
-            decide: Returns the patch for a node; called again with the newer node after a
-                conflicting write.
-
-        Returns:
-            The node after the patch.
+        ``decide`` computes the patch, again with the newer node after a conflicting write.
 
         Raises:
             ClusterError: The API refused or does not answer, or every attempt met a conflict.
@@ -216,10 +211,7 @@ class NodeLock(Protocol):
     """The lock of this node's GPUs: one agent, boot unit or command changes them at a time."""
 
     def hold(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """Keep the lock while the context lasts.
-
-        Args:
-            doing: The purpose, for the message that other managers get.
+        """Keep the lock while the context lasts; other managers read what it is for (``doing``).
 
         Raises:
             LockedError: On entering, at once: another manager has it; says which.
@@ -382,11 +374,7 @@ class Hooks(Protocol):
     ) -> None:
         """Run a hook to its end, and end every process it leaves behind.
 
-        Args:
-            point: The point it belongs to.
-            hook: The hook.
-            environment: All of its variables.
-            check: Called repeatedly; an error of it ends the hook.
+        ``check`` is called repeatedly; an error of it ends the hook.
 
         Raises:
             HostError: HOOK_FAILED: it could not be run, failed, or took too long; with its

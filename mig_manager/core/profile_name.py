@@ -89,15 +89,10 @@ def memory_gb(*, instance_mib: int, total_bytes: int) -> int:
 
 
 def from_nvml(*, enum_index: int, slice_count: int, memory_gb: int) -> model.Profile:
-    """Name a GPU-instance profile as the driver describes it.
+    """Name a GPU-instance profile (``NVML_GPU_INSTANCE_PROFILE_*``) as the driver describes it.
 
     ``1_SLICE_REV2`` (9) is a plain ``1g`` with more memory. ``3_SLICE_GFX`` (17) is ``3g+gfx``;
     mig-parted stops enumerating at it and then knows no profile at all.
-
-    Args:
-        enum_index: ``NVML_GPU_INSTANCE_PROFILE_*``, one of ``GPU_INSTANCE_PROFILES``.
-        slice_count: ``sliceCount`` of the profile.
-        memory_gb: From the function of that name.
 
     Raises:
         ValueError: The enum is newer than this version, so its attributes are unknown; naming
@@ -121,11 +116,8 @@ def suggest(
 
     A person who takes a layout to another GPU has the slices right and the memory wrong, so
     profiles with the same slices come first, those with the nearest memory foremost. Compute
-    slices are carried over: for ``1c.2g.10gb`` the answer may be ``1c.2g.20gb``.
-
-    Args:
-        wanted: What was asked for; text that is no profile is compared by its letters.
-        available: The GPU-instance profiles that the GPU has.
+    slices are carried over: for ``1c.2g.10gb`` the answer may be ``1c.2g.20gb``. Text that is no
+    profile is compared by its letters.
     """
     if isinstance(wanted, str):
         try:

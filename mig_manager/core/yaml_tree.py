@@ -41,12 +41,7 @@ class Diagnostics:
         self.extensions: list[Diagnostic] = []
 
     def doubt(self, location: errors.Location, problem: str, *, passes: str) -> None:
-        """Refuse something dubious, or let it pass with a warning.
-
-        Args:
-            location: Its location.
-            problem: What is wrong, and what would be right.
-            passes: What it means if it passes.
+        """Refuse something dubious, or warn of what it means if it ``passes``.
 
         Raises:
             ConfigError: Unless lenient.
@@ -139,11 +134,8 @@ Node = Scalar | Sequence | Mapping
 def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> Node | None:
     """Parse one YAML document; None if it has only white space and comments.
 
-    Args:
-        text: The document.
-        source: Name of the file for error messages.
-        diagnostics: Collects the warnings of a lenient reader: of a key given twice the last
-            counts, and a second document is ignored.
+    If ``diagnostics`` is lenient, it collects warnings: the last of duplicate keys counts, and a
+    second document is ignored.
 
     Raises:
         ConfigError: Invalid YAML, too large, an alias without anchor, a tag beyond plain data;

@@ -49,13 +49,9 @@ class GpuProcess:
 
 
 def blocking(plan: steps.GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
-    """Return the processes that use what the steps of one GPU destroy.
+    """Return the users of a GPU that use what its plan destroys.
 
     A change of MIG mode affects every process with the GPU open, except ``RELEASING_DAEMONS``.
-
-    Args:
-        plan: The steps of one GPU.
-        users: The processes that use this GPU.
     """
     if plan.changes_mode:
         return tuple(user for user in users if user.name[:_COMM] not in RELEASING_DAEMONS)

@@ -62,11 +62,7 @@ _HOOK_KEYS = ("command", "args", "envs", "workdir", "timeout-s")
 
 
 def parse(text: str, *, source: str) -> Table:
-    """Read a hooks file; an empty one has no hooks.
-
-    Args:
-        text: YAML or JSON.
-        source: Name of the file for error messages.
+    """Parse a hooks file; an empty one has no hooks.
 
     Raises:
         ConfigError: It breaks the format; the message says where and what is right.

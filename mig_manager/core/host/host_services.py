@@ -34,14 +34,7 @@ _PROTECTED = re.compile(r"(dbus|dbus-broker|systemd-.*)(@.*)?")
 
 
 def parse(text: str, *, source: str) -> tuple[str, ...]:
-    """Read a list; an empty one has no services.
-
-    Args:
-        text: YAML or JSON.
-        source: Name of the file for error messages.
-
-    Returns:
-        Names of systemd's units, each with its suffix, in the order in which to stop them.
+    """Parse a list of systemd units to stop, in this order; an empty one has no services.
 
     Raises:
         ConfigError: The list breaks the format, names a unit twice, or one that must not be
@@ -85,12 +78,9 @@ def stop_order(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def start_order(stopped: Sequence[str]) -> tuple[str, ...]:
-    """Return units in the order in which to start them: services in reverse, after the others.
+    """Return stopped units in the order in which to start them: services in reverse, then others.
 
     systemd refuses to start a socket while its service runs ("Socket service already active").
-
-    Args:
-        stopped: In the order in which they were stopped.
     """
     return stop_order(tuple(reversed(stopped)))
 

@@ -33,11 +33,7 @@ _START = re.compile(r"[0-9]{1,3}")
 
 
 def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Rule:
-    """Read a rule.
-
-    Args:
-        node: The element of the layout's list.
-        diagnostics: Takes what is lenient or beyond mig-parted.
+    """Parse a rule.
 
     Raises:
         ConfigError: The rule breaks the format; the message says where and what is right.
@@ -270,12 +266,9 @@ export = exporting.export
 
 
 def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
-    """Read a config document; an empty one has no layouts.
+    """Parse a config document; an empty one has no layouts.
 
-    Args:
-        text: YAML or JSON.
-        source: Name of the file for error messages.
-        is_lenient: Whether what mig-parted passes over without a word passes with a warning.
+    If lenient, what mig-parted ignores is a warning.
 
     Raises:
         ConfigError: The document breaks the format; the message says where and what is right.

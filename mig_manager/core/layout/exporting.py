@@ -32,10 +32,7 @@ def rule(
 ) -> dict[str, object]:
     """Return one rule, in the order and the shape in which mig-parted writes them.
 
-    Args:
-        filters: PCI ids or names; none: every model.
-        gpus: Indices, UUIDs and PCI addresses; None: all.
-        wanted: What the GPUs shall have.
+    No filters: every model; ``gpus`` None: all.
     """
     head: dict[str, object] = {}
     if filters:
@@ -54,12 +51,7 @@ def export(
 
     GPUs in the same state share a rule; a filter appears only where models differ,
     and ``devices`` is ``all`` where a rule has every GPU of its models. A GPU instance without a
-    compute instance is useless and omitted.
-
-    Args:
-        gpus: As observed.
-        label: Name of the layout.
-        has_placements: Whether each instance keeps its place, which mig-parted cannot read.
+    compute instance is useless and omitted. mig-parted cannot read placements.
 
     Raises:
         LayoutError: There is no GPU, and a layout without rules is no layout (NO_GPU_MATCHES).

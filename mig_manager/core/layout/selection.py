@@ -21,21 +21,15 @@ class _Problem:
 
 
 def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
-    """Return what the layout wants of each GPU it is about, by UUID; the rest stays as it is.
+    """Return the desired state of each GPU that the layout selects, by UUID.
 
-    The last rule about a GPU decides. GPUs without MIG are left out: they are as disabled as can
-    be, and ``devices: all`` with MIG enabled means all that have it. A UUID that is not here is
-    that of another node's GPU.
-
-    Args:
-        layout: The layout; one that was parsed leniently raises nothing, as with mig-parted.
-        gpus: All GPUs of the node.
-
-    A GPU that cannot be observed is left out as well, unless the layout names it.
+    The last rule that selects a GPU decides. GPUs without MIG are omitted: ``devices: all`` with
+    MIG enabled means all that have it. So are UUIDs of other nodes, and unreachable GPUs that the
+    layout does not name. A layout that was parsed leniently raises nothing, as with mig-parted.
 
     Raises:
-        LayoutError: No rule is about any GPU here, or a rule names an index or a PCI address that
-            the node lacks (NO_GPU_MATCHES). A GPU asked for by itself has no MIG to enable, or
+        LayoutError: No rule selects a GPU here, or a rule names an index or a PCI address that
+            the node lacks (NO_GPU_MATCHES). A GPU named by itself has no MIG to enable, or
             none has (NOT_MIG_CAPABLE), or it cannot be observed (GPU_UNREACHABLE).
     """
     deciding = _deciding(layout, gpus)
@@ -52,13 +46,7 @@ def select(layout: layouts.Layout, gpus: Sequence[model.Gpu]) -> dict[str, model
 def unrestored_elsewhere(
     layout: layouts.Layout, gpus: model.ObservedGpus, unrestored: Iterable[model.GpuSnapshot]
 ) -> tuple[model.GpuSnapshot, ...]:
-    """Return the snapshots still to restore after a layout that skips unreachable GPUs.
-
-    Args:
-        layout: The applied layout.
-        gpus: All GPUs of the node.
-        unrestored: What an earlier, failed change has to restore.
-    """
+    """Return the snapshots still to restore after a layout that skips unreachable GPUs."""
     others = (
         gpu for gpu in gpus.unreachable if not any(_may_match(rule, gpu) for rule in layout.rules)
     )

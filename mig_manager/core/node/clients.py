@@ -58,10 +58,6 @@ def members(pods: Iterable[cluster.Pod], table: Sequence[ExtraClient]) -> tuple[
 def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
     """Parse a table; an empty one has no clients.
 
-    Args:
-        text: YAML or JSON.
-        source: Name of the file for error messages.
-
     Raises:
         ConfigError: The table is invalid; the message has the location and a correction.
     """

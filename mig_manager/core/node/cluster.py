@@ -193,12 +193,7 @@ def pages(
     """Yield each page of a list: an object with ``items`` and ``metadata``.
 
     Without ``resourceVersion`` in the query the API server reads etcd and not a stale cache.
-
-    Args:
-        get: Sends a GET request.
-        path: The collection.
-        query: Selectors.
-        what: Names the list in errors, such as ``the list of pods``.
+    ``what`` names the list in errors, such as ``the list of pods``.
 
     Raises:
         ClusterError: A page is not an object with metadata, or the server repeats itself.

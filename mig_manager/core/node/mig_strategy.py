@@ -39,12 +39,7 @@ class GpuLayout:
 def of_node(
     gpus: Iterable[model.Gpu], wanted: Mapping[str, model.DesiredGpu]
 ) -> tuple[GpuLayout, ...]:
-    """Return the layout of a node's GPUs once a layout is applied.
-
-    Args:
-        gpus: The GPUs as observed.
-        wanted: The desired GPUs by UUID; other GPUs stay as they are.
-    """
+    """Return the layout of a node's GPUs once these desired GPUs, by UUID, are applied."""
     return tuple(
         of_wanted(f"GPU {gpu.index}", wanted[gpu.uuid])
         if gpu.uuid in wanted
@@ -76,12 +71,7 @@ def empty(gpus: Iterable[GpuLayout]) -> str:
 
 
 def of_plugin(pods: Iterable[cluster.Pod], labels: Mapping[str, str]) -> Strategy | None:
-    """Return the strategy of a node's device plugin; None if unknown.
-
-    Args:
-        pods: The node's pods.
-        labels: The node's.
-    """
+    """Return the strategy of a node's device plugin; None if unknown."""
     plugins = [pod.mig_strategy for pod in pods if clients.is_device_plugin(pod)]
     known = next(filter(None, plugins), labels.get(STRATEGY_LABEL) if plugins else None)
     return next((strategy for strategy in Strategy if strategy.value == known), None)

@@ -32,18 +32,10 @@ _OURS = "mig-manager"
 
 
 def managers(pods: Iterable[cluster.Pod], own_uid: str | None) -> tuple[str, ...]:
-    """Return the pods of this node that change MIG instances as we do, for people.
+    """Return the pods of this node that change MIG instances too, as ``namespace/name (kind)``.
 
-    A pod that has not started yet counts, because it may at any moment; one that has ended does
-    not.
-
-    Args:
-        pods: All pods of the node.
-        own_uid: UID of the pod that we run in. None where that is not known, on a host for
-            instance: then nothing counts that could be ourselves.
-
-    Returns:
-        ``namespace/name (what it is)`` of each, in the order given.
+    A pod that has not started yet counts, because it may at any moment; a finished one does not.
+    If ``own_uid``, the UID of our pod, is None, nothing counts that could be ourselves.
     """
     return tuple(
         f"{pod.key} ({what})"
@@ -55,11 +47,7 @@ def managers(pods: Iterable[cluster.Pod], own_uid: str | None) -> tuple[str, ...
 
 
 def refusal(names: Iterable[str]) -> errors.MigManagerError:
-    """Return the error for a node that other managers serve (FOREIGN_MANAGER).
-
-    Args:
-        names: What ``managers`` found; not empty.
-    """
+    """Return the error for a node that other managers serve (FOREIGN_MANAGER)."""
     return errors.MigManagerError(
         f"another program manages MIG on this node: {', '.join(names)}",
         reason=errors.Reason.FOREIGN_MANAGER,

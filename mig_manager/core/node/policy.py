@@ -61,11 +61,7 @@ class Policy:
 
 
 def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
-    """Read ``layout=config,layout=config``; an empty text maps nothing.
-
-    Args:
-        text: The pairs.
-        origin: The option, for error messages.
+    """Parse ``layout=config,layout=config``; an empty text maps nothing, ``origin`` is for errors.
 
     Raises:
         UsageError: A pair is not one, names its layout again, or its config can be no label.
@@ -193,12 +189,7 @@ class Count:
 
 
 def count(pods: Sequence[cluster.Pod], budgets: Iterable[Budget]) -> Count:
-    """Count what the budgets grant of the evictions of some pods.
-
-    Args:
-        pods: The pods to be evicted; of one budget the first ones are granted first.
-        budgets: Every budget of their namespaces.
-    """
+    """Count the evictions that all budgets grant; of one budget, the first pods come first."""
     known = tuple(budgets)
     refused: dict[str, str] = {}
     exhausted: dict[str, str] = {}

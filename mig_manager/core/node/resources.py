@@ -102,10 +102,7 @@ def kinds(
 ) -> tuple[Kind, ...]:
     """Return the kinds of devices of a node, most slices first, whole GPUs last.
 
-    Args:
-        gpus: Of the node.
-        pods: Of the node; finished ones do not count.
-        strategy: The device plugin's ``mig.strategy``; empty if unknown.
+    ``strategy`` is the device plugin's ``mig.strategy``; empty if unknown.
     """
     counts: collections.Counter[str] = collections.Counter()
     for gpu in gpus:
@@ -130,14 +127,7 @@ def losses(
     *,
     strategy: str,
 ) -> tuple[Loss, ...]:
-    """Return the kinds of devices that a plan destroys and pods request.
-
-    Args:
-        plan: The plan.
-        gpus: Of the node, before the plan.
-        pods: Of the node.
-        strategy: As for ``kinds``.
-    """
+    """Return the kinds of devices that a plan for these GPUs destroys and pods request."""
     known = tuple(gpus)
     by_uuid = {gpu.uuid: gpu for gpu in known}
     ending: collections.Counter[str] = collections.Counter()
@@ -264,13 +254,7 @@ def why_not_schedulable(
 def is_plugin_stale(
     gpus: Sequence[model.Gpu], allocatable: Mapping[str, frozenset[str]] | None, node: NodeDevices
 ) -> bool:
-    """Return whether the device plugin does not have the current devices.
-
-    Args:
-        gpus: The GPUs as they are now.
-        allocatable: See ``why_not_schedulable``.
-        node: The node's counts.
-    """
+    """Return whether the device plugin does not have the current devices."""
     is_partial = bool(model.unreachable(gpus))
     sliced, whole = expected_devices(gpus)
     ids = frozenset().union(

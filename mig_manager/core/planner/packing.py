@@ -92,15 +92,10 @@ def spans(compute_slices: int, gpu_slices: int) -> Spans:
 
 @functools.lru_cache(maxsize=4096)
 def fit(counts: Counts, occupied: int = 0) -> Spans | None:
-    """Place compute instances in one GPU instance.
+    """Place compute instances in one GPU instance of ``len(counts)`` slices.
 
-    Args:
-        counts: What to place; its length is the GPU instance's slices.
-        occupied: Bit mask of the compute slices in use.
-
-    Returns:
-        The spans, largest first, that leave the most room for the largest further compute
-        instances, then the lowest; None if they do not fit.
+    The spans, largest first, leave the most room for the largest further compute instances, then
+    are the lowest; None if they do not fit. ``occupied`` is a bit mask of compute slices.
     """
     sizes = [size for size in range(len(counts), 0, -1) for _ in range(counts[size - 1])]
     if sum(sizes) > len(counts) - occupied.bit_count():
@@ -136,15 +131,8 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -
     """List the ways to the desired compute instances that can be part of a cheapest plan.
 
     That is a cheapest option for each set of GPU instances that stay and each number of new ones.
-    An option that needs more new ones than another without being cheaper is omitted.
-
-    Args:
-        live: The compute instances of each live GPU instance.
-        desired: The compute instances in GPU instances of this profile.
-        most: How many of these GPU instances fit the empty GPU.
-
-    Returns:
-        The options in a fixed order; empty if more than ``most`` are needed.
+    An option that needs more new ones than another without being cheaper is omitted. The order is
+    fixed; there is none if more GPU instances are needed than fit the empty GPU (``most``).
     """
     slots = len(desired)
     if total_slices(desired) > most * slots:

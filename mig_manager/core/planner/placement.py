@@ -51,12 +51,7 @@ class Capacity:
         *,
         live: Iterable[model.Profile] = (),
     ) -> None:
-        """Build it from the profiles of a GPU.
-
-        Args:
-            profiles: The GPU's profiles, in any order.
-            live: Profiles of all live GPU instances: the GPU has at least their engines.
-        """
+        """Build it from all profiles of a GPU; it has at least the engines of the live ones."""
         by_profile: dict[model.Profile, model.GpuInstanceProfile] = {}
         for spec in sorted(profiles, key=lambda spec: spec.enum_index):
             by_profile.setdefault(spec.profile, spec)
@@ -86,12 +81,7 @@ class Capacity:
         return 0 if rank is None else self.room(0, model.Engines())[rank]
 
     def room(self, occupied: int, drawn: model.Engines) -> tuple[int, ...]:
-        """Return how many more of each profile fit, each alone.
-
-        Args:
-            occupied: Bit mask of the memory slices in use.
-            drawn: Media engines in use.
-        """
+        """Return how many more of each profile fit, each alone; ``occupied`` is a bit mask."""
         found = self._rooms.get((occupied, drawn))
         if found is None:
             found = tuple(
@@ -110,15 +100,9 @@ class Capacity:
         *,
         pinned: Sequence[Placed] = (),
     ) -> Arrangement | None:
-        """Place new instances so that the largest profiles keep the most room.
+        """Place new instances so that the largest profiles keep the most room; None if impossible.
 
-        Args:
-            fixed: The instances that stay.
-            new: How many to place of each of the GPU's profiles.
-            pinned: Further new ones with given placements, which do not overlap.
-
-        Returns:
-            The arrangement of lowest rank; None if they do not fit.
+        ``pinned`` are further new ones with given placements, which do not overlap.
         """
         specs = [spec for spec in self.specs for _ in range(new.get(spec.profile, 0))]
         known = [*fixed, *pinned]

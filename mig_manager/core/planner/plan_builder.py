@@ -62,17 +62,7 @@ def build(
     decision: Decision,
     switch: steps.SetMode | None,
 ) -> steps.GpuPlan | None:
-    """Turn a decision into steps.
-
-    Args:
-        gpu: The GPU.
-        live: Its GPU instances, ``in_order``.
-        decision: The instances after the plan.
-        switch: The step that changes MIG mode, if any.
-
-    Returns:
-        The plan; None if there is nothing to do.
-    """
+    """Turn a decision about instances ``in_order`` into a plan; None if there is nothing to do."""
     stays = {stay.position: stay for stay in decision.stays}
     ordered = (
         *_end_compute(gpu, live, stays),

@@ -23,15 +23,12 @@ def plan(
     *,
     busy: frozenset[str] = frozenset(),
 ) -> steps.Plan:
-    """Find the smallest change to the desired state of each GPU.
+    """Find the smallest change to the desired state of each GPU; empty if the layout is active.
 
     Args:
-        gpus: The GPUs as observed, in any order.
-        wanted: By GPU UUID; GPUs that do not occur in it are not touched.
+        gpus: The GPUs as observed, in any order; the plan has them ascending by index.
+        wanted: By GPU UUID; other GPUs are not touched.
         busy: UUIDs of MIG devices in use, which the plan avoids to destroy first of all.
-
-    Returns:
-        The plan, GPUs ascending by index; empty if the layout is active.
 
     Raises:
         errors.LayoutError: A GPU lacks a profile (UNKNOWN_PROFILE), is too small for the layout
@@ -63,18 +60,11 @@ def restore(
     *,
     keep_pending: bool = False,
 ) -> steps.Plan:
-    """Find the steps back to a snapshot: modes, placements and compute instances.
+    """Find the steps to a snapshot: modes, placements and compute instances.
 
     GPU instances without a compute instance are restored too. GPUs that the snapshot lacks, GPUs
-    that are gone, and ``unowned_instances`` are not touched.
-
-    Args:
-        gpus: The GPUs as observed now, in any order.
-        snapshot: The same GPUs as they were before.
-        keep_pending: Whether a pending mode may stay pending.
-
-    Returns:
-        The plan, GPUs ascending by index; empty if nothing differs.
+    that are gone, and ``unowned_instances`` are not touched. With ``keep_pending`` a pending mode
+    may stay pending.
 
     Raises:
         errors.LayoutError: The compute instances of a snapshot without their spans cannot be
@@ -95,10 +85,6 @@ def unowned_instances(
     """Describe the instances that are neither in the snapshot nor created by the change.
 
     The first observation missed them, or another program created them; ``restore`` keeps them.
-
-    Args:
-        gpus: The GPUs as observed now, in any order.
-        snapshot: The same GPUs as they were before.
     """
     before = {gpu.uuid: gpu for gpu in snapshot}
     return tuple(
@@ -114,10 +100,7 @@ def baseline(
 ) -> tuple[model.GpuSnapshot, ...]:
     """Return snapshots of the GPUs that a plan changes, with what the plan creates.
 
-    Args:
-        plan: The plan to execute.
-        gpus: The GPUs for which the plan was made.
-        older: The snapshots of an unfinished change, which take precedence and are all kept.
+    ``older`` snapshots, of an unfinished change, take precedence and are all kept.
     """
     known = {gpu.uuid: gpu for gpu in older}
     live = {gpu.uuid: gpu for gpu in gpus}
@@ -145,15 +128,12 @@ class CheckpointPlan:
 def restore_checkpoint(
     saved: checkpoint.Checkpoint, gpus: Sequence[model.Gpu], *, is_mode_only: bool = False
 ) -> CheckpointPlan:
-    """Find the steps to a checkpoint; what is right already stays.
+    """Find the steps to a checkpoint; GPUs that it lacks are not touched.
 
-    Args:
-        saved: The checkpoint.
-        gpus: All GPUs of the node; those that it lacks are not touched.
-        is_mode_only: Whether only MIG mode counts; GPUs whose mode is right keep their instances.
+    With ``is_mode_only`` GPUs in the right MIG mode keep their instances.
 
     Raises:
-        CheckpointError: A GPU is not here, has no MIG, or cannot have what it had; with place.
+        CheckpointError: A GPU is missing, has no MIG, or cannot have its instances; with location.
         LayoutError: NOT_SUPPORTED: a GPU is a vGPU, which only its host can partition;
             GPU_UNREACHABLE: a GPU cannot be observed.
     """

@@ -21,10 +21,6 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> plan_builder.Decision:
 
     An instance of the snapshot that overlaps an unowned one is omitted.
 
-    Args:
-        gpu: The GPU as it is.
-        before: The same GPU before the change.
-
     Raises:
         errors.LayoutError: The snapshot lacks the spans of compute instances, and they cannot be
             packed again (DOES_NOT_FIT).
@@ -52,14 +48,9 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> plan_builder.Decision:
 
 
 def unowned_instances(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
-    """Return the instances that are neither in the snapshot nor created by the change.
+    """Return the instances that are neither in the snapshot nor created by the change, in order.
 
-    Args:
-        gpu: The GPU as it is.
-        before: The same GPU before the change.
-
-    Returns:
-        GPU instances in order; of one in the snapshot, only the unowned compute instances.
+    Of a GPU instance in the snapshot these are only the unowned compute instances.
     """
     if before.created is None:
         return ()
@@ -104,12 +95,7 @@ def _unowned(
 
 
 def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
-    """Return the snapshot with the unowned instances added, for the next change.
-
-    Args:
-        gpu: The GPU as it is.
-        before: The same GPU before an unfinished change.
-    """
+    """Return the snapshot with the unowned instances added, for the next change."""
     unowned = unowned_instances(gpu, before)
     if not unowned:
         return before

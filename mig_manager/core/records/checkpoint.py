@@ -67,11 +67,7 @@ def render(gpus: Sequence[model.Gpu]) -> str:
 
 
 def parse(text: str, *, source: str) -> Checkpoint:
-    """Parse a checkpoint, without a comparison with this node's GPUs.
-
-    Args:
-        text: What ``render`` or mig-parted wrote.
-        source: Name of the file for error messages.
+    """Parse a checkpoint of ``render`` or mig-parted, without a comparison with this node's GPUs.
 
     Raises:
         CheckpointError: It is something else, or of another version; says where.
