@@ -21,7 +21,7 @@ from mig_manager import errors
 from mig_manager.core import messages
 
 _PROGRAMS = ("kubectl", "oc")
-"""OpenShift's client runs plugins of kubectl too, and takes the same options."""
+"""``oc`` of OpenShift runs kubectl plugins too, and has the same options."""
 _TIMEOUT_S = 300.0
 """The user may have to log in with a browser; kubectl itself ends requests earlier."""
 _REFUSAL = re.compile(r"Error from server(?: \((?P<reason>[A-Za-z]+)\))?: (?P<message>.*)")

@@ -1,8 +1,8 @@
 """Skip imports that a dependency runs at start-up and this process never uses.
 
 A deferred module is in ``sys.modules`` as usual, but its code runs at the first use of one of its
-attributes (``importlib.util.LazyLoader`` would run it at the second ``import``). The saving of
-each use is in docs/footprint.md; a trick that saves less than 0.5 MB and 5 ms is not worth it.
+attributes (``importlib.util.LazyLoader`` would run it at the second ``import``). docs/footprint.md
+lists what each use saves; less than 0.5 MB and 5 ms is not worth it.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def skip_init(package: str) -> None:
     must do nothing but import for convenience.
 
     Args:
-        package: Its parent is treated the same way, or cheap.
+        package: Its parent must be skipped too, or cheap to import.
     """
     _install(package)
 

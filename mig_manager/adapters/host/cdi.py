@@ -21,10 +21,10 @@ from mig_manager.core.host import host_settings
 _REASON = errors.Reason.DEVICE_FILES_FAILED
 _TOOL = "nvidia-ctk"
 _MAX_SPEC_BYTES = yaml_tree.MAX_CHARACTERS
-"""Eight GPUs with seven instances each, under two names, need less than a tenth of it."""
+"""Eight GPUs with seven instances each, in two naming strategies, need less than a tenth."""
 
 SPEC = "/var/run/cdi/nvidia.yaml"
-"""Where ``nvidia-cdi-refresh.service`` writes the spec, unless its variables say otherwise."""
+"""Where ``nvidia-cdi-refresh.service`` writes the spec, unless its variables name a file."""
 STATIC_SPEC = "/etc/cdi/nvidia.yaml"
 """Where NVIDIA's instructions have administrators write the spec by hand."""
 _VARIABLES_FILE = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
@@ -43,7 +43,7 @@ _STRATEGIES = {
     "type-index": re.compile(r"gpu\d+|mig\d+:\d+"),
 }
 _NOTHING = ("no devices", "empty device edits")
-"""What the CDI library says of a spec without devices, as with MIG on and no instance."""
+"""Errors of the CDI library for a spec without devices, as with MIG on and no instance."""
 _BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _MODE = 0o644
 _SCRATCH = "/run"
@@ -216,7 +216,7 @@ def _as_before(path: pathlib.Path, variables: Mapping[str, str]) -> Iterator[str
 def _specs(
     path: pathlib.Path, text: str, program: programs.Program
 ) -> tuple[tuple[pathlib.Path, _Spec], ...]:
-    """Return the specs with their files.
+    """Parse the tool's output into specs and their files.
 
     The tool can write several (``gpu`` and ``gpu.coherent``), and names the files after the class.
 
@@ -234,11 +234,6 @@ def _specs(
 
 
 def _documents(text: str, source: str) -> tuple[_Spec, ...]:
-    """Parse the specs in a text.
-
-    Raises:
-        HostError: One of them is malformed.
-    """
     parts = [part for part in _BREAK.split(text) if part.strip()]
     return tuple(_spec(part, source) for part in parts)
 

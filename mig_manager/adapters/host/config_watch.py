@@ -18,7 +18,7 @@ _READING = frozenset(
 _NO_INOTIFY_POLL_S = 5.0
 """How often to read the file while inotify is unavailable; it costs one small read."""
 _MOST_POSTPONEMENTS = 10
-"""A file that is written without end is read nevertheless."""
+"""After so many, a file that is written all the time is read."""
 _STOP_S = 5.0
 _OBSERVER_STOP_S = 1.0
 
@@ -63,7 +63,7 @@ class ConfigWatch:
         self._thread = threading.Thread(target=self._run, name="config-watch", daemon=True)
 
     def start(self) -> None:
-        """Read the present content; every change after this is reported."""
+        """Read the current content, and report every later change."""
         self._watch_directory()
         self._digest = self._read()
         self._thread.start()
@@ -137,7 +137,7 @@ class ConfigWatch:
 
 
 class DirectoryWatch(watchdog.events.FileSystemEventHandler):
-    """Calls back after any event but reading in a directory, not in those below it."""
+    """Calls back after any event but a read in a directory; not for subdirectories."""
 
     def __init__(self, directory: pathlib.Path, on_event: Callable[[], None]) -> None:
         """Start to watch.
@@ -175,6 +175,6 @@ class DirectoryWatch(watchdog.events.FileSystemEventHandler):
             self._observer.join(_OBSERVER_STOP_S)
 
     def on_any_event(self, event: watchdog.events.FileSystemEvent) -> None:
-        """Report all but reading: our own reading must not cause more of it."""
+        """Report all events but reads, because our own reads would cause more of them."""
         if event.event_type not in _READING:
             self._on_event()

@@ -29,7 +29,7 @@ class ConfigFile:
 
     @property
     def name(self) -> str:
-        """The path as it was given."""
+        """The path, for messages."""
         return str(self._path)
 
     def read(self) -> str:
@@ -47,14 +47,10 @@ class ConfigFile:
 
 
 class _TextFile:
-    """One text, replaced as a whole; only for the process that has the node's lock.
-
-    Args:
-        path: The file; ``write`` makes its folder.
-    """
+    """One text, replaced as a whole; only for the process that has the node's lock."""
 
     _what: str
-    """What errors call it."""
+    """Its name in errors."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -209,7 +205,7 @@ def _decode(content: bytes, name: str) -> str:
 
 
 def _home_hint(path: pathlib.Path) -> str:
-    """Return why a file may exist and yet be hidden from us; empty if nothing indicates that."""
+    """Return a hint that ProtectHome= may hide a missing file; empty if nothing indicates that."""
     for home in _HOMES:
         if path.absolute().is_relative_to(home) and _is_hidden(home):
             return (
@@ -235,7 +231,6 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
-    """Write the folder's list of files to the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)

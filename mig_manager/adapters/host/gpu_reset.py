@@ -254,7 +254,7 @@ class SmiReset:
     def _set_persistence(
         self, program: programs.Program, gpus: Sequence[model.Gpu], *, is_on: bool
     ) -> None:
-        """Set persistence mode; the reset then shows whether a failure matters."""
+        """Set persistence mode; only log a failure, because the reset shows whether it matters."""
         arguments = ["-pm", str(int(is_on)), "-i", _bus_ids(gpus)]
         uuids = [gpu.uuid for gpu in gpus]
         try:
@@ -310,16 +310,12 @@ def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
 
     Our own is not first, unlike for other programs: the persistence daemon releases a GPU only for
     an ``nvidia-smi`` that sees its socket, ``/run/nvidia-persistenced/socket``.
-
-    Args:
-        host: Where driver and host are.
     """
     here, *others = programs.roots(host)
     return (*others, here)
 
 
 def _require_resettable(gpu: model.Gpu) -> None:
-    """Raise for a GPU that must not or cannot be reset."""
     match gpu.virtualization:
         case model.Virtualization.PASSTHROUGH:
             raise errors.HostError(

@@ -18,7 +18,7 @@ from mig_manager.core import messages
 from mig_manager.core.host import hooks
 
 _MAX_LOGGED = 4096
-"""Characters of a hook's output, each of its two kinds, in the log."""
+"""Characters of a hook's stdout, and of its stderr, in the log."""
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _log = structlog.get_logger()
@@ -29,7 +29,7 @@ class HookPrograms:
 
     Args:
         file: The hooks file.
-        variables: Describe the change to each hook.
+        variables: Environment that describes the change to each hook.
         search_path: For programs without a slash in their name, as in ``PATH``.
         timeout_s: For hooks without a time-out of their own.
         monotonic: Seconds from some fixed point.
@@ -153,6 +153,5 @@ def _shown(text: str) -> str:
 
 
 def _end_of(text: str) -> str:
-    """Return the end of a hook's output, without terminal control characters."""
     lines = text[-_MAX_LOGGED:].splitlines()
     return "\n".join(messages.printable(line) for line in lines)

@@ -158,7 +158,7 @@ def _lock(path: pathlib.Path) -> int:
 
 
 def _require_ours(file: int, mode: int) -> None:
-    """Refuse a file planted in this place to have us write to another one."""
+    """Refuse a planted file through which we would write to another one."""
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         raise OSError(errno.EINVAL, "it is not a plain file with one name")
@@ -235,12 +235,7 @@ def _locking_process(found: os.stat_result) -> int:
 
 
 def _who(pid: int, text: bytes) -> str:
-    """Describe the process that has the lock, as a part of a sentence.
-
-    Args:
-        pid: From ``/proc/locks``; 0 if it is not there.
-        text: The description that the last manager wrote.
-    """
+    """Describe the process that has the lock; ``pid`` is 0 if ``/proc/locks`` lacks it."""
     fields = _parsed(text)
     if fields and (not pid or fields.get("pid") == _own_pid(pid)):
         shown = {"pid": "?"} | fields | ({"pid": pid} if pid else {})

@@ -55,12 +55,12 @@ _BY_MOUNT_POINT = {
     "/etc/hosts": re.compile(rf"(?:.*/)?pods/{_UID}/etc-hosts"),
     "/dev/termination-log": re.compile(rf"(?:.*/)?pods/{_UID}/containers/.+"),
 }
-"""Where kubelet mounts a file of the pod's folder, and what is mounted there, the surest first.
+"""Where kubelet mounts files of the pod's folder, and their path in the file system; surest first.
 
 Both are in every container of every runtime (``kubelet_pods.go`` and ``kuberuntime_container.go``
-of Kubernetes). The folder's path begins differently on each node: it is that within the file
-system, so that ``/var`` is missing where it is one of its own, and OSTree and kind put something
-before it. No other mount point counts: below a mount of the host's root other pods' lie as well.
+of Kubernetes). How the path begins depends on the node: ``/var`` is missing where it is a file
+system of its own, and OSTree and kind prepend something. No other mount point counts: a mount of
+the host's root shows the folders of other pods too.
 """
 
 
@@ -107,9 +107,7 @@ class ConfigRight:
 def gpu_processes(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[GpuProcess, ...]:
     """Return the visible processes with any GPU device node open, ascending by pid.
 
-    Args:
-        root: The ``/proc`` to read.
-        ignore: Processes that are left out, and their children: our own.
+    Those in ``ignore`` are left out, and their children.
     """
     return tuple(
         process
@@ -121,13 +119,10 @@ def gpu_processes(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[
 
 
 def hidden(root: pathlib.Path) -> str:
-    """Say how many processes we are not allowed to inspect; empty if there is none.
+    """Describe how many processes we are not allowed to inspect; empty if there are none.
 
     The kernel requires CAP_SYS_PTRACE where a process has another user or more capabilities than
     we have (``ptrace(2)``, "Ptrace access mode checking").
-
-    Args:
-        root: The ``/proc`` to read.
     """
     count = sum(_is_hidden(root / str(pid)) for pid in _pids(root))
     return f"not allowed to look into {count} processes (CAP_SYS_PTRACE)" if count else ""
@@ -136,7 +131,7 @@ def hidden(root: pathlib.Path) -> str:
 def using_gpu(
     processes: Sequence[GpuProcess], minor: int, *, caps: Collection[int] = ()
 ) -> tuple[GpuProcess, ...]:
-    """Return those that have the device node of a GPU or of one of its instances open.
+    """Return those that have the device node of a GPU open, or of one of its instances.
 
     Args:
         processes: All GPU processes.
@@ -152,8 +147,8 @@ def using_gpu_instance(
 ) -> tuple[GpuProcess, ...]:
     """Return those that use a GPU instance, or its GPU and none of its instances.
 
-    Every user of an instance opens the GPU's node as well, so the GPU's node alone says little of
-    a process that also has the nodes of other instances open.
+    Every user of an instance opens the GPU's node as well, so that node does not count for a
+    process that has other instances open.
 
     Args:
         processes: All GPU processes.
@@ -188,10 +183,6 @@ def capabilities(root: pathlib.Path, minor: int) -> dict[int, int]:
 
     The driver serves these files and must respond. Their path and format are those of the MIG
     User Guide, "Device Nodes and Capabilities"; the number in ``gpuN`` is the minor number.
-
-    Args:
-        root: The ``/proc`` to read.
-        minor: Minor number of the GPU.
     """
     return {cap: ids[0] for cap, ids in _capabilities(root, minor).items()}
 
@@ -378,11 +369,10 @@ def _is_hidden(process: pathlib.Path) -> bool:
 
 
 def _parent(process: pathlib.Path) -> int | None:
-    """Return the parent's pid; None if unknown."""
     fields = _stat(process)
     return int(fields[1]) if len(fields) > 1 and fields[1].isdecimal() else None
 
 
 def _stat(process: pathlib.Path) -> list[str]:
-    """Return the fields after the name, which may hold anything, brackets included."""
+    """Return the fields after the name, which may contain any characters, brackets included."""
     return text(process / "stat").rpartition(")")[2].split()

@@ -78,7 +78,6 @@ class Connection:
         Args:
             address: The bus, as D-Bus writes addresses.
             timeout_s: From now until the last answer.
-
         """
         self._deadline_s = time.monotonic() + timeout_s
         self._parser = jeepney.Parser()
@@ -136,7 +135,7 @@ class Connection:
         return value
 
     def signals(self, *, within_s: float) -> tuple[Signal, ...]:
-        """Return the signals since the last call; waits up to a time-out for the first one."""
+        """Return the signals since the last call; wait up to a time-out for the first one."""
         deadline_s = time.monotonic() + min(within_s, self._left_s())
         while not self._signals and (left_s := deadline_s - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):

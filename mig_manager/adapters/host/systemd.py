@@ -183,12 +183,12 @@ class Reboot:
     """Implements ``ports.Reboot``: through logind, or systemd alone where there is no logind."""
 
     def __init__(self, address: str, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Prepare; ``address`` is the host's system bus, as D-Bus writes addresses."""
+        """Prepare; ``address`` is that of the host's system bus."""
         self._address = address
         self._call_timeout_s = call_timeout_s
 
     def request(self, why: str) -> None:
-        """Request a reboot and return at once; services are stopped in good order.
+        """Request a reboot that stops services in order, and return at once.
 
         Raises:
             HostError: REBOOT_REQUIRED: it was refused; says by which program.
@@ -203,7 +203,7 @@ class Reboot:
                 by = "systemd"
         if by == "systemd":
             with self._session("asking systemd for a reboot") as connection:
-                # As systemctl does. The manager's own Reboot() would kill services unasked.
+                # As systemctl does. The manager's own Reboot() kills services at once.
                 connection.call(
                     _MANAGER, "StartUnit", "ss", "reboot.target", "replace-irreversibly"
                 )

@@ -53,7 +53,7 @@ class AdvertisingGpus:
         return changed
 
     def start(self) -> None:
-        """Advertise what there is before any layout is requested."""
+        """Advertise the present devices before any layout is requested."""
         try:
             self.observe()
         except errors.HardwareError as error:

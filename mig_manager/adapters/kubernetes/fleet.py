@@ -24,15 +24,15 @@ _log = structlog.get_logger()
 
 
 class Fleet:
-    """The nodes that a selector names, as they are now; for one reader and one writer."""
+    """The current nodes of a label selector; for one reader and one writer."""
 
     def __init__(self, kube: api.KubeApi, *, selector: str, times: watch.Times = _TIMES) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
             kube: The API.
-            selector: Of labels, as ``kubectl -l`` takes it.
-            times: How long a watch lasts and how it backs off.
+            selector: Label selector, as ``kubectl -l`` takes it.
+            times: Lengths of the watch and its backoff.
         """
         self._kube = kube
         self._changed = threading.Condition()
@@ -59,32 +59,29 @@ class Fleet:
 
     @property
     def trouble(self) -> str:
-        """Why changes of the nodes do not arrive now; empty: they do."""
+        """Why changes of the nodes do not arrive at present; empty if they do."""
         return self._trouble
 
     def nodes(self) -> tuple[fleet_nodes.Node, ...]:
-        """Return the nodes as they are now."""
+        """Return the nodes as last reported."""
         with self._changed:
             self._has_changed = False
             return tuple(self._nodes.values())
 
     def wait(self, seconds: float) -> None:
-        """Sleep, and wake when a node has changed since ``nodes``."""
+        """Wait until a node has changed since ``nodes``, up to a time-out."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_changed, timeout=seconds)
 
     def request(
         self, seen: fleet_nodes.Node, layout: str | None, mark: fleet_nodes.Mark | None
     ) -> bool:
-        """Request a layout by a node's label, if the node has not changed since it was seen.
+        """Set a node's layout label; return False if the node has changed since, or is gone.
 
         Args:
-            seen: The node.
-            layout: The layout to request; None: remove the label.
-            mark: The annotation for ``undo``; None: remove it.
-
-        Returns:
-            False if the node has changed or is gone.
+            seen: The node as it was read.
+            layout: None removes the label.
+            mark: The annotation for ``undo``; None removes it.
 
         Raises:
             ClusterError: The API refused or does not answer; the label may have been written.

@@ -1,12 +1,12 @@
 """Slots for nodes under change, stored as Leases (``coordination.k8s.io/v1``) in one namespace.
 
-A slot that is not renewed for its lease duration may be taken by another node, unless its node
-still carries the marks of a change: that node is unavailable, whether its agent lives or not, and
-to reuse its slot would disrupt one node more than allowed. Such a slot is free again once the
-node's agent has come back and finished, or once the Node or the Lease is deleted.
+Another node may take a slot whose lease has expired, unless the slot's node still carries the
+marks of a change: that node is unavailable even if its agent is dead, and reusing its slot would
+disrupt one node more than allowed. Such a slot is free again once the node's agent has finished
+the change, or once the Node or the Lease is deleted.
 
-No response is trusted to be final: the next list shows what a failed request has done, because a
-slot is ours by the name written in it.
+A failed request may have been applied. The next list shows it, because the owner's name is written
+in the slot.
 """
 
 import dataclasses
@@ -65,11 +65,11 @@ class LeaseSlots:
         Args:
             kube: The API.
             namespace: Of the Leases.
-            node_name: Written into the slot that is ours.
-            limit: How many nodes may be under change at once.
-            clock: For the age of slots.
-            times: None for the default.
-            pick: Chooses among free slots, so that not all nodes of a cluster try the same one.
+            node_name: Written into our slot.
+            limit: How many nodes may change at once.
+            clock: Measures the age of slots.
+            times: Durations of a lease and of its renewal.
+            pick: Chooses among free slots; random, so that nodes do not all try the same one.
         """
         self._kube = kube
         self._path = (
@@ -86,7 +86,7 @@ class LeaseSlots:
         self._own: slots.Slot | None = None
         self._renewed_s = 0.0
         self._owns_none = False
-        """Whether certainly no slot is ours; a predecessor may have left one."""
+        """Whether it is certain that no slot is ours: one may remain from before a restart."""
         self._stop: threading.Event | None = None
 
     def take(self) -> str:

@@ -45,14 +45,7 @@ class KubeNode:
         clock: timing.Clock,
         component: str = "mig-manager",
     ) -> None:
-        """Prepare for one node.
-
-        Args:
-            kube: The API.
-            name: The node's name.
-            clock: Dates the Events.
-            component: The source of the Events.
-        """
+        """Prepare for one node; ``component`` is the source of its Events."""
         self._kube = kube
         self._name = name
         self._clock = clock

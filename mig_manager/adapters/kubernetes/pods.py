@@ -26,14 +26,7 @@ _log = structlog.get_logger()
 
 
 class KubeWorkloads:
-    """Implements ``ports.Workloads`` on the Kubernetes API.
-
-    Args:
-        kube: The API.
-        node_name: Our node.
-        watch: Watches its pods during a change; None: no watch.
-        monotonic: Seconds from some fixed point.
-    """
+    """Implements ``ports.Workloads`` on the Kubernetes API; without a ``watch`` it only polls."""
 
     def __init__(
         self,
@@ -156,13 +149,8 @@ class KubeWorkloads:
 class PodWatch(ports.Standby):
     """Watches the pods of one node while a change waits for them.
 
-    It ends waits early and saves the API most of its polls. Nothing depends on it:
-    waits end on a poll as well, and ask the API before they act.
-
-    Args:
-        kube: The API.
-        node_name: The node.
-        on_change: Called after each change of a pod, in the watch's thread.
+    It ends waits early and saves the API most of its polls. Nothing depends on it: waits end on a
+    poll as well, and query the API before they act. ``on_change`` is called in the watch's thread.
     """
 
     def __init__(
@@ -207,13 +195,13 @@ class PodWatch(ports.Standby):
 
 
 class _WatchedPods:
-    """The pods as one watch reports them; a watch that was dismissed changes only its own."""
+    """The pods of one watch; each watch has its own, so a dismissed one changes nothing."""
 
     def __init__(self, *, on_change: Callable[[], None], on_forbidden: Callable[[], None]) -> None:
         self._on_change = on_change
         self._on_forbidden = on_forbidden
         self._by_uid: dict[str, cluster.Pod] = {}
-        """Replaced as a whole, because another thread reads it."""
+        """Replaced and never mutated, because another thread reads it."""
         self._is_current = False
 
     def pods(self) -> tuple[cluster.Pod, ...] | None:
@@ -316,7 +304,7 @@ def _quoted(name: str) -> str:
 
 
 def _only_this_uid(pod: cluster.Pod) -> dict[str, Any]:
-    """Spare a pod of the same name, such as a StatefulSet's next one."""
+    """Return options that exclude a pod of the same name, such as a StatefulSet's next one."""
     return {"preconditions": {"uid": pod.uid}}
 
 

@@ -1,7 +1,7 @@
 """One open watch request: lines of JSON from a response that may last for minutes.
 
-Unlike a plain read loop it ends when the server is silent for too long, when another thread
-interrupts it, and when an event is too large to be a Kubernetes object.
+It ends with an error when the server is silent for too long or an event is too large to be a
+Kubernetes object, and quietly when another thread interrupts it.
 """
 
 from collections.abc import Iterator

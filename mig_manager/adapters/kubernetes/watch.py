@@ -98,12 +98,12 @@ class Watch:
         Args:
             kube: The API.
             collection: What to watch.
-            listener: Receives the cluster.
+            listener: Receives the objects and their changes.
             name: Of the thread.
             stop: Ends the loop before its next request; ``end`` sets it and ends the loop at once.
-            times: None for the default.
+            times: Lengths of the watch and its backoff.
             monotonic: Seconds from some fixed point.
-            chance: A random number in [0, 1).
+            chance: Returns a random number in [0, 1).
         """
         self._kube = kube
         self._collection = collection
@@ -234,10 +234,10 @@ class NodeWatch:
         Args:
             kube: The API.
             name: The node's name.
-            on_node: Called with the newest node after each change and each new list, also when
-                nothing in it has changed; in the watch's thread, and never after ``stop``.
+            on_node: Called with the node after each change and each list, even if it is unchanged;
+                in the watch's thread, and never after ``stop``.
             stop: Ends ``run``.
-            times: None for the default.
+            times: Lengths of the watch and its backoff.
         """
         self._selector = f"metadata.name={name}"
         self._on_node = on_node
