@@ -177,7 +177,7 @@ class _Brisk(cluster.Cluster):
     def called(self, name: str) -> None:
         self.live()
         # The fakes keep a diary, for tests; here it would be all that grows.
-        for diary in (self.told, self.states, self.messages, self.events):
+        for diary in (self.statuses, self.states, self.messages, self.events):
             diary.clear()
 
 

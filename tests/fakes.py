@@ -35,7 +35,7 @@ class FakeClock:
 
 
 class FakeRequest:
-    """A wish that ends at the n-th question, or never."""
+    """A request that is superseded at its n-th check, or never."""
 
     def __init__(self, clock: FakeClock, *, ends_at: int | None = None, replaced: bool) -> None:
         self._clock = clock
@@ -119,8 +119,8 @@ class NodeRig:
     has_hold_taint: bool = False
     pods: dict[str, cluster.Pod] = dataclasses.field(default_factory=dict)
     watched: Callable[[], tuple[cluster.Pod, ...] | None] = lambda: None
-    """What a watch tells of the pods."""
-    held: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """The pods as a watch reports them; None: there is no watch."""
+    assigned: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     claims: set[str] = dataclasses.field(default_factory=set)
     """UIDs of pods that hold a GPU by ResourceClaim."""
     budgets: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -130,7 +130,7 @@ class NodeRig:
     """Pods of other nodes, and unscheduled ones."""
     retry_after_s: float = 0.0
     deploy_daemons: dict[str, bool] = dataclasses.field(default_factory=dict)
-    """Deploy label -> whether the pod that it places becomes ready."""
+    """Deploy label -> whether its pod becomes ready."""
     loose_daemons: set[str] = dataclasses.field(default_factory=set)
     """Names of daemons that only the hold taint keeps away."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
@@ -139,9 +139,9 @@ class NodeRig:
     """The owner's table of daemons; tests hand it to the pipeline."""
     messages: list[str] = dataclasses.field(default_factory=list)
     """Of the events."""
-    told: list[str] = dataclasses.field(default_factory=list)
+    statuses: list[str] = dataclasses.field(default_factory=list)
     """Messages of the status annotation, in order."""
-    offered: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     unhealthy: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """Devices that the plugin has registered and calls unhealthy."""
     kubelet_is_silent: bool = False
@@ -166,7 +166,7 @@ class NodeRig:
     gpu_users: str = ""
     """Who uses what a plan destroys; empty: no process does."""
     mode_waits: bool = False
-    """Whether a switch of MIG mode waits for a reset or a reboot."""
+    """Whether a MIG mode change waits for a reset or a reboot."""
     has_reset: bool = False
     may_reboot: bool = False
     """What the node's owner allows; tests hand it to the pipeline."""
@@ -208,7 +208,7 @@ class NodeRig:
         """Let terminating pods go, and the DaemonSet controller and the plugin do their work."""
         for uid in [uid for uid, pod in self.pods.items() if pod.is_terminating]:
             del self.pods[uid]
-            self.held.pop(uid, None)
+            self.assigned.pop(uid, None)
         self._start_daemons()
         if self._plugin_is_wanted() and not self._plugins():
             self.start_plugin()
@@ -250,7 +250,7 @@ class NodeRig:
             is_ready=not self.plugin_is_broken,
         )
         if not self.plugin_is_broken:
-            self.offered = {"nvidia.com/gpu": resources.expected_devices(self.gpus)[0]}
+            self.schedulable = {"nvidia.com/gpu": resources.expected_devices(self.gpus)[0]}
 
     def add_pod(
         self, name: str, *, devices: frozenset[str] = frozenset(), **fields: object
@@ -275,7 +275,7 @@ class NodeRig:
         )
         self.pods[uid] = dataclasses.replace(pod, **fields)  # type: ignore[arg-type]
         if devices:
-            self.held[uid] = devices
+            self.assigned[uid] = devices
         return uid
 
     def called(self, name: str) -> None:
@@ -301,15 +301,15 @@ class NodeRig:
         return FakeAllocations(self)
 
     def restart_machine(self) -> None:
-        """Reboot: modes that waited are in force, and nothing else is left on the GPUs."""
+        """Reboot: pending modes are active, and no instance is left on the GPUs."""
         self.boot_id = f"boot-{int(self.boot_id.removeprefix('boot-')) + 1}"
         self.gpus = tuple(
             dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
             for gpu in self.gpus
         )
-        self.offered = {}
+        self.schedulable = {}
         self.pods.clear()
-        self.held.clear()
+        self.assigned.clear()
         self.live()
 
     @property
@@ -342,10 +342,10 @@ class FakeNode:
             annotations=dict(rig.annotations),
             is_unschedulable=rig.is_unschedulable,
             taint_keys=frozenset({cluster.HOLD_TAINT} if rig.has_hold_taint else ()),
-            allocatable={name: len(ids) for name, ids in rig.offered.items()},
+            allocatable={name: len(ids) for name, ids in rig.schedulable.items()},
             capacity={
                 name: len(ids | rig.unhealthy.get(name, frozenset()))
-                for name, ids in rig.offered.items()
+                for name, ids in rig.schedulable.items()
             },
         )
 
@@ -378,9 +378,9 @@ class FakeNode:
             rig.is_unschedulable = change.unschedulable
         if change.hold_taint is not None:
             rig.has_hold_taint = change.hold_taint
-        told = change.annotations.get(cluster.STATUS_ANNOTATION)
-        if told:
-            rig.told.append(str(json.loads(told)["message"]))
+        text = change.annotations.get(cluster.STATUS_ANNOTATION)
+        if text:
+            rig.statuses.append(str(json.loads(text)["message"]))
         state = change.labels.get(cluster.STATE_LABEL)
         if state and (not rig.states or rig.states[-1] != state):
             rig.states.append(state)
@@ -479,18 +479,18 @@ class FakeAllocations:
             cluster.PodDevices(
                 namespace="default",
                 name=self._rig.pods[uid].name,
-                device_ids=self._rig.held.get(uid, frozenset()),
+                device_ids=self._rig.assigned.get(uid, frozenset()),
                 claim_drivers=frozenset(
                     {cluster.GPU_CLAIM_DRIVER} if uid in self._rig.claims else ()
                 ),
             )
             for uid in self._rig.pods
-            if uid in self._rig.held or uid in self._rig.claims
+            if uid in self._rig.assigned or uid in self._rig.claims
         )
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         self._answer("allocations.allocatable")
-        return self._rig.offered
+        return self._rig.schedulable
 
     def _answer(self, name: str) -> None:
         self._rig.called(name)
@@ -710,8 +710,8 @@ def apply_step(gpu: model.Gpu, step: steps.Step) -> model.Gpu:
 def _without(gi: model.GpuInstance, step: steps.DestroyComputeInstance) -> model.GpuInstance:
     if gi.instance_id != step.gpu_instance_id:
         return gi
-    left = tuple(c for c in gi.compute_instances if c.instance_id != step.compute_instance_id)
-    return dataclasses.replace(gi, compute_instances=left)
+    staying = tuple(c for c in gi.compute_instances if c.instance_id != step.compute_instance_id)
+    return dataclasses.replace(gi, compute_instances=staying)
 
 
 def _with(
@@ -735,7 +735,7 @@ def mig_uuid(name: str) -> str:
 
 
 def brought_to(gpus: tuple[model.Gpu, ...], wanted: model.DesiredGpu) -> tuple[model.Gpu, ...]:
-    """Return the GPUs as they are once each has what is wanted."""
+    """Return the GPUs with ``wanted`` applied to each."""
     for step in planner.plan(gpus, {gpu.uuid: wanted for gpu in gpus}).steps:
         gpus = tuple(apply_step(g, step) if g.uuid == step.gpu_uuid else g for g in gpus)
     return gpus

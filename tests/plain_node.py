@@ -14,12 +14,12 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import cluster_view, objects
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "plain"}}
-LOOK_AGAIN_S = 0.5
+POLL_S = 0.5
 TIMEOUT_S = 60.0
 
 
-class World:
-    """The cluster; its node is ``plain``."""
+class PlainNode:
+    """A cluster with the one node ``plain``."""
 
     def __init__(self, url: str, log: pathlib.Path) -> None:
         self._cluster = cluster_view.ClusterView(url)
@@ -27,7 +27,7 @@ class World:
         self._changed = threading.Event()
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator["World"]:
+    def watched(self) -> Iterator["PlainNode"]:
         """Follow what happens for as long as the body runs."""
         with self._cluster:
             stop = self._cluster.listen(lambda _kind, _obj: self._changed.set())
@@ -38,8 +38,8 @@ class World:
         """Return the Node object."""
         return dict(self._cluster.node("plain") or {})
 
-    def offered(self) -> dict[str, str]:
-        """Return what the scheduler may give away."""
+    def schedulable(self) -> dict[str, str]:
+        """Return the devices that pods can be scheduled on."""
         status = self.node().get("status") or {}
         assert status.get("capacity") == status.get("allocatable")
         return dict(status.get("capacity") or {})
@@ -50,7 +50,7 @@ class World:
         self._cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
     def wait_for_end(self, layout: str) -> str:
-        """Return the state in which the wish for a layout ended."""
+        """Return the state in which the run for a layout ended."""
 
         def has_ended() -> bool:
             text = objects.annotations(self.node()).get(cluster.STATUS_ANNOTATION, "{}")
@@ -62,11 +62,11 @@ class World:
 
     def wait(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition on the node holds."""
-        for _ in range(int(TIMEOUT_S / LOOK_AGAIN_S)):
+        for _ in range(int(TIMEOUT_S / POLL_S)):
             self._changed.clear()
             if holds():
                 return
-            self._changed.wait(LOOK_AGAIN_S)
+            self._changed.wait(POLL_S)
         pytest.fail(f"waited in vain; the agent's log: {self._log.read_text()[-2000:]}")
 
 

@@ -43,7 +43,7 @@ BALANCED = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
 
 
 def node(*, layout: str | None = None, gated: bool = True) -> fakes.NodeRig:
-    """Two A100s with a device plugin; ``layout`` is already in force."""
+    """Two A100s with a device plugin; ``layout`` is already active."""
     product = hardware.find("A100-SXM4-40GB")
     rig = fakes.NodeRig(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
     rig.plugin_is_gated = gated
@@ -54,7 +54,7 @@ def node(*, layout: str | None = None, gated: bool = True) -> fakes.NodeRig:
         rig.states.clear()
         rig.events.clear()
         rig.messages.clear()
-        rig.told.clear()
+        rig.statuses.clear()
     if gated:
         rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     if not rig.pods:
@@ -109,8 +109,8 @@ def reconciler(
 
 
 def run(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
-    wish = fakes.FakeRequest(rig.clock, replaced=False)
-    return reconciler(rig, text).run(layout, wish)
+    request = fakes.FakeRequest(rig.clock, replaced=False)
+    return reconciler(rig, text).run(layout, request)
 
 
 def kill_at(rig: fakes.NodeRig, step: int, layout: str) -> None:
@@ -146,23 +146,23 @@ def assert_nothing_taken(rig: fakes.NodeRig) -> None:
     assert not rig.is_unschedulable
     assert not rig.has_hold_taint
     assert cluster.PAUSED_VALUE not in rig.labels.values()
-    left = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
-    # A hook of the end that failed stays due, and is tried again with the next try at the wish.
+    journal = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+    # An exit hook that failed stays pending, and runs again at the next attempt.
     assert (
-        left is None
-        or dataclasses.replace(status.Journal.from_json(left), exit_hook=False).is_empty
+        journal is None
+        or dataclasses.replace(status.Journal.from_json(journal), exit_hook=False).is_empty
     )
-    assert rig.owes_exit is (left is not None)
+    assert rig.owes_exit is (journal is not None)
     assert all(is_on is (name != "off.service") for name, is_on in rig.services.items())
 
 
 def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
     """Return a driver that refuses the first steps of a kind."""
-    left = [times]
+    remaining = [times]
 
     def answer(step: steps.Step) -> Exception | None:
-        if isinstance(step, step_type) and left[0]:
-            left[0] -= 1
+        if isinstance(step, step_type) and remaining[0]:
+            remaining[0] -= 1
             return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
         return None
 
@@ -193,15 +193,15 @@ def count_calls(make: Callable[[], fakes.NodeRig], layout: str) -> int:
 
 
 def guarded_node() -> fakes.NodeRig:
-    """A budget guards the pod that must leave, and the owner allows force."""
+    """A budget protects the affected pod, and the policy allows force."""
     rig = busy_node()
     rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
     rig.policy = policies.Policy(is_forced=True)
     return rig
 
 
-def patient_node() -> fakes.NodeRig:
-    """Nobody may be evicted; the pod that must leave does so after a while."""
+def waiting_node() -> fakes.NodeRig:
+    """No pod may be evicted; the affected pod finishes after a while."""
     rig = busy_node()
     rig.policy = policies.Policy(drain=policies.Drain.NONE)
     (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
@@ -250,7 +250,7 @@ SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
 
 
 def watched_node() -> fakes.NodeRig:
-    """The owner's own daemons, one that a label places and one that none does."""
+    """Extra GPU clients, one with a deploy label and one without."""
     rig = busy_node()
     rig.extra_clients = EXTRA_CLIENTS
     rig.labels[SAMPLER] = "true"
@@ -268,14 +268,14 @@ def sharing_node() -> fakes.NodeRig:
 
 
 def hosted_node() -> fakes.NodeRig:
-    """Services of the host hold the GPUs; one of them does not run."""
+    """Host services use the GPUs; one of them does not run."""
     rig = busy_node()
     rig.services |= {"dcgm.service": True, "nvsm.service": True, "off.service": False}
     return rig
 
 
 def resetting_node() -> fakes.NodeRig:
-    """Without a reset no switch of MIG mode takes effect."""
+    """A MIG mode change takes effect only after a reset."""
     rig = node()
     rig.mode_waits = rig.has_reset = True
     return rig
@@ -304,7 +304,7 @@ SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
     "one-slice-on-a-busy-node": (busy_node, "one-slice-changed"),
     "mode-off": (busy_node, "all-disabled"),
     "by-force": (guarded_node, "one-slice-changed"),
-    "nobody-is-evicted": (patient_node, "one-slice-changed"),
+    "no-eviction": (waiting_node, "one-slice-changed"),
     "whole-node": (whole_node, "one-slice-changed"),
     "monitors": (monitored_node, "one-slice-changed"),
     "extra-clients": (watched_node, "one-slice-changed"),

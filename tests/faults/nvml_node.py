@@ -122,7 +122,7 @@ class Cluster(fakes.NodeRig):
 
     def start_plugin(self) -> None:
         super().start_plugin()
-        self.offered = {"nvidia.com/gpu": self.devices()}
+        self.schedulable = {"nvidia.com/gpu": self.devices()}
 
     def live(self) -> None:
         super().live()

@@ -65,8 +65,8 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     faulty = scenes.device(rig, 1, "1g.5gb")
 
     def fail() -> None:
-        ids = rig.offered.get("nvidia.com/gpu", frozenset())
-        rig.offered = {"nvidia.com/gpu": ids - {faulty}}
+        ids = rig.schedulable.get("nvidia.com/gpu", frozenset())
+        rig.schedulable = {"nvidia.com/gpu": ids - {faulty}}
         rig.unhealthy = {"nvidia.com/gpu": frozenset({faulty})}
 
     rig.clock.on_wait.append(fail)

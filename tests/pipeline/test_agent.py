@@ -25,12 +25,12 @@ class Pipeline:
         self.delays_s: list[float] = []
         self.evicting: list[bool] = []
         self.looks = 0
-        self.due = drift.Action.REST
+        self.next_action = drift.Action.REST
         self.recovered: list[str | None] = []
         self.stopped = 0
         self.has_rested = threading.Event()
         self.restless = 0
-        """How often it wants to come again although nobody wishes anything."""
+        """How many times ``rest`` asks to be called again."""
         self.on_run: Callable[[], None] = lambda: None
 
     def recover(self, name: str | None) -> None:
@@ -49,8 +49,8 @@ class Pipeline:
         assert (name, attempt_of(self.runs)) == self.runs[-1]
         assert not ended.should_retry
         self.looks += 1
-        due, self.due = self.due, drift.Action.REST
-        return due
+        action, self.next_action = self.next_action, drift.Action.REST
+        return action
 
     def run(
         self,
@@ -210,7 +210,7 @@ def test_at_rest_the_gpus_are_checked_and_a_drift_is_healed_sparing_everybody() 
     box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
-    pipeline.due = drift.Action.HEAL
+    pipeline.next_action = drift.Action.HEAL
     served = loop.Agent(pipeline, box, intervals=intervals(drift_check_s=0.02))
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
@@ -225,7 +225,7 @@ def test_a_failure_for_good_is_tried_again_once_the_hardware_has_changed() -> No
     box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
-    pipeline.due = drift.Action.RUN
+    pipeline.next_action = drift.Action.RUN
     pipeline.on_run = box.put_gpu_change
     served = loop.Agent(pipeline, box, intervals=intervals())
     thread = threading.Thread(target=served.serve, daemon=True)
@@ -240,15 +240,15 @@ def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() ->
     box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
-    told: list[str] = []
-    pipeline.on_run = lambda: told.append("run")
+    calls: list[str] = []
+    pipeline.on_run = lambda: calls.append("run")
 
     @contextlib.contextmanager
     def alone() -> Iterator[None]:
-        told.append("alone")
+        calls.append("alone")
         yield
-        told.append("not alone")
+        calls.append("not alone")
 
     loop.Agent(pipeline, box, intervals=intervals(), alone=alone).serve()
 
-    assert told == ["alone", "run", "not alone"] * 2
+    assert calls == ["alone", "run", "not alone"] * 2

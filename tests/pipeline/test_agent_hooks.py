@@ -74,7 +74,7 @@ def test_the_agent_runs_every_point_and_a_new_content_of_the_file_is_served(hook
         rig.label("all-balanced")
 
         assert rig.wait_for_end("all-balanced") is model.State.SUCCESS
-        # The file changing is reason to look again, and not to run hooks.
+        # A changed file causes a check, and runs no hook.
         assert hooks.ran[len(POINTS) :] == [
             *("apply-start", "new", "pre-apply-config", "apply-exit")
         ]

@@ -45,8 +45,8 @@ def new_stage(
     )
 
 
-def assert_nothing_taken(world: stages.Stage) -> None:
-    node = world.node()
+def assert_nothing_taken(stage: stages.Stage) -> None:
+    node = stage.node()
     assert not (node["spec"] or {}).get("unschedulable")
     assert not (node["spec"] or {}).get("taints")
     assert cluster.PAUSED_VALUE not in objects.labels(node).values()
@@ -54,14 +54,14 @@ def assert_nothing_taken(world: stages.Stage) -> None:
 
 
 def play(story: str, spec: str) -> None:
-    told = scenarios.STORIES[story]
+    scenario = scenarios.STORIES[story]
     gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
-    with new_stage(spec, *told.agent_options) as world:
-        told.prepare(world)
-        checks = told.play(world, told.layout(gpus), lambda _text: None)
+    with new_stage(spec, *scenario.agent_options) as stage:
+        scenario.prepare(stage)
+        checks = scenario.play(stage, scenario.layout(gpus), lambda _text: None)
         assert checks
         assert [check.text for check in checks if not check.holds] == []
-        assert_nothing_taken(world)
+        assert_nothing_taken(stage)
 
 
 @pytest.mark.slow
@@ -89,40 +89,40 @@ def test_other_strategies_of_the_plugin_are_verified_as_well(
     strategy: node_options.Strategy,
 ) -> None:
     quick = dataclasses.replace(QUICK, strategy=strategy)
-    with new_stage("2xA100-SXM4-40GB", node_options=quick) as world:
-        world.label("all-1g.5gb")
+    with new_stage("2xA100-SXM4-40GB", node_options=quick) as stage:
+        stage.label("all-1g.5gb")
 
-        assert world.wait_for_end("all-1g.5gb") is model.State.SUCCESS
+        assert stage.wait_for_end("all-1g.5gb") is model.State.SUCCESS
         expected = 14 if strategy is node_options.Strategy.SINGLE else 2
-        assert world.allocatable() == {"nvidia.com/gpu": expected}
+        assert stage.allocatable() == {"nvidia.com/gpu": expected}
 
 
 def test_a_layout_over_which_the_plugin_would_exit_fails_before_anything_is_touched() -> None:
     # With mig.strategy=single the plugin refuses GPUs that differ, and exits.
     quick = dataclasses.replace(QUICK, strategy=node_options.Strategy.SINGLE)
-    with new_stage("2xA100-SXM4-40GB", "--plugin-timeout-s", "2", node_options=quick) as world:
-        world.label("all-balanced")
+    with new_stage("2xA100-SXM4-40GB", "--plugin-timeout-s", "2", node_options=quick) as stage:
+        stage.label("all-balanced")
 
-        assert world.wait_for_end("all-balanced") is model.State.FAILED
-        assert world.status()["reason"] == "StrategyMismatch"
-        assert "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb" in world.status()["message"]
-        assert cluster.APPLIED_LABEL not in objects.labels(world.node())
+        assert stage.wait_for_end("all-balanced") is model.State.FAILED
+        assert stage.status()["reason"] == "StrategyMismatch"
+        assert "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb" in stage.status()["message"]
+        assert cluster.APPLIED_LABEL not in objects.labels(stage.node())
 
 
 @pytest.mark.slow
 def test_a_change_that_waits_for_pods_watches_them_and_lists_them_a_few_times() -> None:
     # As on a real node: what the agent waits for takes some seconds, of pods and of the plugin.
     slow = dataclasses.replace(QUICK, pod_stop_s=3.0, plugin_start_s=3.0)
-    told = scenarios.STORIES["first-layout"]
+    scenario = scenarios.STORIES["first-layout"]
     gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node("2xA100-SXM4-40GB"))]
     server = apiserver.ApiServer()
     with new_stage(
-        "2xA100-SXM4-40GB", *told.agent_options, node_options=slow, server=server
-    ) as world:
-        told.prepare(world)
+        "2xA100-SXM4-40GB", *scenario.agent_options, node_options=slow, server=server
+    ) as stage:
+        scenario.prepare(stage)
         server.log.clear()
 
-        checks = told.play(world, told.layout(gpus), lambda _text: None)
+        checks = scenario.play(stage, scenario.layout(gpus), lambda _text: None)
 
         assert all(check.holds for check in checks)
         assert server.log.count("list", "pods") <= 14

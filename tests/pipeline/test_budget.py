@@ -1,4 +1,4 @@
-"""A budget for the cluster in one run: a slot before the taint, given back at every exit."""
+"""A budget for the cluster in one run: a slot before the taint, released at every exit."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ class FakeSlots:
     rig: fakes.NodeRig
     denials: list[str] = dataclasses.field(default_factory=list)
     failing: list[errors.ClusterError] = dataclasses.field(default_factory=list)
-    is_held: bool = False
+    is_taken: bool = False
     is_stale: bool = False
     taken_while_disrupted: list[bool] = dataclasses.field(default_factory=list)
 
@@ -30,18 +30,18 @@ class FakeSlots:
         if self.denials:
             return self.denials.pop(0)
         self.taken_while_disrupted.append(self.rig.has_hold_taint)
-        self.is_held = True
+        self.is_taken = True
         return ""
 
     def check(self) -> None:
         self.rig.log.append("slots.check")
-        if self.is_stale or not self.is_held:
+        if self.is_stale or not self.is_taken:
             raise errors.NotReadyError("stale", reason=errors.Reason.SLOTS_TAKEN)
 
     def release(self) -> None:
         assert not self.rig.has_hold_taint, "a slot may go when its node is whole again"
         self.rig.log.append("slots.release")
-        self.is_held = False
+        self.is_taken = False
 
 
 def pipeline(rig: fakes.NodeRig, slots: FakeSlots) -> reconcile.Reconciler:
@@ -49,10 +49,10 @@ def pipeline(rig: fakes.NodeRig, slots: FakeSlots) -> reconcile.Reconciler:
 
 
 def run(
-    rig: fakes.NodeRig, slots: FakeSlots, layout: str = "one-slice-changed", **wished: object
+    rig: fakes.NodeRig, slots: FakeSlots, layout: str = "one-slice-changed", **options: object
 ) -> outcomes.Outcome:
-    wish = fakes.FakeRequest(rig.clock, replaced=False, **wished)  # type: ignore[arg-type]
-    return pipeline(rig, slots).run(layout, wish)
+    request = fakes.FakeRequest(rig.clock, replaced=False, **options)  # type: ignore[arg-type]
+    return pipeline(rig, slots).run(layout, request)
 
 
 def test_the_slot_is_had_before_the_node_is_closed_and_goes_when_it_is_whole_again() -> None:
@@ -91,7 +91,7 @@ def test_a_layout_that_cannot_be_is_refused_without_a_slot() -> None:
 
 def test_a_node_that_waits_says_for_whom_and_is_not_touched() -> None:
     rig = scenes.busy_node()
-    slots = FakeSlots(rig, denials=["held by b"] * 3)
+    slots = FakeSlots(rig, denials=["used by b"] * 3)
     seen: list[dict[str, object]] = []
     rig.clock.on_wait.append(
         lambda: seen.append(json.loads(rig.annotations[cluster.STATUS_ANNOTATION]))
@@ -103,31 +103,31 @@ def test_a_node_that_waits_says_for_whom_and_is_not_touched() -> None:
         "state": "pending",
         "phase": "Wait",
         "reason": "SlotsTaken",
-        "message": "held by b",
+        "message": "used by b",
     }
-    assert rig.told.count("held by b") == 1
+    assert rig.statuses.count("used by b") == 1
     assert slots.taken_while_disrupted == [False]
 
 
 def test_who_is_before_us_is_reported_again_once_in_a_while() -> None:
     rig = scenes.busy_node()
-    slots = FakeSlots(rig, denials=[f"held by {number}" for number in range(60)])
+    slots = FakeSlots(rig, denials=[f"used by {number}" for number in range(60)])
 
     assert run(rig, slots).state is model.State.SUCCESS
 
-    told = [message for message in rig.told if message.startswith("held by")]
-    assert 2 <= len(told) < 12
+    reports = [message for message in rig.statuses if message.startswith("used by")]
+    assert 2 <= len(reports) < 12
 
 
 def test_a_newer_request_ends_the_wait() -> None:
     rig = scenes.busy_node()
-    slots = FakeSlots(rig, denials=["held by b"] * 10)
+    slots = FakeSlots(rig, denials=["used by b"] * 10)
 
     with pytest.raises(errors.Superseded):
         run(rig, slots, ends_at=2)
 
     scenes.assert_nothing_taken(rig)
-    assert not slots.is_held
+    assert not slots.is_taken
     assert "gpus.execute" not in rig.log
 
 
@@ -157,7 +157,7 @@ def test_a_slot_that_may_be_lost_is_no_leave_to_begin() -> None:
 
     assert (outcome.reason, outcome.should_retry) == (errors.Reason.SLOTS_TAKEN, True)
     scenes.assert_nothing_taken(rig)
-    assert not slots.is_held
+    assert not slots.is_taken
 
 
 CALLS = scenes.count_calls(scenes.busy_node, "one-slice-changed")
@@ -168,7 +168,7 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(index: in
     rig = scenes.busy_node()
     slots = FakeSlots(rig)
     reconciler = pipeline(rig, slots)
-    wish = fakes.FakeRequest(rig.clock, replaced=False)
+    request = fakes.FakeRequest(rig.clock, replaced=False)
     calls = [0]
 
     def fail() -> None:
@@ -185,16 +185,16 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(index: in
 
     rig.on_call = fail
     try:
-        reconciler.run("one-slice-changed", wish)
+        reconciler.run("one-slice-changed", request)
     except errors.ClusterError:
         # It could not say how it ended; what it took is still there, and so is the slot.
-        assert slots.is_held is bool(rig.annotations.get(cluster.JOURNAL_ANNOTATION))
+        assert slots.is_taken is bool(rig.annotations.get(cluster.JOURNAL_ANNOTATION))
         reconciler.recover("one-slice-changed")
-        reconciler.run("one-slice-changed", wish)
+        reconciler.run("one-slice-changed", request)
 
     assert calls[0] > index, "the call was not made"
     scenes.assert_nothing_taken(rig)
-    assert not slots.is_held
+    assert not slots.is_taken
 
 
 def killed_node(index: int) -> fakes.NodeRig:
@@ -229,7 +229,7 @@ def disrupting_calls() -> list[int]:
 @pytest.mark.parametrize("index", disrupting_calls()[::3])
 def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> None:
     rig = killed_node(index)
-    slots = FakeSlots(rig, denials=["held by b"])
+    slots = FakeSlots(rig, denials=["used by b"])
     reconciler = pipeline(rig, slots)
 
     reconciler.recover("one-slice-changed")
@@ -242,31 +242,31 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> 
 
 def test_what_is_undone_for_another_request_gives_the_slot_back() -> None:
     rig = killed_node(disrupting_calls()[0])
-    slots = FakeSlots(rig, is_held=True)
+    slots = FakeSlots(rig, is_taken=True)
 
     pipeline(rig, slots).recover("all-balanced")
 
     scenes.assert_nothing_taken(rig)
-    assert not slots.is_held
+    assert not slots.is_taken
 
 
 def test_a_node_without_a_request_holds_no_slot() -> None:
     rig = scenes.node()
-    slots = FakeSlots(rig, is_held=True)
+    slots = FakeSlots(rig, is_taken=True)
 
     pipeline(rig, slots).rest()
 
-    assert not slots.is_held
+    assert not slots.is_taken
 
 
 def test_a_machine_that_reboots_for_us_keeps_its_slot() -> None:
     rig = scenes.busy_node()
     rig.mode_waits = rig.may_reboot = True
     slots = FakeSlots(rig)
-    wish = fakes.FakeRequest(rig.clock, replaced=False)
-    wish.ends_when = lambda: rig.reboots > 0
+    request = fakes.FakeRequest(rig.clock, replaced=False)
+    request.ends_when = lambda: rig.reboots > 0
 
     with pytest.raises(errors.Superseded):
-        pipeline(rig, slots).run("all-disabled", wish)
+        pipeline(rig, slots).run("all-disabled", request)
 
-    assert slots.is_held
+    assert slots.is_taken

@@ -1,4 +1,4 @@
-"""Daemons taken off the GPUs, and brought back."""
+"""GPU clients are paused before a change, and resumed after it."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ WATCHER = clients.ExtraClient(labels={"app": "watcher"})
 
 
 def sliced_node() -> fakes.NodeRig:
-    """One GPU with instances, and a device plugin that a label places."""
+    """One GPU with instances, and a device plugin with a deploy label."""
     product = hardware.find("A100-SXM4-40GB")
     gpu = hardware.template(product, 0)
     profiles = {str(known.profile): known.profile for known in gpu.profiles or ()}
@@ -53,12 +53,12 @@ def journal(rig: fakes.NodeRig) -> record.Record:
     return record.Record(rig.node, rig.clock, journal=status.Journal(config="a"))
 
 
-def wish(rig: fakes.NodeRig, *, ends_at: int | None = None) -> fakes.FakeRequest:
+def new_request(rig: fakes.NodeRig, *, ends_at: int | None = None) -> fakes.FakeRequest:
     return fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=True)
 
 
 def paused(rig: fakes.NodeRig, taken: record.Record) -> device_plugin.Paused:
-    return gpu_clients_of(rig).pause(emptying(rig), taken, wish(rig), (WATCHER,))
+    return gpu_clients_of(rig).pause(emptying(rig), taken, new_request(rig), (WATCHER,))
 
 
 def names(rig: fakes.NodeRig) -> set[str]:
@@ -117,7 +117,7 @@ def test_the_plugins_config_and_its_release_are_written_in_one_patch() -> None:
     assert taken.journal.plugin_config == status.PluginConfig(before=None, now="sliced")
 
 
-def test_a_config_that_was_there_already_is_not_the_runs_to_take_back() -> None:
+def test_a_config_that_was_set_before_the_run_is_not_rolled_back() -> None:
     rig = sliced_node()
     rig.labels[cluster.PLUGIN_CONFIG_LABEL] = "sliced"
     taken = journal(rig)
@@ -145,13 +145,13 @@ def test_each_monitor_is_ready_before_the_next_one_is_let_back() -> None:
     rig, taken, found = monitored_node()
     ready: list[bool] = []
 
-    def look() -> None:
+    def note_ready() -> None:
         if rig.labels[EXPORTER] == "true":
             (dcgm,) = clients.gated_by(rig.pods.values(), (DCGM,))
             ready.append(dcgm.is_ready)
 
-    rig.clock.on_wait.append(look)
-    gpu_clients_of(rig).resume_monitors(found, taken, wish(rig))
+    rig.clock.on_wait.append(note_ready)
+    gpu_clients_of(rig).resume_monitors(found, taken, new_request(rig))
 
     assert ready
     assert all(ready)
@@ -163,7 +163,7 @@ def test_a_monitor_that_another_program_has_switched_off_is_not_waited_for() -> 
     rig.labels[DCGM] = "false"
     begun = rig.clock.now_s
 
-    gpu_clients_of(rig).resume_monitors(found, taken, wish(rig))
+    gpu_clients_of(rig).resume_monitors(found, taken, new_request(rig))
 
     assert rig.labels[DCGM] == "false"
     assert rig.labels[EXPORTER] == "true"
@@ -176,7 +176,7 @@ def test_a_newer_request_does_not_wait_for_monitors() -> None:
     rig.deploy_daemons[DCGM] = False
     begun = rig.clock.now_s
 
-    gpu_clients_of(rig).resume_monitors(found, taken, wish(rig, ends_at=1))
+    gpu_clients_of(rig).resume_monitors(found, taken, new_request(rig, ends_at=1))
 
     assert rig.clock.now_s - begun < 1
     assert set(taken.journal.paused_labels) == {EXPORTER}
@@ -188,7 +188,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
     patch_at = len(rig.log)
     rig.failing = {patch_at: refusal}
 
-    gpu_clients_of(rig).resume_monitors(found, taken, wish(rig))
+    gpu_clients_of(rig).resume_monitors(found, taken, new_request(rig))
 
     assert rig.log[patch_at] == "node.patch"
     assert list(taken.journal.paused_labels) == [DCGM, EXPORTER]
@@ -200,7 +200,7 @@ def test_validators_on_their_way_out_are_not_deleted_again() -> None:
     rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_terminating=True)
     rig.log.clear()
 
-    gpu_clients_of(rig).resume_monitors(found, taken, wish(rig))
+    gpu_clients_of(rig).resume_monitors(found, taken, new_request(rig))
 
     assert "workloads.delete" not in rig.log
 
@@ -236,6 +236,8 @@ def test_a_watch_that_shows_a_plugin_that_has_gone_proves_nothing() -> None:
     rig.plugin_is_broken = True
 
     with pytest.raises(errors.NotReadyError) as caught:
-        gpu_clients_of(rig).plugin.wait_schedulable(device_plugin.ANY_PLUGIN, rig.gpus, wish(rig))
+        gpu_clients_of(rig).plugin.wait_schedulable(
+            device_plugin.ANY_PLUGIN, rig.gpus, new_request(rig)
+        )
 
     assert caught.value.reason is errors.Reason.PLUGIN_NOT_READY

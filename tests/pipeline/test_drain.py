@@ -22,7 +22,7 @@ def empty() -> fakes.NodeRig:
     return fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB"), 0),))
 
 
-def holder(rig: fakes.NodeRig, name: str = "train", **fields: object) -> str:
+def gpu_pod(rig: fakes.NodeRig, name: str = "train", **fields: object) -> str:
     return rig.add_pod(name, devices=frozenset({DOOMED}), **fields)
 
 
@@ -58,7 +58,7 @@ def prepared(
             timeout_s=20,
             backoff=timing.Backoff(),
         ),
-        announce=drain.Announcements(on_round=rig.told.append, on_force=rig.told.append),
+        announce=drain.Announcements(on_round=rig.statuses.append, on_force=rig.statuses.append),
         telemetry=telemetry,
     )
 
@@ -69,7 +69,7 @@ FORCE = policies.Policy(is_forced=True)
 @pytest.mark.parametrize("policy", [*policies.Drain])
 def test_no_pod_is_listed_for_a_change_that_destroys_nothing(policy: policies.Drain) -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     ours = prepared(rig, policy=policies.Policy(drain=policy), affected=frozenset())
     before = drain.survey(rig.workloads, rig.allocations)
     rig.log.clear()
@@ -82,7 +82,7 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(policy: policies.Dr
 
 def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.budgets["train"] = "disruption budget is being computed"
     rig.retry_after_s = 6
     asked: list[float] = []
@@ -102,7 +102,7 @@ def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end() -> N
 
 def test_a_pause_longer_than_the_deadline_does_not_outlast_it() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.budgets["train"] = "later"
     rig.retry_after_s = 3600
 
@@ -115,7 +115,7 @@ def test_a_pause_longer_than_the_deadline_does_not_outlast_it() -> None:
 
 def test_the_deadline_reports_how_long_a_pod_that_is_ending_may_still_take() -> None:
     rig = empty()
-    uid = holder(rig, grace_s=600)
+    uid = gpu_pod(rig, grace_s=600)
     rig.clock.on_wait.clear()
 
     with pytest.raises(errors.DrainError, match=r"still terminating; it may take 600 s"):
@@ -137,20 +137,20 @@ def test_a_pod_that_nothing_moves_is_named_and_keeps_the_others_from_leaving_in_
     fields: dict[str, object], why: str, policy: policies.Policy
 ) -> None:
     rig = empty()
-    holder(rig, "stays", **fields)
-    holder(rig, "free")
+    gpu_pod(rig, "stays", **fields)
+    gpu_pod(rig, "free")
 
     with pytest.raises(errors.DrainError, match=rf"default/stays \(.*{why}") as caught:
         drained(rig, policy=policy)
 
     assert caught.value.pods == ("default/stays", "default/free")
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
-    assert rig.told == []
+    assert rig.statuses == []
 
 
 def test_a_pod_that_no_one_can_evict_can_still_end_by_itself() -> None:
     rig = empty()
-    uid = holder(rig, is_kept=True)
+    uid = gpu_pod(rig, is_kept=True)
     rig.clock.on_wait.append(
         lambda: (
             rig.pods.update({uid: dataclasses.replace(rig.pods[uid], phase="Succeeded")})
@@ -164,7 +164,7 @@ def test_a_pod_that_no_one_can_evict_can_still_end_by_itself() -> None:
 
 def test_force_waits_for_the_deadline_and_then_leaves_each_pod_its_grace_period() -> None:
     rig = empty()
-    uid = holder(rig)
+    uid = gpu_pod(rig)
     rig.budgets["train"] = "no"
     rig.clock.on_wait.append(
         lambda: ends.append(rig.clock.now_s) if uid not in rig.pods and not ends else None
@@ -179,13 +179,13 @@ def test_force_waits_for_the_deadline_and_then_leaves_each_pod_its_grace_period(
 
     assert ends[0] >= 20
     assert ours.forced == ("default/train",)
-    assert rig.told == ["default/train"]
+    assert rig.statuses == ["default/train"]
     assert rig.log.count("workloads.delete") == 1
 
 
 def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.budgets["train"] = "no"
     rig.clock.on_wait.clear()
 
@@ -198,7 +198,7 @@ def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain() -> None:
 
 def test_without_force_no_pod_is_ever_deleted() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.budgets["train"] = "no"
 
     with pytest.raises(errors.DrainError):
@@ -210,36 +210,36 @@ def test_without_force_no_pod_is_ever_deleted() -> None:
 @pytest.mark.parametrize("owner", ["RayCluster", "StatefulSet", "Job", None])
 def test_a_pod_is_evicted_whatever_its_owner(owner: str | None) -> None:
     rig = empty()
-    holder(rig, owner_kind=owner)
+    gpu_pod(rig, owner_kind=owner)
 
     assert drained(rig) == 1
 
 
 def test_pods_that_have_ended_and_the_owners_daemons_are_not_asked() -> None:
     rig = empty()
-    holder(rig, "done", phase="Succeeded")
-    holder(rig, "watcher", labels={"app": "watcher"}, owner_kind="DaemonSet")
+    gpu_pod(rig, "done", phase="Succeeded")
+    gpu_pod(rig, "watcher", labels={"app": "watcher"}, owner_kind="DaemonSet")
 
     assert drained(rig) == 0
 
 
 def test_a_pod_that_only_has_the_labels_of_an_owners_daemon_must_be_evicted() -> None:
     rig = empty()
-    holder(rig, "someone", labels={"app": "watcher"})
+    gpu_pod(rig, "someone", labels={"app": "watcher"})
 
     assert drained(rig) == 1
 
 
 def test_a_pod_that_rounds_up_during_the_drain_must_be_evicted_as_well() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     late: list[str] = []
 
-    def turn_up() -> None:
+    def add_late() -> None:
         if not late:
-            late.append(holder(rig, "late"))
+            late.append(gpu_pod(rig, "late"))
 
-    rig.clock.on_wait.append(turn_up)
+    rig.clock.on_wait.append(add_late)
 
     assert drained(rig) == 2
     assert late[0] not in rig.pods
@@ -247,7 +247,7 @@ def test_a_pod_that_rounds_up_during_the_drain_must_be_evicted_as_well() -> None
 
 def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     other = rig.add_pod("other", devices=frozenset({fakes.mig_uuid("other")}))
     rig.clock.on_wait.append(lambda: setattr(rig, "kubelet_is_silent", True))
 
@@ -264,8 +264,8 @@ class Ear(instrumentation.Telemetry):
 
 def test_each_eviction_is_counted() -> None:
     rig, ear = empty(), Ear()
-    holder(rig)
-    holder(rig, "second")
+    gpu_pod(rig)
+    gpu_pod(rig, "second")
 
     drained(rig, telemetry=ear)
 
@@ -274,8 +274,8 @@ def test_each_eviction_is_counted() -> None:
 
 def test_each_deletion_by_force_is_counted() -> None:
     rig, ear = empty(), Ear()
-    holder(rig)
-    holder(rig, "second")
+    gpu_pod(rig)
+    gpu_pod(rig, "second")
     rig.budgets |= {"train": "no", "second": "no"}
 
     assert drained(rig, policy=FORCE, telemetry=ear) == 0
@@ -295,24 +295,24 @@ SILENT = refused(errors.Reason.API_UNAVAILABLE, 503)
 
 
 def at(rig: fakes.NodeRig, when_s: float, act: Callable[[], object]) -> None:
-    """Have something happen once, when so much time has passed."""
-    due = [act]
+    """Call ``act`` once, at ``when_s`` of the clock."""
+    pending = [act]
 
-    def look() -> None:
-        if due and rig.clock.now_s >= when_s:
-            due.pop()()
+    def check() -> None:
+        if pending and rig.clock.now_s >= when_s:
+            pending.pop()()
 
-    rig.clock.on_wait.append(look)
+    rig.clock.on_wait.append(check)
 
 
 def goes(rig: fakes.NodeRig, uid: str) -> None:
     rig.pods.pop(uid)
-    rig.held.pop(uid)
+    rig.assigned.pop(uid)
 
 
 def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     rig = empty()
-    first, second = holder(rig), holder(rig, "second")
+    first, second = gpu_pod(rig), gpu_pod(rig, "second")
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
     at(rig, 8, lambda: goes(rig, first))
     at(rig, 15, lambda: goes(rig, second))
@@ -325,8 +325,8 @@ def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
 
 def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missing_right() -> None:
     rig = empty()
-    holder(rig)
-    holder(rig, "second")
+    gpu_pod(rig)
+    gpu_pod(rig, "second")
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
 
     with pytest.raises(errors.DrainError) as caught:
@@ -342,7 +342,7 @@ def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missi
 
 def test_a_refusal_is_not_asked_about_more_often_than_every_few_seconds() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
 
     with pytest.raises(errors.DrainError):
@@ -353,7 +353,7 @@ def test_a_refusal_is_not_asked_about_more_often_than_every_few_seconds() -> Non
 
 def test_an_api_that_asks_for_a_longer_pause_gets_it() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     busy = refused(errors.Reason.API_UNAVAILABLE, 503, retry_after_s=15)
     rig.refusing = {"workloads.can_evict": busy}
 
@@ -369,7 +369,7 @@ def test_a_refusal_that_passes_costs_a_few_seconds_and_not_the_run(
     call: str, passing: Exception
 ) -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.refusing = {call: passing}
     at(rig, 1, rig.refusing.clear)
 
@@ -400,8 +400,8 @@ class Choosy(fakes.FakeWorkloads):
 
 def test_a_right_that_is_taken_away_between_two_evictions_is_waited_for_as_well() -> None:
     rig = empty()
-    holder(rig)
-    second = holder(rig, "second")
+    gpu_pod(rig)
+    second = gpu_pod(rig, "second")
     ours = prepared(rig, workloads=Choosy(rig, trial={}, real={"second": FORBIDDEN}))
 
     with pytest.raises(errors.DrainError, match=r"1 pod still uses .*: default/second") as caught:
@@ -417,8 +417,8 @@ def test_a_right_that_is_taken_away_between_two_evictions_is_waited_for_as_well(
 
 def test_no_one_is_evicted_while_there_is_a_pod_that_may_not_be() -> None:
     rig = empty()
-    holder(rig)
-    holder(rig, "second")
+    gpu_pod(rig)
+    gpu_pod(rig, "second")
     ours = prepared(rig, workloads=Choosy(rig, trial={"second": FORBIDDEN}, real={}))
 
     with pytest.raises(errors.DrainError, match=r"default/train \(waits for the others\)"):
@@ -432,7 +432,7 @@ def test_no_one_is_evicted_while_there_is_a_pod_that_may_not_be() -> None:
 
 def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right() -> None:
     rig = empty()
-    uid = holder(rig)
+    uid = gpu_pod(rig)
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
     rig.clock.on_wait.clear()
     leaving = dataclasses.replace(rig.pods[uid], is_terminating=True)
@@ -446,7 +446,7 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right() -> N
 
 def test_an_api_that_fails_every_eviction_until_the_deadline_is_the_reason() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.refusing = {"workloads.can_evict": SILENT}
 
     with pytest.raises(errors.DrainError, match="failed to evict it") as caught:
@@ -457,8 +457,8 @@ def test_an_api_that_fails_every_eviction_until_the_deadline_is_the_reason() -> 
 
 def test_a_missing_right_is_reported_before_an_api_that_fails() -> None:
     rig = empty()
-    holder(rig)
-    holder(rig, "second")
+    gpu_pod(rig)
+    gpu_pod(rig, "second")
     trial = {"train": SILENT, "second": FORBIDDEN}
     ours = prepared(rig, workloads=Choosy(rig, trial=trial, real={}))
 
@@ -473,7 +473,7 @@ def test_a_missing_right_is_reported_before_an_api_that_fails() -> None:
 
 def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.refusing = {"workloads.can_evict": refused(errors.Reason.API_ERROR, 400)}
 
     with pytest.raises(errors.ClusterError) as caught:
@@ -485,7 +485,7 @@ def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once() -> None:
 
 def test_where_deletions_are_forbidden_force_waits_and_names_the_missing_right() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.budgets["train"] = "no"
     rig.refusing = {"workloads.delete": FORBIDDEN}
 
@@ -499,7 +499,7 @@ def test_where_deletions_are_forbidden_force_waits_and_names_the_missing_right()
 
 def test_force_is_used_where_only_evictions_are_forbidden() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
     ours = prepared(rig, policy=FORCE)
 
@@ -514,7 +514,7 @@ def test_force_is_used_where_only_evictions_are_forbidden() -> None:
 
 def test_a_pause_that_a_budget_asked_for_does_not_hold_up_force() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.budgets["train"] = "no"
     rig.retry_after_s = 3600
 
@@ -525,7 +525,7 @@ def test_a_pause_that_a_budget_asked_for_does_not_hold_up_force() -> None:
 
 def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.clock.on_wait.clear()
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
     at(rig, 10, rig.refusing.clear)
@@ -538,7 +538,7 @@ def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain() -> None:
 
 def test_an_api_that_stays_silent_ends_the_drain_at_the_deadline_with_its_own_words() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     rig.clock.on_wait.clear()
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
 
@@ -554,7 +554,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     late: list[str] = []
     before = drain.survey(rig.workloads, rig.allocations)
     rig.refusing = {"workloads.list": SILENT}
-    late.append(holder(rig, "late"))
+    late.append(gpu_pod(rig, "late"))
     at(rig, 3, rig.refusing.clear)
 
     prepared(rig).run(before, fakes.FakeRequest(rig.clock, replaced=False))
@@ -564,7 +564,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
 
 def test_a_drain_is_given_up_for_a_newer_request_also_while_the_api_is_silent() -> None:
     rig = empty()
-    holder(rig)
+    gpu_pod(rig)
     before = drain.survey(rig.workloads, rig.allocations)
     rig.refusing = {"workloads.list": SILENT}
 
@@ -576,19 +576,19 @@ def test_a_drain_is_given_up_for_a_newer_request_also_while_the_api_is_silent() 
 
 def test_a_pod_that_comes_back_under_the_same_name_must_be_evicted_as_well() -> None:
     rig = empty()
-    holder(rig)
-    at(rig, 0, lambda: holder(rig))
+    gpu_pod(rig)
+    at(rig, 0, lambda: gpu_pod(rig))
 
     assert drained(rig) == 2
 
 
 def test_force_reports_of_each_pod_that_comes_back_under_the_same_name() -> None:
     rig, ear = empty(), Ear()
-    holder(rig)
+    gpu_pod(rig)
     rig.budgets["train"] = "no"
     back: list[str] = []
     rig.clock.on_wait.append(
-        lambda: back.append(holder(rig)) if "workloads.delete" in rig.log and not back else None
+        lambda: back.append(gpu_pod(rig)) if "workloads.delete" in rig.log and not back else None
     )
     ours = prepared(rig, policy=FORCE, telemetry=ear)
 
@@ -610,7 +610,7 @@ def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_fo
             return ports.Verdict(answer=ports.Eviction.GONE)
 
     rig, ear = empty(), Ear()
-    holder(rig)
+    gpu_pod(rig)
     ours = prepared(rig, telemetry=ear, workloads=Late(rig))
 
     evicted = ours.run(
@@ -642,30 +642,30 @@ PASSIVE = policies.Policy(drain=policies.Drain.NONE)
 def test_a_drain_that_only_waits_asks_the_api_for_no_pods() -> None:
     rig = empty()
     rig.watched = lambda: tuple(rig.pods.values())
-    staying = holder(rig)
+    staying = gpu_pod(rig)
     at(rig, 15, lambda: goes(rig, staying))
 
     assert drained(rig, policy=PASSIVE) == 0
 
-    # The survey, and the look that ends it.
+    # The survey, and the list that ends it.
     assert rig.log.count("workloads.list") == 2
 
 
 def test_an_eviction_and_the_end_of_a_drain_rest_on_a_list() -> None:
     rig = empty()
     rig.watched = lambda: tuple(rig.pods.values())
-    holder(rig)
+    gpu_pod(rig)
 
     assert drained(rig) == 1
 
-    # The survey, the choice, and the look that ends it.
+    # The survey, the choice, and the list that ends it.
     assert rig.log.count("workloads.list") == 3
 
 
 def test_a_watch_that_misses_a_pod_ends_no_drain() -> None:
     rig = empty()
     rig.watched = lambda: ()
-    staying = holder(rig)
+    staying = gpu_pod(rig)
     at(rig, 15, lambda: goes(rig, staying))
 
     assert drained(rig, policy=PASSIVE) == 0
@@ -675,7 +675,7 @@ def test_a_watch_that_misses_a_pod_ends_no_drain() -> None:
 
 def test_a_watch_that_shows_a_pod_that_has_gone_fails_no_drain() -> None:
     rig = empty()
-    gone = holder(rig)
+    gone = gpu_pod(rig)
     shown = tuple(rig.pods.values())
     rig.watched = lambda: shown
     at(rig, 5, lambda: goes(rig, gone))

@@ -1,4 +1,4 @@
-"""GPUs at rest that somebody else changes; and others who manage them."""
+"""GPUs at rest that another program changes, and other managers of the node."""
 
 import contextlib
 import dataclasses
@@ -21,10 +21,10 @@ def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
     return fakes.FakeRequest(rig.clock, replaced=False)
 
 
-def settled(
+def node_at_rest(
     *, heals: bool = False
 ) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
-    """Return a node whose layout has just been found in force."""
+    """Return a node whose layout is active."""
     rig = scenes.node(layout=LAYOUT)
     ours = scenes.reconciler(rig, heals_drift=heals)
     outcome = ours.run(LAYOUT, steadfast(rig))
@@ -42,7 +42,7 @@ def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
 
 
 def test_a_drift_is_published_once_and_rolled_back_once_it_is_over() -> None:
-    rig, ours, ended = settled()
+    rig, ours, ended = node_at_rest()
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.states == []
     before = tamper(rig)
@@ -62,7 +62,7 @@ def test_a_drift_is_published_once_and_rolled_back_once_it_is_over() -> None:
 
 
 def test_on_request_a_drift_is_healed() -> None:
-    rig, ours, ended = settled(heals=True)
+    rig, ours, ended = node_at_rest(heals=True)
     before = tamper(rig)
 
     assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
@@ -73,48 +73,48 @@ def test_on_request_a_drift_is_healed() -> None:
     scenes.assert_nothing_taken(rig)
 
 
-def stranger_on_foreign_instances(rig: fakes.NodeRig) -> None:
-    """Somebody makes instances that the layout does not have, and a pod holds one."""
+def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
+    """Create instances outside the layout, and a pod that uses one."""
     balanced = {p.profile: p.profile for p in rig.gpus[0].profiles or ()}
     sevenths = next(profile for profile in balanced if str(profile) == "1g.5gb")
     wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {sevenths: 7})
     (changed,) = fakes.brought_to((rig.gpus[0],), wanted)
     rig.gpus = (changed, *rig.gpus[1:])
-    held = {uuid for gpu in rig.gpus[:1] for uuid in gpu.mig_uuids}
-    rig.add_pod("stranger", devices=frozenset(held))
+    devices = {uuid for gpu in rig.gpus[:1] for uuid in gpu.mig_uuids}
+    rig.add_pod("foreign", devices=frozenset(devices))
 
 
 def test_healing_evicts_no_one_and_happens_once_the_way_is_free() -> None:
-    rig, ours, ended = settled(heals=True)
-    stranger_on_foreign_instances(rig)
+    rig, ours, ended = node_at_rest(heals=True)
+    add_pod_on_foreign_instances(rig)
 
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
-    assert "default/stranger" in rig.told[-1]
+    assert "default/foreign" in rig.statuses[-1]
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.events == ["Drifted"]
 
-    uid = next(uid for uid, pod in rig.pods.items() if pod.name == "stranger")
-    del rig.pods[uid], rig.held[uid]
+    uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
+    del rig.pods[uid], rig.assigned[uid]
     assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
-    rig, ours, _ = settled(heals=True)
-    stranger_on_foreign_instances(rig)
+    rig, ours, _ = node_at_rest(heals=True)
+    add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
 
     outcome = ours.run(LAYOUT, steadfast(rig), may_evict=False)
 
     assert outcome.reason is errors.Reason.DRIFTED
-    assert "default/stranger" in outcome.message
+    assert "default/foreign" in outcome.message
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
     scenes.assert_nothing_taken(rig)
 
 
 def test_an_agent_that_starts_evicts_no_one_for_a_request_that_had_been_fulfilled() -> None:
-    rig, _, _ = settled()
-    stranger_on_foreign_instances(rig)
+    rig, _, _ = node_at_rest()
+    add_pod_on_foreign_instances(rig)
     restarted = scenes.reconciler(rig)
 
     restarted.recover(LAYOUT)
@@ -122,7 +122,7 @@ def test_an_agent_that_starts_evicts_no_one_for_a_request_that_had_been_fulfille
 
     assert outcome.reason is errors.Reason.DRIFTED
     assert "workloads.evict" not in rig.log
-    # A new wish is another matter, and so is the same one once it is wished anew.
+    # The label requests it again, so eviction is allowed.
     restarted.recover(None)
     restarted.rest()
     assert restarted.run(LAYOUT, steadfast(rig)).state is model.State.SUCCESS
@@ -139,8 +139,8 @@ def test_an_agent_that_starts_evicts_no_one_for_a_request_that_had_been_fulfille
 def test_a_passing_failure_at_the_start_does_not_make_the_retry_evict_for_an_old_request(
     failure: tuple[str, Exception],
 ) -> None:
-    rig, _, _ = settled()
-    stranger_on_foreign_instances(rig)
+    rig, _, _ = node_at_rest()
+    add_pod_on_foreign_instances(rig)
     restarted = scenes.reconciler(rig)
     restarted.recover(LAYOUT)
     driver = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
@@ -161,7 +161,7 @@ def test_a_passing_failure_at_the_start_does_not_make_the_retry_evict_for_an_old
 
 
 def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
-    rig, _, _ = settled()
+    rig, _, _ = node_at_rest()
     rig.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in rig.gpus)
     restarted = scenes.reconciler(rig)
 
@@ -173,7 +173,7 @@ def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
 
 
 def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
-    rig, ours, ended = settled()
+    rig, ours, ended = node_at_rest()
     broken = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
     rig.failing = {len(rig.log): broken}
 
@@ -207,35 +207,35 @@ def tamper_with_modes(rig: fakes.NodeRig) -> None:
 
 
 class Busy:
-    """Another manager is at work for so many more looks; implements ``ports.NodeLock``."""
+    """Another manager has the lock for so many more attempts; implements ``ports.NodeLock``."""
 
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
-        self.told: list[str] = []
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+        self.granted: list[str] = []
 
     @contextlib.contextmanager
     def hold(self, doing: str) -> Iterator[None]:
-        if self.looks:
-            self.looks -= 1
+        if self.refusals:
+            self.refusals -= 1
             raise errors.LockedError("apply (pid 7) is at work", owner="apply (pid 7)")
-        self.told.append(doing)
+        self.granted.append(doing)
         yield
 
 
 def test_a_run_waits_for_another_manager_and_then_has_its_round() -> None:
     rig = scenes.node()
-    other = Busy(looks=4)
+    other = Busy(refusals=4)
 
     outcome = scenes.reconciler(rig, lock=other).run("all-1g.5gb", steadfast(rig))
 
     assert outcome.state is model.State.SUCCESS
-    assert other.told == ["applying layout all-1g.5gb"]
+    assert other.granted == ["applying layout all-1g.5gb"]
 
 
 def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> None:
     rig = scenes.node()
 
-    ours = scenes.reconciler(rig, lock=Busy(looks=10**9))
+    ours = scenes.reconciler(rig, lock=Busy(refusals=10**9))
     outcome = ours.run("all-1g.5gb", steadfast(rig))
 
     assert outcome.reason is errors.Reason.LOCKED
@@ -247,22 +247,22 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
 
 def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     rig = scenes.node()
-    wish = fakes.FakeRequest(rig.clock, ends_at=2, replaced=True)
+    request = fakes.FakeRequest(rig.clock, ends_at=2, replaced=True)
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig, lock=Busy(looks=10**9)).run("all-1g.5gb", wish)
+        scenes.reconciler(rig, lock=Busy(refusals=10**9)).run("all-1g.5gb", request)
 
     assert rig.clock.now_s < 1
 
 
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     rig = scenes.node(layout=LAYOUT)
-    other = Busy(looks=0)
+    other = Busy(refusals=0)
     ours = scenes.reconciler(rig, lock=other)
     ended = ours.run(LAYOUT, steadfast(rig))
     tamper(rig)
 
-    other.looks = 1
+    other.refusals = 1
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.labels[cluster.STATE_LABEL] == "success"
     ours.check_drift(LAYOUT, ended)

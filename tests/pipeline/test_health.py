@@ -1,4 +1,4 @@
-"""Life and readiness over real HTTP: what kubelet is told, and who cannot get in its way."""
+"""Life and readiness over real HTTP: what kubelet gets, and which clients cannot disturb it."""
 
 import contextlib
 import http.client
@@ -120,7 +120,7 @@ def test_a_stuck_agent_is_not_ready_either(life: Life) -> None:
 
 
 class Worker:
-    """A pipeline that asks after its wish; notes how the agent's health looks meanwhile."""
+    """A pipeline that checks its request, and notes the reported health meanwhile."""
 
     def __init__(self, life: Life, box: request.Inbox) -> None:
         self._life = life
@@ -154,7 +154,7 @@ class Worker:
     def run(
         self,
         name: str,
-        wish: ports.Cancellation,
+        current: ports.Cancellation,
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,
@@ -166,10 +166,10 @@ class Worker:
         self.seen.append("recovered" if self._served.is_recovered else "not recovered")
         self._life.now_s += 2 * STUCK_AFTER_S
         self.seen.append(self._life.health.why_dead())
-        wish.check()
+        current.check()
         self.seen.append(self._life.health.why_dead())
         self._life.now_s += STUCK_AFTER_S / 2
-        wish.wait(0.001)
+        current.wait(0.001)
         self.seen.append(self._life.health.why_dead())
         if attempt == 2:
             self._box.stop()

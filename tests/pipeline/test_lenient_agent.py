@@ -32,8 +32,8 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
 
 
 def play(rig: fakes.NodeRig, layout: str, text: str, *, is_lenient: bool) -> outcomes.Outcome:
-    wish = fakes.FakeRequest(rig.clock, replaced=False)
-    return scenes.reconciler(rig, text, is_lenient=is_lenient).run(layout, wish)
+    request = fakes.FakeRequest(rig.clock, replaced=False)
+    return scenes.reconciler(rig, text, is_lenient=is_lenient).run(layout, request)
 
 
 def test_a_document_that_the_mig_parted_would_take_is_served_and_warned_about(

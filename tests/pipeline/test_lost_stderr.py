@@ -116,7 +116,7 @@ def at_a_terminal(node: Node, *argv: str) -> Iterator[tuple[int, int]]:
     command = node.command(*argv)
     pid, master = pty.fork()
     if pid == 0:
-        # As after a login, also where whoever runs these tests ignores it (nohup).
+        # As after a login, also where the parent of these tests ignores it (nohup).
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.execv(command[0], command)  # noqa: S606 - our own program
     try:

@@ -49,7 +49,7 @@ def test_services_that_run_are_stopped_in_order_and_started_in_reverse_before_th
     scenes.assert_nothing_taken(rig)
 
 
-def test_services_are_let_be_where_nothing_is_taken_from_anybody() -> None:
+def test_services_keep_running_where_no_device_is_removed() -> None:
     rig = scenes.node()
     rig.gpus = fakes.brought_to(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
     rig.services["dcgm.service"] = True
@@ -154,7 +154,7 @@ def test_a_mode_that_waits_is_brought_into_force_by_resetting_that_gpu_alone() -
 
 def test_a_reset_that_is_refused_says_so_and_leaves_the_mode_waiting() -> None:
     rig = scenes.resetting_node()
-    rig.reset_refusal = "GPU 0 is held by dcgm (pid 7)"
+    rig.reset_refusal = "GPU 0 is in use by dcgm (pid 7)"
 
     outcome = scenes.run(rig, LAYOUT)
 
@@ -358,7 +358,7 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
 def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> None:
     rig = scenes.node(layout="all-balanced")
     scenes.kill_at(rig, 5, "all-1g.5gb")
-    # Somebody has let the plugin come back meanwhile, and taken the taint away.
+    # Another program has resumed the plugin meanwhile, and removed the taint.
     rig.has_hold_taint = False
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     rig.start_plugin()
@@ -392,11 +392,11 @@ def test_a_request_that_ends_before_the_reboot_is_asked_for_gives_everything_bac
     rig = scenes.hosted_node()
     rig.mode_waits = rig.may_reboot = True
     rig.budgets["spared"] = "budget 'pdb-a' allows no disruption"
-    wish = fakes.FakeRequest(rig.clock, replaced=replaced)
-    wish.ends_when = lambda: "gpus.execute" in rig.log
+    request = fakes.FakeRequest(rig.clock, replaced=replaced)
+    request.ends_when = lambda: "gpus.execute" in rig.log
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig).run("all-disabled-first", wish)
+        scenes.reconciler(rig).run("all-disabled-first", request)
 
     assert rig.reboots == 0
     scenes.assert_nothing_taken(rig)
@@ -431,9 +431,9 @@ def test_each_verified_layout_is_kept_for_the_next_boot_with_its_placements() ->
 
     scenes.run(rig, LAYOUT)
 
-    proven = status.VerifiedLayout.from_json(rig.saved[-1])
-    assert (proven.config, proven.boot_id) == (LAYOUT, "boot-1")
-    assert planner.restore(rig.gpus, proven.snapshot).is_empty
+    verified = status.VerifiedLayout.from_json(rig.saved[-1])
+    assert (verified.config, verified.boot_id) == (LAYOUT, "boot-1")
+    assert planner.restore(rig.gpus, verified.snapshot).is_empty
 
 
 def test_what_is_kept_of_an_unreachable_gpu_outlives_the_next_layout() -> None:
@@ -444,10 +444,10 @@ def test_what_is_kept_of_an_unreachable_gpu_outlives_the_next_layout() -> None:
     outcome = scenes.run(rig, "all-balanced")
 
     assert outcome.state is model.State.SUCCESS
-    proven = status.VerifiedLayout.from_json(rig.saved[-1])
-    assert proven.config == "all-balanced"
-    assert {gpu.uuid for gpu in proven.snapshot} == {gpu.uuid for gpu in rig.gpus}
-    assert planner.restore(rig.gpus, proven.snapshot).is_empty
+    verified = status.VerifiedLayout.from_json(rig.saved[-1])
+    assert verified.config == "all-balanced"
+    assert {gpu.uuid for gpu in verified.snapshot} == {gpu.uuid for gpu in rig.gpus}
+    assert planner.restore(rig.gpus, verified.snapshot).is_empty
 
 
 def test_a_layout_that_fails_is_not_kept() -> None:
@@ -512,11 +512,11 @@ def test_a_newer_request_ends_the_wait_for_a_process() -> None:
     rig = scenes.busy_node()
     rig.gpu_users = "python (pid 4242)"
     before = rig.gpus
-    wish = fakes.FakeRequest(rig.clock, replaced=True)
-    wish.ends_when = lambda: "gpus.execute" in rig.log
+    request = fakes.FakeRequest(rig.clock, replaced=True)
+    request.ends_when = lambda: "gpus.execute" in rig.log
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig).run("one-slice-changed", wish)
+        scenes.reconciler(rig).run("one-slice-changed", request)
 
     assert (rig.executed, rig.gpus) == ([], before)
     scenes.assert_nothing_taken(rig)

@@ -10,9 +10,9 @@ from mig_manager.agent import request
 
 
 def taken(box: request.Inbox, seen: int = 0) -> request.Request:
-    wish = box.next(seen)
-    assert wish is not None
-    return wish
+    current = box.next(seen)
+    assert current is not None
+    return current
 
 
 def test_the_newest_request_wins_and_older_ones_are_gone() -> None:
@@ -26,10 +26,10 @@ def test_the_newest_request_wins_and_older_ones_are_gone() -> None:
 def test_the_same_label_again_is_no_new_request() -> None:
     box = request.Inbox()
     box.put_label("a")
-    wish = taken(box)
+    current = taken(box)
     box.put_label("a")
 
-    wish.check()
+    current.check()
 
 
 def test_the_first_check_counts_even_without_a_label() -> None:
@@ -52,23 +52,23 @@ def test_a_changed_file_is_no_request_before_the_node_was_read() -> None:
 def test_a_changed_file_makes_the_same_label_a_new_request() -> None:
     box = request.Inbox()
     box.put_label("a")
-    wish = taken(box)
+    current = taken(box)
     box.put_file_change()
 
     with pytest.raises(errors.Superseded) as end:
-        wish.check()
+        current.check()
     assert end.value.is_replaced
-    assert taken(box, wish.generation).name == "a"
+    assert taken(box, current.generation).name == "a"
 
 
 def test_a_removed_label_ends_the_request_without_a_successor() -> None:
     box = request.Inbox()
     box.put_label("a")
-    wish = taken(box)
+    current = taken(box)
     box.put_label(None)
 
     with pytest.raises(errors.Superseded) as end:
-        wish.check()
+        current.check()
     assert not end.value.is_replaced
 
 
@@ -76,7 +76,7 @@ def test_a_removed_label_ends_the_request_without_a_successor() -> None:
 def test_a_waiting_run_wakes_at_once_when_its_request_ends(change: str) -> None:
     box = request.Inbox()
     box.put_label("a")
-    wish = taken(box)
+    current = taken(box)
     act = {
         "label": lambda: box.put_label("b"),
         "file": box.put_file_change,
@@ -85,7 +85,7 @@ def test_a_waiting_run_wakes_at_once_when_its_request_ends(change: str) -> None:
     threading.Timer(0.05, act).start()
 
     with pytest.raises(errors.Superseded):
-        wish.wait(60)
+        current.wait(60)
 
 
 def test_a_wait_that_nothing_ends_just_passes() -> None:
@@ -98,27 +98,27 @@ def test_a_wait_that_nothing_ends_just_passes() -> None:
 def test_news_end_a_pause_and_no_other_sleep() -> None:
     box = request.Inbox()
     box.put_label("a")
-    wish = taken(box)
+    current = taken(box)
     threading.Timer(0.05, box.put_cluster_change).start()
 
-    wish.pause(60)
+    current.pause(60)
 
     began = time.monotonic()
     box.put_cluster_change()
-    wish.wait(0.2)
+    current.wait(0.2)
     assert time.monotonic() - began >= 0.2
 
 
 def test_news_from_before_a_pause_count_once() -> None:
     box = request.Inbox()
     box.put_label("a")
-    wish = taken(box)
+    current = taken(box)
     box.put_cluster_change()
 
-    wish.pause(60)
+    current.pause(60)
 
     began = time.monotonic()
-    wish.pause(0.2)
+    current.pause(0.2)
     assert time.monotonic() - began >= 0.2
 
 
@@ -126,11 +126,11 @@ def test_news_from_before_a_pause_count_once() -> None:
 def test_a_pause_ends_with_its_request(delay_s: float) -> None:
     box = request.Inbox()
     box.put_label("a")
-    wish = taken(box)
+    current = taken(box)
     threading.Timer(delay_s, box.stop).start()
 
     with pytest.raises(errors.Superseded):
-        wish.pause(60)
+        current.pause(60)
 
 
 def test_a_stop_ends_the_queue_for_good() -> None:

@@ -79,9 +79,9 @@ def test_every_reason_is_counted_from_zero_on_so_that_the_first_end_is_an_increa
 def test_each_reason_stands_beside_the_one_state_that_it_comes_with(
     heard: metrics.Metrics,
 ) -> None:
-    told = [labels.split(",") for labels in series(heard, "runs_total")]
+    runs = [labels.split(",") for labels in series(heard, "runs_total")]
 
-    assert {reason for reason, state in told if state == "success"} == {
+    assert {reason for reason, state in runs if state == "success"} == {
         "Applied",
         "AlreadyApplied",
     }
@@ -218,7 +218,7 @@ def test_no_series_reports_of_times_of_birth(heard: metrics.Metrics) -> None:
     assert b"_created" not in heard.exposition()
 
 
-# -- what the hardware's adapters tell --------------------------------------------------------
+# -- what the hardware's adapters report --------------------------------------------------------
 
 
 def hung(heard: metrics.Metrics) -> nvml_worker.WorkerGpus:

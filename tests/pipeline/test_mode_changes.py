@@ -1,4 +1,4 @@
-"""Switches of MIG mode through the whole pipeline, over simulated NVML and a fake cluster."""
+"""MIG mode changes through the whole pipeline, over simulated NVML and a fake cluster."""
 
 import contextlib
 import dataclasses
@@ -98,21 +98,21 @@ class Node:
 
     def go_down(self, layout: str) -> None:
         """Run until the signal to end comes with a reboot, and reboot."""
-        wish = fakes.FakeRequest(self.cluster.clock, replaced=False)
+        request = fakes.FakeRequest(self.cluster.clock, replaced=False)
         before = self.reboots
-        wish.ends_when = lambda: self.reboots > before
+        request.ends_when = lambda: self.reboots > before
         agent = self.agent()
         agent.recover(layout)
         with pytest.raises(errors.Superseded):
-            agent.run(layout, wish)
+            agent.run(layout, request)
         self.restart()
 
     def restart(self) -> None:
-        """Reboot: kubelet starts the daemons again, and nobody else."""
+        """Reboot: kubelet starts the daemons again, and no other pod."""
         self.state.reboot()
         self.cluster.pods.clear()
-        self.cluster.held.clear()
-        self.cluster.offered = {}
+        self.cluster.assigned.clear()
+        self.cluster.schedulable = {}
         self.cluster.live()
 
     def gpus(self) -> tuple[model.Gpu, ...]:
@@ -134,7 +134,7 @@ class Node:
         return [(gpu.is_enabled, gpu.is_pending) for gpu in self.state.read().gpus]
 
     def monitor(self, index: int) -> states.Client:
-        """Have somebody who is no pod hold a GPU and not compute on it, as DCGM does."""
+        """Have a program outside of pods open a GPU without computing on it, as DCGM does."""
         uuid = self.state.boards[index].uuid
         return self.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
 
@@ -402,7 +402,7 @@ def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot:
 def test_a_machine_that_cannot_reset_its_gpus_at_all_is_rebooted_where_allowed(boot: Boot) -> None:
     node = boot(options=ONLY_BY_TOOL)
     node.may_reboot = True
-    # The driver does not tell that this is a virtual machine; nvidia-smi refuses all the same.
+    # The driver does not report that this is a virtual machine; nvidia-smi refuses all the same.
     node.before_reset = lambda: node.state.set_options(VIRTUAL)
 
     node.go_down("second")
@@ -477,7 +477,7 @@ def test_where_one_gpu_of_eight_changes_mode_the_others_keep_their_instances_and
     node.state.log_calls()
     fourth = frozenset({node.gpus()[3].uuid, *node.gpus()[3].mig_uuids})
     others = node.others(3)
-    staying = {uid for uid, held in node.cluster.held.items() if not held & fourth}
+    staying = {uid for uid, devices in node.cluster.assigned.items() if not devices & fourth}
     clients = [client for client in node.state.read().clients if client.gpu_uuid not in fourth]
 
     outcome = node.run(after)
@@ -485,7 +485,7 @@ def test_where_one_gpu_of_eight_changes_mode_the_others_keep_their_instances_and
     assert outcome.state is model.State.SUCCESS
     assert node.others(3) == others
     assert len(staying) == 14
-    assert staying == node.cluster.held.keys() & staying & node.cluster.pods.keys()
+    assert staying == node.cluster.assigned.keys() & staying & node.cluster.pods.keys()
     assert list(node.state.read().clients) == clients
     calls = nvml_faults.read_calls(node.state.path)
     assert {call.gpu for call in calls if call.function in nvml_codes.CHANGES} == {3}

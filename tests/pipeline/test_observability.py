@@ -1,4 +1,4 @@
-"""What the real agent process tells of itself, during a run and after it."""
+"""What the real agent process reports, during a run and after it."""
 
 import contextlib
 import http.client
@@ -30,7 +30,7 @@ class Observed:
         self._port = port
 
     def ask(self, path: str) -> tuple[int, str]:
-        """Return status and text; 0 while nobody listens."""
+        """Return status and text; 0 while the port is closed."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
         with contextlib.closing(connection):
             try:
@@ -138,8 +138,8 @@ def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
     ends = [line for line in lines if line["event"] == "run_finished"]
     assert len({line["attempt_id"] for line in ends}) == len(ends) >= 3
     for end in ends[:-1]:
-        told = {line["event"] for line in lines if line.get("attempt_id") == end["attempt_id"]}
-        assert {"gpu_worker_stderr", "run_finished", "retry_scheduled"} <= told
+        events = {line["event"] for line in lines if line.get("attempt_id") == end["attempt_id"]}
+        assert {"gpu_worker_stderr", "run_finished", "retry_scheduled"} <= events
     assert all("attempt_id" in line for line in lines if line["event"] == "phase_entered")
     assert not [
         line["event"]

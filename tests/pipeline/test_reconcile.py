@@ -1,4 +1,4 @@
-"""The pipeline over a small node in memory: wish and rig in, rig out."""
+"""The pipeline over a small node in memory: request and rig in, rig out."""
 
 import contextlib
 import dataclasses
@@ -52,7 +52,7 @@ def test_a_first_layout_ends_in_success_with_every_device_schedulable_by_a_new_p
     assert rig.labels[cluster.STATE_LABEL] == "success"
     assert rig.labels[cluster.APPLIED_LABEL] == "all-1g.5gb"
     assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    assert len(rig.offered["nvidia.com/gpu"]) == 14
+    assert len(rig.schedulable["nvidia.com/gpu"]) == 14
     assert old_plugin not in rig.pods
     assert_nothing_taken(rig)
 
@@ -100,7 +100,7 @@ def test_what_was_foreseen_decides_nothing() -> None:
     ours = reconciler(rig)
     ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
     other = node(layout="all-balanced")
-    rig.gpus, rig.offered = other.gpus, other.offered
+    rig.gpus, rig.schedulable = other.gpus, other.schedulable
     rig.executed.clear()
 
     outcome = ours.run("all-balanced", fakes.FakeRequest(rig.clock, replaced=False))
@@ -122,7 +122,7 @@ def test_a_second_try_is_not_pending_before_it_has_looked() -> None:
 
 
 class Readiness(ports.Standby):
-    """Notes in the rig's log what it is told."""
+    """Notes each call in the rig's log."""
 
     def __init__(self, rig: fakes.NodeRig) -> None:
         self._log = rig.log
@@ -160,7 +160,7 @@ def test_only_pods_on_destroyed_instances_are_evicted_and_the_others_keep_their_
         rig.add_pod("spared-1g", devices=frozenset({device(rig, 0, "1g.5gb")})),
         rig.add_pod("neighbour", devices=frozenset({device(rig, 1, "2g.10gb")})),
     ]
-    held = [rig.held[uid] for uid in spared]
+    used = [rig.assigned[uid] for uid in spared]
 
     outcome = run(rig, "one-slice-changed")
 
@@ -168,7 +168,7 @@ def test_only_pods_on_destroyed_instances_are_evicted_and_the_others_keep_their_
     assert rig.log.count("workloads.evict") == 1
     assert affected not in rig.pods
     alive = {uuid for gpu in rig.gpus for uuid in gpu.mig_uuids}
-    for uid, devices in zip(spared, held, strict=True):
+    for uid, devices in zip(spared, used, strict=True):
         assert uid in rig.pods
         assert devices <= alive
 
@@ -288,16 +288,16 @@ def test_a_label_that_another_program_writes_during_the_change_keeps_that_value(
 
 def test_a_plugin_that_cannot_be_verified_is_restarted_once_and_not_at_every_retry() -> None:
     rig = node(layout="all-balanced")
-    rig.offered = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
+    rig.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
     ours = reconciler(rig)
-    wish = fakes.FakeRequest(rig.clock, replaced=False)
+    request = fakes.FakeRequest(rig.clock, replaced=False)
     rig.clock.on_wait.append(
-        lambda: setattr(rig, "offered", {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})})
+        lambda: setattr(rig, "schedulable", {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})})
     )
 
-    assert ours.run("all-balanced", wish).reason is errors.Reason.NOT_ALLOCATABLE
+    assert ours.run("all-balanced", request).reason is errors.Reason.NOT_ALLOCATABLE
     assert rig.log.count("workloads.delete") == 1
-    assert ours.run("all-balanced", wish, attempt=2).reason is errors.Reason.NOT_ALLOCATABLE
+    assert ours.run("all-balanced", request, attempt=2).reason is errors.Reason.NOT_ALLOCATABLE
 
     assert rig.log.count("workloads.delete") == 1
 
@@ -319,7 +319,7 @@ def patches(make: Callable[[], fakes.NodeRig], layout: str) -> int:
 
 
 def just_before_patch(rig: fakes.NodeRig, number: int, write: Callable[[], object]) -> None:
-    """Have somebody write to the node after it was read and before a patch arrives."""
+    """Have another program write to the node after it was read and before a patch arrives."""
 
     def strike() -> None:
         if rig.log[-1] == "node.patch" and rig.log.count("node.patch") == number + 1:
@@ -353,14 +353,14 @@ def test_a_pod_that_is_only_called_like_the_device_plugin_is_left_alone() -> Non
 def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     rig = busy_node()
     ours = reconciler(rig)
-    wish = fakes.FakeRequest(rig.clock, replaced=False)
-    # Nobody ends its pods.
+    request = fakes.FakeRequest(rig.clock, replaced=False)
+    # No kubelet ends its pods.
     rig.clock.on_wait.clear()
     rig.clock.on_wait.append(lambda: leave_all_but(rig, "nvidia-device-plugin"))
-    first = ours.run("one-slice-changed", wish)
+    first = ours.run("one-slice-changed", request)
     rig.log.clear()
 
-    second = ours.run("one-slice-changed", wish, attempt=2)
+    second = ours.run("one-slice-changed", request, attempt=2)
 
     assert (first.reason, second.reason) == (errors.Reason.IN_USE, errors.Reason.IN_USE)
     assert "default/nvidia-device-plugin" in second.message
@@ -370,14 +370,14 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     assert rig.log.count("node.patch") <= 2
     rig.clock.on_wait.append(rig.live)
     rig.live()
-    assert ours.run("one-slice-changed", wish, attempt=3).state is model.State.SUCCESS
+    assert ours.run("one-slice-changed", request, attempt=3).state is model.State.SUCCESS
 
 
 def leave_all_but(rig: fakes.NodeRig, name: str) -> None:
     for uid, pod in list(rig.pods.items()):
         if pod.is_terminating and pod.name != name:
             del rig.pods[uid]
-            rig.held.pop(uid, None)
+            rig.assigned.pop(uid, None)
 
 
 def test_a_drain_that_many_pods_hold_up_is_reported_in_short() -> None:
@@ -394,7 +394,7 @@ def test_a_drain_that_many_pods_hold_up_is_reported_in_short() -> None:
     assert "225 pods still use" in outcome.message
     assert outcome.message.count("do-not-evict") == 1
     assert outcome.message.endswith(outcome.reason.remedy)
-    assert max(len(text) for text in (*rig.messages, *rig.told, outcome.message)) < 1024
+    assert max(len(text) for text in (*rig.messages, *rig.statuses, outcome.message)) < 1024
 
 
 def set_cordon(rig: fakes.NodeRig) -> None:
@@ -496,7 +496,7 @@ def test_a_plugin_without_a_deploy_label_is_kept_off_by_a_taint_and_comes_back_n
 
     assert outcome.state is model.State.SUCCESS
     assert old_plugin not in rig.pods
-    assert len(rig.offered["nvidia.com/gpu"]) == 14
+    assert len(rig.schedulable["nvidia.com/gpu"]) == 14
     assert_nothing_taken(rig)
 
 
@@ -714,9 +714,9 @@ def test_a_claim_on_a_gpu_makes_a_pod_leave_and_the_event_says_why() -> None:
 # -- monitors, other daemons, and the plugin's config -------------------------------------------
 
 
-def given_back(rig: fakes.NodeRig) -> list[str]:
+def resume_messages(rig: fakes.NodeRig) -> list[str]:
     """Return the phases' messages of a run's resume, in order."""
-    return [message for message in rig.told if message.startswith("resuming ")]
+    return [message for message in rig.statuses if message.startswith("resuming ")]
 
 
 def test_monitors_come_back_after_the_proof_one_after_the_other() -> None:
@@ -725,11 +725,11 @@ def test_monitors_come_back_after_the_proof_one_after_the_other() -> None:
     outcome = run(rig, "one-slice-changed")
 
     assert outcome.state is model.State.SUCCESS
-    assert given_back(rig) == [
+    assert resume_messages(rig) == [
         "resuming gpu-feature-discovery, dcgm",
         "resuming dcgm-exporter",
     ]
-    assert rig.told.index("resuming dcgm-exporter") > rig.told.index(
+    assert rig.statuses.index("resuming dcgm-exporter") > rig.statuses.index(
         "waiting for the new devices to be schedulable"
     )
     assert {rig.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
@@ -793,11 +793,11 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
     here: list[set[str]] = []
     execute = rig.step_error
 
-    def look(step: steps.Step) -> Exception | None:
+    def note_pods(step: steps.Step) -> Exception | None:
         here.append({pod.name for pod in rig.pods.values()})
         return execute(step)
 
-    rig.step_error = look
+    rig.step_error = note_pods
     outcome = run(rig, "one-slice-changed")
     rig.live()
 
@@ -896,10 +896,10 @@ def test_whatever_call_fails_once_all_is_restored_and_the_next_try_succeeds(
     for index in range(number):
         rig = make()
         ours = reconciler(rig)
-        wish = fakes.FakeRequest(rig.clock, replaced=False)
+        request = fakes.FakeRequest(rig.clock, replaced=False)
         rig.failing = {index: fakes_error(make, layout, index)}
         try:
-            ours.run(layout, wish)
+            ours.run(layout, request)
         except errors.ClusterError:
             rig.failing = {}
             ours.recover(layout)
@@ -908,7 +908,7 @@ def test_whatever_call_fails_once_all_is_restored_and_the_next_try_succeeds(
             assert_nothing_taken(rig)
 
         rig.failing = {}
-        assert ours.run(layout, wish).state is model.State.SUCCESS, index
+        assert ours.run(layout, request).state is model.State.SUCCESS, index
         assert_nothing_taken(rig)
         is_gated = rig.plugin_is_gated
         assert rig.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == ("true" if is_gated else None)
@@ -949,21 +949,21 @@ def test_whenever_a_request_ends_all_is_restored(scenario: str, *, replaced: boo
     for ends_at in range(1, patient.asked + 1):
         rig = make()
         before = rig.gpus
-        wish = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=replaced)
+        request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=replaced)
 
         try:
-            outcome = reconciler(rig).run(layout, wish)
+            outcome = reconciler(rig).run(layout, request)
         except errors.Superseded:
-            # The run for the next wish says how that ends.
+            # The run for the next request says how that ends.
             is_failed = rig.labels.get(cluster.STATE_LABEL) == "failed"
             assert is_failed is not replaced
         else:
-            # It was proven; only monitors were still waited for.
+            # It is verified; only the monitors were still pending.
             assert outcome.reason is errors.Reason.APPLIED
             assert rig.deploy_daemons
 
-        # Between the mode and the instances there are hooks, and they may be ended early.
-        is_undone = "restoring the instances from before" in rig.told
+        # Between the mode and the instances there are hooks, and a newer request ends them.
+        is_undone = "restoring the instances from before" in rig.statuses
         is_executed = "gpus.execute" in rig.log and not is_undone
         assert rig.gpus == (after if is_executed else before)
         assert_nothing_taken(rig)
@@ -974,12 +974,12 @@ def test_a_run_publishes_the_gpus_as_they_are_afterwards() -> None:
 
     assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
 
-    told = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
-    assert [gpu.uuid for gpu in told] == [gpu.uuid for gpu in rig.gpus]
-    assert [status.device_counts(gpu) for gpu in told] == [
+    published = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
+    assert [gpu.uuid for gpu in published] == [gpu.uuid for gpu in rig.gpus]
+    assert [status.device_counts(gpu) for gpu in published] == [
         status.device_counts(gpu) for gpu in rig.gpus
     ]
-    assert [gpu.profiles for gpu in told] == [gpu.profiles for gpu in rig.gpus]
+    assert [gpu.profiles for gpu in published] == [gpu.profiles for gpu in rig.gpus]
 
 
 def test_a_run_that_sees_no_gpu_leaves_what_an_earlier_one_published() -> None:

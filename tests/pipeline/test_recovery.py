@@ -23,7 +23,7 @@ def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
     return fakes.FakeRequest(rig.clock, replaced=False)
 
 
-def is_in_force(rig: fakes.NodeRig, layout: str) -> bool:
+def is_active(rig: fakes.NodeRig, layout: str) -> bool:
     document = config.parse(scenes.CONFIG, source="test")
     wanted = config.select(document.layout(layout), rig.gpus)
     return planner.plan(rig.gpus, wanted).is_empty
@@ -34,9 +34,9 @@ def assert_as_before(rig: fakes.NodeRig, before: tuple[model.Gpu, ...]) -> None:
 
 
 def assert_says_the_truth(rig: fakes.NodeRig) -> None:
-    """The label names a layout that is in force, or there is none."""
+    """The label names a layout that is active, or there is none."""
     applied = rig.labels.get(cluster.APPLIED_LABEL)
-    assert applied is None or is_in_force(rig, applied)
+    assert applied is None or is_active(rig, applied)
 
 
 def killed(
@@ -69,14 +69,14 @@ def test_a_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None
         outcome = successor.run(layout, steadfast(rig))
 
         assert outcome.state is model.State.SUCCESS, index
-        assert is_in_force(rig, layout)
+        assert is_active(rig, layout)
         scenes.assert_nothing_taken(rig)
         assert_says_the_truth(rig)
 
 
 def test_while_a_killed_run_is_resumed_nothing_is_restored_in_between() -> None:
     make, layout, indices = calls("one-slice-on-a-busy-node")
-    carried_on = 0
+    resumed = 0
     for index in indices:
         rig, _ = killed(make, layout, index)
         was_closed = rig.has_hold_taint
@@ -85,8 +85,8 @@ def test_while_a_killed_run_is_resumed_nothing_is_restored_in_between() -> None:
         successor.recover(layout)
 
         assert rig.has_hold_taint is was_closed
-        carried_on += was_closed
-    assert carried_on > 5
+        resumed += was_closed
+    assert resumed > 5
 
 
 @pytest.mark.parametrize("scenario", scenes.SWEPT)
@@ -96,14 +96,14 @@ def test_after_a_kill_a_removed_label_brings_everything_back_to_where_it_was(
     make, layout, indices = calls(scenario)
     for index in indices:
         rig, before = killed(make, layout, index)
-        is_proven = is_in_force(rig, layout)
+        was_applied = is_active(rig, layout)
 
         successor = scenes.reconciler(rig)
         successor.recover(None)
         successor.rest()
 
         scenes.assert_nothing_taken(rig)
-        if not is_proven:
+        if not was_applied:
             assert_as_before(rig, before)
         assert rig.labels.get(cluster.STATE_LABEL) != "pending"
         assert_says_the_truth(rig)
@@ -136,12 +136,12 @@ def test_after_a_kill_another_request_starts_from_where_the_first_one_did(
         if wanted in IMPOSSIBLE:
             assert outcome.state is model.State.FAILED
             assert (
-                is_in_force(rig, layout)
+                is_active(rig, layout)
                 or planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
             )
         else:
             assert outcome.state is model.State.SUCCESS
-            assert is_in_force(rig, wanted)
+            assert is_active(rig, wanted)
 
 
 def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is_refused() -> None:
@@ -189,7 +189,7 @@ def test_a_change_that_fails_and_is_killed_at_any_call_ends_as_it_would_have_und
 
 
 def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
-    """A change has failed, and so has its way back."""
+    """A change has failed, and so has its rollback."""
     rig = scenes.busy_node()
     before = rig.gpus
     rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
@@ -203,9 +203,9 @@ def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
 def test_a_rollback_that_fails_is_reported_to_the_last_instance_and_keeps_nothing_else() -> None:
     rig, _ = unlucky_node()
 
-    told = rig.told[-1]
-    assert "still to do: GPU 0" in told
-    assert "create GPU instance 2g.10gb at" in told
+    message = rig.statuses[-1]
+    assert "still to do: GPU 0" in message
+    assert "create GPU instance 2g.10gb at" in message
     assert cluster.APPLIED_LABEL not in rig.labels
     journal = status.Journal.from_json(rig.annotations.pop(cluster.JOURNAL_ANNOTATION))
     assert journal == journal.remaining
@@ -289,11 +289,11 @@ def test_a_run_that_is_stopped_says_what_an_older_change_still_has_to_get_back()
     with pytest.raises(errors.Superseded):
         ours.run("one-slice-changed", stopped)
 
-    assert "the interrupted change could not be rolled back: no pods" in rig.told[-1]
+    assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
 
 
 def broken_after_one_creation() -> Callable[[steps.Step], Exception | None]:
-    """Return a driver that creates one compute instance and then refuses whatever it is told."""
+    """Return a driver that creates one compute instance and then refuses every step."""
     done: list[steps.Step] = []
 
     def answer(step: steps.Step) -> Exception | None:
@@ -334,9 +334,9 @@ def test_the_status_says_when_the_next_try_is() -> None:
 
     ours.run("all-1g.5gb", steadfast(rig), attempt=3, retry_after_s=40)
 
-    told = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
-    assert told["attempt"] == 3
-    assert told["retryAt"] == f"T{rig.clock.now_s + 40:.2f}"
+    published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    assert published["attempt"] == 3
+    assert published["retryAt"] == f"T{rig.clock.now_s + 40:.2f}"
 
 
 def test_a_failure_that_does_not_pass_has_no_next_try() -> None:
@@ -483,7 +483,7 @@ def test_a_node_without_a_request_keeps_how_its_last_run_ended(state: str | None
     scenes.reconciler(rig).rest()
 
     assert rig.labels.get(cluster.STATE_LABEL) == state
-    assert rig.states == rig.told == []
+    assert rig.states == rig.statuses == []
 
 
 def test_a_node_without_a_request_reports_its_gpus_once() -> None:
@@ -572,9 +572,9 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
     assert any(f"at {place} on GPU 0 was not there before" in text for text in rig.messages)
-    left = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
-    assert left.snapshot
-    assert not left.cordoned
+    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    assert journal.snapshot
+    assert not journal.cordoned
     assert successor.rest()
 
     instances = tuple(gi for gi in rig.gpus[0].gpu_instances if gi.placement != place)
@@ -605,10 +605,10 @@ def test_what_is_still_pending_when_the_label_is_removed_is_tried_again() -> Non
     assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
-# -- what is due on an unreachable GPU ------------------------------------------------------------
+# -- what is pending on an unreachable GPU --------------------------------------------------------
 
 
-def due_on_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
+def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     """Return a node whose journal has what an unreachable GPU had before a failed change."""
     rig = scenes.node(layout="all-balanced")
     lost = rig.gpus[0]
@@ -628,7 +628,7 @@ mig-configs:
 """
 
 
-def due(rig: fakes.NodeRig) -> tuple[str, ...]:
+def pending(rig: fakes.NodeRig) -> tuple[str, ...]:
     text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
     return tuple(gpu.uuid for gpu in status.Journal.from_json(text).snapshot) if text else ()
 
@@ -637,18 +637,18 @@ def due(rig: fakes.NodeRig) -> tuple[str, ...]:
 def test_what_is_pending_on_an_unreachable_gpu_is_restored_after_a_layout_that_is_not_about_it(
     *, is_restarted: bool
 ) -> None:
-    rig, before = due_on_lost_gpu()
+    rig, before = node_with_lost_gpu()
     agent = scenes.reconciler(rig, ONE_OF_THEM)
     agent.recover("second-alone")
 
     outcome = agent.run("second-alone", steadfast(rig))
 
     assert outcome.state is model.State.SUCCESS, outcome.message
-    assert due(rig) == (before.uuid,)
+    assert pending(rig) == (before.uuid,)
     plugin = dict(rig.pods)
     assert agent.run("second-alone", steadfast(rig)).state is model.State.SUCCESS
     assert agent.check_drift("second-alone", outcome) is drift.Action.REST
-    assert due(rig) == (before.uuid,)
+    assert pending(rig) == (before.uuid,)
     assert dict(rig.pods) == plugin
 
     rig.lost.clear()
@@ -657,17 +657,17 @@ def test_what_is_pending_on_an_unreachable_gpu_is_restored_after_a_layout_that_i
         agent.recover("second-alone")
     assert agent.run("second-alone", steadfast(rig)).state is model.State.SUCCESS
     assert planner.restore(rig.gpus, [before]).is_empty
-    assert due(rig) == ()
+    assert pending(rig) == ()
 
 
 def test_a_layout_for_all_gpus_ends_what_was_pending_on_an_unreachable_one() -> None:
-    rig, _ = due_on_lost_gpu()
+    rig, _ = node_with_lost_gpu()
     agent = scenes.reconciler(rig)
     agent.recover("all-1g.5gb")
 
     assert agent.run("all-1g.5gb", steadfast(rig)).state is model.State.SUCCESS
 
-    assert due(rig) == ()
+    assert pending(rig) == ()
 
 
 def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:

@@ -149,7 +149,7 @@ def test_a_budget_that_grants_a_part_makes_the_drain_go_on_as_successors_are_rea
     assert outcome.state is model.State.SUCCESS
     assert serving.killed == 4
     assert min(ready_at_least) == 3
-    assert any("rolling drain: evicting default/serving-1; 3 more" in each for each in rig.told)
+    assert any("evicting default/serving-1; 3 more" in each for each in rig.statuses)
     assert not is_closed(rig)
 
 
@@ -176,8 +176,8 @@ def test_the_node_stays_closed_until_the_next_try_which_goes_on_when_there_is_ro
 
     assert agent.try_once().reason is errors.Reason.DRAIN_STALLED
     assert is_closed(rig)
-    left = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
-    assert left.draining
+    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    assert journal.draining
     assert serving.killed == 2
     serving.room_elsewhere = 3
     outcome = agent.try_once()
@@ -309,7 +309,7 @@ def test_a_pod_that_two_budgets_cover_keeps_all_others_from_being_evicted() -> N
 
 def test_pods_without_a_controller_go_last() -> None:
     rig, _ = node_with(room_elsewhere=4, replicas=2)
-    used = frozenset().union(*rig.held.values())
+    used = frozenset().union(*rig.assigned.values())
     free = next(uuid for uuid in uuids(rig) if uuid not in used)
     bare = rig.add_pod("bare", devices=frozenset({free}))
     order: list[str] = []

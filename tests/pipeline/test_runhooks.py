@@ -37,7 +37,7 @@ def test_hooks_run_before_the_taint_before_the_steps_and_before_the_plugin_retur
 
     def note() -> None:
         if rig.log[-1] == "hooks.run":
-            seen.append((rig.told[-1], "closed" if rig.has_hold_taint else "open"))
+            seen.append((rig.statuses[-1], "closed" if rig.has_hold_taint else "open"))
 
     rig.on_call = note
     outcome = scenes.run(rig, LAYOUT)
@@ -51,11 +51,11 @@ def test_hooks_run_before_the_taint_before_the_steps_and_before_the_plugin_retur
     last_hook = max(at for at, call in enumerate(calls) if call == "hooks.run")
     assert max(at for at, call in enumerate(calls) if call == "gpus.execute") < last_hook
     assert calls.index("host.refresh") < last_hook
-    assert "restarting the device plugin" in rig.told
+    assert "restarting the device plugin" in rig.statuses
     scenes.assert_nothing_taken(rig)
 
 
-def test_with_a_switch_of_the_mode_all_four_points_come_in_order() -> None:
+def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
     rig = scenes.hooked(scenes.node())
     executed: list[int] = []
     rig.on_call = lambda: executed.append(len(rig.executed))
@@ -170,14 +170,14 @@ def test_a_drain_that_fails_still_comes_to_the_last_point() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "said"),
+    ("text", "reason", "text_of_error"),
     [
         ("hooks: {apply: []}", errors.Reason.INVALID_CONFIG, "hooks.yaml:1:9"),
         (scenes.HOOKS, errors.Reason.HOOK_FAILED, "hooks.yaml:6:32: program config"),
     ],
 )
 def test_what_cannot_be_run_is_reported_before_anything_is_touched(
-    text: str, reason: errors.Reason, said: str
+    text: str, reason: errors.Reason, text_of_error: str
 ) -> None:
     rig = hooked_node()
     rig.hooks = text
@@ -187,7 +187,7 @@ def test_what_cannot_be_run_is_reported_before_anything_is_touched(
     outcome = scenes.run(rig, LAYOUT)
 
     assert outcome.reason is reason
-    assert said in outcome.message
+    assert text_of_error in outcome.message
     assert rig.states == ["failed"]
     assert (rig.pods, rig.hooked, rig.executed) == (pods, [], [])
     scenes.assert_nothing_taken(rig)
@@ -205,8 +205,8 @@ def killed_with_hooks(at: str) -> fakes.NodeRig:
     rig = hooked_node()
 
     def kill() -> None:
-        due = {START: 0, CONFIG: 1, EXIT: 2}[at]
-        if rig.log[-1] == "hooks.run" and rig.log.count("hooks.run") == due + 1:
+        earlier = {START: 0, CONFIG: 1, EXIT: 2}[at]
+        if rig.log[-1] == "hooks.run" and rig.log.count("hooks.run") == earlier + 1:
             raise scenes.Killed
 
     rig.on_call = kill

@@ -12,7 +12,7 @@ from tests import plain_node
 
 
 @pytest.fixture
-def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.World]:
+def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
     with apiserver.serve() as server:
         server.store.create(plain_node.NODE)
         command = [
@@ -25,25 +25,25 @@ def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.World]:
         log = tmp_path / "agent.log"
         with (
             plain_node.running(command, log),
-            plain_node.World(server.url, log).watched() as found,
+            plain_node.PlainNode(server.url, log).watched() as found,
         ):
             yield found
 
 
 def test_a_node_without_gpus_offers_the_simulated_ones_as_each_layout_cuts_them(
-    rig: plain_node.World,
+    rig: plain_node.PlainNode,
 ) -> None:
-    rig.wait(lambda: rig.offered() == {"nvidia.com/gpu": "8"})
+    rig.wait(lambda: rig.schedulable() == {"nvidia.com/gpu": "8"})
 
     rig.label("all-1g.5gb")
 
     assert rig.wait_for_end("all-1g.5gb") == "success"
-    assert rig.offered() == {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
+    assert rig.schedulable() == {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
 
     rig.label("all-3g.20gb")
 
     assert rig.wait_for_end("all-3g.20gb") == "success"
-    assert rig.offered() == {
+    assert rig.schedulable() == {
         "nvidia.com/gpu": "0",
         "nvidia.com/mig-1g.5gb": "0",
         "nvidia.com/mig-3g.20gb": "16",

@@ -1,4 +1,4 @@
-"""Who holds the GPUs, as ``status`` tells it; that it cannot be told is no failure."""
+"""``status`` shows the processes that use a GPU; a driver that cannot list them is no failure."""
 
 import io
 import json
@@ -42,10 +42,10 @@ def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
 def test_status_reports_programs_who_holds_which_gpu(shell: Shell) -> None:
     shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
 
-    free, held = json.loads(shell("status", "-o", "json"))["gpus"]
+    free, used = json.loads(shell("status", "-o", "json"))["gpus"]
 
     assert free["holders"] == []
-    assert held["holders"] == [
+    assert used["holders"] == [
         {"pid": 77, "name": "train", "gpu_instances": [], "pod_uid": None, "unit": None}
     ]
 
@@ -63,9 +63,9 @@ def test_users_of_an_instance_are_reported_with_it(shell: Shell) -> None:
     instance = gpu["gpu_instances"][2]
     shell.state.add_client(instance["compute_instances"][0]["uuid"], name="train", pid=78)
 
-    (holder,) = json.loads(shell("status", "-o", "json"))["gpus"][0]["holders"]
+    (process,) = json.loads(shell("status", "-o", "json"))["gpus"][0]["holders"]
 
-    assert (holder["pid"], holder["gpu_instances"]) == (78, [instance["id"]])
+    assert (process["pid"], process["gpu_instances"]) == (78, [instance["id"]])
 
 
 def test_status_is_there_where_no_one_reports_who_holds_the_gpus(shell: Shell) -> None:

@@ -71,7 +71,7 @@ class Cluster(fakes.NodeRig):
         """Lose all pods and all instances; kubelet starts the daemons again."""
         self.state.reboot()
         self.pods.clear()
-        self.held.clear()
+        self.assigned.clear()
         self.owner_of.clear()
         self.strangers.clear()
         self.offered = {}
@@ -83,7 +83,7 @@ class Cluster(fakes.NodeRig):
         """Judge a change of a GPU by who holds what it took, whatever our code thinks."""
         self.gone_devices.update(gone)
         for uid, pod in self.pods.items():
-            lost = self.held.get(uid, frozenset()) & gone.keys()
+            lost = self.assigned.get(uid, frozenset()) & gone.keys()
             if lost and not pod.is_finished:
                 self.violations.append(f"{function} took {sorted(lost)} from {pod.name}")
 
@@ -95,7 +95,7 @@ class Cluster(fakes.NodeRig):
             return False
         if not any(pod.is_ready and not pod.is_terminating for pod in self._plugins()):
             return False
-        taken = {device for devices in self.held.values() for device in devices}
+        taken = {device for devices in self.assigned.values() for device in devices}
         real = driver.devices(self.state)
         free = sorted(
             device
@@ -117,12 +117,12 @@ class Cluster(fakes.NodeRig):
 
     def end_pod(self, pick: int) -> bool:
         """Let a workload come to its end."""
-        uids = [uid for uid in self.held if uid in self.pods]
+        uids = [uid for uid in self.assigned if uid in self.pods]
         if not uids:
             return False
         uid = uids[pick % len(uids)]
         self.pods[uid] = dataclasses.replace(self.pods[uid], phase="Succeeded")
-        del self.held[uid]
+        del self.assigned[uid]
         if uid in self.owner_of:
             self.state.remove_client(self.owner_of.pop(uid))
         return True
@@ -152,7 +152,7 @@ class Cluster(fakes.NodeRig):
 
     def start_stranger(self, pick: int) -> bool:
         """Let a process beside all pods hold a device."""
-        taken = {device for devices in self.held.values() for device in devices}
+        taken = {device for devices in self.assigned.values() for device in devices}
         free = sorted(driver.devices(self.state).keys() - taken)
         if not free:
             return False
@@ -186,5 +186,5 @@ class Workloads(fakes.FakeWorkloads):
     def evict(self, pod: cluster.Pod) -> ports.Verdict:
         verdict = super().evict(pod)
         if verdict.answer is ports.Eviction.ACCEPTED:
-            self._cluster.evicted[pod.uid] = self._cluster.held.get(pod.uid, frozenset())
+            self._cluster.evicted[pod.uid] = self._cluster.assigned.get(pod.uid, frozenset())
         return verdict

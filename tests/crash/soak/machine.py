@@ -224,7 +224,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule(pick=picks)
     def instance_goes_behind_our_back(self, pick: int) -> None:
-        held = {device for devices in self.world.held.values() for device in devices}
+        held = {device for devices in self.world.assigned.values() for device in devices}
         if driver.remove_behind_back(self.world.state, pick, spared=held):
             self._foreign_change()
 
@@ -362,7 +362,7 @@ class Soak(stateful.RuleBasedStateMachine):
         world = self.world
         world.gone_devices.clear()
         world.messages.clear()
-        world.told.clear()
+        world.statuses.clear()
         world.evicted.clear()
         self.fired = self._fired()
 
@@ -475,7 +475,7 @@ class Soak(stateful.RuleBasedStateMachine):
     def _take_note(self) -> None:
         """Find that a success was told before the kill, and see whether it is one."""
         name = self.turn.names[-1] if self.turn.names else ""
-        if any(text.startswith(f"Layout {name} is ") for text in self.world.told[-1:]):
+        if any(text.startswith(f"Layout {name} is ") for text in self.world.statuses[-1:]):
             self.applied, self.is_foreign = (name, self.layouts[name]), False
             assert self._differences(self.layouts[name]) == []
 

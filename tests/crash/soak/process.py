@@ -157,7 +157,7 @@ class Process:
             and Outcome(
                 state=ended[0],
                 reason=ended[1],
-                message=self._world.told[-1] if self._world.told else "",
+                message=self._world.statuses[-1] if self._world.statuses else "",
                 should_retry=not self._box.is_resting,
             ),
             names=tuple(self._heard.names),
