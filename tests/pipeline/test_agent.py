@@ -175,7 +175,7 @@ def test_a_newer_request_interrupts_the_pause_before_a_retry() -> None:
     assert pipeline.runs == [("a", 1), ("b", 1)]
 
 
-def test_a_node_without_a_label_is_come_back_to_until_its_gpus_are_reported() -> None:
+def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> None:
     box = request.Inbox()
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
@@ -190,7 +190,7 @@ def test_a_node_without_a_label_is_come_back_to_until_its_gpus_are_reported() ->
     assert pipeline.restless == -1
 
 
-def test_without_a_label_what_was_left_is_restored_and_nothing_is_pending() -> None:
+def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -> None:
     box = request.Inbox()
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
@@ -206,7 +206,7 @@ def test_without_a_label_what_was_left_is_restored_and_nothing_is_pending() -> N
     assert pipeline.recovered == [None]
 
 
-def test_at_rest_the_gpus_are_checked_and_a_drift_is_healed_sparing_everybody() -> None:
+def test_a_drift_check_at_rest_heals_without_evicting() -> None:
     box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
@@ -221,7 +221,7 @@ def test_at_rest_the_gpus_are_checked_and_a_drift_is_healed_sparing_everybody() 
     assert pipeline.evicting == [True, False]
 
 
-def test_a_failure_for_good_is_tried_again_once_the_hardware_has_changed() -> None:
+def test_a_permanent_failure_is_retried_once_the_hardware_has_changed() -> None:
     box = request.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)

@@ -81,7 +81,9 @@ def test_the_agent_runs_every_point_and_a_new_content_of_the_file_is_served(hook
 
 
 @pytest.mark.slow
-def test_a_failing_hook_is_undone_reported_and_tried_again_until_it_passes(hooks: Hooks) -> None:
+def test_a_failing_hook_is_rolled_back_published_and_retried_until_it_succeeds(
+    hooks: Hooks,
+) -> None:
     hooks.write(at="pre-apply-config", script="echo not yet >&2; test -e go")
     with stage(hooks) as rig:
         rig.label(LAYOUT)
@@ -102,7 +104,7 @@ def test_a_failing_hook_is_undone_reported_and_tried_again_until_it_passes(hooks
 
 
 @pytest.mark.slow
-def test_a_program_that_the_image_lacks_is_reported_before_anybody_is_disturbed(
+def test_a_hook_program_missing_from_the_image_fails_before_any_pod_is_evicted(
     hooks: Hooks,
 ) -> None:
     hooks.write(last="/usr/bin/no-systemctl")
@@ -139,7 +141,7 @@ def test_a_hooks_file_that_breaks_the_format_is_served_once_it_is_corrected(hook
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS[:-1])
-def test_sigterm_in_a_hook_ends_it_and_gives_everything_back(hooks: Hooks, point: str) -> None:
+def test_sigterm_during_a_hook_ends_it_and_restores_the_node(hooks: Hooks, point: str) -> None:
     hooks.write(at=point, script="sleep 600")
     with stage(hooks) as rig:
         rig.label(LAYOUT)

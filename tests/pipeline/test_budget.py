@@ -55,7 +55,7 @@ def run(
     return pipeline(rig, slots).run(layout, request)
 
 
-def test_the_slot_is_had_before_the_node_is_closed_and_goes_when_it_is_whole_again() -> None:
+def test_the_slot_is_taken_before_the_node_is_closed_and_released_after_it_is_restored() -> None:
     rig = scenes.busy_node()
     slots = FakeSlots(rig)
 
@@ -89,7 +89,7 @@ def test_a_layout_that_cannot_be_is_refused_without_a_slot() -> None:
     assert "slots.take" not in rig.log
 
 
-def test_a_node_that_waits_says_for_whom_and_is_not_touched() -> None:
+def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched() -> None:
     rig = scenes.busy_node()
     slots = FakeSlots(rig, denials=["used by b"] * 3)
     seen: list[dict[str, object]] = []
@@ -109,7 +109,7 @@ def test_a_node_that_waits_says_for_whom_and_is_not_touched() -> None:
     assert slots.taken_while_disrupted == [False]
 
 
-def test_who_is_before_us_is_reported_again_once_in_a_while() -> None:
+def test_a_waiting_node_publishes_the_slot_owners_now_and_then() -> None:
     rig = scenes.busy_node()
     slots = FakeSlots(rig, denials=[f"used by {number}" for number in range(60)])
 
@@ -240,7 +240,7 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> 
     scenes.assert_nothing_taken(rig)
 
 
-def test_what_is_undone_for_another_request_gives_the_slot_back() -> None:
+def test_a_change_undone_for_another_request_releases_the_slot() -> None:
     rig = killed_node(disrupting_calls()[0])
     slots = FakeSlots(rig, is_taken=True)
 

@@ -113,7 +113,7 @@ def test_a_pause_longer_than_the_deadline_does_not_outlast_it() -> None:
     assert rig.clock.now_s < 25
 
 
-def test_the_deadline_reports_how_long_a_pod_that_is_ending_may_still_take() -> None:
+def test_at_the_deadline_the_message_has_the_grace_period_of_a_terminating_pod() -> None:
     rig = empty()
     uid = gpu_pod(rig, grace_s=600)
     rig.clock.on_wait.clear()
@@ -148,7 +148,7 @@ def test_a_pod_that_nothing_moves_is_named_and_keeps_the_others_from_leaving_in_
     assert rig.statuses == []
 
 
-def test_a_pod_that_no_one_can_evict_can_still_end_by_itself() -> None:
+def test_a_pod_that_cannot_be_evicted_may_finish_by_itself() -> None:
     rig = empty()
     uid = gpu_pod(rig, is_kept=True)
     rig.clock.on_wait.append(
@@ -223,14 +223,14 @@ def test_pods_that_have_ended_and_the_owners_daemons_are_not_asked() -> None:
     assert drained(rig) == 0
 
 
-def test_a_pod_that_only_has_the_labels_of_an_owners_daemon_must_be_evicted() -> None:
+def test_a_pod_with_the_labels_of_an_extra_client_but_no_daemonset_is_evicted() -> None:
     rig = empty()
     gpu_pod(rig, "someone", labels={"app": "watcher"})
 
     assert drained(rig) == 1
 
 
-def test_a_pod_that_rounds_up_during_the_drain_must_be_evicted_as_well() -> None:
+def test_a_pod_that_starts_during_the_drain_is_evicted_as_well() -> None:
     rig = empty()
     gpu_pod(rig)
     late: list[str] = []
@@ -415,7 +415,7 @@ def test_a_right_that_is_taken_away_between_two_evictions_is_waited_for_as_well(
     assert not rig.pods[second].is_terminating
 
 
-def test_no_one_is_evicted_while_there_is_a_pod_that_may_not_be() -> None:
+def test_no_pod_is_evicted_while_another_cannot_be() -> None:
     rig = empty()
     gpu_pod(rig)
     gpu_pod(rig, "second")
@@ -562,7 +562,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     assert late[0] not in rig.pods
 
 
-def test_a_drain_is_given_up_for_a_newer_request_also_while_the_api_is_silent() -> None:
+def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer() -> None:
     rig = empty()
     gpu_pod(rig)
     before = drain.survey(rig.workloads, rig.allocations)
@@ -574,7 +574,7 @@ def test_a_drain_is_given_up_for_a_newer_request_also_while_the_api_is_silent() 
     assert rig.clock.now_s < 1
 
 
-def test_a_pod_that_comes_back_under_the_same_name_must_be_evicted_as_well() -> None:
+def test_a_pod_that_restarts_under_the_same_name_is_evicted_as_well() -> None:
     rig = empty()
     gpu_pod(rig)
     at(rig, 0, lambda: gpu_pod(rig))
@@ -582,7 +582,7 @@ def test_a_pod_that_comes_back_under_the_same_name_must_be_evicted_as_well() -> 
     assert drained(rig) == 2
 
 
-def test_force_reports_of_each_pod_that_comes_back_under_the_same_name() -> None:
+def test_force_names_each_pod_that_restarts_under_the_same_name() -> None:
     rig, ear = empty(), Ear()
     gpu_pod(rig)
     rig.budgets["train"] = "no"
@@ -622,7 +622,7 @@ def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_fo
     assert rig.log.count("workloads.evict") == 1
 
 
-def test_every_gpu_pod_leaves_a_whole_node_whatever_it_holds() -> None:
+def test_policy_node_evicts_every_gpu_pod() -> None:
     rig = empty()
     rig.add_pod("a", devices=frozenset({fakes.mig_uuid("a")}))
     claimant = rig.add_pod("claimant")

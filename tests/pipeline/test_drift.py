@@ -41,7 +41,7 @@ def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
     return before
 
 
-def test_a_drift_is_published_once_and_rolled_back_once_it_is_over() -> None:
+def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     rig, ours, ended = node_at_rest()
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.states == []
@@ -84,7 +84,7 @@ def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
     rig.add_pod("foreign", devices=frozenset(devices))
 
 
-def test_healing_evicts_no_one_and_happens_once_the_way_is_free() -> None:
+def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     rig, ours, ended = node_at_rest(heals=True)
     add_pod_on_foreign_instances(rig)
 
@@ -112,7 +112,7 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
     scenes.assert_nothing_taken(rig)
 
 
-def test_an_agent_that_starts_evicts_no_one_for_a_request_that_had_been_fulfilled() -> None:
+def test_a_restarted_agent_evicts_no_pod_for_a_layout_that_was_applied_before() -> None:
     rig, _, _ = node_at_rest()
     add_pod_on_foreign_instances(rig)
     restarted = scenes.reconciler(rig)
@@ -222,7 +222,7 @@ class Busy:
         yield
 
 
-def test_a_run_waits_for_another_manager_and_then_has_its_round() -> None:
+def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
     rig = scenes.node()
     other = Busy(refusals=4)
 

@@ -103,7 +103,7 @@ def test_an_agent_is_ready_while_it_hears_of_the_api(life: Life, age_s: float, w
     assert life.health.why_unready() == why
 
 
-def test_an_agent_is_not_ready_before_what_an_earlier_run_took_is_restored(life: Life) -> None:
+def test_an_agent_is_not_ready_before_an_interrupted_run_is_restored(life: Life) -> None:
     life.is_recovered = False
 
     assert "not restored yet" in life.health.why_unready()
@@ -176,7 +176,7 @@ class Worker:
         return outcomes.Outcome(state=model.State.FAILED, reason=errors.Reason.IN_USE, message="")
 
 
-def test_a_run_lives_by_asking_after_its_request_and_the_pause_before_a_retry_needs_no_sign(
+def test_each_check_of_the_request_is_a_sign_of_life_and_the_pause_before_a_retry_needs_none(
     life: Life,
 ) -> None:
     box = request.Inbox()
@@ -192,7 +192,7 @@ def test_a_run_lives_by_asking_after_its_request_and_the_pause_before_a_retry_ne
 # -- over HTTP --------------------------------------------------------------------------------
 
 
-def test_health_is_reported_by_the_status_and_the_reason_by_the_text(life: Life) -> None:
+def test_a_probe_gets_health_as_status_and_the_reason_as_text(life: Life) -> None:
     life.contact_age_s = 1000.0
     with serving(life) as port:
         alive, ready = ask(port, "/healthz"), ask(port, "/readyz")
@@ -209,7 +209,7 @@ def test_metrics_come_as_the_text_that_prometheus_reads(life: Life) -> None:
     assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
-def test_other_paths_are_not_found_and_nothing_is_reported_of_the_server(life: Life) -> None:
+def test_other_paths_are_not_found_and_the_server_is_not_named(life: Life) -> None:
     with serving(life) as port:
         status, text, headers = ask(port, "/<script>")
 
@@ -273,14 +273,14 @@ def test_a_connection_that_lasts_too_long_is_cut_off(
         assert slow.recv(1) == b""
 
 
-def test_a_client_that_leaves_in_the_middle_harms_no_one(life: Life) -> None:
+def test_a_client_that_disconnects_early_does_not_disturb_the_server(life: Life) -> None:
     with serving(life) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as rude:
             rude.sendall(b"GET /metr")
         assert ask(port, "/healthz")[0] == 200
 
 
-def test_a_page_that_fails_costs_its_reader_the_connection_and_no_one_else(life: Life) -> None:
+def test_a_page_that_fails_closes_only_its_own_connection(life: Life) -> None:
     def broken() -> bytes:
         raise RuntimeError("no metrics today")
 
@@ -290,7 +290,7 @@ def test_a_page_that_fails_costs_its_reader_the_connection_and_no_one_else(life:
         assert ask(port, "/healthz")[0] == 200
 
 
-def test_no_one_listens_once_it_is_over(life: Life) -> None:
+def test_the_port_is_closed_when_the_context_ends(life: Life) -> None:
     with serving(life) as port:
         pass
 

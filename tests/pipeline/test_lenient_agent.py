@@ -36,7 +36,7 @@ def play(rig: fakes.NodeRig, layout: str, text: str, *, is_lenient: bool) -> out
     return scenes.reconciler(rig, text, is_lenient=is_lenient).run(layout, request)
 
 
-def test_a_document_that_the_mig_parted_would_take_is_served_and_warned_about(
+def test_a_document_that_mig_parted_accepts_is_applied_with_a_warning(
     overlooked: structlog.testing.LogCapture,
 ) -> None:
     rig = scenes.node()
@@ -56,7 +56,7 @@ def test_the_same_document_is_refused_by_a_strict_agent() -> None:
     assert outcome.reason is errors.Reason.INVALID_CONFIG
 
 
-def test_a_layout_about_other_gpus_is_active_as_it_is_with_the_mig_parted(
+def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
     overlooked: structlog.testing.LogCapture,
 ) -> None:
     rig = scenes.node(layout="all-balanced")

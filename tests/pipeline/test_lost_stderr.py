@@ -47,7 +47,7 @@ SELDOM = [
 
 
 @pytest.mark.parametrize("way", [*OFTEN, *SELDOM])
-def test_a_change_that_fails_is_rolled_back_before_anything_is_said_and_reports_by_its_status(
+def test_a_failed_change_is_rolled_back_before_output_and_the_exit_status_shows_it(
     node: Node, way: str
 ) -> None:
     before = node.shape

@@ -82,7 +82,7 @@ def test_only_a_service_that_was_down_is_logged_as_started() -> None:
     assert started == ["dcgm.service"]
 
 
-def test_a_service_that_does_not_start_again_is_reported_and_tried_again() -> None:
+def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     rig = scenes.hosted_node()
     rig.on_call = lambda: rig.broken_services.update(
         {"nvsm.service"} if not rig.services["nvsm.service"] else ()
@@ -191,7 +191,7 @@ def go_down(rig: fakes.NodeRig, layout: str = LAYOUT) -> None:
         scenes.reconciler(rig).run(layout, patient)
 
 
-def test_where_only_a_reboot_helps_there_is_one_and_the_layout_is_active_after_it() -> None:
+def test_where_only_a_reboot_helps_the_node_reboots_once_and_gets_its_layout() -> None:
     rig = rebooting_node()
 
     go_down(rig)
@@ -288,7 +288,7 @@ def test_a_budget_that_guards_a_bystander_prevents_the_reboot_and_nothing_stays_
 
 
 @pytest.mark.parametrize("refusal", ["polkit says no", ""])
-def test_a_reboot_that_is_refused_or_does_not_come_ends_the_run_with_everything_restored(
+def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
     refusal: str,
 ) -> None:
     rig = rebooting_node()
@@ -386,9 +386,7 @@ def test_a_reboot_that_was_refused_may_be_asked_for_again_by_the_next_agent() ->
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_request_that_ends_before_the_reboot_is_asked_for_gives_everything_back(
-    *, replaced: bool
-) -> None:
+def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: bool) -> None:
     rig = scenes.hosted_node()
     rig.mode_waits = rig.may_reboot = True
     rig.budgets["spared"] = "budget 'pdb-a' allows no disruption"
@@ -402,7 +400,7 @@ def test_a_request_that_ends_before_the_reboot_is_asked_for_gives_everything_bac
     scenes.assert_nothing_taken(rig)
 
 
-def test_where_no_one_may_be_sent_away_there_is_no_reboot() -> None:
+def test_policy_none_forbids_a_reboot() -> None:
     rig = rebooting_node()
     rig.policy = policies.Policy(drain=policies.Drain.NONE)
 
@@ -410,7 +408,7 @@ def test_where_no_one_may_be_sent_away_there_is_no_reboot() -> None:
     assert rig.reboots == 0
 
 
-def test_a_request_that_is_gone_after_the_reboot_gives_everything_back() -> None:
+def test_a_request_removed_during_the_reboot_restores_the_node() -> None:
     rig = rebooting_node()
     go_down(rig)
     rig.restart_machine()

@@ -15,7 +15,7 @@ def taken(box: request.Inbox, seen: int = 0) -> request.Request:
     return current
 
 
-def test_the_newest_request_wins_and_older_ones_are_gone() -> None:
+def test_the_newest_request_replaces_older_ones() -> None:
     box = request.Inbox()
     for name in ("a", "b", "c"):
         box.put_label(name)

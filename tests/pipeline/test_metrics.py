@@ -136,7 +136,7 @@ def test_instances_are_those_of_the_last_observation_alone(heard: metrics.Metric
     assert series(heard, "instances") == {"3g.20gb": 4}
 
 
-def test_the_layout_active_is_one_series(heard: metrics.Metrics) -> None:
+def test_the_active_layout_is_one_series(heard: metrics.Metrics) -> None:
     heard.layout_applied("a", "1")
     heard.layout_applied("b", "2")
 
@@ -214,7 +214,7 @@ def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
     ]
 
 
-def test_no_series_reports_of_times_of_birth(heard: metrics.Metrics) -> None:
+def test_no_series_has_a_creation_time(heard: metrics.Metrics) -> None:
     assert b"_created" not in heard.exposition()
 
 

@@ -60,7 +60,7 @@ def test_without_a_device_plugin_no_strategy_matters() -> None:
     assert scenes.run(rig, "all-balanced").state is model.State.SUCCESS
 
 
-def test_a_plugin_that_does_not_start_is_reported_with_what_may_keep_it() -> None:
+def test_a_plugin_that_does_not_start_is_reported_with_possible_causes() -> None:
     rig = scenes.node(layout="all-1g.5gb")
     rig.plugin_is_broken = True
 

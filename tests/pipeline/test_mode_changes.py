@@ -195,7 +195,7 @@ def test_gpus_that_come_back_as_other_device_nodes_are_the_same_gpus(boot: Boot)
     assert node.resets == [2, 2]
 
 
-def test_a_user_that_comes_before_the_reset_is_named_and_the_mode_called_off_meanwhile(
+def test_a_process_that_starts_before_the_reset_is_named_and_the_mode_is_rolled_back(
     boot: Boot,
 ) -> None:
     node = boot(options=ONLY_BY_TOOL)
@@ -352,7 +352,9 @@ def test_a_creation_that_a_faulty_gpu_refuses_is_reported_as_that_and_not_retrie
 # -- virtual machines and reboots ----------------------------------------------------------------
 
 
-def test_in_a_virtual_machine_the_mode_waits_for_a_reboot_that_no_one_allowed(boot: Boot) -> None:
+def test_in_a_virtual_machine_the_mode_stays_pending_without_the_right_to_reboot(
+    boot: Boot,
+) -> None:
     node = boot(options=VIRTUAL)
 
     outcome = node.run("all")
@@ -365,7 +367,7 @@ def test_in_a_virtual_machine_the_mode_waits_for_a_reboot_that_no_one_allowed(bo
     scenes.assert_nothing_taken(node.cluster)
 
 
-def test_in_a_virtual_machine_there_is_one_reboot_and_the_layout_is_active_after_it(
+def test_a_virtual_machine_reboots_once_and_gets_its_layout(
     boot: Boot,
 ) -> None:
     node = boot(options=VIRTUAL)
@@ -412,7 +414,7 @@ def test_a_machine_that_cannot_reset_its_gpus_at_all_is_rebooted_where_allowed(b
     assert node.reboots == 1
 
 
-def test_a_vgpu_guest_is_refused_before_anybody_must_be_evicted(boot: Boot) -> None:
+def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
     node = boot(options=states.Options(virtualization=states.Virtualization.VGPU))
     node.cluster.occupy()
     pods = dict(node.cluster.pods)

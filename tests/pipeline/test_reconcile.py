@@ -41,7 +41,7 @@ from tests.scenes import (
 )
 
 
-def test_a_first_layout_ends_in_success_with_every_device_schedulable_by_a_new_plugin() -> None:
+def test_a_first_layout_succeeds_with_every_device_schedulable_by_a_new_plugin() -> None:
     rig = node()
     old_plugin = next(iter(rig.pods))
 
@@ -57,7 +57,7 @@ def test_a_first_layout_ends_in_success_with_every_device_schedulable_by_a_new_p
     assert_nothing_taken(rig)
 
 
-def test_a_layout_already_active_succeeds_within_one_observation_and_touches_no_one() -> None:
+def test_an_active_layout_succeeds_after_one_observation_and_touches_no_pod() -> None:
     rig = node(layout="all-balanced")
     pods = dict(rig.pods)
 
@@ -70,7 +70,7 @@ def test_a_layout_already_active_succeeds_within_one_observation_and_touches_no_
     assert rig.executed == []
 
 
-def test_a_change_that_is_foreseen_is_pending_before_the_gpus_are_checked() -> None:
+def test_an_expected_change_is_pending_before_the_gpus_are_observed() -> None:
     rig = node()
     ours = reconciler(rig)
     ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
@@ -84,7 +84,7 @@ def test_a_change_that_is_foreseen_is_pending_before_the_gpus_are_checked() -> N
 
 
 @pytest.mark.parametrize("name", ["all-1g.5gb", "too-much", "no-such-layout"])
-def test_nothing_is_pending_for_what_is_active_or_cannot_be(name: str) -> None:
+def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
     rig = node()
     ours = reconciler(rig)
     ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
@@ -137,7 +137,7 @@ class Readiness(ports.Standby):
         self._log.append("dismiss")
 
 
-def test_who_gets_ready_hears_of_a_check_of_a_change_and_of_the_end() -> None:
+def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> None:
     rig = node()
     ours = reconciler(rig, standby=Readiness(rig))
 
@@ -197,7 +197,7 @@ def test_without_kubelet_every_gpu_pod_leaves_because_any_may_hold_what_goes() -
         ("other-gpu", CONFIG, errors.Reason.NO_GPU_MATCHES),
     ],
 )
-def test_a_request_that_cannot_be_is_refused_before_anything_is_touched(
+def test_an_impossible_layout_fails_before_anything_is_touched(
     layout: str, text: str, reason: errors.Reason
 ) -> None:
     rig = node(layout="all-balanced")
@@ -246,7 +246,7 @@ def test_no_pod_is_evicted_while_a_budget_guards_another_affected_pod() -> None:
     assert {"guarded", "free"} <= {pod.name for pod in rig.pods.values()}
 
 
-def test_a_daemonsets_pod_that_must_be_evicted_is_kept_from_coming_back_too_early() -> None:
+def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:
     rig = node(layout="all-balanced")
     taken = frozenset({device(rig, 0, "2g.10gb")})
     rig.add_pod("monitor-1", devices=taken, owner_kind="DaemonSet")
@@ -380,7 +380,7 @@ def leave_all_but(rig: fakes.NodeRig, name: str) -> None:
             rig.assigned.pop(uid, None)
 
 
-def test_a_drain_that_many_pods_hold_up_is_reported_in_short() -> None:
+def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
     rig = busy_node()
     taken = frozenset({device(rig, 0, "2g.10gb")})
     for number in range(224):
@@ -652,7 +652,7 @@ def test_a_pod_that_slips_in_and_may_not_be_evicted_ends_the_run_before_the_chan
     assert_nothing_taken(rig)
 
 
-def test_the_node_is_closed_to_newcomers_before_anybody_is_asked_to_leave() -> None:
+def test_the_node_is_tainted_before_any_pod_is_evicted() -> None:
     rig = busy_node()
     closed: list[bool] = []
     rig.clock.on_wait.append(lambda: closed.append(rig.has_hold_taint))
@@ -676,7 +676,7 @@ def test_with_policy_node_every_gpu_pod_leaves_even_when_nothing_is_destroyed() 
     assert cpu_pod in rig.pods
 
 
-def test_with_policy_none_no_one_is_evicted_and_the_deadline_names_who_stayed() -> None:
+def test_with_policy_none_no_pod_is_evicted_and_the_deadline_names_the_remaining_pods() -> None:
     rig = busy_node()
     rig.policy = policies.Policy(drain=policies.Drain.NONE)
 
@@ -719,7 +719,7 @@ def resume_messages(rig: fakes.NodeRig) -> list[str]:
     return [message for message in rig.statuses if message.startswith("resuming ")]
 
 
-def test_monitors_come_back_after_the_proof_one_after_the_other() -> None:
+def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
     rig = monitored_node()
 
     outcome = run(rig, "one-slice-changed")
@@ -769,7 +769,7 @@ def test_the_operators_validator_validates_a_changed_node_again() -> None:
     assert all(rig.pods[uid].is_terminating for uid in before)
 
 
-def test_an_operator_that_lets_no_one_delete_its_validator_gets_its_layout_all_the_same() -> None:
+def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
     rig = monitored_node()
     assert run(rig, "one-slice-changed").state is model.State.SUCCESS
     last_delete = len(rig.log) - 1 - rig.log[::-1].index("workloads.delete")
@@ -779,7 +779,7 @@ def test_an_operator_that_lets_no_one_delete_its_validator_gets_its_layout_all_t
     assert run(rig, "one-slice-changed").state is model.State.SUCCESS
 
 
-def test_a_feature_discovery_that_no_label_placements_is_started_again() -> None:
+def test_a_feature_discovery_without_a_deploy_label_is_restarted() -> None:
     rig = busy_node()
     uid = rig.add_pod("gfd", container_names=("gpu-feature-discovery-ctr",))
 
@@ -846,7 +846,7 @@ def test_a_change_that_is_rolled_back_leaves_the_plugins_config_as_it_was() -> N
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
 
 
-def test_a_config_that_the_plugin_does_not_survive_is_rolled_back() -> None:
+def test_a_plugin_config_that_crashes_the_plugin_is_rolled_back() -> None:
     rig = sharing_node()
     rig.plugin_is_broken = True
 
@@ -870,7 +870,7 @@ def test_a_plugins_config_that_another_program_chose_meanwhile_is_not_written_ov
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "mine"
 
 
-def test_a_layout_active_gets_its_plugin_config_without_a_change_of_the_gpus() -> None:
+def test_an_active_layout_gets_its_plugin_config_without_a_change_of_the_gpus() -> None:
     rig = node(layout="one-slice-changed")
     rig.policy = policies.Policy(plugin_configs={"*": "sliced"})
     old_plugin = next(uid for uid, pod in rig.pods.items() if clients.is_device_plugin(pod))
@@ -887,7 +887,7 @@ def test_a_layout_active_gets_its_plugin_config_without_a_change_of_the_gpus() -
 
 
 @pytest.mark.parametrize("scenario", SWEPT)
-def test_whatever_call_fails_once_all_is_restored_and_the_next_try_succeeds(
+def test_after_any_call_fails_once_the_node_is_restored_and_the_retry_succeeds(
     scenario: str,
 ) -> None:
     make, layout = SCENARIOS[scenario]
@@ -939,7 +939,9 @@ def test_a_patch_that_is_carried_out_and_answered_with_an_error_leaves_nothing_t
 
 @pytest.mark.parametrize("scenario", SWEPT)
 @pytest.mark.parametrize("replaced", [True, False])
-def test_whenever_a_request_ends_all_is_restored(scenario: str, *, replaced: bool) -> None:
+def test_the_node_is_restored_whenever_a_request_is_superseded(
+    scenario: str, *, replaced: bool
+) -> None:
     make, layout = SCENARIOS[scenario]
     rig = make()
     patient = fakes.FakeRequest(rig.clock, replaced=replaced)

@@ -74,7 +74,7 @@ def test_a_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None
         assert_says_the_truth(rig)
 
 
-def test_while_a_killed_run_is_resumed_nothing_is_restored_in_between() -> None:
+def test_a_killed_run_is_resumed_without_reopening_the_node() -> None:
     make, layout, indices = calls("one-slice-on-a-busy-node")
     resumed = 0
     for index in indices:
@@ -90,7 +90,7 @@ def test_while_a_killed_run_is_resumed_nothing_is_restored_in_between() -> None:
 
 
 @pytest.mark.parametrize("scenario", scenes.SWEPT)
-def test_after_a_kill_a_removed_label_brings_everything_back_to_where_it_was(
+def test_after_a_kill_a_removed_label_rolls_the_node_back(
     scenario: str,
 ) -> None:
     make, layout, indices = calls(scenario)
@@ -120,7 +120,7 @@ def test_after_a_kill_a_removed_label_brings_everything_back_to_where_it_was(
         pytest.param("one-slice-on-a-busy-node", "all-1g.5gb", marks=pytest.mark.slow),
     ],
 )
-def test_after_a_kill_another_request_starts_from_where_the_first_one_did(
+def test_after_a_kill_another_request_starts_from_the_rolled_back_gpus(
     scenario: str, wanted: str
 ) -> None:
     make, layout, indices = calls(scenario)
@@ -200,7 +200,7 @@ def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     return rig, before
 
 
-def test_a_rollback_that_fails_is_reported_to_the_last_instance_and_keeps_nothing_else() -> None:
+def test_a_failed_rollback_names_every_missing_instance_and_restores_all_else() -> None:
     rig, _ = unlucky_node()
 
     message = rig.statuses[-1]
@@ -212,7 +212,7 @@ def test_a_rollback_that_fails_is_reported_to_the_last_instance_and_keeps_nothin
     scenes.assert_nothing_taken(rig)
 
 
-def test_after_a_failed_rollback_the_next_try_at_the_request_succeeds() -> None:
+def test_after_a_failed_rollback_the_retry_succeeds() -> None:
     rig, _ = unlucky_node()
     successor = scenes.reconciler(rig)
     successor.recover("one-slice-changed")
@@ -225,7 +225,7 @@ def test_after_a_failed_rollback_the_next_try_at_the_request_succeeds() -> None:
 
 
 @pytest.mark.parametrize("wanted", [*IMPOSSIBLE, None])
-def test_a_failed_rollback_is_gone_once_the_request_rounds_out_impossible_or_ends(
+def test_a_failed_rollback_is_completed_when_the_request_is_impossible_or_removed(
     wanted: str | None,
 ) -> None:
     rig, before = unlucky_node()
@@ -242,7 +242,7 @@ def test_a_failed_rollback_is_gone_once_the_request_rounds_out_impossible_or_end
     scenes.assert_nothing_taken(rig)
 
 
-def test_without_a_restart_too_a_failed_rollback_is_remembered() -> None:
+def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     rig = scenes.busy_node()
     before = rig.gpus
     rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
@@ -273,7 +273,7 @@ def test_a_layout_about_another_gpu_does_not_leave_half_of_an_older_change_behin
     scenes.assert_nothing_taken(rig)
 
 
-def test_a_run_that_is_stopped_says_what_an_older_change_still_has_to_get_back() -> None:
+def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
     rig, _ = unlucky_node()
     ours = scenes.reconciler(rig)
     ours.recover("one-slice-changed")
@@ -306,7 +306,7 @@ def broken_after_one_creation() -> Callable[[steps.Step], Exception | None]:
     return answer
 
 
-def test_a_rollback_that_would_take_a_pods_device_is_not_taken() -> None:
+def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     rig = scenes.busy_node()
     rig.step_error = broken_after_one_creation()
     assert scenes.run(rig, "one-slice-changed").is_unfinished
@@ -394,7 +394,7 @@ NONSENSE = [
 
 @pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_journal_that_makes_no_sense_is_set_aside_and_what_is_marked_as_ours_restored(
+def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(
     text: str, *, is_ours: bool
 ) -> None:
     rig = scenes.node()
@@ -475,7 +475,7 @@ def test_a_node_without_a_request_does_not_stay_pending() -> None:
 
 
 @pytest.mark.parametrize("state", ["success", "failed", None])
-def test_a_node_without_a_request_keeps_how_its_last_run_ended(state: str | None) -> None:
+def test_a_node_without_a_request_keeps_the_outcome_of_its_last_run(state: str | None) -> None:
     rig = scenes.node()
     if state:
         rig.labels[cluster.STATE_LABEL] = state
@@ -498,7 +498,7 @@ def test_a_node_without_a_request_reports_its_gpus_once() -> None:
     assert "node.patch" not in rig.log
 
 
-def test_gpus_that_cannot_be_reported_keep_no_node_from_resting() -> None:
+def test_gpus_that_cannot_be_observed_do_not_keep_a_node_from_resting() -> None:
     rig = scenes.node()
     rig.refusing["gpus.observe"] = errors.HardwareError(
         "no driver", reason=errors.Reason.DRIVER_NOT_LOADED
@@ -585,7 +585,7 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
     assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
-def test_what_is_still_pending_when_the_label_is_removed_is_tried_again() -> None:
+def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     rig = scenes.hosted_node()
     rig.broken_services.clear()
     host_start = "host.start"
@@ -634,7 +634,7 @@ def pending(rig: fakes.NodeRig) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_is_pending_on_an_unreachable_gpu_is_restored_after_a_layout_that_is_not_about_it(
+def test_an_unreachable_gpu_is_restored_later_if_the_new_layout_does_not_cover_it(
     *, is_restarted: bool
 ) -> None:
     rig, before = node_with_lost_gpu()
@@ -660,7 +660,7 @@ def test_what_is_pending_on_an_unreachable_gpu_is_restored_after_a_layout_that_i
     assert pending(rig) == ()
 
 
-def test_a_layout_for_all_gpus_ends_what_was_pending_on_an_unreachable_one() -> None:
+def test_a_layout_for_all_gpus_replaces_the_pending_restore_of_an_unreachable_one() -> None:
     rig, _ = node_with_lost_gpu()
     agent = scenes.reconciler(rig)
     agent.recover("all-1g.5gb")

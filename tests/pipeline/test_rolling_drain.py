@@ -243,7 +243,7 @@ def ask_for_what_cannot_be(agent: Agent) -> None:
 @pytest.mark.parametrize(
     "end", [withdraw, stop, ask_for_the_former_layout, ask_for_what_cannot_be]
 )
-def test_a_node_closed_between_two_tries_is_reopened_when_the_layout_is_no_longer_pending(
+def test_a_node_closed_between_two_attempts_is_reopened_when_the_layout_is_no_longer_requested(
     end: Callable[[Agent], None],
 ) -> None:
     rig, serving = node_with(room_elsewhere=0)

@@ -69,7 +69,7 @@ def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
     assert at == [0, 0, 2, len(executed_types)]
 
 
-def test_hooks_are_reported_of_the_layout() -> None:
+def test_hooks_get_the_layout_in_their_environment() -> None:
     rig = hooked_node()
     scenes.run(rig, LAYOUT)
 
@@ -79,7 +79,7 @@ def test_hooks_are_reported_of_the_layout() -> None:
     }
 
 
-def test_where_nothing_changes_the_agent_runs_no_hook_as_the_mig_parted_does_not() -> None:
+def test_where_nothing_changes_the_agent_runs_no_hook_like_mig_parted() -> None:
     rig = scenes.hooked(scenes.node(layout="all-balanced"))
 
     outcome = scenes.run(rig, "all-balanced")
@@ -89,7 +89,7 @@ def test_where_nothing_changes_the_agent_runs_no_hook_as_the_mig_parted_does_not
 
 
 @pytest.mark.parametrize("point", [START, CONFIG])
-def test_a_hook_that_fails_before_the_change_is_active_brings_everything_back(
+def test_a_hook_that_fails_before_the_change_is_active_rolls_back(
     point: str,
 ) -> None:
     rig = hooked_node()
@@ -176,7 +176,7 @@ def test_a_drain_that_fails_still_comes_to_the_last_point() -> None:
         (scenes.HOOKS, errors.Reason.HOOK_FAILED, "hooks.yaml:6:32: program config"),
     ],
 )
-def test_what_cannot_be_run_is_reported_before_anything_is_touched(
+def test_an_invalid_hooks_file_or_missing_program_fails_before_anything_is_touched(
     text: str, reason: errors.Reason, text_of_error: str
 ) -> None:
     rig = hooked_node()
@@ -255,7 +255,7 @@ def test_what_is_owed_is_forgotten_where_the_owner_has_taken_the_hooks_away() ->
     assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
-def test_a_hooks_file_that_went_bad_meanwhile_is_reported_and_what_is_owed_stays_so() -> None:
+def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid() -> None:
     rig = killed_with_hooks(CONFIG)
     rig.hooks = "hooks: ["
     successor = scenes.reconciler(rig)

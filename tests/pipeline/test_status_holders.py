@@ -39,7 +39,7 @@ def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
     simulated.uninstall()
 
 
-def test_status_reports_programs_who_holds_which_gpu(shell: Shell) -> None:
+def test_status_as_json_lists_the_processes_that_use_each_gpu(shell: Shell) -> None:
     shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
 
     free, used = json.loads(shell("status", "-o", "json"))["gpus"]
@@ -50,14 +50,14 @@ def test_status_reports_programs_who_holds_which_gpu(shell: Shell) -> None:
     ]
 
 
-def test_status_reports_people_who_holds_a_gpu_when_they_ask_for_more(shell: Shell) -> None:
+def test_wide_status_shows_the_processes_that_use_a_gpu(shell: Shell) -> None:
     shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
 
     assert "in use by train (pid 77)" in shell("status", "-o", "wide")
     assert "in use by" not in shell("status")
 
 
-def test_users_of_an_instance_are_reported_with_it(shell: Shell) -> None:
+def test_a_process_is_listed_with_the_instance_that_it_uses(shell: Shell) -> None:
     shell("apply", "all-1g.5gb")
     gpu = json.loads(shell("status", "-o", "json"))["gpus"][0]
     instance = gpu["gpu_instances"][2]
@@ -68,7 +68,7 @@ def test_users_of_an_instance_are_reported_with_it(shell: Shell) -> None:
     assert (process["pid"], process["gpu_instances"]) == (78, [instance["id"]])
 
 
-def test_status_is_there_where_no_one_reports_who_holds_the_gpus(shell: Shell) -> None:
+def test_status_works_where_the_driver_cannot_list_processes(shell: Shell) -> None:
     code = states.Code.UNKNOWN
     shell.state.add_fault(
         nvml_faults.Fault(function="nvmlSystemGetDriverVersion", count=None, code=code)
@@ -79,7 +79,7 @@ def test_status_is_there_where_no_one_reports_who_holds_the_gpus(shell: Shell) -
     assert [gpu["holders"] for gpu in found] == [None, None]
 
 
-def test_a_user_is_reported_with_its_pod_or_its_unit() -> None:
+def test_a_process_is_named_with_its_pod_or_its_unit() -> None:
     pod = gpu_processes.GpuProcess(pid=1, name="a", home=f"pod {POD}", gpu_instances=(3,))
     unit = gpu_processes.GpuProcess(pid=2, name="b", home="unit dcgm.service", gpu_instances=())
 
