@@ -47,7 +47,11 @@ def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style) -> str:
         )
         for alike in _fold(gpus, _appearance)
     ]
-    legend = [_legend_of_garbage(style)] if any(_has_garbage(gpu) for gpu in gpus) else []
+    legend = (
+        [_legend_of_garbage(style)]
+        if any(not gi.compute_instances for gpu in gpus for gi in gpu.gpu_instances)
+        else []
+    )
     return "\n\n".join(blocks + legend)
 
 
@@ -369,10 +373,6 @@ def _with_free_room(
                 bar.Cell(start=slice_, size=1, title=title, tone=bar.Tone.FAINT, fill=fill)
             )
     return tuple(sorted(drawn, key=lambda cell: cell.start))
-
-
-def _has_garbage(gpu: model.Gpu) -> bool:
-    return any(not gi.compute_instances for gi in gpu.gpu_instances)
 
 
 def _legend_of_garbage(style: bar.Style) -> str:

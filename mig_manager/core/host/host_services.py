@@ -64,7 +64,9 @@ def _units(services: yaml_tree.Sequence) -> tuple[str, ...]:
     for node in services.items:
         name = _unit(node)
         if name in nodes:
-            fields.fail(node, f"'{name}' is named twice; first in line {_line(nodes[name])}")
+            fields.fail(
+                node, f"'{name}' is named twice; first in line {nodes[name].location.line}"
+            )
         nodes[name] = node
     return stop_order(tuple(nodes))
 
@@ -127,7 +129,3 @@ def _unit(node: yaml_tree.Node) -> str:
 
 def _refuse(node: yaml_tree.Node, why: str) -> NoReturn:
     fields.fail(node, f"cannot stop {fields.shown(node)}: {why}")
-
-
-def _line(node: yaml_tree.Node) -> int:
-    return node.location.line

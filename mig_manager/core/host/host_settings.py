@@ -250,15 +250,10 @@ def _pair(
     if on_host is None and here is None:
         return usual
     if here is None:
-        here = _below(host, on_host or _ROOT)
+        here = host / str(on_host or _ROOT).lstrip("/")
     if on_host is None:
         on_host = _ROOT / here.relative_to(host) if here.is_relative_to(host) else usual[0]
     return on_host, here
-
-
-def _below(root: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    """Return a path of another root, absolute or not."""
-    return root / str(path).lstrip("/")
 
 
 def _exists(path: pathlib.Path) -> bool:

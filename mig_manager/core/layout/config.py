@@ -179,7 +179,8 @@ class _Devices:
         name, at, start = entry.key.partition("@")
         asked = _profile(name, entry)
         self.locations.setdefault(asked, entry.location)
-        count = _count(entry)
+        is_null = fields.is_null(entry.value)
+        count = 0 if is_null else fields.natural(entry.value, f"the count of {entry.key}")
         if not at:
             # Two spellings of one profile add up, as in mig-parted.
             self.counts[asked] = self.counts.get(asked, 0) + count
@@ -243,12 +244,6 @@ def _start(text: str, entry: yaml_tree.Entry) -> int:
             location=entry.location,
         )
     return int(text)
-
-
-def _count(entry: yaml_tree.Entry) -> int:
-    if fields.is_null(entry.value):
-        return 0
-    return fields.natural(entry.value, f"the count of {entry.key}")
 
 
 VERSION = "v1"

@@ -113,7 +113,10 @@ def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[Counts]:
     order = sorted((spec.profile for spec in capacity.specs), key=lambda each: each.sort_key)
     possible = set(_possible(capacity, order, ()))
     for counts in sorted(possible, reverse=True):
-        if not any(_one_more(counts, nth) in possible for nth in range(len(order))):
+        if not any(
+            (*counts[:nth], counts[nth] + 1, *counts[nth + 1 :]) in possible
+            for nth in range(len(order))
+        ):
             yield tuple((each, n) for each, n in zip(order, counts, strict=True) if n)
 
 
@@ -208,10 +211,6 @@ def _possible(
         if not capacity.fits(dict(zip(order, more, strict=False))):
             return
         yield from _possible(capacity, order, more)
-
-
-def _one_more(counts: tuple[int, ...], nth: int) -> tuple[int, ...]:
-    return (*counts[:nth], counts[nth] + 1, *counts[nth + 1 :])
 
 
 def _label(prefix: str, text: str) -> str:

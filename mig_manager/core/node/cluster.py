@@ -287,6 +287,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     annotations = strings(metadata.get("annotations"))
     # The API server sets Pending; only an object that never went through it has none.
     phase = str(status.get("phase") or "Pending")
+    grace = spec.get("terminationGracePeriodSeconds")
     return Pod(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
@@ -305,7 +306,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         container_names=tuple(str(container["name"]) for container in spec["containers"]),
         node_name=str(spec.get("nodeName") or ""),
         is_kept=annotations.get(KEEP_ANNOTATION) == "true",
-        grace_s=_grace_s(spec),
+        grace_s=_DEFAULT_GRACE_S if grace is None else int(grace),
         has_claims=bool(spec.get("resourceClaims")),
         claims=_claims(spec, status),
         may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
@@ -327,11 +328,6 @@ def _mounts_plugin_sockets(spec: Mapping[str, Any]) -> bool:
         for volume in spec.get("volumes") or ()
     )
     return any(path.rstrip("/").endswith("/device-plugins") for path in paths)
-
-
-def _grace_s(spec: Mapping[str, Any]) -> int:
-    asked = spec.get("terminationGracePeriodSeconds")
-    return _DEFAULT_GRACE_S if asked is None else int(asked)
 
 
 def _has_gpu_init(spec: Mapping[str, Any]) -> bool:

@@ -56,25 +56,19 @@ def refusal(names: Iterable[str]) -> errors.MigManagerError:
 
 def _what(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
     """Say what a pod is that changes instances; empty when it does not, or may be ourselves."""
-    if _is_operators(pod) and (knows_ourselves or "k8s-mig-manager" in _image_names(pod)):
+    is_operators = pod.labels.get("app") == _OPERATORS or _OPERATORS in pod.container_names
+    if is_operators and (knows_ourselves or "k8s-mig-manager" in _image_names(pod)):
         return "NVIDIA's mig-manager"
-    if _is_dynamic_dra(pod):
+    if "gpus" in pod.container_names and pod.feature_gates.get("DynamicMIG", False):
         return "NVIDIA's DRA driver with DynamicMIG"
     if _is_nos(pod):
         return "nos' mig-agent"
     if _is_slicer(pod):
         return "OpenShift's Dynamic Accelerator Slicer"
-    if knows_ourselves and _is_ours(pod):
+    is_ours = pod.labels.get("app.kubernetes.io/name") == _OURS and _OURS in pod.container_names
+    if knows_ourselves and is_ours:
         return "another mig-manager"
     return ""
-
-
-def _is_operators(pod: cluster.Pod) -> bool:
-    return pod.labels.get("app") == _OPERATORS or _OPERATORS in pod.container_names
-
-
-def _is_dynamic_dra(pod: cluster.Pod) -> bool:
-    return "gpus" in pod.container_names and pod.feature_gates.get("DynamicMIG", False)
 
 
 def _is_nos(pod: cluster.Pod) -> bool:
@@ -95,10 +89,6 @@ def _is_slicer(pod: cluster.Pod) -> bool:
     return pod.labels.get("app") == "controller-daemonset" and any(
         name.startswith("instaslice") for name in _image_names(pod)
     )
-
-
-def _is_ours(pod: cluster.Pod) -> bool:
-    return pod.labels.get("app.kubernetes.io/name") == _OURS and _OURS in pod.container_names
 
 
 def _image_names(pod: cluster.Pod) -> frozenset[str]:
