@@ -97,11 +97,6 @@ class Console:
     ) -> None:
         """Write an answer as JSON, as YAML, or else as text.
 
-        Args:
-            output_format: The value of the option ``-o``.
-            data: Returns the answer for JSON and YAML.
-            text: Returns it for people.
-
         Raises:
             AnswerLostError: It cannot be written.
             BrokenPipeError: The reader has ended.

@@ -22,15 +22,7 @@ _MOST_NAMED = 6
 
 
 def run(command: str, chosen: command_settings.CommandSettings, terminal: console.Console) -> int:
-    """Run a command and write its answer.
-
-    Args:
-        command: Its name.
-        chosen: Its settings.
-        terminal: For the answer and remarks.
-
-    Returns:
-        The exit status.
+    """Run a command and write its answer; return the exit status.
 
     Raises:
         MigManagerError: It failed.

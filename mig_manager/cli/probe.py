@@ -42,17 +42,17 @@ def main() -> int:
 
 
 def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str]:
-    """Ask what that process serves.
+    """Request the health of the agent in a container.
 
     Args:
-        command: The words by which the container's first process was started.
+        command: The command line of the container's first process.
         environ: Its environment.
 
     Returns:
         Whether it is alive, and its message.
 
     Raises:
-        UsageError: The command line or the environment make no sense.
+        UsageError: The command line or the environment is invalid.
         OSError: The agent does not answer.
         http.client.HTTPException: What answers does not speak HTTP.
     """

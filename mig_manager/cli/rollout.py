@@ -75,18 +75,10 @@ def roll_out(
     show: Show,
     note: Callable[[str], None] = lambda _text: None,
 ) -> rollout.Decision:
-    """Request the layout of one node after another until nothing is left to do.
+    """Request the layout of one node after another; return the last decision.
 
-    Args:
-        selected: The nodes.
-        goal: What to request of them.
-        limits: What the rollout may do.
-        clock: Measures how long nodes take.
-        show: Called with every decision; what it raises ends the rollout.
-        note: Called with the message of a request that failed and is retried.
-
-    Returns:
-        The last decision.
+    ``show`` is called with every decision, and an error that it raises ends the rollout; ``note``
+    is called with the message of a request that failed and is retried.
 
     Raises:
         ClusterError: The API refused a request.

@@ -74,13 +74,7 @@ def validate(
     access: gpu_access.GpuAccess,
     read: ReadFile,
 ) -> Result:
-    """Validate layout files.
-
-    Args:
-        chosen: The settings.
-        terminal: For warnings and errors of single files.
-        access: The GPUs.
-        read: Parses one file; None: the default one.
+    """Validate layout files, which ``read`` parses; for None it parses the default one.
 
     Raises:
         ConfigError: The file is invalid.

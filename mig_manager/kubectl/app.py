@@ -38,10 +38,6 @@ _REMEDIES = {
 def main(argv: Sequence[str], terminal: console.Console) -> int:
     """Run one command line.
 
-    Args:
-        argv: The arguments without the program's name.
-        terminal: Streams and environment.
-
     Returns:
         The exit status: 0 all is in order, 1 something is not or failed, 2 unusable input,
         3 unknown command.

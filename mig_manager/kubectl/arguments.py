@@ -127,16 +127,13 @@ class PluginOptions:
 def parse(argv: Sequence[str]) -> dict[str, object]:
     """Parse a command line.
 
-    Args:
-        argv: The arguments without the program's name.
-
     Returns:
         The options by name with ``_`` for ``-``; ``command`` is None when there was none.
 
     Raises:
-        UnknownCommandError: There is no such command.
-        UsageError: The arguments make no sense.
-        SystemExit: Help was asked for and printed.
+        UnknownCommandError: The command is unknown.
+        UsageError: The arguments are invalid.
+        SystemExit: Help was requested and printed.
     """
     cluster, rest = _cluster_options(argv)
     if not rest or rest[0].startswith("-"):
@@ -215,14 +212,11 @@ _ALL = options.of(PluginOptions)
 
 
 def main(argv: Sequence[str], terminal: console.Console) -> int:
-    """Answer with candidates.
+    """Complete the last word of a command line; return 0, because kubectl expects no error.
 
     Args:
-        argv: The words after ``mig``; the last is what is being typed.
-        terminal: Where the answer goes.
-
-    Returns:
-        0: a completion that fails says nothing.
+        argv: The words after ``mig``; the last is incomplete.
+        terminal: For the candidates.
     """
     *before, word = argv or ("",)
     last = before[-1] if before else ""

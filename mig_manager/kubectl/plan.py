@@ -102,14 +102,7 @@ def plan(
     source: str,
     pods: selection.Pods,
 ) -> Plans:
-    """Plan a layout for nodes.
-
-    Args:
-        layout: The requested layout.
-        reports: The nodes.
-        source: Where the layout is from.
-        pods: Their pods, as far as known.
-    """
+    """Plan a layout for nodes."""
     return Plans(
         layout=layout.name,
         source=source,

@@ -56,12 +56,13 @@ class Node:
         self.journal = self.state.beside("journal")
 
     def command(self, *argv: str) -> list[str]:
-        command = [sys.executable, "-c", PROGRAM, *argv, "--simulate-state", str(self.path)]
-        return (
-            command
-            if argv[0] in {"boot", "checkpoint", "export", "restore", "status"}
-            else [*command, "-f", str(self.layouts)]
-        )
+        return [sys.executable, "-c", PROGRAM, *self.arguments(*argv)]
+
+    def arguments(self, *argv: str) -> list[str]:
+        """Return a command's arguments, with the options for this node."""
+        has_file = argv[0] not in {"boot", "checkpoint", "export", "restore", "status"}
+        file = ["-f", str(self.layouts)] if has_file else []
+        return [*argv, "--simulate-state", str(self.path), *file]
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(  # noqa: S603 - our own program

@@ -59,12 +59,7 @@ class Report:
 
 
 def report(node: nodes.Node, now: dt.datetime) -> Report:
-    """Work out the state of a node.
-
-    Args:
-        node: The node.
-        now: The present time, in UTC.
-    """
+    """Compare a node's request with its status, and note what is unusual or unknown."""
     state = _state(node, now)
     gpus, gpu_notes = _gpus(node)
     notes = [f"the status cannot be read: {node.status_error}"] if node.status_error else []

@@ -77,13 +77,7 @@ class Preview:
 
 
 def preview(node: nodes.Node, layout: config.Layout, pods: Sequence[cluster.Pod] = ()) -> Preview:
-    """Plan a layout for a node.
-
-    Args:
-        node: With its published GPUs.
-        layout: The requested layout.
-        pods: Those on the node that request GPUs.
-    """
+    """Plan a layout for a node; ``pods`` are those on it that request GPUs."""
     if not node.gpus:
         why = "no agent has published its GPUs; is one running there?"
         return Preview(name=node.name, verdict=Verdict.UNKNOWN, reason="NotPublished", message=why)

@@ -168,12 +168,7 @@ class Rollout:
         self._withdrawn.add(name)
 
     def decide(self, nodes: Sequence[fleet_nodes.Node], now_s: float) -> Decision:
-        """Decide what to do now.
-
-        Args:
-            nodes: All that are selected, as they are now.
-            now_s: Seconds from some fixed point.
-        """
+        """Decide what to do with the selected nodes; ``now_s`` counts from some fixed point."""
         ordered = sorted(filter(self._goal.includes, nodes), key=lambda node: node.name)
         progress = [self._progress(node, now_s) for node in ordered]
         phase = self._phase(progress, now_s)

@@ -1,4 +1,4 @@
-"""Slots for nodes under change: who holds one, and which may be taken.
+"""Slots for nodes under change: which nodes have one, and which may be taken.
 
 A slot is a Lease, named by its number. A node holds at most one, under its own name, so that an
 agent that was killed leaves it to its successor. How long a holder has been silent is judged by
@@ -60,7 +60,7 @@ class Judgement:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Denial:
-    """Why there was no slot to be had."""
+    """Why no slot was free."""
 
     limit: int
     holders: tuple[str, ...]
@@ -95,11 +95,11 @@ def index_of(name: str) -> int | None:
 
 
 def remember(before: Mapping[int, Seen], slots: Iterable[Slot], now_s: float) -> dict[int, Seen]:
-    """Return since when each slot is as it is now.
+    """Return since when each slot is unchanged.
 
     Args:
         before: The result of the last call.
-        slots: As they are now.
+        slots: The Leases now.
         now_s: Seconds from some fixed point.
     """
     return {
@@ -115,12 +115,8 @@ def judge(
 ) -> Judgement:
     """Sort the slots by what our node may do with them.
 
-    Args:
-        slots: All there are, also those beyond the limit, which another agent may have.
-        seen: The result of ``remember`` for these slots.
-        now_s: Seconds from the same fixed point.
-        node: Ours.
-        limit: The number of slots.
+    ``slots`` are all, also those beyond the limit, which another agent may have; ``seen`` is the
+    result of ``remember`` for them, and ``now_s`` counts from the same fixed point.
     """
     there = {slot.index: slot for slot in slots}
     others = tuple(slot for slot in slots if slot.holder not in ("", node))
