@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mig_manager.agent import settings
 from mig_manager.core import model
 from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
@@ -159,7 +160,7 @@ def test_boot_after_power_loss_in_an_apply_restores_the_last_verified_layout(nod
 @pytest.mark.slow
 def test_an_invalid_file_is_set_aside_and_reported_with_a_remedy(node: Node) -> None:
     node.state.reboot()
-    kept = node.state.beside("proven")
+    kept = node.state.beside(settings.LAYOUT_SUFFIX)
     kept.write_text(kept.read_text(encoding="utf-8")[:-20], encoding="utf-8")
 
     with counted(node) as calls:
@@ -169,7 +170,7 @@ def test_an_invalid_file_is_set_aside_and_reported_with_a_remedy(node: Node) -> 
     assert "remedy: Apply a layout" in broken.stderr
     assert calls == []
     assert not kept.exists()
-    assert node.state.beside("proven.unreadable").exists()
+    assert node.state.beside(f"{settings.LAYOUT_SUFFIX}.unreadable").exists()
 
     afterwards = node.run("boot")
     assert afterwards.returncode == 0
