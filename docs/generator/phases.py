@@ -188,7 +188,7 @@ def _refused(story: Story) -> None:
         _play(scenes.busy_node(), layout, story)
     _play(scenes.node(layout="all-1g.5gb"), "all-1g.5gb", story)
     guarded = scenes.busy_node()
-    guarded.budgets["victim"] = "budget 'pdb-a' allows no disruption"
+    guarded.budgets["affected"] = "budget 'pdb-a' allows no disruption"
     _play(guarded, "one-slice-changed", story)
     silent = scenes.busy_node()
     silent.plugin_is_broken = True

@@ -27,11 +27,13 @@ class ProcTree:
     def add_capabilities(self, minor: int, caps: Mapping[str, int], *, modify: int = 1) -> None:
         """Have a GPU's instances, such as ``gi3`` or ``gi3/ci0``, with these cap numbers."""
         for place, cap in caps.items():
-            self._tell(f"gpu{minor}/mig/{place}/access", cap, mode=0o444, modify=modify)
+            self._add_capability_file(
+                f"gpu{minor}/mig/{place}/access", cap, mode=0o444, modify=modify
+            )
 
     def add_right(self, name: str, cap: int, *, mode: int) -> None:
         """Have the right to ``config`` or ``monitor`` all instances, with a cap number."""
-        self._tell(f"mig/{name}", cap, mode=mode, modify=1)
+        self._add_capability_file(f"mig/{name}", cap, mode=mode, modify=1)
 
     def add_devices(
         self, characters: Mapping[str, int], *, blocks: Mapping[str, int] | None = None
@@ -42,7 +44,7 @@ class ProcTree:
         lines += [f"{each:3} {name}" for name, each in (blocks or {}).items()]
         (self.root / "devices").write_text("\n".join(lines) + "\n")
 
-    def _tell(self, place: str, cap: int, *, mode: int, modify: int) -> None:
+    def _add_capability_file(self, place: str, cap: int, *, mode: int, modify: int) -> None:
         path = self.root / "driver/nvidia/capabilities" / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(

@@ -16,7 +16,6 @@ NOT_YET = (
     "mig_manager/sandbox/demo/",
     "mig_manager/sandbox/driver/",
     "mig_manager/sandbox/node/",
-    "tests/adapters/",
     "tests/cluster/",
     "tests/crash/",
     "tests/faults/",
