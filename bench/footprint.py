@@ -3,7 +3,7 @@
     python -m bench.footprint [--runs 9] [--reconfigurations 5] [--idle-s 60] [--imports]
 
 Start it with ``PYTHONDONTWRITEBYTECODE`` unset: without compiled modules everything weighs more.
-CPU time is told rather than time, which depends on who else uses the machine. The agent is a
+It prints CPU time, not wall time: that depends on what else the machine runs. The agent is a
 process on the sandbox node, over HTTP with a kubeconfig; its GPU workers are not part of it.
 """
 
@@ -28,10 +28,10 @@ _LAYOUTS = ("all-1g.5gb", "all-balanced")
 _CONFIG = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
 _MIB = 1 << 20
 _SHOWN = 8
-_SETTLE_S = 3.0
-"""What the watches of a new agent need to settle."""
+_WATCHES_READY_S = 3.0
+"""What a new agent's watches need until they are open."""
 _SLOW_US = 20_000
-"""An import above this is told."""
+"""A slower import is printed."""
 _LAUNCHER = """
 import os, sys
 pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument(
         "--idle-s", type=float, default=60.0, help="how long it is watched at rest"
     )
-    parser.add_argument("--imports", action="store_true", help="tell what is slow to import")
+    parser.add_argument("--imports", action="store_true", help="list the slow imports")
     wanted = parser.parse_args()
     print(f"Python {sys.version.split()[0]}; medians of {wanted.runs}, [least]")
     _disk()
@@ -170,13 +170,13 @@ def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
     with stage:
         starts = [_started(stage) for _ in range(runs)]
         print(f"agent, from start to ready    {_each([cpu for cpu, _ in starts])} ms CPU")
-        _tell("agent that has done nothing", [weight for _, weight in starts])
+        _print_weights("agent that has done nothing", [weight for _, weight in starts])
         for number in range(reconfigurations):
             stage.label(_LAYOUTS[number % len(_LAYOUTS)])
             if stage.wait_for_end(_LAYOUTS[number % len(_LAYOUTS)]) is not model.State.SUCCESS:
                 raise RuntimeError(f"a run ended with {stage.status()}")
         before = _rested(stage)
-        _tell(f"after {reconfigurations} reconfigurations", [before])
+        _print_weights(f"after {reconfigurations} reconfigurations", [before])
         threading.Event().wait(idle_s)
         after = weigh(_pid(stage))
         cpu, wakes = (
@@ -187,28 +187,30 @@ def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
 
 
 def _started(stage: stages.Stage) -> tuple[float, Weight]:
-    """Start the agent anew; return milliseconds of CPU until it was ready, and what it weighs."""
+    """Restart the agent; return milliseconds of CPU until it was ready, and what it weighs."""
     stage.stop_agent()
-    told = stage.agent_log.read_text().count("health_served")
+    starts_before = stage.agent_log.read_text().count("health_served")
     stage.start_agent()
-    stage.wait(lambda: stage.agent_log.read_text().count("health_served") > told, "the agent")
+    stage.wait(
+        lambda: stage.agent_log.read_text().count("health_served") > starts_before, "the agent"
+    )
     cpu_s = weigh(_pid(stage)).cpu_s
     return cpu_s * 1e3, _rested(stage)
 
 
 def _rested(stage: stages.Stage) -> Weight:
-    threading.Event().wait(_SETTLE_S)
+    threading.Event().wait(_WATCHES_READY_S)
     return weigh(_pid(stage))
 
 
 def _pid(stage: stages.Stage) -> int:
-    agent = stage._agent  # noqa: SLF001 - nobody else has a use for it
+    agent = stage._agent  # noqa: SLF001 - no other caller needs it
     if agent is None:
         raise RuntimeError("there is no agent")
     return agent.pid
 
 
-def _tell(what: str, weights: Sequence[Weight]) -> None:
+def _print_weights(what: str, weights: Sequence[Weight]) -> None:
     def median(name: str) -> float:
         return statistics.median(float(getattr(weight, name)) for weight in weights)
 
@@ -253,7 +255,7 @@ def _each(values: Sequence[float]) -> str:
 def _field(text: str, name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
     if found is None:
-        raise RuntimeError(f"the kernel does not tell {name}")
+        raise RuntimeError(f"the kernel does not report {name}")
     return int(found[1])
 
 

@@ -185,7 +185,7 @@ class _Loop:
     """An agent at work in a thread of this process, over one simulated GPU."""
 
     def __init__(self) -> None:
-        self._world = _Brisk(_SPEC, is_gated=True, script_=script.Script())
+        self._rig = _Brisk(_SPEC, is_gated=True, script_=script.Script())
         self._heard = _Heard()
         self._box = request.Inbox()
         self._served = 0
@@ -213,15 +213,15 @@ class _Loop:
 
     def _in_memory(self, own: dependencies.Dependencies) -> dependencies.Dependencies:
         """Return the same with a cluster in memory, and GPUs within this process."""
-        world = self._world
+        rig = self._rig
         return dataclasses.replace(
             own,
-            gpus=nvml_gpus.NvmlGpus(clock=world.clock),
-            node=world.node,
-            workloads=world.workloads,
-            allocations=world.allocations,
+            gpus=nvml_gpus.NvmlGpus(clock=rig.clock),
+            node=rig.node,
+            workloads=rig.workloads,
+            allocations=rig.allocations,
             configs=fakes.FakeConfig(_SHORT),
-            clock=world.clock,
+            clock=rig.clock,
             standby=ports.Standby(),
             lock=None,
             boot_layout=None,
@@ -230,9 +230,7 @@ class _Loop:
     def __enter__(self) -> Self:
         nothing = lambda *_: None  # noqa: E731 - shorter than three functions
         driver.load(
-            driver.Library(
-                self._world.state, on_change=nothing, on_gone=nothing, on_changed=nothing
-            )
+            driver.Library(self._rig.state, on_change=nothing, on_gone=nothing, on_changed=nothing)
         )
         self._thread.start()
         return self

@@ -68,7 +68,7 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
     _wait(lambda: _applied(admin) == count, "success on every node")
     ended = time.monotonic()
     asked = _requests(server) - before
-    print(f"labelled in {labelled - began:.1f} s, all in force {ended - began:.1f} s after begin")
+    print(f"labelled in {labelled - began:.1f} s, all active {ended - began:.1f} s after begin")
     print(f"kube-apiserver used {_cpu_s(server) - cpu:.1f} s of CPU")
     for (verb, resource), number in asked.most_common(8):
         print(f"  {number:6}  {verb} {resource}  ({number / count:.1f} a node)")
@@ -78,11 +78,11 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
 
 def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.Service:
     kube = api.KubeApi.connect(kubeconfig=kubeconfig)
-    world = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
+    rig = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
     agent = agents.assembled(
         kube,
         name,
-        world,
+        rig,
         folder,
         config_file=str(_CONFIG),
         retry_initial_s="1.0",
@@ -109,9 +109,9 @@ def _requests(server: envtest.Server) -> collections.Counter[tuple[str, str]]:
     for labels, number in re.findall(
         r"^apiserver_request_total\{(.*?)\} (\S+)", _scrape(server), re.MULTILINE
     ):
-        told = dict(re.findall(r'(\w+)="(.*?)"', labels))
-        if told["resource"] in ("nodes", "pods", "events"):
-            found[told["verb"], told["resource"]] += int(float(number))
+        fields = dict(re.findall(r'(\w+)="(.*?)"', labels))
+        if fields["resource"] in ("nodes", "pods", "events"):
+            found[fields["verb"], fields["resource"]] += int(float(number))
     return found
 
 

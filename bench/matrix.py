@@ -34,7 +34,7 @@ class Transition:
         pairs = zip(self.before, self.after, strict=True)
         first = next((a, b) for a, b in pairs if a != b)
         where = "every GPU" if changed == len(self.after) else f"{changed} of {len(self.after)}"
-        return f"{_told(first[0])} -> {_told(first[1])}, {where}"
+        return f"{_described(first[0])} -> {_described(first[1])}, {where}"
 
     @property
     def spec(self) -> str:
@@ -42,7 +42,7 @@ class Transition:
         return f"{len(self.before)}x{self.product}"
 
     def wanted(self, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
-        """Return what is wanted of the GPUs in the end, by UUID."""
+        """Return the requested state of the GPUs, by UUID."""
         return _wanted(gpus, self.after)
 
 
@@ -69,7 +69,7 @@ def _wanted(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, m
     }
 
 
-def _told(devices: Devices) -> str:
+def _described(devices: Devices) -> str:
     if devices is None:
         return "MIG off"
     return " + ".join(f"{count}x {name}" for name, count in devices.items()) or "empty"

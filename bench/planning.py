@@ -64,13 +64,13 @@ def measure(*, seed: int = 0) -> Iterator[Planned]:
 
 def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
     """Return every maximal layout of a GPU, one arrangement for each set of profiles."""
-    board = placement.Capacity(gpu.profiles or ())
+    capacity = placement.Capacity(gpu.profiles or ())
     found: dict[tuple[str, ...], _Layout] = {}
-    spots = [(spec, place) for spec in board.specs for place in spec.placements]
+    spots = [(spec, place) for spec in capacity.specs for place in spec.placements]
 
     def grow(chosen: tuple[int, ...], occupied: int) -> None:
-        drawn = board.drawn(spots[i][0].profile for i in chosen)
-        room = board.room(occupied, drawn)
+        drawn = capacity.drawn(spots[i][0].profile for i in chosen)
+        room = capacity.room(occupied, drawn)
         if not any(room):
             filled = tuple(spots[i] for i in chosen)
             found.setdefault(tuple(sorted(str(spec.profile) for spec, _ in filled)), filled)
@@ -79,7 +79,7 @@ def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
             spec, place = spots[i]
             if occupied & placement.mask(place):
                 continue
-            if not (drawn + spec.engines).within(board.pool):
+            if not (drawn + spec.engines).within(capacity.pool):
                 continue
             grow((*chosen, i), occupied | placement.mask(place))
 
@@ -91,7 +91,7 @@ def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
     layouts = maximal(gpu)
 
     def pair_s(before: _Layout, after: _Layout) -> float:
-        return _timed([_filled(gpu, before)], {gpu.uuid: _wish(after)}, frozenset())
+        return _timed([_filled(gpu, before)], {gpu.uuid: _desired(after)}, frozenset())
 
     pairs = list(itertools.permutations(layouts, 2))
     once = sorted((pair_s(a, b), number) for number, (a, b) in enumerate(pairs))
@@ -108,7 +108,7 @@ def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
         pairs=len(pairs),
         median_s=once[len(once) // 2][0],
         worst_s=worst_s,
-        worst=f"{_told(before)} -> {_told(after)}",
+        worst=f"{_described(before)} -> {_described(after)}",
         node_s=statistics.median(_node(gpu, layouts, chance) for _ in range(_NODES)),
     )
 
@@ -119,7 +119,7 @@ def _node(gpu: model.Gpu, layouts: Sequence[_Layout], chance: random.Random) -> 
     for index in range(NODE_GPUS):
         one = dataclasses.replace(gpu, index=index, uuid=f"GPU-{index}")
         gpus.append(_filled(one, chance.choice(layouts)))
-        wanted[one.uuid] = _wish(chance.choice(layouts))
+        wanted[one.uuid] = _desired(chance.choice(layouts))
     uuids = [uuid for one in gpus for uuid in one.mig_uuids]
     busy = frozenset(chance.sample(uuids, len(uuids) // 2))
     return _timed(gpus, wanted, busy)
@@ -154,12 +154,12 @@ def _filled(gpu: model.Gpu, layout: _Layout) -> model.Gpu:
     return dataclasses.replace(gpu, gpu_instances=instances)
 
 
-def _wish(layout: _Layout) -> model.DesiredGpu:
+def _desired(layout: _Layout) -> model.DesiredGpu:
     devices: dict[model.Profile, int] = {}
     for spec, _ in layout:
         devices[spec.profile] = devices.get(spec.profile, 0) + 1
     return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
 
 
-def _told(layout: _Layout) -> str:
+def _described(layout: _Layout) -> str:
     return " ".join(str(spec.profile) for spec, _ in layout)

@@ -100,8 +100,8 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
     def note(kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
         if kind is cluster_view.Kind.NODE:
             now = time.monotonic()
-            told = objects.annotations(obj).get(cluster.STATUS_ANNOTATION)
-            status = json.loads(told) if told else {}
+            status_text = objects.annotations(obj).get(cluster.STATUS_ANNOTATION)
+            status = json.loads(status_text) if status_text else {}
             if status.get("config") == layout:
                 state = objects.labels(obj).get(cluster.STATE_LABEL, "")
                 seen.append((now, state, str(status.get("phase"))))
@@ -131,7 +131,7 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
 
 
 class _Waits:
-    """What pods that stop and the plugin that starts take, as the cluster tells."""
+    """What stopping pods and the starting plugin take, as the cluster reports it."""
 
     def __init__(self, cluster_view: cluster_view.ClusterView, resource: str) -> None:
         self._cluster = cluster_view
@@ -140,15 +140,15 @@ class _Waits:
         self._stopping: dict[str, float] = {}
         self._stopped: dict[str, float] = {}
         self._started: float | None = None
-        self._offered: float | None = None
+        self._schedulable_at: float | None = None
 
     @property
     def seconds(self) -> float:
         """All of it; these waits follow one another."""
-        if self._started is None or self._offered is None:
+        if self._started is None or self._schedulable_at is None:
             raise RuntimeError("no plugin has come")
         stops = (self._stopped[uid] - since for uid, since in self._stopping.items())
-        return sum(stops) + self._offered - self._started
+        return sum(stops) + self._schedulable_at - self._started
 
     def note(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
         """Take in an object that appeared, changed or went."""
@@ -156,11 +156,13 @@ class _Waits:
         if kind is cluster_view.Kind.POD:
             self._note_pod(obj, now)
         elif (
-            kind is cluster_view.Kind.NODE and self._started is not None and self._offered is None
+            kind is cluster_view.Kind.NODE
+            and self._started is not None
+            and self._schedulable_at is None
         ):
-            offered = (obj.get("status") or {}).get("allocatable") or {}
-            if int(offered.get(self._resource, 0)) > 0:
-                self._offered = now
+            allocatable = (obj.get("status") or {}).get("allocatable") or {}
+            if int(allocatable.get(self._resource, 0)) > 0:
+                self._schedulable_at = now
 
     def _note_pod(self, pod: objects.JsonObject, now: float) -> None:
         uid = objects.uid(pod)

@@ -36,15 +36,15 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=9, help="through the agent (default: 9)")
     parser.add_argument("--only", choices=_PARTS, help="measure nothing else")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     log.configure(level="error", is_json=True, stream=sys.stderr)
-    parts = (given.only,) if given.only else _PARTS
+    parts = (arguments.only,) if arguments.only else _PARTS
     if "planner" in parts:
         _planner()
     if "transitions" in parts:
-        _transitions(given.scale, given.serial_scale, given.repeats)
+        _transitions(arguments.scale, arguments.serial_scale, arguments.repeats)
     if "agent" in parts:
-        _agent(given.runs)
+        _agent(arguments.runs)
 
 
 def _transitions(scale: float, serial_scale: float, repeats: int) -> None:
@@ -61,9 +61,9 @@ def _transitions(scale: float, serial_scale: float, repeats: int) -> None:
             f"{title}; the driver's latencies played at {factor:g}, of short transitions in full"
         )
         print(
-            f"{'product':15} {'transition':72} {'changes':>7} {'calls':>6} {'look':>5} "
+            f"{'product':15} {'transition':72} {'changes':>7} {'calls':>6} {'reads':>5} "
             f"{'sessions':>8} {'limit':>8} {'ours':>8} {'ratio':>6} {'net':>6} "
-            f"{'look':>6} {'whole':>6} {'net':>6}"
+            f"{'read':>6} {'whole':>6} {'net':>6}"
         )
         found = []
         for each in transitions.measure(
@@ -78,14 +78,15 @@ def _row(each: transitions.Measured, query_s: float) -> str:
     asked = each.asked
     return (
         f"{each.transition.product:15} {each.transition.name:72} {asked.changes:7} "
-        f"{asked.calls:6} {asked.first_look:5} {asked.sessions:8} {each.limit_s:7.3f}s "
+        f"{asked.calls:6} {asked.observe_calls:5} {asked.sessions:8} {each.limit_s:7.3f}s "
         f"{each.limit_s + each.overhead_s:7.3f}s {each.ratio:6.3f} {each.net_ratio(query_s):6.3f} "
-        f"{each.look_s * 1000:4.0f}ms {each.whole_ratio:6.3f} {each.net_whole_ratio(query_s):6.3f}"
+        f"{each.observe_s * 1000:4.0f}ms {each.whole_ratio:6.3f} "
+        f"{each.net_whole_ratio(query_s):6.3f}"
     )
 
 
 def _summary(found: Sequence[transitions.Measured], query_s: float) -> None:
-    def told(ratios: Sequence[float]) -> str:
+    def summary(ratios: Sequence[float]) -> str:
         within = sum(ratio <= 1.10 for ratio in ratios)  # noqa: PLR2004 - the goal
         return (
             f"median {statistics.median(ratios):.3f}, worst {max(ratios):.3f}, "
@@ -93,16 +94,16 @@ def _summary(found: Sequence[transitions.Measured], query_s: float) -> None:
         )
 
     print("ratio to the limit, and the same net of what the simulation itself takes for queries")
-    print(f"  change: {told([each.ratio for each in found])}")
-    print(f"          {told([each.net_ratio(query_s) for each in found])}")
-    print(f"  look and change: {told([each.whole_ratio for each in found])}")
-    print(f"                   {told([each.net_whole_ratio(query_s) for each in found])}")
+    print(f"  change: {summary([each.ratio for each in found])}")
+    print(f"          {summary([each.net_ratio(query_s) for each in found])}")
+    print(f"  read and change: {summary([each.whole_ratio for each in found])}")
+    print(f"                   {summary([each.net_whole_ratio(query_s) for each in found])}")
     overheads = [each.overhead_s * 1000 for each in found]
-    looks = [each.look_s * 1000 for each in found]
+    reads = [each.observe_s * 1000 for each in found]
     print(
         f"beyond the limit, median: {statistics.median(overheads):.0f} ms for the change "
-        f"({min(overheads):.0f} to {max(overheads):.0f}), {statistics.median(looks):.0f} ms for "
-        f"the look ({min(looks):.0f} to {max(looks):.0f})\n"
+        f"({min(overheads):.0f} to {max(overheads):.0f}), {statistics.median(reads):.0f} ms for "
+        f"the read ({min(reads):.0f} to {max(reads):.0f})\n"
     )
 
 

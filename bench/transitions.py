@@ -4,9 +4,9 @@ The limit of a transition follows from the latency model alone: one NVML session
 GPU its changes one after the other; the GPUs at once, or, where the driver serialises all of
 them, one after the other. No process, no query and no proof is in it.
 
-Our executor's time runs from the plan to the proof that the GPUs are as wished. The look that the
-plan is made from has a session of its own, since none is held while pods are drained; what that
-takes is told beside it, and set against the limit with that session.
+Our executor's time runs from the plan to the proof that the GPUs are as requested. The read that
+the plan is made from has its own session, since none stays open while pods are drained; its time
+is printed beside it, and set against the limit with that session.
 """
 
 import contextlib
@@ -51,19 +51,19 @@ MEMORY = pathlib.Path("/dev/shm")  # noqa: S108 - folders in it are made safely
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a reconfiguration asked of NVML."""
+    """The NVML calls of a reconfiguration."""
 
     changes: int
     sessions: int
     calls: int
     """All of them, the first look at the node included."""
-    first_look: int
-    """The calls of that look."""
+    observe_calls: int
+    """The calls of the first read."""
 
     @property
     def beyond(self) -> int:
-        """The calls beyond the look and the changes."""
-        return self.calls - self.first_look - self.changes
+        """The calls beyond the first read and the changes."""
+        return self.calls - self.observe_calls - self.changes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class Measured:
     """What a perfect executor needs."""
     overhead_s: float
     """What our executor needed beyond that; median."""
-    look_s: float
-    """What the look took beyond its session, and what was made of it; median."""
+    observe_s: float
+    """What the read took beyond its session, and planning; median."""
 
     @property
     def ratio(self) -> float:
@@ -86,8 +86,8 @@ class Measured:
 
     @property
     def whole_ratio(self) -> float:
-        """The same for look and change together; the limit has two sessions then."""
-        return 1 + (self.overhead_s + self.look_s) / (self.limit_s + states.REALISTIC.init_s)
+        """The same for read and change together; the limit has two sessions then."""
+        return 1 + (self.overhead_s + self.observe_s) / (self.limit_s + states.REALISTIC.init_s)
 
     def net_ratio(self, query_s: float) -> float:
         """Return ``ratio`` without what the simulation itself takes to answer queries.
@@ -98,12 +98,12 @@ class Measured:
 
     def net_whole_ratio(self, query_s: float) -> float:
         """Return ``whole_ratio`` without that."""
-        queries = self.asked.beyond + self.asked.first_look
+        queries = self.asked.beyond + self.asked.observe_calls
         return self.whole_ratio - queries * query_s / (self.limit_s + states.REALISTIC.init_s)
 
 
 class Counts(instrumentation.Telemetry):
-    """Counts NVML calls, one look or change after the other."""
+    """Counts NVML calls, one read or change after the other."""
 
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
@@ -175,7 +175,7 @@ def measure(
             asked=asked,
             limit_s=limit_s(plan, states.REALISTIC, is_serial=is_serial),
             overhead_s=statistics.median(each.change_s for each in ours) - played,
-            look_s=statistics.median(each.look_s for each in ours) - latency.init_s,
+            observe_s=statistics.median(each.observe_s for each in ours) - latency.init_s,
         )
 
 
@@ -197,7 +197,7 @@ class _Played:
 
     plan: steps.Plan
     asked: Asked
-    look_s: float
+    observe_s: float
     """From the first question to the plan."""
     change_s: float
     """From the plan to the proof."""
@@ -221,7 +221,7 @@ def _once(transition: matrix.Transition, path: pathlib.Path, start: states.NodeS
     seen = gpus.observe()
     wanted = transition.wanted(seen)
     plan = planner.plan(seen, wanted)
-    look_s, first_look = time.monotonic() - since, counts.total
+    observe_s, observe_calls = time.monotonic() - since, counts.total
     ready(gpus)
     since = time.monotonic()
     changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, seen)}
@@ -233,9 +233,9 @@ def _once(transition: matrix.Transition, path: pathlib.Path, start: states.NodeS
         changes=sum(counts.calls.get(name, 0) for name in CHANGES),
         sessions=counts.calls["nvmlInit"],
         calls=counts.total,
-        first_look=first_look,
+        observe_calls=observe_calls,
     )
-    return _Played(plan=plan, asked=asked, look_s=look_s, change_s=change_s)
+    return _Played(plan=plan, asked=asked, observe_s=observe_s, change_s=change_s)
 
 
 def start_up_s(repeats: int) -> float:
@@ -303,7 +303,7 @@ def ready(gpus: nvml_worker.WorkerGpus) -> None:
         raise RuntimeError("no worker")
     wait = pathlib.Path(f"/proc/{worker.child.pid}/syscall")
     deadline = time.monotonic() + _READY_TIMEOUT_S
-    # Reading from stdin, whose number is 0 and which nobody has written to yet.
+    # Reading from stdin, whose number is 0 and which is still empty.
     while not wait.read_text(encoding="ascii").startswith(("0 0x0 ", "63 0x0 ")):
         if time.monotonic() > deadline:
             raise RuntimeError("the worker does not come to wait")

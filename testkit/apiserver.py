@@ -1,7 +1,4 @@
-"""The embedded API server with a request log and with failures on demand.
-
-Both are an ASGI middleware around the product's server.
-"""
+"""The embedded API server with a request log and with failures on demand, as ASGI middleware."""
 
 import asyncio
 import collections
@@ -81,6 +78,16 @@ class Fault:
     is_carried_out: bool = False
     """Whether the request has its effect, and only its answer is replaced."""
 
+    def matches(self, logged: "LoggedRequest", target: str) -> bool:
+        """Return whether a request with this path and query is one to strike or to skip."""
+        return (
+            self.method in ("", logged.method)
+            and self.verb in ("", logged.verb)
+            and self.resource in ("", logged.resource)
+            and self.token in ("", logged.token)
+            and re.search(self.path, target) is not None
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRequest:
@@ -134,59 +141,11 @@ class RequestLog:
             self._counts.clear()
 
 
-class _Faults:
-    """The injected faults; safe to use from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._faults: list[tuple[Fault, list[int]]] = []
-
-    def add(self, fault: Fault) -> None:
-        with self._lock:
-            self._faults.append((fault, [0]))
-
-    def clear(self) -> None:
-        with self._lock:
-            self._faults.clear()
-
-    def waiting(self) -> int:
-        with self._lock:
-            return sum(
-                fault.times is None or seen[0] < fault.skip + fault.times
-                for fault, seen in self._faults
-            )
-
-    def take(self, logged: LoggedRequest, target: str) -> Fault | None:
-        """Return the fault that strikes a request, and count it."""
-        with self._lock:
-            for fault, seen in self._faults:
-                if _matches(fault, logged, target):
-                    seen[0] += 1
-                    last = None if fault.times is None else fault.skip + fault.times
-                    if seen[0] > fault.skip and (last is None or seen[0] <= last):
-                        return fault
-        return None
-
-
-def _matches(fault: Fault, logged: LoggedRequest, target: str) -> bool:
-    return (
-        fault.method in ("", logged.method)
-        and fault.verb in ("", logged.verb)
-        and fault.resource in ("", logged.resource)
-        and fault.token in ("", logged.token)
-        and re.search(fault.path, target) is not None
-    )
-
-
 class ApiServer(server.ApiServer):
-    """The server with a request log and fault injection.
+    """The server with a request log and fault injection; safe to use from any thread.
 
-    Args:
-        authorizer: As the product's.
-        bookmark_period_s: As the product's.
-        history_limit: As the product's.
-        refuses_expired_watches: Answer a watch of an expired version with HTTP 410, in place of
-            an ERROR event in the stream; real servers do either.
+    With ``refuses_expired_watches`` it answers a watch of an expired version with HTTP 410, in
+    place of an ERROR event in the stream; real servers do either.
     """
 
     def __init__(
@@ -198,7 +157,8 @@ class ApiServer(server.ApiServer):
         refuses_expired_watches: bool = False,
     ) -> None:
         self.log = RequestLog()
-        self.faults = _Faults()
+        self._faults_lock = threading.Lock()
+        self._faults: list[tuple[Fault, list[int]]] = []
         self.refuses_expired_watches = refuses_expired_watches
         self.closing = asyncio.Event()
         self._watches: set[_OpenWatch] = set()
@@ -216,22 +176,40 @@ class ApiServer(server.ApiServer):
 
     def inject(self, fault: Fault) -> None:
         """Strike matching requests from now on; older faults strike first."""
-        self.faults.add(fault)
+        with self._faults_lock:
+            self._faults.append((fault, [0]))
 
     def clear_faults(self) -> None:
         """Drop all faults."""
-        self.faults.clear()
+        with self._faults_lock:
+            self._faults.clear()
 
     def faults_waiting(self) -> int:
         """Return how many faults have strikes left; one without end always has."""
-        return self.faults.waiting()
+        with self._faults_lock:
+            return sum(
+                fault.times is None or seen[0] < fault.skip + fault.times
+                for fault, seen in self._faults
+            )
+
+    def take_fault(self, logged: LoggedRequest, target: str) -> Fault | None:
+        """Return the fault that strikes a request, and count it."""
+        with self._faults_lock:
+            for fault, seen in self._faults:
+                if fault.matches(logged, target):
+                    seen[0] += 1
+                    last = None if fault.times is None else fault.skip + fault.times
+                    if seen[0] > fault.skip and (last is None or seen[0] <= last):
+                        return fault
+        return None
 
     def break_watches(self, how: Break) -> None:
         """End or fail every watch that is open now; later ones work."""
 
         def stop_all() -> None:
             for watch in self._watches:
-                watch.stop(how)
+                watch.how = watch.how or how
+                watch.stopped.set()
 
         self.call_in_loop(stop_all)
 
@@ -239,19 +217,14 @@ class ApiServer(server.ApiServer):
 @contextlib.contextmanager
 def serve(api_server: ApiServer | None = None) -> Iterator[ApiServer]:
     """Start a server (by default a plain one) and stop it at the end of the ``with`` block."""
-    api_server = api_server or ApiServer()
-    with server.serve(api_server):
+    with server.serve(api_server := api_server or ApiServer()):
         yield api_server
 
 
+@dataclasses.dataclass(eq=False)
 class _OpenWatch:
-    def __init__(self) -> None:
-        self.how: Break | None = None
-        self.stopped = asyncio.Event()
-
-    def stop(self, how: Break) -> None:
-        self.how = self.how or how
-        self.stopped.set()
+    how: Break | None = None
+    stopped: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
 class _Middleware:
@@ -272,9 +245,8 @@ class _Middleware:
             return
         call = _Call(self._app, http, body, receive, send)
         self._server.log.add(call.logged)
-        url = http.url
-        target = f"{url.path}?{url.query}" if url.query else url.path
-        fault = self._server.faults.take(call.logged, target)
+        target = f"{http.url.path}?{http.url.query}".removesuffix("?")
+        fault = self._server.take_fault(call.logged, target)
         if fault is not None and await self._strike(call, fault):
             return
         if call.is_watch:
@@ -375,32 +347,26 @@ class _Middleware:
                 continue
             if is_reset:
                 # Lingering for zero seconds makes the kernel send RST in place of FIN.
-                linger = struct.pack("ii", 1, 0)
                 transport.get_extra_info("socket").setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, linger
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                 )
                 transport.abort()
             transport.close()
         await call.receive()
 
 
+@dataclasses.dataclass
 class _Call:
     """One request and the ways to answer it."""
 
-    def __init__(
-        self,
-        app: types.ASGIApp,
-        http: requests.Request,
-        body: bytes,
-        receive: types.Receive,
-        send: types.Send,
-    ) -> None:
-        self._app = app
-        self._body = body
-        self.http = http
-        self.receive = receive
-        self.send = send
-        self.logged = _logged(http)
+    app: types.ASGIApp
+    http: requests.Request
+    body: bytes
+    receive: types.Receive
+    send: types.Send
+
+    def __post_init__(self) -> None:
+        self.logged = _logged(self.http)
 
     @property
     def is_watch(self) -> bool:
@@ -415,9 +381,9 @@ class _Call:
             if is_read:
                 return await self.receive()
             is_read = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
+            return {"type": "http.request", "body": self.body, "more_body": False}
 
-        await self._app(self.http.scope, receive, send)
+        await self.app(self.http.scope, receive, send)
 
     async def answer(self) -> bytes:
         """Have the server carry out the request; return the body of its answer."""

@@ -4,21 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster import envtest, worlds
+from tests.cluster import clusters, envtest
 
 
 @pytest.fixture(scope="session")
-def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[worlds.Real]:
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Real]:
     folder = tmp_path_factory.mktemp("envtest")
     server = envtest.Server(envtest.assets(), folder)
     with server.running():
-        real = worlds.Real(server, folder)
+        real = clusters.Real(server, folder)
         yield real
         real.close()
 
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.cluster)])
-def where(request: pytest.FixtureRequest) -> worlds.Cluster:
+def where(request: pytest.FixtureRequest) -> clusters.Cluster:
     return _cluster(request)
 
 
@@ -28,13 +28,13 @@ def where(request: pytest.FixtureRequest) -> worlds.Cluster:
         pytest.param("real", marks=pytest.mark.cluster),
     ]
 )
-def where_in_depth(request: pytest.FixtureRequest) -> worlds.Cluster:
+def where_in_depth(request: pytest.FixtureRequest) -> clusters.Cluster:
     """The same, for what has many variants and takes its time."""
     return _cluster(request)
 
 
-def _cluster(request: pytest.FixtureRequest) -> worlds.Cluster:
+def _cluster(request: pytest.FixtureRequest) -> clusters.Cluster:
     if request.param == "embedded":
-        return worlds.Embedded()
-    real: worlds.Real = request.getfixturevalue("real_cluster")
+        return clusters.Embedded()
+    real: clusters.Real = request.getfixturevalue("real_cluster")
     return real

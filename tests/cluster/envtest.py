@@ -25,7 +25,7 @@ ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 PROGRAMS = ("etcd", "kube-apiserver")
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
-LOOK_AGAIN_S = 0.1
+POLL_S = 0.1
 LEASH = 'exec 3<&0; "$@" & cat <&3 >/dev/null & wait -n; kill -9 $(jobs -p)'
 """Runs a program for as long as its standard input is open: ours closes however we end."""
 ADMIN_TOKEN = secrets.token_hex(16)
@@ -33,8 +33,8 @@ ADMIN_TOKEN = secrets.token_hex(16)
 
 def assets() -> pathlib.Path:
     """Return the folder with the programs; skip or, under CI, fail where it cannot be had."""
-    given = os.environ.get(ASSETS_VARIABLE)
-    folder = pathlib.Path(given) if given else built()
+    assets = os.environ.get(ASSETS_VARIABLE)
+    folder = pathlib.Path(assets) if assets else built()
     missing = [name for name in PROGRAMS if not (folder / name).is_file()]
     if missing:
         pytest.fail(f"{folder} has no {' and no '.join(missing)}")
@@ -52,12 +52,12 @@ def built() -> pathlib.Path:
 
 
 def wait(holds: Callable[[], bool], what: str, *, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Wait for something that no watch tells of."""
+    """Wait for something that no watch reports."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not holds():
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}"
-        pause.wait(LOOK_AGAIN_S)
+        pause.wait(POLL_S)
 
 
 class Server:
@@ -82,9 +82,9 @@ class Server:
     def running(self) -> Iterator[None]:
         (self._folder / "service-accounts.key").write_text(new_key())
         (self._folder / "tokens.csv").write_text(f"{ADMIN_TOKEN},admin,admin,system:masters\n")
-        client, peer, self._port = free_ports(3)
+        client, member, self._port = free_ports(3)
         self._etcd_url = f"http://127.0.0.1:{client}"
-        etcd = self._spawn("etcd", self._etcd_arguments(f"http://127.0.0.1:{peer}"))
+        etcd = self._spawn("etcd", self._etcd_arguments(f"http://127.0.0.1:{member}"))
         try:
             self.start()
             yield
@@ -118,15 +118,15 @@ class Server:
         path.chmod(0o600)
         return path
 
-    def _etcd_arguments(self, peer: str) -> list[str]:
+    def _etcd_arguments(self, member: str) -> list[str]:
         return [
             f"--data-dir={self._folder / 'etcd'}",
             f"--listen-client-urls={self._etcd_url}",
             f"--advertise-client-urls={self._etcd_url}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
-            # Nobody needs the data after a power cut.
+            f"--listen-peer-urls={member}",
+            f"--initial-advertise-peer-urls={member}",
+            f"--initial-cluster=default={member}",
+            # The data need not survive a power cut.
             "--unsafe-no-fsync",
         ]
 

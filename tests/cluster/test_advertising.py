@@ -9,26 +9,26 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import advertise, api
-from tests.cluster import envtest, worlds
+from tests.cluster import clusters, envtest
 
 pytestmark = pytest.mark.cluster
 
-SIMULATED = worlds.Rights(
-    everywhere=worlds.SHIPPED.everywhere | worlds.to("nodes/status", "patch")
+SIMULATED = clusters.Rights(
+    everywhere=clusters.SHIPPED.everywhere | clusters.to("nodes/status", "patch")
 )
 """Those of ``deploy/overlays/simulated``."""
 
 
 @contextlib.contextmanager
 def agent(
-    where: worlds.Real, folder: pathlib.Path, rights: worlds.Rights
+    where: clusters.Real, folder: pathlib.Path, rights: clusters.Rights
 ) -> Iterator[api.KubeApi]:
     with where.admit(folder, rights) as credentials:
-        where.kube.post("/api/v1/nodes", {"metadata": {"name": worlds.NODE}})
+        where.kube.post("/api/v1/nodes", {"metadata": {"name": clusters.NODE}})
         where.kube.post("/api/v1/nodes", {"metadata": {"name": "other"}})
         kube = api.KubeApi.connect(kubeconfig=str(credentials.agent))
-        (wanted,) = worlds.to("nodes/status", "patch")
-        may = worlds.access_of(wanted, "")
+        (wanted,) = clusters.to("nodes/status", "patch")
+        may = clusters.access_of(wanted, "")
         envtest.wait(
             lambda: where._may(rights.account.user, may) is (wanted in rights.everywhere),
             "the right to the node's status",
@@ -38,22 +38,22 @@ def agent(
 
 
 def test_the_node_offers_what_is_published_and_0_of_what_is_gone(
-    real_cluster: worlds.Real, tmp_path: pathlib.Path
+    real_cluster: clusters.Real, tmp_path: pathlib.Path
 ) -> None:
     with agent(real_cluster, tmp_path, SIMULATED) as kube:
-        offer = advertise.NodeResources(kube, name=worlds.NODE)
+        offer = advertise.NodeResources(kube, name=clusters.NODE)
         offer.publish({"nvidia.com/gpu": 8})
         offer.publish({"nvidia.com/mig-1g.5gb": 56})
 
-        status = kube.get(f"/api/v1/nodes/{worlds.NODE}")["status"]
+        status = kube.get(f"/api/v1/nodes/{clusters.NODE}")["status"]
 
     expected = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
     assert status["capacity"] == expected
     assert status["allocatable"] == expected
 
 
-def test_nobody_advertises_for_another_node(
-    real_cluster: worlds.Real, tmp_path: pathlib.Path
+def test_no_agent_advertises_for_another_node(
+    real_cluster: clusters.Real, tmp_path: pathlib.Path
 ) -> None:
     with agent(real_cluster, tmp_path, SIMULATED) as kube:
         # What the node offers already is not written again.
@@ -67,17 +67,17 @@ def test_nobody_advertises_for_another_node(
                 return "may not change another node" in error.message
             return False
 
-        # The policy comes into force a moment after the server has started.
+        # The policy becomes active a moment after the server has started.
         envtest.wait(is_refused, "the policy of the nodes")
 
 
 def test_the_rights_of_an_agent_with_real_gpus_do_not_reach_the_nodes_status(
-    real_cluster: worlds.Real, tmp_path: pathlib.Path
+    real_cluster: clusters.Real, tmp_path: pathlib.Path
 ) -> None:
     with (
-        agent(real_cluster, tmp_path, worlds.SHIPPED) as kube,
+        agent(real_cluster, tmp_path, clusters.SHIPPED) as kube,
         pytest.raises(errors.ClusterError) as caught,
     ):
-        advertise.NodeResources(kube, name=worlds.NODE).publish({"nvidia.com/gpu": 8})
+        advertise.NodeResources(kube, name=clusters.NODE).publish({"nvidia.com/gpu": 8})
 
     assert caught.value.reason is errors.Reason.FORBIDDEN

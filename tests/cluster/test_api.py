@@ -14,7 +14,7 @@ from mig_manager.adapters.host import clock
 from mig_manager.adapters.kubernetes import api, api_errors, node, pods
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
-from tests.cluster import worlds
+from tests.cluster import clusters
 
 NAME = "answering"
 NODES = "/api/v1/nodes"
@@ -23,8 +23,8 @@ OTHERS_UID = "00000000-0000-0000-0000-000000000000"
 
 
 @pytest.fixture
-def kube(where: worlds.Cluster, tmp_path: pathlib.Path) -> Iterator[api.KubeApi]:
-    with where.admit(tmp_path, worlds.SHIPPED) as credentials:
+def kube(where: clusters.Cluster, tmp_path: pathlib.Path) -> Iterator[api.KubeApi]:
+    with where.admit(tmp_path, clusters.SHIPPED) as credentials:
         people = api.KubeApi.connect(kubeconfig=str(credentials.people))
         people.post(NODES, {"metadata": {"name": NAME, "labels": {"a": "1"}}})
         yield people
@@ -49,9 +49,9 @@ def namesake(pod: cluster.Pod) -> cluster.Pod:
     return dataclasses.replace(pod, uid=OTHERS_UID)
 
 
-def add_budget(where: worlds.Cluster, kube: api.KubeApi, name: str, allowed: int) -> None:
+def add_budget(where: clusters.Cluster, kube: api.KubeApi, name: str, allowed: int) -> None:
     spec = {"maxUnavailable": allowed, "selector": {"matchLabels": {"app": "train"}}}
-    kube.post(worlds.BUDGETS, {"metadata": {"name": name}, "spec": spec})
+    kube.post(clusters.BUDGETS, {"metadata": {"name": name}, "spec": spec})
     where.count_disruptions(kube, name)
 
 
@@ -103,7 +103,7 @@ def test_the_eviction_of_a_pod_that_has_gone_is_done(
 
 
 def test_a_budget_that_forbids_an_eviction_is_named(
-    where: worlds.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
+    where: clusters.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
 ) -> None:
     pod = create(kube, workloads)
     add_budget(where, kube, "guard", 0)
@@ -116,7 +116,7 @@ def test_a_budget_that_forbids_an_eviction_is_named(
 
 
 def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
-    where: worlds.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
+    where: clusters.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
 ) -> None:
     one, other = create(kube, workloads, "one"), create(kube, workloads, "other")
     add_budget(where, kube, "guard", 1)
@@ -148,16 +148,16 @@ def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     ],
 )
 def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
-    where: worlds.Cluster,
+    where: clusters.Cluster,
     kube: api.KubeApi,
     workloads: pods.KubeWorkloads,
-    selector: worlds.Object | None,
+    selector: clusters.Object | None,
     *,
     is_guarded: bool,
 ) -> None:
     pod = create(kube, workloads)
     spec = {"maxUnavailable": 0} | ({} if selector is None else {"selector": selector})
-    kube.post(worlds.BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
+    kube.post(clusters.BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
     where.count_disruptions(kube, "guard")
 
     (budget,) = workloads.budgets({"default"})
@@ -195,7 +195,7 @@ def test_the_driver_of_a_pods_claim_is_read(
 
 
 def test_a_pod_with_two_budgets_cannot_be_evicted(
-    where: worlds.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
+    where: clusters.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
 ) -> None:
     pod = create(kube, workloads)
     add_budget(where, kube, "one", 1)
@@ -253,7 +253,7 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
         ),
         (
             "post",
-            worlds.EVENTS,
+            clusters.EVENTS,
             {"metadata": {"name": "e"}, "firstTimestamp": "noon"},
             400,
             'Event in version "v1" cannot be handled as a Event: parsing time "noon"',
@@ -282,10 +282,10 @@ def test_a_refusal_has_the_same_status_and_words(
     assert words in raised.value.explanation
 
 
-def test_what_is_forbidden_is_told_with_verb_and_resource(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+def test_a_forbidden_request_is_reported_with_verb_and_resource(
+    where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    lame = worlds.SHIPPED.without(("", "pods", "list"))
+    lame = clusters.SHIPPED.without(("", "pods", "list"))
     with where.admit(tmp_path, lame) as credentials:
         agent = api.KubeApi.connect(kubeconfig=str(credentials.agent))
         with pytest.raises(api_errors.ApiError) as raised:
@@ -334,10 +334,10 @@ def test_two_writers_of_taints_both_get_their_way(kube: api.KubeApi) -> None:
     kube.patch(f"{NODES}/{NAME}", {"spec": {"taints": [foreign]}}, kind=api.PatchType.MERGE)
 
     ours.update(lambda _view: cluster.NodePatch(hold_taint=True))
-    held = kube.get(f"{NODES}/{NAME}")["spec"]["taints"]
+    taints = kube.get(f"{NODES}/{NAME}")["spec"]["taints"]
     ours.update(lambda _view: cluster.NodePatch(hold_taint=False))
 
-    assert held == [foreign, {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]
+    assert taints == [foreign, {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]
     assert kube.get(f"{NODES}/{NAME}")["spec"]["taints"] == [foreign]
 
 
@@ -348,5 +348,5 @@ def test_an_event_is_found_by_its_node(kube: api.KubeApi) -> None:
     assert ours.flush_events(30)
 
     query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.uid={NAME}"}
-    (found,) = kube.get(worlds.EVENTS, query)["items"]
+    (found,) = kube.get(clusters.EVENTS, query)["items"]
     assert (found["reason"], found["type"], found["count"]) == ("Applied", "Normal", 1)

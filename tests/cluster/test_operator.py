@@ -6,15 +6,15 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.sandbox.demo import stages
-from tests.cluster import worlds
+from tests.cluster import clusters
 
 LAYOUT = "all-1g.5gb"
 OPERATORS_ENVIRONMENT = {
-    "NODE_NAME": worlds.NODE,
+    "NODE_NAME": clusters.NODE,
     "POD_NAME": "nvidia-mig-manager-x7k2p",
-    "POD_NAMESPACE": worlds.OPERATOR_NAMESPACE,
+    "POD_NAMESPACE": clusters.OPERATOR_NAMESPACE,
     "GPU_CLIENTS_FILE": "/gpu-clients/clients.yaml",
-    "DEFAULT_GPU_CLIENTS_NAMESPACE": worlds.OPERATOR_NAMESPACE,
+    "DEFAULT_GPU_CLIENTS_NAMESPACE": clusters.OPERATOR_NAMESPACE,
     "WITH_REBOOT": "false",
     "WITH_SHUTDOWN_HOST_GPU_CLIENTS": "false",
     "NVIDIA_VISIBLE_DEVICES": "all",
@@ -30,14 +30,14 @@ class OperatorsStage(stages.Stage):
     config_variable = "CONFIG_FILE"
 
     def agent_arguments(self) -> list[str]:
-        # What a container has by itself, and the pace that tests need.
+        # What a container has by itself, and the backoff that tests need.
         return [
             *("--kubeconfig", str(self.kubeconfig)),
             *("--pod-resources-socket", str(self.socket)),
             *("--simulate-state", str(self.state_file)),
             *("--poll-interval-s", "0.2"),
             *self._agent_options,
-            *worlds.PATIENT,
+            *clusters.PATIENT,
         ]
 
     def start_agent(self) -> None:
@@ -55,83 +55,85 @@ class DefaultConfigStage(OperatorsStage):
 
 
 @pytest.mark.parametrize("kind", [OperatorsStage, DefaultConfigStage])
-def test_in_the_operators_place_a_layout_that_evicts_nobody_succeeds_without_events(
-    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path, kind: type[stages.Stage]
+def test_with_the_operators_rights_a_layout_that_evicts_no_pod_succeeds_without_events(
+    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, kind: type[stages.Stage]
 ) -> None:
-    with worlds.stage(where_in_depth, tmp_path, rights=worlds.STOCK_OPERATOR, kind=kind) as world:
-        world.label(LAYOUT)
+    with clusters.stage(
+        where_in_depth, tmp_path, rights=clusters.STOCK_OPERATOR, kind=kind
+    ) as stage:
+        stage.label(LAYOUT)
 
-        assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
-        assert world.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
+        assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+        assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
         # The Event comes after the labels; an agent that has stopped has tried.
-        assert world.stop_agent() == 0
-        assert worlds.event_reasons(world) == ()
-        assert world.agent_log.read_text().count('"events_forbidden"') == 1
-        worlds.assert_nothing_taken(world)
+        assert stage.stop_agent() == 0
+        assert clusters.event_reasons(stage) == ()
+        assert stage.agent_log.read_text().count('"events_forbidden"') == 1
+        clusters.assert_nothing_taken(stage)
 
 
 def test_in_the_operators_place_a_layout_that_must_evict_fails_in_the_end_and_costs_nothing(
-    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(
+    with clusters.stage(
         where_in_depth,
         tmp_path,
         *("--drain-timeout-s", "2"),
-        rights=worlds.STOCK_OPERATOR,
+        rights=clusters.STOCK_OPERATOR,
         kind=OperatorsStage,
-    ) as world:
-        world.run_pods(worlds.gpu_pods(["train"]))
-        held, before = world.devices_by_pod(), world.gpus.observe()
+    ) as stage:
+        stage.run_pods(clusters.gpu_pods(["train"]))
+        devices, before = stage.devices_by_pod(), stage.gpus.observe()
 
-        world.label(LAYOUT)
+        stage.label(LAYOUT)
 
-        assert world.wait_for_end(LAYOUT) is model.State.FAILED
-        assert world.status()["reason"] == "Forbidden"
-        assert "default/train (the agent may not evict it" in world.status()["message"]
-        assert "pods/eviction" in world.status()["message"]
-        assert (world.devices_by_pod(), world.gpus.observe()) == (held, before)
-        worlds.assert_nothing_taken(world)
+        assert stage.wait_for_end(LAYOUT) is model.State.FAILED
+        assert stage.status()["reason"] == "Forbidden"
+        assert "default/train (the agent may not evict it" in stage.status()["message"]
+        assert "pods/eviction" in stage.status()["message"]
+        assert (stage.devices_by_pod(), stage.gpus.observe()) == (devices, before)
+        clusters.assert_nothing_taken(stage)
 
 
 def test_in_the_operators_place_a_layout_waits_until_the_pods_have_left_by_themselves(
-    where_in_depth: worlds.Cluster, tmp_path: pathlib.Path
+    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with worlds.stage(
-        where_in_depth, tmp_path, rights=worlds.STOCK_OPERATOR, kind=OperatorsStage
-    ) as world:
-        world.run_pods(worlds.gpu_pods(["train"]))
-        world.label(LAYOUT)
-        world.wait(lambda: '"pod_not_moved"' in world.agent_log.read_text(), "the refusal")
+    with clusters.stage(
+        where_in_depth, tmp_path, rights=clusters.STOCK_OPERATOR, kind=OperatorsStage
+    ) as stage:
+        stage.run_pods(clusters.gpu_pods(["train"]))
+        stage.label(LAYOUT)
+        stage.wait(lambda: '"pod_not_moved"' in stage.agent_log.read_text(), "the refusal")
 
-        world.api.delete("/api/v1/namespaces/default/pods/train", {})
+        stage.api.delete("/api/v1/namespaces/default/pods/train", {})
 
-        assert world.wait_for_end(LAYOUT) is model.State.SUCCESS
-        worlds.assert_nothing_taken(world)
+        assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+        clusters.assert_nothing_taken(stage)
 
 
 def test_beside_the_operators_own_manager_nothing_is_touched_until_it_has_gone(
-    where: worlds.Cluster, tmp_path: pathlib.Path
+    where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    pods = f"/api/v1/namespaces/{worlds.OPERATOR_NAMESPACE}/pods"
+    pods = f"/api/v1/namespaces/{clusters.OPERATOR_NAMESPACE}/pods"
     image = "nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.15.0"
     containers = [{"name": "nvidia-mig-manager", "image": image}]
     manager = {
         "metadata": {"name": "nvidia-mig-manager-abcde", "labels": {"app": "nvidia-mig-manager"}},
-        "spec": {"nodeName": worlds.NODE, "containers": containers},
+        "spec": {"nodeName": clusters.NODE, "containers": containers},
     }
-    with worlds.stage(where, tmp_path) as world:
-        world.api.post(pods, manager)
-        before = world.gpus.observe()
+    with clusters.stage(where, tmp_path) as stage:
+        stage.api.post(pods, manager)
+        before = stage.gpus.observe()
 
-        world.label(LAYOUT)
+        stage.label(LAYOUT)
 
-        assert world.wait_for_end(LAYOUT) is model.State.FAILED
-        assert world.status()["reason"] == "ForeignManager"
+        assert stage.wait_for_end(LAYOUT) is model.State.FAILED
+        assert stage.status()["reason"] == "ForeignManager"
         assert (
-            f"{worlds.OPERATOR_NAMESPACE}/nvidia-mig-manager-abcde (NVIDIA's mig-manager)"
-            in world.status()["message"]
+            f"{clusters.OPERATOR_NAMESPACE}/nvidia-mig-manager-abcde (NVIDIA's mig-manager)"
+            in stage.status()["message"]
         )
-        assert world.gpus.observe() == before
-        world.api.delete(f"{pods}/nvidia-mig-manager-abcde", {"gracePeriodSeconds": 0})
-        world.wait(lambda: world.status().get("reason") == "Applied", "the next try")
-        worlds.assert_nothing_taken(world)
+        assert stage.gpus.observe() == before
+        stage.api.delete(f"{pods}/nvidia-mig-manager-abcde", {"gracePeriodSeconds": 0})
+        stage.wait(lambda: stage.status().get("reason") == "Applied", "the next try")
+        clusters.assert_nothing_taken(stage)

@@ -12,16 +12,17 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, api_errors
 from mig_manager.core.node import cluster
-from tests.cluster import envtest, worlds
+from tests.cluster import clusters, envtest
 
 pytestmark = pytest.mark.cluster
 
 OWN, OTHER = "sandbox", "other"
 PODS = "/api/v1/namespaces/default/pods"
 GENEROUS = dataclasses.replace(
-    worlds.SHIPPED, everywhere=worlds.SHIPPED.everywhere | worlds.to("nodes", "create", "delete")
+    clusters.SHIPPED,
+    everywhere=clusters.SHIPPED.everywhere | clusters.to("nodes", "create", "delete"),
 )
-"""With rights that somebody has added, to see what the policy alone forbids."""
+"""With rights that were added, to see what the policy alone forbids."""
 TAINT = {"key": "example.com/flaky", "effect": "NoSchedule"}
 HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
 LABELS = {
@@ -29,7 +30,7 @@ LABELS = {
     cluster.PLUGIN_DEPLOY_LABEL: "true",
     "example.com/rack": "7",
 }
-ANNOTATIONS = {"example.com/owner": "somebody"}
+ANNOTATIONS = {"example.com/owner": "team-a"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +42,20 @@ class Scene:
     unbound: api.KubeApi
     """With a token that is bound to no pod."""
 
-    def patch(self, change: Mapping[str, Any], node: str = OWN) -> worlds.Object:
+    def patch(self, change: Mapping[str, Any], node: str = OWN) -> clusters.Object:
         return self.agent.patch(f"/api/v1/nodes/{node}", change, kind=api.PatchType.MERGE)
 
-    def labels(self, **values: str | None) -> worlds.Object:
+    def labels(self, **values: str | None) -> clusters.Object:
         return self.patch({"metadata": {"labels": values}})
 
-    def annotations(self, **values: str | None) -> worlds.Object:
+    def annotations(self, **values: str | None) -> clusters.Object:
         return self.patch({"metadata": {"annotations": values}})
 
 
 @pytest.fixture(scope="module")
-def scene(real_cluster: worlds.Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(
+    real_cluster: clusters.Real, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("policy")
     people = real_cluster.kube
     with (
@@ -69,9 +72,9 @@ def scene(real_cluster: worlds.Real, tmp_path_factory: pytest.TempPathFactory) -
             people.post("/api/v1/nodes", a_node(node))
         for place in (OWN, OTHER, None):
             people.post(PODS, a_pod(f"pod-of-{place}", place))
-        bare = real_cluster.kubeconfig(folder / "unbound", worlds.OURS, None)
+        bare = real_cluster.kubeconfig(folder / "unbound", clusters.OURS, None)
         found = Scene(people=people, agent=connect(credentials.agent), unbound=connect(bare))
-        # The policy comes into force, and the pods into its view, a moment after their creation.
+        # The policy becomes active, and the pods into its view, a moment after their creation.
         for name in (f"pod-of-{OTHER}", "pod-of-None"):
             envtest.wait(functools.partial(is_refused, found, name), f"the guard of {name}")
         envtest.wait(
@@ -95,7 +98,7 @@ def _as_it_was(scene: Scene) -> None:
         scene.people.put(path, wanted)
 
 
-def a_node(name: str) -> worlds.Object:
+def a_node(name: str) -> clusters.Object:
     metadata = {"name": name, "labels": dict(LABELS), "annotations": dict(ANNOTATIONS)}
     return {
         "apiVersion": "v1",
@@ -105,16 +108,16 @@ def a_node(name: str) -> worlds.Object:
     }
 
 
-def a_pod(name: str, node: str | None) -> worlds.Object:
-    spec: worlds.Object = {"containers": [{"name": "main", "image": "app:1"}]}
+def a_pod(name: str, node: str | None) -> clusters.Object:
+    spec: clusters.Object = {"containers": [{"name": "main", "image": "app:1"}]}
     if node is not None:
         spec["nodeName"] = node
     metadata = {"name": name.lower(), "namespace": "default"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def evict(kube: api.KubeApi, pod: str, *, dry: bool = False) -> worlds.Object:
-    body: worlds.Object = {
+def evict(kube: api.KubeApi, pod: str, *, dry: bool = False) -> clusters.Object:
+    body: clusters.Object = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": pod.lower(), "namespace": "default"},
@@ -171,7 +174,7 @@ def test_the_agent_may_write_all_that_its_work_needs_to_its_own_node(scene: Scen
     }
 
 
-def test_the_agent_may_take_back_what_it_has_said_of_its_own_node(scene: Scene) -> None:
+def test_the_agent_may_withdraw_what_it_published_of_its_own_node(scene: Scene) -> None:
     scene.labels(**{cluster.APPLIED_LABEL: "all-disabled"})
     scene.annotations(**{cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense"})
 
@@ -191,10 +194,10 @@ def test_the_agent_may_take_back_what_it_has_said_of_its_own_node(scene: Scene) 
     ],
     ids=["label", "annotation", "cordon"],
 )
-def test_the_agent_may_not_change_another_node(scene: Scene, change: worlds.Object) -> None:
-    said = refusal(lambda: scene.patch(change, OTHER))
+def test_the_agent_may_not_change_another_node(scene: Scene, change: clusters.Object) -> None:
+    message = refusal(lambda: scene.patch(change, OTHER))
 
-    assert f"mig-manager of node {OWN} may not change another node" in said
+    assert f"mig-manager of node {OWN} may not change another node" in message
 
 
 @pytest.mark.parametrize(
@@ -213,9 +216,9 @@ def test_the_agent_may_not_change_another_node(scene: Scene, change: worlds.Obje
 def test_the_agent_may_not_change_labels_of_others_on_its_own_node(
     scene: Scene, key: str, value: str | None
 ) -> None:
-    said = refusal(lambda: scene.labels(**{key: value}))
+    message = refusal(lambda: scene.labels(**{key: value}))
 
-    assert f"mig-manager may not change the labels {key}" in said
+    assert f"mig-manager may not change the labels {key}" in message
 
 
 @pytest.mark.parametrize(
@@ -224,9 +227,9 @@ def test_the_agent_may_not_change_labels_of_others_on_its_own_node(
 def test_the_agent_may_not_change_annotations_of_others_on_its_own_node(
     scene: Scene, key: str, value: str | None
 ) -> None:
-    said = refusal(lambda: scene.annotations(**{key: value}))
+    message = refusal(lambda: scene.annotations(**{key: value}))
 
-    assert f"mig-manager may not change the annotations {key}" in said
+    assert f"mig-manager may not change the annotations {key}" in message
 
 
 @pytest.mark.parametrize(
@@ -235,11 +238,11 @@ def test_the_agent_may_not_change_annotations_of_others_on_its_own_node(
     ids=["none", "hold-alone", "one-more", "another-value"],
 )
 def test_the_agent_may_not_change_taints_of_others(
-    scene: Scene, taints: list[worlds.Object]
+    scene: Scene, taints: list[clusters.Object]
 ) -> None:
-    said = refusal(lambda: scene.patch({"spec": {"taints": taints}}))
+    message = refusal(lambda: scene.patch({"spec": {"taints": taints}}))
 
-    assert "mig-manager may not change taints of others" in said
+    assert "mig-manager may not change taints of others" in message
 
 
 @pytest.mark.parametrize(
@@ -252,7 +255,7 @@ def test_the_agent_may_not_change_taints_of_others(
     ids=["provider", "addresses", "finalizers"],
 )
 def test_the_agent_may_change_nothing_else_of_its_own_node(
-    scene: Scene, change: worlds.Object
+    scene: Scene, change: clusters.Object
 ) -> None:
     assert "and nothing else" in refusal(lambda: scene.patch(change))
 
@@ -263,10 +266,10 @@ def test_the_agent_may_not_cordon_nor_lift_a_cordon_of_others(scene: Scene) -> N
 
     scene.people.patch(path, {"spec": {"unschedulable": True}}, kind=api.PatchType.MERGE)
     try:
-        said = refusal(lambda: scene.patch({"spec": {"unschedulable": None}}))
+        message = refusal(lambda: scene.patch({"spec": {"unschedulable": None}}))
     finally:
         scene.people.patch(path, {"spec": {"unschedulable": None}}, kind=api.PatchType.MERGE)
-    assert "may not cordon" in said
+    assert "may not cordon" in message
 
 
 def test_the_agent_may_lift_the_cordon_of_an_older_version(scene: Scene) -> None:
@@ -294,8 +297,8 @@ def test_a_token_that_is_bound_to_no_pod_opens_no_node(scene: Scene) -> None:
         return scene.unbound.patch(f"/api/v1/nodes/{OWN}", change, kind=api.PatchType.MERGE)
 
     assert "mig-manager's token names no node" in refusal(patch)
-    said = refusal(lambda: evict(scene.unbound, f"pod-of-{OWN}"))
-    assert "mig-manager's token names no node" in said
+    message = refusal(lambda: evict(scene.unbound, f"pod-of-{OWN}"))
+    assert "mig-manager's token names no node" in message
 
 
 def test_people_are_not_confined(scene: Scene) -> None:
@@ -310,17 +313,17 @@ def test_people_are_not_confined(scene: Scene) -> None:
 
 @pytest.mark.parametrize("pod", [f"pod-of-{OTHER}", "pod-of-None"])
 def test_the_agent_may_not_evict_a_pod_that_is_not_on_its_node(scene: Scene, pod: str) -> None:
-    said = refusal(lambda: evict(scene.agent, pod))
+    message = refusal(lambda: evict(scene.agent, pod))
 
-    assert f"mig-manager of node {OWN} may not evict pods of others" in said
+    assert f"mig-manager of node {OWN} may not evict pods of others" in message
     assert scene.people.get(f"{PODS}/{pod.lower()}")["metadata"].get("deletionTimestamp") is None
 
 
 @pytest.mark.parametrize("pod", [f"pod-of-{OTHER}", "pod-of-None"])
 def test_the_agent_may_not_delete_a_pod_that_is_not_on_its_node(scene: Scene, pod: str) -> None:
-    said = refusal(lambda: scene.agent.delete(f"{PODS}/{pod.lower()}"))
+    message = refusal(lambda: scene.agent.delete(f"{PODS}/{pod.lower()}"))
 
-    assert f"mig-manager of node {OWN} may not delete pods of others" in said
+    assert f"mig-manager of node {OWN} may not delete pods of others" in message
 
 
 def test_the_agent_may_evict_and_delete_pods_of_its_own_node(scene: Scene) -> None:
@@ -354,7 +357,7 @@ def test_a_pod_that_has_gone_is_gone_to_the_agent_and_not_forbidden(
 # -- events -----------------------------------------------------------------------------------
 
 
-def an_event(kind: str, name: str) -> worlds.Object:
+def an_event(kind: str, name: str) -> clusters.Object:
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -365,12 +368,12 @@ def an_event(kind: str, name: str) -> worlds.Object:
     }
 
 
-def test_the_agent_may_tell_of_its_own_node(scene: Scene) -> None:
-    assert scene.agent.post(worlds.EVENTS, an_event("Node", OWN))["reason"] == "Test"
+def test_the_agent_may_publish_events_of_its_own_node(scene: Scene) -> None:
+    assert scene.agent.post(clusters.EVENTS, an_event("Node", OWN))["reason"] == "Test"
 
 
 @pytest.mark.parametrize(("kind", "name"), [("Node", OTHER), ("Namespace", OWN)])
-def test_the_agent_may_tell_of_nothing_else(scene: Scene, kind: str, name: str) -> None:
-    said = refusal(lambda: scene.agent.post(worlds.EVENTS, an_event(kind, name)))
+def test_the_agent_may_publish_events_of_nothing_else(scene: Scene, kind: str, name: str) -> None:
+    message = refusal(lambda: scene.agent.post(clusters.EVENTS, an_event(kind, name)))
 
-    assert f"mig-manager of node {OWN} may not write Events about other objects" in said
+    assert f"mig-manager of node {OWN} may not write Events about other objects" in message

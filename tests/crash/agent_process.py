@@ -105,9 +105,9 @@ def _watched(own: dependencies.Dependencies, points: points_.Points) -> dependen
     return dataclasses.replace(own, clock=_Clock(), **watched)
 
 
-def _ports(world: dependencies.Dependencies) -> dict[str, object]:
-    """Return everything in the world that is a port, whatever will be added to it."""
-    everything = {f.name: getattr(world, f.name) for f in dataclasses.fields(world)}
+def _ports(ports: dependencies.Dependencies) -> dict[str, object]:
+    """Return every port among the dependencies, later ones included."""
+    everything = {f.name: getattr(ports, f.name) for f in dataclasses.fields(ports)}
     return {
         name: value
         for name, value in everything.items()

@@ -37,7 +37,7 @@ class Agent:
         self._status: int | None = None
 
     def is_gone(self, timeout_s: float = 0.0) -> bool:
-        """Wait for the process to end; tell whether it has."""
+        """Wait for the process to end; return whether it did."""
         if self._status is not None:
             return True
         poll = select.poll()

@@ -14,7 +14,7 @@ from tests.crash import points as points_
 
 _MOST_PLAYS = 4
 _GRACE_S = 30.0
-_SETTLE_S = 20.0
+_CONVERGE_S = 20.0
 _TERMINAL = frozenset({model.State.SUCCESS.value, model.State.FAILED.value})
 
 Aftermath = scenarios.Aftermath
@@ -25,7 +25,7 @@ Shape = tuple[tuple[bool, bool, tuple[object, ...]], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Undisturbed:
-    """A run that nobody disturbed, and what it left."""
+    """An undisturbed run, and what it left."""
 
     points: tuple[str, ...]
     gpus: tuple[states.GpuState, ...]
@@ -48,8 +48,8 @@ class Recording:
         """Where its agent is struck, in their order.
 
         After each call that may change something, and after the first of the looks that follow
-        it. Nothing outside of the agent tells the moment before a call from the one after the
-        call that came before.
+        it. From outside, the moment before a call equals the one after the call that came
+        before.
         """
         return self.own.points
 
@@ -112,16 +112,16 @@ def record(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> Record
 
 def _start_of(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> stage.Start:
     bare = dataclasses.replace(scenario, guarded="", is_cordoned=False, options=())
-    with stage.Stage(bare, None, forks) as world:
+    with stage.Stage(bare, None, forks) as rig:
         keys = {cluster.CONFIG_LABEL, cluster.STATE_LABEL, cluster.APPLIED_LABEL}
         if scenario.was:
-            world.label(scenario.was)
-            agent = world.start_agent()
-            world.wait(lambda: agent.has_served, f"layout {scenario.was}")
-            assert world.status()["state"] == model.State.SUCCESS.value, world.last_words()
+            rig.label(scenario.was)
+            agent = rig.start_agent()
+            rig.wait(lambda: agent.has_served, f"layout {scenario.was}")
+            assert rig.status()["state"] == model.State.SUCCESS.value, rig.last_words()
             agent.process.kill()
-        node = world.node()
-        now = world.state.read()
+        node = rig.node()
+        now = rig.state.read()
         return stage.Start(
             gpus=now.gpus,
             next_serial=now.next_serial,
@@ -133,20 +133,18 @@ def _start_of(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> sta
 def _undisturbed(
     scenario: scenarios.Scenario, start: stage.Start, forks: forkserver.ForkServer
 ) -> Undisturbed:
-    with stage.Stage(scenario, start, forks) as world:
-        world.label(scenario.layout)
-        agent = world.start_agent()
-        world.wait(lambda: agent.has_served, f"the end of {scenario.name}")
-        said = f"{world.status()}\n{world.last_words()}"
-        assert world.status()["state"] == scenario.ends.value, said
+    with stage.Stage(scenario, start, forks) as rig:
+        rig.label(scenario.layout)
+        agent = rig.start_agent()
+        rig.wait(lambda: agent.has_served, f"the end of {scenario.name}")
+        problem = f"{rig.status()}\n{rig.last_words()}"
+        assert rig.status()["state"] == scenario.ends.value, problem
         points = [
             point
             for point in agent.points()
             if point.startswith("after ") and not points_.is_repeated(point)
         ]
-        return Undisturbed(
-            points=tuple(points), gpus=world.state.read().gpus, serials=world.serials()
-        )
+        return Undisturbed(points=tuple(points), gpus=rig.state.read().gpus, serials=rig.serials())
 
 
 def play(
@@ -183,20 +181,20 @@ def _play(
     strike: Callable[[stage.Stage, str], Strike],
     aftermath: Aftermath,
 ) -> Verdict:
-    """Play a case until its agent is struck; a wait may have been over before its first look."""
+    """Play a case until its agent is struck; a wait may have been over before its first poll."""
     plays, log = 0, ""
     struck = Strike(is_struck=False)
     problems: tuple[str, ...] = ()
     while not (struck.is_struck or problems) and plays < _MOST_PLAYS:
         plays += 1
-        with stage.Stage(scenario, recording.start, forks) as world:
-            world.label(scenario.layout)
-            struck = strike(world, point)
+        with stage.Stage(scenario, recording.start, forks) as rig:
+            rig.label(scenario.layout)
+            struck = strike(rig, point)
             problems = struck.problems
             if struck.is_struck and not problems:
-                _let_pass(aftermath, world)
-                problems = _converged(world, world.start_agent(), recording, aftermath)
-            log = world.last_words() if problems else ""
+                _let_pass(aftermath, rig)
+                problems = _converged(rig, rig.start_agent(), recording, aftermath)
+            log = rig.last_words() if problems else ""
     return Verdict(
         point=point,
         plays=plays,
@@ -207,9 +205,9 @@ def _play(
     )
 
 
-def _kill(world: stage.Stage, point: str) -> Strike:
-    agent = world.start_agent(strike_at=point)
-    world.wait(lambda: agent.process.is_gone() or agent.has_served, f"the end at {point}")
+def _kill(rig: stage.Stage, point: str) -> Strike:
+    agent = rig.start_agent(strike_at=point)
+    rig.wait(lambda: agent.process.is_gone() or agent.has_served, f"the end at {point}")
     if not agent.process.is_gone():
         agent.process.kill()
         return Strike(is_struck=False)
@@ -217,115 +215,115 @@ def _kill(world: stage.Stage, point: str) -> Strike:
     if (status, last) != (-signal.SIGKILL, [point]):
         problem = f"it ended with status {status} at {last}, not by our kill"
         return Strike(is_struck=False, problems=(problem,))
-    return Strike(is_struck=True, phase=world.phase())
+    return Strike(is_struck=True, phase=rig.phase())
 
 
-def _stop(world: stage.Stage, point: str) -> Strike:
-    agent = world.start_agent(strike_at=point, strike_with=signal.SIGTERM)
-    world.wait(lambda: point in agent.points() or agent.has_served, f"the way to {point}")
+def _stop(rig: stage.Stage, point: str) -> Strike:
+    agent = rig.start_agent(strike_at=point, strike_with=signal.SIGTERM)
+    rig.wait(lambda: point in agent.points() or agent.has_served, f"the way to {point}")
     if point not in agent.points():
         agent.process.kill()
         return Strike(is_struck=False)
-    phase = world.phase()
-    problems = _stopped_well(world, agent)
+    phase = rig.phase()
+    problems = _stopped_well(rig, agent)
     agent.process.kill()
     return Strike(is_struck=True, phase=phase, problems=problems)
 
 
-def goes_on(world: stage.Stage, recording: Recording) -> tuple[str, ...]:
+def goes_on(rig: stage.Stage, recording: Recording) -> tuple[str, ...]:
     """Start another agent, which has a real GPU worker; return what it leaves to be desired."""
-    successor = world.start_agent(has_worker=True)
-    return _converged(world, successor, recording, Aftermath.RESTART)
+    successor = rig.start_agent(has_worker=True)
+    return _converged(rig, successor, recording, Aftermath.RESTART)
 
 
-def _let_pass(aftermath: Aftermath, world: stage.Stage) -> None:
+def _let_pass(aftermath: Aftermath, rig: stage.Stage) -> None:
     match aftermath:
         case Aftermath.RESTART:
             pass
         case Aftermath.REBOOT:
-            world.reboot()
+            rig.reboot()
         case Aftermath.OTHER_LAYOUT:
-            world.label(world.scenario.other)
+            rig.label(rig.scenario.other)
         case Aftermath.NO_LAYOUT:
-            world.label(None)
+            rig.label(None)
         case Aftermath.OLD_LAYOUT:
-            world.label(world.scenario.was)
+            rig.label(rig.scenario.was)
         case Aftermath.CORRUPT_JOURNAL:
-            world.spoil_journal()
+            rig.spoil_journal()
 
 
 # -- judging ------------------------------------------------------------------------------------
 
 
-def _stopped_well(world: stage.Stage, agent: stage.Agent) -> tuple[str, ...]:
+def _stopped_well(rig: stage.Stage, agent: stage.Agent) -> tuple[str, ...]:
     if not agent.process.is_gone(_GRACE_S):
         return (f"it still runs {_GRACE_S:g} s after SIGTERM",)
     status = agent.process.status()
     problems = [f"exit status {status}"] if status else []
-    problems += _taken(world)
-    if objects.labels(world.node()).get(cluster.STATE_LABEL) == model.State.PENDING.value:
+    problems += _taken(rig)
+    if objects.labels(rig.node()).get(cluster.STATE_LABEL) == model.State.PENDING.value:
         problems.append("the node says pending")
     return tuple(problems)
 
 
 def _converged(
-    world: stage.Stage, successor: stage.Agent, recording: Recording, aftermath: Aftermath
+    rig: stage.Stage, successor: stage.Agent, recording: Recording, aftermath: Aftermath
 ) -> tuple[str, ...]:
     """Wait for the successor to have nothing to do; return what is not as it must be then."""
-    if not world.comes_true(lambda: successor.has_served, stage.WAIT_S):
-        return (f"no end within {stage.WAIT_S:g} s", f"status {dict(world.status())}")
+    if not rig.comes_true(lambda: successor.has_served, stage.WAIT_S):
+        return (f"no end within {stage.WAIT_S:g} s", f"status {dict(rig.status())}")
     found: list[tuple[str, ...]] = [()]
 
     def is_well() -> bool:
-        found[0] = tuple(_problems(world, recording, aftermath))
+        found[0] = tuple(_problems(rig, recording, aftermath))
         return not found[0]
 
     # The plugin of a failed change, and kubelet with it, come back when they come back.
-    world.comes_true(is_well, _SETTLE_S)
+    rig.comes_true(is_well, _CONVERGE_S)
     return found[0]
 
 
-def _problems(world: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
-    yield from _taken(world)
-    yield from _wrong_end(world, _ends(world.scenario, recording, aftermath))
-    if not world.is_offering():
-        yield f"offered: {world.sandbox.devices.allocatable()}, not {sorted(world.existing())}"
-    for gpu in world.state.read().gpus:
+def _problems(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
+    yield from _taken(rig)
+    yield from _wrong_end(rig, _ends(rig.scenario, recording, aftermath))
+    if not rig.is_offering():
+        yield f"allocatable: {rig.sandbox.devices.allocatable()}, not {sorted(rig.existing())}"
+    for gpu in rig.state.read().gpus:
         idle = [gi.instance_id for gi in gpu.instances if not gi.compute_instances]
         if idle:
             yield f"GPU instances without compute instance: {idle}"
     if aftermath is not Aftermath.REBOOT:
-        yield from _hurt(world, recording, aftermath)
+        yield from _hurt(rig, recording, aftermath)
 
 
-def _taken(world: stage.Stage) -> list[str]:
-    node = world.node()
+def _taken(rig: stage.Stage) -> list[str]:
+    node = rig.node()
     problems = []
-    if not world.are_deploy_labels_as_before():
+    if not rig.are_deploy_labels_as_before():
         problems.append(f"deploy labels: {dict(objects.labels(node))}")
-    if bool(node["spec"].get("unschedulable")) != world.scenario.is_cordoned:
+    if bool(node["spec"].get("unschedulable")) != rig.scenario.is_cordoned:
         problems.append(f"unschedulable: {node['spec'].get('unschedulable')}")
     if any(taint["key"] == cluster.HOLD_TAINT for taint in objects.taints(node)):
         problems.append("the hold taint is there")
-    if world.owes_hooks():
+    if rig.owes_hooks():
         problems.append("the hooks of the end are owed")
     ours = (cluster.JOURNAL_ANNOTATION, cluster.CORDON_ANNOTATION)
     left = objects.annotations(node)
     return [*problems, *(f"{key}: {left[key]}" for key in ours if key in left)]
 
 
-def _wrong_end(world: stage.Stage, ends: Sequence[End]) -> Iterable[str]:
-    labels = objects.labels(world.node())
-    said = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL)
-    exact = _shape(world.state.read().gpus, is_exact=True)
-    loose = _shape(world.state.read().gpus, is_exact=False)
+def _wrong_end(rig: stage.Stage, ends: Sequence[End]) -> Iterable[str]:
+    labels = objects.labels(rig.node())
+    published = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL)
+    exact = _shape(rig.state.read().gpus, is_exact=True)
+    loose = _shape(rig.state.read().gpus, is_exact=False)
     if not any(
-        said[0] in end.states
-        and said[1] in end.applied
+        published[0] in end.states
+        and published[1] in end.applied
         and end.shape == (exact if end.is_exact else loose)
         for end in ends
     ):
-        yield f"state {said[0]}, applied {said[1]}, GPUs {exact}, status {dict(world.status())}"
+        yield f"published {published}, GPUs {exact}, status {dict(rig.status())}"
 
 
 def _ends(
@@ -335,27 +333,27 @@ def _ends(
     match aftermath:
         case Aftermath.OTHER_LAYOUT:
             assert recording.other is not None
-            return [_in_force(scenario.other, recording.other.gpus)]
+            return [_active(scenario.other, recording.other.gpus)]
         case Aftermath.OLD_LAYOUT:
-            return [_in_force(scenario.was, start)]
+            return [_active(scenario.was, start)]
         case Aftermath.NO_LAYOUT:
-            # What is in force but not yet proven is named by nobody once the label is gone.
-            done = _in_force(scenario.layout, recording.own.gpus)
+            # What is active but not yet verified has no name once the label is gone.
+            done = _active(scenario.layout, recording.own.gpus)
             applied = frozenset({scenario.layout, None})
             return [
                 dataclasses.replace(_undone(scenario, start), states=_TERMINAL),
                 dataclasses.replace(done, states=_TERMINAL, applied=applied),
             ]
         case Aftermath.REBOOT:
-            return [_in_force(scenario.layout, recording.cured.gpus)]
+            return [_active(scenario.layout, recording.cured.gpus)]
         case Aftermath.RESTART | Aftermath.CORRUPT_JOURNAL:
             is_good = scenario.ends is model.State.SUCCESS
             own = recording.own.gpus
-            return [_in_force(scenario.layout, own) if is_good else _undone(scenario, start)]
+            return [_active(scenario.layout, own) if is_good else _undone(scenario, start)]
 
 
-def _in_force(layout: str, gpus: Sequence[states.GpuState]) -> End:
-    """Return the end with a layout in force, wherever its instances lie."""
+def _active(layout: str, gpus: Sequence[states.GpuState]) -> End:
+    """Return the end with a layout active, wherever its instances lie."""
     return End(
         states=frozenset({model.State.SUCCESS.value}),
         applied=frozenset({layout}),
@@ -374,21 +372,21 @@ def _undone(scenario: scenarios.Scenario, start: Sequence[states.GpuState]) -> E
     )
 
 
-def _hurt(world: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
-    """Name the pods that nobody had to disturb and that were."""
-    spared = {*world.serials_before.items()} & {*recording.own.serials.items()}
+def _hurt(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
+    """Name the pods that were disturbed without need."""
+    spared = {*rig.serials_before.items()} & {*recording.own.serials.items()}
     if aftermath is Aftermath.OTHER_LAYOUT and recording.other:
         spared &= {*recording.other.serials.items()}
-    now, held, ready = world.serials(), world.held(), world.ready_pods()
-    for pod in world.pods:
+    now, in_use, ready = rig.serials(), rig.devices_by_pod(), rig.ready_pods()
+    for pod in rig.pods:
         if not pod.device_ids or not pod.device_ids <= dict(spared).keys():
             continue
         found = ready.get(pod.name)
         if found is None or objects.uid(found) != pod.uid or objects.restart_count(found):
             yield f"{pod.name} was disturbed"
-        elif held.get(pod.name) != pod.device_ids:
-            yield f"{pod.name} has {held.get(pod.name)}, not {pod.device_ids}"
-        elif any(now.get(id_) != world.serials_before[id_] for id_ in pod.device_ids):
+        elif in_use.get(pod.name) != pod.device_ids:
+            yield f"{pod.name} has {in_use.get(pod.name)}, not {pod.device_ids}"
+        elif any(now.get(id_) != rig.serials_before[id_] for id_ in pod.device_ids):
             yield f"the instance of {pod.name} was destroyed and made again"
 
 

@@ -1,7 +1,7 @@
 """Where an agent process can be struck: before and after every call of a port.
 
 A point is named by its side, by what is called, and by how often that has come by: ``after
-node.patch #3``. Calls that only look are counted since the last call that may change something:
+node.patch #3``. Reads are counted since the last call that may change something:
 ``after workloads.list #2 since node.patch #3``. So a wait that polls once more than in another run
 shifts no other point.
 """
@@ -90,7 +90,7 @@ class Points:
 
 
 def is_repeated(point: str) -> bool:
-    """Tell whether a point is another look of a wait, at which nothing of ours has changed."""
+    """Return whether a point is another poll of a wait: the agent changed nothing since."""
     name, _, anchor = point.partition(" since ")
     return bool(anchor) and not name.endswith(" #1")
 
@@ -124,12 +124,12 @@ class Port:
                 result = method(*args, **kwargs)
             # What a context manager does, it does at its beginning and its end.
             is_context = isinstance(result, contextlib.AbstractContextManager)
-            return self._held(call, result) if is_context else result
+            return self._around_context(call, result) if is_context else result
 
         return watched
 
     @contextlib.contextmanager
-    def _held(
+    def _around_context(
         self, call: str, context: contextlib.AbstractContextManager[object]
     ) -> Iterator[object]:
         with contextlib.ExitStack() as stack:

@@ -42,7 +42,7 @@ class Scenario:
     name: str
     spec: str
     was: str = ""
-    """The layout that is in force before; empty: none, and MIG is off."""
+    """The layout that is active before; empty: none, and MIG is off."""
     layout: str
     other: str = ""
     """A layout that may be requested instead; it spares the same pods."""
@@ -57,7 +57,7 @@ class Scenario:
     has_monitor: bool = False
     """Whether DCGM's exporter watches the GPUs, which must let go for a change of mode."""
     is_cordoned: bool = False
-    """Whether somebody had cordoned the node before."""
+    """Whether the node was already cordoned."""
     options: tuple[tuple[str, str], ...] = ()
     has_hooks: bool = False
     """Whether the owner has a program at each of the four points."""
@@ -66,8 +66,8 @@ class Scenario:
 _FOR_GOOD = nvml_faults.Fault(
     function="nvmlDeviceCreateGpuInstance*", gpu=1, count=None, code=states.Code.NO_PERMISSION
 )
-"""Nothing can be created on the second GPU; its plan destroys nothing, so the way back is free."""
-_ONCE_ON_THE_WAY_BACK = nvml_faults.Fault(
+"""Nothing can be created on the second GPU; its plan destroys nothing, so rollback is free."""
+_ONCE_ON_THE_ROLLBACK = nvml_faults.Fault(
     function="nvmlDeviceCreateGpuInstance*", gpu=0, first=3, code=states.Code.UNKNOWN
 )
 """On the first GPU two small instances come, and the large one that was before does not."""
@@ -105,8 +105,8 @@ FAILING = Scenario(
 )
 FAILING_TWICE = dataclasses.replace(
     FAILING,
-    name="failing apply and failing way back",
-    faults=(_FOR_GOOD, _ONCE_ON_THE_WAY_BACK),
+    name="failing apply and failing rollback",
+    faults=(_FOR_GOOD, _ONCE_ON_THE_ROLLBACK),
 )
 DRAIN_TIMEOUT = dataclasses.replace(
     ONE_SLICE,
@@ -116,9 +116,9 @@ DRAIN_TIMEOUT = dataclasses.replace(
     guarded="nvidia.com/mig-2g.10gb",
     options=(("drain_timeout_s", "0.2"), ("retry_initial_s", "60"), ("retry_max_s", "60")),
 )
-IN_FORCE = dataclasses.replace(
+ACTIVE = dataclasses.replace(
     ONE_SLICE,
-    name="layout already in force",
+    name="layout already active",
     layout="balanced",
     reason=errors.Reason.ALREADY_APPLIED,
 )
@@ -132,7 +132,7 @@ ALL = (
     FAILING,
     FAILING_TWICE,
     DRAIN_TIMEOUT,
-    IN_FORCE,
+    ACTIVE,
     CORDONED,
     HOOKED,
 )

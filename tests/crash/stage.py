@@ -22,7 +22,7 @@ from tests.crash import agent_process, forkserver, scenarios
 
 NAME = "n1"
 WAIT_S = 60.0
-_LOOK_S = 0.01
+_POLL_S = 0.01
 _QUICK = node_options.NodeOptions(
     name=NAME, tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
 )
@@ -31,12 +31,12 @@ _CLIENT_LABELS = {
     f"{cluster.DEPLOY_LABEL_PREFIX}gpu-feature-discovery": "true",
     f"{cluster.DEPLOY_LABEL_PREFIX}dcgm": "false",
 }
-"""One that is paused and given back, and one that somebody has switched off."""
+"""One that is paused and restored, and one that an administrator disabled."""
 _BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
 Serials = Mapping[str, tuple[int, int]]
 """MIG UUID to the serials of the instances behind it: the same slot keeps its UUID when it is
-destroyed and made again, the serials tell."""
+destroyed and created again, its serial does not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HeldPod:
+class PodWithDevices:
     """A pod and what it had before the agent began."""
 
     name: str
@@ -81,7 +81,7 @@ class Stage:
         self._agents = 0
 
     def __enter__(self) -> Self:
-        """Return when devices and pods are there and settled."""
+        """Return when devices and pods are there and stable."""
         with contextlib.ExitStack() as exits:
             self._set_up(exits)
             self._exits = exits.pop_all()
@@ -125,7 +125,7 @@ class Stage:
         (self._folder / "hooks.yaml").write_text("\n".join(lines), encoding="utf-8")
 
     def owes_hooks(self) -> bool:
-        """Tell whether hooks of the start ran that no hook of the end has followed."""
+        """Return whether hooks of the start ran that no hook of the end has followed."""
         log = self._folder / "hooked"
         ran = log.read_text(encoding="utf-8").split() if log.exists() else []
         return bool(ran) and ran[-1] != hooks.Point.APPLY_EXIT.value
@@ -174,9 +174,9 @@ class Stage:
             self.api.post(_BUDGETS, _budget(self.scenario.guarded))
         wanted = sum(counts.values())
         self.wait(lambda: len(self.ready_pods()) == wanted, "the pods")
-        held = self.held()
+        devices = self.devices_by_pod()
         self.pods = tuple(
-            HeldPod(name=name, uid=objects.uid(pod), device_ids=held[name])
+            PodWithDevices(name=name, uid=objects.uid(pod), device_ids=devices[name])
             for name, pod in self.ready_pods().items()
         )
 
@@ -204,7 +204,7 @@ class Stage:
         }
 
     def are_deploy_labels_as_before(self) -> bool:
-        """Tell whether every client may run that might run before."""
+        """Return whether every client may run that might run before."""
         return self._deploy_labels() == self._deploy_labels_before
 
     def ready_pods(self) -> dict[str, objects.JsonObject]:
@@ -217,7 +217,7 @@ class Stage:
             and not objects.is_terminating(pod)
         }
 
-    def held(self) -> dict[str, frozenset[str]]:
+    def devices_by_pod(self) -> dict[str, frozenset[str]]:
         """Return which pod holds which devices, by name, as kubelet has it."""
         return {pod.name: pod.device_ids for pod in self.sandbox.devices.assigned()}
 
@@ -234,9 +234,9 @@ class Stage:
         return frozenset(whole | {d.uuid for gpu in gpus for d in gpu.mig_devices})
 
     def is_offering(self) -> bool:
-        """Tell whether kubelet and the node offer all that exists, and nothing else."""
-        offered = self.sandbox.devices.allocatable()
-        ids = [id_ for each in offered.values() for id_ in each]
+        """Return whether kubelet and the node offer all that exists, and nothing else."""
+        allocatable = self.sandbox.devices.allocatable()
+        ids = [id_ for each in allocatable.values() for id_ in each]
         shown = (self.node().get("status") or {}).get("allocatable") or {}
         counts = {
             name: int(count)
@@ -244,11 +244,11 @@ class Stage:
             if name.startswith(cluster.RESOURCE_PREFIX) and int(count)
         }
         return sorted(ids) == sorted(self.existing()) and counts == {
-            name: len(each) for name, each in offered.items() if each
+            name: len(each) for name, each in allocatable.items() if each
         }
 
     def serials(self) -> Serials:
-        """Return the MIG devices that exist, each with what tells it from a later one."""
+        """Return the MIG devices that exist, each with what distinguishes it from a later one."""
         return {
             board.mig_uuid(instance, compute): (instance.serial, compute.serial)
             for board, gpu in zip(self.state.boards, self.state.read().gpus, strict=True)
@@ -335,12 +335,12 @@ class Stage:
         assert self.comes_true(holds, timeout_s), f"waited in vain for {what}"
 
     def comes_true(self, holds: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something holds; tell whether it did in time."""
+        """Wait until something holds; return whether it did in time."""
         deadline = time.monotonic() + timeout_s
         while not holds():
             if time.monotonic() >= deadline:
                 return False
-            self._changed.wait(_LOOK_S)
+            self._changed.wait(_POLL_S)
             self._changed.clear()
         return True
 

@@ -2,7 +2,7 @@
 
 Every case has a node of its own with a real API server, a real kubelet socket and simulated GPUs.
 What must hold in the end is in ``matrix``: a terminal state that is true, the GPUs as the layout
-has them or exactly as they were, nothing taken, nobody hurt who need not be.
+has them or exactly as they were, nothing left paused or cordoned, no pod disturbed without need.
 
 A case counts only if the matrix's own signal ended the agent at the point of the case. Every point
 must be struck.
@@ -48,7 +48,7 @@ def judge(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=name_of)
-def test_an_agent_killed_after_any_port_call_is_made_good_by_the_next(
+def test_an_agent_killed_after_any_port_call_is_resumed_by_the_next(
     scenario: scenarios.Scenario,
     forks: forkserver.ForkServer,
     recorded: Recorded,
@@ -127,7 +127,7 @@ def test_what_changes_while_no_agent_runs_is_taken_into_account_by_the_next(
     ],
     ids=name_of,
 )
-def test_an_agent_that_is_told_to_stop_after_any_port_call_leaves_nothing_taken(
+def test_an_agent_stopped_after_any_port_call_leaves_nothing_taken(
     scenario: scenarios.Scenario,
     forks: forkserver.ForkServer,
     recorded: Recorded,

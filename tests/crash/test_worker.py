@@ -42,11 +42,11 @@ def dies(process: int) -> bool:
     return bool(poll.poll(_DEATH_S * 1000))
 
 
-def kill_at_work(world: stage.Stage, is_at_work: Callable[[], bool]) -> None:
+def kill_at_work(rig: stage.Stage, is_at_work: Callable[[], bool]) -> None:
     """Kill an agent once its worker is where it shall be; no process of its may outlive it."""
-    world.label(world.scenario.layout)
-    agent = world.start_agent(has_worker=True)
-    world.wait(is_at_work, "the worker")
+    rig.label(rig.scenario.layout)
+    agent = rig.start_agent(has_worker=True)
+    rig.wait(is_at_work, "the worker")
     with contextlib.ExitStack() as stack:
         workers = [os.pidfd_open(pid) for pid in children_of(agent.process.pid)]
         for worker in workers:
@@ -56,9 +56,9 @@ def kill_at_work(world: stage.Stage, is_at_work: Callable[[], bool]) -> None:
         assert all(dies(worker) for worker in workers)
 
 
-def changes(world: stage.Stage) -> int:
+def changes(rig: stage.Stage) -> int:
     """Return how often the GPUs have changed."""
-    return sum(gpu.changes for gpu in world.state.read().gpus)
+    return sum(gpu.changes for gpu in rig.state.read().gpus)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_a_worker_that_waits_for_the_driver_dies_with_its_agent_and_the_next_one
     recorded: matrix.Recorder,
 ) -> None:
     recording = recorded(scenario)
-    with stage.Stage(scenario, recording.start, forks) as world:
-        world.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
+    with stage.Stage(scenario, recording.start, forks) as rig:
+        rig.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
 
-        kill_at_work(world, lambda: any(armed.fired for armed in world.state.faults()))
+        kill_at_work(rig, lambda: any(armed.fired for armed in rig.state.faults()))
 
-        world.state.clear_faults()
-        assert matrix.goes_on(world, recording) == ()
+        rig.state.clear_faults()
+        assert matrix.goes_on(rig, recording) == ()
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_worker_that_waits_for_the_driver_dies_with_its_agent_and_the_next_one
     ],
     ids=["mode", "destroy-ci", "destroy-gi", "create-gi", "create-ci"],
 )
-def test_what_the_driver_did_for_a_worker_that_died_is_made_good(
+def test_what_the_driver_did_for_a_worker_that_died_is_resumed_or_undone(
     scenario: scenarios.Scenario,
     nth: int,
     latency: states.Latency,
@@ -104,13 +104,13 @@ def test_what_the_driver_did_for_a_worker_that_died_is_made_good(
     recorded: matrix.Recorder,
 ) -> None:
     recording = recorded(scenario)
-    with stage.Stage(scenario, recording.start, forks) as world:
-        usual = world.state.read().options
-        world.state.set_options(dataclasses.replace(usual, latency=latency))
-        before = changes(world)
+    with stage.Stage(scenario, recording.start, forks) as rig:
+        usual = rig.state.read().options
+        rig.state.set_options(dataclasses.replace(usual, latency=latency))
+        before = changes(rig)
 
         # The driver has done it and takes its time to say so.
-        kill_at_work(world, lambda: changes(world) == before + nth)
+        kill_at_work(rig, lambda: changes(rig) == before + nth)
 
-        world.state.set_options(usual)
-        assert matrix.goes_on(world, recording) == ()
+        rig.state.set_options(usual)
+        assert matrix.goes_on(rig, recording) == ()

@@ -1,6 +1,6 @@
 """A sandbox node with the whole agent on it in this process, and an API server that can fail.
 
-The server's faults strike the agent alone, told by its token: the scenery (kubelet, scheduler,
+The server's faults strike only the agent, known by its token: the scenery (kubelet, scheduler,
 DaemonSet controller) asks the same server and must not be hurt.
 """
 
@@ -27,7 +27,7 @@ from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options, objects
 from testkit import apiserver
 
-TOKEN = "agent"  # noqa: S105 - tells clients of the embedded server apart, and opens nothing
+TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 DEADLINE_S = 60.0
 """After this long a node that is not served is one that stays so."""
 DRAIN_TIMEOUT_S = 7.0
@@ -52,7 +52,7 @@ _LONGEST_SLEEP_S = 0.02
 _WATCH = watch.Times(
     watch_s=1.0, stall_s=1.7, steady_s=0.0, first_wait_s=0.02, longest_wait_s=0.05
 )
-_PACE = timing.Backoff(first_s=0.01, max_s=0.05)
+_BACKOFF = timing.Backoff(first_s=0.01, max_s=0.05)
 
 GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 
@@ -77,7 +77,7 @@ class Request:
 
 
 class Heard(instrumentation.Telemetry):
-    """Remembers how runs ended; asked from another thread than it is told."""
+    """Remembers how runs ended; read and written from different threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,12 +94,12 @@ class Heard(instrumentation.Telemetry):
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether the last run ended with a layout in force."""
+        """Whether the last run ended with a layout active."""
         with self._lock:
             return bool(self._ends) and self._ends[-1] in GOOD
 
     def take(self) -> tuple[list[errors.Reason], list[errors.Reason]]:
-        """Return the reasons of the runs that ended and of those that could not tell, once."""
+        """Return the reasons of the runs that ended and of those with unknown outcome, once."""
         with self._lock:
             found = self._ends, self._lost
             self._ends, self._lost = [], []
@@ -179,7 +179,7 @@ class Stage(stages.Stage):
             boot_id="boot-1",
             overrides=main.Overrides(
                 replace_ports=self._ports,
-                replace_limits=lambda own: dataclasses.replace(own, backoff=_PACE),
+                replace_limits=lambda own: dataclasses.replace(own, backoff=_BACKOFF),
                 telemetry=self.heard,
                 pulse=self._pulse,
                 watch_times=_WATCH,
@@ -220,28 +220,28 @@ class Stage(stages.Stage):
     # -- what people do ------------------------------------------------------------------
 
     def applied(self) -> str | None:
-        """Return the layout that is said to be in force."""
+        """Return the layout that is said to be active."""
         return objects.labels(self.node()).get(cluster.APPLIED_LABEL)
 
     def other(self) -> str:
-        """Return the layout that is not in force."""
+        """Return the layout that is not active."""
         return "twos" if self.applied() == "ones" else "ones"
 
     def occupy(self) -> None:
-        """Have a pod compute on a device of the layout in force."""
+        """Have a pod compute on a device of the layout active."""
         self._pods += 1
         name = f"train-{self._pods}"
         self.run_pods([(name, RESOURCES[self.applied() or "ones"], {})])
 
     def reconfigure(self) -> None:
-        """Ask for the other layout, and wait until it is in force."""
+        """Ask for the other layout, and wait until it is active."""
         layout = self.other()
         self.heard.take()
         self.label(layout)
         self.wait(lambda: self.is_at_rest_in(layout), f"{layout}", timeout_s=DEADLINE_S)
 
     def is_at_rest_in(self, layout: str) -> bool:
-        """Tell whether the node says success for a layout."""
+        """Return whether the node says success for a layout."""
         labels, status = objects.labels(self.node()), self.status()
         return (
             self._pulse.is_resting

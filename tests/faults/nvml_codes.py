@@ -103,7 +103,7 @@ BESIDE: Mapping[str, tuple[int, ...]] = {
     "nvmlDeviceGetGpuInstances": (NOT_FOUND,),
     "nvmlGpuInstanceGetComputeInstances": (NOT_FOUND,),
 }
-"""Answers that no list has and drivers give all the same: they are told of in public threads."""
+"""Answers that no list has and drivers give all the same: public threads report them."""
 
 CHANGES = frozenset(
     {

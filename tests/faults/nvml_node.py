@@ -49,7 +49,7 @@ class Scenario:
     name: str
     spec: str
     before: str | None
-    """The layout that is in force; None: a node that was never configured."""
+    """The layout that is active; None: a node that was never configured."""
     layout: str
     is_busy: bool = False
     """Whether a pod computes on every device."""
@@ -169,7 +169,7 @@ class Node:
     def begin(self) -> None:
         """Bring everything back to the start of the scenario."""
         self.state.update(lambda _node: (self._start, None))
-        # Anew, because a fault may have left the session open.
+        # A new one, because a fault may have left the session open.
         nvml_faults.install(self.state.path)
         self.cluster = Cluster(self.state)
         if self.scenario.is_busy:
@@ -179,9 +179,9 @@ class Node:
 
     def run(self, layout: str | None = None) -> Ended:
         """Run the pipeline once."""
-        wish = fakes.FakeRequest(self.cluster.clock, replaced=False)
+        request = fakes.FakeRequest(self.cluster.clock, replaced=False)
         with self.listen() as log:
-            outcome = self._pipeline.run(layout or self.scenario.layout, wish)
+            outcome = self._pipeline.run(layout or self.scenario.layout, request)
         return Ended(outcome=outcome, tracebacks=[line for line in log if "exc_info" in line])
 
     def shape(self) -> Shape:

@@ -52,14 +52,14 @@ class Failure:
         """Return what a run may end with because of it."""
         if request.resource != "pods/eviction":
             return (self.reason,)
-        # A server that asks for more patience than the drain has, or that says of a pod that it
-        # has gone, which then does not go.
+        # A server that asks for a longer wait than the drain's time-out, or that reports a pod
+        # deleted that then stays.
         is_misled = self.fault.retry_after_s or self.fault.status == http.HTTPStatus.NOT_FOUND
         return (self.reason, errors.Reason.DRAIN_TIMEOUT) if is_misled else (self.reason,)
 
 
 _MOST_PLAYS = 5
-"""A wait may be over before its n-th look."""
+"""A wait may be over before its n-th poll."""
 
 FAILURES: Mapping[str, Failure] = {
     "401": Failure(fault=apiserver.Fault(status=401), reason=errors.Reason.FORBIDDEN),
@@ -107,13 +107,8 @@ def chosen(request: api_node.Request) -> Collection[int]:
     return (1, 2, 3, 5, 8, 12) if (request.verb, request.resource) == looks else range(1, 99)
 
 
-def told(stage: api_node.Stage, *passing: errors.Reason) -> str:
-    """Return how one case ended in a word; fail if it ended badly.
-
-    Args:
-        stage: Where.
-        passing: The reasons that a run may have failed with meanwhile.
-    """
+def outcome(stage: api_node.Stage, *passing: errors.Reason) -> str:
+    """Return in a word how one case ended; ``passing`` are the reasons a run may fail with."""
     ends, lost = stage.heard.take()
     assert stage.taken() == []
     assert ends, "no run has ended"
@@ -123,7 +118,7 @@ def told(stage: api_node.Stage, *passing: errors.Reason) -> str:
     assert len(bad) <= 1, "one failure may cost one run and no more"
     if not bad:
         return "went on"
-    return "could not tell, then tried again" if lost else "failed, then tried again"
+    return "outcome unknown, then tried again" if lost else "failed, then tried again"
 
 
 def strike(stage: api_node.Stage, failure: Failure, request: api_node.Request) -> str:
@@ -133,7 +128,7 @@ def strike(stage: api_node.Stage, failure: Failure, request: api_node.Request) -
     stage.reconfigure()
     is_struck = stage.server.faults_waiting() == 0
     stage.server.clear_faults()
-    word = told(stage, *failure.reasons(request))
+    word = outcome(stage, *failure.reasons(request))
     return word if is_struck else ""
 
 
@@ -220,7 +215,7 @@ def test_any_request_may_fail_once_while_every_log_line_is_lost(
     assert lost[way] > 0
 
 
-def begin_anew(failure: Failure) -> None:
+def begin(failure: Failure) -> None:
     with api_node.staged(api_timeout_s=failure.api_timeout_s) as stage:
         for request in FOLLOWING:
             stage.stop_agent()
@@ -228,13 +223,13 @@ def begin_anew(failure: Failure) -> None:
             stage.start_agent()
             stage.reconfigure()
             assert stage.server.faults_waiting() == 0, request
-            told(stage, failure.reason)
+            outcome(stage, failure.reason)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_an_agent_whose_first_requests_fail_serves_its_node_all_the_same(name: str) -> None:
-    begin_anew(FAILURES[name])
+    begin(FAILURES[name])
 
 
 @pytest.mark.slow
@@ -250,7 +245,7 @@ def test_a_label_is_served_whatever_becomes_of_the_watch_and_of_the_list_after_i
             # The watch is renewed every second or so.
             stage.wait(lambda: stage.server.faults_waiting() == 0, "the faults")
             stage.reconfigure()
-            told(stage, FAILURES[name].reason)
+            outcome(stage, FAILURES[name].reason)
 
 
 def test_a_label_is_served_after_a_watch_that_went_silent() -> None:

@@ -50,7 +50,7 @@ BELIEVED: Mapping[tuple[str, int], frozenset[Reason]] = {
     ("nvmlDeviceGetMigMode", NOT_SUPPORTED): frozenset(
         {Reason.NOT_MIG_CAPABLE, Reason.NOT_ALLOCATABLE}
     ),
-    # The generation of the GPU tells as well whether it must be reset.
+    # The generation of the GPU shows as well whether it must be reset.
     ("nvmlDeviceGetFieldValues", INVALID_ARGUMENT): frozenset(),
     # The GPU has no memory of its own to name profiles by.
     ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED): frozenset({Reason.NOT_SUPPORTED}),
@@ -67,7 +67,7 @@ BELIEVED: Mapping[tuple[str, int], frozenset[Reason]] = {
         )
         for code in (NOT_SUPPORTED, INVALID_ARGUMENT)
     },
-    # The profiles are not told while MIG is off, or not to everybody.
+    # The driver reports no profiles while MIG is off, or not to every caller.
     ("nvmlDeviceGetGpuInstanceProfileInfo", NO_PERMISSION): frozenset({Reason.UNKNOWN_PROFILE}),
     ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", NOT_SUPPORTED): frozenset(),
     ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", NO_PERMISSION): frozenset(
@@ -87,7 +87,7 @@ BELIEVED: Mapping[tuple[str, int], frozenset[Reason]] = {
     ("nvmlGpuInstanceGetComputeInstanceById", NOT_FOUND): frozenset(
         {Reason.IN_USE, Reason.INSUFFICIENT_RESOURCES, Reason.VERIFY_FAILED}
     ),
-    # The driver does not tell: the rules of the open kernel modules count.
+    # The driver does not report it: the rules of the open kernel modules count.
     **{
         ("nvmlGpuInstanceGetComputeInstancePossiblePlacements", code): frozenset()
         for code in (NOT_SUPPORTED, INVALID_ARGUMENT)
@@ -103,7 +103,7 @@ BELIEVED: Mapping[tuple[str, int], frozenset[Reason]] = {
         for function in nvml_codes.CHANGES
         if function.endswith("WithPlacement")
     },
-    # Somebody holds it; he may let go.
+    # It is in use; the process may end.
     **{(function, IN_USE): frozenset() for function in nvml_codes.CHANGES},
 }
 """Answers that are taken for what they say, with the reasons that a run may fail with when it is
@@ -118,8 +118,8 @@ UNSEEN = (
     ("nvmlDeviceGetGpuInstances", NOT_FOUND),
     ("nvmlGpuInstanceGetComputeInstances", NOT_FOUND),
 )
-"""Answers that hide an instance. What the first look did not see is in the way of MIG mode, and
-no way back leads to it."""
+"""Answers that hide an instance. What the first read missed blocks the MIG mode change, and
+no rollback restores it."""
 
 HUNG_TIMEOUT_S = 4.0
 """Also what a healthy worker may take on a machine that is busy with other tests."""
@@ -162,7 +162,7 @@ def check_gpus(
     if ended.is_good:
         assert what == NO_MIG or node.shape() == node.after
     elif reason is Reason.NOT_ALLOCATABLE:
-        # The change was proven on the GPUs, or there was none.
+        # The change was verified on the GPUs, or there was none.
         assert node.shape() in (node.before, node.after)
     else:
         is_unseen = reason is Reason.IN_USE and what in UNSEEN

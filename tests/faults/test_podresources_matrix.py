@@ -26,7 +26,7 @@ Note = Callable[[str, object], None]
 
 @contextlib.contextmanager
 def missing(path: pathlib.Path) -> Iterator[None]:
-    """Take the socket away, as while kubelet starts anew."""
+    """Take the socket away, as while kubelet restarts."""
     away = path.with_name("away")
     path.rename(away)
     try:

@@ -64,9 +64,9 @@ def placements(device: Any, profile_id: int) -> list[tuple[int, int]]:
     count = ctypes.c_uint()
     ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
     ask(device, profile_id, None, ctypes.byref(count))
-    places = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
-    ask(device, profile_id, places, ctypes.byref(count))
-    return [(place.start, place.size) for place in places]
+    placements = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    ask(device, profile_id, placements, ctypes.byref(count))
+    return [(place.start, place.size) for place in placements]
 
 
 def at(start_slice: int, size: int) -> Any:

@@ -11,7 +11,7 @@ from tests.sandbox import apirig
 ADMIN, AGENT = "admin", "agent"
 
 
-def test_a_forbidden_request_is_told_as_rbac_tells_it() -> None:
+def test_a_forbidden_request_has_the_message_of_rbac() -> None:
     def no_evictions(access: apiserver.Access) -> bool:
         return access.subresource != "eviction" or access.token == ADMIN
 

@@ -144,5 +144,5 @@ def test_a_table_has_the_columns_that_people_read(
         (12_000, "3h20m"), (100_000, "27h"), (200_000, "2d7h"), (10**6, "11d"), (10**8, "3y"),
     ],
 )  # fmt: skip
-def test_ages_are_told_as_kubectl_tells_them(seconds: int, text: str) -> None:
+def test_ages_are_printed_as_kubectl_prints_them(seconds: int, text: str) -> None:
     assert rendering.duration(seconds) == text

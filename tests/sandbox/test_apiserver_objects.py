@@ -175,7 +175,7 @@ def test_dry_run_judges_and_answers_but_stores_nothing(
 
 
 @pytest.mark.parametrize(
-    ("metadata", "field", "told"),
+    ("metadata", "field", "message"),
     [
         ({"labels": {"nvidia.com/mig.config": "all 1g"}}, "metadata.labels", "a valid label"),
         ({"labels": {"a": "x" * 64}}, "metadata.labels", "no more than 63 characters"),
@@ -189,14 +189,14 @@ def test_dry_run_judges_and_answers_but_stores_nothing(
     ],
 )
 def test_metadata_that_breaks_the_syntax_is_invalid(
-    ask: apirig.Client, metadata: apirig.Object, field: str, told: str
+    ask: apirig.Client, metadata: apirig.Object, field: str, message: str
 ) -> None:
     answer = ask("POST", apirig.NODES, {"metadata": {"name": "n1"} | metadata})
 
     assert (answer.code, answer.body["reason"]) == (422, "Invalid")
     [cause] = answer.body["details"]["causes"]
     assert cause["field"] == field
-    assert told in cause["message"]
+    assert message in cause["message"]
     assert answer.body["message"].startswith('Node "')
 
 

@@ -47,7 +47,7 @@ def node(
         "plain",
         "cordoned",
         "tolerated",
-        "held",
+        "hold-taint",
         "no-execute",
         "prefer",
     ],

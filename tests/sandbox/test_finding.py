@@ -106,7 +106,7 @@ def test_without_a_driver_root_the_mounted_host_is_searched(
         assert shell("status").returncode == 0
 
 
-def test_links_of_debians_alternatives_lead_to_places_below_the_driver_root(
+def test_links_of_debians_alternatives_lead_to_paths_below_the_driver_root(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:
     root = tmp_path / "root"

@@ -17,7 +17,7 @@ def test_table_has_34_mig_products_and_two_without_mig() -> None:
     assert {p.key for p in PRODUCTS if not p.is_mig_capable} == {"l40s", "t4"}
 
 
-def test_only_boards_whose_slices_nobody_published_cannot_be_simulated() -> None:
+def test_only_products_without_published_slices_cannot_be_simulated() -> None:
     assert {p.key for p in PRODUCTS if p.not_simulatable} == {
         "rtx-pro-5000-blackwell",
         "rtx-pro-4500-blackwell",

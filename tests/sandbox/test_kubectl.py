@@ -113,19 +113,19 @@ def test_a_wait_ends_when_the_label_is_there(
 ) -> None:
     def answer(record: store.Record) -> None:
         labels = record.obj["metadata"].get("labels") or {}
-        if record.key[0] == "nodes" and labels.get("wish") and "applied" not in labels:
+        if record.key[0] == "nodes" and labels.get("layout") and "applied" not in labels:
             server.store.modify(
                 resources.NODES,
                 "n1",
-                lambda node: node["metadata"]["labels"].update({"applied": labels["wish"]}),
+                lambda node: node["metadata"]["labels"].update({"applied": labels["layout"]}),
             )
 
     server.store.subscribe(answer)
-    kubectl("label", "node", "n1", "wish=balanced")
+    kubectl("label", "node", "n1", "layout=balanced")
 
-    told = kubectl("wait", "node/n1", "--for=jsonpath={.metadata.labels.applied}=balanced")
+    output = kubectl("wait", "node/n1", "--for=jsonpath={.metadata.labels.applied}=balanced")
 
-    assert "condition met" in told
+    assert "condition met" in output
     assert "condition met" in kubectl("wait", "pod/p1", "--for=condition=Ready")
     expired = kubectl("wait", "pod/p1", "--for=condition=Other", "--timeout=1s", fails=True)
     assert "timed out" in expired
@@ -146,7 +146,7 @@ def test_a_node_is_described_with_its_pods_and_events(
                 "uid": "n1",
             },
             "reason": "Applied",
-            "message": "layout all-1g.5gb is in force",
+            "message": "layout all-1g.5gb is active",
             "type": "Normal",
             "count": 1,
             "lastTimestamp": store.timestamp(),
@@ -156,7 +156,7 @@ def test_a_node_is_described_with_its_pods_and_events(
     described = kubectl("describe", "node", "n1")
 
     assert "p1" in described
-    assert "layout all-1g.5gb is in force" in described
+    assert "layout all-1g.5gb is active" in described
     assert "node/n1" in kubectl("get", "events")
     assert "Applied" in kubectl("events", "--for", "node/n1")
 
@@ -176,7 +176,7 @@ def test_a_pod_is_created_and_deleted(
 
 
 @pytest.mark.usefixtures("obedient_kubelet")
-def test_a_node_is_cordoned_drained_tainted_and_given_back(
+def test_a_node_is_cordoned_drained_tainted_and_restored(
     kubectl: Kubectl, server: apiserver.ApiServer
 ) -> None:
     kubectl("cordon", "n1")
@@ -193,7 +193,7 @@ def test_a_node_is_cordoned_drained_tainted_and_given_back(
     assert not spec.get("unschedulable")
 
 
-def test_an_eviction_that_a_budget_forbids_is_told_so(
+def test_kubectl_prints_that_a_budget_forbids_an_eviction(
     kubectl: Kubectl, server: apiserver.ApiServer, tmp_path: pathlib.Path
 ) -> None:
     server.store.create(apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, minAvailable=1))

@@ -23,7 +23,7 @@ _OPTIONS = node_options.NodeOptions(
 
 
 class Program:
-    """Records what happens to it, and fails when told to."""
+    """Records what happens to it, and fails on request."""
 
     def __init__(self) -> None:
         self.is_running = False
@@ -294,7 +294,7 @@ def test_after_a_reboot_a_pod_starts_again_and_is_not_ready_until_it_has(bench: 
     assert bench.container()["restartCount"] == 1
 
 
-def test_after_a_reboot_a_pod_whose_devices_nobody_offers_yet_fails(bench: Bench) -> None:
+def test_after_a_reboot_a_pod_whose_devices_are_not_registered_yet_fails(bench: Bench) -> None:
     bench.run()
     bench.kubelet.stop(2.0)
     bench.manager.lose_power(2.0)

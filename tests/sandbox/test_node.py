@@ -33,7 +33,7 @@ _QUICK = sandbox_node.NodeOptions(
 )
 
 
-class World:
+class Rig:
     """A cluster with one node, as an administrator at a shell has it."""
 
     def __init__(
@@ -100,26 +100,26 @@ def state_file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def running(state_file: pathlib.Path, options: sandbox_node.NodeOptions) -> Iterator[World]:
+def running(state_file: pathlib.Path, options: sandbox_node.NodeOptions) -> Iterator[Rig]:
     # The socket's path must be short; a test's own directory has too long a name.
     with tempfile.TemporaryDirectory() as folder, apiserver.serve() as server:
         socket = pathlib.Path(folder, "kubelet.sock")
         options = dataclasses.replace(options, pod_resources_socket=socket)
         with sandbox_node.SandboxNode(server.url, state_file, options=options) as sandbox:
-            world = World(server.url, state_file, socket, sandbox)
-            with contextlib.closing(world.api):
-                yield world
+            rig = Rig(server.url, state_file, socket, sandbox)
+            with contextlib.closing(rig.api):
+                yield rig
 
 
 @pytest.fixture
-def world(state_file: pathlib.Path) -> Iterator[World]:
+def rig(state_file: pathlib.Path) -> Iterator[Rig]:
     """A node as the GPU operator deploys it."""
     with running(state_file, _QUICK) as result:
         yield result
 
 
 @pytest.fixture
-def plain_world(state_file: pathlib.Path) -> Iterator[World]:
+def plain_rig(state_file: pathlib.Path) -> Iterator[Rig]:
     """A node whose plugin came from the static manifest."""
     options = dataclasses.replace(_QUICK, deploy_style=sandbox_node.DeployStyle.PLAIN)
     with running(state_file, options) as result:
@@ -133,8 +133,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.01)
 
 
-def plugin(world: World) -> objects.JsonObject | None:
-    pods = [*world.pods("gpu-operator"), *world.pods("kube-system")]
+def plugin(rig: Rig) -> objects.JsonObject | None:
+    pods = [*rig.pods("gpu-operator"), *rig.pods("kube-system")]
     return next((p for p in pods if objects.PLUGIN_CONTAINERS & {*names(p)}), None)
 
 
@@ -142,11 +142,11 @@ def names(pod: objects.JsonObject) -> tuple[str, ...]:
     return objects.container_names(pod)
 
 
-def wait_for_plugin(world: World, *, other_than: str = "") -> objects.JsonObject:
+def wait_for_plugin(rig: Rig, *, other_than: str = "") -> objects.JsonObject:
     found: list[objects.JsonObject] = []
 
     def is_there() -> bool:
-        pod = plugin(world)
+        pod = plugin(rig)
         if pod is None or objects.uid(pod) == other_than or not objects.is_ready(pod):
             return False
         found.append(pod)
@@ -193,44 +193,44 @@ def destroy(state_file: pathlib.Path, uuid: str) -> None:
         pynvml.nvmlGpuInstanceDestroy(instance)
 
 
-def test_the_node_registers_with_the_labels_of_feature_discovery(world: World) -> None:
-    labels = objects.labels(world.node())
+def test_the_node_registers_with_the_labels_of_feature_discovery(rig: Rig) -> None:
+    labels = objects.labels(rig.node())
 
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB"
     assert labels["nvidia.com/gpu.count"] == "8"
     assert labels["nvidia.com/mig.capable"] == "true"
     assert labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    wait_for(lambda: objects.is_ready(world.node()))
+    wait_for(lambda: objects.is_ready(rig.node()))
 
 
-def test_whole_gpus_are_offered_while_mig_is_off(world: World) -> None:
-    wait_for(lambda: world.allocatable() == {_GPU: 8})
+def test_whole_gpus_are_allocatable_while_mig_is_off(rig: Rig) -> None:
+    wait_for(lambda: rig.allocatable() == {_GPU: 8})
 
 
-def test_new_instances_are_offered_after_a_restart_of_the_plugin_and_not_before(
-    plain_world: World,
+def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(
+    plain_rig: Rig,
 ) -> None:
-    world = plain_world
+    rig = plain_rig
     # While it runs, the plugin keeps an Ampere GPU from changing its mode; hold it off.
-    wait_for(lambda: world.allocatable() == {_GPU: 8})
-    hold(world)
-    world.delete(wait_for_plugin(world))
-    wait_for(lambda: world.allocatable() == {_GPU: 0})
-    partition(world.state_file, *range(8), count=6)
-    release(world)
-    wait_for(lambda: world.allocatable() == {_GPU: 0, _SMALL: 48})
-    partition(world.state_file, *range(8), count=1)
-    assert not stays_away(lambda: world.allocatable() == {_GPU: 0, _SMALL: 56})
+    wait_for(lambda: rig.allocatable() == {_GPU: 8})
+    hold(rig)
+    rig.delete(wait_for_plugin(rig))
+    wait_for(lambda: rig.allocatable() == {_GPU: 0})
+    partition(rig.state_file, *range(8), count=6)
+    release(rig)
+    wait_for(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 48})
+    partition(rig.state_file, *range(8), count=1)
+    assert not stays_away(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 56})
 
-    world.restart_plugin()
+    rig.restart_plugin()
 
-    wait_for(lambda: world.allocatable() == {_GPU: 0, _SMALL: 56})
-    ids = world.pod_resources.allocatable()[_SMALL]
-    assert ids == uuids(world)
+    wait_for(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 56})
+    ids = rig.pod_resources.allocatable()[_SMALL]
+    assert ids == uuids(rig)
 
 
-def uuids(world: World) -> frozenset[str]:
-    gpus = node_options.SimulatedGpus(world.state_file).observe()
+def uuids(rig: Rig) -> frozenset[str]:
+    gpus = node_options.SimulatedGpus(rig.state_file).observe()
     return frozenset(device.uuid for gpu in gpus for device in gpu.mig_devices)
 
 
@@ -244,62 +244,62 @@ def stays_away(condition: Callable[[], bool], seconds: float = 0.3) -> bool:
     return False
 
 
-def hold(world: World) -> None:
+def hold(rig: Rig) -> None:
     taints = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]
     change = {"spec": {"taints": taints}}
-    world.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
+    rig.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
 
 
-def release(world: World) -> None:
+def release(rig: Rig) -> None:
     change = {"spec": {"taints": None}}
-    world.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
+    rig.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
 
 
-def test_the_pause_label_removes_the_plugin_and_true_brings_a_new_one(world: World) -> None:
-    old = wait_for_plugin(world)
-    world.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
-    wait_for(lambda: plugin(world) is None)
-    assert not stays_away(lambda: plugin(world) is not None)
-    world.label(cluster.PLUGIN_DEPLOY_LABEL, "true")
+def test_the_pause_label_removes_the_plugin_and_true_brings_a_new_one(rig: Rig) -> None:
+    old = wait_for_plugin(rig)
+    rig.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
+    wait_for(lambda: plugin(rig) is None)
+    assert not stays_away(lambda: plugin(rig) is not None)
+    rig.label(cluster.PLUGIN_DEPLOY_LABEL, "true")
 
-    assert objects.uid(wait_for_plugin(world)) != objects.uid(old)
+    assert objects.uid(wait_for_plugin(rig)) != objects.uid(old)
 
 
 def test_a_deleted_plugin_of_the_plain_style_comes_back_as_another_pod(
-    plain_world: World,
+    plain_rig: Rig,
 ) -> None:
-    old = wait_for_plugin(plain_world)
-    plain_world.delete(old)
+    old = wait_for_plugin(plain_rig)
+    plain_rig.delete(old)
 
-    new = wait_for_plugin(plain_world, other_than=objects.uid(old))
+    new = wait_for_plugin(plain_rig, other_than=objects.uid(old))
 
     assert objects.name(new) != objects.name(old)
 
 
-def test_the_hold_taint_keeps_a_deleted_plain_plugin_away(plain_world: World) -> None:
-    old = wait_for_plugin(plain_world)
-    hold(plain_world)
-    assert not stays_away(lambda: plugin(plain_world) is None)
-    plain_world.delete(old)
-    wait_for(lambda: plugin(plain_world) is None)
-    assert not stays_away(lambda: plugin(plain_world) is not None)
-    release(plain_world)
+def test_the_hold_taint_keeps_a_deleted_plain_plugin_away(plain_rig: Rig) -> None:
+    old = wait_for_plugin(plain_rig)
+    hold(plain_rig)
+    assert not stays_away(lambda: plugin(plain_rig) is None)
+    plain_rig.delete(old)
+    wait_for(lambda: plugin(plain_rig) is None)
+    assert not stays_away(lambda: plugin(plain_rig) is not None)
+    release(plain_rig)
 
-    wait_for_plugin(plain_world)
+    wait_for_plugin(plain_rig)
 
 
-def test_a_cordon_does_not_keep_the_plugin_away(plain_world: World) -> None:
+def test_a_cordon_does_not_keep_the_plugin_away(plain_rig: Rig) -> None:
     change = {"spec": {"unschedulable": True}}
-    plain_world.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
+    plain_rig.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
 
-    plain_world.restart_plugin()
+    plain_rig.restart_plugin()
 
 
-def test_the_running_plugin_watches_every_gpu_and_lets_go_when_it_ends(world: World) -> None:
-    state = nvml_faults.SharedState(world.state_file)
+def test_the_running_plugin_watches_every_gpu_and_lets_go_when_it_ends(rig: Rig) -> None:
+    state = nvml_faults.SharedState(rig.state_file)
     wait_for(lambda: len(state.read().clients) == 8)
     assert {client.kind.value for client in state.read().clients} == {"monitor"}
-    world.label(cluster.PLUGIN_DEPLOY_LABEL, "false")
+    rig.label(cluster.PLUGIN_DEPLOY_LABEL, "false")
 
     wait_for(lambda: not state.read().clients)
 
@@ -308,33 +308,33 @@ def test_pods_get_devices_of_their_own_that_pod_resources_shows(
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, 0, count=3)
-    with running(state_file, _QUICK) as world:
-        wait_for(lambda: world.allocatable().get(_SMALL) == 3)
+    with running(state_file, _QUICK) as rig:
+        wait_for(lambda: rig.allocatable().get(_SMALL) == 3)
         for name in ("p1", "p2", "p3", "p4"):
-            world.create(name)
-        wait_for(lambda: {*map(world.phase, ("p1", "p2", "p3"))} == {"Running"})
+            rig.create(name)
+        wait_for(lambda: {*map(rig.phase, ("p1", "p2", "p3"))} == {"Running"})
 
-        shown = {p.key: p.device_ids for p in world.pod_resources.assigned() if p.device_ids}
-        assert frozenset().union(*shown.values()) == uuids(world)
+        shown = {p.key: p.device_ids for p in rig.pod_resources.assigned() if p.device_ids}
+        assert frozenset().union(*shown.values()) == uuids(rig)
         assert all(len(ids) == 1 for ids in shown.values())
-        assert world.phase("p4") == "Pending"
+        assert rig.phase("p4") == "Pending"
 
 
 def test_a_waiting_pod_gets_the_device_of_one_that_left(state_file: pathlib.Path) -> None:
     partition(state_file, 0, count=1)
-    with running(state_file, _QUICK) as world:
-        wait_for(lambda: world.allocatable().get(_SMALL) == 1)
-        world.create("p1")
-        wait_for(lambda: world.phase("p1") == "Running")
-        world.create("p2")
-        wait_for(lambda: "insufficient" in unscheduled_because(world, "p2"))
-        world.delete(world.pod("p1") or {})
+    with running(state_file, _QUICK) as rig:
+        wait_for(lambda: rig.allocatable().get(_SMALL) == 1)
+        rig.create("p1")
+        wait_for(lambda: rig.phase("p1") == "Running")
+        rig.create("p2")
+        wait_for(lambda: "insufficient" in unscheduled_because(rig, "p2"))
+        rig.delete(rig.pod("p1") or {})
 
-        wait_for(lambda: world.phase("p2") == "Running")
+        wait_for(lambda: rig.phase("p2") == "Running")
 
 
-def unscheduled_because(world: World, name: str) -> str:
-    pod = world.pod(name) or {}
+def unscheduled_because(rig: Rig, name: str) -> str:
+    pod = rig.pod(name) or {}
     return str((pod.get("status") or {}).get("conditions"))
 
 
@@ -342,55 +342,55 @@ def test_a_busy_instance_cannot_be_destroyed_until_its_pod_has_gone(
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, 0, count=1)
-    with running(state_file, _QUICK) as world:
-        wait_for(lambda: world.allocatable().get(_SMALL) == 1)
-        world.create("p1", stop_s=1.5)
-        wait_for(lambda: world.phase("p1") == "Running")
-        (uuid,) = uuids(world)
+    with running(state_file, _QUICK) as rig:
+        wait_for(lambda: rig.allocatable().get(_SMALL) == 1)
+        rig.create("p1", stop_s=1.5)
+        wait_for(lambda: rig.phase("p1") == "Running")
+        (uuid,) = uuids(rig)
         with pytest.raises(pynvml.NVMLError_InUse):
             destroy(state_file, uuid)
-        evict(world, "p1")
-        # Its grace is 30 s and it needs a second and a half of it: time enough to look.
-        assert (world.pod("p1") or {})["metadata"]["deletionTimestamp"]
+        evict(rig, "p1")
+        # Its grace is 30 s and it needs a second and a half of it: time enough to check.
+        assert (rig.pod("p1") or {})["metadata"]["deletionTimestamp"]
         with pytest.raises(pynvml.NVMLError_InUse):
             destroy(state_file, uuid)
-        wait_for(lambda: world.phase("p1") == "gone")
+        wait_for(lambda: rig.phase("p1") == "gone")
 
         destroy(state_file, uuid)
 
-        assert not uuids(world)
+        assert not uuids(rig)
 
 
-def evict(world: World, name: str) -> None:
+def evict(rig: Rig, name: str) -> None:
     metadata = {"name": name, "namespace": "default"}
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
-    world.api.post(f"/api/v1/namespaces/default/pods/{name}/eviction", body)
+    rig.api.post(f"/api/v1/namespaces/default/pods/{name}/eviction", body)
 
 
 def test_a_stale_plugin_goes_on_offering_a_dead_device_that_no_container_can_use(
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, 0, count=1)
-    with running(state_file, _QUICK) as world:
-        wait_for(lambda: world.allocatable().get(_SMALL) == 1)
-        (uuid,) = uuids(world)
+    with running(state_file, _QUICK) as rig:
+        wait_for(lambda: rig.allocatable().get(_SMALL) == 1)
+        (uuid,) = uuids(rig)
         destroy(state_file, uuid)
-        world.create("p1")
-        wait_for(lambda: "RunContainerError" in str(world.pod("p1")))
+        rig.create("p1")
+        wait_for(lambda: "RunContainerError" in str(rig.pod("p1")))
 
-        assert world.pod_resources.allocatable()[_SMALL] == {uuid}
+        assert rig.pod_resources.allocatable()[_SMALL] == {uuid}
 
 
-def test_a_pod_bound_while_the_plugin_is_away_fails_for_good(world: World) -> None:
+def test_a_pod_bound_while_the_plugin_is_away_fails_for_good(rig: Rig) -> None:
     # A plugin's pod is ready before the plugin registers; paused in between, it never offers any.
-    wait_for(lambda: world.allocatable() == {_GPU: 8})
-    world.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
-    wait_for(lambda: world.allocatable() == {_GPU: 0})
+    wait_for(lambda: rig.allocatable() == {_GPU: 8})
+    rig.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
+    wait_for(lambda: rig.allocatable() == {_GPU: 0})
     pod = sandbox_node.gpu_pod("p1", _GPU)
     pod["spec"]["nodeName"] = "n1"
-    world.api.post("/api/v1/namespaces/default/pods", pod)
+    rig.api.post("/api/v1/namespaces/default/pods", pod)
 
-    wait_for(lambda: world.phase("p1") == "Failed")
+    wait_for(lambda: rig.phase("p1") == "Failed")
 
 
 def test_strategy_single_crash_loops_over_an_empty_mig_gpu_until_it_has_instances(
@@ -398,19 +398,19 @@ def test_strategy_single_crash_loops_over_an_empty_mig_gpu_until_it_has_instance
 ) -> None:
     partition(state_file, *range(8), count=0)
     options = dataclasses.replace(_QUICK, strategy=sandbox_node.Strategy.SINGLE)
-    with running(state_file, options) as world:
-        wait_for(lambda: restarts(world) >= 2)
-        wait_for(lambda: "CrashLoopBackOff" in str(plugin(world)))
-        assert world.allocatable() == {}
+    with running(state_file, options) as rig:
+        wait_for(lambda: restarts(rig) >= 2)
+        wait_for(lambda: "CrashLoopBackOff" in str(plugin(rig)))
+        assert rig.allocatable() == {}
         # It may look at any moment and never looks again once content: what it lacks comes last.
         partition(state_file, *range(7), count=7)
         partition(state_file, 7, count=1)
 
-        wait_for(lambda: world.allocatable() == {_GPU: 50})
+        wait_for(lambda: rig.allocatable() == {_GPU: 50})
 
 
-def restarts(world: World) -> int:
-    pod = plugin(world) or {}
+def restarts(rig: Rig) -> int:
+    pod = plugin(rig) or {}
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     return sum(int(status["restartCount"]) for status in statuses)
 
@@ -419,40 +419,38 @@ def test_strategy_mixed_without_any_device_waits_and_stays_ready(
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, *range(8), count=0)
-    with running(state_file, _QUICK) as world:
-        pod = wait_for_plugin(world)
+    with running(state_file, _QUICK) as rig:
+        pod = wait_for_plugin(rig)
         state = nvml_faults.SharedState(state_file)
         wait_for(lambda: len(state.read().clients) == 8)
 
-        assert objects.is_ready(plugin(world) or {})
-        assert objects.uid(plugin(world) or {}) == objects.uid(pod)
-        assert world.allocatable() == {}
-        assert world.pod_resources.allocatable() == {}
+        assert objects.is_ready(plugin(rig) or {})
+        assert objects.uid(plugin(rig) or {}) == objects.uid(pod)
+        assert rig.allocatable() == {}
+        assert rig.pod_resources.allocatable() == {}
 
 
-def test_the_daemon_set_reports_its_pods(world: World) -> None:
+def test_the_daemon_set_reports_its_pods(rig: Rig) -> None:
     path = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}"
 
-    wait_for(lambda: (world.api.get(path).get("status") or {}).get("numberReady") == 1)
+    wait_for(lambda: (rig.api.get(path).get("status") or {}).get("numberReady") == 1)
 
 
-def test_the_pods_of_a_deleted_daemon_set_go(world: World) -> None:
-    wait_for_plugin(world)
-    world.api.delete(f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}")
+def test_the_pods_of_a_deleted_daemon_set_go(rig: Rig) -> None:
+    wait_for_plugin(rig)
+    rig.api.delete(f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}")
 
-    wait_for(lambda: plugin(world) is None)
+    wait_for(lambda: plugin(rig) is None)
 
 
-def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(world: World) -> None:
-    state = nvml_faults.SharedState(world.state_file)
-    world.api.post(
-        "/apis/apps/v1/namespaces/gpu-operator/daemonsets", objects.monitor_daemon_set()
-    )
+def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(rig: Rig) -> None:
+    state = nvml_faults.SharedState(rig.state_file)
+    rig.api.post("/apis/apps/v1/namespaces/gpu-operator/daemonsets", objects.monitor_daemon_set())
     label = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
-    world.label(label, "true")
+    rig.label(label, "true")
     wait_for(lambda: sum("dcgm" in client.name for client in state.read().clients) == 8)
     assert {client.kind.value for client in state.read().clients} == {"monitor"}
-    world.label(label, cluster.PAUSED_VALUE)
+    rig.label(label, cluster.PAUSED_VALUE)
 
     wait_for(lambda: not any("dcgm" in client.name for client in state.read().clients))
 
@@ -478,8 +476,8 @@ def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Pa
 
 
 def test_all_threads_end_promptly(state_file: pathlib.Path) -> None:
-    with running(state_file, _QUICK) as world:
-        wait_for_plugin(world)
+    with running(state_file, _QUICK) as rig:
+        wait_for_plugin(rig)
         began = time.monotonic()
 
     assert time.monotonic() - began < 5
@@ -490,18 +488,18 @@ def test_a_reboot_takes_instances_and_the_devices_of_pods_and_brings_the_plugin_
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, 0, count=1)
-    with running(state_file, _QUICK) as world:
-        wait_for(lambda: world.allocatable() == {_GPU: 7, _SMALL: 1})
-        world.create("p1")
-        wait_for(lambda: world.phase("p1") == "Running")
-        old = wait_for_plugin(world)
+    with running(state_file, _QUICK) as rig:
+        wait_for(lambda: rig.allocatable() == {_GPU: 7, _SMALL: 1})
+        rig.create("p1")
+        wait_for(lambda: rig.phase("p1") == "Running")
+        old = wait_for_plugin(rig)
 
-        world.sandbox.reboot()
+        rig.sandbox.reboot()
 
-        assert world.phase("p1") == "Failed"
-        assert not any(pod.device_ids for pod in world.pod_resources.assigned())
-        wait_for(lambda: world.allocatable() == {_GPU: 7, _SMALL: 0})
-        new = wait_for_plugin(world)
+        assert rig.phase("p1") == "Failed"
+        assert not any(pod.device_ids for pod in rig.pod_resources.assigned())
+        wait_for(lambda: rig.allocatable() == {_GPU: 7, _SMALL: 0})
+        new = wait_for_plugin(rig)
         assert objects.uid(new) == objects.uid(old)
         assert objects.restart_count(new) == 1
         assert nvml_faults.SharedState(state_file).read().boots == 1

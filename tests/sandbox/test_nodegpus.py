@@ -75,7 +75,7 @@ def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
     assert status == pynvml.NVML_ERROR_IN_USE
 
 
-def test_a_device_that_does_not_exist_cannot_be_held(state_file: pathlib.Path) -> None:
+def test_a_device_that_does_not_exist_cannot_be_used(state_file: pathlib.Path) -> None:
     with pytest.raises(errors.HardwareError, match="MIG-gone"):
         node_options.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)
 

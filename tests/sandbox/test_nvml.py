@@ -63,7 +63,7 @@ def test_errors_have_the_texts_of_the_library(start: nvml_rig.Start) -> None:
     assert pynvml.nvmlErrorString(12345) == "Unknown Error"
 
 
-def test_a_gpu_tells_who_it_is(start: nvml_rig.Start) -> None:
+def test_a_gpu_reports_its_identity(start: nvml_rig.Start) -> None:
     start("A30+H100")
     device = pynvml.nvmlDeviceGetHandleByIndex(1)
     pci = pynvml.nvmlDeviceGetPciInfo(device)

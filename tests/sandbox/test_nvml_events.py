@@ -37,7 +37,7 @@ def watching(*indices: int) -> Any:
     return events
 
 
-def told(events: Any) -> int:
+def read_event(events: Any) -> int:
     """Wait for an event and return the index of its GPU."""
     data = pynvml.nvmlEventSetWait_v2(events, SOON_MS)
     assert data.eventType == CHANGE
@@ -47,7 +47,7 @@ def told(events: Any) -> int:
 
 
 def is_silent(events: Any) -> bool:
-    """Tell whether nothing is there to be told now."""
+    """Return whether no event is waiting."""
     code = nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 0)
     return code == int(pynvml.NVML_ERROR_TIMEOUT)
 
@@ -69,12 +69,12 @@ def test_each_change_of_a_registered_gpu_is_one_event(start: nvml_rig.Start) -> 
     start("2xA100-SXM4-40GB")
     events = watching(0, 1)
     device = nvml_rig.enabled(1)
-    assert told(events) == 1
+    assert read_event(events) == 1
     instance, compute = nvml_rig.filled(device)
-    assert [told(events), told(events)] == [1, 1]
+    assert [read_event(events), read_event(events)] == [1, 1]
     pynvml.nvmlComputeInstanceDestroy(compute)
     pynvml.nvmlGpuInstanceDestroy(instance)
-    assert [told(events), told(events)] == [1, 1]
+    assert [read_event(events), read_event(events)] == [1, 1]
     assert is_silent(events)
 
 
@@ -82,18 +82,18 @@ def test_a_change_of_another_process_wakes_the_one_that_waits(start: nvml_rig.St
     library = start()
     events = watching(0)
     other = elsewhere(library, "pynvml.nvmlDeviceSetMigMode(device, 1)")
-    assert told(events) == 0
+    assert read_event(events) == 0
     assert other.wait(SOON_MS / 1000) == 0
 
 
-def test_changes_that_undo_each_other_are_told_although_nothing_is_different(
+def test_changes_that_undo_each_other_are_reported(
     start: nvml_rig.Start,
 ) -> None:
     start()
     device = nvml_rig.enabled()
     events = watching(0)
     pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceCreateGpuInstance(device, 9))
-    assert [told(events), told(events)] == [0, 0]
+    assert [read_event(events), read_event(events)] == [0, 0]
     assert is_silent(events)
 
 
@@ -103,10 +103,10 @@ def test_a_reset_from_outside_of_nvml_is_a_change(start: nvml_rig.Start) -> None
     pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     events = watching(0)
     assert library.state.reset_gpu(0) is states.Code.SUCCESS
-    assert told(events) == 0
+    assert read_event(events) == 0
 
 
-def test_what_was_before_registering_and_other_gpus_are_not_told(start: nvml_rig.Start) -> None:
+def test_earlier_events_and_other_gpus_are_not_reported(start: nvml_rig.Start) -> None:
     start("2xA100-SXM4-40GB")
     nvml_rig.enabled(0)
     events = watching(0)
@@ -119,7 +119,7 @@ def test_registering_again_loses_no_event(start: nvml_rig.Start) -> None:
     events = watching(0)
     device = nvml_rig.enabled()
     pynvml.nvmlDeviceRegisterEvents(device, CHANGE, events)
-    assert told(events) == 0
+    assert read_event(events) == 0
 
 
 def test_what_changes_nothing_is_no_event(start: nvml_rig.Start) -> None:
@@ -136,7 +136,7 @@ def test_every_set_gets_every_event(start: nvml_rig.Start) -> None:
     start()
     first, second = watching(0), watching(0)
     nvml_rig.enabled()
-    assert [told(first), told(second)] == [0, 0]
+    assert [read_event(first), read_event(second)] == [0, 0]
 
 
 def test_a_wait_ends_at_its_time_out(start: nvml_rig.Start) -> None:
@@ -152,7 +152,7 @@ def test_a_wait_does_not_hold_up_other_calls(start: nvml_rig.Start) -> None:
     start()
     events = watching(0)
     heard: list[int] = []
-    waiter = threading.Thread(target=lambda: heard.append(told(events)))
+    waiter = threading.Thread(target=lambda: heard.append(read_event(events)))
     waiter.start()
     assert pynvml.nvmlDeviceGetCount() == 1
     assert not heard
@@ -219,13 +219,13 @@ def test_gpus_and_drivers_without_the_event_say_so(
     assert caught.value.value == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_an_old_driver_tells_of_gpus_whose_mig_mode_is_on(start: nvml_rig.Start) -> None:
+def test_an_old_driver_reports_only_gpus_with_mig_mode_on(start: nvml_rig.Start) -> None:
     start(mig_events=states.MigEvents.WHILE_ON)
     device = nvml_rig.enabled()
     assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == CHANGE
     events = watching(0)
     pynvml.nvmlDeviceCreateGpuInstance(device, 9)
-    assert told(events) == 0
+    assert read_event(events) == 0
 
 
 def test_other_events_are_not_simulated_and_none_is_registered_with_them(

@@ -191,7 +191,7 @@ def test_instance_with_a_compute_instance_is_not_destroyed(start: nvml_rig.Start
 
 
 @pytest.mark.parametrize("kind", list(states.ClientKind))
-def test_instance_that_somebody_holds_is_not_destroyed(
+def test_an_instance_in_use_is_not_destroyed(
     start: nvml_rig.Start, kind: states.ClientKind
 ) -> None:
     library = start()
@@ -244,16 +244,16 @@ def test_compute_instance_is_created_where_it_is_asked_for(start: nvml_rig.Start
     device = nvml_rig.enabled()
     instance = pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     count = ctypes.c_uint()
-    places = (pynvml.c_nvmlComputeInstancePlacement_t * 3)()
+    placements = (pynvml.c_nvmlComputeInstancePlacement_t * 3)()
     ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
-    ask(instance, 0, places, ctypes.byref(count))
-    assert [place.start for place in places] == [0, 1, 2]
+    ask(instance, 0, placements, ctypes.byref(count))
+    assert [place.start for place in placements] == [0, 1, 2]
     create = pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement
-    made = create(instance, 0, ctypes.byref(places[1]))
+    made = create(instance, 0, ctypes.byref(placements[1]))
     info = pynvml.nvmlComputeInstanceGetInfo(made)
     assert (info.id, info.placement.start, info.placement.size) == (0, 1, 1)
     assert pynvml.nvmlGpuInstanceGetInfo(info.gpuInstance).profileId == 9
-    taken = nvml_rig.refusal(create, instance, 0, ctypes.byref(places[1]))
+    taken = nvml_rig.refusal(create, instance, 0, ctypes.byref(placements[1]))
     assert taken == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
     found = pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
     assert pynvml.nvmlComputeInstanceGetInfo(found).placement.start == 1

@@ -18,7 +18,7 @@ def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
 
 
 @pytest.mark.parametrize(("gpu", "resetless"), [("A100", 0), ("H100", 1), ("B200", 1)])
-def test_fields_tell_what_a_mode_change_and_the_driver_can(
+def test_fields_report_what_a_mode_change_and_the_driver_can(
     start: nvml_rig.Start, gpu: str, resetless: int
 ) -> None:
     start(gpu)
@@ -64,7 +64,7 @@ def test_used_ampere_gpu_keeps_its_mode_and_has_the_other_pending(start: nvml_ri
     assert pynvml.nvmlDeviceGetMigMode(device) == [1, 1]
 
 
-def test_pending_mode_is_taken_back_by_asking_for_the_current_one(start: nvml_rig.Start) -> None:
+def test_a_pending_mode_is_cancelled_by_requesting_the_current_one(start: nvml_rig.Start) -> None:
     library = start("A100")
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     library.state.add_client(pynvml.nvmlDeviceGetUUID(device), name="train")
@@ -115,7 +115,7 @@ def test_mode_other_than_on_and_off_is_invalid(start: nvml_rig.Start) -> None:
     assert code == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
-def test_while_mig_is_off_only_the_plain_struct_and_the_placements_are_told(
+def test_while_mig_is_off_only_the_plain_struct_and_the_placements_are_reported(
     start: nvml_rig.Start,
 ) -> None:
     start()
@@ -128,7 +128,7 @@ def test_while_mig_is_off_only_the_plain_struct_and_the_placements_are_told(
     assert nvml_rig.refusal(room, device, 9) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_old_driver_reports_profiles_only_with_mig_on(start: nvml_rig.Start) -> None:
+def test_an_old_driver_reports_profiles_only_with_mig_on(start: nvml_rig.Start) -> None:
     start(reports_profiles_while_mig_off=False)
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo

@@ -22,10 +22,10 @@ def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
         yield boot
 
 
-def said(
+def run_nvidia_smi(
     capsys: pytest.CaptureFixture[str], library: nvml_faults.CountingLibrary, *line: str
 ) -> tuple[int, str]:
-    """Return how ``nvidia-smi`` ends, and what it says."""
+    """Return the exit status and the output of ``nvidia-smi``."""
     status = nvidia_smi.main([str(library.state.path), *line])
     return status, capsys.readouterr().out
 
@@ -45,20 +45,20 @@ def test_where_the_driver_cannot_reset_a_gpu_nvidia_smi_can(
     assert pynvml.nvmlDeviceSetMigMode(gpu(), 1) == pynvml.NVML_ERROR_RESET_REQUIRED
     assert pynvml.nvmlDeviceGetMigMode(gpu()) == [0, 1]
 
-    assert said(capsys, library, "--gpu-reset", "-i", FIRST) == (
+    assert run_nvidia_smi(capsys, library, "--gpu-reset", "-i", FIRST) == (
         0,
         f"GPU {FIRST} was successfully reset.\nAll done.\n",
     )
     assert pynvml.nvmlDeviceGetMigMode(gpu()) == [1, 1]
 
 
-def test_newer_gpus_need_nobody_for_a_switch_and_lose_it_with_a_reset(
+def test_newer_gpus_change_mode_without_a_reset_and_lose_it_with_one(
     start: nvml_rig.Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library = start("H100", resets_itself=False)
     assert pynvml.nvmlDeviceSetMigMode(gpu(), 1) == pynvml.NVML_SUCCESS
 
-    assert said(capsys, library, "-r", "-i", "0")[0] == 0
+    assert run_nvidia_smi(capsys, library, "-r", "-i", "0")[0] == 0
     assert pynvml.nvmlDeviceGetMigMode(gpu()) == [0, 0]
 
 
@@ -67,13 +67,13 @@ def test_a_gpu_goes_by_index_or_address(
     name: str, start: nvml_rig.Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library = start("2xA100")
-    status, text = said(capsys, library, "-q", "-x", "-i", name)
+    status, text = run_nvidia_smi(capsys, library, "-q", "-x", "-i", name)
     assert status == 0
-    (told,) = gpus_in(text)
-    assert told.findtext("uuid") == pynvml.nvmlDeviceGetUUID(gpu())
+    (element,) = gpus_in(text)
+    assert element.findtext("uuid") == pynvml.nvmlDeviceGetUUID(gpu())
 
 
-def test_what_is_on_a_gpu_is_told_in_xml(
+def test_xml_lists_what_is_on_a_gpu(
     start: nvml_rig.Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library = start("A100+T4")
@@ -83,7 +83,7 @@ def test_what_is_on_a_gpu_is_told_in_xml(
     library.state.add_client(uuid, name="train", pid=4711)
     library.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
 
-    first, second = gpus_in(said(capsys, library, "-q", "-x")[1])
+    first, second = gpus_in(run_nvidia_smi(capsys, library, "-q", "-x")[1])
 
     assert first.findtext("mig_mode/current_mig") == "Enabled"
     assert [each.text for each in first.iterfind("mig_devices/mig_device/index")] == ["0"]
@@ -92,7 +92,7 @@ def test_what_is_on_a_gpu_is_told_in_xml(
     assert second.findtext("mig_devices") == "None"
 
 
-def test_a_gpu_that_is_held_is_not_reset_nor_those_named_with_it(
+def test_a_gpu_in_use_is_not_reset_nor_those_named_with_it(
     start: nvml_rig.Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library = start("2xA100")
@@ -101,7 +101,7 @@ def test_a_gpu_that_is_held_is_not_reset_nor_those_named_with_it(
     )
     before = library.state.read()
 
-    status, text = said(capsys, library, "--gpu-reset")
+    status, text = run_nvidia_smi(capsys, library, "--gpu-reset")
 
     assert status == 255
     assert f"could not be reset:\n  GPU {SECOND}: In use by another client\n\n1 device is" in text
@@ -127,9 +127,9 @@ def test_a_reset_is_refused_as_on_a_real_machine(
     library = start("2xA100", **options)
     before = library.state.read()
 
-    ended, told = said(capsys, library, "-r", "-i", FIRST)
+    ended, output = run_nvidia_smi(capsys, library, "-r", "-i", FIRST)
 
-    assert (ended, text in told) == (status, True)
+    assert (ended, text in output) == (status, True)
     assert library.state.read() == before
 
 
@@ -137,7 +137,7 @@ def test_linked_gpus_are_reset_when_all_are_named(
     start: nvml_rig.Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library = start("3xA100", linked_gpus=((0, 1),), serialise_all_gpus=True)
-    assert said(capsys, library, "-r", "-i", f"{FIRST},{SECOND}")[0] == 0
+    assert run_nvidia_smi(capsys, library, "-r", "-i", f"{FIRST},{SECOND}")[0] == 0
     assert [each.attachments for each in library.state.read().gpus] == [1, 1, 0]
 
 
@@ -145,7 +145,7 @@ def test_an_unknown_gpu_and_a_missing_driver_have_their_own_statuses(
     tmp_path: pathlib.Path, start: nvml_rig.Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library = start()
-    assert said(capsys, library, "-r", "-i", "7") == (6, "No devices were found\n")
+    assert run_nvidia_smi(capsys, library, "-r", "-i", "7") == (6, "No devices were found\n")
     assert nvidia_smi.main([str(tmp_path / "none"), "-q", "-x"]) == 9
 
 
@@ -160,7 +160,7 @@ def test_the_stand_in_is_a_program(tmp_path: pathlib.Path, start: nvml_rig.Start
     assert pynvml.nvmlDeviceGetMigMode(gpu()) == [1, 1]
 
 
-def test_a_handle_and_a_minor_number_last_until_the_gpu_is_attached_anew(
+def test_a_handle_and_a_minor_number_last_until_the_gpu_is_attached_again(
     start: nvml_rig.Start,
 ) -> None:
     library = start("2xA100", reattaches=True)

@@ -61,7 +61,7 @@ def profile_id(product: str, name: str) -> int:
     CAPTURES,
     ids=[f"{c[0]}{'-swapped' * c[1]}-{c[2].replace(' ', ',')}" for c in CAPTURES],
 )
-def test_driver_places_and_numbers_instances_as_captured(
+def test_driver_positions_and_numbers_instances_as_captured(
     *,
     product: str,
     is_swapped: bool,
@@ -101,12 +101,12 @@ def test_each_profile_can_be_created_to_its_maximum_and_no_further(
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
 @pytest.mark.parametrize("is_swapped", [False, True])
 def test_ids_of_disjoint_placements_differ(product: hardware.Product, *, is_swapped: bool) -> None:
-    places = {place for row in product.profiles for place in row.placements}
+    placements = {place for row in product.profiles for place in row.placements}
     ids = {
         place: transitions.gpu_instance_id(product, place, is_swapped=is_swapped)
-        for place in places
+        for place in placements
     }
-    assert len(set(ids.values())) == len(places)
+    assert len(set(ids.values())) == len(placements)
     assert all(0 <= number <= 14 for number in ids.values())
 
 

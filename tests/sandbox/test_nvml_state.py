@@ -241,7 +241,7 @@ def test_reboot_ends_instances_and_clients_and_modes_that_do_not_persist(
     assert state.boot_id != boot_id
 
 
-def test_reset_makes_a_pending_mode_current_unless_somebody_holds_the_gpu(
+def test_reset_makes_a_pending_mode_current_unless_the_gpu_is_in_use(
     path: pathlib.Path,
 ) -> None:
     state = boot(path)
@@ -319,13 +319,15 @@ def test_what_another_process_changes_is_seen_at_once(path: pathlib.Path) -> Non
         assert len(state.read().gpus[0].instances) == count
 
 
-def test_a_write_that_nobody_lived_to_count_is_seen_after_a_moment(path: pathlib.Path) -> None:
+def test_a_write_by_a_process_that_died_before_counting_it_is_seen_after_a_moment(
+    path: pathlib.Path,
+) -> None:
     state = boot(path)
     counted = path.with_name(f"{path.name}.writes").read_bytes()
     other = nvml_faults.SharedState(path)
     other.reboot()
     path.with_name(f"{path.name}.writes").write_bytes(counted)
-    # Whoever changes the node looks at the file whatever was counted.
+    # A process that changes the node reads the file whatever the count says.
     assert state.update(lambda node: (node, node.boots)) == 1
     other.reboot()
     path.with_name(f"{path.name}.writes").write_bytes(counted)

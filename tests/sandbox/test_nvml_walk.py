@@ -44,8 +44,8 @@ class Walk:
 
     def create_placed(self, choice: int) -> None:
         row = self.row(choice)
-        places = nvml_rig.placements(self.device, row.profile_id)
-        start, size = places[choice % len(places)]
+        placements = nvml_rig.placements(self.device, row.profile_id)
+        start, size = placements[choice % len(placements)]
         create = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
         self.tried(create, self.device, row.profile_id, nvml_rig.at(start, size))
 
@@ -72,7 +72,7 @@ class Walk:
         pynvml.nvmlGpuInstanceDestroy(handle)
 
     def tried(self, call: Any, *arguments: Any) -> bool:
-        """Tell whether a call succeeded; only the refusals of a full GPU are forgiven."""
+        """Return whether a call succeeded; only the refusals of a full GPU are forgiven."""
         before = self.gpu
         try:
             call(*arguments)
@@ -109,8 +109,8 @@ class Walk:
         return uuids
 
 
-def disjoint(places: list[model.Placement]) -> bool:
-    taken = [number for place in places for number in range(place.start, place.end)]
+def disjoint(placements: list[model.Placement]) -> bool:
+    taken = [number for place in placements for number in range(place.start, place.end)]
     return len(taken) == len(set(taken))
 
 

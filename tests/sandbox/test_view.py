@@ -53,22 +53,22 @@ def test_what_is_there_already_is_seen_from_the_start(
         assert names(cluster) == {"p1"}
 
 
-def test_what_others_do_is_seen_and_told(
+def test_changes_by_others_are_seen_and_reported(
     cluster: cluster_view.ClusterView, others: api.KubeApi
 ) -> None:
-    told: list[str] = []
-    forget = cluster.listen(lambda _kind, obj: told.append(objects.name(obj)))
+    reported: list[str] = []
+    forget = cluster.listen(lambda _kind, obj: reported.append(objects.name(obj)))
     others.post(_PATH, _POD)
     wait_for(lambda: names(cluster) == {"p1"})
     others.delete(f"{_PATH}/p1")
     wait_for(lambda: not names(cluster))
     forget()
-    heard = len(told)
+    heard = len(reported)
     others.post(_PATH, _POD)
     wait_for(lambda: names(cluster) == {"p1"})
 
-    assert set(told) == {"p1"}
-    assert len(told) == heard
+    assert set(reported) == {"p1"}
+    assert len(reported) == heard
 
 
 def test_our_own_writes_are_seen_at_once(cluster: cluster_view.ClusterView) -> None:

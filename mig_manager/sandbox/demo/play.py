@@ -82,9 +82,9 @@ class Timeline:
             status = json.loads(text)
             state = str(status["state"])
             reason = f" ({status['reason']})" if "reason" in status else ""
-            said = f"{state}{reason}: {status.get('message', '')}"
-            if self._is_news("status", said):
-                self._write("agent", said, _STATE_TONES.get(state, bar.Tone.PLAIN))
+            message = f"{state}{reason}: {status.get('message', '')}"
+            if self._is_news("status", message):
+                self._write("agent", message, _STATE_TONES.get(state, bar.Tone.PLAIN))
         for key, value in sorted(objects.labels(node).items()):
             if key.startswith(cluster.DEPLOY_LABEL_PREFIX) and self._is_news(
                 key, value, unless="true"
@@ -103,16 +103,16 @@ class Timeline:
         is_plugin = objects.PLUGIN_CONTAINERS.intersection(objects.container_names(pod))
         who = "plugin" if is_plugin else "pods"
         if objects.is_terminating(pod):
-            said = "terminates"
+            message = "terminates"
         elif objects.is_ready(pod):
-            said = "runs"
+            message = "runs"
         else:
             return
-        if self._is_news(objects.uid(pod), said):
-            self._write(who, f"{objects.namespace(pod)}/{objects.name(pod)} {said}")
+        if self._is_news(objects.uid(pod), message):
+            self._write(who, f"{objects.namespace(pod)}/{objects.name(pod)} {message}")
 
     def _is_news(self, key: str, value: str, *, unless: str = "") -> bool:
-        """Tell whether a value has changed; ``unless`` is what it is taken to have been."""
+        """Return whether a value has changed; ``unless`` is what it is taken to have been."""
         known = self._last.get(key, unless)
         self._last[key] = value
         return known != value

@@ -27,7 +27,7 @@ from mig_manager.sandbox.node import cluster_view, node_options, objects, sandbo
 NODE_NAME = "sandbox"
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 15.0
-_LOOK_AGAIN_S = 0.5
+_POLL_S = 0.5
 _QUICK = node_options.NodeOptions(tick_s=0.25)
 """A real kubelet's status tick is ten seconds: too long for a demonstration."""
 
@@ -131,15 +131,15 @@ class Stage:
         self, exits: contextlib.ExitStack, folder: pathlib.Path
     ) -> cluster_view.Server:
         """Find or start the API server; return it as the scenery gets to it."""
-        given = self._credentials
-        if given is None:
+        credentials = self._credentials
+        if credentials is None:
             exits.enter_context(api_server.serve(self.server))
             self.kubeconfig = self.server.kubeconfig(folder / "kubeconfig")
             self.api = api.KubeApi.at(self.server.url)
             return self.server.url
-        self.kubeconfig = given.agent
-        self.api = api.KubeApi.connect(kubeconfig=str(given.people))
-        return api.KubeApi.connect(kubeconfig=str(given.people))
+        self.kubeconfig = credentials.agent
+        self.api = api.KubeApi.connect(kubeconfig=str(credentials.people))
+        return api.KubeApi.connect(kubeconfig=str(credentials.people))
 
     def agent_arguments(self) -> list[str]:
         """Return the agent's command line, from its first option on."""
@@ -193,10 +193,10 @@ class Stage:
                     f"no {what} within {timeout_s:g} s; {self._last_log_line()}",
                     reason=errors.Reason.INTERNAL,
                 )
-            self._changed.wait(min(_LOOK_AGAIN_S, deadline - now()))
+            self._changed.wait(min(_POLL_S, deadline - now()))
 
     def _holds_now(self, holds: Callable[[], bool]) -> bool:
-        # Cleared before the look and not after it: a change during the look wants another one.
+        # Cleared before the check: a change during the check asks for another one.
         self._changed.clear()
         return holds()
 
@@ -264,7 +264,7 @@ class Stage:
         return model.State(str(self.status()["state"]))
 
     def run_pods(self, pods: Sequence[tuple[str, str, Mapping[str, str]]]) -> None:
-        """Create pods given as (name, resource, labels) and wait until all of them run."""
+        """Create pods credentials as (name, resource, labels) and wait until all of them run."""
         for name, resource, labels in pods:
             self.cluster.create(
                 cluster_view.Kind.POD, objects.gpu_pod(name, resource, labels=labels)

@@ -177,7 +177,7 @@ def _pci_info(view: calls.DeviceView, info: Any) -> None:
         bus=board.pci_bus,
         device=0,
         pciDeviceId=device_id,
-        # Made up: subsystem ids tell boards of one chip apart, and no product here needs that.
+        # Made up: subsystem ids distinguish boards with one chip, which no product here needs.
         pciSubSystemId=device_id,
     )
 

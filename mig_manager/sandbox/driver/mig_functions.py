@@ -69,11 +69,11 @@ def _profile_info_by_id(view: calls.DeviceView, profile_id: Any, info: Any) -> N
     "nvmlDeviceGetGpuInstancePossiblePlacements",
     takes=_GPU,
 )
-def _placements(view: calls.DeviceView, profile_id: Any, places: Any, count: Any) -> None:
+def _placements(view: calls.DeviceView, profile_id: Any, placements: Any, count: Any) -> None:
     transitions.require_permission(view.node.options)
     transitions.require_capable(view.now)
     row = view.row(profile_id)
-    memory.put_placements(row.placements, pynvml.c_nvmlGpuInstancePlacement_t, places, count)
+    memory.put_placements(row.placements, pynvml.c_nvmlGpuInstancePlacement_t, placements, count)
 
 
 @_registry.query("nvmlDeviceGetGpuInstanceRemainingCapacity", takes=_GPU)
@@ -289,10 +289,14 @@ def _compute_profile_v(
 
 
 @_registry.query("nvmlGpuInstanceGetComputeInstancePossiblePlacements", takes=_GPU_INSTANCE)
-def _compute_placements(view: calls.DeviceView, profile_id: Any, places: Any, count: Any) -> None:
+def _compute_placements(
+    view: calls.DeviceView, profile_id: Any, placements: Any, count: Any
+) -> None:
     transitions.require_permission(view.node.options)
     row = _compute_row(view, profile_id)
-    memory.put_placements(row.placements, pynvml.c_nvmlComputeInstancePlacement_t, places, count)
+    memory.put_placements(
+        row.placements, pynvml.c_nvmlComputeInstancePlacement_t, placements, count
+    )
 
 
 @_registry.query("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", takes=_GPU_INSTANCE)

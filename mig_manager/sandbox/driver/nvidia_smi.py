@@ -2,7 +2,7 @@
 
 It has the options that mig-manager uses, for GPUs named with ``-i``: ``-q -x``, ``--gpu-reset``
 and ``-pm``. Exit statuses are those of ``nvidia-smi(1)``; texts are as seen in public logs. Two
-are made up: the answer of ``-pm``, and the one about linked GPUs, of which the manual says only
+are made up: the answer of ``-pm``, and the one about linked GPUs: the manual says only
 that it names them.
 """
 
@@ -69,15 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def install(folder: pathlib.Path, state: pathlib.Path) -> pathlib.Path:
-    """Put an ``nvidia-smi`` for a simulated node into a folder.
-
-    Args:
-        folder: Where programs are looked for; it is made.
-        state: The state file of the node.
-
-    Returns:
-        The program.
-    """
+    """Write an ``nvidia-smi`` for a simulated node into a folder, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "nvidia-smi"
     line = shlex.join([sys.executable, "-m", _MODULE, str(state.resolve())])
@@ -135,7 +127,9 @@ def _refusal(state: state_file.SharedState, answer: transitions.ResetResult) -> 
     refused = [names[index] for index in answer.refused]
     if answer.missing:
         others = ", ".join(names[index] for index in answer.missing)
-        return f"GPU {refused[0]} must be reset in one command with its NVLink peers: {others}"
+        return (
+            f"GPU {refused[0]} must be reset in one command with the GPUs on its NVLink: {others}"
+        )
     if answer.code is states.Code.NO_PERMISSION:
         return "Unable to reset GPUs: Insufficient Permissions"
     if answer.code is states.Code.NOT_SUPPORTED:

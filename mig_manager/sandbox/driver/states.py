@@ -133,12 +133,12 @@ class Options:
     """False: the caller is neither root nor has the ``mig/config`` capability."""
     virtualization: Virtualization = Virtualization.NONE
     resets_itself: bool = True
-    """False: the driver cannot reset an Ampere GPU as part of a switch of MIG mode, as where
+    """False: the driver cannot reset an Ampere GPU as part of a MIG mode change, as where
     ``nvidia_drm`` is loaded (mig-parted#181); ``nvidia-smi --gpu-reset`` can."""
     linked_gpus: tuple[tuple[int, ...], ...] = ()
     """NVML indices of GPUs that are only reset together: NVLink without Fabric Manager."""
     reattaches: bool = False
-    """Whether a reset and a switch of MIG mode detach the GPU: handles are void then, and its
+    """Whether a reset and a MIG mode change detach the GPU: handles are void then, and its
     minor number is another one. ``nvml.h`` reserves that right to the driver."""
     reports_profiles_while_mig_off: bool = True
     """False plays R535 and older (``NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE``)."""

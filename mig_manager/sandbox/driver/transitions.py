@@ -71,7 +71,7 @@ def reset(gpu: states.GpuState) -> states.GpuState:
 def reboot(board: states.Board, gpu: states.GpuState) -> states.GpuState:
     """Return the GPU after a reboot: Ampere keeps its mode (InfoROM), newer GPUs lose it.
 
-    A reset that is not part of a switch of mode takes it from them just so (MIG User Guide).
+    A reset outside a MIG mode change does the same (MIG User Guide).
     """
     kept = gpu.is_pending and board.product.mode_persists
     return reset(dataclasses.replace(gpu, is_pending=kept))
@@ -252,7 +252,7 @@ def _engines_left(now: Situation, row: hardware.GpuProfile) -> int:
 
 
 def _is_computing(clients: Sequence[states.Client]) -> bool:
-    """Tell whether a client has memory or channels on the GPU, or holds an instance of it."""
+    """Return whether a client has memory or channels on the GPU, or holds an instance of it."""
     return any(
         client.kind is states.ClientKind.COMPUTE or client.gpu_instance_id is not None
         for client in clients
@@ -335,7 +335,7 @@ def _refusal(node: states.NodeState, board: states.Board) -> states.Code:
 
 
 def is_free(place: model.Placement, taken: Iterable[model.Placement]) -> bool:
-    """Tell whether a span shares no slice with those taken."""
+    """Return whether a span shares no slice with those taken."""
     return not any(place.overlaps(other) for other in taken)
 
 

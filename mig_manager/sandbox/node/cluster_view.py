@@ -77,7 +77,7 @@ class ClusterView:
         self._writing = threading.BoundedSemaphore(_PARALLEL_WRITES)
         self._lock = threading.Lock()
         self._objects: dict[Kind, dict[str, objects.JsonObject]] = {kind: {} for kind in Kind}
-        # Objects that have gone, of which older events and answers may still be on the way.
+        # Deleted objects: older events and answers about them may still arrive.
         self._gone: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self._listeners: list[Listener] = []
         self._stopping = threading.Event()
@@ -115,11 +115,7 @@ class ClusterView:
         self._api.close()
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with every object that appeared, changed or went.
-
-        Returns:
-            How to stop listening.
-        """
+        """Call ``listener`` for every object added, changed or deleted; return how to stop it."""
         with self._lock:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
@@ -275,7 +271,7 @@ def _with_type(obj: objects.JsonObject, answer: Mapping[str, Any]) -> objects.Js
 
 
 def _is_lingering(answer: Mapping[str, Any], obj: Mapping[str, Any]) -> bool:
-    """Tell whether the answer to a deletion is the object, on its way but still there."""
+    """Return whether the answer to a deletion is the object, on its way but still there."""
     metadata = answer.get("metadata") or {}
     return (
         metadata.get("uid") == objects.uid(obj)

@@ -13,11 +13,7 @@ NOT_READY_TAINT = "node.kubernetes.io/not-ready"
 
 
 class NodeLifecycle:
-    """Takes the taint of new nodes off those that are ready.
-
-    Args:
-        cluster: Where the nodes are.
-    """
+    """Removes the taint of new nodes from those that are ready."""
 
     def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self._cluster = cluster
@@ -37,13 +33,7 @@ class NodeLifecycle:
 def refusal(
     pod: Mapping[str, Any], node: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """Say why a node cannot take a pod; None: it can.
-
-    Args:
-        pod: The pod without a node.
-        node: The node.
-        pods: All pods of the cluster; those on the node use its devices.
-    """
+    """Return why a node cannot take a pod, or None; ``pods`` are those of the whole cluster."""
     tolerations = pod["spec"].get("tolerations") or ()
     for taint in objects.taints(node):
         is_hard = taint.get("effect") in ("NoSchedule", "NoExecute")
@@ -70,11 +60,7 @@ def free_devices(node: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> 
 
 
 class Scheduler:
-    """Binds pods to nodes, oldest first.
-
-    Args:
-        cluster: Where nodes and pods are.
-    """
+    """Binds pods to nodes, oldest first."""
 
     def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self._cluster = cluster
@@ -120,14 +106,14 @@ _STANDARD_TOLERATIONS: tuple[Mapping[str, str], ...] = (
 
 
 def should_start(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    """Tell whether a node without a pod of the DaemonSet shall get one."""
+    """Return whether a node without a pod of the DaemonSet shall get one."""
     return _selects(daemon_set, node) and _tolerates(
         daemon_set, node, effects=("NoSchedule", "NoExecute")
     )
 
 
 def should_continue(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    """Tell whether a running pod of the DaemonSet may stay on a node."""
+    """Return whether a running pod of the DaemonSet may stay on a node."""
     return _selects(daemon_set, node) and _tolerates(daemon_set, node, effects=("NoExecute",))
 
 
@@ -162,13 +148,7 @@ def status(
     nodes: Sequence[Mapping[str, Any]],
     pods: Sequence[Mapping[str, Any]],
 ) -> objects.JsonObject:
-    """Return the status of a DaemonSet.
-
-    Args:
-        daemon_set: The DaemonSet.
-        nodes: All nodes.
-        pods: The pods that it owns.
-    """
+    """Return the status of a DaemonSet that owns ``pods``."""
     desired = {objects.name(node) for node in nodes if should_start(daemon_set, node)}
     alive = [pod for pod in pods if not objects.is_terminating(pod)]
     right = [pod for pod in alive if objects.node_name(pod) in desired]
@@ -186,11 +166,7 @@ def status(
 
 
 class DaemonSetController:
-    """Keeps the pods of every DaemonSet, and deletes those whose DaemonSet has gone.
-
-    Args:
-        cluster: Where DaemonSets, nodes and pods are.
-    """
+    """Keeps the pods of every DaemonSet, and deletes those whose DaemonSet has gone."""
 
     def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self._cluster = cluster

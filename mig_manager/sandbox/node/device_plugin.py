@@ -53,8 +53,8 @@ class Program(Protocol):
         """End it; done when it does not run."""
 
 
-class Holder:
-    """A process that holds devices from start to stop: a CUDA workload, or a monitor.
+class DeviceUser:
+    """A process that uses devices from start to stop: a CUDA workload, or a monitor.
 
     Args:
         gpus: The node's hardware.
@@ -205,18 +205,18 @@ class Plugin:
         self._manager = manager
         self._strategy = strategy
         self._start_s = start_s
-        self._due: float | None = None
+        self._enumerates_at: float | None = None
         self._clients = contextlib.ExitStack()
         self._registered: tuple[str, ...] = ()
 
     @property
     def next_at(self) -> float | None:
         """When it will look at the GPUs; None when it has, or does not run."""
-        return self._due
+        return self._enumerates_at
 
     def start(self, now: float) -> None:
         """Begin to start up; the GPUs are looked at ``start_s`` later."""
-        self._due = now + self._start_s
+        self._enumerates_at = now + self._start_s
 
     def poll(self, now: float) -> None:
         """Enumerate and register once the start-up time has passed.
@@ -224,9 +224,9 @@ class Plugin:
         Raises:
             ExitedError: The layout, or the driver, makes the plugin exit.
         """
-        if self._due is None or now < self._due:
+        if self._enumerates_at is None or now < self._enumerates_at:
             return
-        self._due = None
+        self._enumerates_at = None
         try:
             gpus = self._gpus.observe()
             found = enumerate_devices(gpus, self._strategy)
@@ -244,7 +244,7 @@ class Plugin:
 
     def stop(self, now: float) -> None:
         """End: let go of the GPUs and disconnect from kubelet."""
-        self._due = None
+        self._enumerates_at = None
         self._clients.close()
         # Only what is still ours: this may be called again when a successor has registered.
         self._manager.disconnect(self._registered, now)

@@ -44,15 +44,7 @@ class _Worker:
 
 
 class Kubelet:
-    """The kubelet of one node; used by one thread.
-
-    Args:
-        opts: The node's options.
-        cluster: Where node and pods are.
-        manager: The node's devices.
-        program_of: What a pod runs.
-        node_labels: Labels to register the node with.
-    """
+    """The kubelet of one node; used by one thread."""
 
     def __init__(
         self,
@@ -124,7 +116,7 @@ class Kubelet:
                 self._report(worker, pod)
 
     def stop(self, now: float) -> None:
-        """End every program at once without telling the API: the machine is switched off."""
+        """End every program at once without a write to the API: the machine is powered off."""
         for worker in self._workers.values():
             self._end(worker, now)
         self._workers.clear()

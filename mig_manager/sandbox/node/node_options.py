@@ -111,11 +111,7 @@ class NodeGpus(Protocol):
 
 
 class SimulatedGpus:
-    """Implements ``NodeGpus`` over the state file of the simulated NVML.
-
-    Args:
-        path: The state file of the simulated driver.
-    """
+    """Implements ``NodeGpus`` over the state file of the simulated NVML."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._state = state_file.SharedState(path)

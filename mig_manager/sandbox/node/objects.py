@@ -45,7 +45,7 @@ def version(obj: Mapping[str, Any]) -> int:
 
 
 def is_terminating(obj: Mapping[str, Any]) -> bool:
-    """Tell whether deletion has been asked for."""
+    """Return whether deletion has been asked for."""
     return bool(obj["metadata"].get("deletionTimestamp"))
 
 
@@ -66,12 +66,12 @@ def phase(pod: Mapping[str, Any]) -> str:
 
 
 def is_finished(pod: Mapping[str, Any]) -> bool:
-    """Tell whether a pod's containers have ended for good."""
+    """Return whether a pod's containers have ended for good."""
     return phase(pod) in ("Succeeded", "Failed")
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Tell whether a pod's Ready condition holds."""
+    """Return whether a pod's Ready condition holds."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
@@ -99,7 +99,7 @@ def gpu_counts(container: Mapping[str, Any]) -> dict[str, int]:
 
 
 def is_sidecar(init_container: Mapping[str, Any]) -> bool:
-    """Tell whether an init container keeps running beside the app containers."""
+    """Return whether an init container keeps running beside the app containers."""
     return init_container.get("restartPolicy") == "Always"
 
 
@@ -119,7 +119,7 @@ def gpu_requests(pod: Mapping[str, Any]) -> dict[str, int]:
 
 
 def matches(selector: Mapping[str, str] | None, node: Mapping[str, Any]) -> bool:
-    """Tell whether a node has every label of a ``nodeSelector``."""
+    """Return whether a node has every label of a ``nodeSelector``."""
     have = labels(node)
     return all(have.get(key) == value for key, value in (selector or {}).items())
 
@@ -140,7 +140,7 @@ UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
 
 
 def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
-    """Tell whether one of a pod's tolerations matches a taint."""
+    """Return whether one of a pod's tolerations matches a taint."""
     return any(_matches_taint(toleration, taint) for toleration in tolerations)
 
 
@@ -328,12 +328,7 @@ def node(opts: node_options.NodeOptions, labels: Mapping[str, str]) -> JsonObjec
 
 
 def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> JsonObject:
-    """Return a ready node's status.
-
-    Args:
-        capacity: Devices by resource, healthy or not.
-        allocatable: Healthy devices by resource.
-    """
+    """Return a ready node's status; ``allocatable`` counts only healthy devices."""
     base = {"cpu": "64", "memory": "512Gi", "pods": "110"}
     return {
         "capacity": {**base, **{r: str(n) for r, n in capacity.items()}},
@@ -361,14 +356,7 @@ def running(pod: Mapping[str, Any], *, restarts: int) -> JsonObject:
 
 
 def waiting(pod: Mapping[str, Any], *, reason: str, message: str, restarts: int) -> JsonObject:
-    """Return the status of a pod whose containers wait to be started again.
-
-    Args:
-        pod: The pod.
-        reason: Such as ``CrashLoopBackOff``.
-        message: What the container or the runtime said last.
-        restarts: How often the containers have been started again.
-    """
+    """Return the status of a pod whose containers wait to be started again."""
     # A container that has run before leaves its pod in phase Running while it waits.
     phase = "Running" if restarts else "Pending"
     state = {"waiting": {"reason": reason, "message": message}}

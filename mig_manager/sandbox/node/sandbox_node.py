@@ -154,7 +154,7 @@ class SandboxNode:
                 start_s=self.options.plugin_start_s,
             )
         is_monitor = objects.annotations(pod).get(objects.MONITORS) == "true"
-        return device_plugin.Holder(
+        return device_plugin.DeviceUser(
             gpus=self._gpus,
             name=f"{objects.namespace(pod)}/{objects.name(pod)}",
             device_ids=self._all_gpus if is_monitor else lambda: sorted(allocation.device_ids),

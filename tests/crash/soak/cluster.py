@@ -1,4 +1,4 @@
-"""The cluster side of the soak: the fake world over simulated GPUs, and its other inhabitants."""
+"""The cluster side of the soak: the fake node over simulated GPUs, and its other inhabitants."""
 
 import collections
 import dataclasses
@@ -31,11 +31,11 @@ class Cluster(fakes.NodeRig):
         self.wants_cordon = False
         self.owner_of: dict[str, states.Client] = {}
         """UID of a pod -> its process on a GPU."""
-        self.strangers: list[states.Client] = []
+        self.other_clients: list[states.Client] = []
         """Processes on the GPUs that no pod owns."""
         self.violations: list[str] = []
         self.gone_devices: set[str] = set()
-        """Those that ended since somebody last cleared this."""
+        """Those that ended since this was last cleared."""
         self.evicted: dict[str, frozenset[str]] = {}
         """UID of a pod -> its devices when its eviction was granted; cleared alike."""
         self.counts: collections.Counter[str] = collections.Counter()
@@ -73,7 +73,7 @@ class Cluster(fakes.NodeRig):
         self.pods.clear()
         self.assigned.clear()
         self.owner_of.clear()
-        self.strangers.clear()
+        self.other_clients.clear()
         self.offered = {}
         self.live()
 
@@ -150,26 +150,26 @@ class Cluster(fakes.NodeRig):
         fakes._drop_gated(self)
         return True
 
-    def start_stranger(self, pick: int) -> bool:
+    def start_other_client(self, pick: int) -> bool:
         """Let a process beside all pods hold a device."""
         taken = {device for devices in self.assigned.values() for device in devices}
         free = sorted(driver.devices(self.state).keys() - taken)
         if not free:
             return False
         kind = states.ClientKind.COMPUTE if pick % 2 else states.ClientKind.MONITOR
-        client = self.state.add_client(free[pick % len(free)], name="stranger", kind=kind)
-        self.strangers.append(client)
+        client = self.state.add_client(free[pick % len(free)], name="other", kind=kind)
+        self.other_clients.append(client)
         return True
 
-    def end_strangers(self) -> None:
+    def end_other_clients(self) -> None:
         """Stop the processes beside all pods."""
-        for client in self.strangers:
+        for client in self.other_clients:
             self.state.remove_client(client)
-        self.strangers.clear()
+        self.other_clients.clear()
 
     def appease(self) -> None:
         """Take away whatever may rightly keep a layout from coming into force."""
-        self.end_strangers()
+        self.end_other_clients()
         self.state.clear_faults()
         self.budgets.clear()
         for uid, pod in self.pods.items():
@@ -177,11 +177,11 @@ class Cluster(fakes.NodeRig):
 
 
 class Workloads(fakes.FakeWorkloads):
-    """Keeps in mind whose eviction was granted, and what they held."""
+    """Records the pods whose eviction was granted, and their devices."""
 
-    def __init__(self, world: Cluster) -> None:
-        super().__init__(world)
-        self._cluster = world
+    def __init__(self, rig: Cluster) -> None:
+        super().__init__(rig)
+        self._cluster = rig
 
     def evict(self, pod: cluster.Pod) -> ports.Verdict:
         verdict = super().evict(pod)

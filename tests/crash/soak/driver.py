@@ -16,7 +16,7 @@ from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
 
 Geometry = tuple[tuple[object, ...], ...]
-"""Modes, places and spans of every GPU; no ids, which the driver gives at will."""
+"""Modes, placements and spans of every GPU; no ids, which the driver gives at will."""
 
 
 class MemoryState(nvml_faults.SharedState):
@@ -55,7 +55,7 @@ class MemoryState(nvml_faults.SharedState):
 
 
 class Library(nvml_faults.CountingLibrary):
-    """Tells before and after each change that a GPU takes."""
+    """Reports before and after each change of a GPU."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the soak wishes for: layouts as plain data, their files, and what they mean on GPUs.
+"""The layouts that the soak requests: as plain data, their files, and what they mean on GPUs.
 
 Nothing here asks the planner or the parser, because they are what is tried.
 """
@@ -67,7 +67,7 @@ BROKEN = "version: v1\nmig-configs: {a: [\n"
 
 
 def layout_of(products: Sequence[str], picks: Sequence[int]) -> Layout:
-    """Turn numbers into a layout of these GPUs that speaks of one GPU at least."""
+    """Step numbers into a layout of these GPUs that speaks of one GPU at least."""
     chosen: list[Choice | None] = []
     for product, pick in zip(products, picks, strict=False):
         is_meant = pick % 20 != _RARELY
@@ -77,7 +77,7 @@ def layout_of(products: Sequence[str], picks: Sequence[int]) -> Layout:
 
 
 def is_feasible(layout: Layout) -> bool:
-    """Tell whether the GPUs can have it."""
+    """Return whether the GPUs can have it."""
     return all(choice is None or choice.is_feasible for choice in layout)
 
 

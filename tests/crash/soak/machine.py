@@ -90,9 +90,9 @@ class Soak(stateful.RuleBasedStateMachine):
         self.process: process.Process | None = None
         self.is_at_rest = False
         """Whether nothing is under way: neither a run nor one that a kill cut off."""
-        self.turn = process.Turn(is_killed=False, is_over=True, outcome=None, names=())
+        self.step = process.Step(is_killed=False, is_over=True, outcome=None, names=())
         self.fired: collections.Counter[int | None] = collections.Counter()
-        """How often driver faults had struck before this turn, by GPU."""
+        """How often driver faults had struck before this step, by GPU."""
         self.foreign: set[tuple[int, object]] = set()
         """Instances that others made since nothing was under way last; the agent keeps them."""
         self.tried: list[layouts.Layout] = []
@@ -100,7 +100,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.applied: tuple[str, layouts.Layout] | None = None
         """The name that a success published, and what it meant then."""
         self.is_foreign = False
-        """Whether somebody else has changed the GPUs since the last success."""
+        """Whether another program has changed the GPUs since the last success."""
 
     @stateful.initialize(
         spec=st.sampled_from(SPECS),
@@ -115,49 +115,49 @@ class Soak(stateful.RuleBasedStateMachine):
         heals: bool,  # noqa: FBT001 - as above
         seeds: list[tuple[int, int, int]],
     ) -> None:
-        self.world = soak_cluster.Cluster(spec, is_gated=is_gated, script_=script.Script())
-        self.world.script.acts = {
-            script.Kind.POD_STARTS: self.world.start_pod,
-            script.Kind.POD_ENDS: self.world.end_pod,
-            script.Kind.CORDON: self.world.cordon,
+        self.rig = soak_cluster.Cluster(spec, is_gated=is_gated, script_=script.Script())
+        self.rig.script.acts = {
+            script.Kind.POD_STARTS: self.rig.start_pod,
+            script.Kind.POD_ENDS: self.rig.end_pod,
+            script.Kind.CORDON: self.rig.cordon,
             script.Kind.LABEL: self._label,
             script.Kind.UNLABEL: self._unlabel,
-            script.Kind.UNCORDON: self.world.uncordon,
-            script.Kind.DECIDE_MONITOR: lambda pick: self.world.decide(
+            script.Kind.UNCORDON: self.rig.uncordon,
+            script.Kind.DECIDE_MONITOR: lambda pick: self.rig.decide(
                 soak_cluster.MONITOR_LABEL, pick
             ),
-            script.Kind.DECIDE_PLUGIN: lambda pick: self.world.decide(
+            script.Kind.DECIDE_PLUGIN: lambda pick: self.rig.decide(
                 soak_cluster.PLUGIN_LABEL, pick
             ),
         }
         self.heals = heals
-        self.products = [board.product.key for board in self.world.state.boards]
+        self.products = [board.product.key for board in self.rig.state.boards]
         self.layouts = {
             name: layouts.layout_of(self.products, seed)
             for name, seed in zip(layouts.NAMES, seeds, strict=True)
         }
         self.configs = fakes.FakeConfig(layouts.document(self.layouts))
-        self.before = _sets(driver.geometry(self.world.state))
+        self.before = _sets(driver.geometry(self.rig.state))
         COUNTS["nodes"] += 1
-        self.wish_in_peace(layouts.NAMES[0])
+        self.request_undisturbed(layouts.NAMES[0])
         for pick in range(3):
-            self.world.start_pod(pick)
+            self.rig.start_pod(pick)
 
-    # -- what people wish
+    # -- what people request
 
     @stateful.rule(name=names, happens=events)
-    def wish(self, name: str, happens: list[script.Event]) -> None:
-        self.world.labels[cluster.CONFIG_LABEL] = name
+    def request_layout(self, name: str, happens: list[script.Event]) -> None:
+        self.rig.labels[cluster.CONFIG_LABEL] = name
         self._serve(happens)
 
     @stateful.rule(name=names, kill=kills)
-    def wish_and_kill(self, name: str, kill: list[script.Event]) -> None:
-        self.world.labels[cluster.CONFIG_LABEL] = name
+    def request_and_kill(self, name: str, kill: list[script.Event]) -> None:
+        self.rig.labels[cluster.CONFIG_LABEL] = name
         self._serve(kill)
 
     @stateful.rule(name=st.sampled_from(layouts.NAMES))
-    def wish_in_peace(self, name: str) -> None:
-        self.world.labels[cluster.CONFIG_LABEL] = name
+    def request_undisturbed(self, name: str) -> None:
+        self.rig.labels[cluster.CONFIG_LABEL] = name
         self._serve([])
 
     @stateful.rule(happens=st.one_of(st.just([]), events))
@@ -166,7 +166,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def take_the_label_away(self) -> None:
-        self.world.labels.pop(cluster.CONFIG_LABEL, None)
+        self.rig.labels.pop(cluster.CONFIG_LABEL, None)
         self._serve([])
 
     @stateful.rule(name=st.sampled_from(layouts.NAMES), seed=many_picks)
@@ -184,11 +184,11 @@ class Soak(stateful.RuleBasedStateMachine):
             self.process.put_file_change()
 
     def _label(self, pick: int) -> bool:
-        self.world.labels[cluster.CONFIG_LABEL] = layouts.NAMES[pick % len(layouts.NAMES)]
+        self.rig.labels[cluster.CONFIG_LABEL] = layouts.NAMES[pick % len(layouts.NAMES)]
         return True
 
     def _unlabel(self, _pick: int) -> bool:
-        return self.world.labels.pop(cluster.CONFIG_LABEL, None) is not None
+        return self.rig.labels.pop(cluster.CONFIG_LABEL, None) is not None
 
     # -- what happens to the process and its node
 
@@ -200,7 +200,7 @@ class Soak(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def reboot(self) -> None:
         self._abandon()
-        self.world.reboot()
+        self.rig.reboot()
         self._foreign_change()
         COUNTS["reboots"] += 1
 
@@ -212,7 +212,7 @@ class Soak(stateful.RuleBasedStateMachine):
     )
     def arm_a_fault(self, function: str, code: states.Code, first: int, gpu: int) -> None:
         is_about_gpu = function.startswith(("nvmlDevice", "nvmlGpu", "nvmlCompute"))
-        self.world.state.add_fault(
+        self.rig.state.add_fault(
             nvml_faults.Fault(
                 function=function,
                 gpu=gpu % len(self.products) if is_about_gpu else None,
@@ -224,15 +224,15 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule(pick=picks)
     def instance_goes_behind_our_back(self, pick: int) -> None:
-        held = {device for devices in self.world.assigned.values() for device in devices}
-        if driver.remove_behind_back(self.world.state, pick, spared=held):
+        in_use = {device for devices in self.rig.assigned.values() for device in devices}
+        if driver.remove_behind_back(self.rig.state, pick, spared=in_use):
             self._foreign_change()
 
     @stateful.rule(pick=picks, is_orphan=st.booleans())
     def instance_comes_behind_our_back(self, pick: int, is_orphan: bool) -> None:  # noqa: FBT001
-        known = driver.geometry(self.world.state)
-        if driver.add_behind_back(self.world.state, pick, is_orphan=is_orphan):
-            now = driver.geometry(self.world.state)
+        known = driver.geometry(self.rig.state)
+        if driver.add_behind_back(self.rig.state, pick, is_orphan=is_orphan):
+            now = driver.geometry(self.rig.state)
             for index, (old, new) in enumerate(zip(known, now, strict=True)):
                 self.foreign |= {(index, each) for each in _instances(new) - _instances(old)}
             self._foreign_change()
@@ -242,75 +242,75 @@ class Soak(stateful.RuleBasedStateMachine):
         if self.process is None or not self.process.is_resting:
             return
         self._clear_faults()
-        self._begin_turn()
-        self._end_turn(self.process.look())
-        COUNTS["looks"] += 1
-        assert not (self.turn.names and self.heals and self.world.evicted and self.is_foreign)
+        self._begin_step()
+        self._end_step(self.process.observe())
+        COUNTS["reads"] += 1
+        assert not (self.step.names and self.heals and self.rig.evicted and self.is_foreign)
 
     # -- what others do
 
     @stateful.rule(wanted=st.lists(picks, min_size=1, max_size=5))
     def pods_start(self, wanted: list[int]) -> None:
-        COUNTS["pods"] += sum(map(self.world.start_pod, wanted))
+        COUNTS["pods"] += sum(map(self.rig.start_pod, wanted))
 
     @stateful.rule(pick=picks)
     def pod_ends(self, pick: int) -> None:
-        self.world.end_pod(pick)
+        self.rig.end_pod(pick)
 
     @stateful.rule(pick=picks)
-    def stranger_starts(self, pick: int) -> None:
-        self.world.start_stranger(pick)
+    def other_client_starts(self, pick: int) -> None:
+        self.rig.start_other_client(pick)
 
     @stateful.rule()
-    def strangers_end(self) -> None:
-        self.world.end_strangers()
+    def other_clients_end(self) -> None:
+        self.rig.end_other_clients()
 
     @stateful.rule()
     def owner_cordons(self) -> None:
-        self.world.cordon()
+        self.rig.cordon()
 
     @stateful.rule()
     def owner_uncordons(self) -> None:
-        self.world.uncordon()
+        self.rig.uncordon()
 
     @stateful.rule(
         key=st.sampled_from((soak_cluster.MONITOR_LABEL, soak_cluster.PLUGIN_LABEL)), pick=picks
     )
     def owner_decides(self, key: str, pick: int) -> None:
-        self.world.decide(key, pick)
+        self.rig.decide(key, pick)
 
     @stateful.rule()
     def time_passes(self) -> None:
-        self.world.clock.wait(1.0)
+        self.rig.clock.wait(1.0)
 
     # -- what must hold
 
     @stateful.invariant()
     def no_pod_loses_what_it_holds(self) -> None:
         COUNTS["acts"] += 1
-        if hasattr(self, "world"):
-            assert not self.world.violations
+        if hasattr(self, "rig"):
+            assert not self.rig.violations
 
     @stateful.invariant()
     def at_rest_everything_is_as_its_owner_wants(self) -> None:
         if not self.is_at_rest:
             return
-        world = self.world
+        rig = self.rig
         closed = self._closed()
-        assert world.is_unschedulable == (world.wants_cordon or closed.cordoned)
-        assert world.has_hold_taint == closed.hold_taint
-        for key, value in world.wanted_labels.items():
-            assert world.labels.get(key) == value, key
-        assert cluster.JOURNAL_ANNOTATION not in world.annotations or self._is_retried()
+        assert rig.is_unschedulable == (rig.wants_cordon or closed.cordoned)
+        assert rig.has_hold_taint == closed.hold_taint
+        for key, value in rig.wanted_labels.items():
+            assert rig.labels.get(key) == value, key
+        assert cluster.JOURNAL_ANNOTATION not in rig.annotations or self._is_retried()
 
     @stateful.invariant()
     def at_rest_the_state_is_terminal(self) -> None:
         if self.is_at_rest:
-            assert process.state_of(self.world) is not model.State.PENDING
+            assert process.state_of(self.rig) is not model.State.PENDING
 
     @stateful.invariant()
     def at_rest_the_applied_label_is_true(self) -> None:
-        name = hasattr(self, "world") and self.world.labels.get(cluster.APPLIED_LABEL)
+        name = hasattr(self, "rig") and self.rig.labels.get(cluster.APPLIED_LABEL)
         if not name or not self.is_at_rest or self.is_foreign:
             return
         assert self.applied is not None
@@ -319,30 +319,30 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "world"):
-                self._settle()
+            if hasattr(self, "rig"):
+                self._judge_undisturbed()
         finally:
             self._abandon()
             driver.unload()
             structlog.reset_defaults()
 
-    def _settle(self) -> None:
-        """End all disturbance: then every layout that the GPUs can have comes into force."""
+    def _judge_undisturbed(self) -> None:
+        """End all disturbance: then every layout that the GPUs can have becomes active."""
         self._clear_faults()
-        self.world.appease()
+        self.rig.appease()
         name = next((n for n, lay in self.layouts.items() if layouts.is_feasible(lay)), "a")
         if not layouts.is_feasible(self.layouts[name]):
             self.layouts[name] = layouts.layout_of(self.products, (0, 0, 0))
         self._write(layouts.document(self.layouts))
-        # The same wish as before the agent's start would not be worth an eviction.
+        # For the request from before its start the agent evicts no pod.
         self.take_the_label_away()
-        self.world.labels[cluster.CONFIG_LABEL] = name
+        self.rig.labels[cluster.CONFIG_LABEL] = name
         for _ in range(3):
             self._serve([])
             self.check_all()
-            if self.turn.outcome and self.turn.outcome.state is model.State.SUCCESS:
+            if self.step.outcome and self.step.outcome.state is model.State.SUCCESS:
                 return
-        raise AssertionError(f"undisturbed, it still ends so: {self.turn.outcome}")
+        raise AssertionError(f"undisturbed, it still ends so: {self.step.outcome}")
 
     def check_all(self) -> None:
         self.no_pod_loses_what_it_holds()
@@ -350,44 +350,44 @@ class Soak(stateful.RuleBasedStateMachine):
         self.at_rest_the_state_is_terminal()
         self.at_rest_the_applied_label_is_true()
 
-    # -- one turn of the agent, and what it must leave behind
+    # -- one step of the agent, and what it must leave behind
 
     def _serve(self, happens: list[script.Event]) -> None:
         if self.process is None:
-            self.process = process.Process(self.world, self.configs, heals=self.heals)
-        self._begin_turn()
-        self._end_turn(self.process.turn(happens))
+            self.process = process.Process(self.rig, self.configs, heals=self.heals)
+        self._begin_step()
+        self._end_step(self.process.step(happens))
 
-    def _begin_turn(self) -> None:
-        world = self.world
-        world.gone_devices.clear()
-        world.messages.clear()
-        world.statuses.clear()
-        world.evicted.clear()
+    def _begin_step(self) -> None:
+        rig = self.rig
+        rig.gone_devices.clear()
+        rig.messages.clear()
+        rig.statuses.clear()
+        rig.evicted.clear()
         self.fired = self._fired()
 
-    def _end_turn(self, turn: process.Turn) -> None:
-        self.turn = turn
-        self.is_at_rest = not turn.is_killed
-        COUNTS["runs"] += len(turn.names)
-        COUNTS["kills"] += turn.is_killed
-        for kind in self.world.script.happened:
+    def _end_step(self, step: process.Step) -> None:
+        self.step = step
+        self.is_at_rest = not step.is_killed
+        COUNTS["runs"] += len(step.names)
+        COUNTS["kills"] += step.is_killed
+        for kind in self.rig.script.happened:
             COUNTS[kind.value] += 1
         COUNTS["driver faults struck"] += sum((self._fired() - self.fired).values())
-        if turn.is_over:
+        if step.is_over:
             self.process = None
-        self.tried += [self.layouts[name] for name in turn.names if name in self.layouts]
-        for name in turn.succeeded:
+        self.tried += [self.layouts[name] for name in step.names if name in self.layouts]
+        for name in step.succeeded:
             self.applied, self.is_foreign = (name, self.layouts[name]), False
-        if turn.outcome is not None:
-            self._judge(turn.outcome)
-        elif turn.is_killed:
+        if step.outcome is not None:
+            self._judge(step.outcome)
+        elif step.is_killed:
             self._take_note()
         if self.is_at_rest:
             self._judge_geometry()
 
     def _happened(self) -> list[str]:
-        return [kind.value for kind in self.world.script.happened]
+        return [kind.value for kind in self.rig.script.happened]
 
     def _abandon(self) -> None:
         if self.process is not None:
@@ -397,41 +397,41 @@ class Soak(stateful.RuleBasedStateMachine):
     def _fired(self) -> collections.Counter[int | None]:
         """Count the strikes of the driver's faults by GPU; None: those that are about no GPU."""
         fired: collections.Counter[int | None] = collections.Counter()
-        for armed in self.world.state.faults():
+        for armed in self.rig.state.faults():
             fired[armed.fault.gpu] += armed.fired
         return fired
 
     def _clear_faults(self) -> None:
-        self.world.state.clear_faults()
+        self.rig.state.clear_faults()
         self.fired = self._fired()
 
     def _judge(self, outcome: process.Outcome) -> None:
         COUNTS[outcome.reason.value] += 1
         assert outcome.reason is not errors.Reason.INTERNAL, outcome.message
-        assert process.state_of(self.world) is outcome.state
+        assert process.state_of(self.rig) is outcome.state
         if outcome.state is model.State.SUCCESS:
-            self._judge_success(self.turn.succeeded[-1])
+            self._judge_success(self.step.succeeded[-1])
 
     def _judge_geometry(self) -> None:
         """Find the GPUs as before, or as a layout that was requested has them.
 
         A message that the instances from before are not back excuses a GPU only if something in
-        this turn may have kept its driver from bringing them back.
+        this step may have kept its driver from bringing them back.
         """
-        now = driver.geometry(self.world.state)
-        told = (self.turn.outcome.message if self.turn.outcome else "", *self.world.messages)
-        is_confessed = any(words in text for words in CONFESSED for text in told)
-        COUNTS["not undone, as told"] += is_confessed
+        now = driver.geometry(self.rig.state)
+        messages = (self.step.outcome.message if self.step.outcome else "", *self.rig.messages)
+        is_confessed = any(words in text for words in CONFESSED for text in messages)
+        COUNTS["not undone, as reported"] += is_confessed
         excused = self._hindered() if is_confessed else frozenset()
         for index, found in enumerate(now):
             is_wanted = any(
                 not self._differences((*(None,) * index, layout[index])) for layout in self.tried
             )
             if not is_wanted and not self._was_before(index, found):
-                assert index in excused, (index, found, told, self.turn, self._happened())
+                assert index in excused, (index, found, messages, self.step, self._happened())
                 COUNTS["GPUs not undone"] += 1
         # A journal that is kept may lead back to what was before it, at the next try or start.
-        if is_confessed or cluster.JOURNAL_ANNOTATION in self.world.annotations:
+        if is_confessed or cluster.JOURNAL_ANNOTATION in self.rig.annotations:
             self._also(now)
             return
         self.before = _sets(now)
@@ -439,7 +439,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.foreign.clear()
 
     def _was_before(self, index: int, found: tuple[object, ...]) -> bool:
-        """Tell whether a GPU has what it had, and beside that only what others made.
+        """Return whether a GPU has what it had, and beside that only what others made.
 
         Where others made something in the place of what it had, that cannot be back.
         """
@@ -452,19 +452,19 @@ class Soak(stateful.RuleBasedStateMachine):
         )
 
     def _hindered(self) -> frozenset[int]:
-        """Return the GPUs whose driver refused something in this turn, or that processes use.
+        """Return the GPUs whose driver refused something in this step, or that processes use.
 
         That is all of them if a call failed that a rollback needs, be it to find the pods that use
         the devices.
         """
         everywhere = frozenset(range(len(self.products)))
         fired = self._fired() - self.fired
-        if fired[None] or _ASKED & self.world.script.failed_ports:
+        if fired[None] or _ASKED & self.rig.script.failed_ports:
             return everywhere
-        users = {client.gpu_uuid for client in self.world.state.read().clients}
+        users = {client.gpu_uuid for client in self.rig.state.read().clients}
         return everywhere & {
             index
-            for index, board in enumerate(self.world.state.boards)
+            for index, board in enumerate(self.rig.state.boards)
             if fired[index] or board.uuid in users
         }
 
@@ -473,9 +473,9 @@ class Soak(stateful.RuleBasedStateMachine):
             known.add(found)
 
     def _take_note(self) -> None:
-        """Find that a success was told before the kill, and see whether it is one."""
-        name = self.turn.names[-1] if self.turn.names else ""
-        if any(text.startswith(f"Layout {name} is ") for text in self.world.statuses[-1:]):
+        """Check a success that was reported before the kill."""
+        name = self.step.names[-1] if self.step.names else ""
+        if any(text.startswith(f"Layout {name} is ") for text in self.rig.statuses[-1:]):
             self.applied, self.is_foreign = (name, self.layouts[name]), False
             assert self._differences(self.layouts[name]) == []
 
@@ -483,13 +483,13 @@ class Soak(stateful.RuleBasedStateMachine):
         layout = self.layouts[name]
         assert self._differences(layout) == []
         self.applied, self.is_foreign = (name, layout), False
-        if self.world._plugins():
-            offered = {uuid for ids in self.world.offered.values() for uuid in ids}
-            there = driver.devices(self.world.state)
-            assert offered == there.keys(), (self.turn.outcome, self.world.offered, there)
-        if not self.world.script.happened and len(self.turn.names) == 1:
-            for uid, devices in self.world.evicted.items():
-                assert devices & self.world.gone_devices, f"{uid} was evicted in vain"
+        if self.rig._plugins():
+            allocatable = {uuid for ids in self.rig.offered.values() for uuid in ids}
+            there = driver.devices(self.rig.state)
+            assert allocatable == there.keys(), (self.step.outcome, self.rig.offered, there)
+        if not self.rig.script.happened and len(self.step.names) == 1:
+            for uid, devices in self.rig.evicted.items():
+                assert devices & self.rig.gone_devices, f"{uid} was evicted in vain"
 
     def _differences(self, layout: layouts.Layout) -> list[str]:
         """Compare with the GPUs by counting."""
@@ -497,10 +497,10 @@ class Soak(stateful.RuleBasedStateMachine):
         for index, choice in enumerate(layout):
             if choice is None:
                 continue
-            has = driver.counted(self.world.state, index)
+            has = driver.counted(self.rig.state, index)
             if has != (None if choice.devices is None else collections.Counter(choice.devices)):
                 found.append(f"GPU {index}: {choice.devices} wanted, {has} there")
-            gpu = self.world.state.read().gpus[index]
+            gpu = self.rig.state.read().gpus[index]
             if gpu.is_pending is not gpu.is_enabled:
                 found.append(f"GPU {index}: its mode waits for a reset")
             if any(not instance.compute_instances for instance in gpu.instances):
@@ -509,19 +509,19 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _closed(self) -> status.Journal:
         """Return what is taken of a node whose drain is tried again: pods have left it already."""
-        text = self.world.annotations.get(cluster.JOURNAL_ANNOTATION)
+        text = self.rig.annotations.get(cluster.JOURNAL_ANNOTATION)
         kept = status.Journal.from_json(text) if text else status.Journal(config="")
-        is_awaited = self.turn.outcome is not None and self.turn.outcome.should_retry
+        is_awaited = self.step.outcome is not None and self.step.outcome.should_retry
         return kept if kept.draining and is_awaited else status.Journal(config="")
 
     def _is_retried(self) -> bool:
-        # Without a wish, or at the end of the process, the next start or wish goes back.
-        return self.turn.outcome is None or self.turn.outcome.should_retry
+        # Without a request, or at the end of the process, the next start or request rolls back.
+        return self.step.outcome is None or self.step.outcome.should_retry
 
     def _foreign_change(self) -> None:
         self.is_foreign = True
-        now = driver.geometry(self.world.state)
-        if cluster.JOURNAL_ANNOTATION in self.world.annotations:
+        now = driver.geometry(self.rig.state)
+        if cluster.JOURNAL_ANNOTATION in self.rig.annotations:
             self._also(now)
         else:
             self.before = _sets(now)

@@ -1,7 +1,7 @@
-"""One agent process of the soak: what ``service.assemble`` makes, in a thread that takes turns.
+"""One agent process of the soak: what ``service.assemble`` makes, in a thread that takes steps.
 
 The product's own loop serves, retries and rests. Only one of the two threads is ever at work: the
-agent's from the beginning of a turn until it rests, waits for its next try, or is no more.
+agent's from the beginning of a step until it rests, waits for its next try, or is no more.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """What became of one turn of the agent's loop."""
+class Step:
+    """What became of one step of the agent's loop."""
 
     is_killed: bool
     is_over: bool
-    """Whether the process is no more: it was killed, or told to stop."""
+    """Whether the process is no more: it was killed, or stopped."""
     outcome: Outcome | None
     """None: there was no run, or the last one did not end, or the node has no label."""
     names: tuple[str, ...]
@@ -54,28 +54,28 @@ class Turn:
 
 
 class Process:
-    """One agent process; its first turn begins with the first look at the node."""
+    """One agent process; its first step begins with the first look at the node."""
 
     def __init__(
-        self, world: soak_cluster.Cluster, configs: fakes.FakeConfig, *, heals: bool
+        self, rig: soak_cluster.Cluster, configs: fakes.FakeConfig, *, heals: bool
     ) -> None:
-        self._world = world
+        self._rig = rig
         self._library = driver.Library(
-            world.state,
-            on_change=world.script.before_change,
-            on_gone=world.destroyed,
-            on_changed=world.script.after_change,
+            rig.state,
+            on_change=rig.script.before_change,
+            on_gone=rig.destroyed,
+            on_changed=rig.script.after_change,
         )
         driver.load(self._library)
-        self._heard = _Telemetry(world)
-        self._box = _Mailbox(world, self._heard)
+        self._heard = _Telemetry(rig)
+        self._box = _Mailbox(rig, self._heard)
         self._heard.box = self._box
         agent = main.assemble(
             _settings(heals=heals),
             _NO_API,
-            boot_id=world.state.boot_id,
+            boot_id=rig.state.boot_id,
             overrides=main.Overrides(
-                replace_ports=lambda own: _in_memory(own, world, configs),
+                replace_ports=lambda own: _in_memory(own, rig, configs),
                 telemetry=self._heard,
                 inbox=self._box,
                 watches_files=False,
@@ -85,29 +85,29 @@ class Process:
         self._error: BaseException | None = None
         self._is_killed = False
         self._thread = threading.Thread(target=self._live, args=(agent,), daemon=True)
-        world.script.acts[script.Kind.STOP] = self._stop
+        rig.script.acts[script.Kind.STOP] = self._stop
 
-    def turn(self, events: Sequence[script.Event] = ()) -> Turn:
-        """Let the agent do what is due, until it can tell how that ended."""
-        self._world.script.begin(events)
+    def step(self, events: Sequence[script.Event] = ()) -> Step:
+        """Let the agent work until it rests, and return how that ended."""
+        self._rig.script.begin(events)
         self._heard.begin()
         try:
             for _ in range(_MOST_TRIES):
                 self._heard.is_lost = False
                 self._go()
                 if not self._heard.is_lost or not self._thread.is_alive():
-                    return self._told()
+                    return self._result()
         finally:
-            self._world.script.end()
+            self._rig.script.end()
         raise AssertionError("the API answers, and still nothing can be published")
 
-    def look(self) -> Turn:
+    def observe(self) -> Step:
         """Let the agent at rest look at the GPUs, and do what is due then."""
         self._box.put_gpu_change()
-        return self.turn()
+        return self.step()
 
     def put_file_change(self) -> None:
-        """Tell the agent that its config file has changed."""
+        """Notify the agent of a changed config file."""
         self._box.put_file_change()
 
     @property
@@ -127,7 +127,7 @@ class Process:
             self._thread.start()
         else:
             self._box.may_go.release()
-        assert self._box.is_turn_over.acquire(timeout=_DEADLINE_S), "it neither rests nor ends"
+        assert self._box.is_step_over.acquire(timeout=_DEADLINE_S), "it neither rests nor ends"
         if self._box.is_dead:
             self._thread.join(_DEADLINE_S)
             assert not self._thread.is_alive()
@@ -142,22 +142,22 @@ class Process:
         except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
             self._error = error
         self._box.is_dead = True
-        self._box.is_turn_over.release()
+        self._box.is_step_over.release()
 
     def _stop(self, _pick: int) -> bool:
         self._box.stop()
         return True
 
-    def _told(self) -> Turn:
+    def _result(self) -> Step:
         ended = None if self._box.is_dead else self._heard.ended
-        return Turn(
+        return Step(
             is_killed=self._is_killed,
             is_over=self._box.is_dead,
             outcome=ended
             and Outcome(
                 state=ended[0],
                 reason=ended[1],
-                message=self._world.statuses[-1] if self._world.statuses else "",
+                message=self._rig.statuses[-1] if self._rig.statuses else "",
                 should_retry=not self._box.is_resting,
             ),
             names=tuple(self._heard.names),
@@ -166,20 +166,20 @@ class Process:
 
 
 class _Telemetry(instrumentation.Telemetry):
-    """Remembers how the runs of a turn ended."""
+    """Remembers how the runs of a step ended."""
 
     box: "_Mailbox"
 
-    def __init__(self, world: soak_cluster.Cluster) -> None:
-        self._world = world
+    def __init__(self, rig: soak_cluster.Cluster) -> None:
+        self._rig = rig
         self.names: list[str] = []
         self.succeeded: list[str] = []
         self.ended: tuple[model.State, errors.Reason] | None = None
         self.is_lost = False
-        self.is_retry_due = False
+        self.is_retry_waiting = False
 
     def begin(self) -> None:
-        """Forget the turn before."""
+        """Forget the step before."""
         self.names.clear()
         self.succeeded.clear()
         self.ended = None
@@ -199,21 +199,21 @@ class _Telemetry(instrumentation.Telemetry):
         self.is_lost = True
 
     def retry_scheduled(self, delay_s: float) -> None:
-        self.is_retry_due = True
+        self.is_retry_waiting = True
 
 
 class _Mailbox(request.Inbox):
-    """Passes time by the node's clock, and ends a turn where the agent has nothing to do.
+    """Passes time by the node's clock, and ends a step where the agent has nothing to do.
 
     The label arrives as a watch brings it: at the next question whether the request still stands.
     """
 
-    def __init__(self, world: soak_cluster.Cluster, heard: _Telemetry) -> None:
+    def __init__(self, rig: soak_cluster.Cluster, heard: _Telemetry) -> None:
         super().__init__()
-        self._world = world
+        self._rig = rig
         self._heard = heard
         self.may_go = threading.Semaphore(0)
-        self.is_turn_over = threading.Semaphore(0)
+        self.is_step_over = threading.Semaphore(0)
         self.is_resting = False
         self.is_abandoned = False
         self.is_dead = False
@@ -221,17 +221,17 @@ class _Mailbox(request.Inbox):
         """The layout that is served, or was last."""
 
     def next(self, seen: int, *, timeout_s: float | None = None) -> request.Request | None:
-        """Return what is newer; end the turn first where nothing is."""
+        """Return what is newer; end the step first where nothing is."""
         self._deliver()
         if not (self.is_stopping or self._generation > seen or self._needs_check):
             self.is_resting = True
-            self._end_turn()
+            self._end_step()
             self.is_resting = False
             self._deliver()
-        wish = super().next(seen, timeout_s=0.0)
-        if wish is not None:
-            self.served = wish.name
-        return wish
+        request = super().next(seen, timeout_s=0.0)
+        if request is not None:
+            self.served = request.name
+        return request
 
     def end_of(self, generation: int) -> errors.Superseded | None:
         """Return why a request has ended, after the newest label has arrived."""
@@ -239,30 +239,30 @@ class _Mailbox(request.Inbox):
         return super().end_of(generation)
 
     def wait(self, generation: int, seconds: float) -> None:
-        """Let the node live; before the next try of a request, end the turn."""
-        if self._heard.is_retry_due:
-            self._heard.is_retry_due = False
-            self._end_turn()
+        """Let the node live; before the next try of a request, end the step."""
+        if self._heard.is_retry_waiting:
+            self._heard.is_retry_waiting = False
+            self._end_step()
         else:
-            self._world.clock.wait(seconds)
+            self._rig.clock.wait(seconds)
 
     def pause(self, generation: int, seconds: float) -> None:
         """Let the node live."""
-        self._world.clock.wait(seconds)
+        self._rig.clock.wait(seconds)
 
     def _deliver(self) -> None:
-        self.put_label(self._world.labels.get(cluster.CONFIG_LABEL))
+        self.put_label(self._rig.labels.get(cluster.CONFIG_LABEL))
 
-    def _end_turn(self) -> None:
-        self.is_turn_over.release()
+    def _end_step(self) -> None:
+        self.is_step_over.release()
         assert self.may_go.acquire(timeout=10 * _DEADLINE_S)
         if self.is_abandoned:
             raise script.Killed
 
 
-def state_of(world: soak_cluster.Cluster) -> model.State | None:
+def state_of(rig: soak_cluster.Cluster) -> model.State | None:
     """Return what the node says."""
-    text = world.labels.get(cluster.STATE_LABEL)
+    text = rig.labels.get(cluster.STATE_LABEL)
     return model.State(text) if text else None
 
 
@@ -280,19 +280,19 @@ def _settings(*, heals: bool) -> settings.AgentSettings:
 
 
 def _in_memory(
-    own: dependencies.Dependencies, world: soak_cluster.Cluster, configs: fakes.FakeConfig
+    own: dependencies.Dependencies, rig: soak_cluster.Cluster, configs: fakes.FakeConfig
 ) -> dependencies.Dependencies:
     """Return ports to the node in memory, each heard by the script."""
     each: dict[str, object] = {
-        "gpus": driver.real_adapter(world.clock),
-        "node": world.node,
-        "workloads": soak_cluster.Workloads(world),
-        "allocations": world.allocations,
+        "gpus": driver.real_adapter(rig.clock),
+        "node": rig.node,
+        "workloads": soak_cluster.Workloads(rig),
+        "allocations": rig.allocations,
         "configs": configs,
     }
     heard: dict[str, Any] = {
-        name: cast("Any", script.Port(port, name, world.script)) for name, port in each.items()
+        name: cast("Any", script.Port(port, name, rig.script)) for name, port in each.items()
     }
     return dataclasses.replace(
-        own, clock=world.clock, standby=ports.Standby(), lock=None, boot_layout=None, **heard
+        own, clock=rig.clock, standby=ports.Standby(), lock=None, boot_layout=None, **heard
     )

@@ -23,13 +23,13 @@ class Kind(enum.Enum):
     FAIL_AFTER = "the call works and its answer is lost"
     POD_STARTS = "a pod starts"
     POD_ENDS = "a pod ends"
-    CORDON = "somebody cordons"
-    UNCORDON = "somebody uncordons"
-    DECIDE_MONITOR = "somebody decides about a monitor"
-    DECIDE_PLUGIN = "somebody decides about the device plugin"
+    CORDON = "an administrator cordons"
+    UNCORDON = "an administrator uncordons"
+    DECIDE_MONITOR = "an administrator sets a monitor's label"
+    DECIDE_PLUGIN = "an administrator sets the device plugin's label"
     LABEL = "another layout is requested"
     UNLABEL = "the label is removed"
-    STOP = "the agent is told to stop"
+    STOP = "the agent is stopped"
 
 
 DEADLY = frozenset(
@@ -64,7 +64,7 @@ class Script:
         self._is_dead = False
 
     def begin(self, events: Sequence[Event]) -> None:
-        """Start to count anew."""
+        """Count from zero again."""
         self._events = events
         self._calls = self._changes = 0
         self._is_dead = False
@@ -80,12 +80,12 @@ class Script:
         """Count a call of a port; it may never be made."""
         self._live()
         self._calls += 1
-        for event in self._due(self._calls, is_after=False):
+        for event in self._pick(self._calls, is_after=False):
             self._happen(event, port)
 
     def after(self, port: str) -> None:
         """Let happen what comes after the same call."""
-        for event in self._due(self._calls, is_after=True):
+        for event in self._pick(self._calls, is_after=True):
             self._happen(event, port)
 
     def before_change(self) -> None:
@@ -103,7 +103,7 @@ class Script:
             if event.kind is kind and event.at == self._changes:
                 self._happen(event, "gpus")
 
-    def _due(self, number: int, *, is_after: bool) -> list[Event]:
+    def _pick(self, number: int, *, is_after: bool) -> list[Event]:
         return [
             event
             for event in self._events
@@ -127,7 +127,7 @@ class Script:
             self.happened.append(event.kind)
 
     def _live(self) -> None:
-        # Whatever still runs of a dead process must not reach the world.
+        # Whatever still runs of a dead process must not reach the rig.
         if self._is_dead:
             raise Killed
 
@@ -140,16 +140,16 @@ def _failure(port: str, pick: int) -> Exception | None:
     """Return what a port may raise; None where it never does."""
     if port == "node.emit":
         return None
-    said = "made to fail"
+    message = "made to fail"
     match port.partition(".")[0]:
         case "node" | "workloads":
-            return errors.ClusterError(said, reason=_PASSING[pick % len(_PASSING)])
+            return errors.ClusterError(message, reason=_PASSING[pick % len(_PASSING)])
         case "allocations":
-            return errors.ClusterError(said, reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
+            return errors.ClusterError(message, reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
         case "configs":
-            return errors.ConfigError(said)
+            return errors.ConfigError(message)
         case "gpus":
-            return errors.HardwareError(said, reason=_OF_DRIVER[pick % len(_OF_DRIVER)])
+            return errors.HardwareError(message, reason=_OF_DRIVER[pick % len(_OF_DRIVER)])
         case _:
             return None
 

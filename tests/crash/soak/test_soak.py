@@ -54,7 +54,7 @@ def test_whatever_happens_invariants_hold_and_the_layout_comes_at_last(
 
 
 @pytest.mark.slow
-def test_thousands_of_acts_leave_every_invariant_in_force(
+def test_thousands_of_acts_keep_every_invariant(
     record_property: Note,
 ) -> None:
     soak(record_property, section="soak", examples=120, steps=50)

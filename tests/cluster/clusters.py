@@ -25,7 +25,7 @@ DEPLOY = ROOT / "deploy"
 PACKAGED = ROOT / "profiles" / "mig-parted.yaml"
 NODE = stages.NODE_NAME
 OPERATOR_NAMESPACE = "gpu-operator"
-AGENT_TOKEN = "agent"  # noqa: S105 - tells clients of the embedded server apart, and opens nothing
+AGENT_TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
 QUICK = node_options.NodeOptions(
     tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
@@ -151,7 +151,7 @@ class Cluster(Protocol):
 
 
 class Embedded:
-    """The embedded API server, which is cheap enough to be made anew for every test."""
+    """The embedded API server, cheap enough for a new one in every test."""
 
     def __init__(self) -> None:
         self._server: apiserver.ApiServer | None = None
@@ -176,7 +176,7 @@ class Embedded:
 
 
 class Real:
-    """A real API server; it is cleared and not made anew between tests."""
+    """A real API server; it is cleared between tests, not replaced."""
 
     def __init__(self, server: envtest.Server, folder: pathlib.Path) -> None:
         self._server = server
@@ -278,7 +278,7 @@ class Real:
         envtest.wait(functools.partial(self._has_exactly, rights), "the agent's rights")
 
     def _has_exactly(self, rights: Rights) -> bool:
-        """Tell whether the authorizer, which hears of roles a moment later, knows them."""
+        """Return whether the authorizer, which hears of roles a moment later, knows them."""
         known = SHIPPED.everywhere | STOCK_OPERATOR.everywhere | STOCK_OPERATOR.within
         known |= rights.everywhere | BUDGET.within
         return all(
@@ -364,27 +364,27 @@ def stage(
             agent_options=(*IMPATIENT, *agent_options),
             node_options=dataclasses.replace(QUICK, deploy_style=style),
             credentials=credentials,
-        ) as world,
+        ) as stage,
     ):
-        yield world
+        yield stage
 
 
-def guard(where: Cluster, world: stages.Stage, labels: Mapping[str, str]) -> None:
+def guard(where: Cluster, stage: stages.Stage, labels: Mapping[str, str]) -> None:
     """Forbid all disruptions of pods with these labels."""
     spec = {"maxUnavailable": 0, "selector": {"matchLabels": dict(labels)}}
-    world.api.post(BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
-    where.count_disruptions(world.api, "guard")
+    stage.api.post(BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
+    where.count_disruptions(stage.api, "guard")
 
 
-def event_reasons(world: stages.Stage) -> tuple[str, ...]:
-    events = world.api.get(EVENTS)["items"]
+def event_reasons(stage: stages.Stage) -> tuple[str, ...]:
+    events = stage.api.get(EVENTS)["items"]
     return tuple(
         each["reason"] for each in events if each["source"].get("component") == "mig-manager"
     )
 
 
-def assert_nothing_taken(world: stages.Stage) -> None:
-    node = world.api.get(f"/api/v1/nodes/{NODE}")
+def assert_nothing_taken(stage: stages.Stage) -> None:
+    node = stage.api.get(f"/api/v1/nodes/{NODE}")
     assert not node["spec"].get("unschedulable")
     assert not node["spec"].get("taints")
     assert cluster.PAUSED_VALUE not in objects.labels(node).values()
