@@ -60,11 +60,11 @@ class Cluster(fakes.NodeRig):
 
     def start_plugin(self) -> None:
         super().start_plugin()
-        offered: dict[str, set[str]] = collections.defaultdict(set)
+        schedulable: dict[str, set[str]] = collections.defaultdict(set)
         for uuid, resource in driver.devices(self.state).items():
-            offered[resource].add(uuid)
-        self.offered: Mapping[str, frozenset[str]] = {
-            resource: frozenset(ids) for resource, ids in offered.items()
+            schedulable[resource].add(uuid)
+        self.schedulable: Mapping[str, frozenset[str]] = {
+            resource: frozenset(ids) for resource, ids in schedulable.items()
         }
 
     def reboot(self) -> None:
@@ -74,7 +74,7 @@ class Cluster(fakes.NodeRig):
         self.assigned.clear()
         self.owner_of.clear()
         self.other_clients.clear()
-        self.offered = {}
+        self.schedulable = {}
         self.live()
 
     # -- what happens to GPUs
@@ -99,7 +99,7 @@ class Cluster(fakes.NodeRig):
         real = driver.devices(self.state)
         free = sorted(
             device
-            for ids in self.offered.values()
+            for ids in self.schedulable.values()
             for device in ids
             if device in real and device not in taken
         )

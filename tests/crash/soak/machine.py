@@ -484,9 +484,9 @@ class Soak(stateful.RuleBasedStateMachine):
         assert self._differences(layout) == []
         self.applied, self.is_foreign = (name, layout), False
         if self.rig._plugins():
-            allocatable = {uuid for ids in self.rig.offered.values() for uuid in ids}
+            allocatable = {uuid for ids in self.rig.schedulable.values() for uuid in ids}
             there = driver.devices(self.rig.state)
-            assert allocatable == there.keys(), (self.step.outcome, self.rig.offered, there)
+            assert allocatable == there.keys(), (self.step.outcome, self.rig.schedulable, there)
         if not self.rig.script.happened and len(self.step.names) == 1:
             for uid, devices in self.rig.evicted.items():
                 assert devices & self.rig.gone_devices, f"{uid} was evicted in vain"
