@@ -320,13 +320,15 @@ class TestEmit:
         assert event["type"] == "Warning"
         assert len(event["message"].encode()) == 1024
 
-    def test_two_events_with_the_same_message_have_different_names(
+    def test_events_of_one_second_are_listed_in_their_order(
         self, own: node.KubeNode, kube: api.KubeApi
     ) -> None:
-        own.emit(reason="Failed", message="x", is_warning=True)
-        own.emit(reason="Failed", message="x", is_warning=True)
+        messages = [str(number) for number in range(12)]
+        for message in messages:
+            own.emit(reason="Failed", message=message, is_warning=True)
         assert own.flush_events(10)
-        assert len(kube.get("/api/v1/events")["items"]) == 2
+        events = kube.get("/api/v1/events")["items"]
+        assert [event["message"] for event in events] == messages
 
     def test_without_permission_events_are_paused(
         self, own: node.KubeNode, server: apiserver.ApiServer
