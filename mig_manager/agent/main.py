@@ -267,7 +267,7 @@ def new_dependencies(
         boot_id=boot_id,
         hooks=_hooks(settings),
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
-        boot_layout=files.VerifiedLayoutFile(settings.proven_file),
+        boot_layout=files.VerifiedLayoutFile(settings.verified_layout_file),
         slots=_slots(settings, kube, system),
     )
     # A simulated GPU never changes the real machine.

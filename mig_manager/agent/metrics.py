@@ -82,7 +82,7 @@ class Metrics(instrumentation.Telemetry):
         self._attempt = self._gauge(
             "attempt", "Number of the last attempt at the present request."
         )
-        self._retries = self._counter("retries", "Tries that were put off to be made again.")
+        self._retries = self._counter("retries", "Attempts that are to be repeated.")
         self._retry_time = self._gauge(
             "retry_timestamp_seconds", "When the next attempt begins; 0: none is scheduled."
         )

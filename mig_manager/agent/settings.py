@@ -20,7 +20,7 @@ from mig_manager.core.node import policy as policies
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _LOCK_FILE = pathlib.Path("/run/mig-manager/lock")
 """On a file system that a reboot empties: no lock survives a reboot."""
-_LAYOUT_FILE = pathlib.Path("/var/lib/mig-manager/proven.json")
+_LAYOUT_FILE = pathlib.Path("/var/lib/mig-manager/verified-layout.json")
 """On a disk: it is for the time after a reboot."""
 _JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
 """On a disk: a journal is for the loss of power, too."""
@@ -153,7 +153,7 @@ class NodeSettings(DocumentSettings):
         group=CHANGE,
         commands=f"doctor {_CHANGES}",
     )
-    proven_file: pathlib.Path = options.path(
+    verified_layout_file: pathlib.Path = options.path(
         "keeps the last verified layout for the next boot",
         default_text=str(_LAYOUT_FILE),
         group=CHANGE,
@@ -393,7 +393,7 @@ def node_files(source: options.Source, gpus: GpuAccess) -> dict[str, pathlib.Pat
     usual = {
         "lock_file": ("manager.lock", _LOCK_FILE),
         "journal_file": (JOURNAL_SUFFIX, _JOURNAL_FILE),
-        "proven_file": (LAYOUT_SUFFIX, _LAYOUT_FILE),
+        "verified_layout_file": (LAYOUT_SUFFIX, _LAYOUT_FILE),
     }
     return {
         name: source.field(NodeSettings, name) or gpus.beside_state(suffix) or default

@@ -94,7 +94,7 @@ def _read(
         kept = deps.boot_layout.set_aside()
     except errors.ConfigError as error:
         raise errors.UsageError(
-            f"{error.message}; run as root, or name another file with --proven-file"
+            f"{error.message}; run as root, or name another file with --verified-layout-file"
         ) from error
     message = f"the layout saved for this boot is invalid ({why}); it is now in {kept}"
     return None, (Problem(message=message, remedy=_APPLY_ONE),)

@@ -57,7 +57,7 @@ class GpuAccess:
 
         self._simulate()
         journal = files.JournalFile(self._chosen.journal_file)
-        verified = files.VerifiedLayoutFile(self._chosen.proven_file)
+        verified = files.VerifiedLayoutFile(self._chosen.verified_layout_file)
         state = self._chosen.gpus.simulate_state
         dependencies = local.Dependencies(
             gpus=nvml_worker.WorkerGpus(

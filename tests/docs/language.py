@@ -101,13 +101,13 @@ EXEMPT = (
     Exempt(r"\bheld the lock\b", "", "a lock is held"),
     Exempt(r"\b(?:is|was) due\b|\b(?:reset|rollback) due\b", "", "a time; names of log events"),
     Exempt(
-        r"\bboards?\b", r"mig_manager/(?:sandbox|catalogue|core)|tests/|docs/|testkit/", "hardware"
+        r"\bboards?\b",
+        r"mig_manager/(?:sandbox|catalogue|core|adapters/nvml_worker/worker)|tests/|docs/|testkit/",
+        "hardware",
     ),
     Exempt(r"\bexchanges? messages\b", "", "ordinary English"),
     Exempt(r"\blook (?:idle|the same|alike|the name up)\b", "", "ordinary English"),
     Exempt(r"\bin \w+ places\b", "", "ordinary English"),
-    Exempt(r"\bproven suffix\b|\"proven\"", "", "a file's suffix"),
-    Exempt(r"\bproven[ .]json\b|\bproven file\b", "", "the name of a file, and its option"),
     Exempt(r"\block\.holder\b|\bholder identity\b", "", "a file on the host; a field of a Lease"),
     Exempt(r"\bdue to\b", "", "ordinary English"),
     Exempt(r"\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b", "", "a lock is held"),
@@ -121,6 +121,7 @@ EXEMPT = (
         r"(?:mig_manager|tests)/sandbox/",
         "HTTP's term for request and response",
     ),
+    Exempt(r"\bpeer urls\b", "tests/cluster/envtest", "options of etcd"),
     Exempt(r"\bworld[- ]readable\b", "", "term of file permissions"),
     Exempt(r"\b(?:tells?|told)(?: \w+){1,4} apart\b|\btell apart\b", "", "ordinary English"),
 )

@@ -78,7 +78,7 @@ def test_a_default_in_words_is_the_one_that_is_used() -> None:
     options = parser.options_of("agent")
     in_words = {each.key: each.default_text for each in options if "/" in each.default_text[:1]}
 
-    assert {"lock_file", "proven_file", "pod_resources_socket"} < in_words.keys()
+    assert {"lock_file", "verified_layout_file", "pod_resources_socket"} < in_words.keys()
     for name in in_words.keys() - {"nvidia_driver_root", "host_root_mount"}:
         assert str(getattr(chosen, name)) == in_words[name]
 

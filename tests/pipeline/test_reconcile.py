@@ -511,7 +511,7 @@ def test_a_plugin_that_does_not_come_back_fails_the_run_with_the_layout_in_place
     assert_nothing_taken(rig)
 
 
-def test_the_next_run_after_an_unproven_change_proves_it_instead_of_believing_it() -> None:
+def test_the_next_run_after_an_unverified_change_verifies_it() -> None:
     rig = node()
     rig.plugin_is_broken = True
     run(rig, "all-1g.5gb")

@@ -95,7 +95,7 @@ DEFAULTS = {
     "kubeconfig": None,
     "pod_resources_socket": pathlib.Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
     "lock_file": pathlib.Path("/run/mig-manager/lock"),
-    "proven_file": pathlib.Path("/var/lib/mig-manager/proven.json"),
+    "verified_layout_file": pathlib.Path("/var/lib/mig-manager/verified-layout.json"),
     "policy": policy.Policy(),
     "extra_clients_file": None,
     "max_concurrent_nodes": 0,
@@ -201,7 +201,7 @@ def test_each_simulated_node_has_files_of_its_own() -> None:
     assert real.journal_file == pathlib.Path("/var/lib/mig-manager/journal.json")
     assert own.journal_file == pathlib.Path("/s/a.json.journal")
     assert own.lock_file == pathlib.Path("/s/a.json.manager.lock")
-    assert own.proven_file == pathlib.Path("/s/a.json.proven")
+    assert own.verified_layout_file == pathlib.Path("/s/a.json.verified-layout")
     assert (explicit.journal_file, explicit.lock_file) == (pathlib.Path("/j"), pathlib.Path("/l"))
 
 

@@ -32,7 +32,7 @@ class Machine:
             "HOST_ROOT_MOUNT": str(folder / "host"),
             "MIG_MANAGER_JOURNAL_FILE": str(folder / "journal"),
             "MIG_MANAGER_LOCK_FILE": str(folder / "lock"),
-            "MIG_MANAGER_PROVEN_FILE": str(folder / "proven"),
+            "MIG_MANAGER_VERIFIED_LAYOUT_FILE": str(folder / "verified-layout"),
         }
 
     def __call__(

@@ -41,7 +41,7 @@ def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
         "HOST_ROOT_MOUNT": str(tmp_path / "host"),
         "MIG_MANAGER_JOURNAL_FILE": str(tmp_path / "journal"),
         "MIG_MANAGER_LOCK_FILE": str(tmp_path / "lock"),
-        "MIG_MANAGER_PROVEN_FILE": str(tmp_path / "proven"),
+        "MIG_MANAGER_VERIFIED_LAYOUT_FILE": str(tmp_path / "verified-layout"),
     }
     yield shell
     commandline.forget()

@@ -253,7 +253,7 @@ def test_what_cannot_be_read_gives_way_to_the_fallback_and_stays_a_problem(amper
 def test_what_can_neither_be_read_nor_moved_is_an_error_with_a_way_out(ampere: Node) -> None:
     ampere.rig.boot_layout.refused = {"read", "set_aside"}
 
-    with pytest.raises(errors.UsageError, match="--proven-file"):
+    with pytest.raises(errors.UsageError, match="--verified-layout-file"):
         ampere.rig.boot()
 
 

@@ -209,7 +209,7 @@ def test_a_fresh_simulation_leaves_a_journal_that_another_node_may_have(
     for file in (journal, layout):
         file.write_text("precious")
 
-    files = ("--journal-file", str(journal), "--proven-file", str(layout))
+    files = ("--journal-file", str(journal), "--verified-layout-file", str(layout))
     shell("apply", "no-such-layout", "-f", layouts, "--fresh", *SPEC, *files)
 
     # An unreadable journal is moved aside, and kept.
@@ -225,7 +225,10 @@ def test_real_gpus_cannot_start_afresh_and_nothing_is_deleted(
     journal, layout = tmp_path / "journal.json", tmp_path / "layout.json"
     for file in (journal, layout):
         file.write_text("precious")
-    environ = {"MIG_MANAGER_JOURNAL_FILE": str(journal), "MIG_MANAGER_PROVEN_FILE": str(layout)}
+    environ = {
+        "MIG_MANAGER_JOURNAL_FILE": str(journal),
+        "MIG_MANAGER_VERIFIED_LAYOUT_FILE": str(layout),
+    }
 
     answer = shell(command, *flag, **environ, **({} if flag else {"MIG_MANAGER_FRESH": "true"}))
 
@@ -321,7 +324,12 @@ def test_at_a_shell_our_own_variables_go_before_the_agents(
     assert shell("apply", "one", *SPEC, MIG_PARTED_CONFIG_FILE=layouts, **agents).status == 0
     assert shell("apply", "one", *SPEC, MIG_MANAGER_CONFIG_FILE=layouts, **agents).status == 0
     # What a boot restores must not depend on a variable that other programs use as well.
-    journal = ("--journal-file", str(tmp_path / "j"), "--proven-file", str(tmp_path / "p"))
+    journal = (
+        "--journal-file",
+        str(tmp_path / "j"),
+        "--verified-layout-file",
+        str(tmp_path / "p"),
+    )
     assert shell("boot", *SPEC, *journal, **agents).status == 0
 
 

@@ -415,7 +415,14 @@ def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
     layouts.write_text("version: v2\n")
     verified.write_text("{")
     journal.write_text(status.Journal(config="all-1g.5gb").to_json())
-    files = ("-f", str(layouts), "--proven-file", str(verified), "--journal-file", str(journal))
+    files = (
+        "-f",
+        str(layouts),
+        "--verified-layout-file",
+        str(verified),
+        "--journal-file",
+        str(journal),
+    )
 
     result = patient.examine(*files)
 

@@ -116,7 +116,7 @@ def test_a_mode_that_waits_is_nothing_to_restore_at_the_next_boot(
 
     shell("apply", "-ms", "-f", layouts, "-c", "mine", *gpus)
 
-    assert not [path for path in tmp_path.iterdir() if "proven" in path.name]
+    assert not [path for path in tmp_path.iterdir() if "verified" in path.name]
     assert not [path for path in tmp_path.iterdir() if "journal" in path.name]
 
 

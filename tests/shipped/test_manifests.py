@@ -434,11 +434,11 @@ def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(
         }
         log = tmp_path / "agent.log"
         watched = plain_node.PlainNode(server.url, log).watched()
-        with plain_node.running(command, log, environ), watched as world:
-            world.label(LAYOUT)
+        with plain_node.running(command, log, environ), watched as node:
+            node.label(LAYOUT)
 
-            assert world.wait_for_end(LAYOUT) == "success"
-            assert world.schedulable() == {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
+            assert node.wait_for_end(LAYOUT) == "success"
+            assert node.schedulable() == {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
 
 
 def test_no_other_overlay_may_write_the_nodes_status(
@@ -546,10 +546,10 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
         log = tmp_path / "agent.log"
         command = ["/bin/sh", "-c", OPERATOR_ENTRYPOINT]
         watched = plain_node.PlainNode(server.url, log).watched()
-        with plain_node.running(command, log, environ), watched as world:
-            world.label("all-1g.6gb")
+        with plain_node.running(command, log, environ), watched as node:
+            node.label("all-1g.6gb")
 
-            assert world.wait_for_end("all-1g.6gb") == "success"
+            assert node.wait_for_end("all-1g.6gb") == "success"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

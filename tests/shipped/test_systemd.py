@@ -145,7 +145,7 @@ def test_systemd_makes_the_folders_of_lock_and_journal_and_lets_the_lock_outlive
     assert section["RuntimeDirectoryPreserve"] == ["yes"]
     assert pathlib.Path("/run", running) == at_a_shell.lock_file.parent
     assert pathlib.Path("/var/lib", state) == at_a_shell.journal_file.parent
-    assert pathlib.Path("/var/lib", state) == at_a_shell.proven_file.parent
+    assert pathlib.Path("/var/lib", state) == at_a_shell.verified_layout_file.parent
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -159,7 +159,10 @@ def test_agent_apply_and_boot_share_lock_and_kept_layout() -> None:
     agent = agent_settings(unit_command_line(), unit_environ())
     boot = boot_settings({})
 
-    assert (agent.lock_file, agent.proven_file) == (boot.lock_file, boot.proven_file)
+    assert (agent.lock_file, agent.verified_layout_file) == (
+        boot.lock_file,
+        boot.verified_layout_file,
+    )
     assert directives(BOOT)["EnvironmentFile"] == directives(UNITS[0])["EnvironmentFile"]
 
 
@@ -404,7 +407,7 @@ def test_what_an_administrator_has_made_outlives_upgrade_and_uninstallation(
     for made in (drop_in, journal, kubeconfig):
         made.parent.mkdir(parents=True, exist_ok=True)
         made.write_text("x", encoding="utf-8")
-    kept = machine.path("var/lib/mig-manager/proven.json")
+    kept = machine.path("var/lib/mig-manager/verified-layout.json")
     kept.write_text("y", encoding="utf-8")
     for name in ("mig-manager.env", BOOT):
         with (machine.systemd / name).open("a", encoding="utf-8") as newer:
@@ -505,7 +508,7 @@ def test_the_guide_names_files_and_times_as_they_are() -> None:
     page = (ROOT / "docs" / "bare-metal.md").read_text(encoding="utf-8")
     parsed = boot_settings({})
 
-    assert f"`{parsed.proven_file}`" in page
+    assert f"`{parsed.verified_layout_file}`" in page
     assert f"`{parsed.lock_file}`" in page
     assert f"{parsed.driver_timeout_s:g} s at most (`--driver-timeout-s`)" in page
     assert f"mig_manager-{mig_manager.__version__}-py3-none-any.whl" in page

@@ -173,7 +173,7 @@ class LeaseSlots:
         except errors.ClusterError as error:
             if error.status == http.HTTPStatus.NOT_FOUND:
                 return False
-            _log.warning("holder_not_seen", node=name, error=error.message)
+            _log.warning("slot_owner_not_seen", node=name, error=error.message)
             return True
 
     def _write(self, slot: slots.Slot) -> bool:
@@ -248,7 +248,7 @@ class LeaseSlots:
         denial = self._take()
         if denial is not None:
             # Edited by a person, or the API was unreachable for long.
-            _log.warning("slot_lost", node=self._node, holders=denial.holders)
+            _log.warning("slot_lost", node=self._node, owners=denial.holders)
 
 
 def _slot(item: dict[str, Any]) -> slots.Slot | None:

@@ -354,7 +354,7 @@ CHECKS = (
         "verified-layout",
         "The layout kept for the next boot can be read.",
         "Remove the file; the next 'apply' that succeeds writes it again.",
-        lambda facts: verified_layout(facts.settings.proven_file),
+        lambda facts: verified_layout(facts.settings.verified_layout_file),
     ),
     checks.Check(
         "journal-file",

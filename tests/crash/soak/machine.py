@@ -350,7 +350,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.at_rest_the_state_is_terminal()
         self.at_rest_the_applied_label_is_true()
 
-    # -- one step of the agent, and what it must leave behind
+    # -- one step of the agent, and what is true after it
 
     def _serve(self, happens: list[script.Event]) -> None:
         if self.process is None:
