@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, outcomes, reconcile
+from mig_manager.agent import dependencies, outcomes, reconcile, run_limits
 from mig_manager.catalogue import hardware
 from mig_manager.change import instrumentation
 from mig_manager.core import model, ports, steps
@@ -96,7 +96,7 @@ def reconciler(
     )
     return reconcile.Reconciler(
         dataclasses.replace(deps, **replaced),
-        dependencies.Limits(
+        run_limits.Limits(
             drain_timeout_s=20,
             plugin_timeout_s=20,
             monitor_timeout_s=5,

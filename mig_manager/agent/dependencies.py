@@ -1,11 +1,10 @@
-"""What the pipeline works with: the adapters behind its ports, and the limits of the settings."""
+"""What the pipeline works with: the adapters behind its ports."""
 
 import dataclasses
 from collections.abc import Callable
 
 from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
-from mig_manager.core.node import policy as policies
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,27 +45,3 @@ class Dependencies:
     """None: no limit on the nodes that change at the same time."""
     extra_clients: ports.ConfigSource | None = None
     """The file of GPU clients beside NVIDIA's."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Deadlines and permissions of the pipeline, from the settings."""
-
-    drain_timeout_s: float = 300.0
-    plugin_timeout_s: float = 300.0
-    monitor_timeout_s: float = 60.0
-    """For each monitor."""
-    reboot_timeout_s: float = 600.0
-    """How long the node may take to go down after a reboot was requested."""
-    lock_timeout_s: float = 30.0
-    """How long to wait for another manager on this node."""
-    in_use_timeout_s: float = 30.0
-    """How long to wait, after the drain, for processes that use what the plan destroys."""
-    allows_foreign_managers: bool = False
-    """Whether to work beside other programs that are known to change MIG instances."""
-    is_lenient: bool = False
-    """Whether to warn instead of failing where mig-parted ignores a problem of the file."""
-    heals_drift: bool = False
-    """Whether to apply the layout again after drift, if no pod has to be evicted."""
-    policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
-    backoff: timing.Backoff = dataclasses.field(default_factory=timing.Backoff)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies
+from mig_manager.agent import dependencies, run_limits
 from mig_manager.core import model, ports
 from mig_manager.core.node import clients, cluster, mig_strategy, resources
 from mig_manager.core.records import status
@@ -41,7 +41,7 @@ class DevicePlugin:
         ClusterError: From each method, where the API refuses or does not answer.
     """
 
-    def __init__(self, deps: dependencies.Dependencies, limits: dependencies.Limits) -> None:
+    def __init__(self, deps: dependencies.Dependencies, limits: run_limits.Limits) -> None:
         self._deps = deps
         self._timeout_s = limits.plugin_timeout_s
         self._backoff = limits.backoff

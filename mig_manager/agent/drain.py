@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, eviction
+from mig_manager.agent import eviction, run_limits
 from mig_manager.change import instrumentation
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import clients, cluster
@@ -61,7 +61,7 @@ class Order:
 
 
 def order(
-    limits: dependencies.Limits,
+    limits: run_limits.Limits,
     plan: steps.Plan,
     gpus: Sequence[model.Gpu],
     *,
@@ -83,7 +83,7 @@ def order(
     )
 
 
-def whole_node(limits: dependencies.Limits) -> Order:
+def whole_node(limits: run_limits.Limits) -> Order:
     """Return the drain of every pod with a GPU, for a reboot."""
     return Order(
         affected=frozenset(),

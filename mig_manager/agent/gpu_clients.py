@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, device_plugin, record
+from mig_manager.agent import dependencies, device_plugin, record, run_limits
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, cluster
 
@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 class GpuClients:
     """The GPU clients of one node."""
 
-    def __init__(self, deps: dependencies.Dependencies, limits: dependencies.Limits) -> None:
+    def __init__(self, deps: dependencies.Dependencies, limits: run_limits.Limits) -> None:
         self._deps = deps
         self._limits = limits
         self.plugin = device_plugin.DevicePlugin(deps, limits)

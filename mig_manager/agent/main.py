@@ -26,7 +26,7 @@ from mig_manager.adapters.kubernetes import advertise, api, node, pods
 from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.adapters.nvml_worker import event_listener
-from mig_manager.agent import dependencies, health, loop, reconcile, request
+from mig_manager.agent import dependencies, health, loop, reconcile, request, run_limits
 from mig_manager.agent import settings as agent_settings
 from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
@@ -50,7 +50,7 @@ class Overrides:
         own
     )
     """From the ports that the settings ask for to the ports that are used."""
-    replace_limits: Callable[[dependencies.Limits], dependencies.Limits] = lambda own: own
+    replace_limits: Callable[[run_limits.Limits], run_limits.Limits] = lambda own: own
     """The same for the limits."""
     telemetry: instrumentation.Telemetry | None = None
     pulse: health.Pulse | None = None
@@ -93,7 +93,7 @@ class Service:
         if own.watches_pods:
             standby = ports.Standbys(deps.standby, pod_watch)
             deps = dataclasses.replace(deps, standby=standby)
-        self.reconciler = reconcile.Reconciler(deps, own.replace_limits(limits(settings)))
+        self.reconciler = reconcile.Reconciler(deps, own.replace_limits(settings))
         self._node = deps.node
         self._events = _gpu_events(settings, self.inbox)
         self.loop = loop.Agent(
@@ -375,23 +375,6 @@ def longest_operation_s(settings: agent_settings.AgentSettings) -> float:
     """Return how long one operation may take without a report that the loop is alive."""
     host = settings.host
     return max(settings.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s)
-
-
-def limits(settings: agent_settings.AgentSettings) -> dependencies.Limits:
-    """Return the deadlines and permissions."""
-    return dependencies.Limits(
-        drain_timeout_s=settings.drain_timeout_s,
-        plugin_timeout_s=settings.plugin_timeout_s,
-        monitor_timeout_s=settings.monitor_timeout_s,
-        lock_timeout_s=settings.lock_timeout_s,
-        in_use_timeout_s=settings.in_use_timeout_s,
-        allows_foreign_managers=settings.allows_foreign_managers,
-        is_lenient=settings.is_lenient,
-        heals_drift=settings.heals_drift,
-        reboot_timeout_s=settings.host.reboot_timeout_s,
-        policy=settings.policy,
-        backoff=timing.Backoff(max_s=settings.poll_interval_s),
-    )
 
 
 def end_on_signals(stop: Callable[[], None]) -> None:

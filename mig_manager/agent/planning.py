@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, record
+from mig_manager.agent import dependencies, record, run_limits
 from mig_manager.core import model, steps, yaml_tree
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import clients
@@ -24,7 +24,7 @@ class Planning:
     def __init__(
         self,
         deps: dependencies.Dependencies,
-        limits: dependencies.Limits,
+        limits: run_limits.Limits,
         written: record.Record,
     ) -> None:
         self._deps = deps

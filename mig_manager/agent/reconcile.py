@@ -19,6 +19,7 @@ from mig_manager.agent import (
     outcomes,
     planning,
     record,
+    run_limits,
 )
 from mig_manager.agent import run as pipeline
 from mig_manager.change import local
@@ -34,7 +35,7 @@ _log = structlog.get_logger()
 class Reconciler:
     """Applies requests to one node."""
 
-    def __init__(self, deps: dependencies.Dependencies, limits: dependencies.Limits) -> None:
+    def __init__(self, deps: dependencies.Dependencies, limits: run_limits.Limits) -> None:
         self._deps = deps
         self._limits = limits
         self._clients = gpu_clients.GpuClients(deps, limits)

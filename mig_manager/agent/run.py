@@ -28,6 +28,7 @@ from mig_manager.agent import (
     planning,
     record,
     recovery,
+    run_limits,
 )
 from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports, steps
@@ -65,7 +66,7 @@ class Run:
     def __init__(
         self,
         deps: dependencies.Dependencies,
-        limits: dependencies.Limits,
+        limits: run_limits.Limits,
         node_clients: gpu_clients.GpuClients,
         written: record.Record,
         *,

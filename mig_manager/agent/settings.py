@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import options
+from mig_manager.agent import run_limits
+from mig_manager.core import options, timing
 from mig_manager.core.host import host_settings
 from mig_manager.core.node import policy as policies
 
@@ -189,7 +190,7 @@ _NOT_NEEDED = tuple(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AgentSettings(NodeSettings):
+class AgentSettings(NodeSettings, run_limits.Limits):
     """Settings of the agent; durations in seconds."""
 
     is_debug: bool = options.declared(dataclasses.replace(DEBUG, short=""))
@@ -228,15 +229,6 @@ class AgentSettings(NodeSettings):
         variable="POD_NAMESPACE",
         default="mig-manager",
     )
-    drain_timeout_s: float = options.seconds(
-        "how long evicted pods may take to end", default=300.0
-    )
-    plugin_timeout_s: float = options.seconds(
-        "how long the device plugin may take to stop or start", default=300.0
-    )
-    monitor_timeout_s: float = options.seconds(
-        "how long each monitor may take to be ready before the next one starts", default=60.0
-    )
     extra_clients_file: pathlib.Path | None = options.path(
         "YAML table of your own GPU daemons to stop during a change"
     )
@@ -249,15 +241,8 @@ class AgentSettings(NodeSettings):
     hooks_file: pathlib.Path | None = options.path(
         "programs to run around each change, in nvidia-mig-parted's format", default_text="none"
     )
-    allows_foreign_managers: bool = options.switch(
-        "continue although another program manages MIG on this node",
-        name="allow-foreign-managers",
-    )
     drift_check_interval_s: float = options.seconds(
         "pause between two checks that the layout is still applied; 0: never", default=300.0
-    )
-    heals_drift: bool = options.switch(
-        "restore the layout after another program changed it", name="heal-drift"
     )
     watches_gpu_events: bool = options.switch(
         "let NVML report changes of the MIG configuration at once", name="watch-gpu-events"
@@ -299,7 +284,6 @@ class AgentSettings(NodeSettings):
     host: host_settings.HostSettings = options.nested(host_settings.HostSettings)
     search_path: str
     """Where a hook's program is looked for, as in ``PATH``."""
-    policy: policies.Policy
     not_needed: tuple[str, ...] = options.nested(_NOT_NEEDED)
     """Options of NVIDIA's agent that were set and change nothing."""
 
@@ -341,10 +325,13 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
     ] or host_settings.pod_resources_socket(source)
     if values["is_debug"]:
         values["log_level"] = LogLevel.DEBUG
+    host = host_settings.host_settings(source)
     return AgentSettings(
         **values,
         gpus=gpus,
-        host=host_settings.host_settings(source),
+        host=host,
+        reboot_timeout_s=host.reboot_timeout_s,
+        backoff=timing.Backoff(max_s=values["poll_interval_s"]),
         search_path=environ.get("PATH", ""),
         policy=_policy(values),
         not_needed=tuple(each.name for each in _NOT_NEEDED if source.is_set(each)),

@@ -5,7 +5,14 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, device_plugin, gpu_clients, outcomes, record
+from mig_manager.agent import (
+    dependencies,
+    device_plugin,
+    gpu_clients,
+    outcomes,
+    record,
+    run_limits,
+)
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
@@ -45,7 +52,7 @@ def gpu_clients_of(rig: fakes.NodeRig) -> gpu_clients.GpuClients:
         configs=fakes.FakeConfig(""),
         clock=rig.clock,
     )
-    limits = dependencies.Limits(plugin_timeout_s=10, monitor_timeout_s=5)
+    limits = run_limits.Limits(plugin_timeout_s=10, monitor_timeout_s=5)
     return gpu_clients.GpuClients(deps, limits)
 
 

@@ -17,7 +17,7 @@ from prometheus_client import parser
 
 from mig_manager import errors
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.agent import dependencies, health, metrics, reconcile
+from mig_manager.agent import dependencies, health, metrics, reconcile, run_limits
 from mig_manager.catalogue import hardware
 from mig_manager.change import instrumentation
 from mig_manager.core import model, profile_name
@@ -72,7 +72,7 @@ def reconciler(node: fakes.NodeRig, telemetry: instrumentation.Telemetry) -> rec
             clock=node.clock,
             telemetry=telemetry,
         ),
-        dependencies.Limits(),
+        run_limits.Limits(),
     )
 
 
