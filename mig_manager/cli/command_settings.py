@@ -198,11 +198,11 @@ class CommandSettings(AnswerSettings, settings.NodeSettings):
         commands="validate",
     )
     hooks_file: str | None = options.text(
-        "programs to run before, during and after the change",
+        "programs to run before, during and after the change; boot runs none",
         short="k",
         metavar=options.FILE,
         variable="MIG_PARTED_HOOKS_FILE",
-        commands="apply restore",
+        commands="apply boot restore",
     )
     driver_timeout_s: float = options.seconds(
         "how long to wait for the driver to be loaded", default=120.0, commands="boot"
