@@ -441,11 +441,12 @@ class Soak(stateful.RuleBasedStateMachine):
     def _was_before(self, index: int, found: tuple[object, ...]) -> bool:
         """Return whether a GPU has what it had, and beside that only what others made.
 
-        Where others made something in the place of what it had, that cannot be back.
+        Where others made something in the place of what it had, that cannot be back; and MIG stays
+        on for what they made.
         """
         foreign = {instance for number, instance in self.foreign if number == index}
         return any(
-            found[:2] == known[:2]
+            (found[:2] == known[:2] or foreign & _instances(found))
             and _free(known, foreign & _instances(found)) <= _instances(found)
             and _instances(found) <= _instances(known) | foreign
             for known in self.before[index]
