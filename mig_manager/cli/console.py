@@ -15,14 +15,24 @@ from typing import TYPE_CHECKING, TextIO
 from mig_manager import errors
 from mig_manager.adapters.host import line_writer
 from mig_manager.agent import settings
+from mig_manager.cli import parser
 from mig_manager.core import bar
 
 if TYPE_CHECKING:
     from mig_manager.core.layout import config
 
+DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
 INTERRUPTED = 128 + 2
-BROKEN_PIPE = 128 + 13
+_BROKEN_PIPE = 128 + 13
 """Exit statuses, as a shell reports a program that SIGINT or SIGPIPE ended."""
+_INPUT_REASONS = frozenset(
+    {
+        errors.Reason.USAGE,
+        errors.Reason.INVALID_CONFIG,
+        errors.Reason.INVALID_CHECKPOINT,
+        errors.Reason.UNKNOWN_CONFIG,
+    }
+)
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _DRAWN_WITH = "┌─┬│·→✓░"
 
@@ -144,12 +154,52 @@ class Console:
             lines.append(f"  remedy: {_CONTROLS.sub(' ', remedy)}")
         self.remarks.put("\n".join(lines), priority)
 
+    def exit_status(
+        self,
+        run: Callable[[], int],
+        *,
+        on_error: Callable[[errors.MigManagerError], None],
+        on_bug: Callable[[Exception], None],
+        priority: line_writer.Priority = line_writer.Priority.NOTICE,
+    ) -> int:
+        """Run a command line; return its exit status, also for whatever it raises.
+
+        Args:
+            run: Runs it; returns 0 or 1.
+            on_error: Reports an error of ours; the status is 1, 2 or 3.
+            on_bug: Reports any other exception; the status is 1.
+            priority: For journald, of the message that an answer could not be written.
+        """
+        try:
+            return run()
+        except errors.MigManagerError as error:
+            on_error(error)
+            return _status_of(error)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            self.forget()
+            return _BROKEN_PIPE
+        except AnswerLostError as error:
+            self.note(str(error), priority=priority)
+            self.forget()
+            return FAILED
+        except Exception as error:  # noqa: BLE001 - a bug must not end in a bare traceback
+            on_bug(error)
+            return FAILED
+
     def forget(self) -> None:
         """Redirect standard output to /dev/null: the interpreter flushes it at the end."""
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stdout.fileno())
             os.close(nowhere)
+
+
+def _status_of(error: errors.MigManagerError) -> int:
+    if isinstance(error, parser.UnknownCommandError):
+        return UNKNOWN_COMMAND
+    return UNUSABLE if error.reason in _INPUT_REASONS else FAILED
 
 
 def _encodable(stream: TextIO, text: str) -> str:

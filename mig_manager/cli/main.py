@@ -15,21 +15,9 @@ from mig_manager.adapters.host import line_writer
 from mig_manager.agent import settings
 from mig_manager.cli import console, parser
 
-_DONE, _FAILED, _UNUSABLE, _UNKNOWN_COMMAND = 0, 1, 2, 3
 _MIG_PARTED = "nvidia-mig-parted"
-_INTERRUPTED = 128 + 2
-_BROKEN_PIPE = 128 + 13
-"""As a shell reports a program that SIGINT or SIGPIPE ended."""
 _WARNING_OF_VARIABLES = frozenset(parser.COMMANDS) - {"agent", "completion", "help", "version"}
 """The agent logs its warning."""
-_INPUT_REASONS = frozenset(
-    {
-        errors.Reason.USAGE,
-        errors.Reason.INVALID_CONFIG,
-        errors.Reason.INVALID_CHECKPOINT,
-        errors.Reason.UNKNOWN_CONFIG,
-    }
-)
 
 
 def main(argv: Sequence[str], terminal: console.Console, *, program: str = parser.PROGRAM) -> int:
@@ -39,30 +27,17 @@ def main(argv: Sequence[str], terminal: console.Console, *, program: str = parse
         The exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.
         As ``nvidia-mig-parted``, which has no 2, 1 instead of 2.
     """
-    status = _main(argv, terminal)
-    return _FAILED if program == _MIG_PARTED and status == _UNUSABLE else status
-
-
-def _main(argv: Sequence[str], terminal: console.Console) -> int:
-    try:
-        return _run(argv, terminal)
-    except errors.MigManagerError as error:
-        terminal.note(
-            error.message, remedy=error.reason.remedy_at_shell, priority=line_writer.Priority.ERROR
-        )
-        return _status_of(error)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except BrokenPipeError:
-        terminal.forget()
-        return _BROKEN_PIPE
-    except console.AnswerLostError as error:
-        terminal.note(str(error), priority=line_writer.Priority.ERROR)
-        terminal.forget()
-        return _FAILED
-    except Exception as error:  # noqa: BLE001 - a bug must not end in a traceback
-        _report_bug(error, argv, terminal)
-        return _FAILED
+    error_priority = line_writer.Priority.ERROR
+    status = terminal.exit_status(
+        lambda: _run(argv, terminal),
+        on_error=lambda error: terminal.note(
+            error.message, remedy=error.reason.remedy_at_shell, priority=error_priority
+        ),
+        on_bug=lambda error: _report_bug(error, argv, terminal),
+        priority=error_priority,
+    )
+    is_parted = program == _MIG_PARTED and status == console.UNUSABLE
+    return console.FAILED if is_parted else status
 
 
 def _run(argv: Sequence[str], terminal: console.Console) -> int:
@@ -71,7 +46,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
             parsed = parser.parse(argv)
     except SystemExit:
         terminal.stdout.flush()
-        return _DONE
+        return console.DONE
     if parsed["command"] in _WARNING_OF_VARIABLES:
         for name, closest in parser.unknown_variables(terminal.environ).items():
             hint = f"; did you mean {closest}?" if closest else ""
@@ -79,10 +54,10 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
     match parsed["command"]:
         case None:
             terminal.say(parser.build().format_help())
-            return _DONE
+            return console.DONE
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
-            return _DONE
+            return console.DONE
         case command:
             return _RUNNERS.get(str(command), _on_gpus)(parsed, terminal)
 
@@ -130,7 +105,7 @@ def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
 
         gpu_access.prepare_simulation(chosen.gpus)
         terminal.note(f"GPUs are simulated, in {chosen.gpus.simulate_state}")
-    return _DONE if doctor.run(chosen, terminal) else _FAILED
+    return console.DONE if doctor.run(chosen, terminal) else console.FAILED
 
 
 def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
@@ -174,7 +149,7 @@ def _completion(parsed: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager.cli import completion
 
     terminal.say(completion.answer(parsed, terminal.environ))
-    return _DONE
+    return console.DONE
 
 
 _RUNNERS = {
@@ -193,12 +168,6 @@ def _configure_log(
 
     level = settings.LogLevel.DEBUG if is_debug else level
     log.configure(level=level.value, is_json=is_json, stream=terminal.remarks)
-
-
-def _status_of(error: errors.MigManagerError) -> int:
-    if isinstance(error, parser.UnknownCommandError):
-        return _UNKNOWN_COMMAND
-    return _UNUSABLE if error.reason in _INPUT_REASONS else _FAILED
 
 
 def _report_bug(error: Exception, argv: Sequence[str], terminal: console.Console) -> None:

@@ -16,10 +16,6 @@ from mig_manager.core import messages, model
 from mig_manager.core.layout import config
 from mig_manager.kubectl import arguments, history, plan, selection, status
 
-DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
-_INPUT_REASONS = frozenset(
-    {errors.Reason.USAGE, errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG}
-)
 _REMEDIES = {
     errors.Reason.USAGE: f"See '{arguments.PROGRAM} --help'.",
     errors.Reason.FORBIDDEN: (
@@ -42,28 +38,14 @@ def main(argv: Sequence[str], terminal: console.Console) -> int:
         The exit status: 0 all is in order, 1 something is not or failed, 2 unusable input,
         3 unknown command.
     """
-    try:
-        return _run(argv, terminal)
-    except errors.MigManagerError as error:
-        message = messages.printable(error.message, " ")
-        terminal.note(message, remedy=_REMEDIES.get(error.reason, error.reason.remedy_at_shell))
-        return _status_of(error)
-    except KeyboardInterrupt:
-        return console.INTERRUPTED
-    except BrokenPipeError:
-        terminal.forget()
-        return console.BROKEN_PIPE
-    except console.AnswerLostError as error:
-        terminal.note(str(error))
-        terminal.forget()
-        return FAILED
-    except Exception as error:  # noqa: BLE001 - a bug must not end in a bare traceback
-        terminal.note(
-            f"internal error: {type(error).__name__}: {error}",
-            remedy="This is a bug in kubectl-mig; please report it with these lines:",
-        )
-        traceback.print_exception(error, file=terminal.remarks)
-        return FAILED
+    return terminal.exit_status(
+        lambda: _run(argv, terminal),
+        on_error=lambda error: terminal.note(
+            messages.printable(error.message, " "),
+            remedy=_REMEDIES.get(error.reason, error.reason.remedy_at_shell),
+        ),
+        on_bug=lambda error: _report_bug(error, terminal),
+    )
 
 
 def _run(argv: Sequence[str], terminal: console.Console) -> int:
@@ -72,22 +54,24 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
             options = arguments.parse(argv)
     except SystemExit:
         terminal.stdout.flush()
-        return DONE
+        return console.DONE
     match options["command"]:
         case None:
             terminal.say(arguments.build().format_help())
-            return DONE
+            return console.DONE
         case "version":
             terminal.say(f"kubectl-mig {mig_manager.__version__}")
-            return DONE
+            return console.DONE
         case command:
             return _Command(options, terminal).run(str(command))
 
 
-def _status_of(error: errors.MigManagerError) -> int:
-    if isinstance(error, arguments.UnknownCommandError):
-        return UNKNOWN_COMMAND
-    return UNUSABLE if error.reason in _INPUT_REASONS else FAILED
+def _report_bug(error: Exception, terminal: console.Console) -> None:
+    terminal.note(
+        f"internal error: {type(error).__name__}: {error}",
+        remedy="This is a bug in kubectl-mig; please report it with these lines:",
+    )
+    traceback.print_exception(error, file=terminal.remarks)
 
 
 class _Command:
@@ -123,7 +107,7 @@ class _Command:
         result = status.Status(reports=nodes.reports, pods=pods, now=self._now)
         draw = status.pictures if is_drawn else status.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
-        return DONE if result.is_good and not nodes.missing else FAILED
+        return console.DONE if result.is_good and not nodes.missing else console.FAILED
 
     def _plan(self) -> int:
         document = self._document()
@@ -133,7 +117,7 @@ class _Command:
         result = plan.plan(layout, nodes.reports, source=document.source, pods=pods)
         draw = plan.pictures if self._is_drawn(nodes) else plan.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
-        return DONE if result.is_good and not nodes.missing else FAILED
+        return console.DONE if result.is_good and not nodes.missing else console.FAILED
 
     def _validate(self) -> int:
         document = self._document()
@@ -152,14 +136,14 @@ class _Command:
             others=None if names else _known_gpus,
         )
         self._answer(result.to_data, lambda: gpu_report.validated(result, style=self._style))
-        return FAILED if result.misfits else DONE
+        return console.FAILED if result.misfits else console.DONE
 
     def _history(self) -> int:
         named = selection.Selection(names=(str(self._options["node"]),), selector=None)
         (report,) = selection.find(self._cluster, named, now=self._now).reports
         result = history.history(self._cluster, report, now=self._now)
         self._answer(result.to_data, lambda: history.page(result, style=self._style))
-        return DONE
+        return console.DONE
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
         self._terminal.answer(self._format, data, text)

@@ -13,7 +13,6 @@ from mig_manager.core import options
 from mig_manager.kubectl import selection
 
 PROGRAM = "kubectl mig"
-UnknownCommandError = parser.UnknownCommandError
 
 COMMANDS: Mapping[str, str] = {
     "status": "show the layouts and slices of nodes",
@@ -131,7 +130,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
         The options by name with ``_`` for ``-``; ``command`` is None when there was none.
 
     Raises:
-        UnknownCommandError: The command is unknown.
+        UnknownCommandError: The command is unknown; see ``parser``.
         UsageError: The arguments are invalid.
         SystemExit: Help was requested and printed.
     """
