@@ -199,7 +199,8 @@ def test_at_most_eight_processes_are_named(proc: proc_tree.ProcTree) -> None:
 
 def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) -> None:
     (tmp_path / "dev").mkdir()
-    device = tmp_path / "dev/nvidia7"
+    # No simulated node has it: tests beside this one look for users of theirs in the same /proc.
+    device = tmp_path / "dev/nvidia98"
     device.write_text("")
     script = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print(); sys.stdin.read()"
     with subprocess.Popen(  # noqa: S603 - our own interpreter
@@ -209,8 +210,8 @@ def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) ->
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT), 7)
-        ours = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT, ignore=(os.getpid(),)), 7)
+        found = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT), 98)
+        ours = procfs.using_gpu(procfs.gpu_processes(procfs.ROOT, ignore=(os.getpid(),)), 98)
         process.communicate()
     assert process.pid in [process.pid for process in found]
     assert process.pid not in [process.pid for process in ours]

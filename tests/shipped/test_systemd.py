@@ -95,7 +95,8 @@ print(json.dumps([pids, procfs.hidden(procfs.ROOT)]))
 def test_with_the_units_capabilities_every_process_that_has_a_gpu_open_is_seen(
     unit: str, tmp_path: pathlib.Path
 ) -> None:
-    device = tmp_path / "dev" / "nvidia0"
+    # No simulated node has it: tests beside this one look for users of theirs in the same /proc.
+    device = tmp_path / "dev" / "nvidia97"
     device.parent.mkdir()
     device.touch()
     tmp_path.chmod(0o755)
