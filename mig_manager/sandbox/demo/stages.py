@@ -111,8 +111,8 @@ class Stage:
         scenery = self._reach_server(exits, folder)
         exits.callback(self.api.close)
         self.cluster = exits.enter_context(cluster_view.ClusterView(scenery))
-        exits.callback(self.cluster.listen(self._notice))
-        exits.enter_context(
+        exits.callback(self.cluster.listen(lambda *_: self._changed.set()))
+        self.sandbox = exits.enter_context(
             sandbox_node.SandboxNode(
                 scenery,
                 self.state_file,
@@ -173,9 +173,6 @@ class Stage:
         except subprocess.TimeoutExpired:
             agent.kill()
             return agent.wait()
-
-    def _notice(self, _kind: cluster_view.Kind, _obj: objects.JsonObject) -> None:
-        self._changed.set()
 
     def wait(
         self, holds: Callable[[], bool], what: str, *, timeout_s: float = _START_TIMEOUT_S
@@ -248,8 +245,8 @@ class Stage:
 
     # -- what people do ------------------------------------------------------------------
 
-    def label(self, layout: str) -> None:
-        """Do what ``kubectl label node`` does."""
+    def label(self, layout: str | None) -> None:
+        """Request a layout as ``kubectl label node`` does; None removes the label."""
         change = {"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}}
         self.cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
@@ -264,7 +261,7 @@ class Stage:
         return model.State(str(self.status()["state"]))
 
     def run_pods(self, pods: Sequence[tuple[str, str, Mapping[str, str]]]) -> None:
-        """Create pods credentials as (name, resource, labels) and wait until all of them run."""
+        """Create pods given as (name, resource, labels) and wait until all of them run."""
         for name, resource, labels in pods:
             self.cluster.create(
                 cluster_view.Kind.POD, objects.gpu_pod(name, resource, labels=labels)
