@@ -15,9 +15,9 @@ from typing import Any
 
 from starlette import requests, types
 
-from mig_manager.sandbox.apiserver import access, application, request, server, status
+from mig_manager.sandbox.apiserver import request, resources, server
 
-Access = access.Access
+Access = request.Access
 
 _LOG_LIMIT = 10_000
 _HALF_A_LINE = b'{"type":"MODIFIED","object":{"kind":"No'
@@ -151,7 +151,7 @@ class ApiServer(server.ApiServer):
     def __init__(
         self,
         *,
-        authorizer: access.Authorizer = lambda _access: True,
+        authorizer: request.Authorizer = lambda _access: True,
         bookmark_period_s: float = 60,
         history_limit: int = 10_000,
         refuses_expired_watches: bool = False,
@@ -261,8 +261,10 @@ class _Middleware:
         if fault.is_carried_out and not call.is_watch:
             await call.answer()
         if fault.status is not None:
-            error = status.ApiError(fault.status, fault.message, retry_after_s=fault.retry_after_s)
-            await application.status_response(error)(call.http.scope, call.receive, call.send)
+            error = resources.ApiError(
+                fault.status, fault.message, retry_after_s=fault.retry_after_s
+            )
+            await server.status_response(error)(call.http.scope, call.receive, call.send)
         elif fault.reset:
             await self._drop(call, is_reset=True)
         elif fault.truncate:
@@ -317,7 +319,7 @@ class _Middleware:
             case Break.CLOSE:
                 await call.write(b"", is_last=True)
             case Break.EXPIRE:
-                error = status.expired("The resourceVersion for the watch is too old.")
+                error = resources.expired("The resourceVersion for the watch is too old.")
                 line = json.dumps({"type": "ERROR", "object": error.to_status()}) + "\n"
                 await call.write(line.encode(), is_last=True)
             case Break.RESET:
@@ -422,8 +424,8 @@ class _RefusesExpired:
             start, self._start = self._start, None
             if message["body"].startswith(b'{"type":"ERROR"'):
                 self._is_refused = True
-                error = status.expired(json.loads(message["body"])["object"]["message"])
-                respond = application.status_response(error)
+                error = resources.expired(json.loads(message["body"])["object"]["message"])
+                respond = server.status_response(error)
                 await respond(self._call.http.scope, self._call.receive, self._call.send)
                 return
             await self._call.send(start)
@@ -434,7 +436,7 @@ class _RefusesExpired:
 def _logged(http: requests.Request) -> LoggedRequest:
     try:
         info = request.parse(http.method, http.url.path, http.query_params)
-    except status.ApiError:
+    except resources.ApiError:
         info = None
     return LoggedRequest(
         method=http.method,
@@ -443,6 +445,6 @@ def _logged(http: requests.Request) -> LoggedRequest:
         verb=info.verb if info else "",
         resource=info.target.resource_and_subresource if info else "",
         user_agent=http.headers.get("user-agent", ""),
-        token=application.bearer_token(http),
+        token=server.bearer_token(http),
         content_type=http.headers.get("content-type", "").partition(";")[0].strip(),
     )

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.apiserver import access, resources
+from mig_manager.sandbox.apiserver import request, resources
 from testkit import apiserver
 
 _HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
@@ -131,7 +131,7 @@ class TestPatch:
         assert stored(server)["spec"] == {"taints": [_OTHER]}
 
     def test_without_permission_it_is_forbidden(self) -> None:
-        def reads_only(asked: access.Access) -> bool:
+        def reads_only(asked: request.Access) -> bool:
             return asked.verb in ("get", "list", "watch")
 
         with apiserver.serve(apiserver.ApiServer(authorizer=reads_only)) as server:

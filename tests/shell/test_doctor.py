@@ -23,7 +23,7 @@ from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, rights
 from mig_manager.core.records import status
-from mig_manager.sandbox.apiserver import access
+from mig_manager.sandbox.apiserver import request
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import sandbox_node
@@ -443,7 +443,7 @@ class Cluster:
         self.socket = folder / "pr.sock"
         self.patient = patient
 
-    def _may(self, asked: access.Access) -> bool:
+    def _may(self, asked: request.Access) -> bool:
         # The scenery has no token.
         what = (asked.verb, asked.resource, asked.subresource)
         return not asked.token or what not in self.denied

@@ -1,6 +1,6 @@
 """An embedded Kubernetes API server: real HTTP on the loopback.
 
-From the outside in: ``server`` listens; ``application`` answers what ``request`` has parsed;
-``registry`` has the rules of each verb, with ``validation``, ``patches`` and ``budgets``;
-``store`` keeps the objects and feeds the watches; ``rendering`` gives answers their form.
+From the outside in: ``server`` answers what ``request`` has parsed; ``registry`` has the rules of
+each verb, with ``validation`` and ``patches``; ``store`` keeps the objects and feeds the watches;
+``rendering`` gives answers their form.
 """

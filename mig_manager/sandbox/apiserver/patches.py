@@ -9,9 +9,9 @@ document. A node's taints have none: a patch replaces them as a whole.
 import copy
 from typing import Any
 
-from mig_manager.sandbox.apiserver import status
+from mig_manager.sandbox.apiserver import resources
 
-Object = status.Object
+Object = resources.Object
 
 _MERGE_KEYS = {
     "metadata.ownerReferences": "uid",
@@ -50,12 +50,12 @@ def apply(content_type: str, obj: Object, patch: Any) -> Object:
                 "application/json-patch+json, application/merge-patch+json, "
                 "application/strategic-merge-patch+json"
             )
-            raise status.ApiError(415, message)
+            raise resources.ApiError(415, message)
 
 
 def _checked(value: Any) -> Object:
     if not isinstance(value, dict):
-        raise status.bad_request("json: cannot unmarshal a value that is not an object")
+        raise resources.bad_request("json: cannot unmarshal a value that is not an object")
     return value
 
 
@@ -116,7 +116,7 @@ def _merge_list(present: list[Object], patches: list[Object], path: str, key: st
     merged = list(present)
     for patch in patches:
         if key not in patch:
-            raise status.bad_request(f"map: {patch} does not contain declared merge key: {key}")
+            raise resources.bad_request(f"map: {patch} does not contain declared merge key: {key}")
         at = next((i for i, each in enumerate(merged) if each.get(key) == patch[key]), None)
         if patch.get("$patch") == "delete":
             merged = [each for each in merged if each.get(key) != patch[key]]
@@ -138,7 +138,7 @@ def _reordered(present: list[Object], order: list[Any], key: str) -> list[Object
 
 def _json_patch(obj: Any, operations: Any) -> Any:
     if not isinstance(operations, list) or not all(isinstance(each, dict) for each in operations):
-        raise status.bad_request("json: cannot unmarshal a value that is not a JSON patch")
+        raise resources.bad_request("json: cannot unmarshal a value that is not a JSON patch")
     for operation in operations:
         try:
             obj = _operate(obj, operation)
@@ -147,7 +147,7 @@ def _json_patch(obj: Any, operations: Any) -> Any:
                 "the server rejected our request due to an error in our request: "
                 f"{operation.get('op')} {operation.get('path')}: {error}"
             )
-            raise status.ApiError(422, message, reason="Invalid") from error
+            raise resources.ApiError(422, message, reason="Invalid") from error
     return obj
 
 

@@ -7,20 +7,14 @@ control and for what ``/status`` may change.
 
 import copy
 import datetime as dt
+import math
 import secrets
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mig_manager.sandbox.apiserver import (
-    budgets,
-    patches,
-    request,
-    resources,
-    status,
-    store,
-    validation,
-)
+from mig_manager.sandbox.apiserver import patches, request, resources, store, validation
 
-Object = status.Object
+Object = resources.Object
 Target = request.Target
 
 _DEFAULT_GRACE_S = 30
@@ -52,7 +46,7 @@ class Registry:
         """Return the stored object itself, which must not be changed."""
         obj = self._store.peek(target.key)
         if obj is None:
-            raise status.not_found(target.resource.group, target.resource.plural, target.name)
+            raise resources.not_found(target.resource.group, target.resource.plural, target.name)
         return obj
 
     def create(self, target: Target, body: Any, *, dry_run: bool = False) -> Object:
@@ -62,7 +56,7 @@ class Registry:
         metadata = obj["metadata"]
         if metadata.get("resourceVersion"):
             message = "resourceVersion should not be set on objects to be created"
-            raise status.ApiError(500, message, reason="")
+            raise resources.ApiError(500, message, reason="")
         for field in (*_SERVER_OWNED, "resourceVersion"):
             metadata.pop(field, None)
         _name(resource, metadata)
@@ -71,7 +65,7 @@ class Registry:
         if not dry_run:
             return self._store.create(obj)
         if self._store.find(resource, metadata["name"], target.namespace):
-            raise status.already_exists(resource.group, resource.plural, metadata["name"])
+            raise resources.already_exists(resource.group, resource.plural, metadata["name"])
         return store.stamped(obj, resource)
 
     def update(self, target: Target, body: Any, *, dry_run: bool = False) -> Object:
@@ -82,12 +76,12 @@ class Registry:
             resource = target.resource
             is_blind = not obj["metadata"].get("resourceVersion")
             if is_blind and resource in (resources.LEASES, resources.BUDGETS):
-                cause = status.Cause(
+                cause = resources.Cause(
                     reason="FieldValueInvalid",
                     field="metadata.resourceVersion",
                     message="Invalid value: 0x0: must be specified for an update",
                 )
-                raise status.invalid(resource.group, resource.kind, target.name, [cause])
+                raise resources.invalid(resource.group, resource.kind, target.name, [cause])
             return self._replace(target, old, obj, dry_run=dry_run)
 
     def patch(
@@ -147,7 +141,7 @@ class Registry:
         if resource in (resources.PODS, resources.SERVICE_ACCOUNTS):
             return obj
         group = {"group": resource.group} if resource.group else {}
-        return status.success(
+        return resources.success(
             name=target.name, kind=resource.plural, uid=obj["metadata"]["uid"], **group
         )
 
@@ -165,35 +159,35 @@ class Registry:
         """
         eviction = body if isinstance(body, dict) else {}
         if (eviction.get("metadata") or {}).get("name") != target.name:
-            raise status.bad_request("name in URL does not match name in Eviction object")
+            raise resources.bad_request("name in URL does not match name in Eviction object")
         options = eviction.get("deleteOptions") or {}
         dry_run = dry_run or "All" in (options.get("dryRun") or ())
         with self._store.lock:
             pod = self.get(target)
-            budgets.check_eviction(self._store, pod, dry_run=dry_run)
+            check_eviction(self._store, pod, dry_run=dry_run)
             _check_preconditions(target, pod["metadata"], options.get("preconditions") or {})
             if not dry_run:
                 pod = self._store.write(target.key, _disrupted(pod))
             self._delete(target, pod, options, dry_run=dry_run)
-        return status.success()
+        return resources.success()
 
     def bind(self, target: Target, body: Any, *, dry_run: bool = False) -> Object:
         """Assign an unassigned pod to a node, as the scheduler does."""
         node = (body.get("target") or {}).get("name", "") if isinstance(body, dict) else ""
         if not node:
-            raise status.bad_request("target.name: Required value")
+            raise resources.bad_request("target.name: Required value")
         with self._store.lock:
             pod = self.get(target)
             present = pod["spec"].get("nodeName")
             if present:
                 because = f"pod {target.name} is already assigned to node {present!r}"
-                raise status.conflict("", "pods/binding", target.name, because=because)
+                raise resources.conflict("", "pods/binding", target.name, because=because)
             if not dry_run:
                 spec = pod["spec"] | {"nodeName": node}
                 self._store.write(
                     target.key, pod | {"metadata": dict(pod["metadata"]), "spec": spec}
                 )
-        return status.success()
+        return resources.success()
 
 
 def _identified(target: Target, body: Any) -> Object:
@@ -203,28 +197,28 @@ def _identified(target: Target, body: Any) -> Object:
     for field, expected in (("apiVersion", resource.api_version), ("kind", resource.kind)):
         if obj.setdefault(field, expected) != expected:
             message = f"the {field} in the data ({obj[field]}) does not match the expected one"
-            raise status.bad_request(f"{message} ({expected})")
+            raise resources.bad_request(f"{message} ({expected})")
     metadata = obj.setdefault("metadata", {})
     if resource.is_namespaced:
         metadata["namespace"] = metadata.get("namespace") or target.namespace
         if metadata["namespace"] != target.namespace:
             message = "the namespace of the provided object does not match the namespace sent on"
-            raise status.bad_request(f"{message} the request")
+            raise resources.bad_request(f"{message} the request")
     if target.name and metadata.setdefault("name", target.name) != target.name:
         message = f"the name of the object ({metadata['name']}) does not match the name on the URL"
-        raise status.bad_request(f"{message} ({target.name})")
+        raise resources.bad_request(f"{message} ({target.name})")
     return obj
 
 
 def _shaped(body: Any) -> Object:
     """Return the body after checking the JSON types that later code relies on."""
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
-        raise status.bad_request("the object provided is unrecognized")
+        raise resources.bad_request("the object provided is unrecognized")
     metadata = body.get("metadata", {})
     for parent, fields in ((body, ("spec", "status")), (metadata, ("labels", "annotations"))):
         for field in fields:
             if not isinstance(parent.get(field) or {}, dict):
-                raise status.bad_request(f"json: cannot unmarshal {field}: not an object")
+                raise resources.bad_request(f"json: cannot unmarshal {field}: not an object")
     return body
 
 
@@ -232,12 +226,12 @@ def _name(resource: resources.Resource, metadata: Object) -> None:
     if not metadata.get("name") and metadata.get("generateName"):
         metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
     if not metadata.get("name"):
-        cause = status.Cause(
+        cause = resources.Cause(
             reason="FieldValueRequired",
             field="metadata.name",
             message="Required value: name or generateName is required",
         )
-        raise status.invalid(resource.group, resource.kind, "", [cause])
+        raise resources.invalid(resource.group, resource.kind, "", [cause])
 
 
 def _prepare(resource: resources.Resource, obj: Object) -> None:
@@ -266,7 +260,7 @@ def _check_preconditions(target: Target, present: Object, required: Object) -> N
     else:
         return
     resource = target.resource
-    raise status.conflict(resource.group, resource.plural, target.name, because=because)
+    raise resources.conflict(resource.group, resource.plural, target.name, because=because)
 
 
 def _grace_s(pod: Object, options: Object) -> int:
@@ -316,3 +310,161 @@ def _disrupted(pod: Object) -> Object:
     )
     new_status = pod_status | {"conditions": conditions}
     return pod | {"metadata": dict(pod["metadata"]), "status": new_status}
+
+
+Store = store.Store
+
+_STILL_PROCESSED_RETRY_S = 10
+"""The server's ``Retry-After`` while a budget's status is older than its spec."""
+
+
+def start_controller(objects: Store) -> Callable[[], None]:
+    """Update the status of every budget at once after each change; return how to stop that."""
+
+    def follow(record: store.Record) -> None:
+        plural, namespace, _ = record.key
+        if plural in ("pods", "poddisruptionbudgets", "replicasets"):
+            for budget in objects.select("poddisruptionbudgets", namespace=namespace):
+                _write_status(objects, budget, _counted(objects, budget))
+
+    return objects.subscribe(follow)
+
+
+def _write_status(objects: Store, budget: Object, change: Object) -> None:
+    key = store.key_of(resources.BUDGETS, budget)
+    new = (budget.get("status") or {}) | change
+    objects.write(key, budget | {"metadata": dict(budget["metadata"]), "status": new})
+
+
+def _counted(objects: Store, budget: Object) -> Object:
+    """Return the counted part of a budget's status."""
+    spec = budget.get("spec") or {}
+    selects = request.compile_selector(spec.get("selector"))
+    pods = [
+        pod
+        for pod in objects.select("pods", namespace=budget["metadata"]["namespace"])
+        if selects(pod["metadata"].get("labels") or {})
+    ]
+    expected = _expected(objects, pods)
+    if spec.get("maxUnavailable") is not None:
+        desired = max(0, expected - _amount(spec["maxUnavailable"], expected))
+    else:
+        desired = _amount(spec.get("minAvailable", 1), expected)
+    healthy = sum(_is_ready(pod) and not _is_terminating(pod) for pod in pods)
+    # An eviction stays listed until the controller has seen the pod terminate.
+    running = {pod["metadata"]["name"] for pod in pods if not _is_terminating(pod)}
+    disrupted = (budget.get("status") or {}).get("disruptedPods") or {}
+    return {
+        "disruptedPods": {name: at for name, at in disrupted.items() if name in running},
+        "currentHealthy": healthy,
+        "desiredHealthy": desired,
+        "expectedPods": expected,
+        "disruptionsAllowed": max(0, healthy - desired) if expected else 0,
+        "observedGeneration": budget["metadata"].get("generation", 0),
+    }
+
+
+def _expected(objects: Store, pods: Sequence[Object]) -> int:
+    """Count the expected pods: as many as a stored ReplicaSet says, and each other pod."""
+    expected = 0
+    counted: set[str] = set()
+    for pod in pods:
+        owners = pod["metadata"].get("ownerReferences") or ()
+        owner = next((each for each in owners if each.get("controller")), None)
+        key = ("replicasets", pod["metadata"]["namespace"], owner["name"] if owner else "")
+        replica_set = objects.peek(key) if owner and owner["kind"] == "ReplicaSet" else None
+        if replica_set is None:
+            expected += 1
+        elif key[2] not in counted:
+            counted.add(key[2])
+            expected += int((replica_set.get("spec") or {}).get("replicas", 1))
+    return expected
+
+
+def _amount(amount: int | str, total: int) -> int:
+    if isinstance(amount, str):
+        return math.ceil(int(amount.rstrip("%")) * total / 100)
+    return amount
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _is_terminating(pod: Object) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def check_eviction(objects: Store, pod: Object, *, dry_run: bool = False) -> None:
+    """Check an eviction against the pod's budget and, except in a dry run, count it there.
+
+    Raises:
+        ApiError: 429 when its budget does not allow it, 500 when it has more than one.
+    """
+    phase = (pod.get("status") or {}).get("phase")
+    if phase in ("Pending", "Succeeded", "Failed") or _is_terminating(pod):
+        return
+    budgets = _of(objects, pod)
+    if len(budgets) > 1:
+        message = (
+            "This pod has more than one PodDisruptionBudget, which the eviction subresource "
+            "does not support."
+        )
+        raise resources.ApiError(500, message, reason="")
+    if budgets and not _tolerates_unready(pod, budgets[0]):
+        _check_budget(budgets[0])
+        if not dry_run:
+            _count_eviction(objects, budgets[0], pod)
+
+
+def _of(objects: Store, pod: Object) -> list[Object]:
+    labels = pod["metadata"].get("labels") or {}
+    return [
+        budget
+        for budget in objects.select(
+            "poddisruptionbudgets", namespace=pod["metadata"]["namespace"]
+        )
+        if request.compile_selector((budget.get("spec") or {}).get("selector"))(labels)
+    ]
+
+
+def _tolerates_unready(pod: Object, budget: Object) -> bool:
+    """Return whether the pod may be evicted because it does not count as healthy."""
+    if _is_ready(pod):
+        return False
+    if budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
+        return True
+    now = budget.get("status") or {}
+    return bool(now.get("currentHealthy", 0) >= now.get("desiredHealthy", 0) > 0)
+
+
+def _check_budget(budget: Object) -> None:
+    metadata, now = budget["metadata"], budget.get("status") or {}
+    name = metadata["name"]
+    if now.get("observedGeneration", 0) < metadata.get("generation", 0):
+        cause = f"The disruption budget {name} is still being processed by the server."
+        raise _blocked(cause, retry_after_s=_STILL_PROCESSED_RETRY_S)
+    if now.get("disruptionsAllowed", 0) == 0:
+        cause = (
+            f"The disruption budget {name} needs {now.get('desiredHealthy', 0)} healthy pods "
+            f"and has {now.get('currentHealthy', 0)} currently"
+        )
+        raise _blocked(cause, retry_after_s=None)
+
+
+def _count_eviction(objects: Store, budget: Object, pod: Object) -> None:
+    """Count an eviction that the controller has not seen yet, as the API server does itself."""
+    now = budget.get("status") or {}
+    disrupted = (now.get("disruptedPods") or {}) | {pod["metadata"]["name"]: store.timestamp()}
+    allowed = now.get("disruptionsAllowed", 0) - 1
+    _write_status(objects, budget, {"disruptionsAllowed": allowed, "disruptedPods": disrupted})
+
+
+def _blocked(cause: str, *, retry_after_s: int | None) -> resources.ApiError:
+    return resources.ApiError(
+        429,
+        "Cannot evict pod as it would violate the pod's disruption budget.",
+        details={"causes": [resources.Cause(reason="DisruptionBudget", message=cause).to_json()]},
+        retry_after_s=retry_after_s,
+    )

@@ -9,9 +9,9 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mig_manager.sandbox.apiserver import request, resources, status, store
+from mig_manager.sandbox.apiserver import request, resources, store
 
-Object = status.Object
+Object = resources.Object
 
 _META_VERSION = "meta.k8s.io/v1"
 
@@ -97,7 +97,7 @@ def accepts_table(accept: str) -> bool:
         if values["as"] == "Table" and values.get("v", "v1") == "v1":
             return True
     message = "only the following media types are accepted: application/json"
-    raise status.ApiError(406, message)
+    raise resources.ApiError(406, message)
 
 
 def list_collection(objects: store.Store, info: request.RequestInfo, form: Renderer) -> Object:

@@ -9,9 +9,9 @@ import binascii
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from mig_manager.sandbox.apiserver import resources, status
+from mig_manager.sandbox.apiserver import resources
 
 Labels = Mapping[str, str]
 LabelMatcher = Callable[[Labels], bool]
@@ -105,7 +105,7 @@ def _verb(method: str, target: Target, query: Mapping[str, str]) -> str:
     verb = _VERBS.get(method, "")
     if not _is_allowed(verb, target):
         message = "the server does not allow this method on the requested resource"
-        raise status.ApiError(405, message)
+        raise resources.ApiError(405, message)
     if verb == "get" and not target.name:
         return "watch" if query.get("watch", "") in ("1", "true") else "list"
     return verb
@@ -130,11 +130,11 @@ class Selection:
     plural: str
     namespace: str
     labels: LabelMatcher
-    fields: Callable[[status.Object], bool]
+    fields: Callable[[resources.Object], bool]
     is_everything: bool
     """Neither labels nor fields restrict it."""
 
-    def matches(self, obj: status.Object | None) -> bool:
+    def matches(self, obj: resources.Object | None) -> bool:
         """Return whether an object (None: no object) is in the selection."""
         if obj is None:
             return False
@@ -180,7 +180,7 @@ def _parse_labels(text: str) -> LabelMatcher:
         match = _REQUIREMENT.match(text, position)
         if match is None:
             message = f"unable to parse requirement: found unexpected text in {text!r}"
-            raise status.bad_request(message)
+            raise resources.bad_request(message)
         requirements.append(_requirement(match))
         position = match.end()
     return lambda labels: all(holds(labels) for holds in requirements)
@@ -211,12 +211,12 @@ def _expression(key: str, operator: str, values: list[str] | tuple[()]) -> Label
         case "DoesNotExist":
             return lambda labels: key not in labels
         case _:
-            raise status.bad_request(f'"{operator}" is not a valid label selector operator')
+            raise resources.bad_request(f'"{operator}" is not a valid label selector operator')
 
 
 def _comparison(key: str, operator: str, bound: str) -> LabelMatcher:
     if not bound.lstrip("-").isdigit():
-        raise status.bad_request(f"for '<' and '>' the value must be an integer, not {bound!r}")
+        raise resources.bad_request(f"for '<' and '>' the value must be an integer, not {bound!r}")
 
     def holds(labels: Labels) -> bool:
         value = labels.get(key, "")
@@ -227,7 +227,7 @@ def _comparison(key: str, operator: str, bound: str) -> LabelMatcher:
     return holds
 
 
-def compile_selector(selector: status.Object | None) -> LabelMatcher:
+def compile_selector(selector: resources.Object | None) -> LabelMatcher:
     """Compile a ``LabelSelector``: None selects nothing, an empty one everything.
 
     Raises:
@@ -261,7 +261,7 @@ _OPERATOR = re.compile(r"(?<!\\)(==|!=|=)")
 _UNESCAPED_COMMA = re.compile(r"(?<!\\),")
 
 
-def _parse_fields(text: str, plural: str) -> Callable[[status.Object], bool]:
+def _parse_fields(text: str, plural: str) -> Callable[[resources.Object], bool]:
     """Compile a field selector such as ``spec.nodeName=n1,status.phase!=Failed``."""
     allowed = (*_FIELDS.get(plural, ()), "metadata.name", "metadata.namespace")
     requirements: list[tuple[str, bool, str]] = []
@@ -269,17 +269,17 @@ def _parse_fields(text: str, plural: str) -> Callable[[status.Object], bool]:
         pieces = _OPERATOR.split(part, maxsplit=1)
         if len(pieces) != 3:  # noqa: PLR2004 - left, operator, right
             message = f"invalid selector: '{text}'; can't understand '{part}'"
-            raise status.bad_request(message)
+            raise resources.bad_request(message)
         field, operator, value = pieces
         if field not in allowed:
-            raise status.bad_request(f"field label not supported: {field}")
+            raise resources.bad_request(f"field label not supported: {field}")
         requirements.append((field, operator != "!=", re.sub(r"\\(.)", r"\1", value)))
     return lambda obj: all(
         (_field(obj, field) == value) is is_equal for field, is_equal, value in requirements
     )
 
 
-def _field(obj: status.Object, field: str) -> str:
+def _field(obj: resources.Object, field: str) -> str:
     """Return a field as selectors compare it: absent is empty."""
     value: object = obj
     for key in field.split("."):
@@ -301,7 +301,7 @@ def version(query: Mapping[str, str]) -> int:
     text = query.get("resourceVersion", "")
     if text and not text.isdigit():
         message = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: invalid syntax'
-        raise status.bad_request(message)
+        raise resources.bad_request(message)
     return int(text or 0)
 
 
@@ -314,7 +314,7 @@ def number(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "") or "0"
     if not text.isdigit():
         message = f'strconv.ParseInt: parsing "{text}": invalid syntax ({name})'
-        raise status.bad_request(message)
+        raise resources.bad_request(message)
     return int(text)
 
 
@@ -343,5 +343,136 @@ def continuation(query: Mapping[str, str]) -> Continuation | None:
     try:
         at, namespace, name = json.loads(base64.urlsafe_b64decode(token))
     except (binascii.Error, ValueError) as error:
-        raise status.bad_request("continue key is not valid") from error
+        raise resources.bad_request("continue key is not valid") from error
     return Continuation(version=at, after=(namespace, name))
+
+
+Object = resources.Object
+
+PROTOBUF = "application/vnd.kubernetes.protobuf"
+
+_MAGIC = b"k8s\x00"
+_ENVELOPE_RAW = 2
+_REVIEW_SPEC = 2
+_SPEC_RESOURCE_ATTRIBUTES = 1
+_ATTRIBUTES = {
+    1: "namespace",
+    2: "verb",
+    3: "group",
+    4: "version",
+    5: "resource",
+    6: "subresource",
+    7: "name",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The attributes of a request by which it is authorized."""
+
+    token: str = ""
+    """Bearer token; empty when there is none."""
+    verb: str = ""
+    group: str = ""
+    resource: str = ""
+    subresource: str = ""
+    namespace: str = ""
+    name: str = ""
+
+
+Authorizer = Callable[[Access], bool]
+
+
+def check(authorizer: Authorizer, info: RequestInfo, token: str) -> None:
+    """Return if the request is allowed.
+
+    Raises:
+        ApiError: 403, with the message that the real server's RBAC gives.
+    """
+    target = info.target
+    group, plural = target.resource.group, target.resource.plural
+    access = Access(
+        token=token,
+        verb=info.verb,
+        group=group,
+        resource=plural,
+        subresource=target.subresource,
+        namespace=target.namespace,
+        name=target.name,
+    )
+    if authorizer(access):
+        return
+    words = resources.qualified(group, plural)
+    what = f'{words} "{target.name}"' if target.name else words
+    where = (
+        f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
+    )
+    details = ({"name": target.name} if target.name else {}) | ({"group": group} if group else {})
+    raise resources.ApiError(
+        403,
+        f'{what} is forbidden: User "{_user(token)}" cannot {info.verb} resource '
+        f'"{target.resource_and_subresource}" in API group "{group}" {where}',
+        details=details | {"kind": plural},
+    )
+
+
+def _user(token: str) -> str:
+    return "system:serviceaccount:sandbox:client" if token else "system:anonymous"
+
+
+def review(kind: str, body: Object, token: str, authorizer: Authorizer) -> Object:
+    """Answer a ``SelfSubjectAccessReview`` or a ``SelfSubjectReview``."""
+    if kind == "SelfSubjectReview":
+        return body | {"kind": kind, "status": {"userInfo": {"username": _user(token)}}}
+    attributes = (body.get("spec") or {}).get("resourceAttributes") or {}
+    names = {field.name for field in dataclasses.fields(Access)} - {"token"}
+    access = Access(token=token, **{k: v for k, v in attributes.items() if k in names})
+    return body | {"kind": kind, "status": {"allowed": authorizer(access)}}
+
+
+def parse_protobuf_review(body: bytes, kind: str) -> Object:
+    """Return a review that ``kubectl auth`` sent, which it writes in protobuf only.
+
+    Raises:
+        ApiError: 400 for a malformed message.
+    """
+    if not body.startswith(_MAGIC):
+        raise resources.bad_request("the provided data does not appear to be a protobuf message")
+    group = "authentication" if kind == "SelfSubjectReview" else "authorization"
+    parsed: Object = {"apiVersion": f"{group}.k8s.io/v1", "kind": kind, "metadata": {}}
+    if kind == "SelfSubjectReview":
+        return parsed
+    message = body.removeprefix(_MAGIC)
+    try:
+        for number in (_ENVELOPE_RAW, _REVIEW_SPEC, _SPEC_RESOURCE_ATTRIBUTES):
+            message = dict(_fields(message)).get(number, b"")
+        attributes = {
+            _ATTRIBUTES[number]: value.decode()
+            for number, value in _fields(message)
+            if number in _ATTRIBUTES
+        }
+    except IndexError as error:
+        raise resources.bad_request("unexpected end of the protobuf message") from error
+    return parsed | {"spec": {"resourceAttributes": attributes}}
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the fields of a message that has strings and messages only."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:  # noqa: PLR2004 - the high bit says that more follows
+                return value
+
+    while at < len(message):
+        number = varint() >> 3
+        size = varint()
+        yield number, message[at : at + size]
+        at += size

@@ -10,26 +10,20 @@ it.
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import pathlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import uvicorn
 import uvicorn.protocols.http.h11_impl
 import uvicorn.server
-from starlette import types
+from starlette import requests, responses, types
 
-from mig_manager.sandbox.apiserver import (
-    access,
-    application,
-    budgets,
-    registry,
-    request,
-    resources,
-    store,
-)
+from mig_manager.sandbox.apiserver import registry, rendering, request, resources, store
 
 _KEEP_ALIVE_S = 75
 _STOP_TIMEOUT_S = 5
@@ -53,20 +47,20 @@ class ApiServer:
     def __init__(
         self,
         *,
-        authorizer: access.Authorizer = lambda _access: True,
+        authorizer: request.Authorizer = lambda _access: True,
         bookmark_period_s: float = 60,
         history_limit: int = 10_000,
         middleware: Callable[[types.ASGIApp], types.ASGIApp] = lambda app: app,
     ) -> None:
         self.store = store.Store(history_limit=history_limit)
         rules = registry.Registry(self.store)
-        self.stop_budget_controller = budgets.start_controller(self.store)
+        self.stop_budget_controller = registry.start_controller(self.store)
         for name in ("default", "kube-system"):
             target = request.Target(resource=resources.NAMESPACES)
             rules.create(target, {"metadata": {"name": name}})
         self._feed = store.Feed(self.store)
         self._application = middleware(
-            application.Application(
+            Application(
                 objects=self.store,
                 rules=rules,
                 feed=self._feed,
@@ -186,3 +180,229 @@ def serve(server: ApiServer | None = None) -> Iterator[ApiServer]:
         yield server
     finally:
         server.stop()
+
+
+Object = resources.Object
+
+_DEFAULT_WATCH_S = 1800
+"""How long a watch lasts that does not say; the real server picks 30 to 60 minutes."""
+_JSON_HEADERS = [(b"content-type", b"application/json")]
+_OPENAPI_V2 = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """The API over HTTP; an ASGI application."""
+
+    objects: store.Store
+    rules: registry.Registry
+    feed: store.Feed
+    authorizer: request.Authorizer
+    bookmark_period_s: float
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        """Answer one request, as ASGI has it."""
+        http = requests.Request(scope, receive)
+        try:
+            body = await http.body()
+        except requests.ClientDisconnect:
+            return
+        try:
+            info = request.parse(http.method, http.url.path, http.query_params)
+            http_request = _Request(http=http, body=body, info=info)
+            if info is not None and info.verb == "watch":
+                await self._watch(http_request, info, send)
+                return
+            response = self._answer(http_request, info)
+        except resources.ApiError as error:
+            response = status_response(error)
+        await response(scope, receive, send)
+
+    def _answer(
+        self, http_request: "_Request", info: request.RequestInfo | None
+    ) -> responses.Response:
+        if info is None:
+            return self._answer_other(http_request)
+        request.check(self.authorizer, info, http_request.token)
+        renderer = http_request.renderer(info)
+        if info.verb == "list":
+            return _json_response(rendering.list_collection(self.objects, info, renderer))
+        obj = self._perform(http_request, info)
+        return _json_response(renderer.item(obj), 201 if info.verb == "create" else 200)
+
+    def _perform(self, http_request: "_Request", info: request.RequestInfo) -> Object:
+        rules, target, dry_run = self.rules, info.target, info.is_dry_run
+        match info.verb:
+            case "get":
+                return rules.get(target)
+            case "create":
+                special = {"eviction": rules.evict, "binding": rules.bind}
+                create = special.get(target.subresource, rules.create)
+                return create(target, http_request.json(), dry_run=dry_run)
+            case "update":
+                return rules.update(target, http_request.json(), dry_run=dry_run)
+            case "patch":
+                patch = http_request.json()
+                return rules.patch(target, http_request.content_type, patch, dry_run=dry_run)
+            case _:
+                options = _delete_options(http_request, info)
+                dry_run = dry_run or "All" in (options.get("dryRun") or ())
+                return rules.delete(target, options, dry_run=dry_run)
+
+    def _answer_other(self, http_request: "_Request") -> responses.Response:
+        """Answer a review, or a request for discovery or health."""
+        path = http_request.http.url.path
+        match [part for part in path.split("/") if part]:
+            case ["apis", group, "v1", plural] if (group, plural) in resources.REVIEWS:
+                kind = resources.REVIEWS[group, plural]
+                if http_request.content_type == request.PROTOBUF:
+                    body = request.parse_protobuf_review(http_request.body, kind)
+                else:
+                    body = http_request.json()
+                content = request.review(kind, body, http_request.token, self.authorizer)
+                return _json_response(content, 201)
+            case ["openapi", "v2"]:
+                # An empty document has no schemas, so that clients check nothing against it.
+                return responses.Response(b"", media_type=_OPENAPI_V2)
+            case ["healthz" | "livez" | "readyz", *_]:
+                return responses.PlainTextResponse("ok")
+            case _:
+                pass
+        document = resources.discovery_document(path)
+        if document is None:
+            raise resources.no_such_path()
+        return _json_response(document)
+
+    async def _watch(
+        self, http_request: "_Request", info: request.RequestInfo, send: types.Send
+    ) -> None:
+        request.check(self.authorizer, info, http_request.token)
+        renderer = http_request.renderer(info)
+        selection, since = request.selection(info), request.version(info.query)
+        request.number(info.query, "timeoutSeconds")
+        start = {"type": "http.response.start", "status": 200, "headers": _JSON_HEADERS}
+        try:
+            with self.feed.open(selection, since) as (watcher, present):
+                await send(start)
+                # After the body the next message can only be the disconnect.
+                gone = asyncio.ensure_future(http_request.http.receive())
+                gone.add_done_callback(lambda _gone: watcher.stop())
+                try:
+                    async for chunk in self._events(watcher, present, renderer, info):
+                        await send(_chunk(chunk))
+                finally:
+                    gone.cancel()
+        except resources.ApiError as error:
+            # As the real server where its watch cache serves the watch.
+            await send(start)
+            await send(_chunk(_line("ERROR", error.to_status())))
+        await send(_chunk(b"", is_last=True))
+
+    async def _events(
+        self,
+        watcher: store.Watcher,
+        present: list[Object],
+        renderer: rendering.Renderer,
+        info: request.RequestInfo,
+    ) -> AsyncIterator[bytes]:
+        """Yield chunks of whole JSON lines until the watch times out or is stopped."""
+        clock = asyncio.get_running_loop().time
+        has_bookmarks = info.query.get("allowWatchBookmarks", "") in ("1", "true")
+        ends = clock() + (request.number(info.query, "timeoutSeconds") or _DEFAULT_WATCH_S)
+        bookmark_at = clock() + self.bookmark_period_s
+        yield b"".join(_line("ADDED", renderer.item(obj)) for obj in present)
+        while not watcher.is_stopped:
+            watcher.awake.clear()
+            lines = [_line(c.value, renderer.item(obj)) for c, obj in watcher.drain()]
+            if lines:
+                yield b"".join(lines)
+            if clock() >= min(ends, bookmark_at):
+                bookmark_at = clock() + self.bookmark_period_s
+                if has_bookmarks and (bookmark := self._bookmark(watcher, renderer)):
+                    yield bookmark
+            if clock() >= ends:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(min(ends, bookmark_at) - clock(), 0)):
+                    await watcher.awake.wait()
+
+    def _bookmark(self, watcher: store.Watcher, renderer: rendering.Renderer) -> bytes:
+        with self.objects.lock:
+            if not watcher.is_empty:
+                return b""
+            version = self.objects.version
+        return _line("BOOKMARK", renderer.bookmark(version))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """One HTTP request with its whole body."""
+
+    http: requests.Request
+    body: bytes
+    info: request.RequestInfo | None
+
+    @property
+    def token(self) -> str:
+        return bearer_token(self.http)
+
+    @property
+    def content_type(self) -> str:
+        """Media type of the body, without parameters."""
+        return self.http.headers.get("content-type", "").partition(";")[0].strip()
+
+    def renderer(self, info: request.RequestInfo) -> rendering.Renderer:
+        """Return what renders the answer in the form that the client accepts."""
+        return rendering.Renderer(
+            resource=info.target.resource,
+            is_table=rendering.accepts_table(self.http.headers.get("accept", "")),
+            include=info.query.get("includeObject", "Metadata"),
+        )
+
+    def json(self) -> Any:
+        """Return the body's content; an empty body is an empty object."""
+        is_patch = self.info is not None and self.info.verb == "patch"
+        if self.content_type not in ("", "application/json") and not is_patch:
+            message = "the body of the request was in an unknown format - accepted media types "
+            raise resources.ApiError(415, f"{message}include: application/json")
+        try:
+            return json.loads(self.body or b"{}")
+        except ValueError as error:
+            raise resources.bad_request(f"unable to decode the body: {error}") from error
+
+
+def bearer_token(http: requests.Request) -> str:
+    """Return the bearer token of a request; empty when there is none."""
+    scheme, _, token = http.headers.get("authorization", "").partition(" ")
+    return token if scheme.lower() == "bearer" else ""
+
+
+def status_response(error: resources.ApiError) -> responses.Response:
+    """Return the answer that reports a failure."""
+    response = _json_response(error.to_status(), error.code)
+    if error.retry_after_s:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+def _delete_options(http_request: _Request, info: request.RequestInfo) -> Object:
+    options: Object = http_request.json()
+    if not isinstance(options, dict):
+        raise resources.bad_request("the object provided is no DeleteOptions")
+    if "gracePeriodSeconds" in info.query:
+        grace_s = request.number(info.query, "gracePeriodSeconds")
+        options = {"gracePeriodSeconds": grace_s} | options
+    return options
+
+
+def _json_response(content: Object, code: int = 200) -> responses.Response:
+    body = json.dumps(content, separators=(",", ":")).encode() + b"\n"
+    return responses.Response(body, code, media_type="application/json")
+
+
+def _chunk(body: bytes, *, is_last: bool = False) -> types.Message:
+    return {"type": "http.response.body", "body": body, "more_body": not is_last}
+
+
+def _line(kind: str, obj: Object) -> bytes:
+    return json.dumps({"type": kind, "object": obj}, separators=(",", ":")).encode() + b"\n"

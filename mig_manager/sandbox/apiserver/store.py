@@ -21,9 +21,9 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 
-from mig_manager.sandbox.apiserver import request, resources, status
+from mig_manager.sandbox.apiserver import request, resources
 
-Object = status.Object
+Object = resources.Object
 Key = tuple[str, str, str]
 """Plural of the resource, namespace (empty for cluster-wide ones), name."""
 
@@ -99,7 +99,7 @@ class Store:
         """
         obj = self._objects.get((resource.plural, namespace, name))
         if obj is None:
-            raise status.not_found(resource.group, resource.plural, name)
+            raise resources.not_found(resource.group, resource.plural, name)
         return copy.deepcopy(obj)
 
     def find(self, resource: resources.Resource, name: str, namespace: str = "") -> bool:
@@ -141,7 +141,7 @@ class Store:
         with self.lock:
             if version < self._oldest:
                 message = f"too old resource version: {version} ({self._oldest})"
-                raise status.expired(message)
+                raise resources.expired(message)
             start = bisect.bisect_right(self._history, version, key=lambda each: each.version)
             return self._history[start:]
 
@@ -162,7 +162,7 @@ class Store:
         key = key_of(resource, obj)
         with self.lock:
             if key in self._objects:
-                raise status.already_exists(resource.group, resource.plural, key[2])
+                raise resources.already_exists(resource.group, resource.plural, key[2])
             return copy.deepcopy(self.write(key, obj))
 
     def modify(
@@ -190,7 +190,7 @@ class Store:
             ApiError: 404.
         """
         if self.remove((resource.plural, namespace, name)) is None:
-            raise status.not_found(resource.group, resource.plural, name)
+            raise resources.not_found(resource.group, resource.plural, name)
 
     def write(self, key: Key, obj: Object) -> Object:
         """Store an object, which the caller must not change afterwards; return the stored one.

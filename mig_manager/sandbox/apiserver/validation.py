@@ -9,10 +9,10 @@ Kubernetes API reference, ``coordination.k8s.io/v1``, and ``metav1.MicroTime``.
 import re
 from collections.abc import Iterator, Mapping
 
-from mig_manager.sandbox.apiserver import resources, status
+from mig_manager.sandbox.apiserver import resources
 
-Object = status.Object
-Cause = status.Cause
+Object = resources.Object
+Cause = resources.Cause
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_LABEL = re.compile(rf"{_LABEL}\Z")
@@ -63,7 +63,7 @@ def check(resource: resources.Resource, obj: Object, old: Object | None = None) 
     elif resource is resources.BUDGETS:
         causes += _budget(obj.get("spec") or {})
     if causes:
-        raise status.invalid(resource.group, resource.kind, obj["metadata"]["name"], causes)
+        raise resources.invalid(resource.group, resource.kind, obj["metadata"]["name"], causes)
 
 
 def _wrong(field: str, value: object, rule: str) -> Cause:
@@ -109,7 +109,7 @@ def _strings(metadata: Object, field: str) -> Mapping[str, str]:
                 f"json: cannot unmarshal {type(value).__name__} into Go struct field "
                 f"ObjectMeta.metadata.{field} of type string ({key})"
             )
-            raise status.bad_request(message)
+            raise resources.bad_request(message)
     return values
 
 
@@ -199,7 +199,7 @@ def _event(event: Object) -> Iterator[Cause]:
         value = event.get(field)
         if value is not None and not _RFC_3339.fullmatch(str(value)):
             message = f'parsing time "{value}"'
-            raise status.bad_request(
+            raise resources.bad_request(
                 f'Event in version "v1" cannot be handled as a Event: {message}'
             )
     involved = (event.get("involvedObject") or {}).get("namespace", "")
@@ -221,11 +221,11 @@ def _lease(spec: Object) -> Iterator[Cause]:
         # Go's MicroTime takes six digits of a second, no more and no less.
         if spec.get(field) is not None and not _MICRO_TIME.match(str(spec[field])):
             message = f'parsing time "{spec[field]}" as "2006-01-02T15:04:05.000000Z07:00"'
-            raise status.bad_request(f"Lease cannot be handled as a Lease: {message}")
+            raise resources.bad_request(f"Lease cannot be handled as a Lease: {message}")
     for field, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
         amount = spec.get(field)
         if amount is not None and not isinstance(amount, int):
-            raise status.bad_request(f"json: cannot unmarshal {field}: not a whole number")
+            raise resources.bad_request(f"json: cannot unmarshal {field}: not a whole number")
         if amount is not None and amount < least:
             bound = "greater than 0" if least else "greater than or equal to 0"
             yield _wrong(f"spec.{field}", amount, f"must be {bound}")

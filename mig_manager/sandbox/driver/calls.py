@@ -5,6 +5,7 @@ raw C arguments. Queries write to the caller's memory; changes also return the G
 Both raise ``Refused`` for an NVML error code.
 """
 
+import ctypes
 import dataclasses
 import enum
 import threading
@@ -12,7 +13,112 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mig_manager.catalogue import hardware
-from mig_manager.sandbox.driver import memory, states, transitions
+from mig_manager.core import model
+from mig_manager.sandbox.driver import states, transitions
+
+
+def number(argument: Any) -> int:
+    """Return an integer argument, given as ``int`` or as a ctypes integer."""
+    return int(getattr(argument, "value", argument))
+
+
+def text(argument: Any) -> str:
+    """Return a ``char *`` argument.
+
+    Raises:
+        Refused: INVALID_ARGUMENT for NULL and for what is no text.
+    """
+    raw = argument if isinstance(argument, bytes) else getattr(argument, "value", None)
+    if not isinstance(raw, bytes):
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+    return raw.decode("utf-8", "replace")
+
+
+def address(argument: Any) -> int:
+    """Return the address that a handle argument holds; 0 for NULL."""
+    if argument is None:
+        return 0
+    if isinstance(argument, int):
+        return argument
+    return ctypes.cast(argument, ctypes.c_void_p).value or 0
+
+
+def put(reference: Any, kind: Any, value: Any) -> None:
+    """Write one value through a pointer."""
+    _pointer(reference, kind)[0] = value
+
+
+def put_handle(reference: Any, handle: int) -> None:
+    """Write an opaque handle through a pointer."""
+    put(reference, ctypes.c_void_p, handle)
+
+
+def put_all(reference: Any, kind: Any, values: list[Any]) -> None:
+    """Write values to a caller's array; NVML itself does not know how long that is.
+
+    Raises:
+        Refused: INVALID_ARGUMENT, the pointer is NULL.
+        BufferError: The array is too short: the real library would write past its end.
+    """
+    if isinstance(reference, ctypes.Array) and len(reference) < len(values):
+        raise BufferError(f"NVML writes {len(values)} entries to an array of {len(reference)}")
+    pointer = _pointer(reference, kind)
+    for index, value in enumerate(values):
+        pointer[index] = value
+
+
+def put_placements(
+    placements: tuple[model.Placement, ...], kind: Any, array: Any, count: Any
+) -> None:
+    """Write placements and their number; only the number where the caller has no array.
+
+    Raises:
+        Refused: INVALID_ARGUMENT, there is nowhere to write the number.
+        BufferError: The array is too short.
+    """
+    if array is not None:
+        values = [kind(start=place.start, size=place.size) for place in placements]
+        put_all(array, kind, values)
+    put(count, ctypes.c_uint, len(placements))
+
+
+def put_text(buffer: Any, length: Any, value: str) -> None:
+    """Write a string to a caller's buffer of a given length.
+
+    Raises:
+        Refused: INVALID_ARGUMENT for NULL, INSUFFICIENT_SIZE when it does not fit.
+    """
+    raw = value.encode() + b"\0"
+    if buffer is None:
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+    if len(raw) > number(length):
+        raise states.Refused(states.Code.INSUFFICIENT_SIZE)
+    ctypes.memmove(buffer, raw, len(raw))
+
+
+def struct(reference: Any, kind: Any) -> Any:
+    """Return the caller's struct behind a pointer."""
+    return _pointer(reference, kind).contents
+
+
+def require_version(target: Any, version: int) -> None:
+    """Refuse a struct of another version than the function knows."""
+    if target.version != version:
+        raise states.Refused(states.Code.ARGUMENT_VERSION_MISMATCH)
+
+
+def fill(target: Any, **fields: Any) -> None:
+    """Set fields of a struct."""
+    for name, value in fields.items():
+        setattr(target, name, value)
+
+
+def _pointer(reference: Any, kind: Any) -> Any:
+    if reference is None:
+        raise states.Refused(states.Code.INVALID_ARGUMENT)
+    if isinstance(reference, ctypes.Structure):
+        raise TypeError("a struct is passed by value: the real library would crash; use byref()")
+    return ctypes.cast(reference, ctypes.POINTER(kind))
 
 
 class Kind(enum.Enum):
@@ -132,7 +238,7 @@ class Session:
         Raises:
             Refused: INVALID_ARGUMENT for an unknown or freed handle.
         """
-        found = self._event_sets.get(memory.address(argument))
+        found = self._event_sets.get(address(argument))
         if found is None:
             raise states.Refused(states.Code.INVALID_ARGUMENT)
         return found
@@ -145,7 +251,7 @@ class Session:
         """
         self.event_set(argument)
         with self._lock:
-            self._event_sets.pop(memory.address(argument), None)
+            self._event_sets.pop(address(argument), None)
 
     def handle(self, target: Target) -> int:
         """Return the handle for a target; the same each time."""
@@ -164,7 +270,7 @@ class Session:
         Raises:
             Refused: INVALID_ARGUMENT for a handle of no or another session.
         """
-        target = self._targets.get(memory.address(argument))
+        target = self._targets.get(address(argument))
         if target is None:
             raise states.Refused(states.Code.INVALID_ARGUMENT)
         return target
@@ -182,7 +288,7 @@ class View:
 
     def put_handle(self, reference: Any, target: Target) -> None:
         """Write a handle for the caller."""
-        memory.put_handle(reference, self.session.handle(target))
+        put_handle(reference, self.session.handle(target))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -266,7 +372,7 @@ class DeviceView(View):
 
     def row(self, profile_id: Any) -> hardware.GpuProfile:
         """Return the GPU's profile with this id, or raise ``Refused``."""
-        return self.board.row(memory.number(profile_id))
+        return self.board.row(number(profile_id))
 
     def check(self) -> None:
         """Raise ``Refused`` for the handle of a lost GPU or of something destroyed."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-from mig_manager.sandbox.driver import calls, memory, states, transitions
+from mig_manager.sandbox.driver import calls, states, transitions
 
 _registry = calls.Registry()
 FUNCTIONS = _registry.functions
@@ -79,32 +79,32 @@ def _shutdown(view: calls.View) -> None:
 
 @_registry.system("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
 def _driver_version(view: calls.View, buffer: Any, length: Any) -> None:
-    memory.put_text(buffer, length, view.node.options.driver_version)
+    calls.put_text(buffer, length, view.node.options.driver_version)
 
 
 @_registry.system("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
 def _cuda_version(_: calls.View, version: Any) -> None:
-    memory.put(version, ctypes.c_int, _CUDA_VERSION)
+    calls.put(version, ctypes.c_int, _CUDA_VERSION)
 
 
 @_registry.system("nvmlSystemGetProcessName")
 def _process_name(view: calls.View, pid: Any, buffer: Any, length: Any) -> None:
-    requested = memory.number(pid)
+    requested = calls.number(pid)
     for client in view.node.clients:
         if client.pid == requested:
-            memory.put_text(buffer, length, client.name)
+            calls.put_text(buffer, length, client.name)
             return
     raise states.Refused(states.Code.NOT_FOUND)
 
 
 @_registry.system("nvmlDeviceGetCount", "nvmlDeviceGetCount_v2")
 def _count(view: calls.View, count: Any) -> None:
-    memory.put(count, ctypes.c_uint, len(view.boards))
+    calls.put(count, ctypes.c_uint, len(view.boards))
 
 
 @_registry.system("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByIndex_v2")
 def _by_index(view: calls.View, index: Any, device: Any) -> None:
-    requested = memory.number(index)
+    requested = calls.number(index)
     if not 0 <= requested < len(view.boards):
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     _put_whole(view, device, requested)
@@ -113,7 +113,7 @@ def _by_index(view: calls.View, index: Any, device: Any) -> None:
 @_registry.system("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
 def _by_pci_bus_id(view: calls.View, bus_id: Any, device: Any) -> None:
     # Domains are written with four digits or eight.
-    requested = memory.text(bus_id).upper().lstrip("0")
+    requested = calls.text(bus_id).upper().lstrip("0")
     for board in view.boards:
         if board.pci_address.lstrip("0") == requested:
             _put_whole(view, device, board.index)
@@ -126,7 +126,7 @@ def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
     # nvml.h: this initialises every GPU to find the one, and fails where any is lost.
     if any(gpu.is_lost for gpu in view.node.gpus):
         raise states.Refused(states.Code.GPU_IS_LOST)
-    requested = memory.text(uuid)
+    requested = calls.text(uuid)
     for board, gpu in zip(view.boards, view.node.gpus, strict=True):
         if board.uuid == requested:
             view.put_handle(device, calls.whole(view.node, board.index))
@@ -143,34 +143,34 @@ def _name(view: calls.DeviceView, buffer: Any, length: Any) -> None:
     name = view.board.product.name
     if not view.is_gpu:
         name += f" MIG {_mig_profile(view)}"
-    memory.put_text(buffer, length, name)
+    calls.put_text(buffer, length, name)
 
 
 @_registry.query("nvmlDeviceGetUUID", takes=_DEVICE)
 def _uuid(view: calls.DeviceView, buffer: Any, length: Any) -> None:
     board = view.board
     uuid = board.uuid if view.is_gpu else board.mig_uuid(view.instance, view.compute)
-    memory.put_text(buffer, length, uuid)
+    calls.put_text(buffer, length, uuid)
 
 
 @_registry.query("nvmlDeviceGetIndex", takes=_DEVICE)
 def _index(view: calls.DeviceView, index: Any) -> None:
     _whole_only(view)
-    memory.put(index, ctypes.c_uint, view.board.index)
+    calls.put(index, ctypes.c_uint, view.board.index)
 
 
 @_registry.query("nvmlDeviceGetMinorNumber", takes=_DEVICE)
 def _minor(view: calls.DeviceView, minor: Any) -> None:
     _whole_only(view)
-    memory.put(minor, ctypes.c_uint, view.node.minor(view.board.index))
+    calls.put(minor, ctypes.c_uint, view.node.minor(view.board.index))
 
 
 @_registry.query("nvmlDeviceGetPciInfo_v3", takes=_GPU)
 def _pci_info(view: calls.DeviceView, info: Any) -> None:
     board = view.board
     device_id = board.product.pci_device_ids[0]
-    memory.fill(
-        memory.struct(info, pynvml.nvmlPciInfo_t),
+    calls.fill(
+        calls.struct(info, pynvml.nvmlPciInfo_t),
         busIdLegacy=board.pci_address[4:].encode(),
         busId=board.pci_address.encode(),
         domain=0,
@@ -185,8 +185,8 @@ def _pci_info(view: calls.DeviceView, info: Any) -> None:
 @_registry.query("nvmlDeviceGetMemoryInfo", takes=_DEVICE)
 def _memory_info(view: calls.DeviceView, info: Any) -> None:
     total, used = _memory(view)
-    memory.fill(
-        memory.struct(info, pynvml.c_nvmlMemory_t),
+    calls.fill(
+        calls.struct(info, pynvml.c_nvmlMemory_t),
         total=total,
         used=used,
         free=total - used,
@@ -195,33 +195,33 @@ def _memory_info(view: calls.DeviceView, info: Any) -> None:
 
 @_registry.query("nvmlDeviceGetMemoryInfo_v2", takes=_DEVICE)
 def _memory_info_v2(view: calls.DeviceView, info: Any) -> None:
-    target = memory.struct(info, pynvml.c_nvmlMemory_v2_t)
-    memory.require_version(target, pynvml.nvmlMemory_v2)
+    target = calls.struct(info, pynvml.c_nvmlMemory_v2_t)
+    calls.require_version(target, pynvml.nvmlMemory_v2)
     total, used = _memory(view)
-    memory.fill(target, total=total, reserved=0, used=used, free=total - used)
+    calls.fill(target, total=total, reserved=0, used=used, free=total - used)
 
 
 @_registry.query("nvmlDeviceGetArchitecture", takes=_DEVICE)
 def _architecture(view: calls.DeviceView, architecture: Any) -> None:
     number = _ARCHITECTURES[view.board.product.generation]
-    memory.put(architecture, ctypes.c_uint, number)
+    calls.put(architecture, ctypes.c_uint, number)
 
 
 @_registry.query("nvmlDeviceGetCudaComputeCapability", takes=_DEVICE)
 def _compute_capability(view: calls.DeviceView, major: Any, minor: Any) -> None:
-    memory.put(major, ctypes.c_int, view.board.product.compute_capability[0])
-    memory.put(minor, ctypes.c_int, view.board.product.compute_capability[1])
+    calls.put(major, ctypes.c_int, view.board.product.compute_capability[0])
+    calls.put(minor, ctypes.c_int, view.board.product.compute_capability[1])
 
 
 @_registry.query("nvmlDeviceGetVirtualizationMode", takes=_GPU)
 def _virtualization(view: calls.DeviceView, mode: Any) -> None:
-    memory.put(mode, ctypes.c_uint, view.node.options.virtualization.value)
+    calls.put(mode, ctypes.c_uint, view.node.options.virtualization.value)
 
 
 @_registry.query("nvmlDeviceGetFieldValues", takes=_GPU)
 def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
-    array = pynvml.c_nvmlFieldValue_t * memory.number(count)
-    for entry in memory.struct(values, array):
+    array = pynvml.c_nvmlFieldValue_t * calls.number(count)
+    for entry in calls.struct(values, array):
         value = _field(view, entry.fieldId)
         entry.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
         entry.nvmlReturn = states.Code.NOT_SUPPORTED if value is None else 0
@@ -248,12 +248,12 @@ def _processes_v1(view: calls.DeviceView, count: Any, infos: Any) -> None:
     takes=_DEVICE,
 )
 def _graphics_processes(_: calls.DeviceView, count: Any, __: Any) -> None:
-    memory.put(count, ctypes.c_uint, 0)
+    calls.put(count, ctypes.c_uint, 0)
 
 
 def error_text(code: Any) -> bytes:
     """Return what ``nvmlErrorString`` says of a code; it needs no session."""
-    return _ERROR_TEXTS.get(memory.number(code), "Unknown Error").encode()
+    return _ERROR_TEXTS.get(calls.number(code), "Unknown Error").encode()
 
 
 def _put_whole(view: calls.View, device: Any, index: int) -> None:
@@ -306,12 +306,12 @@ def _computing(view: calls.DeviceView) -> list[states.Client]:
 def _put_processes(view: calls.DeviceView, count: Any, infos: Any, kind: Any) -> None:
     """Write the processes, or only their number where the caller's array is too short."""
     found = [_process(client, kind) for client in _computing(view)]
-    room = memory.struct(count, ctypes.c_uint).value
-    memory.put(count, ctypes.c_uint, len(found))
+    room = calls.struct(count, ctypes.c_uint).value
+    calls.put(count, ctypes.c_uint, len(found))
     if room < len(found):
         raise states.Refused(states.Code.INSUFFICIENT_SIZE)
     if found:
-        memory.put_all(infos, kind, found)
+        calls.put_all(infos, kind, found)
 
 
 def _process(client: states.Client, kind: Any) -> Any:
@@ -328,13 +328,13 @@ def _process(client: states.Client, kind: Any) -> Any:
 
 @_registry.query("nvmlDeviceGetSupportedEventTypes", takes=_DEVICE)
 def _event_types(view: calls.DeviceView, types: Any) -> None:
-    memory.put(types, ctypes.c_ulonglong, _event_mask(view))
+    calls.put(types, ctypes.c_ulonglong, _event_mask(view))
 
 
 @_registry.query("nvmlDeviceRegisterEvents", takes=_DEVICE)
 def _register_events(view: calls.DeviceView, types: Any, event_set: Any) -> None:
     found = view.session.event_set(event_set)
-    mask = memory.number(types)
+    mask = calls.number(types)
     if mask & ~_event_mask(view):
         raise states.Refused(states.Code.NOT_SUPPORTED)
     if mask:
@@ -343,7 +343,7 @@ def _register_events(view: calls.DeviceView, types: Any, event_set: Any) -> None
 
 @_registry.system("nvmlEventSetCreate")
 def _create_event_set(view: calls.View, event_set: Any) -> None:
-    memory.put_handle(event_set, view.session.new_event_set())
+    calls.put_handle(event_set, view.session.new_event_set())
 
 
 @_registry.system("nvmlEventSetFree")
@@ -353,8 +353,8 @@ def _free_event_set(view: calls.View, event_set: Any) -> None:
 
 @_registry.system("nvmlEventSetWait", "nvmlEventSetWait_v2")
 def _wait_for_event(view: calls.View, event_set: Any, data: Any, timeout_ms: Any) -> None:
-    target = memory.struct(data, pynvml.c_nvmlEventData_t)
-    deadline = time.monotonic() + memory.number(timeout_ms) / 1000
+    target = calls.struct(data, pynvml.c_nvmlEventData_t)
+    deadline = time.monotonic() + calls.number(timeout_ms) / 1000
     # Resolved in every round: another thread may free the set or close the session.
     while (gpu := view.session.event_set(event_set).take(view.read())) is None:
         remaining_s = deadline - time.monotonic()
@@ -362,7 +362,7 @@ def _wait_for_event(view: calls.View, event_set: Any, data: Any, timeout_ms: Any
             raise states.Refused(states.Code.TIMEOUT)
         view.session.pause(min(_POLL_S, remaining_s))
     handle = view.session.handle(calls.whole(view.read(), gpu))
-    memory.fill(
+    calls.fill(
         target,
         device=ctypes.cast(handle, pynvml.c_nvmlDevice_t),
         eventType=pynvml.nvmlEventMigConfigChange,

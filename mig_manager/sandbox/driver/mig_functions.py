@@ -9,7 +9,7 @@ import pynvml
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.sandbox.driver import calls, memory, states, transitions
+from mig_manager.sandbox.driver import calls, states, transitions
 
 _registry = calls.Registry()
 FUNCTIONS = _registry.functions
@@ -21,7 +21,7 @@ _DEVICE = _GPU | {calls.Kind.MIG_DEVICE}
 
 def _mode_price(view: calls.DeviceView, mode: Any, _: Any) -> float:
     latency = view.node.options.latency
-    if bool(memory.number(mode)) is view.gpu.is_enabled:
+    if bool(calls.number(mode)) is view.gpu.is_enabled:
         return latency.query_s
     if view.board.product.mode_needs_reset:
         return latency.mode_with_reset_s
@@ -32,14 +32,14 @@ def _mode_price(view: calls.DeviceView, mode: Any, _: Any) -> float:
 def _get_mode(view: calls.DeviceView, current: Any, pending: Any) -> None:
     if not view.board.product.is_mig_capable:
         raise states.Refused(states.Code.NOT_SUPPORTED)
-    memory.put(current, ctypes.c_uint, int(view.gpu.is_enabled))
-    memory.put(pending, ctypes.c_uint, int(view.gpu.is_pending))
+    calls.put(current, ctypes.c_uint, int(view.gpu.is_enabled))
+    calls.put(pending, ctypes.c_uint, int(view.gpu.is_pending))
 
 
 @_registry.change("nvmlDeviceSetMigMode", takes=calls.Kind.GPU, price=_mode_price)
 def _set_mode(view: calls.DeviceView, mode: Any, activation: Any) -> states.GpuState:
-    gpu, status = transitions.set_mode(view.now, memory.number(mode))
-    memory.put(activation, ctypes.c_uint, status)
+    gpu, status = transitions.set_mode(view.now, calls.number(mode))
+    calls.put(activation, ctypes.c_uint, status)
     return gpu
 
 
@@ -48,8 +48,8 @@ def _profile_info(view: calls.DeviceView, profile: Any, info: Any) -> None:
     row = _row_by_enum(view, profile)
     if not view.gpu.is_enabled and not view.node.options.reports_profiles_while_mig_off:
         raise states.Refused(states.Code.NOT_SUPPORTED)
-    target = memory.struct(info, pynvml.c_nvmlGpuInstanceProfileInfo_t)
-    memory.fill(target, **_profile_fields(row))
+    target = calls.struct(info, pynvml.c_nvmlGpuInstanceProfileInfo_t)
+    calls.fill(target, **_profile_fields(row))
 
 
 @_registry.query("nvmlDeviceGetGpuInstanceProfileInfoV", takes=_GPU)
@@ -73,7 +73,7 @@ def _placements(view: calls.DeviceView, profile_id: Any, placements: Any, count:
     transitions.require_permission(view.node.options)
     transitions.require_capable(view.now)
     row = view.row(profile_id)
-    memory.put_placements(row.placements, pynvml.c_nvmlGpuInstancePlacement_t, placements, count)
+    calls.put_placements(row.placements, pynvml.c_nvmlGpuInstancePlacement_t, placements, count)
 
 
 @_registry.query("nvmlDeviceGetGpuInstanceRemainingCapacity", takes=_GPU)
@@ -81,37 +81,37 @@ def _capacity(view: calls.DeviceView, profile_id: Any, count: Any) -> None:
     transitions.require_mig(view.now)
     row = view.row(profile_id)
     capacity = transitions.gpu_instance_capacity(view.now, row)
-    memory.put(count, ctypes.c_uint, capacity)
+    calls.put(count, ctypes.c_uint, capacity)
 
 
 @_registry.query("nvmlDeviceIsMigDeviceHandle", takes=_DEVICE)
 def _is_mig(view: calls.DeviceView, is_mig: Any) -> None:
-    memory.put(is_mig, ctypes.c_uint, int(not view.is_gpu))
+    calls.put(is_mig, ctypes.c_uint, int(not view.is_gpu))
 
 
 @_registry.query("nvmlDeviceGetGpuInstanceId", takes=_DEVICE)
 def _gpu_instance_id(view: calls.DeviceView, instance_id: Any) -> None:
     _require_mig_device(view, states.Code.NOT_SUPPORTED)
-    memory.put(instance_id, ctypes.c_uint, view.instance.instance_id)
+    calls.put(instance_id, ctypes.c_uint, view.instance.instance_id)
 
 
 @_registry.query("nvmlDeviceGetComputeInstanceId", takes=_DEVICE)
 def _compute_instance_id(view: calls.DeviceView, instance_id: Any) -> None:
     _require_mig_device(view, states.Code.NOT_SUPPORTED)
-    memory.put(instance_id, ctypes.c_uint, view.compute.instance_id)
+    calls.put(instance_id, ctypes.c_uint, view.compute.instance_id)
 
 
 @_registry.query("nvmlDeviceGetMaxMigDeviceCount", takes=_GPU)
 def _max_mig_devices(view: calls.DeviceView, count: Any) -> None:
     maximum = view.board.product.max_instances if view.gpu.is_enabled else 0
-    memory.put(count, ctypes.c_uint, maximum)
+    calls.put(count, ctypes.c_uint, maximum)
 
 
 @_registry.query("nvmlDeviceGetMigDeviceHandleByIndex", takes=_GPU)
 def _mig_device(view: calls.DeviceView, index: Any, handle: Any) -> None:
     transitions.require_mig(view.now)
     devices = transitions.mig_devices(view.gpu)
-    requested = memory.number(index)
+    requested = calls.number(index)
     if requested >= view.board.product.max_instances:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     if requested >= len(devices):
@@ -130,8 +130,8 @@ def _attributes(view: calls.DeviceView, attributes: Any) -> None:
     _require_mig_device(view, states.Code.NOT_SUPPORTED)
     row = view.parent
     compute = transitions.compute_row(view.board, view.instance, view.compute.profile_id)
-    memory.fill(
-        memory.struct(attributes, pynvml.c_nvmlDeviceAttributes),
+    calls.fill(
+        calls.struct(attributes, pynvml.c_nvmlDeviceAttributes),
         multiprocessorCount=compute.multiprocessors,
         gpuInstanceSliceCount=row.slices,
         computeInstanceSliceCount=compute.slices,
@@ -152,7 +152,7 @@ def _shared_engines(row: hardware.GpuProfile) -> dict[str, int]:
 
 
 def _row_by_enum(view: calls.DeviceView, profile: Any) -> hardware.GpuProfile:
-    number = memory.number(profile)
+    number = calls.number(profile)
     if not 0 <= number < view.node.options.profile_enum_count:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     for row in view.board.product.profiles:
@@ -169,9 +169,9 @@ def _require_mig_device(view: calls.DeviceView, code: states.Code) -> None:
 def _put_profile_v2(view: calls.DeviceView, row: hardware.GpuProfile, info: Any) -> None:
     """Write the versioned struct, which drivers refuse to while MIG is off (``nvml.h``)."""
     transitions.require_mig(view.now)
-    target = memory.struct(info, pynvml.c_nvmlGpuInstanceProfileInfo_v2_t)
-    memory.require_version(target, pynvml.nvmlGpuInstanceProfileInfo_v2)
-    memory.fill(target, name=f"MIG {row.name}".encode(), **_profile_fields(row))
+    target = calls.struct(info, pynvml.c_nvmlGpuInstanceProfileInfo_v2_t)
+    calls.require_version(target, pynvml.nvmlGpuInstanceProfileInfo_v2)
+    calls.fill(target, name=f"MIG {row.name}".encode(), **_profile_fields(row))
 
 
 def _profile_fields(row: hardware.GpuProfile) -> dict[str, int]:
@@ -253,7 +253,7 @@ def _instances(view: calls.DeviceView, profile_id: Any, handles: Any, count: Any
 def _instance_by_id(view: calls.DeviceView, instance_id: Any, handle: Any) -> None:
     transitions.require_permission(view.node.options)
     transitions.require_mig(view.now)
-    requested = memory.number(instance_id)
+    requested = calls.number(instance_id)
     for instance in view.gpu.instances:
         if instance.instance_id == requested:
             view.put_handle(handle, view.target_of(instance))
@@ -263,18 +263,18 @@ def _instance_by_id(view: calls.DeviceView, instance_id: Any, handle: Any) -> No
 
 @_registry.query("nvmlGpuInstanceGetInfo", takes=_GPU_INSTANCE)
 def _instance_info(view: calls.DeviceView, info: Any) -> None:
-    target = memory.struct(info, pynvml.c_nvmlGpuInstanceInfo_t)
+    target = calls.struct(info, pynvml.c_nvmlGpuInstanceInfo_t)
     instance = view.instance
-    memory.put_handle(ctypes.byref(target), view.session.handle(view.whole))
-    memory.fill(target, id=instance.instance_id, profileId=instance.profile_id)
+    calls.put_handle(ctypes.byref(target), view.session.handle(view.whole))
+    calls.fill(target, id=instance.instance_id, profileId=instance.profile_id)
     _fill_placement(target.placement, instance.placement)
 
 
 @_registry.query("nvmlGpuInstanceGetComputeInstanceProfileInfo", takes=_GPU_INSTANCE)
 def _compute_profile(view: calls.DeviceView, profile: Any, engine_profile: Any, info: Any) -> None:
     row = _compute_row(view, profile, engine_profile)
-    target = memory.struct(info, pynvml.c_nvmlComputeInstanceProfileInfo_t)
-    memory.fill(target, **_compute_fields(view.parent, row))
+    target = calls.struct(info, pynvml.c_nvmlComputeInstanceProfileInfo_t)
+    calls.fill(target, **_compute_fields(view.parent, row))
 
 
 @_registry.query("nvmlGpuInstanceGetComputeInstanceProfileInfoV", takes=_GPU_INSTANCE)
@@ -282,10 +282,10 @@ def _compute_profile_v(
     view: calls.DeviceView, profile: Any, engine_profile: Any, info: Any
 ) -> None:
     row = _compute_row(view, profile, engine_profile)
-    target = memory.struct(info, pynvml.c_nvmlComputeInstanceProfileInfo_v2_t)
-    memory.require_version(target, pynvml.nvmlComputeInstanceProfileInfo_v2)
+    target = calls.struct(info, pynvml.c_nvmlComputeInstanceProfileInfo_v2_t)
+    calls.require_version(target, pynvml.nvmlComputeInstanceProfileInfo_v2)
     name = f"MIG {transitions.compute_name(view.parent, row.slices)}".encode()
-    memory.fill(target, name=name, **_compute_fields(view.parent, row))
+    calls.fill(target, name=name, **_compute_fields(view.parent, row))
 
 
 @_registry.query("nvmlGpuInstanceGetComputeInstancePossiblePlacements", takes=_GPU_INSTANCE)
@@ -294,7 +294,7 @@ def _compute_placements(
 ) -> None:
     transitions.require_permission(view.node.options)
     row = _compute_row(view, profile_id)
-    memory.put_placements(
+    calls.put_placements(
         row.placements, pynvml.c_nvmlComputeInstancePlacement_t, placements, count
     )
 
@@ -303,7 +303,7 @@ def _compute_placements(
 def _compute_capacity(view: calls.DeviceView, profile_id: Any, count: Any) -> None:
     row = _compute_row(view, profile_id)
     room = transitions.room(row.placements, transitions.compute_taken(view.instance))
-    memory.put(count, ctypes.c_uint, room)
+    calls.put(count, ctypes.c_uint, room)
 
 
 @_registry.change(
@@ -351,7 +351,7 @@ def _computes(view: calls.DeviceView, profile_id: Any, handles: Any, count: Any)
 @_registry.query("nvmlGpuInstanceGetComputeInstanceById", takes=_GPU_INSTANCE)
 def _compute_by_id(view: calls.DeviceView, compute_id: Any, handle: Any) -> None:
     transitions.require_permission(view.node.options)
-    requested = memory.number(compute_id)
+    requested = calls.number(compute_id)
     for compute in view.instance.compute_instances:
         if compute.instance_id == requested:
             view.put_handle(handle, view.target_within(compute))
@@ -362,20 +362,20 @@ def _compute_by_id(view: calls.DeviceView, compute_id: Any, handle: Any) -> None
 @_registry.query("nvmlComputeInstanceGetInfo_v2", takes=_COMPUTE_INSTANCE)
 def _compute_info(view: calls.DeviceView, info: Any) -> None:
     kind = pynvml.c_nvmlComputeInstanceInfo_t
-    target = memory.struct(info, kind)
-    memory.put_handle(ctypes.byref(target), view.session.handle(view.whole))
-    memory.put_handle(
+    target = calls.struct(info, kind)
+    calls.put_handle(ctypes.byref(target), view.session.handle(view.whole))
+    calls.put_handle(
         ctypes.byref(target, kind.gpuInstance.offset),
         view.session.handle(view.target_of(view.instance)),
     )
-    memory.fill(target, id=view.compute.instance_id, profileId=view.compute.profile_id)
+    calls.fill(target, id=view.compute.instance_id, profileId=view.compute.profile_id)
     _fill_placement(target.placement, view.compute.placement)
 
 
 def _create_at(
     view: calls.DeviceView, profile_id: Any, place: model.Placement | None, handle: Any
 ) -> states.GpuState:
-    number = memory.number(profile_id)
+    number = calls.number(profile_id)
     gpu, instance = transitions.create_gpu_instance(view.now, number, place)
     view.put_handle(handle, view.target_of(instance))
     return gpu
@@ -384,7 +384,7 @@ def _create_at(
 def _create_compute_at(
     view: calls.DeviceView, profile_id: Any, place: model.Placement | None, handle: Any
 ) -> states.GpuState:
-    number = memory.number(profile_id)
+    number = calls.number(profile_id)
     gpu, compute = transitions.create_compute_instance(view.now, view.instance, number, place)
     view.put_handle(handle, view.target_within(compute))
     return gpu
@@ -393,23 +393,23 @@ def _create_compute_at(
 def _compute_row(
     view: calls.DeviceView, profile_id: Any, engine_profile: Any = 0
 ) -> hardware.ComputeProfile:
-    if memory.number(engine_profile) != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
+    if calls.number(engine_profile) != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
-    return transitions.compute_row(view.board, view.instance, memory.number(profile_id))
+    return transitions.compute_row(view.board, view.instance, calls.number(profile_id))
 
 
 def _placement(reference: Any, kind: Any) -> model.Placement:
-    source = memory.struct(reference, kind)
+    source = calls.struct(reference, kind)
     return model.Placement(source.start, source.size)
 
 
 def _fill_placement(target: Any, placement: model.Placement) -> None:
-    memory.fill(target, start=placement.start, size=placement.size)
+    calls.fill(target, start=placement.start, size=placement.size)
 
 
 def _put_handles(found: list[int], handles: Any, count: Any) -> None:
-    memory.put_all(handles, ctypes.c_void_p, found)
-    memory.put(count, ctypes.c_uint, len(found))
+    calls.put_all(handles, ctypes.c_void_p, found)
+    calls.put(count, ctypes.c_uint, len(found))
 
 
 def _compute_fields(parent: hardware.GpuProfile, row: hardware.ComputeProfile) -> dict[str, int]:
