@@ -2,8 +2,9 @@
 
 import collections
 import dataclasses
+import itertools
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
@@ -11,16 +12,19 @@ from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
 from tests.crash import forkserver, scenarios, stage
 from tests.crash import points as points_
+from tests.simulated_rig import devices
 
 _MOST_PLAYS = 4
 _GRACE_S = 30.0
 _CONVERGE_S = 20.0
-_TERMINAL = frozenset({model.State.SUCCESS.value, model.State.FAILED.value})
+_TERMINAL = (model.State.SUCCESS, model.State.FAILED)
 
 Aftermath = scenarios.Aftermath
 Recorder = Callable[[scenarios.Scenario], "Recording"]
 Shape = tuple[tuple[bool, bool, tuple[object, ...]], ...]
 """Mode, pending mode and instances of each GPU, without what the driver gives at will."""
+Ends = Collection[tuple[str | None, str | None, Shape]]
+"""How a node may be in the end: its state, its applied layout, and its GPUs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,42 +59,21 @@ class Recording:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """How a node may be in the end."""
-
-    states: frozenset[str]
-    applied: frozenset[str | None]
-    shape: Shape
-    is_exact: bool
-    """Whether instances lie where they lay."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What became of one case."""
 
     point: str
-    plays: int
-    """How often it was played until the agent came to its point."""
     is_struck: bool
     """Whether our signal met the agent at that point, and nothing else ended it."""
-    phase: str
+    phase: str = ""
     """What the node said then."""
-    problems: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+    plays: int = 1
+    """How often it was played until the agent came to its point."""
     log: str = ""
 
     def __str__(self) -> str:
         return f"{self.point}: {'; '.join(self.problems)}\n{self.log}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
-    """One play of a case up to the end of the struck agent."""
-
-    is_struck: bool
-    phase: str = ""
-    problems: tuple[str, ...] = ()
-    """What is wrong already."""
 
 
 def record(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> Recording:
@@ -116,12 +99,11 @@ def _start_of(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> sta
         keys = {cluster.CONFIG_LABEL, cluster.STATE_LABEL, cluster.APPLIED_LABEL}
         if scenario.was:
             rig.label(scenario.was)
-            agent = rig.start_agent()
+            agent = rig.spawn()
             rig.wait(lambda: agent.has_served, f"layout {scenario.was}")
             assert rig.status()["state"] == model.State.SUCCESS.value, rig.last_words()
             agent.process.kill()
-        node = rig.node()
-        now = rig.state.read()
+        node, now = rig.node(), rig.state.read()
         return stage.Start(
             gpus=now.gpus,
             next_serial=now.next_serial,
@@ -135,16 +117,16 @@ def _undisturbed(
 ) -> Undisturbed:
     with stage.Stage(scenario, start, forks) as rig:
         rig.label(scenario.layout)
-        agent = rig.start_agent()
+        agent = rig.spawn()
         rig.wait(lambda: agent.has_served, f"the end of {scenario.name}")
         problem = f"{rig.status()}\n{rig.last_words()}"
         assert rig.status()["state"] == scenario.ends.value, problem
-        points = [
+        points = tuple(
             point
             for point in agent.points()
             if point.startswith("after ") and not points_.is_repeated(point)
-        ]
-        return Undisturbed(points=tuple(points), gpus=rig.state.read().gpus, serials=rig.serials())
+        )
+        return Undisturbed(points=points, gpus=rig.state.read().gpus, serials=rig.serials())
 
 
 def play(
@@ -154,86 +136,62 @@ def play(
     *,
     point: str,
     aftermath: Aftermath = Aftermath.RESTART,
+    strike_with: signal.Signals = signal.SIGKILL,
 ) -> Verdict:
-    """Kill an agent at a point, and let another one begin where it ended."""
-    return _play(scenario, recording, forks, point=point, strike=_kill, aftermath=aftermath)
+    """Strike an agent at a point, and let another one begin where it ended.
 
-
-def play_stop(
-    scenario: scenarios.Scenario,
-    recording: Recording,
-    forks: forkserver.ForkServer,
-    *,
-    point: str,
-) -> Verdict:
-    """Ask an agent at a point to stop, and let another one begin where it ended."""
-    return _play(
-        scenario, recording, forks, point=point, strike=_stop, aftermath=Aftermath.RESTART
-    )
-
-
-def _play(
-    scenario: scenarios.Scenario,
-    recording: Recording,
-    forks: forkserver.ForkServer,
-    *,
-    point: str,
-    strike: Callable[[stage.Stage, str], Strike],
-    aftermath: Aftermath,
-) -> Verdict:
-    """Play a case until its agent is struck; a wait may have been over before its first poll."""
-    plays, log = 0, ""
-    struck = Strike(is_struck=False)
-    problems: tuple[str, ...] = ()
-    while not (struck.is_struck or problems) and plays < _MOST_PLAYS:
+    A case is played again if its agent did not come to the point: a wait may have been over before
+    its first poll.
+    """
+    strike = _kill if strike_with is signal.SIGKILL else _stop
+    plays = 0
+    while True:
         plays += 1
         with stage.Stage(scenario, recording.start, forks) as rig:
             rig.label(scenario.layout)
-            struck = strike(rig, point)
-            problems = struck.problems
-            if struck.is_struck and not problems:
+            verdict = strike(rig, point)
+            problems = verdict.problems
+            if verdict.is_struck and not problems:
                 _let_pass(aftermath, rig)
-                problems = _converged(rig, rig.start_agent(), recording, aftermath)
+                problems = _converged(rig, rig.spawn(), recording, aftermath)
             log = rig.last_words() if problems else ""
-    return Verdict(
-        point=point,
-        plays=plays,
-        is_struck=struck.is_struck,
-        phase=struck.phase,
-        problems=problems,
-        log=log,
-    )
+        if verdict.is_struck or problems or plays == _MOST_PLAYS:
+            return dataclasses.replace(verdict, problems=problems, plays=plays, log=log)
 
 
-def _kill(rig: stage.Stage, point: str) -> Strike:
-    agent = rig.start_agent(strike_at=point)
+def _kill(rig: stage.Stage, point: str) -> Verdict:
+    agent = rig.spawn(strike_at=point)
     rig.wait(lambda: agent.process.is_gone() or agent.has_served, f"the end at {point}")
     if not agent.process.is_gone():
         agent.process.kill()
-        return Strike(is_struck=False)
+        return Verdict(point=point, is_struck=False)
     status, last = agent.process.status(), agent.points()[-1:]
     if (status, last) != (-signal.SIGKILL, [point]):
         problem = f"it ended with status {status} at {last}, not by our kill"
-        return Strike(is_struck=False, problems=(problem,))
-    return Strike(is_struck=True, phase=rig.phase())
+        return Verdict(point=point, is_struck=False, problems=(problem,))
+    return Verdict(point=point, is_struck=True, phase=rig.phase())
 
 
-def _stop(rig: stage.Stage, point: str) -> Strike:
-    agent = rig.start_agent(strike_at=point, strike_with=signal.SIGTERM)
+def _stop(rig: stage.Stage, point: str) -> Verdict:
+    agent = rig.spawn(strike_at=point, strike_with=signal.SIGTERM)
     rig.wait(lambda: point in agent.points() or agent.has_served, f"the way to {point}")
-    if point not in agent.points():
-        agent.process.kill()
-        return Strike(is_struck=False)
-    phase = rig.phase()
-    problems = _stopped_well(rig, agent)
+    phase, problems = rig.phase(), []
+    is_struck = point in agent.points()
+    if is_struck and not agent.process.is_gone(_GRACE_S):
+        problems = [f"it still runs {_GRACE_S:g} s after SIGTERM"]
+    elif is_struck:
+        if status := agent.process.status():
+            problems.append(f"exit status {status}")
+        problems += _taken(rig)
+        if objects.labels(rig.node()).get(cluster.STATE_LABEL) == model.State.PENDING.value:
+            problems.append("the node says pending")
     agent.process.kill()
-    return Strike(is_struck=True, phase=phase, problems=problems)
+    return Verdict(point=point, is_struck=is_struck, phase=phase, problems=tuple(problems))
 
 
 def goes_on(rig: stage.Stage, recording: Recording) -> tuple[str, ...]:
     """Start another agent, which has a real GPU worker; return what it leaves to be desired."""
-    successor = rig.start_agent(has_worker=True)
-    return _converged(rig, successor, recording, Aftermath.RESTART)
+    return _converged(rig, rig.spawn(has_worker=True), recording, Aftermath.RESTART)
 
 
 def _let_pass(aftermath: Aftermath, rig: stage.Stage) -> None:
@@ -255,40 +213,33 @@ def _let_pass(aftermath: Aftermath, rig: stage.Stage) -> None:
 # -- judging ------------------------------------------------------------------------------------
 
 
-def _stopped_well(rig: stage.Stage, agent: stage.Agent) -> tuple[str, ...]:
-    if not agent.process.is_gone(_GRACE_S):
-        return (f"it still runs {_GRACE_S:g} s after SIGTERM",)
-    status = agent.process.status()
-    problems = [f"exit status {status}"] if status else []
-    problems += _taken(rig)
-    if objects.labels(rig.node()).get(cluster.STATE_LABEL) == model.State.PENDING.value:
-        problems.append("the node says pending")
-    return tuple(problems)
-
-
 def _converged(
     rig: stage.Stage, successor: stage.Agent, recording: Recording, aftermath: Aftermath
 ) -> tuple[str, ...]:
     """Wait for the successor to have nothing to do; return what is not as it must be then."""
     if not rig.comes_true(lambda: successor.has_served, stage.WAIT_S):
         return (f"no end within {stage.WAIT_S:g} s", f"status {dict(rig.status())}")
-    found: list[tuple[str, ...]] = [()]
+    problems: list[str] = []
 
     def is_well() -> bool:
-        found[0] = tuple(_problems(rig, recording, aftermath))
-        return not found[0]
+        problems[:] = _problems(rig, recording, aftermath)
+        return not problems
 
     # The plugin of a failed change, and kubelet with it, come back when they come back.
     rig.comes_true(is_well, _CONVERGE_S)
-    return found[0]
+    return tuple(problems)
 
 
 def _problems(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
     yield from _taken(rig)
-    yield from _wrong_end(rig, _ends(rig.scenario, recording, aftermath))
+    labels, gpus = objects.labels(rig.node()), rig.state.read().gpus
+    published = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL)
+    seen = {(*published, _exact(gpus)), (*published, _loose(gpus))}
+    if seen.isdisjoint(_ends(rig.scenario, recording, aftermath)):
+        yield f"published {published}, GPUs {_exact(gpus)}, status {dict(rig.status())}"
     if not rig.is_offering():
-        yield f"allocatable: {rig.sandbox.devices.allocatable()}, not {sorted(rig.existing())}"
-    for gpu in rig.state.read().gpus:
+        yield f"allocatable: {rig.sandbox.devices.allocatable()}, not {sorted(devices(rig.state))}"
+    for gpu in gpus:
         idle = [gi.instance_id for gi in gpu.instances if not gi.compute_instances]
         if idle:
             yield f"GPU instances without compute instance: {idle}"
@@ -312,64 +263,30 @@ def _taken(rig: stage.Stage) -> list[str]:
     return [*problems, *(f"{key}: {left[key]}" for key in ours if key in left)]
 
 
-def _wrong_end(rig: stage.Stage, ends: Sequence[End]) -> Iterable[str]:
-    labels = objects.labels(rig.node())
-    published = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL)
-    exact = _shape(rig.state.read().gpus, is_exact=True)
-    loose = _shape(rig.state.read().gpus, is_exact=False)
-    if not any(
-        published[0] in end.states
-        and published[1] in end.applied
-        and end.shape == (exact if end.is_exact else loose)
-        for end in ends
-    ):
-        yield f"published {published}, GPUs {exact}, status {dict(rig.status())}"
+def _ends(scenario: scenarios.Scenario, recording: Recording, aftermath: Aftermath) -> Ends:
+    """Return how the node may be in the end.
 
-
-def _ends(
-    scenario: scenarios.Scenario, recording: Recording, aftermath: Aftermath
-) -> Sequence[End]:
-    start = recording.start.gpus
+    A layout is active wherever its instances lie; a change that failed has left no trace, so that
+    they lie where they lay.
+    """
+    start, was, success = recording.start.gpus, scenario.was, model.State.SUCCESS.value
     match aftermath:
         case Aftermath.OTHER_LAYOUT:
             assert recording.other is not None
-            return [_active(scenario.other, recording.other.gpus)]
+            return {(success, scenario.other, _loose(recording.other.gpus))}
         case Aftermath.OLD_LAYOUT:
-            return [_active(scenario.was, start)]
+            return {(success, was, _loose(start))}
         case Aftermath.NO_LAYOUT:
             # What is active but not yet verified has no name once the label is gone.
-            done = _active(scenario.layout, recording.own.gpus)
-            applied = frozenset({scenario.layout, None})
-            return [
-                dataclasses.replace(_undone(scenario, start), states=_TERMINAL),
-                dataclasses.replace(done, states=_TERMINAL, applied=applied),
-            ]
+            done, undone = _loose(recording.own.gpus), _exact(start)
+            named = ((scenario.layout, done), (None, done), (was or None, undone))
+            return {(s.value, *each) for s, each in itertools.product(_TERMINAL, named)}
         case Aftermath.REBOOT:
-            return [_active(scenario.layout, recording.cured.gpus)]
+            return {(success, scenario.layout, _loose(recording.cured.gpus))}
         case Aftermath.RESTART | Aftermath.CORRUPT_JOURNAL:
-            is_good = scenario.ends is model.State.SUCCESS
-            own = recording.own.gpus
-            return [_active(scenario.layout, own) if is_good else _undone(scenario, start)]
-
-
-def _active(layout: str, gpus: Sequence[states.GpuState]) -> End:
-    """Return the end with a layout active, wherever its instances lie."""
-    return End(
-        states=frozenset({model.State.SUCCESS.value}),
-        applied=frozenset({layout}),
-        shape=_shape(gpus, is_exact=False),
-        is_exact=False,
-    )
-
-
-def _undone(scenario: scenarios.Scenario, start: Sequence[states.GpuState]) -> End:
-    """Return the end of a change that failed and left no trace."""
-    return End(
-        states=frozenset({model.State.FAILED.value}),
-        applied=frozenset({scenario.was or None}),
-        shape=_shape(start, is_exact=True),
-        is_exact=True,
-    )
+            if scenario.ends is model.State.SUCCESS:
+                return {(success, scenario.layout, _loose(recording.own.gpus))}
+            return {(model.State.FAILED.value, was or None, _exact(start))}
 
 
 def _hurt(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
@@ -390,21 +307,31 @@ def _hurt(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Itera
             yield f"the instance of {pod.name} was destroyed and made again"
 
 
-def _shape(gpus: Sequence[states.GpuState], *, is_exact: bool) -> Shape:
+def _exact(gpus: Sequence[states.GpuState]) -> Shape:
+    return _shape(gpus, lambda placement: (placement.start,))
+
+
+def _loose(gpus: Sequence[states.GpuState]) -> Shape:
+    """Return the shape without where the instances lie."""
+    return _shape(gpus, lambda _placement: ())
+
+
+def _shape(
+    gpus: Sequence[states.GpuState], where: Callable[[model.Placement], tuple[int, ...]]
+) -> Shape:
+    def inside(gi: states.GpuInstance) -> tuple[object, ...]:
+        return tuple((ci.profile_id, *where(ci.placement)) for ci in gi.compute_instances)
+
     return tuple(
-        (gpu.is_enabled, gpu.is_pending, tuple(sorted(_instances(gpu, is_exact=is_exact))))
+        (
+            gpu.is_enabled,
+            gpu.is_pending,
+            tuple(
+                sorted((gi.profile_id, *where(gi.placement), inside(gi)) for gi in gpu.instances)
+            ),
+        )
         for gpu in gpus
     )
-
-
-def _instances(gpu: states.GpuState, *, is_exact: bool) -> Iterable[tuple[object, ...]]:
-    for instance in gpu.instances:
-        inside = tuple(
-            (ci.profile_id, *((ci.placement.start,) if is_exact else ()))
-            for ci in instance.compute_instances
-        )
-        place = (instance.placement.start,) if is_exact else ()
-        yield (instance.profile_id, *place, inside)
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, object]:

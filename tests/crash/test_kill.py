@@ -9,25 +9,17 @@ must be struck.
 """
 
 import dataclasses
+import signal
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from tests.crash import forkserver, matrix, scenarios
 
 Aftermath = scenarios.Aftermath
-Recorded = matrix.Recorder
 Note = Callable[[str, object], None]
-
-
-def name_of(value: object) -> str | None:
-    match value:
-        case scenarios.Scenario():
-            return value.name.replace(" ", "-")
-        case Aftermath():
-            return value.name.lower()
-        case _:
-            return None
+Play = Callable[..., None]
 
 
 def judge(
@@ -36,7 +28,7 @@ def judge(
     what: str,
     verdicts: Sequence[matrix.Verdict],
     *,
-    section: str = "kill matrix",
+    section: str,
 ) -> None:
     counts = matrix.summary(verdicts)
     note(section, {"scenario": scenario.name, "what": what} | counts)
@@ -46,99 +38,76 @@ def judge(
     assert counts["converged"] == counts["struck"] == counts["tried"] == len(verdicts)
 
 
+@pytest.fixture
+def play(forks: forkserver.ForkServer, recorded: matrix.Recorder, record_property: Note) -> Play:
+    """Play a scenario once for each of its points, or for a sample of them, and judge all."""
+
+    def play(
+        scenario: scenarios.Scenario,
+        what: str,
+        *,
+        step: int = 1,
+        section: str = "kill matrix",
+        **how: Any,
+    ) -> None:
+        recording = recorded(scenario)
+        verdicts = [
+            matrix.play(scenario, recording, forks, point=point, **how)
+            for point in recording.points[step // 2 :: step]
+        ]
+        judge(record_property, scenario, what, verdicts, section=section)
+
+    return play
+
+
+def each(*chosen: scenarios.Scenario) -> pytest.MarkDecorator:
+    names = [scenario.name.replace(" ", "-") for scenario in chosen]
+    return pytest.mark.parametrize("scenario", chosen, ids=names)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", scenarios.ALL, ids=name_of)
+@each(*scenarios.ALL)
 def test_an_agent_killed_after_any_port_call_is_resumed_by_the_next(
-    scenario: scenarios.Scenario,
-    forks: forkserver.ForkServer,
-    recorded: Recorded,
-    record_property: Note,
+    scenario: scenarios.Scenario, play: Play
 ) -> None:
-    recording = recorded(scenario)
-    verdicts = [matrix.play(scenario, recording, forks, point=point) for point in recording.points]
-
-    judge(record_property, scenario, "SIGKILL, restart", verdicts)
+    play(scenario, "SIGKILL, restart")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        scenarios.FIRST,
-        scenarios.FIRST_HOPPER,
-        scenarios.ONE_SLICE,
-        scenarios.MODE_OFF,
-        scenarios.FAILING,
-        scenarios.DRAIN_TIMEOUT,
-    ],
-    ids=name_of,
+@each(
+    *(scenarios.FIRST, scenarios.FIRST_HOPPER, scenarios.ONE_SLICE, scenarios.MODE_OFF),
+    *(scenarios.FAILING, scenarios.DRAIN_TIMEOUT),
 )
 def test_a_node_that_reboots_after_any_port_call_gets_its_layout(
-    scenario: scenarios.Scenario,
-    forks: forkserver.ForkServer,
-    recorded: Recorded,
-    record_property: Note,
+    scenario: scenarios.Scenario, play: Play
 ) -> None:
-    recording = recorded(scenario)
-    verdicts = [
-        matrix.play(scenario, recording, forks, point=point, aftermath=Aftermath.REBOOT)
-        for point in recording.points
-    ]
-
-    judge(record_property, scenario, "SIGKILL, reboot", verdicts)
+    play(scenario, "SIGKILL, reboot", aftermath=Aftermath.REBOOT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "aftermath",
     [
-        Aftermath.OTHER_LAYOUT,
-        Aftermath.NO_LAYOUT,
-        Aftermath.OLD_LAYOUT,
-        Aftermath.CORRUPT_JOURNAL,
+        *(Aftermath.OTHER_LAYOUT, Aftermath.NO_LAYOUT),
+        *(Aftermath.OLD_LAYOUT, Aftermath.CORRUPT_JOURNAL),
     ],
-    ids=name_of,
+    ids=lambda aftermath: aftermath.name.lower(),
 )
 def test_what_changes_while_no_agent_runs_is_taken_into_account_by_the_next(
-    aftermath: Aftermath,
-    forks: forkserver.ForkServer,
-    recorded: Recorded,
-    record_property: Note,
+    aftermath: Aftermath, play: Play
 ) -> None:
-    scenario = scenarios.ONE_SLICE
-    recording = recorded(scenario)
-    verdicts = [
-        matrix.play(scenario, recording, forks, point=point, aftermath=aftermath)
-        for point in recording.points
-    ]
-
-    judge(record_property, scenario, f"SIGKILL, {aftermath.value}", verdicts)
+    play(scenarios.ONE_SLICE, f"SIGKILL, {aftermath.value}", aftermath=aftermath)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        scenarios.FIRST,
-        scenarios.ONE_SLICE,
-        scenarios.FAILING,
-        scenarios.DRAIN_TIMEOUT,
-        scenarios.HOOKED,
-    ],
-    ids=name_of,
+@each(
+    *(scenarios.FIRST, scenarios.ONE_SLICE, scenarios.FAILING),
+    *(scenarios.DRAIN_TIMEOUT, scenarios.HOOKED),
 )
 def test_an_agent_stopped_after_any_port_call_leaves_nothing_taken(
-    scenario: scenarios.Scenario,
-    forks: forkserver.ForkServer,
-    recorded: Recorded,
-    record_property: Note,
+    scenario: scenarios.Scenario, play: Play
 ) -> None:
-    recording = recorded(scenario)
-    verdicts = [
-        matrix.play_stop(scenario, recording, forks, point=point) for point in recording.points
-    ]
-
-    judge(record_property, scenario, "SIGTERM", verdicts)
+    play(scenario, "SIGTERM", strike_with=signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
@@ -150,42 +119,25 @@ def test_an_agent_stopped_after_any_port_call_leaves_nothing_taken(
         (scenarios.FAILING, Aftermath.RESTART, 40),
         (scenarios.HOOKED, Aftermath.RESTART, 50),
     ],
-    ids=name_of,
+    ids=["one-slice", "no-layout", "reboot", "failing", "hooks"],
 )
 def test_a_sample_of_the_matrix_converges(
-    scenario: scenarios.Scenario,
-    aftermath: Aftermath,
-    step: int,
-    forks: forkserver.ForkServer,
-    recorded: Recorded,
-    record_property: Note,
+    scenario: scenarios.Scenario, aftermath: Aftermath, step: int, play: Play
 ) -> None:
-    recording = recorded(scenario)
-    verdicts = [
-        matrix.play(scenario, recording, forks, point=point, aftermath=aftermath)
-        for point in recording.points[step // 2 :: step]
-    ]
-
-    judge(
-        record_property,
-        scenario,
-        f"SIGKILL, {aftermath.value}",
-        verdicts,
-        section="kill matrix, a sample",
-    )
+    section = "kill matrix, a sample"
+    what = f"SIGKILL, {aftermath.value}"
+    play(scenario, what, step=step, section=section, aftermath=aftermath)
 
 
 def test_a_matrix_with_a_case_that_was_not_struck_fails() -> None:
-    struck = matrix.Verdict(
-        point="after a #1", plays=1, is_struck=True, phase="Drain", problems=()
-    )
+    struck = matrix.Verdict(point="after a #1", is_struck=True, phase="Drain")
     missed = dataclasses.replace(struck, point="after b #1", is_struck=False)
     notes: list[object] = []
 
     def note(_name: str, value: object) -> None:
         notes.append(value)
 
-    judge(note, scenarios.FIRST, "SIGKILL", [struck])
+    judge(note, scenarios.FIRST, "SIGKILL", [struck], section="a")
     for verdicts in ([], [missed], [struck] * 50 + [missed]):
         with pytest.raises(AssertionError):
-            judge(note, scenarios.FIRST, "SIGKILL", verdicts)
+            judge(note, scenarios.FIRST, "SIGKILL", verdicts, section="a")

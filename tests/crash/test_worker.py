@@ -45,7 +45,7 @@ def dies(process: int) -> bool:
 def kill_at_work(rig: stage.Stage, is_at_work: Callable[[], bool]) -> None:
     """Kill an agent once its worker is where it shall be; no process of its may outlive it."""
     rig.label(rig.scenario.layout)
-    agent = rig.start_agent(has_worker=True)
+    agent = rig.spawn(has_worker=True)
     rig.wait(is_at_work, "the worker")
     with contextlib.ExitStack() as stack:
         workers = [os.pidfd_open(pid) for pid in children_of(agent.process.pid)]

@@ -1,0 +1,49 @@
+"""The fake node around simulated GPUs, and what a device plugin finds on them."""
+
+import collections
+from collections.abc import Mapping
+
+from mig_manager.sandbox.driver import states, transitions
+from testkit import nvml_faults
+from tests import fakes
+
+
+def devices(state: nvml_faults.SharedState) -> dict[str, str]:
+    """Return what a device plugin finds: UUID to resource name, whole GPUs where MIG is off."""
+    found: dict[str, str] = {}
+    for board, gpu in zip(state.boards, state.read().gpus, strict=True):
+        if not gpu.is_enabled:
+            found[board.uuid] = "nvidia.com/gpu"
+        for instance, compute in transitions.mig_devices(gpu):
+            name = device_name(board, instance, compute).replace("+", ".")
+            found[board.mig_uuid(instance, compute)] = f"nvidia.com/mig-{name}"
+    return found
+
+
+def device_name(
+    board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
+) -> str:
+    """Return the profile of a MIG device, such as ``1c.3g.20gb``."""
+    return transitions.compute_name(board.row(instance.profile_id), compute.placement.size)
+
+
+class SimulatedRig(fakes.NodeRig):
+    """The fake node whose plugin and pods see the simulated GPUs as they are."""
+
+    def __init__(self, state: nvml_faults.SharedState, labels: Mapping[str, str]) -> None:
+        super().__init__(gpus=(), labels=dict(labels))
+        self.state = state
+        self.client_of: dict[str, states.Client] = {}
+        """UID of a pod -> its process on a GPU."""
+
+    def live(self) -> None:
+        super().live()
+        for uid in self.client_of.keys() - self.pods.keys():
+            self.state.remove_client(self.client_of.pop(uid))
+
+    def start_plugin(self) -> None:
+        super().start_plugin()
+        schedulable: dict[str, set[str]] = collections.defaultdict(set)
+        for uuid, resource in devices(self.state).items():
+            schedulable[resource].add(uuid)
+        self.schedulable = {resource: frozenset(ids) for resource, ids in schedulable.items()}
