@@ -24,9 +24,8 @@ from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import dependencies, request, settings
+from mig_manager.agent import dependencies, loop, settings
 from mig_manager.agent import main as agent_main
-from mig_manager.change import instrumentation
 from mig_manager.core import model, ports
 from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
@@ -161,7 +160,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
     )
 
 
-class _Heard(instrumentation.Telemetry):
+class _Heard(ports.Telemetry):
     """Passes on how each run ended."""
 
     def __init__(self) -> None:
@@ -187,9 +186,9 @@ class _Loop:
     def __init__(self) -> None:
         self._rig = _Brisk(_SPEC, is_gated=True, script_=script.Script())
         self._heard = _Heard()
-        self._box = request.Inbox()
+        self._box = loop.Inbox()
         self._served = 0
-        agent = agent_main.assemble(
+        agent = agent_main.Service(
             settings.agent_settings(
                 {
                     "node_name": "node-a",

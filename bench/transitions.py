@@ -24,8 +24,7 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import library as nvml
 from mig_manager.adapters.nvml import observe
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.change import instrumentation
-from mig_manager.core import steps
+from mig_manager.core import ports, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -102,7 +101,7 @@ class Measured:
         return self.whole_ratio - queries * query_s / (self.limit_s + states.REALISTIC.init_s)
 
 
-class Counts(instrumentation.Telemetry):
+class Counts(ports.Telemetry):
     """Counts NVML calls, one read or change after the other."""
 
     def __init__(self) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, outcomes, reconcile, run_limits
+from mig_manager.agent import dependencies, outcomes, reconcile, settings
 from mig_manager.catalogue import hardware
-from mig_manager.change import instrumentation
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
@@ -69,7 +68,7 @@ def reconciler(
     lock: ports.NodeLock | None = None,
     heals_drift: bool = False,
     is_lenient: bool = False,
-    telemetry: instrumentation.Telemetry | None = None,
+    telemetry: ports.Telemetry | None = None,
     **replaced: Any,
 ) -> reconcile.Reconciler:
     """Return an agent's reconciler; ``replaced`` are dependencies other than the node's own."""
@@ -81,7 +80,7 @@ def reconciler(
         configs=fakes.FakeConfig(text),
         clock=rig.clock,
         extra_clients=fakes.FakeConfig(rig.extra_clients) if rig.extra_clients else None,
-        telemetry=telemetry or instrumentation.Telemetry(),
+        telemetry=telemetry or ports.Telemetry(),
         lock=lock,
         slots=rig.slots,
         boot_id=rig.boot_id,
@@ -96,7 +95,7 @@ def reconciler(
     )
     return reconcile.Reconciler(
         dataclasses.replace(deps, **replaced),
-        run_limits.Limits(
+        settings.Limits(
             drain_timeout_s=20,
             plugin_timeout_s=20,
             monitor_timeout_s=5,

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 
-from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
 
 
@@ -17,9 +16,7 @@ class Dependencies:
     allocations: ports.DeviceAllocations
     configs: ports.ConfigSource
     clock: timing.Clock
-    telemetry: instrumentation.Telemetry = dataclasses.field(
-        default_factory=instrumentation.Telemetry
-    )
+    telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
     standby: ports.Standby = dataclasses.field(default_factory=ports.Standby)
     """Prepares worker processes before the GPUs are observed or changed."""
     lock: ports.NodeLock | None = None

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import eviction, run_limits
-from mig_manager.change import instrumentation
+from mig_manager.agent import eviction, settings
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
@@ -61,7 +60,7 @@ class Order:
 
 
 def order(
-    limits: run_limits.Limits,
+    limits: settings.Limits,
     plan: steps.Plan,
     gpus: Sequence[model.Gpu],
     *,
@@ -83,7 +82,7 @@ def order(
     )
 
 
-def whole_node(limits: run_limits.Limits) -> Order:
+def whole_node(limits: settings.Limits) -> Order:
     """Return the drain of every pod with a GPU, for a reboot."""
     return Order(
         affected=frozenset(),
@@ -131,7 +130,7 @@ class Drain:
         *,
         order: Order,
         announce: Announcements,
-        telemetry: instrumentation.Telemetry | None = None,
+        telemetry: ports.Telemetry | None = None,
     ) -> None:
         self._workloads = workloads
         self._allocations = allocations
@@ -143,7 +142,7 @@ class Drain:
             clock,
             strategy=order.policy.strategy,
             on_round=announce.on_round,
-            telemetry=telemetry or instrumentation.Telemetry(),
+            telemetry=telemetry or ports.Telemetry(),
         )
         self._is_forcing = False
         self._deadline = 0.0

@@ -21,7 +21,6 @@ from collections.abc import Callable, Container, Iterable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.change import instrumentation
 from mig_manager.core import messages, ports, timing
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
@@ -46,7 +45,7 @@ class Evictions:
         *,
         strategy: policies.DrainStrategy,
         on_round: Callable[[str], None],
-        telemetry: instrumentation.Telemetry,
+        telemetry: ports.Telemetry,
     ) -> None:
         self._workloads = workloads
         self._clock = clock

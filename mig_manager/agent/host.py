@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, record, run_limits
+from mig_manager.agent import dependencies, record, settings
 from mig_manager.change import hook_points
 from mig_manager.core import model, ports, steps
 from mig_manager.core.host import host_services
@@ -181,7 +181,7 @@ class Reboot:
     def __init__(
         self,
         deps: dependencies.Dependencies,
-        limits: run_limits.Limits,
+        limits: settings.Limits,
         written: record.Record,
     ) -> None:
         self._deps = deps

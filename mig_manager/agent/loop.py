@@ -3,22 +3,193 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import random
 import secrets
+import threading
+import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, health, outcomes
-from mig_manager.agent import request as requests
-from mig_manager.change import instrumentation
+from mig_manager.agent import outcomes, planning
 from mig_manager.core import ports, timing
+
+_MIN_PAUSE_S = 0.02
+"""The shortest pause that a change in the cluster ends."""
+
+
+class Inbox:
+    """Keeps the newest request; an older one that was not served is dropped.
+
+    A request is the label's value, or None without a label, together with a generation that grows
+    whenever label or layout file changes.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._name: str | None = None
+        self._is_label_known = False
+        self._generation = 0
+        self._needs_check = False
+        self._is_stopping = False
+        self._has_cluster_changed = False
+
+    def put_label(self, name: str | None) -> None:
+        """Set the label's value; the same value again is no new request.
+
+        The first value counts even without a label, because a killed run may have left a journal.
+        """
+        with self._changed:
+            if name != self._name or not self._is_label_known:
+                self._name = name
+                self._is_label_known = True
+                self._generation += 1
+                self._changed.notify_all()
+
+    def put_file_change(self) -> None:
+        """Make the request new, because a file that it depends on has changed.
+
+        Before the label is known there is no request, and the first one reads the new file.
+        """
+        with self._changed:
+            if self._is_label_known:
+                self._generation += 1
+                self._changed.notify_all()
+
+    def put_gpu_change(self) -> None:
+        """Ask for a drift check, because another program has changed the GPUs."""
+        with self._changed:
+            self._needs_check = True
+            self._changed.notify_all()
+
+    def put_cluster_change(self) -> None:
+        """End the present pause, because a pod or the node has changed."""
+        with self._changed:
+            self._has_cluster_changed = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End every wait, because the agent stops."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the agent stops."""
+        return self._is_stopping
+
+    def next(self, seen: int, *, timeout_s: float | None = None) -> "Request | None":
+        """Wait for a request that is newer than generation ``seen``.
+
+        Args:
+            seen: The generation of the last request that was served.
+            timeout_s: When to check for drift; None: only when a GPU changes.
+
+        Returns:
+            The request; None when the agent stops and for a drift check.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_stopping or self._generation > seen or self._needs_check,
+                timeout=timeout_s,
+            )
+            if self._is_stopping or self._generation <= seen:
+                self._needs_check = False
+                return None
+            return Request(self, name=self._name, generation=self._generation)
+
+    def end_of(self, generation: int) -> errors.Superseded | None:
+        """Return why a request is superseded; None while it is not."""
+        with self._changed:
+            if self._is_stopping:
+                return errors.Superseded(
+                    "the agent is shutting down", is_replaced=False, is_stopping=True
+                )
+            if self._generation == generation:
+                return None
+            if self._name is None:
+                return errors.Superseded("the label was removed", is_replaced=False)
+            return errors.Superseded(
+                f"label or config file changed; {self._name} is requested now", is_replaced=True
+            )
+
+    def wait(self, generation: int, seconds: float) -> None:
+        """Sleep until ``generation`` is superseded, at most for ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over(generation), timeout=seconds)
+
+    def pause(self, generation: int, seconds: float) -> None:
+        """Sleep as ``wait``, but only until the cluster changes.
+
+        A change since the last pause counts, too. The pause has a minimum, because changes often
+        come in bursts.
+        """
+        first_s = min(seconds, _MIN_PAUSE_S)
+        self.wait(generation, first_s)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._has_cluster_changed or self._is_over(generation),
+                timeout=seconds - first_s,
+            )
+            self._has_cluster_changed = False
+
+    def _is_over(self, generation: int) -> bool:
+        return self._is_stopping or self._generation != generation
+
+
+class Request:
+    """One request of the label; implements ``ports.Cancellation``."""
+
+    def __init__(self, inbox: Inbox, *, name: str | None, generation: int) -> None:
+        self._inbox = inbox
+        self.name = name
+        self.generation = generation
+
+    def check(self) -> None:
+        """Raise ``Superseded`` if a newer request exists or the agent stops."""
+        end = self._inbox.end_of(self.generation)
+        if end is not None:
+            raise end
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; raise ``Superseded`` as soon as the request is superseded."""
+        self._inbox.wait(self.generation, seconds)
+        self.check()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep until the cluster changes; raise ``Superseded`` as ``wait``."""
+        self._inbox.pause(self.generation, seconds)
+        self.check()
+
 
 _Result = TypeVar("_Result")
 
 _log = structlog.get_logger()
+
+
+class Pulse:
+    """When the loop last reported that it is alive; for any thread."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._last = math.inf
+
+    def beat(self) -> None:
+        """Report that the loop is alive; the next report must come within a bound."""
+        self._last = self._monotonic()
+
+    def rest(self) -> None:
+        """Begin a wait that may never end; no report is expected before the next ``beat``."""
+        self._last = math.inf
+
+    @property
+    def silence_s(self) -> float:
+        """How long a report has been overdue; 0 while none is expected."""
+        return max(0.0, self._monotonic() - self._last)
 
 
 class Pipeline(Protocol):
@@ -36,7 +207,7 @@ class Pipeline(Protocol):
         retry_after_s: float = 0.0,
         may_evict: bool = True,
     ) -> outcomes.Outcome: ...
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action: ...  # noqa: D102
+    def check_drift(self, name: str, ended: outcomes.Outcome) -> planning.Action: ...  # noqa: D102
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +226,17 @@ class Agent:
     def __init__(
         self,
         pipeline: Pipeline,
-        inbox: requests.Inbox,
+        inbox: Inbox,
         *,
         intervals: Intervals,
-        telemetry: instrumentation.Telemetry | None = None,
-        pulse: health.Pulse | None = None,
+        telemetry: ports.Telemetry | None = None,
+        pulse: Pulse | None = None,
         alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._pipeline = pipeline
         self._inbox = inbox
-        self._telemetry = telemetry or instrumentation.Telemetry()
-        self._pulse = pulse or health.Pulse()
+        self._telemetry = telemetry or ports.Telemetry()
+        self._pulse = pulse or Pulse()
         self._alone = alone
         self._drift_check_s = intervals.drift_check_s or None
         self._retry_max_s = intervals.retry_max_s
@@ -74,7 +245,7 @@ class Agent:
             first_s=intervals.retry_initial_s, max_s=intervals.retry_max_s, factor=2.0
         )
         self._is_recovered = False
-        self._served: requests.Request | None = None
+        self._served: Request | None = None
         self._ended: outcomes.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""
 
@@ -105,7 +276,7 @@ class Agent:
             finally:
                 structlog.contextvars.unbind_contextvars("attempt_id")
 
-    def _serve(self, request: requests.Request, *, may_evict: bool = True) -> None:
+    def _serve(self, request: Request, *, may_evict: bool = True) -> None:
         """Run the pipeline until the outcome is final, with backoff between the attempts."""
         self._ended = None
         attempt = 0
@@ -122,7 +293,7 @@ class Agent:
             self._rest(functools.partial(request.wait, delay_s))
 
     def _try(
-        self, request: requests.Request, attempt: int, retry_after_s: float, *, may_evict: bool
+        self, request: Request, attempt: int, retry_after_s: float, *, may_evict: bool
     ) -> bool:
         """Run the pipeline once; return whether to retry."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
@@ -171,11 +342,11 @@ class Agent:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return
         match action:
-            case drift.Action.REST:
+            case planning.Action.REST:
                 return
-            case drift.Action.HEAL:
+            case planning.Action.HEAL:
                 self._serve(request, may_evict=False)
-            case drift.Action.RUN:
+            case planning.Action.RUN:
                 self._serve(request)
 
     def _stop(self) -> None:
@@ -196,7 +367,7 @@ class Agent:
 class _Watched:
     """Implements ``ports.Cancellation``: each check reports that the loop is alive."""
 
-    def __init__(self, request: ports.Cancellation, pulse: health.Pulse) -> None:
+    def __init__(self, request: ports.Cancellation, pulse: Pulse) -> None:
         self._request = request
         self._pulse = pulse
 

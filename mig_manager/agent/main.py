@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import signal
 import threading
@@ -26,10 +25,9 @@ from mig_manager.adapters.kubernetes import advertise, api, node, pods
 from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.adapters.nvml_worker import event_listener
-from mig_manager.agent import dependencies, health, loop, reconcile, request, run_limits
+from mig_manager.agent import dependencies, loop, reconcile
 from mig_manager.agent import settings as agent_settings
-from mig_manager.change import instrumentation
-from mig_manager.core import ports, timing
+from mig_manager.core import ports
 from mig_manager.core.host import host_services
 from mig_manager.core.node import cluster
 
@@ -38,6 +36,8 @@ _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 _JOIN_TIMEOUT_S = 5.0
 _LAST_EVENTS_S = 5.0
 """How long an agent that stops waits for its last Events to be published."""
+_STUCK_MARGIN_S = 300.0
+"""What a live loop may take between two reports, beyond its longest operation."""
 
 _log = structlog.get_logger()
 
@@ -50,11 +50,9 @@ class Overrides:
         own
     )
     """From the ports that the settings ask for to the ports that are used."""
-    replace_limits: Callable[[run_limits.Limits], run_limits.Limits] = lambda own: own
-    """The same for the limits."""
-    telemetry: instrumentation.Telemetry | None = None
-    pulse: health.Pulse | None = None
-    inbox: request.Inbox | None = None
+    telemetry: ports.Telemetry | None = None
+    pulse: loop.Pulse = dataclasses.field(default_factory=loop.Pulse)
+    inbox: loop.Inbox = dataclasses.field(default_factory=loop.Inbox)
     watch_times: watching.Times | None = None
     watches_files: bool = True
     """False where one process has many agents: the kernel allows a user few inotify instances."""
@@ -69,87 +67,109 @@ class Service:
         self,
         settings: agent_settings.AgentSettings,
         kube: api.KubeApi,
+        *,
         boot_id: str,
-        own: Overrides,
+        overrides: Overrides | None = None,
     ) -> None:
+        own = overrides or Overrides()
         self._settings = settings
         self._watches_files = own.watches_files
         self._stop = threading.Event()
-        self.inbox = own.inbox or request.Inbox()
-        self.watch = watching.NodeWatch(
+        self._inbox = own.inbox
+        self._watch = watching.NodeWatch(
             kube,
             name=settings.node_name,
-            on_node=functools.partial(_take, self.inbox),
+            on_node=self._take,
             stop=self._stop,
             times=own.watch_times,
         )
-        pulse = own.pulse or health.Pulse()
-        telemetry, self._exposition = _listener(settings, self.watch, pulse)
-        telemetry = own.telemetry or telemetry
+        telemetry = own.telemetry or ports.Telemetry()
+        self._pages: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if settings.health_port:
+            # Its libraries cost memory on every node.
+            from mig_manager.agent import metrics  # noqa: PLC0415
+
+            counts = metrics.Metrics(
+                contact_age_s=lambda: self._watch.last_contact_s, on_progress=own.pulse.beat
+            )
+            telemetry = own.telemetry or counts
+            host = settings.host
+            longest_operation_s = max(
+                settings.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s
+            )
+            checks = metrics.Health(
+                own.pulse,
+                stuck_after_s=longest_operation_s + _STUCK_MARGIN_S,
+                contact_age_s=lambda: self._watch.last_contact_s,
+                is_recovered=lambda: self.loop.is_recovered,
+            )
+            self._pages = metrics.served(
+                checks,
+                counts.exposition,
+                address=settings.health_address,
+                port=settings.health_port,
+            )
         pod_watch = pods.PodWatch(
-            kube, node_name=settings.node_name, on_change=self.inbox.put_cluster_change
+            kube, node_name=settings.node_name, on_change=self._inbox.put_cluster_change
         )
-        deps = own.replace_ports(new_dependencies(settings, kube, telemetry, boot_id, pod_watch))
+        deps = own.replace_ports(_dependencies(settings, kube, telemetry, boot_id, pod_watch))
         if own.watches_pods:
             standby = ports.Standbys(deps.standby, pod_watch)
             deps = dataclasses.replace(deps, standby=standby)
-        self.reconciler = reconcile.Reconciler(deps, own.replace_limits(settings))
+        self.reconciler = reconcile.Reconciler(deps, settings)
         self._node = deps.node
-        self._events = _gpu_events(settings, self.inbox)
+        self._events = _gpu_events(settings, self._inbox)
         self.loop = loop.Agent(
             self.reconciler,
-            self.inbox,
+            self._inbox,
             intervals=loop.Intervals(
                 retry_initial_s=settings.retry_initial_s,
                 retry_max_s=settings.retry_max_s,
                 drift_check_s=settings.drift_check_interval_s,
             ),
             telemetry=telemetry,
-            pulse=pulse,
+            pulse=own.pulse,
             alone=self._events.suspended if self._events else contextlib.nullcontext,
-        )
-        self._checks = health.Health(
-            pulse,
-            stuck_after_s=longest_operation_s(settings) + health.STUCK_MARGIN_S,
-            contact_age_s=lambda: self.watch.last_contact_s,
-            is_recovered=lambda: self.loop.is_recovered,
         )
 
     def serve(self) -> None:
         """Follow the node and the files, and serve the node until ``stop``."""
+        settings = self._settings
         with contextlib.ExitStack() as stack:
-            _start_watch(self.watch, stack)
-            if self._watches_files:
-                _start_file_watches(self._settings, stack, self.inbox)
+            watcher = threading.Thread(target=self._watch.run, name="node-watch", daemon=True)
+            watcher.start()
+            stack.callback(watcher.join, timeout=_JOIN_TIMEOUT_S)
+            watched = (
+                settings.config_file,
+                settings.extra_clients_file,
+                settings.hooks_file,
+                settings.host.gpu_clients_file,
+            )
+            for path in filter(None, watched if self._watches_files else ()):
+                file_watch = config_watch.ConfigWatch(path, self._inbox.put_file_change)
+                file_watch.start()
+                stack.callback(file_watch.stop)
             stack.callback(self._stop.set)
             if self._events:
                 self._events.start()
                 stack.callback(self._events.stop)
             _log.info(
-                "agent_started",
-                node=self._settings.node_name,
-                config_file=str(self._settings.config_file),
+                "agent_started", node=settings.node_name, config_file=str(settings.config_file)
             )
-            stack.enter_context(_served(self._settings, self._checks, self._exposition))
+            stack.enter_context(self._pages)
             self.loop.serve()
             self._node.flush_events(_LAST_EVENTS_S)
-        _log.info("agent_stopped", node=self._settings.node_name)
+        _log.info("agent_stopped", node=settings.node_name)
 
     def stop(self) -> None:
         """End ``serve`` soon; call from another thread."""
         self._stop.set()
-        self.inbox.stop()
+        self._inbox.stop()
 
-
-def assemble(
-    settings: agent_settings.AgentSettings,
-    kube: api.KubeApi,
-    *,
-    boot_id: str,
-    overrides: Overrides | None = None,
-) -> Service:
-    """Assemble the agent of one node; nothing is started."""
-    return Service(settings, kube, boot_id, overrides or Overrides())
+    def _take(self, view: cluster.NodeView) -> None:
+        self._inbox.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
+        # A run may wait for what has just changed.
+        self._inbox.put_cluster_change()
 
 
 def run(settings: agent_settings.AgentSettings, *, boot_id: str) -> int:
@@ -162,43 +182,26 @@ def run(settings: agent_settings.AgentSettings, *, boot_id: str) -> int:
         kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None
     )
     with contextlib.closing(kube):
-        service = assemble(settings, kube, boot_id=boot_id)
+        service = Service(settings, kube, boot_id=boot_id)
         end_on_signals(service.stop)
         service.serve()
     return 0
 
 
-def _take(inbox: request.Inbox, view: cluster.NodeView) -> None:
-    inbox.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
-    # A run may wait for what has just changed.
-    inbox.put_cluster_change()
+def end_on_signals(stop: Callable[[], None]) -> None:
+    """Have SIGTERM and SIGINT call ``stop``, in a thread of its own."""
 
+    def end(_number: int, _frame: FrameType | None) -> None:
+        # A handler runs between two bytecodes of the main thread, which may hold the inbox's
+        # lock; another thread can wait for it.
+        threading.Thread(target=stop, name="stop").start()
 
-def _start_watch(watch: watching.NodeWatch, stack: contextlib.ExitStack) -> None:
-    """Follow the node; the stack waits until its own event has ended the watch."""
-    watcher = threading.Thread(target=watch.run, name="node-watch", daemon=True)
-    watcher.start()
-    stack.callback(watcher.join, timeout=_JOIN_TIMEOUT_S)
-
-
-def _start_file_watches(
-    settings: agent_settings.AgentSettings, stack: contextlib.ExitStack, inbox: request.Inbox
-) -> None:
-    """Watch the files of the settings until the stack ends."""
-    watched = (
-        settings.config_file,
-        settings.extra_clients_file,
-        settings.hooks_file,
-        settings.host.gpu_clients_file,
-    )
-    for path in filter(None, watched):
-        file_watch = config_watch.ConfigWatch(path, inbox.put_file_change)
-        file_watch.start()
-        stack.callback(file_watch.stop)
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
 
 
 def _gpu_events(
-    settings: agent_settings.AgentSettings, inbox: request.Inbox
+    settings: agent_settings.AgentSettings, inbox: loop.Inbox
 ) -> event_listener.GpuEvents | None:
     """Return the listener for GPU events; None unless the settings ask for it, for its memory."""
     if not settings.watches_gpu_events:
@@ -212,49 +215,53 @@ def _gpu_events(
     return event_listener.GpuEvents(command=command, on_change=inbox.put_gpu_change)
 
 
-def _listener(
-    settings: agent_settings.AgentSettings, watch: watching.NodeWatch, pulse: health.Pulse
-) -> tuple[instrumentation.Telemetry, Callable[[], bytes]]:
-    """Return the metrics and their text; none without a port to serve them."""
-    if not settings.health_port:
-        return instrumentation.Telemetry(), bytes
-    from mig_manager.agent import metrics  # noqa: PLC0415 - its library costs memory on every node
-
-    served = metrics.Metrics(contact_age_s=lambda: watch.last_contact_s, on_progress=pulse.beat)
-    return served, served.exposition
-
-
-def _served(
-    settings: agent_settings.AgentSettings, checks: health.Health, exposition: Callable[[], bytes]
-) -> contextlib.AbstractContextManager[int]:
-    if not settings.health_port:
-        return contextlib.nullcontext(0)
-    return health.served(
-        checks, exposition, address=settings.health_address, port=settings.health_port
-    )
-
-
-def new_dependencies(
+def _dependencies(
     settings: agent_settings.AgentSettings,
     kube: api.KubeApi,
-    telemetry: instrumentation.Telemetry,
+    telemetry: ports.Telemetry,
     boot_id: str,
     pod_watch: pods.PodWatch,
 ) -> dependencies.Dependencies:
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
     system = clock.SystemClock()
-    workers = gpu_workers(settings, telemetry)
+    state = settings.gpus.simulate_state
+    workers = nvml_worker.WorkerGpus(
+        command=nvml_worker.worker_command(
+            library_path=settings.gpus.library_path,
+            driver_roots=settings.gpus.driver_roots,
+            simulate_state=str(state) if state else None,
+            in_use_timeout_s=settings.in_use_timeout_s,
+        ),
+        timeout_s=settings.gpu_timeout_s,
+        telemetry=telemetry,
+    )
+    gpus: ports.Gpus = workers
+    if settings.advertises_simulated:
+        offer = advertise.NodeResources(kube, name=settings.node_name)
+        gpus = advertising = advertise.AdvertisingGpus(workers, offer)
+        advertising.start()
+    slots: ports.Slots | None = None
+    if settings.max_concurrent_nodes:
+        # Only where there is a budget.
+        from mig_manager.adapters.kubernetes import leases  # noqa: PLC0415
+
+        slots = leases.LeaseSlots(
+            kube,
+            namespace=settings.slots_namespace,
+            node_name=settings.node_name,
+            limit=settings.max_concurrent_nodes,
+            clock=system,
+        )
     kubelet = kubelet_client.WorkerPodResources(str(settings.pod_resources_socket))
+    extra_clients = settings.extra_clients_file
     deps = dependencies.Dependencies(
-        gpus=gpus(settings, kube, workers),
+        gpus=gpus,
         standby=ports.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=settings.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=settings.node_name, watch=pod_watch),
         allocations=kubelet,
         configs=files.ConfigFile(settings.config_file),
-        extra_clients=files.ConfigFile(settings.extra_clients_file)
-        if settings.extra_clients_file
-        else None,
+        extra_clients=files.ConfigFile(extra_clients) if extra_clients else None,
         clock=system,
         telemetry=telemetry,
         lock=lock_file.LockFile(
@@ -265,44 +272,26 @@ def new_dependencies(
             is_required=False,
         ),
         boot_id=boot_id,
-        hooks=_hooks(settings),
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
         boot_layout=files.VerifiedLayoutFile(settings.verified_layout_file),
-        slots=_slots(settings, kube, system),
+        slots=slots,
     )
+    if settings.hooks_file:
+        deps = dataclasses.replace(
+            deps,
+            hooks=hooks.HookPrograms(
+                settings.hooks_file,
+                variables={
+                    "MIG_PARTED_CONFIG_FILE": str(settings.config_file),
+                    "MIG_PARTED_SKIP_RESET": str(not settings.host.gpu_reset).lower(),
+                    "MIG_PARTED_MODE_CHANGE_ONLY": "false",
+                },
+                search_path=settings.search_path,
+                timeout_s=settings.hook_timeout_s,
+            ),
+        )
     # A simulated GPU never changes the real machine.
     return deps if settings.gpus.is_simulated else _with_machine(deps, settings)
-
-
-def _hooks(settings: agent_settings.AgentSettings) -> ports.Hooks | None:
-    if settings.hooks_file is None:
-        return None
-    return hooks.HookPrograms(
-        settings.hooks_file,
-        variables={
-            "MIG_PARTED_CONFIG_FILE": str(settings.config_file),
-            "MIG_PARTED_SKIP_RESET": str(not settings.host.gpu_reset).lower(),
-            "MIG_PARTED_MODE_CHANGE_ONLY": "false",
-        },
-        search_path=settings.search_path,
-        timeout_s=settings.hook_timeout_s,
-    )
-
-
-def _slots(
-    settings: agent_settings.AgentSettings, kube: api.KubeApi, system: timing.Clock
-) -> ports.Slots | None:
-    if not settings.max_concurrent_nodes:
-        return None
-    from mig_manager.adapters.kubernetes import leases  # noqa: PLC0415 - only where there is a budget
-
-    return leases.LeaseSlots(
-        kube,
-        namespace=settings.slots_namespace,
-        node_name=settings.node_name,
-        limit=settings.max_concurrent_nodes,
-        clock=system,
-    )
 
 
 def _with_machine(
@@ -341,49 +330,3 @@ def _with_machine(
     if host.with_reboot:
         deps = dataclasses.replace(deps, reboot=systemd.Reboot(host.dbus_address))
     return deps
-
-
-def gpu_workers(
-    settings: agent_settings.AgentSettings, telemetry: instrumentation.Telemetry
-) -> nvml_worker.WorkerGpus:
-    """Return the GPUs, each operation in a worker process."""
-    state = settings.gpus.simulate_state
-    command = nvml_worker.worker_command(
-        library_path=settings.gpus.library_path,
-        driver_roots=settings.gpus.driver_roots,
-        simulate_state=str(state) if state else None,
-        in_use_timeout_s=settings.in_use_timeout_s,
-    )
-    return nvml_worker.WorkerGpus(
-        command=command, timeout_s=settings.gpu_timeout_s, telemetry=telemetry
-    )
-
-
-def gpus(
-    settings: agent_settings.AgentSettings, kube: api.KubeApi, workers: nvml_worker.WorkerGpus
-) -> ports.Gpus:
-    """Return the GPUs; simulated ones are advertised too where no plugin does."""
-    if not settings.advertises_simulated:
-        return workers
-    offer = advertise.NodeResources(kube, name=settings.node_name)
-    advertising = advertise.AdvertisingGpus(workers, offer)
-    advertising.start()
-    return advertising
-
-
-def longest_operation_s(settings: agent_settings.AgentSettings) -> float:
-    """Return how long one operation may take without a report that the loop is alive."""
-    host = settings.host
-    return max(settings.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s)
-
-
-def end_on_signals(stop: Callable[[], None]) -> None:
-    """Have SIGTERM and SIGINT call ``stop``, in a thread of its own."""
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        # A handler runs between two bytecodes of the main thread, which may hold the mailbox's
-        # lock; another thread can wait for it.
-        threading.Thread(target=stop, name="stop").start()
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)

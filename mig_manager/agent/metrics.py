@@ -4,28 +4,58 @@ Series are few: labels take values from enumerations, from NVML's functions and 
 and the one layout that this node has.
 """
 
+import contextlib
+import functools
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import prometheus_client
+import structlog
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import line_writer
-from mig_manager.change import instrumentation
-from mig_manager.core import model
+from mig_manager.adapters.host import line_writer, web_server
+from mig_manager.agent import loop
+from mig_manager.core import model, ports
+
+CONTACT_WITHIN_S = 180.0
+"""An idle watch of the node gets a bookmark each minute; a dead one is noticed within 90 s."""
 
 _SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 _WAIT_BUCKETS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _GPU_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
+_log = structlog.get_logger()
+
+
 def _nothing() -> None:
     """Do nothing."""
 
 
-class Metrics(instrumentation.Telemetry):
+def _contained(cls: type["Metrics"]) -> type["Metrics"]:
+    """Log the errors of what ``Telemetry`` declares: no run fails because of a metric."""
+    for name in vars(ports.Telemetry).keys() & vars(cls).keys():
+        if not name.startswith("_"):
+            setattr(cls, name, _contained_method(vars(cls)[name]))
+    return cls
+
+
+def _contained_method(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def contained(*arguments: object, **named: object) -> None:
+        try:
+            method(*arguments, **named)
+        except Exception:  # noqa: BLE001 - a bug in a metric must not fail a run
+            _log.exception("telemetry_failed", method=method.__name__)
+
+    return contained
+
+
+@_contained
+class Metrics(ports.Telemetry):
     """Counts what is reported, in its own registry."""
 
     def __init__(
@@ -131,25 +161,25 @@ class Metrics(instrumentation.Telemetry):
             self._lines_counted = dropped
         return prometheus_client.generate_latest(self.registry)
 
-    # -- instrumentation.Telemetry ---------------------------------------------------------------
+    # -- ports.Telemetry ---------------------------------------------------------------
 
     def attempt_began(self, number: int) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._attempt.set(number)
         self._retry_time.set(0)
 
     def state_published(self, state: model.State) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         for each in model.State:
             self._state.labels(state=each.value).set(each is state)
 
     def phase_ended(self, phase: model.Phase, seconds: float) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._phase_s.labels(phase=phase.value).observe(seconds)
         self._on_progress()
 
     def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._runs.labels(state=state.value, reason=reason.value).inc()
         self._run_s.labels(state=state.value).observe(seconds)
         _replace(self._last_outcome, {(state.value, reason.value): 1})
@@ -157,29 +187,29 @@ class Metrics(instrumentation.Telemetry):
             self._success_time.set(self._now())
 
     def run_superseded(self) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._superseded.inc()
 
     def outcome_lost(self, reason: errors.Reason) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._lost.labels(reason=reason.value).inc()
 
     def retry_scheduled(self, delay_s: float) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._retries.inc()
         self._retry_time.set(self._now() + delay_s)
 
     def pod_evicted(self) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._evictions.inc()
         self._on_progress()
 
     def still_working(self) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._on_progress()
 
     def gpus_observed(self, gpus: model.ObservedGpus) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         _replace(self._instances, _counts(gpus))
         lost: dict[tuple[str, ...], int] = {
             (str(gpu.index), gpu.uuid, gpu.reason.value): 1 for gpu in gpus.unreachable
@@ -187,22 +217,22 @@ class Metrics(instrumentation.Telemetry):
         _replace(self._unreachable, lost)
 
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         result = "ok" if is_good else "error"
         self._operation_s.labels(operation=name, result=result).observe(seconds)
         self._on_progress()
 
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._nvml_calls.labels(function=function).inc(calls)
         self._nvml_s.labels(function=function).inc(seconds)
 
     def layout_applied(self, name: str, content_hash: str) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         _replace(self._layout, {(name, content_hash): 1})
 
     def drift_found(self, *, is_drifted: bool) -> None:
-        """See ``instrumentation.Telemetry``."""
+        """See ``ports.Telemetry``."""
         self._drifted.set(is_drifted)
 
     # -- the library ---------------------------------------------------------------------
@@ -238,3 +268,67 @@ def _counts(gpus: Iterable[model.Gpu]) -> Mapping[tuple[str, ...], int]:
                 key = (str(compute.profile),)
                 counts[key] = counts.get(key, 0) + 1
     return counts
+
+
+class Health:
+    """Answers kubelet's probes."""
+
+    def __init__(
+        self,
+        pulse: loop.Pulse,
+        *,
+        stuck_after_s: float,
+        contact_age_s: Callable[[], float],
+        is_recovered: Callable[[], bool],
+    ) -> None:
+        self._pulse = pulse
+        self._stuck_after_s = stuck_after_s
+        self._contact_age_s = contact_age_s
+        self._is_recovered = is_recovered
+
+    def why_dead(self) -> str:
+        """Return why only a restart helps; empty: the loop is alive."""
+        silence = self._pulse.silence_s
+        if silence < self._stuck_after_s:
+            return ""
+        return f"the worker has been stuck for {silence:.0f} s"
+
+    def why_unready(self) -> str:
+        """Return why requests are not served now; empty: they are."""
+        age = self._contact_age_s()
+        if math.isinf(age):
+            return "the Kubernetes API has not been reached yet"
+        if age >= CONTACT_WITHIN_S:
+            return f"the Kubernetes API has not been heard of for {age:.0f} s"
+        if not self._is_recovered():
+            return "what an earlier run took is not restored yet"
+        return self.why_dead()
+
+
+@contextlib.contextmanager
+def served(
+    health: Health, exposition: Callable[[], bytes], *, address: str, port: int
+) -> Iterator[int]:
+    """Serve ``/healthz``, ``/readyz`` and ``/metrics``; yield the port (0: any free one).
+
+    Raises:
+        UsageError: The port is taken, or not permitted.
+    """
+
+    def page(why: str) -> web_server.Page:
+        return web_server.Page(body=f"{why or 'ok'}\n".encode(), is_good=not why)
+
+    pages = {
+        "/healthz": lambda: page(health.why_dead()),
+        "/readyz": lambda: page(health.why_unready()),
+        "/metrics": lambda: web_server.Page(body=exposition(), content_type=web_server.METRICS),
+    }
+    try:
+        server = web_server.WebServer(pages, address=address, port=port)
+    except OSError as error:
+        raise errors.UsageError(
+            f"cannot listen on {address or '*'}:{port}: {error.strerror or error}"
+        ) from error
+    with server.running():
+        _log.info("health_served", address=address or "*", port=server.port)
+        yield server.port

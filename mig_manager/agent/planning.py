@@ -1,13 +1,15 @@
 """Resolve the requested layout, observe the GPUs, and plan the steps between the two."""
 
+import dataclasses
+import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, record, run_limits
-from mig_manager.core import model, steps, yaml_tree
+from mig_manager.agent import dependencies, outcomes, record, settings
+from mig_manager.core import messages, model, steps, yaml_tree
 from mig_manager.core.layout import config, selection
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
@@ -24,7 +26,7 @@ class Planning:
     def __init__(
         self,
         deps: dependencies.Dependencies,
-        limits: run_limits.Limits,
+        limits: settings.Limits,
         written: record.Record,
     ) -> None:
         self._deps = deps
@@ -120,3 +122,129 @@ class Planning:
         except errors.MigManagerError:
             # The run itself reports the error before it disturbs any pod.
             return False
+
+
+class Action(enum.Enum):
+    """What to do after a drift check."""
+
+    REST = "rest"
+    HEAL = "heal"
+    """Run the pipeline without evicting a pod."""
+    RUN = "run"
+
+
+class Finding(enum.Enum):
+    """What a drift check found."""
+
+    AS_BEFORE = "as before"
+    DRIFTED = "drifted"
+    STILL_DRIFTED = "still drifted"
+    BACK = "back"
+    """The layout is active again, and this agent did not apply it."""
+    CHANGED = "changed"
+    """A run that failed for good may now end differently, or a GPU was lost or is back."""
+
+
+class DriftedError(errors.MigManagerError):
+    """The layout can only be applied again by evicting pods, which needs a request."""
+
+    def __init__(self, name: str, pods: tuple[str, ...]) -> None:
+        super().__init__(_drift_message(name, pods), reason=errors.Reason.DRIFTED)
+
+
+def drifted(name: str, pods: tuple[str, ...]) -> outcomes.Outcome:
+    """Return the outcome of a check that found another layout than the one applied."""
+    return outcomes.failed(errors.Reason.DRIFTED, _drift_message(name, pods))
+
+
+def _drift_message(name: str, pods: tuple[str, ...]) -> str:
+    why = (
+        "; it is not applied again while pods use devices that would be removed: "
+        f"{messages.listed(pods)}"
+        if pods
+        else ""
+    )
+    return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The GPUs compared with a layout."""
+
+    gpus: model.ObservedGpus
+    plan: steps.Plan | None
+    """What the layout would change; None: the check failed."""
+    error: errors.Reason | None = None
+    """Why the check failed."""
+
+    @property
+    def fingerprint(self) -> Hashable:
+        """What the outcome of a run depends on; equal when nothing relevant changed."""
+        return (self.error, *map(_fingerprint, self.gpus))
+
+    @property
+    def unreachable(self) -> frozenset[int] | None:
+        """Indices of the unreachable GPUs; None where that is not known."""
+        is_known = bool(self.gpus) or self.error is None
+        return _indices(self.gpus.unreachable) if is_known else None
+
+
+def observe(plans: Planning) -> Observation:
+    """Observe the GPUs, and plan the layout of a run without executing anything."""
+    gpus: model.ObservedGpus = model.NO_GPUS
+    try:
+        layout = plans.resolve()
+        gpus = plans.observe()
+        plan = plans.plan(layout, gpus)
+    except errors.MigManagerError as error:
+        _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
+        return Observation(gpus=gpus, plan=None, error=error.reason)
+    return Observation(gpus=gpus, plan=plan)
+
+
+class DriftCheck:
+    """Remembers the observations since the last run ended."""
+
+    def __init__(self) -> None:
+        self._ended: outcomes.Outcome | None = None
+        self._baseline: Hashable = None
+        self._is_drifted = False
+
+    def judge(self, ended: outcomes.Outcome, now: Observation) -> Finding:
+        """Compare an observation with the end of the last run and with earlier observations."""
+        if ended is not self._ended:
+            self._ended = ended
+            self._baseline = now.fingerprint
+            self._is_drifted = ended.reason is errors.Reason.DRIFTED
+        is_other_node = now.unreachable not in (None, _indices(ended.gpus.unreachable))
+        if ended.state is model.State.SUCCESS and is_other_node:
+            # A GPU was lost, or is back: apply the layout to it, or publish the loss.
+            return Finding.CHANGED
+        if ended.state is model.State.SUCCESS or ended.reason is errors.Reason.DRIFTED:
+            return self._drift(None if now.plan is None else now.plan.is_empty)
+        # The first observation after a failure is what the next ones are compared with.
+        return Finding.AS_BEFORE if now.fingerprint == self._baseline else Finding.CHANGED
+
+    def _drift(self, is_applied: bool | None) -> Finding:  # noqa: FBT001 - one question
+        if is_applied is None:
+            return Finding.AS_BEFORE
+        was_drifted, self._is_drifted = self._is_drifted, not is_applied
+        if is_applied:
+            return Finding.BACK if was_drifted else Finding.AS_BEFORE
+        return Finding.STILL_DRIFTED if was_drifted else Finding.DRIFTED
+
+
+def _indices(gpus: Iterable[model.UnreachableGpu]) -> frozenset[int]:
+    return frozenset(gpu.index for gpu in gpus)
+
+
+def _fingerprint(gpu: model.Gpu) -> Hashable:
+    return (
+        gpu.uuid,
+        gpu.current_mode,
+        gpu.pending_mode,
+        frozenset((info.profile, info.placements) for info in gpu.profiles or ()),
+        frozenset(
+            (gi.profile, gi.placement, len(gi.compute_instances)) for gi in gpu.gpu_instances
+        ),
+    )

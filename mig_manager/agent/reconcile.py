@@ -13,13 +13,11 @@ from mig_manager import errors
 from mig_manager.agent import (
     dependencies,
     drain,
-    drift,
     gpu_clients,
-    node_journal,
     outcomes,
     planning,
     record,
-    run_limits,
+    settings,
 )
 from mig_manager.agent import run as pipeline
 from mig_manager.change import local
@@ -35,11 +33,11 @@ _log = structlog.get_logger()
 class Reconciler:
     """Applies requests to one node."""
 
-    def __init__(self, deps: dependencies.Dependencies, limits: run_limits.Limits) -> None:
+    def __init__(self, deps: dependencies.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
         self._clients = gpu_clients.GpuClients(deps, limits)
-        self._drift_check = drift.DriftCheck()
+        self._drift_check = planning.DriftCheck()
         self._left: status.Journal | None = None
         """What earlier runs took and have not restored; the next run resumes with it."""
         self._history = pipeline.History()
@@ -64,7 +62,7 @@ class Reconciler:
             rebooted=status.rebooted_layout(published),
         )
         self._left = None
-        found = node_journal.find(view)
+        found = record.find(view)
         if found.error:
             self._set_aside(found)
         journal = found.journal
@@ -148,7 +146,7 @@ class Reconciler:
             self._save_for_next_boot(written, outcome.gpus)
         return outcome
 
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
+    def check_drift(self, name: str, ended: outcomes.Outcome) -> planning.Action:
         """Compare the GPUs at rest with the layout, and publish a drift.
 
         Raises:
@@ -157,29 +155,29 @@ class Reconciler:
         written = self._new_record(name, self._left)
         try:
             with self._locked(f"checking layout {name}"):
-                now = drift.observe(planning.Planning(self._deps, self._limits, written))
+                now = planning.observe(planning.Planning(self._deps, self._limits, written))
             self._remember(written)
         except errors.LockedError:
             # The next check finds what the other manager does to the GPUs.
-            return drift.Action.REST
+            return planning.Action.REST
         finding = self._drift_check.judge(ended, now)
         match finding:
-            case drift.Finding.AS_BEFORE:
-                return drift.Action.REST
-            case drift.Finding.CHANGED:
+            case planning.Finding.AS_BEFORE:
+                return planning.Action.REST
+            case planning.Finding.CHANGED:
                 _log.info("hardware_changed", config=name)
                 # A GPU that is back is no reason to evict pods of another.
                 is_active = ended.state is model.State.SUCCESS
-                return drift.Action.HEAL if is_active else drift.Action.RUN
-            case drift.Finding.BACK:
+                return planning.Action.HEAL if is_active else planning.Action.RUN
+            case planning.Finding.BACK:
                 self._deps.telemetry.drift_found(is_drifted=False)
                 reason = errors.Reason.ALREADY_APPLIED
                 written.finish(
                     outcomes.succeeded(name, reason, "is active again", gpus=written.gpus)
                 )
-                return drift.Action.REST
-            case drift.Finding.DRIFTED | drift.Finding.STILL_DRIFTED:
-                return self._drifted(written, now, is_new=finding is drift.Finding.DRIFTED)
+                return planning.Action.REST
+            case planning.Finding.DRIFTED | planning.Finding.STILL_DRIFTED:
+                return self._drifted(written, now, is_new=finding is planning.Finding.DRIFTED)
 
     def rest(self) -> bool:
         """Restore what is still taken on a node without a request; call without a run.
@@ -244,7 +242,7 @@ class Reconciler:
             is_warning=False,
         )
 
-    def _set_aside(self, found: node_journal.Found) -> None:
+    def _set_aside(self, found: record.Found) -> None:
         self._deps.node.patch(found.set_aside)
         self._deps.node.emit(
             reason="JournalUnreadable",
@@ -289,20 +287,20 @@ class Reconciler:
         )
 
     def _drifted(
-        self, written: record.Record, now: drift.Observation, *, is_new: bool
-    ) -> drift.Action:
+        self, written: record.Record, now: planning.Observation, *, is_new: bool
+    ) -> planning.Action:
         affected: tuple[str, ...] = ()
         if self._limits.heals_drift:
             order = drain.order(self._limits, now.plan or steps.Plan(gpus=()), now.gpus)
             usage = drain.survey(self._deps.workloads, self._deps.allocations)
             affected = tuple(pod.key for pod in order.affected_pods(usage))
             if not affected:
-                return drift.Action.HEAL
+                return planning.Action.HEAL
         if is_new:
             self._deps.telemetry.drift_found(is_drifted=True)
             _log.warning("drift_found", config=written.config, pods=affected)
-            written.finish(drift.drifted(written.config, affected))
-        return drift.Action.REST
+            written.finish(planning.drifted(written.config, affected))
+        return planning.Action.REST
 
     def _save_for_next_boot(self, written: record.Record, gpus: model.ObservedGpus) -> None:
         if self._deps.boot_layout is None:

@@ -11,13 +11,100 @@ from collections.abc import Callable, Collection, Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import node_journal, outcomes
-from mig_manager.change import instrumentation
+from mig_manager.agent import outcomes
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, status
 
+_MAX_KEPT_CHARACTERS = 16 * 1024
+"""Of an invalid journal: enough to inspect, and no load on the Node object."""
+
 _log = structlog.get_logger()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What an interrupted run left on the node."""
+
+    journal: status.Journal | None
+    """None: nothing."""
+    invalid_text: str = ""
+    """The annotation's text if it is invalid."""
+    error: str = ""
+    """Why it is invalid; empty: it is valid or missing."""
+
+    @property
+    def set_aside(self) -> cluster.NodePatch:
+        """The patch that moves an invalid journal to another annotation."""
+        return cluster.NodePatch(
+            annotations={
+                cluster.JOURNAL_ANNOTATION: None,
+                cluster.UNREADABLE_JOURNAL_ANNOTATION: self.invalid_text[:_MAX_KEPT_CHARACTERS],
+            }
+        )
+
+
+def find(view: cluster.NodeView) -> Found:
+    """Return what an interrupted run left on the node.
+
+    Without a valid journal, that is what its value marks: paused labels, the taint, a cordon with
+    our annotation. NVIDIA's manager, which this agent may have replaced, keeps no journal. Any
+    other cordon may belong to a person.
+    """
+    text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
+    problem = ""
+    if text is not None:
+        try:
+            return Found(journal=without_foreign_labels(status.Journal.from_json(text), view))
+        except ValueError as error:
+            problem = str(error)
+            _log.warning("journal_unreadable", error=problem)
+    marked = status.Journal(
+        config="",
+        cordoned=view.is_unschedulable and cluster.CORDON_ANNOTATION in view.annotations,
+        hold_taint=cluster.HOLD_TAINT in view.taint_keys,
+        paused_labels={
+            key: "true"
+            for key, value in view.labels.items()
+            if key.startswith(cluster.DEPLOY_LABEL_PREFIX) and value == cluster.PAUSED_VALUE
+        },
+    )
+    return Found(
+        journal=None if marked.is_empty else marked, invalid_text=text or "", error=problem
+    )
+
+
+def restoring(journal: status.Journal) -> cluster.NodePatch:
+    """Return the patch that restores everything a journal lists, and nothing else."""
+    labels: dict[str, str | None] = dict(journal.paused_labels)
+    if journal.plugin_config:
+        labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
+    if journal.applied and not journal.snapshot:
+        labels[cluster.APPLIED_LABEL] = journal.applied
+    return dataclasses.replace(reopening(journal), labels=labels)
+
+
+def reopening(journal: status.Journal) -> cluster.NodePatch:
+    """Return the patch that removes the taint; ``cordoned`` is from agents of older versions."""
+    return cluster.NodePatch(
+        annotations={cluster.CORDON_ANNOTATION: None} if journal.cordoned else {},
+        unschedulable=False if journal.cordoned else None,
+        hold_taint=False if journal.hold_taint else None,
+    )
+
+
+def without_foreign_labels(journal: status.Journal, view: cluster.NodeView) -> status.Journal:
+    """Return the journal without the labels that another program wrote since."""
+    paused = {
+        key: value
+        for key, value in journal.paused_labels.items()
+        if view.labels.get(key) == cluster.PAUSED_VALUE
+    }
+    changed = journal.plugin_config
+    is_ours = changed and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) == changed.now
+    return dataclasses.replace(
+        journal, paused_labels=paused, plugin_config=changed if is_ours else None
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +137,11 @@ class Record:
         *,
         journal: status.Journal,
         attempt: Attempt | None = None,
-        telemetry: instrumentation.Telemetry | None = None,
+        telemetry: ports.Telemetry | None = None,
     ) -> None:
         self._node = node
         self._clock = clock
-        self._telemetry = telemetry or instrumentation.Telemetry()
+        self._telemetry = telemetry or ports.Telemetry()
         self._began = self._phase_began = clock.monotonic()
         self._attempt = attempt or Attempt()
         self._published_gpus: model.ObservedGpus = model.NO_GPUS
@@ -234,7 +321,7 @@ class Record:
         restored: dict[str, str] = {}
 
         def decide(view: cluster.NodeView) -> Step:
-            ours = node_journal.without_foreign_labels(before, view)
+            ours = without_foreign_labels(before, view)
             restored.clear()
             restored.update({k: v for k, v in ours.paused_labels.items() if k in keys})
             labels: dict[str, str | None] = dict(restored)
@@ -253,7 +340,7 @@ class Record:
                     cordoned=False,
                     plugin_config=changed or before.plugin_config,
                 ),
-                change=dataclasses.replace(node_journal.reopening(ours), labels=labels),
+                change=dataclasses.replace(reopening(ours), labels=labels),
             )
 
         try:
@@ -306,7 +393,7 @@ class Record:
         text = None if remaining.is_empty else remaining.to_json()
         self._node.update(
             lambda view: _merge(
-                node_journal.restoring(node_journal.without_foreign_labels(self._journal, view)),
+                restoring(without_foreign_labels(self._journal, view)),
                 {},
                 {cluster.JOURNAL_ANNOTATION: text},
             )
@@ -323,7 +410,7 @@ class Record:
             taken = dataclasses.replace(taken, cordoned=False, hold_taint=False)
         self._node.update(
             lambda view: _merge(
-                node_journal.restoring(node_journal.without_foreign_labels(taken, view)),
+                restoring(without_foreign_labels(taken, view)),
                 labels,
                 self._annotations(kept),
             )

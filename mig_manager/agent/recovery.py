@@ -13,8 +13,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, drain, gpu_clients, record
-from mig_manager.change import instrumentation, rollback, transaction
-from mig_manager.core import model, steps, timing
+from mig_manager.change import transaction
+from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import layouts, selection
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
@@ -70,7 +70,7 @@ def _run(
     written.note(gpus=now)
     plan = planner.restore(now, snapshot)
     if plan.is_empty:
-        result = rollback.without_steps(now, snapshot)
+        result = transaction.without_steps(now, snapshot)
         if result.is_complete:
             change.journal.undone(result.unrestored)
         return result.message
@@ -159,7 +159,7 @@ class RunJournal:
 class _Uninterrupted:
     """Implements ``ports.Cancellation`` for a rollback, which no request supersedes."""
 
-    def __init__(self, clock: timing.Clock, telemetry: instrumentation.Telemetry) -> None:
+    def __init__(self, clock: timing.Clock, telemetry: ports.Telemetry) -> None:
         self._clock = clock
         self._telemetry = telemetry
 

@@ -19,16 +19,14 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import (
     dependencies,
-    device_plugin,
     drain,
-    drift,
     gpu_clients,
     host,
     outcomes,
     planning,
     record,
     recovery,
-    run_limits,
+    settings,
 )
 from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports, steps
@@ -66,7 +64,7 @@ class Run:
     def __init__(
         self,
         deps: dependencies.Dependencies,
-        limits: run_limits.Limits,
+        limits: settings.Limits,
         node_clients: gpu_clients.GpuClients,
         written: record.Record,
         *,
@@ -240,7 +238,7 @@ class Run:
     def _close(self, target: _Target, affected: tuple[cluster.Pod, ...]) -> str:
         """Taint the node; return the layout that its label named as applied."""
         if affected and not target.may_evict:
-            raise drift.DriftedError(self._record.config, tuple(pod.key for pod in affected))
+            raise planning.DriftedError(self._record.config, tuple(pod.key for pod in affected))
         if self._deps.slots is not None and not self._record.journal.blocks_workloads:
             self._deps.slots.check()
         applied = ""
@@ -304,7 +302,7 @@ class Run:
         *,
         restoring: tuple[model.GpuSnapshot, ...],
         applied: str,
-        paused: device_plugin.Paused,
+        paused: gpu_clients.Paused,
     ) -> model.ObservedGpus:
         """Execute and verify the plan, or roll back; reboot where only that helps."""
         older, applied = self._before_interruption(gpus, applied)
@@ -359,7 +357,7 @@ class Run:
         return gpus.missing(interrupted.snapshot), ""
 
     def _resume_after_failure(
-        self, paused: device_plugin.Paused, error: errors.MigManagerError
+        self, paused: gpu_clients.Paused, error: errors.MigManagerError
     ) -> None:
         """Resume host services and device plugin, and keep the reason of the failure."""
         for failed in (self._services.start(), self._hooks.try_exit()):
@@ -369,7 +367,7 @@ class Run:
         with contextlib.suppress(errors.ClusterError):
             self._clients.resume_plugin(paused, self._record)
 
-    def _resume(self, paused: device_plugin.Paused) -> device_plugin.Paused:
+    def _resume(self, paused: gpu_clients.Paused) -> gpu_clients.Paused:
         """Start the host services again, run the exit hooks, and restart the device plugin."""
         self._services.require_started()
         self._hooks.exit()
@@ -377,7 +375,7 @@ class Run:
 
     def _prove(
         self,
-        paused: device_plugin.Paused,
+        paused: gpu_clients.Paused,
         gpus: model.ObservedGpus,
         request: ports.Cancellation,
         message: str = "waiting for the new devices to be schedulable",
@@ -415,7 +413,7 @@ class Run:
             self._record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
             # Restarted once, and not at every retry.
             is_retry = self._record.attempt > 1
-            paused = device_plugin.ANY_PLUGIN if is_retry else plugin.restart_if_stale(gpus)
+            paused = gpu_clients.ANY_PLUGIN if is_retry else plugin.restart_if_stale(gpus)
             plugin.wait_schedulable(paused, gpus, request)
         return outcomes.succeeded(
             self._record.config, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus

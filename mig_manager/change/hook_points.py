@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.change import instrumentation
 from mig_manager.core import ports, steps
 from mig_manager.core.host import hooks
 
@@ -30,11 +29,11 @@ class HookPoints:
         programs: ports.Hooks | None = None,
         *,
         variables: Mapping[str, str] | None = None,
-        telemetry: instrumentation.Telemetry | None = None,
+        telemetry: ports.Telemetry | None = None,
     ) -> None:
         self._programs = programs
         self._variables = variables or {}
-        self._telemetry = telemetry or instrumentation.Telemetry()
+        self._telemetry = telemetry or ports.Telemetry()
         self._table = hooks.Table()
         self._passed: set[hooks.Point] = set()
         self._check: Check = _go_on

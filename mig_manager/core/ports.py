@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.host import hooks
 from mig_manager.core.node import cluster, policy
@@ -411,3 +412,49 @@ class Cancellation(Protocol):
 
     def pause(self, seconds: float) -> None:
         """Sleep between two polls of the cluster; may wake early if something changed."""
+
+
+class Telemetry:
+    """Receives what happens, from any thread; never blocks. Does nothing unless overridden."""
+
+    def attempt_began(self, number: int) -> None:
+        """The ``number``-th attempt at a request began, from 1."""
+
+    def state_published(self, state: model.State) -> None:
+        """The node has this state now."""
+
+    def phase_ended(self, phase: model.Phase, seconds: float) -> None:
+        """A run left a phase."""
+
+    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
+        """A run published how it ended."""
+
+    def run_superseded(self) -> None:
+        """A newer request superseded a run."""
+
+    def outcome_lost(self, reason: errors.Reason) -> None:
+        """A run could not publish its outcome, because the API refused or did not answer."""
+
+    def retry_scheduled(self, delay_s: float) -> None:
+        """The request will be retried."""
+
+    def still_working(self) -> None:
+        """The loop is in a wait or an operation that has a deadline of its own."""
+
+    def pod_evicted(self) -> None:
+        """The API accepted an eviction or a deletion."""
+
+    def gpus_observed(self, gpus: model.ObservedGpus) -> None:
+        """The GPUs were observed."""
+
+    def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
+        """All GPUs were observed, or a plan was executed."""
+
+    def nvml_called(self, function: str, calls: int, seconds: float) -> None:
+        """An NVML function was called ``calls`` times."""
+
+    def layout_applied(self, name: str, content_hash: str) -> None:
+        """A layout is active and verified."""
+
+    def drift_found(self, *, is_drifted: bool) -> None:
+        """The GPUs were compared with the layout that was applied."""

@@ -17,8 +17,7 @@ from mig_manager.adapters.host import clock, log
 from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import dependencies, main, request, settings
-from mig_manager.change import instrumentation
+from mig_manager.agent import dependencies, loop, main, settings
 from mig_manager.core import ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
@@ -63,7 +62,7 @@ def serve(order: Order) -> int:
     assert wanted.gpus.simulate_state is not None
     state = nvml_faults.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
-    agent = main.assemble(
+    agent = main.Service(
         wanted,
         kube,
         boot_id=state.boot_id,
@@ -115,20 +114,20 @@ def _ports(ports: dependencies.Dependencies) -> dict[str, object]:
     }
 
 
-class _Mailbox(request.Inbox):
+class _Mailbox(loop.Inbox):
     """Notes when the agent has nothing to do."""
 
     def __init__(self, points: points_.Points) -> None:
         super().__init__()
         self._points = points
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> request.Request | None:
+    def next(self, seen: int, *, timeout_s: float | None = None) -> loop.Request | None:
         """Note that the agent is idle, and wait."""
         self._points.come_to(IDLE)
         return super().next(seen, timeout_s=timeout_s)
 
 
-class _Telemetry(instrumentation.Telemetry):
+class _Telemetry(ports.Telemetry):
     """Notes when a retry is scheduled."""
 
     def __init__(self, points: points_.Points) -> None:

@@ -18,8 +18,7 @@ from mig_manager.adapters.host import clock
 from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import dependencies, health, main, settings
-from mig_manager.change import instrumentation
+from mig_manager.agent import dependencies, loop, main, settings
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.demo import stages
@@ -76,7 +75,7 @@ class Request:
         return f"{self.verb} {self.resource} {self.nth}"
 
 
-class Heard(instrumentation.Telemetry):
+class Heard(ports.Telemetry):
     """Remembers how runs ended; read and written from different threads."""
 
     def __init__(self) -> None:
@@ -106,7 +105,7 @@ class Heard(instrumentation.Telemetry):
         return found
 
 
-class _Pulse(health.Pulse):
+class _Pulse(loop.Pulse):
     """Knows whether the agent waits for something that may never come."""
 
     def __init__(self, on_rest: Callable[[], None]) -> None:
@@ -173,13 +172,12 @@ class Stage(stages.Stage):
             sleep=lambda seconds: stopped.wait(min(seconds, _LONGEST_SLEEP_S)),
         )
         running.callback(kube.close)
-        served = main.assemble(
-            settings.agent_settings(self._settings(), {}),
+        served = main.Service(
+            dataclasses.replace(settings.agent_settings(self._settings(), {}), backoff=_BACKOFF),
             kube,
             boot_id="boot-1",
             overrides=main.Overrides(
                 replace_ports=self._ports,
-                replace_limits=lambda own: dataclasses.replace(own, backoff=_BACKOFF),
                 telemetry=self.heard,
                 pulse=self._pulse,
                 watch_times=_WATCH,

@@ -13,7 +13,7 @@ import structlog.testing
 
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.agent import dependencies, outcomes, reconcile, run_limits
+from mig_manager.agent import dependencies, outcomes, reconcile, settings
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -232,7 +232,7 @@ class Node:
                 configs=fakes.FakeConfig(LAYOUTS),
                 clock=rig.clock,
             ),
-            run_limits.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
+            settings.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
         )
 
 

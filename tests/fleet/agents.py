@@ -133,7 +133,7 @@ def assembled(
         )
 
     state = folder / f"{name}.json"
-    return main.assemble(
+    return main.Service(
         settings.agent_settings({"node_name": name, "simulate_state": str(state)} | options, {}),
         kube,
         boot_id="boot-1",

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from mig_manager import errors
-from mig_manager.agent import drift, loop, outcomes, request
+from mig_manager.agent import loop, outcomes, planning
 from mig_manager.core import model, ports
 
 
@@ -18,14 +18,14 @@ def outcome(reason: errors.Reason) -> outcomes.Outcome:
 class Pipeline:
     """Answers each run from a script; stops the agent after the last answer."""
 
-    def __init__(self, box: request.Inbox, *script: errors.Reason | Exception) -> None:
+    def __init__(self, box: loop.Inbox, *script: errors.Reason | Exception) -> None:
         self._box = box
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
         self.delays_s: list[float] = []
         self.evicting: list[bool] = []
         self.looks = 0
-        self.next_action = drift.Action.REST
+        self.next_action = planning.Action.REST
         self.recovered: list[str | None] = []
         self.stopped = 0
         self.has_rested = threading.Event()
@@ -45,11 +45,11 @@ class Pipeline:
             self.has_rested.set()
         return self.restless >= 0
 
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
+    def check_drift(self, name: str, ended: outcomes.Outcome) -> planning.Action:
         assert (name, attempt_of(self.runs)) == self.runs[-1]
         assert not ended.should_retry
         self.looks += 1
-        action, self.next_action = self.next_action, drift.Action.REST
+        action, self.next_action = self.next_action, planning.Action.REST
         return action
 
     def run(
@@ -83,7 +83,7 @@ def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Interva
     )
 
 
-def serve(box: request.Inbox, pipeline: Pipeline) -> None:
+def serve(box: loop.Inbox, pipeline: Pipeline) -> None:
     served = loop.Agent(pipeline, box, intervals=intervals())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
@@ -92,7 +92,7 @@ def serve(box: request.Inbox, pipeline: Pipeline) -> None:
 
 
 def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     pipeline = Pipeline(
         box, errors.Reason.IN_USE, errors.Reason.DRIVER_NOT_LOADED, errors.Reason.APPLIED
@@ -106,7 +106,7 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
 
 
 def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     served = loop.Agent(pipeline, box, intervals=intervals(drift_check_s=0.01))
     thread = threading.Thread(target=served.serve, daemon=True)
@@ -122,7 +122,7 @@ def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_la
 
 
 def test_a_permanent_failure_waits_for_another_request() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
     pipeline.on_run = lambda: box.put_label("b")
@@ -133,7 +133,7 @@ def test_a_permanent_failure_waits_for_another_request() -> None:
 
 
 def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
     pipeline = Pipeline(box, lost, errors.Reason.APPLIED)
@@ -145,7 +145,7 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
 
 
 def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     locked = [errors.LockedError("another manager is at work: apply")]
@@ -163,7 +163,7 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
 
 
 def test_a_newer_request_interrupts_the_pause_before_a_retry() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
     served = loop.Agent(pipeline, box, intervals=intervals(600))
@@ -176,7 +176,7 @@ def test_a_newer_request_interrupts_the_pause_before_a_retry() -> None:
 
 
 def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     pipeline.restless = 3
@@ -191,7 +191,7 @@ def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> Non
 
 
 def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     thread = threading.Thread(
@@ -207,10 +207,10 @@ def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -
 
 
 def test_a_drift_check_at_rest_heals_without_evicting() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
-    pipeline.next_action = drift.Action.HEAL
+    pipeline.next_action = planning.Action.HEAL
     served = loop.Agent(pipeline, box, intervals=intervals(drift_check_s=0.02))
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
@@ -222,10 +222,10 @@ def test_a_drift_check_at_rest_heals_without_evicting() -> None:
 
 
 def test_a_permanent_failure_is_retried_once_the_hardware_has_changed() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
-    pipeline.next_action = drift.Action.RUN
+    pipeline.next_action = planning.Action.RUN
     pipeline.on_run = box.put_gpu_change
     served = loop.Agent(pipeline, box, intervals=intervals())
     thread = threading.Thread(target=served.serve, daemon=True)
@@ -237,7 +237,7 @@ def test_a_permanent_failure_is_retried_once_the_hardware_has_changed() -> None:
 
 
 def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
     calls: list[str] = []

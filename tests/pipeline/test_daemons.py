@@ -5,14 +5,7 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import (
-    dependencies,
-    device_plugin,
-    gpu_clients,
-    outcomes,
-    record,
-    run_limits,
-)
+from mig_manager.agent import dependencies, gpu_clients, outcomes, record, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
@@ -52,7 +45,7 @@ def gpu_clients_of(rig: fakes.NodeRig) -> gpu_clients.GpuClients:
         configs=fakes.FakeConfig(""),
         clock=rig.clock,
     )
-    limits = run_limits.Limits(plugin_timeout_s=10, monitor_timeout_s=5)
+    limits = settings.Limits(plugin_timeout_s=10, monitor_timeout_s=5)
     return gpu_clients.GpuClients(deps, limits)
 
 
@@ -64,7 +57,7 @@ def new_request(rig: fakes.NodeRig, *, ends_at: int | None = None) -> fakes.Fake
     return fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=True)
 
 
-def paused(rig: fakes.NodeRig, taken: record.Record) -> device_plugin.Paused:
+def paused(rig: fakes.NodeRig, taken: record.Record) -> gpu_clients.Paused:
     return gpu_clients_of(rig).pause(emptying(rig), taken, new_request(rig), (WATCHER,))
 
 
@@ -136,7 +129,7 @@ def test_a_config_that_was_set_before_the_run_is_not_rolled_back() -> None:
     assert not gpu_clients_of(rig).plugin.has_config("whole")
 
 
-def monitored_node() -> tuple[fakes.NodeRig, record.Record, device_plugin.Paused]:
+def monitored_node() -> tuple[fakes.NodeRig, record.Record, gpu_clients.Paused]:
     """The plugin is back already; two monitors are still away."""
     rig = sliced_node()
     rig.labels |= {EXPORTER: "true", DCGM: "true"}
@@ -244,7 +237,7 @@ def test_a_watch_that_shows_a_plugin_that_has_gone_proves_nothing() -> None:
 
     with pytest.raises(errors.NotReadyError) as caught:
         gpu_clients_of(rig).plugin.wait_schedulable(
-            device_plugin.ANY_PLUGIN, rig.gpus, new_request(rig)
+            gpu_clients.ANY_PLUGIN, rig.gpus, new_request(rig)
         )
 
     assert caught.value.reason is errors.Reason.PLUGIN_NOT_READY

@@ -9,7 +9,6 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drain
 from mig_manager.catalogue import hardware
-from mig_manager.change import instrumentation
 from mig_manager.core import ports, timing
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
@@ -31,7 +30,7 @@ def drained(
     *,
     policy: policies.Policy | None = None,
     affected: frozenset[str] = frozenset({DOOMED}),
-    telemetry: instrumentation.Telemetry | None = None,
+    telemetry: ports.Telemetry | None = None,
 ) -> int:
     return prepared(rig, policy=policy, affected=affected, telemetry=telemetry).run(
         drain.survey(rig.workloads, rig.allocations),
@@ -44,7 +43,7 @@ def prepared(
     *,
     policy: policies.Policy | None = None,
     affected: frozenset[str] = frozenset({DOOMED}),
-    telemetry: instrumentation.Telemetry | None = None,
+    telemetry: ports.Telemetry | None = None,
     workloads: ports.Workloads | None = None,
 ) -> drain.Drain:
     return drain.Drain(
@@ -255,7 +254,7 @@ def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing() -> None:
     assert other in rig.pods
 
 
-class Ear(instrumentation.Telemetry):
+class Ear(ports.Telemetry):
     heard = 0
 
     def pod_evicted(self) -> None:

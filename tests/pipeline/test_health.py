@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import drift, health, loop, outcomes, request
+from mig_manager.agent import loop, metrics, outcomes, planning
 from mig_manager.core import model, ports
 
 STUCK_AFTER_S = 10.0
@@ -23,8 +23,8 @@ class Life:
         self.now_s = 100.0
         self.contact_age_s = 0.0
         self.is_recovered = True
-        self.pulse = health.Pulse(lambda: self.now_s)
-        self.health = health.Health(
+        self.pulse = loop.Pulse(lambda: self.now_s)
+        self.health = metrics.Health(
             self.pulse,
             stuck_after_s=STUCK_AFTER_S,
             contact_age_s=lambda: self.contact_age_s,
@@ -39,7 +39,7 @@ def life() -> Life:
 
 @contextlib.contextmanager
 def serving(life: Life, *, address: str = "127.0.0.1") -> Iterator[int]:
-    with health.served(life.health, lambda: b"metric 1\n", address=address, port=0) as port:
+    with metrics.served(life.health, lambda: b"metric 1\n", address=address, port=0) as port:
         yield port
 
 
@@ -122,7 +122,7 @@ def test_a_stuck_agent_is_not_ready_either(life: Life) -> None:
 class Worker:
     """A pipeline that checks its request, and notes the reported health meanwhile."""
 
-    def __init__(self, life: Life, box: request.Inbox) -> None:
+    def __init__(self, life: Life, box: loop.Inbox) -> None:
         self._life = life
         self._box = box
         self._served: loop.Agent | None = None
@@ -148,7 +148,7 @@ class Worker:
     def rest(self) -> bool:
         raise AssertionError
 
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
+    def check_drift(self, name: str, ended: outcomes.Outcome) -> planning.Action:
         raise AssertionError
 
     def run(
@@ -179,7 +179,7 @@ class Worker:
 def test_each_check_of_the_request_is_a_sign_of_life_and_the_pause_before_a_retry_needs_none(
     life: Life,
 ) -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     worker = Worker(life, box)
 
@@ -243,14 +243,14 @@ def test_by_default_every_address_is_served(life: Life) -> None:
 
 def test_a_port_in_use_is_a_usage_error_that_names_it(life: Life) -> None:
     with serving(life) as port:
-        again = health.served(life.health, bytes, address="127.0.0.1", port=port)
+        again = metrics.served(life.health, bytes, address="127.0.0.1", port=port)
         with pytest.raises(errors.UsageError, match=rf"^cannot listen on 127.0.0.1:{port}: "):
             again.__enter__()
 
 
 def test_an_address_that_is_not_ours_is_a_usage_error(life: Life) -> None:
     with pytest.raises(errors.UsageError, match="cannot listen on"):
-        health.served(life.health, bytes, address="192.0.2.1", port=0).__enter__()
+        metrics.served(life.health, bytes, address="192.0.2.1", port=0).__enter__()
 
 
 def test_clients_that_say_nothing_do_not_keep_a_probe_from_its_answer(life: Life) -> None:
@@ -284,7 +284,7 @@ def test_a_page_that_fails_closes_only_its_own_connection(life: Life) -> None:
     def broken() -> bytes:
         raise RuntimeError("no metrics today")
 
-    with health.served(life.health, broken, address="127.0.0.1", port=0) as port:
+    with metrics.served(life.health, broken, address="127.0.0.1", port=0) as port:
         with pytest.raises(http.client.HTTPException):
             ask(port, "/metrics")
         assert ask(port, "/healthz")[0] == 200

@@ -6,9 +6,8 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent import health
-from mig_manager.change import instrumentation
-from mig_manager.core import model, steps
+from mig_manager.agent import loop
+from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
@@ -323,10 +322,10 @@ def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_n
     scenes.assert_nothing_taken(rig)
 
 
-class Alive(instrumentation.Telemetry):
+class Alive(ports.Telemetry):
     """Gives a sign of life wherever the worker gives one."""
 
-    def __init__(self, pulse: health.Pulse) -> None:
+    def __init__(self, pulse: loop.Pulse) -> None:
         self._pulse = pulse
 
     def still_working(self) -> None:
@@ -336,7 +335,7 @@ class Alive(instrumentation.Telemetry):
 def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> None:
     rig = scenes.node(layout="all-balanced")
     rig.services = {f"s{number}.service": True for number in range(5)}
-    pulse = health.Pulse(lambda: rig.clock.now_s)
+    pulse = loop.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
     slow_s = 100.0
     silences: list[float] = []
@@ -362,7 +361,7 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     rig.has_hold_taint = False
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     rig.start_plugin()
-    pulse = health.Pulse(lambda: rig.clock.now_s)
+    pulse = loop.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
     silences: list[float] = []
     rig.clock.on_wait.append(lambda: silences.append(pulse.silence_s))

@@ -6,17 +6,17 @@ import time
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import request
+from mig_manager.agent import loop
 
 
-def taken(box: request.Inbox, seen: int = 0) -> request.Request:
+def taken(box: loop.Inbox, seen: int = 0) -> loop.Request:
     current = box.next(seen)
     assert current is not None
     return current
 
 
 def test_the_newest_request_replaces_older_ones() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     for name in ("a", "b", "c"):
         box.put_label(name)
 
@@ -24,7 +24,7 @@ def test_the_newest_request_replaces_older_ones() -> None:
 
 
 def test_the_same_label_again_is_no_new_request() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     current = taken(box)
     box.put_label("a")
@@ -33,14 +33,14 @@ def test_the_same_label_again_is_no_new_request() -> None:
 
 
 def test_the_first_check_counts_even_without_a_label() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label(None)
 
     assert taken(box).name is None
 
 
 def test_a_changed_file_is_no_request_before_the_node_was_read() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_file_change()
 
     assert box.next(0, timeout_s=0.01) is None
@@ -50,7 +50,7 @@ def test_a_changed_file_is_no_request_before_the_node_was_read() -> None:
 
 
 def test_a_changed_file_makes_the_same_label_a_new_request() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     current = taken(box)
     box.put_file_change()
@@ -62,7 +62,7 @@ def test_a_changed_file_makes_the_same_label_a_new_request() -> None:
 
 
 def test_a_removed_label_ends_the_request_without_a_successor() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     current = taken(box)
     box.put_label(None)
@@ -74,7 +74,7 @@ def test_a_removed_label_ends_the_request_without_a_successor() -> None:
 
 @pytest.mark.parametrize("change", ["label", "file", "stop"])
 def test_a_waiting_run_wakes_at_once_when_its_request_ends(change: str) -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     current = taken(box)
     act = {
@@ -89,14 +89,14 @@ def test_a_waiting_run_wakes_at_once_when_its_request_ends(change: str) -> None:
 
 
 def test_a_wait_that_nothing_ends_just_passes() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
 
     taken(box).wait(0.01)
 
 
 def test_news_end_a_pause_and_no_other_sleep() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     current = taken(box)
     threading.Timer(0.05, box.put_cluster_change).start()
@@ -110,7 +110,7 @@ def test_news_end_a_pause_and_no_other_sleep() -> None:
 
 
 def test_news_from_before_a_pause_count_once() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     current = taken(box)
     box.put_cluster_change()
@@ -124,7 +124,7 @@ def test_news_from_before_a_pause_count_once() -> None:
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
 def test_a_pause_ends_with_its_request(delay_s: float) -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     current = taken(box)
     threading.Timer(delay_s, box.stop).start()
@@ -134,7 +134,7 @@ def test_a_pause_ends_with_its_request(delay_s: float) -> None:
 
 
 def test_a_stop_ends_the_queue_for_good() -> None:
-    box = request.Inbox()
+    box = loop.Inbox()
     box.put_label("a")
     box.stop()
 

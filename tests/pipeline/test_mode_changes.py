@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import dependencies, outcomes, reconcile, run_limits
+from mig_manager.agent import dependencies, outcomes, reconcile, settings
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
@@ -87,7 +87,7 @@ class Node:
                 reset=self,
                 reboot=self if self.may_reboot else None,
             ),
-            run_limits.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
+            settings.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
         )
 
     def run(self, layout: str) -> outcomes.Outcome:

@@ -4,8 +4,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import outcomes
-from mig_manager.change import instrumentation
-from mig_manager.core import model, steps
+from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -270,7 +269,7 @@ def test_a_hook_gives_signs_of_life() -> None:
     rig = hooked_node()
     lives: list[int] = []
 
-    class Listener(instrumentation.Telemetry):
+    class Listener(ports.Telemetry):
         def still_working(self) -> None:
             lives.append(len(rig.log))
 

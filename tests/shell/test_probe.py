@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import health
+from mig_manager.agent import loop, metrics
 from mig_manager.cli import probe
 
 STUCK_AFTER_S = 10.0
@@ -21,16 +21,16 @@ AGENT = ("/opt/bin/python", "/opt/bin/mig-manager", "agent")
 def agent(*, silence_s: float = 0.0, address: str = "127.0.0.1") -> Iterator[int]:
     """Serve health as an agent does whose worker has been silent that long; yield the port."""
     now_s = 0.0
-    pulse = health.Pulse(lambda: now_s)
+    pulse = loop.Pulse(lambda: now_s)
     pulse.beat()
     now_s = silence_s
-    checks = health.Health(
+    checks = metrics.Health(
         pulse,
         stuck_after_s=STUCK_AFTER_S,
         contact_age_s=lambda: 0.0,
         is_recovered=lambda: False,
     )
-    with health.served(checks, bytes, address=address, port=0) as port:
+    with metrics.served(checks, bytes, address=address, port=0) as port:
         yield port
 
 

@@ -17,10 +17,9 @@ from prometheus_client import parser
 
 from mig_manager import errors
 from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.agent import dependencies, health, metrics, reconcile, run_limits
+from mig_manager.agent import dependencies, loop, metrics, reconcile, settings
 from mig_manager.catalogue import hardware
-from mig_manager.change import instrumentation
-from mig_manager.core import model, profile_name
+from mig_manager.core import model, ports, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
@@ -61,7 +60,7 @@ def busy_node() -> fakes.NodeRig:
     return node
 
 
-def reconciler(node: fakes.NodeRig, telemetry: instrumentation.Telemetry) -> reconcile.Reconciler:
+def reconciler(node: fakes.NodeRig, telemetry: ports.Telemetry) -> reconcile.Reconciler:
     return reconcile.Reconciler(
         dependencies.Dependencies(
             gpus=node.hardware,
@@ -72,7 +71,7 @@ def reconciler(node: fakes.NodeRig, telemetry: instrumentation.Telemetry) -> rec
             clock=node.clock,
             telemetry=telemetry,
         ),
-        run_limits.Limits(),
+        settings.Limits(),
     )
 
 
@@ -108,11 +107,11 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     """A scrape over HTTP after a life with everything in it."""
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
     live(heard, tmp_path_factory.mktemp("scrape") / "gpus.json")
-    checks = health.Health(
-        health.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
+    checks = metrics.Health(
+        loop.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
     )
     with (
-        health.served(checks, heard.exposition, address="127.0.0.1", port=0) as port,
+        metrics.served(checks, heard.exposition, address="127.0.0.1", port=0) as port,
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer,
     ):
         text = answer.read().decode()
@@ -142,7 +141,7 @@ def test_there_are_few_series() -> None:
     assert len(heard.exposition().splitlines()) < 150
 
 
-class Ear(instrumentation.Telemetry):
+class Ear(ports.Telemetry):
     """Remembers what it hears of runs."""
 
     def __init__(self) -> None:

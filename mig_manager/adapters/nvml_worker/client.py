@@ -19,7 +19,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, subprocesses
 from mig_manager.adapters.nvml import hung_call
-from mig_manager.change import instrumentation
 from mig_manager.core import model, ports, steps
 
 if TYPE_CHECKING:
@@ -121,13 +120,13 @@ class WorkerGpus(ports.Standby):
         *,
         command: Sequence[str],
         timeout_s: float,
-        telemetry: instrumentation.Telemetry | None = None,
+        telemetry: ports.Telemetry | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         proc_root: pathlib.Path = procfs.ROOT,
     ) -> None:
         self._command = tuple(command)
         self._timeout_s = timeout_s
-        self._telemetry = telemetry or instrumentation.Telemetry()
+        self._telemetry = telemetry or ports.Telemetry()
         self._monotonic = monotonic
         self._proc_root = proc_root
         self._left_behind: list[_StuckWorker] = []

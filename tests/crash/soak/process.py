@@ -12,8 +12,7 @@ from typing import Any, cast
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.agent import dependencies, main, request, settings
-from mig_manager.change import instrumentation
+from mig_manager.agent import dependencies, loop, main, settings
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
 from tests import fakes
@@ -70,7 +69,7 @@ class Process:
         self._heard = _Telemetry(rig)
         self._box = _Mailbox(rig, self._heard)
         self._heard.box = self._box
-        agent = main.assemble(
+        agent = main.Service(
             _settings(heals=heals),
             _NO_API,
             boot_id=rig.state.boot_id,
@@ -165,7 +164,7 @@ class Process:
         )
 
 
-class _Telemetry(instrumentation.Telemetry):
+class _Telemetry(ports.Telemetry):
     """Remembers how the runs of a step ended."""
 
     box: "_Mailbox"
@@ -202,7 +201,7 @@ class _Telemetry(instrumentation.Telemetry):
         self.is_retry_waiting = True
 
 
-class _Mailbox(request.Inbox):
+class _Mailbox(loop.Inbox):
     """Passes time by the node's clock, and ends a step where the agent has nothing to do.
 
     The label arrives as a watch brings it: at the next question whether the request still stands.
@@ -220,7 +219,7 @@ class _Mailbox(request.Inbox):
         self.served: str | None = None
         """The layout that is served, or was last."""
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> request.Request | None:
+    def next(self, seen: int, *, timeout_s: float | None = None) -> loop.Request | None:
         """Return what is newer; end the step first where nothing is."""
         self._deliver()
         if not (self.is_stopping or self._generation > seen or self._needs_check):
