@@ -221,7 +221,7 @@ class _Loop:
             allocations=rig.allocations,
             configs=fakes.FakeConfig(_SHORT),
             clock=rig.clock,
-            standby=ports.Standby(),
+            standby=ports.Standbys(),
             lock=None,
             boot_layout=None,
         )

@@ -20,10 +20,10 @@ from typing import Any
 
 from bench import matrix
 from mig_manager.adapters.host import clock
+from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import library as nvml
 from mig_manager.adapters.nvml import observe
-from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.core import ports, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated

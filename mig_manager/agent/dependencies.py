@@ -17,7 +17,7 @@ class Dependencies:
     configs: ports.ConfigSource
     clock: timing.Clock
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
-    standby: ports.Standby = dataclasses.field(default_factory=ports.Standby)
+    standby: ports.Standby = dataclasses.field(default_factory=ports.Standbys)
     """Prepares worker processes before the GPUs are observed or changed."""
     lock: ports.NodeLock | None = None
     """The node's lock; None: no other program changes MIG instances."""

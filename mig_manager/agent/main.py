@@ -10,6 +10,7 @@ from types import FrameType
 
 import structlog
 
+from mig_manager.adapters import pod_resources
 from mig_manager.adapters.host import (
     clock,
     config_watch,
@@ -20,11 +21,10 @@ from mig_manager.adapters.host import (
     procfs,
     programs,
 )
-from mig_manager.adapters.kubelet import client as kubelet_client
 from mig_manager.adapters.kubernetes import advertise, api, node, pods
 from mig_manager.adapters.kubernetes import watch as watching
-from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.adapters.nvml_worker import event_listener
+from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import event_listener
 from mig_manager.agent import dependencies, loop, reconcile
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import ports
@@ -252,7 +252,7 @@ def _dependencies(
             limit=settings.max_concurrent_nodes,
             clock=system,
         )
-    kubelet = kubelet_client.WorkerPodResources(str(settings.pod_resources_socket))
+    kubelet = pod_resources.WorkerPodResources(str(settings.pod_resources_socket))
     extra_clients = settings.extra_clients_file
     deps = dependencies.Dependencies(
         gpus=gpus,

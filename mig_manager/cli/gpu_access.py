@@ -53,7 +53,7 @@ class GpuAccess:
     def dependencies(self) -> local.Dependencies:
         """Return the dependencies of a change; a worker process executes it on the GPUs."""
         from mig_manager.adapters.host import files, lock_file
-        from mig_manager.adapters.nvml_worker import client as nvml_worker
+        from mig_manager.adapters.nvml import client as nvml_worker
 
         self._simulate()
         journal = files.JournalFile(self._chosen.journal_file)
@@ -102,11 +102,7 @@ class GpuAccess:
         )
 
     def _with_machine(self, dependencies: local.Dependencies) -> local.Dependencies:
-        from mig_manager.adapters.host import (
-            device_nodes,
-            gpu_reset,
-            programs,
-        )
+        from mig_manager.adapters.host import device_nodes, gpu_reset, programs
 
         roots = self._chosen.roots
         found = programs.Programs(
@@ -136,7 +132,7 @@ class GpuAccess:
         """Return the pods that use each device, by its UUID; None without a kubelet's socket."""
         if self._chosen.pod_resources_socket is None:
             return None
-        from mig_manager.adapters.kubelet import pod_resources
+        from mig_manager.adapters import pod_resources
 
         pods: dict[str, tuple[str, ...]] = {}
         for pod in pod_resources.PodResources(str(self._chosen.pod_resources_socket)).assigned():

@@ -51,8 +51,8 @@ class Gpus(Protocol):
         """
 
 
-class Standby:
-    """Prepares the next call of another port; this one has nothing to prepare."""
+class Standby(Protocol):
+    """Prepares the next call of another port."""
 
     def prepare(self) -> None:
         """Start to set up what the next call needs, in the background."""
@@ -66,7 +66,7 @@ class Standby:
 
 
 class Standbys(Standby):
-    """Several standbys as one."""
+    """Several standbys as one, or none."""
 
     def __init__(self, *each: Standby) -> None:
         self._each = each

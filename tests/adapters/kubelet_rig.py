@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from mig_manager.adapters.kubelet import messages
+from mig_manager.adapters import kubelet_messages as messages
 
 GPU = "nvidia.com/mig-1g.10gb"
 

@@ -15,8 +15,8 @@ import structlog.testing
 from structlog.typing import EventDict
 
 from mig_manager.adapters.host import subprocesses
-from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.adapters.nvml_worker import event_listener
+from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import event_listener
 from mig_manager.core import timing
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -237,7 +237,7 @@ def test_a_listener_dies_with_the_agent(node: Node, tmp_path: pathlib.Path) -> N
     pid_file = tmp_path / "pid"
     agent = f"""
 import os, pathlib, signal
-from mig_manager.adapters.nvml_worker import event_listener
+from mig_manager.adapters.nvml import event_listener
 def on_change():
     task = pathlib.Path("/proc/self/task")
     pids = [pid for each in task.iterdir() for pid in (each / "children").read_text().split()]
@@ -259,11 +259,10 @@ def test_a_listener_imports_neither_the_agent_nor_the_planner() -> None:
     script = """
 import os, sys, threading
 from mig_manager.adapters.host import subprocesses
-from mig_manager.adapters.nvml import events
-from mig_manager.adapters.nvml_worker import worker
+from mig_manager.adapters.nvml import library, worker
 def listening(*_):
     raise BrokenPipeError
-events.listening = listening
+library.listening = listening
 subprocesses.Parent.end_with_stdin = lambda _: None
 assert worker.main(["listen"]) == 0
 print(*(name for name in sys.modules if sys.modules[name]), file=sys.stderr)
@@ -272,7 +271,7 @@ print(*(name for name in sys.modules if sys.modules[name]), file=sys.stderr)
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
     modules = set(loaded.stderr.split())
-    assert "mig_manager.adapters.nvml.events" in modules
+    assert "mig_manager.adapters.nvml.library" in modules
     assert not modules & {
         *("kubernetes", "structlog", "tenacity", "yaml"),
         *("concurrent.futures", "datetime", "json", "subprocess"),

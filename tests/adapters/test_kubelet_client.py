@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import client as kubelet_client
+from mig_manager.adapters import pod_resources
 from tests.adapters import kubelet_rig
 from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
 from tests.adapters.processes import children, descriptors, is_dead, until
@@ -23,21 +23,21 @@ def kubelet() -> Iterator[Kubelet]:
 
 
 @pytest.fixture
-def client(kubelet: Kubelet) -> Iterator[kubelet_client.WorkerPodResources]:
+def client(kubelet: Kubelet) -> Iterator[pod_resources.WorkerPodResources]:
     kubelet.start()
-    made = kubelet_client.WorkerPodResources(str(kubelet.path))
+    made = pod_resources.WorkerPodResources(str(kubelet.path))
     yield made
     made.dismiss()
 
 
-def a_client(kubelet: Kubelet, *command: str) -> kubelet_client.WorkerPodResources:
-    return kubelet_client.WorkerPodResources(
+def a_client(kubelet: Kubelet, *command: str) -> pod_resources.WorkerPodResources:
+    return pod_resources.WorkerPodResources(
         str(kubelet.path), command=command or (sys.executable, "-c", "")
     )
 
 
 def test_kubelets_answers_are_returned(
-    kubelet: Kubelet, client: kubelet_client.WorkerPodResources
+    kubelet: Kubelet, client: pod_resources.WorkerPodResources
 ) -> None:
     kubelet.pods = [pod("train", devices(GPU, "MIG-b", "MIG-a")), claiming("gpu.nvidia.com")]
     kubelet.devices = [devices(GPU, "MIG-a"), devices("nvidia.com/gpu", "GPU-1")]
@@ -50,15 +50,13 @@ def test_kubelets_answers_are_returned(
     assert client.allocatable() == {GPU: frozenset({"MIG-a"}), "nvidia.com/gpu": {"GPU-1"}}
 
 
-def test_an_answer_may_be_long(
-    kubelet: Kubelet, client: kubelet_client.WorkerPodResources
-) -> None:
+def test_an_answer_may_be_long(kubelet: Kubelet, client: pod_resources.WorkerPodResources) -> None:
     kubelet.pods = [pod(f"p{n}", devices(GPU, "MIG-" + "x" * 1_000_000)) for n in range(6)]
     assert len(client.assigned()) == 6
 
 
 def test_questions_share_a_process_that_ends_when_it_is_dismissed(
-    client: kubelet_client.WorkerPodResources,
+    client: pod_resources.WorkerPodResources,
 ) -> None:
     before = children()
     client.allocatable()
@@ -71,7 +69,7 @@ def test_questions_share_a_process_that_ends_when_it_is_dismissed(
 
 
 def test_a_process_that_was_started_ahead_is_the_one_that_is_asked(
-    client: kubelet_client.WorkerPodResources,
+    client: pod_resources.WorkerPodResources,
 ) -> None:
     before = children()
     client.prepare()
@@ -89,7 +87,7 @@ def test_getting_ready_without_a_socket_starts_nothing(kubelet: Kubelet) -> None
 
 def test_nothing_is_left_of_a_process_without_further_questions(kubelet: Kubelet) -> None:
     kubelet.start()
-    command = kubelet_client.worker_command(str(kubelet.path), linger_s=0.1)
+    command = pod_resources.worker_command(str(kubelet.path), linger_s=0.1)
     client = a_client(kubelet, *command)
     before, files = children(), descriptors()
     client.allocatable()
@@ -99,7 +97,7 @@ def test_nothing_is_left_of_a_process_without_further_questions(kubelet: Kubelet
 
 
 def test_a_process_that_was_killed_is_replaced(
-    kubelet: Kubelet, client: kubelet_client.WorkerPodResources
+    kubelet: Kubelet, client: pod_resources.WorkerPodResources
 ) -> None:
     before = children()
     client.allocatable()
@@ -112,7 +110,7 @@ def test_a_process_that_was_killed_is_replaced(
 def test_kubelets_refusal_is_raised_as_without_a_worker(kubelet: Kubelet) -> None:
     kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
     kubelet.start()
-    client = kubelet_client.WorkerPodResources(str(kubelet.path))
+    client = pod_resources.WorkerPodResources(str(kubelet.path))
     for question in (client.assigned, client.allocatable):
         with pytest.raises(errors.ClusterError, match="is malformed") as caught:
             question()
@@ -156,10 +154,10 @@ def test_a_process_that_cannot_be_started_is_an_error(kubelet: Kubelet) -> None:
 def test_a_process_that_does_not_answer_is_ended(
     kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubelet_client, "_START_S", 0.2)
+    monkeypatch.setattr(pod_resources, "_START_S", 0.2)
     kubelet.start()
     before = children()
-    client = kubelet_client.WorkerPodResources(
+    client = pod_resources.WorkerPodResources(
         str(kubelet.path), timeout_s=0.1, command=("sleep", "60")
     )
     with pytest.raises(errors.ClusterError, match="no answer in time"):
@@ -171,8 +169,8 @@ def test_the_worker_ends_with_its_parent(kubelet: Kubelet) -> None:
     kubelet.start()
     script = (
         "import os, sys\n"
-        "from mig_manager.adapters.kubelet import client as kubelet_client\n"
-        "client = kubelet_client.WorkerPodResources(sys.argv[1])\n"
+        "from mig_manager.adapters import pod_resources\n"
+        "client = pod_resources.WorkerPodResources(sys.argv[1])\n"
         "client.assigned()\n"
         "print(client._worker._child.pid, 'grpc' in sys.modules, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

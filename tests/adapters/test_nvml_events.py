@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import events
+from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters import nvml_rig
@@ -21,7 +21,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_change_is_reported_with_its_gpu(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path, "2xa100-sxm4-40gb") as rig, events.listening(None) as changes:
+    with nvml_rig.rig(path, "2xa100-sxm4-40gb") as rig, library.listening(None) as changes:
         uuids = tuple(gpu.uuid for gpu in rig.gpus.observe())
         assert (changes.gpus, changes.of) == (uuids, 2)
         rig.enable(1)
@@ -30,7 +30,7 @@ def test_a_change_is_reported_with_its_gpu(path: pathlib.Path) -> None:
 
 
 def test_a_wait_in_one_thread_lets_another_change_the_gpus(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path) as rig, events.listening(None) as changes:
+    with nvml_rig.rig(path) as rig, library.listening(None) as changes:
         heard: list[str | None] = []
         waiter = threading.Thread(target=lambda: heard.append(changes.wait(SOON_S)))
         waiter.start()
@@ -40,7 +40,7 @@ def test_a_wait_in_one_thread_lets_another_change_the_gpus(path: pathlib.Path) -
 
 
 def test_gpus_without_mig_are_passed_over(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path, "L40S+A30") as rig, events.listening(None) as changes:
+    with nvml_rig.rig(path, "L40S+A30") as rig, library.listening(None) as changes:
         assert (changes.gpus, changes.of) == ((rig.observe(1).uuid,), 2)
 
 
@@ -50,7 +50,7 @@ def test_a_gpu_that_is_lost_does_not_deafen_the_others(path: pathlib.Path) -> No
     )
     with (
         nvml_rig.rig(path, "2xA30", faults=(lost,)),
-        events.listening(None) as changes,
+        library.listening(None) as changes,
     ):
         assert (len(changes.gpus), changes.of) == (1, 2)
 
@@ -59,7 +59,7 @@ def test_an_old_driver_reports_gpus_whose_mig_mode_is_on(path: pathlib.Path) -> 
     options = states.Options(mig_events=states.MigEvents.WHILE_ON)
     with nvml_rig.rig(path, "2xA30", options=options) as rig:
         gpu = rig.enable(1)
-        with events.listening(None) as changes:
+        with library.listening(None) as changes:
             assert changes.gpus == (gpu.uuid,)
 
 
@@ -79,7 +79,7 @@ def test_without_a_gpu_that_reports_changes_it_is_not_supported(
     with (
         nvml_rig.rig(path, spec, options=options),
         pytest.raises(errors.HardwareError) as caught,
-        events.listening(None),
+        library.listening(None),
     ):
         pass
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
@@ -94,7 +94,7 @@ def test_a_gpu_that_cannot_be_watched_does_not_deafen_the_others(
     broken = nvml_faults.Fault(function="nvmlDeviceRegisterEvents", gpu=1, code=code, count=None)
     with (
         nvml_rig.rig(path, "2xA30", faults=(broken,)),
-        events.listening(None) as changes,
+        library.listening(None) as changes,
     ):
         assert (len(changes.gpus), changes.of) == (1, 2)
 
@@ -104,14 +104,14 @@ def test_a_refusal_for_every_gpu_is_passed_on_with_its_gpu(path: pathlib.Path) -
     with (
         nvml_rig.rig(path, "2xA30", faults=(broken,)),
         pytest.raises(errors.HardwareError, match="GPU 0") as caught,
-        events.listening(None),
+        library.listening(None),
     ):
         pass
     assert caught.value.reason is errors.Reason.NVML_ERROR
 
 
 def test_a_gpu_that_falls_off_the_bus_ends_the_wait(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path) as rig, events.listening(None) as changes:
+    with nvml_rig.rig(path) as rig, library.listening(None) as changes:
         rig.state.add_fault(
             nvml_faults.Fault(function="nvmlEventSetWait_v2", code=int(states.Code.GPU_IS_LOST))
         )
@@ -122,7 +122,7 @@ def test_a_gpu_that_falls_off_the_bus_ends_the_wait(path: pathlib.Path) -> None:
 
 def test_set_and_session_are_released_whatever_happens(path: pathlib.Path) -> None:
     with nvml_rig.rig(path) as rig:
-        with pytest.raises(KeyError), events.listening(None):
+        with pytest.raises(KeyError), library.listening(None):
             raise KeyError
         assert rig.calls("nvmlEventSetFree") == rig.calls("nvmlShutdown") == 1
         with pytest.raises(pynvml.NVMLError_Uninitialized):

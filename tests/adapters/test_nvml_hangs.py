@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml import client as nvml_worker
 from testkit import nvml_faults
 from tests.adapters import nvml_rig, proc_tree, processes
 

@@ -9,8 +9,6 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
 
-CODES = {name: value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
-
 
 @pytest.fixture
 def _binding_restored() -> Iterator[None]:
@@ -18,11 +16,6 @@ def _binding_restored() -> Iterator[None]:
     yield
     pynvml.nvmlLib = library
     pynvml._nvmlGetFunctionPointer_cache.clear()
-
-
-def test_every_error_of_the_binding_has_a_reason() -> None:
-    unmapped = [name for name, value in CODES.items() if value not in library.REASONS]
-    assert unmapped == []
 
 
 @pytest.mark.parametrize(
@@ -129,32 +122,29 @@ def put(root: pathlib.Path, folder: str) -> pathlib.Path:
     return file
 
 
-def test_the_library_is_found_below_the_first_root_that_has_it(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_library_is_found_below_the_first_root_unless_the_loader_finds_it(
+    *, is_known: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_is_loadable", lambda: is_known)
     put(tmp_path / "second", "usr/lib64")
     wanted = put(tmp_path / "first", "usr/lib/x86_64-linux-gnu")
     roots = (str(tmp_path / "none"), str(tmp_path / "first"), str(tmp_path / "second"))
 
-    assert library.find(roots, is_known=lambda: False) == str(wanted)
+    assert library.find(roots) == (None if is_known else str(wanted))
 
 
-def test_a_library_that_the_loader_finds_is_left_to_the_loader(tmp_path: pathlib.Path) -> None:
-    put(tmp_path, "usr/lib64")
+@pytest.mark.parametrize("folder", ["usr", "usr/lib64/libnvidia-ml.so.1"])
+def test_where_no_root_has_it_the_loader_says_what_is_wrong(
+    folder: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_is_loadable", lambda: False)
+    (tmp_path / folder).mkdir(parents=True)
 
-    assert library.find([str(tmp_path)], is_known=lambda: True) is None
-
-
-def test_where_no_root_has_it_the_loader_says_what_is_wrong(tmp_path: pathlib.Path) -> None:
-    assert library.find([str(tmp_path)], is_known=lambda: False) is None
-
-
-def test_without_a_root_the_loader_is_not_asked() -> None:
-    def ask() -> bool:
-        raise AssertionError
-
-    assert library.find([], is_known=ask) is None
+    assert library.find([str(tmp_path)]) is None
 
 
-def test_a_folder_by_the_librarys_name_is_no_library(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "usr/lib64/libnvidia-ml.so.1").mkdir(parents=True)
+def test_without_a_root_the_loader_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(library, "_is_loadable")
 
-    assert library.find([str(tmp_path)], is_known=lambda: False) is None
+    assert library.find([]) is None

@@ -16,8 +16,8 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
-from mig_manager.adapters.nvml_worker import client as nvml_worker
-from mig_manager.adapters.nvml_worker import worker
+from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import worker
 from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
@@ -46,7 +46,7 @@ import os, signal, sys, time
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import gpus as nvml
-from mig_manager.adapters.nvml_worker import worker
+from mig_manager.adapters.nvml import worker
 from mig_manager.core import model
 parent = subprocesses.Parent()
 def answer(value):
@@ -152,7 +152,7 @@ def test_whatever_runs_out_at_the_start_is_a_typed_error_and_nothing_is_left_ope
     script = """
 import os, resource, sys
 from mig_manager import errors
-from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml import client as nvml_worker
 worker = "from mig_manager.adapters.host import subprocesses; " \
     "from mig_manager.core import model; subprocesses.Parent().send(((model.NO_GPUS, None), ()))"
 gpus = nvml_worker.WorkerGpus(command=[sys.executable, "-c", worker], timeout_s=60)
@@ -269,9 +269,7 @@ def test_getting_ready_never_fails() -> None:
 
 
 def test_the_agents_side_does_not_load_the_nvml_binding() -> None:
-    script = (
-        "import sys, mig_manager.adapters.nvml_worker.client; sys.exit('pynvml' in sys.modules)"
-    )
+    script = "import sys, mig_manager.adapters.nvml.client; sys.exit('pynvml' in sys.modules)"
     assert (
         subprocess.run(  # noqa: S603 - our own interpreter
             [sys.executable, "-c", script], check=False
@@ -296,7 +294,7 @@ def test_the_worker_loads_nothing_that_it_seldom_needs() -> None:
         # From then on dataclasses asks it for annotations.
         modules.append("inspect")
     script = (
-        "import sys; from mig_manager.adapters.nvml_worker import worker\n"
+        "import sys; from mig_manager.adapters.nvml import worker\n"
         "print(worker.main(['serve']))\n"
         f"print(*(name for name in {modules!r} if sys.modules.get(name)))"
     )
@@ -375,7 +373,7 @@ os.kill(os.getppid(), signal.SIGKILL)
 signal.pause()
 """
     agent = f"""
-from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml import client as nvml_worker
 command = {[sys.executable, "-c", PREAMBLE + script]!r}
 nvml_worker.WorkerGpus(command=command, timeout_s=60).observe()
 """

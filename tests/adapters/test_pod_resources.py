@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import pod_resources
+from mig_manager.adapters import pod_resources
 from mig_manager.core.node import cluster
 from tests import programs
 from tests.adapters import kubelet_rig
@@ -183,7 +183,7 @@ def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:
 def test_loads_no_coroutines_of_grpc_and_leaves_them_importable() -> None:
     script = (
         "import sys\n"
-        "from mig_manager.adapters.kubelet import pod_resources\n"
+        "from mig_manager.adapters import pod_resources\n"
         "pod_resources.load()\n"
         "assert 'grpc' in sys.modules and 'tenacity' not in sys.modules\n"
         "assert not sys.modules.get('asyncio') and 'grpc.aio' not in sys.modules\n"
@@ -199,7 +199,7 @@ def test_says_nothing_on_standard_error_and_leaves_the_process_free_to_fork(
     kubelet.start()
     script = (
         "import os, subprocess, sys\n"
-        "from mig_manager.adapters.kubelet import pod_resources\n"
+        "from mig_manager.adapters import pod_resources\n"
         "assert 'grpc' not in sys.modules\n"
         "client = pod_resources.PodResources(sys.argv[1])\n"
         "client.assigned()\n"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import driver_files, programs
+from mig_manager.adapters.host import programs
 from tests.adapters import stand_ins
 from tests.adapters.processes import is_dead, until
 
@@ -71,9 +71,9 @@ def test_a_link_leads_to_a_place_below_the_root_it_lies_in(tmp_path: pathlib.Pat
     (tmp_path / "usr/bin/sh").symlink_to("/bin/sh-of-the-test-machine")
 
     for name in ("usr/bin/one", "bin/two", "/usr/bin/one"):
-        assert driver_files.inside(tmp_path, name) == tmp_path / "opt/nvidia/smi"
-    assert driver_files.inside(tmp_path, "usr/bin/sh") is None
-    assert driver_files.inside(tmp_path, "/..") == tmp_path
+        assert programs.inside(tmp_path, name) == tmp_path / "opt/nvidia/smi"
+    assert programs.inside(tmp_path, "usr/bin/sh") is None
+    assert programs.inside(tmp_path, "/..") == tmp_path
 
 
 def test_output_and_exit_status_of_a_program_are_returned(tmp_path: pathlib.Path) -> None:

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
+from mig_manager.adapters import pod_resources
 from mig_manager.adapters.host import clock, log
-from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, loop, main, settings
@@ -92,7 +92,7 @@ def _within_process(
         own,
         gpus=nvml_gpus.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s),
         allocations=pod_resources.PodResources(str(wanted.pod_resources_socket)),
-        standby=ports.Standby(),
+        standby=ports.Standbys(),
     )
 
 

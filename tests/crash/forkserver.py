@@ -18,10 +18,10 @@ from typing import Self
 
 import grpc
 
-from mig_manager.adapters.kubelet import messages
+from mig_manager.adapters import kubelet_messages
 from tests.crash import agent_process
 
-_PRELOADED = (grpc, messages)
+_PRELOADED = (grpc, kubelet_messages)
 """What the agent imports at its first use."""
 _ROOT = pathlib.Path(__file__).parents[2]
 _STOP_S = 10.0

@@ -102,7 +102,7 @@ EXEMPT = (
     Exempt(r"\b(?:is|was) due\b|\b(?:reset|rollback) due\b", "", "a time; names of log events"),
     Exempt(
         r"\bboards?\b",
-        r"mig_manager/(?:sandbox|catalogue|core|adapters/nvml_worker/worker)|tests/|docs/|testkit/",
+        r"mig_manager/(?:sandbox|catalogue|core|adapters/nvml/worker)|tests/|docs/|testkit/",
         "hardware",
     ),
     Exempt(r"\bexchanges? messages\b", "", "ordinary English"),

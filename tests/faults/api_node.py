@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import structlog.testing
 
 from mig_manager import errors
+from mig_manager.adapters import pod_resources
 from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, loop, main, settings
@@ -212,7 +212,7 @@ class Stage(stages.Stage):
             own,
             gpus=nvml_gpus.NvmlGpus(clock=clock.SystemClock()),
             allocations=self._wrap(kubelet, self.socket),
-            standby=ports.Standby(),
+            standby=ports.Standbys(),
         )
 
     # -- what people do ------------------------------------------------------------------

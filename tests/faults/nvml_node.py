@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog.testing
 
+from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import dependencies, outcomes, reconcile, settings
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated

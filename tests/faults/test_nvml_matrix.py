@@ -149,7 +149,7 @@ def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> Non
     if believed is not None and (ended.is_good or reason in believed):
         return
     assert not ended.is_good, "nothing says that this may be borne"
-    assert reason is library.REASONS[code]
+    assert reason is library.from_code(code, operation="").reason
     assert site.operation in message
     if site.gpu is not None:
         assert f"GPU {site.gpu}" in message

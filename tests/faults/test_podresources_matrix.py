@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from mig_manager.adapters.kubelet import messages
+from mig_manager.adapters import kubelet_messages
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from tests.faults import api_node
@@ -95,7 +95,7 @@ def _answering(code: grpc.StatusCode | None) -> Callable[[pathlib.Path], Any]:
         with missing(path), concurrent.futures.ThreadPoolExecutor(1) as pool:
             server = grpc.server(pool)
             server.add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler(messages.SERVICE, methods),)
+                (grpc.method_handlers_generic_handler(kubelet_messages.SERVICE, methods),)
             )
             server.add_insecure_port(f"unix:{urllib.parse.quote(str(path))}")
             server.start()

@@ -129,7 +129,7 @@ def assembled(
             gpus=rig.hardware,
             allocations=rig.allocations,
             configs=fakes.FakeConfig(scenes.CONFIG),
-            standby=ports.Standby(),
+            standby=ports.Standbys(),
         )
 
     state = folder / f"{name}.json"

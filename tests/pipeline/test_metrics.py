@@ -10,8 +10,8 @@ from prometheus_client import parser
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import line_writer
+from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call, library
-from mig_manager.adapters.nvml_worker import client as nvml_worker
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
@@ -247,7 +247,7 @@ def test_a_worker_reports_what_it_spent_on_nvml_also_when_nvml_refused(
 ) -> None:
     script = """
 import pynvml
-from mig_manager.adapters.nvml_worker import worker
+from mig_manager.adapters.nvml import worker
 def nvmlInit():
     raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 pynvml.nvmlInit = nvmlInit

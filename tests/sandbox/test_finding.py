@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mig_manager.adapters.host import driver_files
+from mig_manager.adapters.host import programs
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import nvidia_smi, states
 from testkit import nvml_faults
@@ -86,7 +86,7 @@ def test_the_library_is_found_where_distributions_put_it(
     library.parent.mkdir(parents=True)
     library.touch()
 
-    assert list(driver_files.libraries(tmp_path)) == [library]
+    assert list(programs.libraries(tmp_path)) == [library]
 
 
 def test_commands_find_the_library_below_a_driver_root(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pynvml
 import pytest
 
-from mig_manager.adapters.kubelet import pod_resources
+from mig_manager.adapters import pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import pod_resources
+from mig_manager.adapters import pod_resources
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import device_manager, objects
 

@@ -16,7 +16,7 @@ import yaml
 from prometheus_client import parser
 
 from mig_manager import errors
-from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import dependencies, loop, metrics, reconcile, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name

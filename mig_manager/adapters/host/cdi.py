@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import driver_files, files, programs
+from mig_manager.adapters.host import files, programs
 from mig_manager.core import yaml_tree
 from mig_manager.core.host import host_settings
 
@@ -99,7 +99,7 @@ class CdiSpecs:
         served = variables.pop(_OUTPUT_VARIABLE, SPEC)
         empty: Mapping[str, str] = {}
         for name, options in {STATIC_SPEC: empty, served: variables}.items():
-            path = driver_files.inside(self._roots.host_here, name)
+            path = programs.inside(self._roots.host_here, name)
             if path is not None and path.is_file():
                 self._refresh_workloads(path, options)
         if self._makes_management:
@@ -149,7 +149,7 @@ class CdiSpecs:
 
     def _management_path(self) -> pathlib.Path | None:
         for root in (self._here, self._roots.host_here):
-            folder = driver_files.inside(root, _FOLDER)
+            folder = programs.inside(root, _FOLDER)
             if folder is not None and folder.is_dir():
                 return folder / _MANAGEMENT_SPEC
         return None
@@ -162,7 +162,7 @@ class CdiSpecs:
             # Its users will miss the new devices.
             _log.warning("cdi_spec_kept", path=str(path), why="its folder cannot be written to")
             return
-        if program.root != pathlib.Path("/") and driver_files.inside(program.root, _SCRATCH):
+        if program.root != pathlib.Path("/") and programs.inside(program.root, _SCRATCH):
             # The tool writes to a temporary file first, and the host may be mounted read-only.
             scratch = {"TMPDIR": _SCRATCH, **program.variables}
             program = dataclasses.replace(program, variables=scratch)
@@ -192,7 +192,7 @@ class CdiSpecs:
 
 def _variables(host: pathlib.Path) -> dict[str, str]:
     """Return the variables that the administrator set for the host's own refresh service."""
-    path = driver_files.inside(host, _VARIABLES_FILE)
+    path = programs.inside(host, _VARIABLES_FILE)
     text = "" if path is None else _read(path)
     return {name: value.strip("\"'") for name, value in _VARIABLE.findall(text)}
 

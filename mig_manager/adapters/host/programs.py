@@ -1,23 +1,26 @@
-"""Programs of the machine or of its driver: find one below several roots, and run it.
+"""Programs and libraries of the machine or of its driver: find them below several roots, run them.
 
-In a container the driver's programs lie below the root of a driver container or of the host, and
-need the libraries there; they run with that root. A small interpreter of our own calls
-``chroot(2)``: an image need not have a ``chroot`` program, and code between fork and exec is not
-safe beside threads (``subprocess``, ``preexec_fn``).
+A root is this machine's, a host's that is mounted into our container, or a driver container's.
+Programs need the libraries of their root and run with that root. A small interpreter of our own
+calls ``chroot(2)``: an image need not have a ``chroot`` program, and code between fork and exec is
+not safe beside threads (``subprocess``, ``preexec_fn``).
 """
 
 import dataclasses
+import os
 import pathlib
-import shutil
 import stat
+import struct
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.adapters.host import driver_files, subprocesses
-from mig_manager.core import messages
-from mig_manager.core.host import host_settings
+from mig_manager.adapters.host import subprocesses
+
+if TYPE_CHECKING:
+    from mig_manager.core.host import host_settings
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """How much of a program's output is kept if the caller does not need all of it."""
@@ -40,6 +43,56 @@ try:
 except OSError as error:
     sys.exit(f"cannot run {line[0]} below {root}: {error.strerror}")
 """
+
+NVML = "libnvidia-ml.so.1"
+
+_GKE = "home/kubernetes/bin/nvidia"
+"""GKE's driver installer puts programs and libraries here on the host."""
+
+_PROGRAM_FOLDERS = (
+    "usr/bin",
+    "usr/sbin",
+    "bin",
+    "sbin",
+    "usr/local/bin",
+    # Where the GPU operator's toolkit container puts its own on the host.
+    "usr/local/nvidia/toolkit",
+    f"{_GKE}/bin",
+    # NixOS, and Windows Subsystem for Linux.
+    "run/current-system/sw/bin",
+    "usr/lib/wsl/lib",
+)
+
+_LIBRARY_FOLDERS = (
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    # Debian, which chooses among drivers by links in /etc/alternatives.
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
+    "usr/lib",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    f"{_GKE}/lib64",
+    # Talos' system extension.
+    "usr/local/glibc/usr/lib",
+    "usr/local/glibc/lib",
+    "glibc/lib",
+    "run/opengl-driver/lib",
+    "usr/lib/wsl/lib",
+)
+
+_MAX_LINKS = 40
+"""As many as the kernel follows in one path (``path_resolution(7)``)."""
+
+_CACHE = "etc/ld.so.cache"
+_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+_CACHE_HEADER = struct.Struct("=20sII20x")
+_CACHE_ENTRY = struct.Struct("=iIIIQ")
+"""``cache_file_new`` and ``file_entry_new`` of glibc's ``sysdeps/generic/dl-cache.h``."""
+_CACHE_ARCHITECTURE = 0xFF00
+"""In the flags of an entry; 0 is 32-bit x86, whose libraries no process of ours can load."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,16 +169,14 @@ class Programs:
         self,
         roots: Sequence[Root] = (Root(),),
         *,
-        folders: Sequence[str] = driver_files.PROGRAM_FOLDERS,
+        folders: Sequence[str] = _PROGRAM_FOLDERS,
         search_path: str = "",
         loader_variables: Mapping[str, str] | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._roots = tuple(roots)
         self._folders = tuple(folders)
         self._search_path = search_path
         self._loader_variables = loader_variables or {}
-        self._monotonic = monotonic
 
     def find(self, name: str) -> Program | None:
         """Return the first program with this file name, or None."""
@@ -156,14 +207,14 @@ class Programs:
             python = (sys.executable, "-I", "-S", "-c", _CHROOT)
             command = (*python, str(program.root), str(len(extra)), *extra, *command)
             environment = _ENVIRONMENT
-        deadline_s = self._monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         try:
             ended = subprocesses.run(
                 command,
                 environment=environment,
                 folder="/",
                 stdin=stdin,
-                is_late=lambda: self._monotonic() >= deadline_s,
+                is_late=lambda: time.monotonic() >= deadline_s,
                 keep=subprocesses.Keep(max_output_bytes, stderr_bytes=MAX_OUTPUT_BYTES),
             )
         except OSError as error:
@@ -187,7 +238,7 @@ class Programs:
     def _in(self, root: Root, name: str) -> Program | None:
         for folder in self._folders:
             path = pathlib.PurePosixPath("/", folder, name)
-            place = driver_files.inside(root.driver_here, path)
+            place = inside(root.driver_here, path)
             if place is not None and _is_program(place):
                 if not root.is_at_top:
                     path = _as_seen(root, place)
@@ -195,15 +246,15 @@ class Programs:
         return None
 
     def _on_path(self, name: str) -> Program | None:
-        # A relative folder would be another one wherever we are started.
-        folders = [each for each in self._search_path.split(":") if each.startswith("/")]
-        path = shutil.which(name, path=":".join(folders)) if folders else None
-        if path is None:
-            return None
-        return Program(path=path, root=_TOP, variables=self._loader_variables)
+        for folder in self._search_path.split(":"):
+            path = pathlib.Path(folder, name)
+            # A relative folder would be another one wherever we are started.
+            if path.is_absolute() and _is_program(path):
+                return Program(path=str(path), root=_TOP, variables=self._loader_variables)
+        return None
 
 
-def roots(host: host_settings.HostRoots, *, here: pathlib.Path = _TOP) -> tuple[Root, ...]:
+def roots(host: "host_settings.HostRoots", *, here: pathlib.Path = _TOP) -> tuple[Root, ...]:
     """Return where the driver's programs may be, best first.
 
     Our own root comes first: NVIDIA's container toolkit puts them there. A driver that has its
@@ -217,6 +268,8 @@ def roots(host: host_settings.HostRoots, *, here: pathlib.Path = _TOP) -> tuple[
 
 def last_line(text: str) -> str:
     """Return the last line that is not blank, without control characters."""
+    from mig_manager.core import messages  # noqa: PLC0415 - not for a GPU listener
+
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return messages.printable(lines[-1][:_MAX_LINE] if lines else "")
 
@@ -235,12 +288,84 @@ def _variables(root: Root, folder: str) -> Mapping[str, str]:
     That library alone, as NVIDIA's own manager does it: beside it there may be the C library of
     another distribution, with which no program of this root would start.
     """
-    if root.is_at_top and not folder.startswith(driver_files.GKE):
+    if root.is_at_top and not folder.startswith(_GKE):
         return {}
-    library = next(driver_files.libraries(root.driver_here), None)
+    library = next(libraries(root.driver_here), None)
     return {"LD_PRELOAD": str(_as_seen(root, library))} if library else {}
 
 
 def _as_seen(root: Root, place: pathlib.Path) -> pathlib.PurePosixPath:
     """Return a path of ours as a process with that root sees it."""
     return pathlib.PurePosixPath("/", place.relative_to(root.path))
+
+
+def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | None:
+    """Resolve a path as a process with this root would; None if it does not exist.
+
+    Links stay below the root, absolute ones too, as after ``chroot(2)``.
+
+    Args:
+        root: The path of that root in our own file system.
+        path: As seen from the root.
+    """
+    remaining = list(reversed(pathlib.PurePosixPath(path).parts))
+    place: list[str] = []
+    links = 0
+    while remaining:
+        part = remaining.pop()
+        if part in ("/", "//", ".", ".."):
+            place = place[:-1] if part == ".." else place if part == "." else []
+            continue
+        target = _link(root.joinpath(*place, part))
+        if target is None:
+            place.append(part)
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            return None
+        remaining += reversed(pathlib.PurePosixPath(target).parts)
+    found = root.joinpath(*place)
+    return found if os.path.lexists(found) else None
+
+
+def libraries(root: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield the NVML libraries below a root, best first, without links.
+
+    Those in the usual folders come before those in the loader's cache of that root.
+    """
+    paths = [f"{folder}/{NVML}" for folder in _LIBRARY_FOLDERS]
+    found: list[pathlib.Path] = []
+    for place in (*paths, *_cached(root)):
+        library = inside(root, place)
+        if library is not None and library not in found and library.is_file():
+            found.append(library)
+            yield library
+
+
+def _cached(root: pathlib.Path) -> Iterator[str]:
+    """Yield the NVML libraries in the loader's cache, as seen from the root."""
+    cache = inside(root, _CACHE)
+    try:
+        data = cache.read_bytes() if cache else b""
+        # An older format may come first (glibc before 2.2 reads that).
+        data = data[data.index(_CACHE_MAGIC) :]
+        _, count, _ = _CACHE_HEADER.unpack_from(data)
+        for index in range(count):
+            at = _CACHE_HEADER.size + index * _CACHE_ENTRY.size
+            flags, name, path, _, _ = _CACHE_ENTRY.unpack_from(data, at)
+            if flags & _CACHE_ARCHITECTURE and _text(data, name) == NVML:
+                yield _text(data, path)
+    except (OSError, ValueError, struct.error):
+        # No cache, or one of another libc: only the folders count.
+        return
+
+
+def _text(data: bytes, at: int) -> str:
+    return os.fsdecode(data[at : data.index(b"\0", at)])
+
+
+def _link(path: pathlib.Path) -> str | None:
+    try:
+        return os.readlink(path)  # noqa: PTH115 - the text as it is
+    except OSError:
+        return None

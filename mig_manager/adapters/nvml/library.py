@@ -1,4 +1,4 @@
-"""The NVML library: load it, open a session, call its functions, translate their errors.
+"""The NVML library: load it, open a session, call its functions, translate errors, hear of events.
 
 The only place that knows how ``pynvml`` finds its library. Each error names its NVML function.
 """
@@ -13,24 +13,17 @@ from typing import Any
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.host import driver_files
+from mig_manager.adapters.host import programs
 from mig_manager.adapters.nvml import hung_call
 
-REASONS: dict[int, errors.Reason] = {
+_REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_UNINITIALIZED: errors.Reason.DRIVER_NOT_LOADED,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: errors.Reason.NVML_ERROR,
     pynvml.NVML_ERROR_NOT_SUPPORTED: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION: errors.Reason.NO_PERMISSION,
-    pynvml.NVML_ERROR_ALREADY_INITIALIZED: errors.Reason.NVML_ERROR,
-    pynvml.NVML_ERROR_NOT_FOUND: errors.Reason.NVML_ERROR,
-    pynvml.NVML_ERROR_INSUFFICIENT_SIZE: errors.Reason.NVML_ERROR,
-    pynvml.NVML_ERROR_INSUFFICIENT_POWER: errors.Reason.NVML_ERROR,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: errors.Reason.DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_TIMEOUT: errors.Reason.NVML_TIMEOUT,
-    pynvml.NVML_ERROR_IRQ_ISSUE: errors.Reason.NVML_ERROR,
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: errors.Reason.DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: errors.Reason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_CORRUPTED_INFOROM: errors.Reason.NVML_ERROR,
     pynvml.NVML_ERROR_GPU_IS_LOST: errors.Reason.GPU_LOST,
     # A faulty GPU. As the activation status of a new MIG mode it means that the mode is pending:
     # execute tells the two apart.
@@ -41,20 +34,15 @@ REASONS: dict[int, errors.Reason] = {
     # the driver, or a host whose kernel module was not reloaded.
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: errors.Reason.DRIVER_LIBRARY_MISMATCH,
     pynvml.NVML_ERROR_IN_USE: errors.Reason.IN_USE,
-    pynvml.NVML_ERROR_MEMORY: errors.Reason.NVML_ERROR,
-    pynvml.NVML_ERROR_NO_DATA: errors.Reason.NVML_ERROR,
     pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: errors.Reason.INSUFFICIENT_RESOURCES,
     pynvml.NVML_ERROR_FREQ_NOT_SUPPORTED: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_DEPRECATED: errors.Reason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_NOT_READY: errors.Reason.NVML_ERROR,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: errors.Reason.GPU_LOST,
-    pynvml.NVML_ERROR_INVALID_STATE: errors.Reason.NVML_ERROR,
     pynvml.NVML_ERROR_RESET_TYPE_NOT_SUPPORTED: errors.Reason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_UNKNOWN: errors.Reason.NVML_ERROR,
 }
-"""What each NVML return value means to a person."""
+"""What an NVML return value means to a person, if it is more than NVML_ERROR."""
 
 UNOFFERED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 """Answers about a profile that this GPU lacks or this library is too old to know (nvml.h)."""
@@ -75,6 +63,8 @@ WHOLE_DRIVER = frozenset(
     }
 )
 """Answers about library, driver or caller, whichever GPU was asked about (nvml.h)."""
+
+_MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
 
 @contextlib.contextmanager
@@ -98,7 +88,7 @@ def session(library_path: str | None, driver_roots: Sequence[str] = ()) -> Itera
     try:
         call(pynvml.nvmlInit)
     except errors.HardwareError as error:
-        if library_path is not None or not _is_mismatch(error):
+        if library_path is not None or error.code != _MISMATCH:
             raise
         _initialise_another(driver_roots, error, exclude=path)
     try:
@@ -154,7 +144,7 @@ def from_code(code: int, *, operation: str) -> errors.HardwareError:
     """Return the error for an NVML return value."""
     return errors.HardwareError(
         f"{operation} answered {str(pynvml.NVMLError(code))!r}",
-        reason=REASONS.get(code, errors.Reason.NVML_ERROR),
+        reason=_REASONS.get(code, errors.Reason.NVML_ERROR),
         operation=operation,
         code=code,
     )
@@ -172,26 +162,26 @@ def about(gpu: str, error: errors.HardwareError, *, doing: str = "") -> errors.H
     )
 
 
-def find(roots: Iterable[str], *, is_known: Callable[[], bool] | None = None) -> str | None:
+def find(roots: Iterable[str]) -> str | None:
     """Return the library's file below the first root with one, or None to leave it to the loader.
 
-    Without roots the loader is not asked; ``is_known`` asks it, by default by loading the library.
+    Without roots the loader is not asked whether it finds one.
     """
     folders = tuple(roots)
-    if not folders or (is_known or _is_loadable)():
+    if not folders or _is_loadable():
         return None
     return next(_candidates(folders), None)
 
 
 def _candidates(roots: Iterable[str]) -> Iterator[str]:
     for root in roots:
-        yield from map(str, driver_files.libraries(pathlib.Path(root)))
+        yield from map(str, programs.libraries(pathlib.Path(root)))
 
 
 def _is_loadable() -> bool:
     try:
         with hung_call.RECORDER.calling("dlopen"):
-            ctypes.CDLL(driver_files.LIBRARY)
+            ctypes.CDLL(programs.NVML)
     except OSError:
         return False
     return True
@@ -211,17 +201,13 @@ def _initialise_another(
             _load(path)
             call(pynvml.nvmlInit)
         except errors.HardwareError as refused:
-            if not _is_mismatch(refused) and refused.operation != "dlopen":
+            if refused.code != _MISMATCH and refused.operation != "dlopen":
                 raise
         else:
             return
     folders = f", also below {', '.join(driver_roots)}" if driver_roots else ""
     error.add(f"there is no library of the loaded driver's version{folders}")
     raise error
-
-
-def _is_mismatch(error: errors.HardwareError) -> bool:
-    return bool(error.code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
 
 def _load(path: str) -> None:
@@ -240,3 +226,87 @@ def _load(path: str) -> None:
     pynvml.nvmlLib = library
     # Functions are cached by name and would still be those of the library before.
     pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - the binding has no function for it
+
+
+class MigChanges:
+    """MIG changes of any process, as NVML events, while a session is open; for one thread.
+
+    From ``nvml.h``, "Event Handling Methods": changes before a GPU is registered are not reported;
+    a GPU or driver without the event refuses the registration with NOT_SUPPORTED and the set stays
+    usable; a wait may end before its time. Old drivers refuse GPUs whose MIG mode is off (DCGM's
+    cache manager tolerates that), so the registration decides and not the GPU's product.
+
+    Attributes:
+        of: How many GPUs the node has, registered or not.
+
+    Raises:
+        HardwareError: NOT_SUPPORTED: no GPU can report changes.
+    """
+
+    def __init__(self, event_set: Any) -> None:
+        self._event_set = event_set
+        self._uuids: dict[int, str] = {}
+        self.of: int = call(pynvml.nvmlDeviceGetCount)
+        left_out: list[errors.HardwareError] = []
+        for index in range(self.of):
+            try:
+                self._register(index)
+            except errors.HardwareError as error:
+                explained = about(f"GPU {index}", error)
+                # A GPU that cannot be watched is left out; a failure of the whole driver is not.
+                if error.code in WHOLE_DRIVER - UNSUPPORTED:
+                    raise explained from error
+                left_out.append(explained)
+        if not self._uuids:
+            no_gpu = errors.HardwareError(
+                "this node has no GPU",
+                reason=errors.Reason.NOT_SUPPORTED,
+                operation="nvmlDeviceGetCount",
+            )
+            raise left_out[0] if left_out else no_gpu
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the registered GPUs."""
+        return tuple(self._uuids.values())
+
+    def wait(self, timeout_s: float) -> str | None:
+        """Return the UUID of a changed GPU; None if none changed in time.
+
+        Raises:
+            HardwareError: NVML failed, for example since a GPU fell off the bus.
+        """
+        expected = {pynvml.NVML_ERROR_TIMEOUT}
+        wait = pynvml.nvmlEventSetWait_v2
+        event = call_unless(expected, wait, self._event_set, int(timeout_s * 1000))
+        return None if event is None else self._uuids.get(_address(event.device), "unknown")
+
+    def _register(self, index: int) -> None:
+        handle = call(pynvml.nvmlDeviceGetHandleByIndex, index)
+        # A GPU without MIG refuses this, even where its driver accepts the event.
+        call(pynvml.nvmlDeviceGetMigMode, handle)
+        uuid: str = call(pynvml.nvmlDeviceGetUUID, handle)
+        change = pynvml.nvmlEventMigConfigChange
+        call(pynvml.nvmlDeviceRegisterEvents, handle, change, self._event_set)
+        self._uuids[_address(handle)] = uuid
+
+
+def _address(handle: Any) -> int:
+    """Return the value of a handle, which identifies the GPU."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+@contextlib.contextmanager
+def listening(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterator[MigChanges]:
+    """Open an NVML session and register every GPU that can report changes.
+
+    Raises:
+        HardwareError: As ``session`` and ``MigChanges``.
+    """
+    with session(library_path, driver_roots):
+        event_set = call(pynvml.nvmlEventSetCreate)
+        try:
+            yield MigChanges(event_set)
+        finally:
+            with contextlib.suppress(errors.HardwareError):
+                call(pynvml.nvmlEventSetFree, event_set)

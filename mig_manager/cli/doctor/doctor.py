@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Mapping
 
 from mig_manager import errors
+from mig_manager.adapters import pod_resources
 from mig_manager.adapters.host import clock, procfs
-from mig_manager.adapters.kubelet import pod_resources
 from mig_manager.adapters.kubernetes import api, node, pods
-from mig_manager.adapters.nvml_worker import client as nvml_worker
+from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.cli import command_settings, console
 from mig_manager.cli.doctor import checks, machine
 from mig_manager.cli.doctor import cluster as cluster_checks

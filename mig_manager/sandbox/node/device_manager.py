@@ -15,7 +15,7 @@ from typing import Any, Self
 import grpc
 
 from mig_manager import errors
-from mig_manager.adapters.kubelet import messages
+from mig_manager.adapters import kubelet_messages
 from mig_manager.sandbox.node import objects
 
 
@@ -250,21 +250,21 @@ class PodResourcesServer:
 
 def _handlers(manager: DeviceManager) -> grpc.GenericRpcHandler:
     def list_pods(_request: Any, _context: grpc.ServicerContext) -> Any:
-        return messages.ListPodResourcesResponse(
+        return kubelet_messages.ListPodResourcesResponse(
             pod_resources=[_pod(allocation) for allocation in manager.assigned()]
         )
 
     def list_allocatable(_request: Any, _context: grpc.ServicerContext) -> Any:
-        return messages.AllocatableResourcesResponse(
+        return kubelet_messages.AllocatableResourcesResponse(
             devices=[_devices(name, ids) for name, ids in sorted(manager.allocatable().items())]
         )
 
     return grpc.method_handlers_generic_handler(
-        messages.SERVICE,
+        kubelet_messages.SERVICE,
         {
-            "List": _method(list_pods, messages.ListPodResourcesRequest),
+            "List": _method(list_pods, kubelet_messages.ListPodResourcesRequest),
             "GetAllocatableResources": _method(
-                list_allocatable, messages.AllocatableResourcesRequest
+                list_allocatable, kubelet_messages.AllocatableResourcesRequest
             ),
         },
     )
@@ -282,11 +282,11 @@ def _method(
 
 def _pod(allocation: Allocation) -> Any:
     """Show one pod; containers without devices are listed too, as kubelet does."""
-    return messages.PodResources(
+    return kubelet_messages.PodResources(
         name=allocation.name,
         namespace=allocation.namespace,
         containers=[
-            messages.ContainerResources(
+            kubelet_messages.ContainerResources(
                 name=container,
                 devices=[
                     _devices(grant.resource, grant.device_ids)
@@ -300,4 +300,4 @@ def _pod(allocation: Allocation) -> Any:
 
 
 def _devices(resource: str, device_ids: Iterable[str]) -> Any:
-    return messages.ContainerDevices(resource_name=resource, device_ids=device_ids)
+    return kubelet_messages.ContainerDevices(resource_name=resource, device_ids=device_ids)

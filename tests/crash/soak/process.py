@@ -293,5 +293,5 @@ def _in_memory(
         name: cast("Any", script.Port(port, name, rig.script)) for name, port in each.items()
     }
     return dataclasses.replace(
-        own, clock=rig.clock, standby=ports.Standby(), lock=None, boot_layout=None, **heard
+        own, clock=rig.clock, standby=ports.Standbys(), lock=None, boot_layout=None, **heard
     )

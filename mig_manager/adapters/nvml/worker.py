@@ -42,9 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="mig_manager.adapters.nvml_worker.worker", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="mig_manager.adapters.nvml.worker", description=__doc__)
     parser.add_argument("task", choices=("serve", "listen"))
     parser.add_argument("--library-path", help="file of the NVML library")
     parser.add_argument(
@@ -107,13 +105,13 @@ def _answer(request: Any, gpus: "nvml_gpus.NvmlGpus") -> object:
 
 def _listen(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
     """Send ``("watching", N, M)``, then ``("changed", UUIDs)``; or ``("failed", reason, why)``."""
-    from mig_manager.adapters.nvml import events  # noqa: PLC0415 - not for a server
+    from mig_manager.adapters.nvml import library  # noqa: PLC0415 - not for a server
 
     parent.end_with_stdin()
     if arguments.simulate_state is not None:
         _simulate(arguments.simulate_state)
     try:
-        with events.listening(arguments.library_path, arguments.driver_root) as changes:
+        with library.listening(arguments.library_path, arguments.driver_root) as changes:
             parent.send(("watching", len(changes.gpus), changes.of))
             while True:
                 changed: list[str] = []

@@ -24,7 +24,7 @@ from mig_manager.core import model, ports, steps
 if TYPE_CHECKING:
     from mig_manager.adapters.nvml import processes
 
-_MODULE = "mig_manager.adapters.nvml_worker.worker"
+_MODULE = "mig_manager.adapters.nvml.worker"
 
 _log = structlog.get_logger()
 

@@ -1,1 +1,0 @@
-"""Kubelet's PodResources API; gRPC stays in a child process."""

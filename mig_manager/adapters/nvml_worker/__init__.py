@@ -1,1 +1,0 @@
-"""Child processes for NVML: a hung call cannot be cancelled, a child can be killed."""
