@@ -4,6 +4,7 @@ import collections
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from typing import TypeVar
 
@@ -12,6 +13,10 @@ import pytest
 import structlog
 
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
+
+# Tests start hundreds of Python processes; without this each compiles all it imports anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A slow machine is no bug.
 hypothesis.settings.register_profile(
