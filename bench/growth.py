@@ -28,10 +28,11 @@ from mig_manager.agent import dependencies, loop, settings
 from mig_manager.agent import main as agent_main
 from mig_manager.core import model, ports
 from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options
 from tests import fakes
-from tests.crash.soak import cluster, driver, script
+from tests.crash.soak import cluster, script
 
 _SPEC = "A100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")
@@ -227,17 +228,14 @@ class _Loop:
         )
 
     def __enter__(self) -> Self:
-        nothing = lambda *_: None  # noqa: E731 - shorter than three functions
-        driver.load(
-            driver.Library(self._rig.state, on_change=nothing, on_gone=nothing, on_changed=nothing)
-        )
+        simulated.load(cluster.Library(self._rig))
         self._thread.start()
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self._box.stop()
         self._thread.join(_TIMEOUT_S)
-        driver.unload()
+        simulated.uninstall()
 
     def reconfigure(self, times: int) -> None:
         """Have the layouts applied in turn, and see each come into force."""

@@ -17,9 +17,8 @@ from mig_manager.agent import dependencies, outcomes, reconcile, settings
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options
 from testkit import nvml_faults
-from tests import fakes
+from tests import fakes, simulated_rig
 from tests.faults import nvml_codes
 
 LAYOUTS = """\
@@ -110,40 +109,18 @@ Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, ob
 """Gives what is logged meanwhile."""
 
 
-class Cluster(fakes.NodeRig):
-    """The fake cluster around the simulated GPUs; its daemons and pods see them as they are."""
+class Cluster(simulated_rig.SimulatedRig):
+    """The fake cluster around the simulated GPUs, with a device plugin on its node."""
 
     def __init__(self, state: nvml_faults.SharedState) -> None:
-        super().__init__(gpus=(), labels={"nvidia.com/gpu.deploy.device-plugin": "true"})
-        self._state = state
-        self._scenery = node_options.SimulatedGpus(state.path)
-        self._clients: dict[str, states.Client] = {}
-        self.start_plugin()
-
-    def start_plugin(self) -> None:
-        super().start_plugin()
-        self.schedulable = {"nvidia.com/gpu": self.devices()}
-
-    def live(self) -> None:
-        super().live()
-        for uid in self._clients.keys() - self.pods.keys():
-            self._state.remove_client(self._clients.pop(uid))
-
-    def devices(self) -> frozenset[str]:
-        """Return what there is to hand out: instances, and GPUs without MIG."""
-        return frozenset(
-            uuid
-            for gpu in self._scenery.observe()
-            for uuid in (
-                [device.uuid for device in gpu.mig_devices] if gpu.is_mig_enabled else [gpu.uuid]
-            )
-        )
+        super().__init__(state, {"nvidia.com/gpu.deploy.device-plugin": "true"})
+        self.live()
 
     def occupy(self) -> None:
         """Have a pod compute on every device."""
-        for number, uuid in enumerate(sorted(self.devices())):
+        for number, uuid in enumerate(sorted(simulated_rig.devices(self.state))):
             uid = self.add_pod(f"train-{number}", devices=frozenset({uuid}))
-            self._clients[uid] = self._state.add_client(uuid, name="python")
+            self.client_of[uid] = self.state.add_client(uuid, name="python")
 
 
 class Node:

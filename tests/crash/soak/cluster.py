@@ -1,14 +1,14 @@
 """The cluster side of the soak: the fake node over simulated GPUs, and its other inhabitants."""
 
-import collections
 import dataclasses
 from collections.abc import Mapping
 
 from mig_manager.core import ports
 from mig_manager.core.node import clients, cluster
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import fakes
+from tests import fakes, simulated_rig
 from tests.crash.soak import driver, script
 
 MONITOR_LABEL = cluster.DEPLOY_LABEL_PREFIX + "dcgm"
@@ -17,20 +17,29 @@ _VALUES = ("true", "false", None)
 """What an owner may decide about a deploy label."""
 
 
-class Cluster(fakes.NodeRig):
-    """One node: its GPUs, its pods and what they hold, and what its owners want of it."""
+class Cluster(simulated_rig.SimulatedRig):
+    """One node: its GPUs, its pods and their devices, and what its owners want of it."""
 
     def __init__(self, spec: str, *, is_gated: bool, script_: script.Script) -> None:
-        super().__init__(gpus=())
-        self.script = script_
-        self.state: nvml_faults.SharedState = driver.MemoryState(
-            spec, options=states.Options(swapped_gpus=(0,))
+        self.wanted_labels: dict[str, str | None] = {MONITOR_LABEL: "true"}
+        if is_gated:
+            self.wanted_labels[PLUGIN_LABEL] = "true"
+        options = states.Options(swapped_gpus=(0,))
+        super().__init__(
+            driver.MemoryState(spec, options=options),
+            {key: value for key, value in self.wanted_labels.items() if value},
         )
+        self.script = script_
+        script_.acts |= {
+            script.Kind.POD_STARTS: self.start_pod,
+            script.Kind.POD_ENDS: self.end_pod,
+            script.Kind.CORDON: lambda _pick: self.cordon(is_on=True),
+            script.Kind.UNCORDON: lambda _pick: self.cordon(is_on=False),
+            script.Kind.DECIDE_MONITOR: lambda pick: self.decide(MONITOR_LABEL, pick),
+            script.Kind.DECIDE_PLUGIN: lambda pick: self.decide(PLUGIN_LABEL, pick),
+        }
         self.plugin_is_gated = is_gated
-        self.wanted_labels: dict[str, str | None] = {PLUGIN_LABEL: "true", MONITOR_LABEL: "true"}
         self.wants_cordon = False
-        self.owner_of: dict[str, states.Client] = {}
-        """UID of a pod -> its process on a GPU."""
         self.other_clients: list[states.Client] = []
         """Processes on the GPUs that no pod owns."""
         self.violations: list[str] = []
@@ -38,10 +47,6 @@ class Cluster(fakes.NodeRig):
         """Those that ended since this was last cleared."""
         self.evicted: dict[str, frozenset[str]] = {}
         """UID of a pod -> its devices when its eviction was granted; cleared alike."""
-        self.counts: collections.Counter[str] = collections.Counter()
-        if not is_gated:
-            del self.wanted_labels[PLUGIN_LABEL]
-        self.labels.update({k: v for k, v in self.wanted_labels.items() if v})
         self.deploy_daemons = {MONITOR_LABEL: True}
         self.live()
 
@@ -49,30 +54,19 @@ class Cluster(fakes.NodeRig):
 
     def live(self) -> None:
         super().live()
-        for uid in self.owner_of.keys() - self.pods.keys():
-            self.state.remove_client(self.owner_of.pop(uid))
         for uid, pod in self.pods.items():
             is_monitor = clients.is_device_plugin(pod) or pod.labels.get("app") == "dcgm"
-            if is_monitor and uid not in self.owner_of:
-                self.owner_of[uid] = self.state.add_client(
+            if is_monitor and uid not in self.client_of:
+                self.client_of[uid] = self.state.add_client(
                     self.state.boards[0].uuid, name=pod.name, kind=states.ClientKind.MONITOR
                 )
-
-    def start_plugin(self) -> None:
-        super().start_plugin()
-        schedulable: dict[str, set[str]] = collections.defaultdict(set)
-        for uuid, resource in driver.devices(self.state).items():
-            schedulable[resource].add(uuid)
-        self.schedulable: Mapping[str, frozenset[str]] = {
-            resource: frozenset(ids) for resource, ids in schedulable.items()
-        }
 
     def reboot(self) -> None:
         """Lose all pods and all instances; kubelet starts the daemons again."""
         self.state.reboot()
         self.pods.clear()
         self.assigned.clear()
-        self.owner_of.clear()
+        self.client_of.clear()
         self.other_clients.clear()
         self.schedulable = {}
         self.live()
@@ -96,7 +90,7 @@ class Cluster(fakes.NodeRig):
         if not any(pod.is_ready and not pod.is_terminating for pod in self._plugins()):
             return False
         taken = {device for devices in self.assigned.values() for device in devices}
-        real = driver.devices(self.state)
+        real = simulated_rig.devices(self.state)
         free = sorted(
             device
             for ids in self.schedulable.values()
@@ -112,7 +106,7 @@ class Cluster(fakes.NodeRig):
             self.budgets[name] = "its budget allows no disruption"
         # The others were given a device and do not use it yet: no driver protects them.
         if pick % 3 == 0:
-            self.owner_of[uid] = self.state.add_client(device, name=name)
+            self.client_of[uid] = self.state.add_client(device, name=name)
         return True
 
     def end_pod(self, pick: int) -> bool:
@@ -123,18 +117,13 @@ class Cluster(fakes.NodeRig):
         uid = uids[pick % len(uids)]
         self.pods[uid] = dataclasses.replace(self.pods[uid], phase="Succeeded")
         del self.assigned[uid]
-        if uid in self.owner_of:
-            self.state.remove_client(self.owner_of.pop(uid))
+        if uid in self.client_of:
+            self.state.remove_client(self.client_of.pop(uid))
         return True
 
-    def cordon(self, _pick: int = 0) -> bool:
-        """Cordon, whatever is under way."""
-        self.is_unschedulable = self.wants_cordon = True
-        return True
-
-    def uncordon(self, _pick: int = 0) -> bool:
-        """Uncordon, whatever is under way."""
-        self.is_unschedulable = self.wants_cordon = False
+    def cordon(self, *, is_on: bool) -> bool:
+        """Cordon or uncordon, whatever is under way."""
+        self.is_unschedulable = self.wants_cordon = is_on
         return True
 
     def decide(self, key: str, pick: int) -> bool:
@@ -153,7 +142,7 @@ class Cluster(fakes.NodeRig):
     def start_other_client(self, pick: int) -> bool:
         """Let a process beside all pods hold a device."""
         taken = {device for devices in self.assigned.values() for device in devices}
-        free = sorted(driver.devices(self.state).keys() - taken)
+        free = sorted(simulated_rig.devices(self.state).keys() - taken)
         if not free:
             return False
         kind = states.ClientKind.COMPUTE if pick % 2 else states.ClientKind.MONITOR
@@ -188,3 +177,20 @@ class Workloads(fakes.FakeWorkloads):
         if verdict.answer is ports.Eviction.ACCEPTED:
             self._cluster.evicted[pod.uid] = self._cluster.assigned.get(pod.uid, frozenset())
         return verdict
+
+
+class Library(nvml_faults.CountingLibrary):
+    """Reports before and after each change of a GPU."""
+
+    def __init__(self, rig: Cluster) -> None:
+        super().__init__(rig.state)
+        self._rig = rig
+
+    def _change(self, attempt: "simulated.Attempt") -> None:
+        self._rig.script.before_change()
+        before = simulated_rig.devices(self.state)
+        super()._change(attempt)
+        after = simulated_rig.devices(self.state)
+        gone = {uuid: name for uuid, name in before.items() if uuid not in after}
+        self._rig.destroyed(attempt.name, gone)
+        self._rig.script.after_change()

@@ -3,17 +3,15 @@
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-
-import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model, steps, timing
-from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
+from tests import simulated_rig
 
 Geometry = tuple[tuple[object, ...], ...]
 """Modes, placements and spans of every GPU; no ids, which the driver gives at will."""
@@ -54,43 +52,6 @@ class MemoryState(nvml_faults.SharedState):
             yield
 
 
-class Library(nvml_faults.CountingLibrary):
-    """Reports before and after each change of a GPU."""
-
-    def __init__(
-        self,
-        state: nvml_faults.SharedState,
-        *,
-        on_change: Callable[[], object],
-        on_gone: Callable[[str, Mapping[str, str]], object],
-        on_changed: Callable[[], object],
-    ) -> None:
-        super().__init__(state)
-        self._on_change = on_change
-        self._on_gone = on_gone
-        self._on_changed = on_changed
-
-    def _change(self, attempt: "simulated.Attempt") -> None:
-        self._on_change()
-        before = devices(self.state)
-        super()._change(attempt)
-        after = devices(self.state)
-        gone = {uuid: name for uuid, name in before.items() if uuid not in after}
-        self._on_gone(attempt.name, gone)
-        self._on_changed()
-
-
-def load(library: Library) -> None:
-    """Put it under pynvml as a new process finds it: nothing open, nothing cached."""
-    simulated.load(library)
-
-
-def unload() -> None:
-    """Take it away again."""
-    simulated.uninstall()
-    assert pynvml.nvmlLib is None
-
-
 class OneByOne:
     """The real adapter, one GPU after the other, so that each sequence can be played again."""
 
@@ -120,32 +81,14 @@ def real_adapter(clock: timing.Clock) -> OneByOne:
     return OneByOne(nvml_adapter.NvmlGpus(in_use_timeout_s=2.0, clock=clock))
 
 
-def devices(state: nvml_faults.SharedState) -> dict[str, str]:
-    """Return what a device plugin finds: UUID to resource name, whole GPUs where MIG is off."""
-    found: dict[str, str] = {}
-    for board, gpu in zip(state.boards, state.read().gpus, strict=True):
-        if not gpu.is_enabled:
-            found[board.uuid] = "nvidia.com/gpu"
-        for instance, compute in transitions.mig_devices(gpu):
-            name = _name(board, instance, compute).replace("+", ".")
-            found[board.mig_uuid(instance, compute)] = f"nvidia.com/mig-{name}"
-    return found
-
-
 def counted(state: nvml_faults.SharedState, index: int) -> collections.Counter[str] | None:
     """Return the compute instances of a GPU by name; None while MIG is off."""
     board, gpu = state.boards[index], state.read().gpus[index]
     if not gpu.is_enabled:
         return None
     return collections.Counter(
-        _name(board, instance, compute) for instance, compute in transitions.mig_devices(gpu)
-    )
-
-
-def orphans(state: nvml_faults.SharedState) -> int:
-    """Count the GPU instances without a compute instance."""
-    return sum(
-        not instance.compute_instances for gpu in state.read().gpus for instance in gpu.instances
+        simulated_rig.device_name(board, instance, compute)
+        for instance, compute in transitions.mig_devices(gpu)
     )
 
 
@@ -168,12 +111,6 @@ def geometry(state: nvml_faults.SharedState) -> Geometry:
         )
         for gpu in state.read().gpus
     )
-
-
-def _name(
-    board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
-) -> str:
-    return transitions.compute_name(board.row(instance.profile_id), compute.placement.size)
 
 
 def remove_behind_back(

@@ -13,29 +13,21 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
+from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import fakes
+from tests import fakes, simulated_rig
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
 
 SPECS = (
-    "A100-SXM4-40GB",
-    "2xA100-SXM4-40GB",
-    "H100",
-    "A30",
-    "A100-SXM4-40GB+A30",
-    "2xH100+A30",
+    *("A100-SXM4-40GB", "2xA100-SXM4-40GB", "H100"),
+    *("A30", "A100-SXM4-40GB+A30", "2xH100+A30"),
 )
 CODES = (
-    states.Code.IN_USE,
-    states.Code.INSUFFICIENT_RESOURCES,
-    states.Code.UNKNOWN,
-    states.Code.TIMEOUT,
-    states.Code.NO_PERMISSION,
-    states.Code.GPU_IS_LOST,
-    states.Code.RESET_REQUIRED,
-    states.Code.NOT_FOUND,
+    *(states.Code.IN_USE, states.Code.INSUFFICIENT_RESOURCES, states.Code.UNKNOWN),
+    *(states.Code.TIMEOUT, states.Code.NO_PERMISSION, states.Code.GPU_IS_LOST),
+    *(states.Code.RESET_REQUIRED, states.Code.NOT_FOUND),
 )
 FUNCTIONS = (
     "nvmlDeviceSetMigMode",
@@ -54,25 +46,34 @@ _ASKED = {"gpus", "node", "workloads", "allocations"}
 picks = st.integers(min_value=0, max_value=999)
 names = st.sampled_from((*layouts.NAMES, layouts.NAMES[0], layouts.UNKNOWN))
 many_picks = st.tuples(picks, picks, picks)
-_DEADLY = tuple(kind for kind in script.Kind if kind in script.DEADLY)
-
-
-def _happening(dice: random.Random, kinds: Sequence[script.Kind]) -> script.Event:
-    kind = dice.choice(kinds)
-    # Many runs are short: most find their layout active.
-    most = 14 if kind in script.IN_DRIVER else dice.choice((8, 25, 55))
-    return script.Event(at=dice.randint(1, most), kind=kind, pick=dice.randrange(1000))
+_OTHERS = (
+    *(script.Kind.POD_STARTS, script.Kind.POD_ENDS, script.Kind.CORDON, script.Kind.UNCORDON),
+    *(script.Kind.DECIDE_MONITOR, script.Kind.DECIDE_PLUGIN),
+)
+"""What others do between the runs; pods start most often."""
 
 
 def _happenings(seed: bytes, kinds: Sequence[script.Kind], most: int) -> list[script.Event]:
     """Choose evenly what happens at which call: hypothesis' own numbers crowd at the edges."""
     dice = random.Random(seed)  # noqa: S311 - acts of a test
-    return [_happening(dice, kinds) for _ in range(dice.randint(1, most))]
+    happens = []
+    for _ in range(dice.randint(1, most)):
+        kind = dice.choice(kinds)
+        # Many runs are short: most find their layout active.
+        last = 14 if kind in script.IN_DRIVER else dice.choice((8, 25, 55))
+        happens.append(
+            script.Event(at=dice.randint(1, last), kind=kind, pick=dice.randrange(1000))
+        )
+    return happens
 
 
 _seeds = st.binary(min_size=8, max_size=8)
 events = _seeds.map(lambda seed: _happenings(seed, tuple(script.Kind), 6))
-kills = _seeds.map(lambda seed: _happenings(seed, _DEADLY, 1))
+kills = _seeds.map(lambda seed: _happenings(seed, script.DEADLY, 1))
+no_events = st.just(list[script.Event]())
+acts = st.lists(
+    st.tuples(st.sampled_from((*_OTHERS, *_OTHERS[:1] * 3)), picks), min_size=1, max_size=6
+)
 
 COUNTS: collections.Counter[str] = collections.Counter()
 """What all machines of this process did."""
@@ -116,19 +117,9 @@ class Soak(stateful.RuleBasedStateMachine):
         seeds: list[tuple[int, int, int]],
     ) -> None:
         self.rig = soak_cluster.Cluster(spec, is_gated=is_gated, script_=script.Script())
-        self.rig.script.acts = {
-            script.Kind.POD_STARTS: self.rig.start_pod,
-            script.Kind.POD_ENDS: self.rig.end_pod,
-            script.Kind.CORDON: self.rig.cordon,
-            script.Kind.LABEL: self._label,
-            script.Kind.UNLABEL: self._unlabel,
-            script.Kind.UNCORDON: self.rig.uncordon,
-            script.Kind.DECIDE_MONITOR: lambda pick: self.rig.decide(
-                soak_cluster.MONITOR_LABEL, pick
-            ),
-            script.Kind.DECIDE_PLUGIN: lambda pick: self.rig.decide(
-                soak_cluster.PLUGIN_LABEL, pick
-            ),
+        self.rig.script.acts |= {
+            script.Kind.LABEL: lambda pick: self._label(layouts.NAMES[pick % len(layouts.NAMES)]),
+            script.Kind.UNLABEL: lambda _pick: self._label(None),
         }
         self.heals = heals
         self.products = [board.product.key for board in self.rig.state.boards]
@@ -139,34 +130,29 @@ class Soak(stateful.RuleBasedStateMachine):
         self.configs = fakes.FakeConfig(layouts.document(self.layouts))
         self.before = _sets(driver.geometry(self.rig.state))
         COUNTS["nodes"] += 1
-        self.request_undisturbed(layouts.NAMES[0])
+        self.request(layouts.NAMES[0], [])
         for pick in range(3):
             self.rig.start_pod(pick)
 
     # -- what people request
 
-    @stateful.rule(name=names, happens=events)
-    def request_layout(self, name: str, happens: list[script.Event]) -> None:
-        self.rig.labels[cluster.CONFIG_LABEL] = name
+    def request(self, name: str, happens: list[script.Event]) -> None:
+        self._label(name)
         self._serve(happens)
 
-    @stateful.rule(name=names, kill=kills)
-    def request_and_kill(self, name: str, kill: list[script.Event]) -> None:
-        self.rig.labels[cluster.CONFIG_LABEL] = name
-        self._serve(kill)
+    request_layout = stateful.rule(name=names, happens=events)(request)
+    request_and_kill = stateful.rule(name=names, happens=kills)(request)
+    request_undisturbed = stateful.rule(name=st.sampled_from(layouts.NAMES), happens=no_events)(
+        request
+    )
 
-    @stateful.rule(name=st.sampled_from(layouts.NAMES))
-    def request_undisturbed(self, name: str) -> None:
-        self.rig.labels[cluster.CONFIG_LABEL] = name
-        self._serve([])
-
-    @stateful.rule(happens=st.one_of(st.just([]), events))
+    @stateful.rule(happens=st.one_of(no_events, events))
     def serve_again(self, happens: list[script.Event]) -> None:
         self._serve(happens)
 
     @stateful.rule()
     def take_the_label_away(self) -> None:
-        self.rig.labels.pop(cluster.CONFIG_LABEL, None)
+        self._label(None)
         self._serve([])
 
     @stateful.rule(name=st.sampled_from(layouts.NAMES), seed=many_picks)
@@ -183,12 +169,12 @@ class Soak(stateful.RuleBasedStateMachine):
         if self.process is not None:
             self.process.put_file_change()
 
-    def _label(self, pick: int) -> bool:
-        self.rig.labels[cluster.CONFIG_LABEL] = layouts.NAMES[pick % len(layouts.NAMES)]
+    def _label(self, name: str | None) -> bool:
+        """Return whether there was a label to write or to remove."""
+        if name is None:
+            return self.rig.labels.pop(cluster.CONFIG_LABEL, None) is not None
+        self.rig.labels[cluster.CONFIG_LABEL] = name
         return True
-
-    def _unlabel(self, _pick: int) -> bool:
-        return self.rig.labels.pop(cluster.CONFIG_LABEL, None) is not None
 
     # -- what happens to the process and its node
 
@@ -249,13 +235,11 @@ class Soak(stateful.RuleBasedStateMachine):
 
     # -- what others do
 
-    @stateful.rule(wanted=st.lists(picks, min_size=1, max_size=5))
-    def pods_start(self, wanted: list[int]) -> None:
-        COUNTS["pods"] += sum(map(self.rig.start_pod, wanted))
-
-    @stateful.rule(pick=picks)
-    def pod_ends(self, pick: int) -> None:
-        self.rig.end_pod(pick)
+    @stateful.rule(acts=acts)
+    def others_act(self, acts: list[tuple[script.Kind, int]]) -> None:
+        for kind, pick in acts:
+            is_done = self.rig.script.acts[kind](pick)
+            COUNTS["pods"] += bool(is_done) and kind is script.Kind.POD_STARTS
 
     @stateful.rule(pick=picks)
     def other_client_starts(self, pick: int) -> None:
@@ -264,20 +248,6 @@ class Soak(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def other_clients_end(self) -> None:
         self.rig.end_other_clients()
-
-    @stateful.rule()
-    def owner_cordons(self) -> None:
-        self.rig.cordon()
-
-    @stateful.rule()
-    def owner_uncordons(self) -> None:
-        self.rig.uncordon()
-
-    @stateful.rule(
-        key=st.sampled_from((soak_cluster.MONITOR_LABEL, soak_cluster.PLUGIN_LABEL)), pick=picks
-    )
-    def owner_decides(self, key: str, pick: int) -> None:
-        self.rig.decide(key, pick)
 
     @stateful.rule()
     def time_passes(self) -> None:
@@ -295,18 +265,20 @@ class Soak(stateful.RuleBasedStateMachine):
     def at_rest_everything_is_as_its_owner_wants(self) -> None:
         if not self.is_at_rest:
             return
-        rig = self.rig
-        closed = self._closed()
-        assert rig.is_unschedulable == (rig.wants_cordon or closed.cordoned)
-        assert rig.has_hold_taint == closed.hold_taint
+        rig, outcome = self.rig, self.step.outcome
+        # Without a request, or at the end of the process, the next start or request rolls back.
+        is_retried = outcome is None or outcome.should_retry
+        text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+        assert text is None or is_retried
+        # A drain that is tried again keeps what it took: pods have left the node already.
+        journal = status.Journal.from_json(text) if text else None
+        is_kept = journal is not None and journal.draining and outcome is not None and is_retried
+        taken = journal if journal is not None and is_kept else status.Journal(config="")
+        assert rig.is_unschedulable == (rig.wants_cordon or taken.cordoned)
+        assert rig.has_hold_taint == taken.hold_taint
         for key, value in rig.wanted_labels.items():
             assert rig.labels.get(key) == value, key
-        assert cluster.JOURNAL_ANNOTATION not in rig.annotations or self._is_retried()
-
-    @stateful.invariant()
-    def at_rest_the_state_is_terminal(self) -> None:
-        if self.is_at_rest:
-            assert process.state_of(self.rig) is not model.State.PENDING
+        assert process.state_of(rig) is not model.State.PENDING
 
     @stateful.invariant()
     def at_rest_the_applied_label_is_true(self) -> None:
@@ -323,7 +295,7 @@ class Soak(stateful.RuleBasedStateMachine):
                 self._judge_undisturbed()
         finally:
             self._abandon()
-            driver.unload()
+            simulated.uninstall()
             structlog.reset_defaults()
 
     def _judge_undisturbed(self) -> None:
@@ -336,7 +308,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self._write(layouts.document(self.layouts))
         # For the request from before its start the agent evicts no pod.
         self.take_the_label_away()
-        self.rig.labels[cluster.CONFIG_LABEL] = name
+        self._label(name)
         for _ in range(3):
             self._serve([])
             self.check_all()
@@ -347,7 +319,6 @@ class Soak(stateful.RuleBasedStateMachine):
     def check_all(self) -> None:
         self.no_pod_loses_what_it_holds()
         self.at_rest_everything_is_as_its_owner_wants()
-        self.at_rest_the_state_is_terminal()
         self.at_rest_the_applied_label_is_true()
 
     # -- one step of the agent, and what is true after it
@@ -378,16 +349,24 @@ class Soak(stateful.RuleBasedStateMachine):
             self.process = None
         self.tried += [self.layouts[name] for name in step.names if name in self.layouts]
         for name in step.succeeded:
-            self.applied, self.is_foreign = (name, self.layouts[name]), False
+            self._note_applied(name)
         if step.outcome is not None:
-            self._judge(step.outcome)
-        elif step.is_killed:
-            self._take_note()
+            COUNTS[step.outcome.reason.value] += 1
+            assert step.outcome.reason is not errors.Reason.INTERNAL, step.outcome.message
+            assert process.state_of(self.rig) is step.outcome.state
+            if step.outcome.state is model.State.SUCCESS:
+                self._judge_success(step.succeeded[-1])
+        elif step.is_killed and step.names:
+            # A success may have been reported before the kill.
+            name = step.names[-1]
+            if any(text.startswith(f"Layout {name} is ") for text in self.rig.statuses[-1:]):
+                self._note_applied(name)
+                assert self._differences(self.layouts[name]) == []
         if self.is_at_rest:
             self._judge_geometry()
 
-    def _happened(self) -> list[str]:
-        return [kind.value for kind in self.rig.script.happened]
+    def _note_applied(self, name: str) -> None:
+        self.applied, self.is_foreign = (name, self.layouts[name]), False
 
     def _abandon(self) -> None:
         if self.process is not None:
@@ -405,13 +384,6 @@ class Soak(stateful.RuleBasedStateMachine):
         self.rig.state.clear_faults()
         self.fired = self._fired()
 
-    def _judge(self, outcome: process.Outcome) -> None:
-        COUNTS[outcome.reason.value] += 1
-        assert outcome.reason is not errors.Reason.INTERNAL, outcome.message
-        assert process.state_of(self.rig) is outcome.state
-        if outcome.state is model.State.SUCCESS:
-            self._judge_success(self.step.succeeded[-1])
-
     def _judge_geometry(self) -> None:
         """Find the GPUs as before, or as a layout that was requested has them.
 
@@ -428,7 +400,10 @@ class Soak(stateful.RuleBasedStateMachine):
                 not self._differences((*(None,) * index, layout[index])) for layout in self.tried
             )
             if not is_wanted and not self._was_before(index, found):
-                assert index in excused, (index, found, messages, self.step, self._happened())
+                assert index in excused, (
+                    *(index, found, messages, self.step),
+                    self.rig.script.happened,
+                )
                 COUNTS["GPUs not undone"] += 1
         # A journal that is kept may lead back to what was before it, at the next try or start.
         if is_confessed or cluster.JOURNAL_ANNOTATION in self.rig.annotations:
@@ -444,13 +419,14 @@ class Soak(stateful.RuleBasedStateMachine):
         Where others made something in the place of what it had, that cannot be back; and MIG stays
         on for what they made.
         """
-        foreign = {instance for number, instance in self.foreign if number == index}
-        return any(
-            (found[:2] == known[:2] or foreign & _instances(found))
-            and _free(known, foreign & _instances(found)) <= _instances(found)
-            and _instances(found) <= _instances(known) | foreign
-            for known in self.before[index]
-        )
+        foreign: set[Any] = {instance for number, instance in self.foreign if number == index}
+        now = _instances(found)
+        for known in self.before[index]:
+            was = _instances(known)
+            free = {a for a in was if not any(a[0].overlaps(b[0]) for b in foreign & now)}
+            if (found[:2] == known[:2] or foreign & now) and free <= now <= was | foreign:
+                return True
+        return False
 
     def _hindered(self) -> frozenset[int]:
         """Return the GPUs whose driver refused something in this step, or that processes use.
@@ -473,20 +449,12 @@ class Soak(stateful.RuleBasedStateMachine):
         for known, found in zip(self.before, now, strict=True):
             known.add(found)
 
-    def _take_note(self) -> None:
-        """Check a success that was reported before the kill."""
-        name = self.step.names[-1] if self.step.names else ""
-        if any(text.startswith(f"Layout {name} is ") for text in self.rig.statuses[-1:]):
-            self.applied, self.is_foreign = (name, self.layouts[name]), False
-            assert self._differences(self.layouts[name]) == []
-
     def _judge_success(self, name: str) -> None:
-        layout = self.layouts[name]
-        assert self._differences(layout) == []
-        self.applied, self.is_foreign = (name, layout), False
+        self._note_applied(name)
+        assert self._differences(self.layouts[name]) == []
         if self.rig._plugins():
             allocatable = {uuid for ids in self.rig.schedulable.values() for uuid in ids}
-            there = driver.devices(self.rig.state)
+            there = simulated_rig.devices(self.rig.state)
             assert allocatable == there.keys(), (self.step.outcome, self.rig.schedulable, there)
         if not self.rig.script.happened and len(self.step.names) == 1:
             for uid, devices in self.rig.evicted.items():
@@ -508,17 +476,6 @@ class Soak(stateful.RuleBasedStateMachine):
                 found.append(f"GPU {index}: an instance lies idle")
         return found
 
-    def _closed(self) -> status.Journal:
-        """Return what is taken of a node whose drain is tried again: pods have left it already."""
-        text = self.rig.annotations.get(cluster.JOURNAL_ANNOTATION)
-        kept = status.Journal.from_json(text) if text else status.Journal(config="")
-        is_awaited = self.step.outcome is not None and self.step.outcome.should_retry
-        return kept if kept.draining and is_awaited else status.Journal(config="")
-
-    def _is_retried(self) -> bool:
-        # Without a request, or at the end of the process, the next start or request rolls back.
-        return self.step.outcome is None or self.step.outcome.should_retry
-
     def _foreign_change(self) -> None:
         self.is_foreign = True
         now = driver.geometry(self.rig.state)
@@ -526,11 +483,6 @@ class Soak(stateful.RuleBasedStateMachine):
             self._also(now)
         else:
             self.before = _sets(now)
-
-
-def _free(gpu: tuple[object, ...], others: set[Any]) -> set[Any]:
-    """Return those instances of a GPU of a geometry that lie where none of the others does."""
-    return {one for one in _instances(gpu) if not any(one[0].overlaps(each[0]) for each in others)}
 
 
 def _instances(gpu: tuple[object, ...]) -> set[Any]:

@@ -15,6 +15,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import dependencies, loop, main, settings
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
+from mig_manager.sandbox.driver import library as simulated
 from tests import fakes
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
@@ -59,13 +60,7 @@ class Process:
         self, rig: soak_cluster.Cluster, configs: fakes.FakeConfig, *, heals: bool
     ) -> None:
         self._rig = rig
-        self._library = driver.Library(
-            rig.state,
-            on_change=rig.script.before_change,
-            on_gone=rig.destroyed,
-            on_changed=rig.script.after_change,
-        )
-        driver.load(self._library)
+        simulated.load(soak_cluster.Library(rig))
         self._heard = _Telemetry(rig)
         self._box = _Mailbox(rig, self._heard)
         self._heard.box = self._box

@@ -32,9 +32,7 @@ class Kind(enum.Enum):
     STOP = "the agent is stopped"
 
 
-DEADLY = frozenset(
-    {Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.KILL_IN_DRIVER, Kind.KILL_AFTER_CHANGE}
-)
+DEADLY = (Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.KILL_IN_DRIVER, Kind.KILL_AFTER_CHANGE)
 IN_DRIVER = frozenset({Kind.KILL_IN_DRIVER, Kind.KILL_AFTER_CHANGE})
 """Their number is that of a change of a GPU, and not of a call."""
 _AFTER = frozenset({Kind.KILL_AFTER, Kind.FAIL_AFTER})
