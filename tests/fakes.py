@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, ports, steps
-from mig_manager.core.host import hooks
+from mig_manager.core import host_files, model, ports, steps
 from mig_manager.core.node import clients, cluster, policy, resources
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
@@ -646,18 +645,18 @@ class FakeHooks:
     def __init__(self, rig: NodeRig) -> None:
         self._rig = rig
 
-    def read(self) -> hooks.Table:
+    def read(self) -> host_files.Table:
         self._rig.called("hooks.read")
-        return hooks.parse(self._rig.hooks, source="hooks.yaml")
+        return host_files.parse_hooks(self._rig.hooks, source="hooks.yaml")
 
-    def missing(self, hook: hooks.Hook) -> str:
+    def missing(self, hook: host_files.Hook) -> str:
         is_missing = hook.command in self._rig.missing_hooks
         return f"{hook.location}: program {hook.command} is not found" if is_missing else ""
 
     def run(
         self,
-        point: hooks.Point,
-        hook: hooks.Hook,
+        point: host_files.Point,
+        hook: host_files.Hook,
         environment: Mapping[str, str],
         *,
         check: Callable[[], object],
@@ -668,8 +667,8 @@ class FakeHooks:
         self._rig.hook_environment = environment
         if hook.command in self._rig.broken_hooks:
             raise errors.HostError(f"{hook.command} failed", reason=errors.Reason.HOOK_FAILED)
-        if point in (hooks.Point.APPLY_START, hooks.Point.APPLY_EXIT):
-            self._rig.owes_exit = point is hooks.Point.APPLY_START
+        if point in (host_files.Point.APPLY_START, host_files.Point.APPLY_EXIT):
+            self._rig.owes_exit = point is host_files.Point.APPLY_START
 
 
 def apply_step(gpu: model.Gpu, step: steps.Step) -> model.Gpu:

@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import dependencies, record, settings
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import clients, cluster, mig_strategy, resources
+from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.records import status
 
 _log = structlog.get_logger()
@@ -82,7 +82,7 @@ class DevicePlugin:
 
     def require_strategy(
         self,
-        layouts: Sequence[mig_strategy.GpuLayout],
+        layouts: Sequence[resources.GpuLayout],
         pods: Iterable[cluster.Pod],
         *,
         plugin_config: str | None = None,
@@ -98,14 +98,15 @@ class DevicePlugin:
             LayoutError: STRATEGY_MISMATCH: the plugin would exit.
             ClusterError: The API refused or does not answer.
         """
-        refusals = mig_strategy.refusals(layouts)
+        refusals = resources.strategy_refusals(layouts)
         if not refusals:
             return
         labels = self._deps.node.read().labels
         if plugin_config not in (None, labels.get(cluster.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return
-        strategy = mig_strategy.of_plugin(pods, labels)
+        plugins = [pod for pod in pods if clients.is_device_plugin(pod)]
+        strategy = resources.plugin_strategy(plugins, labels)
         if strategy and strategy in refusals:
             raise errors.LayoutError(
                 f"the device plugin has MIG strategy {strategy.value} and would not start: "
@@ -212,12 +213,12 @@ class DevicePlugin:
 
 def _possible_causes(gpus: Iterable[model.Gpu]) -> str:
     """Return what of the layout may keep a device plugin from starting."""
-    layouts = mig_strategy.of_node(gpus, {})
+    layouts = resources.gpu_layouts(gpus, {})
     causes = [
         f"with MIG strategy {strategy.value} it does not start: {why}"
-        for strategy, why in mig_strategy.refusals(layouts).items()
+        for strategy, why in resources.strategy_refusals(layouts).items()
     ]
-    empty = mig_strategy.empty(layouts)
+    empty = resources.without_devices(layouts)
     if empty:
         causes.append(f"with mixed older ones do not start: no MIG device on {empty}")
     return "".join(f"; {cause}" for cause in causes)

@@ -8,8 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import dependencies, record, settings
 from mig_manager.change import hook_points
-from mig_manager.core import model, ports, steps
-from mig_manager.core.host import host_services
+from mig_manager.core import host_files, model, ports, steps
 from mig_manager.core.node import clients
 from mig_manager.core.node import policy as policies
 
@@ -59,7 +58,7 @@ class HostServices:
             What did not start and why, as a part of a sentence; empty when all did.
         """
         failed: list[str] = []
-        for name in host_services.start_order(self._record.journal.host_services):
+        for name in host_files.start_order(self._record.journal.host_services):
             self._deps.telemetry.still_working()
             try:
                 self._start(name)

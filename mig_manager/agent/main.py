@@ -27,8 +27,7 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
 from mig_manager.agent import dependencies, loop, reconcile
 from mig_manager.agent import settings as agent_settings
-from mig_manager.core import ports
-from mig_manager.core.host import host_services
+from mig_manager.core import host_files, ports
 from mig_manager.core.node import cluster
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
@@ -325,7 +324,7 @@ def _with_machine(
                 stop_timeout_s=host.service_stop_timeout_s,
                 start_timeout_s=host.service_start_timeout_s,
             ),
-            service_names=lambda: host_services.parse(listed.read(), source=listed.name),
+            service_names=lambda: host_files.parse_services(listed.read(), source=listed.name),
         )
     if host.with_reboot:
         deps = dataclasses.replace(deps, reboot=systemd.Reboot(host.dbus_address))

@@ -10,7 +10,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import dependencies, outcomes, record, settings
 from mig_manager.core import messages, model, steps, yaml_tree
-from mig_manager.core.layout import config, selection
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
 
@@ -74,7 +74,7 @@ class Planning:
 
     def warn(self, layout: config.Layout, gpus: model.ObservedGpus) -> None:
         """Log the problems that lenient parsing accepts."""
-        for remark in (*self._warnings, *selection.lenient_warnings(layout, gpus)):
+        for remark in (*self._warnings, *layouts.lenient_warnings(layout, gpus)):
             _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
 
     def plan(
@@ -96,7 +96,7 @@ class Planning:
         Raises:
             LayoutError: The layout is impossible on these GPUs; has the location in the file.
         """
-        with selection.located(layout, gpus):
+        with layouts.located(layout, gpus):
             plan = planner.plan(gpus, config.select(layout, gpus), busy=busy)
             return planner.combined(plan, planner.restore(gpus, restoring))
 

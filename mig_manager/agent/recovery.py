@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.agent import dependencies, drain, gpu_clients, record
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps, timing
-from mig_manager.core.layout import layouts, selection
+from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 
@@ -150,7 +150,7 @@ class RunJournal:
         """Return what unreachable GPUs had outside the layout."""
         snapshot = self.written.journal.snapshot
         return (
-            selection.unrestored_elsewhere(self.layout, gpus, snapshot)
+            layouts.unrestored_elsewhere(self.layout, gpus, snapshot)
             if self.layout and snapshot
             else ()
         )

@@ -30,8 +30,8 @@ from mig_manager.agent import (
 )
 from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.layout import config, layouts, selection
-from mig_manager.core.node import clients, cluster, mig_strategy, other_managers
+from mig_manager.core.layout import config, layouts
+from mig_manager.core.node import clients, cluster, resources
 
 _log = structlog.get_logger()
 
@@ -213,7 +213,7 @@ class Run:
         self, layout: layouts.Layout, gpus: model.ObservedGpus
     ) -> tuple[model.GpuSnapshot, ...]:
         """Return what GPUs outside the layout had before an interrupted change of them."""
-        with selection.located(layout, gpus):
+        with layouts.located(layout, gpus):
             selected = config.select(layout, gpus)
         self._planning.warn(layout, gpus)
         others = tuple(gpu for gpu in self._record.journal.snapshot if gpu.uuid not in selected)
@@ -224,12 +224,12 @@ class Run:
         self._deps.standby.expect_change()
         usage = drain.survey(self._deps.workloads, self._deps.allocations)
         if not self._limits.allows_foreign_managers:
-            others = other_managers.managers(usage.pods, self._deps.own_pod_uid)
+            others = clients.other_managers(usage.pods, self._deps.own_pod_uid)
             if others:
-                raise other_managers.refusal(others)
+                raise clients.other_managers_error(others)
         self._clients.require_none_stuck(usage.pods)
         self._clients.plugin.require_strategy(
-            mig_strategy.of_node(gpus, config.select(target.layout, gpus)),
+            resources.gpu_layouts(gpus, config.select(target.layout, gpus)),
             usage.pods,
             plugin_config=self._plugin_config,
         )

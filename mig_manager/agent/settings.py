@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import options, timing
-from mig_manager.core.host import host_settings
+from mig_manager.core import host_settings, options, timing
 from mig_manager.core.node import policy as policies
 
 

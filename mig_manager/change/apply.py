@@ -12,7 +12,7 @@ from typing import Protocol
 from mig_manager import errors
 from mig_manager.change import hook_points, local, plans
 from mig_manager.core import model, ports, steps
-from mig_manager.core.layout import config, selection
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint
 
@@ -121,7 +121,7 @@ class LayoutTarget:
         self, observed: model.ObservedGpus, snapshot: Sequence[model.GpuSnapshot]
     ) -> tuple[model.GpuSnapshot, ...]:
         """See ``Target``."""
-        return selection.unrestored_elsewhere(self.layout, observed, snapshot)
+        return layouts.unrestored_elsewhere(self.layout, observed, snapshot)
 
     def planned(self, observed: model.ObservedGpus, *, scope: plans.Scope) -> plans.Planned:
         """See ``Target``."""

@@ -11,8 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.core import ports, steps
-from mig_manager.core.host import hooks
+from mig_manager.core import host_files, ports, steps
 
 Check = Callable[[], object]
 
@@ -34,8 +33,8 @@ class HookPoints:
         self._programs = programs
         self._variables = variables or {}
         self._telemetry = telemetry or ports.Telemetry()
-        self._table = hooks.Table()
-        self._passed: set[hooks.Point] = set()
+        self._table = host_files.Table()
+        self._passed: set[host_files.Point] = set()
         self._check: Check = _go_on
         self.has_run = False
         """Whether any hook has begun."""
@@ -62,7 +61,11 @@ class HookPoints:
         """
         if self._programs is None:
             return
-        for point in (hooks.Point.APPLY_START, *_points_of(plan), hooks.Point.APPLY_EXIT):
+        for point in (
+            host_files.Point.APPLY_START,
+            *_points_of(plan),
+            host_files.Point.APPLY_EXIT,
+        ):
             for hook in self._table.at(point):
                 why = self._programs.missing(hook)
                 if why:
@@ -80,7 +83,7 @@ class HookPoints:
             Superseded: ``check`` raised it; ``apply-exit`` must run if ``has_run``.
         """
         self._check = check
-        self._pass(hooks.Point.APPLY_START)
+        self._pass(host_files.Point.APPLY_START)
 
     def before(self, plan: steps.Plan) -> None:
         """Run the hooks of the points before these steps that were not passed yet.
@@ -96,7 +99,7 @@ class HookPoints:
 
         The rest is planned again afterwards.
         """
-        point = hooks.Point.PRE_APPLY_CONFIG
+        point = host_files.Point.PRE_APPLY_CONFIG
         is_needed = bool(self._table.at(point)) and point not in self._passed
         if not is_needed or not any(gpu.changes_mode for gpu in plan.gpus):
             return plan
@@ -109,7 +112,7 @@ class HookPoints:
             HostError: HOOK_FAILED.
         """
         self._check = _go_on
-        self._pass(hooks.Point.APPLY_EXIT)
+        self._pass(host_files.Point.APPLY_EXIT)
 
     @contextlib.contextmanager
     def around(self, check: Check) -> Iterator[None]:
@@ -148,7 +151,7 @@ class HookPoints:
             return error.message
         return ""
 
-    def _pass(self, point: hooks.Point) -> None:
+    def _pass(self, point: host_files.Point) -> None:
         if self._programs is None or point in self._passed:
             return
         self._passed.add(point)
@@ -164,12 +167,12 @@ class HookPoints:
         self._check()
 
 
-def _points_of(plan: steps.Plan) -> Iterator[hooks.Point]:
+def _points_of(plan: steps.Plan) -> Iterator[host_files.Point]:
     """Yield the points before the steps of a plan."""
     if any(gpu.changes_mode for gpu in plan.gpus):
-        yield hooks.Point.PRE_APPLY_MODE
+        yield host_files.Point.PRE_APPLY_MODE
     if any(_changes_instances(gpu) for gpu in plan.gpus):
-        yield hooks.Point.PRE_APPLY_CONFIG
+        yield host_files.Point.PRE_APPLY_CONFIG
 
 
 def _changes_instances(gpu: steps.GpuPlan) -> bool:

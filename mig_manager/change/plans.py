@@ -9,9 +9,8 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from mig_manager.core import data, model, ports, steps, yaml_tree
-from mig_manager.core.host import gpu_processes
-from mig_manager.core.layout import config, generator, selection
-from mig_manager.core.node import clients, mig_strategy
+from mig_manager.core.layout import config, generator, layouts
+from mig_manager.core.node import clients, resources
 from mig_manager.core.planner import planner
 
 
@@ -28,7 +27,7 @@ class Status:
     """What the GPUs have."""
 
     gpus: model.ObservedGpus
-    processes: Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None = None
+    processes: Mapping[str, tuple[steps.GpuProcess, ...]] | None = None
     """The processes that use each GPU, by its UUID; None: unknown."""
 
     def to_data(self) -> dict[str, object]:
@@ -80,9 +79,9 @@ class Planned:
         return tuple(s for s in self.plan.steps if isinstance(s, steps.SetMode))
 
     @property
-    def unserved(self) -> Mapping[mig_strategy.Strategy, str]:
+    def unserved(self) -> Mapping[resources.Strategy, str]:
         """MIG strategies with which the device plugin would exit, and why."""
-        return mig_strategy.refusals(mig_strategy.of_node(self.gpus, self.wanted))
+        return resources.strategy_refusals(resources.gpu_layouts(self.gpus, self.wanted))
 
     @property
     def evicted(self) -> tuple[str, ...]:
@@ -208,7 +207,7 @@ def planned(
     wanted = config.select(layout, observed)
     if scope is Scope.MODE_ONLY:
         wanted = _modes_only(wanted, observed)
-    with selection.located(layout, observed):
+    with layouts.located(layout, observed):
         plan = planner.plan(observed, wanted)
     return Planned(
         layout=layout.name,
@@ -216,7 +215,7 @@ def planned(
         wanted=wanted,
         plan=plan,
         users=users,
-        overlooked=selection.lenient_warnings(layout, observed),
+        overlooked=layouts.lenient_warnings(layout, observed),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config
-from mig_manager.core.node import mig_strategy
+from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
 
 
@@ -41,7 +41,7 @@ class Verdict:
     """Empty when it fits."""
     location: errors.Location | None = None
     """Of the rule that does not fit; None when there is none."""
-    unserved: Mapping[mig_strategy.Strategy, str] = dataclasses.field(default_factory=dict)
+    unserved: Mapping[resources.Strategy, str] = dataclasses.field(default_factory=dict)
     """MIG strategies with which the device plugin would exit where it fits, and why."""
 
 
@@ -61,10 +61,10 @@ class Validated:
         return tuple(v for v in self.verdicts.values() if v.fit is Fit.DOES_NOT_FIT)
 
     @property
-    def unserved(self) -> Mapping[mig_strategy.Strategy, Sequence[str]]:
+    def unserved(self) -> Mapping[resources.Strategy, Sequence[str]]:
         """The layouts that fit and with which the device plugin would exit, by MIG strategy."""
-        found: dict[mig_strategy.Strategy, list[str]] = {}
-        for strategy in mig_strategy.Strategy:
+        found: dict[resources.Strategy, list[str]] = {}
+        for strategy in resources.Strategy:
             names = [v.layout for v in self.verdicts.values() if strategy in v.unserved]
             if names:
                 found[strategy] = list(dict.fromkeys(names))
@@ -207,12 +207,12 @@ class _Case:
         )
 
     @property
-    def results(self) -> Sequence[mig_strategy.GpuLayout]:
+    def results(self) -> Sequence[resources.GpuLayout]:
         """What the layout makes of the GPUs: the node's, or one template for each rule."""
         if self.node is not None:
-            return mig_strategy.of_node(self.node, config.select(self.layout, self.node))
+            return resources.gpu_layouts(self.node, config.select(self.layout, self.node))
         return [
-            mig_strategy.of_wanted(f"some {self.product}", rule.wanted)
+            resources.gpu_layout(f"some {self.product}", rule.wanted)
             for variant in self.variants
             for rule in variant.rules
         ]
@@ -252,7 +252,7 @@ class _Judge:
             fit=fit,
             why=why,
             location=location,
-            unserved=mig_strategy.refusals(case.results) if fit is Fit.FITS else {},
+            unserved=resources.strategy_refusals(case.results) if fit is Fit.FITS else {},
         )
 
     def _find(self, case: _Case) -> tuple[Fit, str, errors.Location | None]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.core import options
-from mig_manager.core.host import host_settings
+from mig_manager.core import host_settings, options
 
 OUTPUT = "output"
 """The heading in help of what concerns the answer."""

@@ -15,8 +15,7 @@ from mig_manager.adapters.host import clock
 from mig_manager.agent import settings
 from mig_manager.change import local
 from mig_manager.cli import command_settings, console
-from mig_manager.core import model, ports
-from mig_manager.core.host import gpu_processes
+from mig_manager.core import model, ports, steps
 from mig_manager.core.layout import generator
 
 _PROCESSES_TIMEOUT_S = 5.0
@@ -158,7 +157,7 @@ class GpuAccess:
 
         return products.kinds(self._chosen.products, warn=self._terminal.note)
 
-    def processes(self) -> Mapping[str, tuple[gpu_processes.GpuProcess, ...]] | None:
+    def processes(self) -> Mapping[str, tuple[steps.GpuProcess, ...]] | None:
         """Return the processes that use each GPU, by its UUID; None if that is not known."""
         from mig_manager.adapters.host import procfs
         from mig_manager.adapters.nvml import hung_call

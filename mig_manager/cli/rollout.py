@@ -15,7 +15,7 @@ from mig_manager.cli import command_settings, console, rollout_settings
 from mig_manager.cli.render import rollout_report
 from mig_manager.core import bar, timing
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.fleet import preview, rollout
+from mig_manager.core.fleet import rollout
 from mig_manager.core.layout import config
 
 _DONE, _FAILED = 0, 1
@@ -230,7 +230,7 @@ def _preview(
     layout = _layout(chosen, kube)
     pods = fleet.pods_by_node(kube)
     previews = [
-        preview.preview(node, layout, pods.get(node.name, ()))
+        rollout.preview(node, layout, pods.get(node.name, ()))
         for node in sorted(nodes, key=lambda node: node.name)
     ]
     title = rollout_report.goal(chosen.goal)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import model, steps
-from mig_manager.core.host import hooks
+from mig_manager.core import host_files, model, steps
 from mig_manager.core.node import cluster, policy
 
 
@@ -355,20 +354,20 @@ class Hooks(Protocol):
     def variables(self) -> Mapping[str, str]:
         """Environment variables of each hook, beside the layout's name."""
 
-    def read(self) -> hooks.Table:
+    def read(self) -> host_files.Table:
         """Return the current hooks.
 
         Raises:
             ConfigError: The file cannot be read or breaks the format.
         """
 
-    def missing(self, hook: hooks.Hook) -> str:
+    def missing(self, hook: host_files.Hook) -> str:
         """Return why a hook's program cannot be run here; empty if nothing speaks against it."""
 
     def run(
         self,
-        point: hooks.Point,
-        hook: hooks.Hook,
+        point: host_files.Point,
+        hook: host_files.Hook,
         environment: Mapping[str, str],
         *,
         check: Callable[[], object],

@@ -10,7 +10,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.host import cdi, device_nodes, programs
-from mig_manager.core.host import host_settings
+from mig_manager.core import host_settings
 from tests import privileges
 from tests.adapters import proc_tree, stand_ins
 

@@ -10,8 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
-from mig_manager.core import model
-from mig_manager.core.host import host_settings
+from mig_manager.core import host_settings, model
 from mig_manager.sandbox.driver import nvidia_smi, states
 from tests.adapters import nvml_rig, proc_tree, stand_ins
 

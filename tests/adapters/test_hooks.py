@@ -11,8 +11,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import hooks as programs
-from mig_manager.core.host import hooks
-from mig_manager.core.host.hooks import Point
+from mig_manager.core import host_files
+from mig_manager.core.host_files import Point
 from tests.shell import shell_node
 
 PATH = os.defpath
@@ -22,10 +22,10 @@ class Over(Exception):  # noqa: N818 - stands for whatever ends a run
     pass
 
 
-def hook_in(file: pathlib.Path, **fields: object) -> hooks.Hook:
+def hook_in(file: pathlib.Path, **fields: object) -> host_files.Hook:
     known: dict[str, object] = {"args": (), "envs": {}, "workdir": "", "timeout_s": None}
     place = errors.Location(source=str(file), line=4, column=7)
-    return hooks.Hook(location=place, **(known | fields))  # type: ignore[arg-type]
+    return host_files.Hook(location=place, **(known | fields))  # type: ignore[arg-type]
 
 
 class Rig:
@@ -44,15 +44,15 @@ class Rig:
             timeout_s=self.timeout_s,
         )
 
-    def hook(self, **fields: object) -> hooks.Hook:
+    def hook(self, **fields: object) -> host_files.Hook:
         return hook_in(self.file, **fields)
 
-    def sh(self, script: str, **fields: object) -> hooks.Hook:
+    def sh(self, script: str, **fields: object) -> host_files.Hook:
         return self.hook(command="/bin/sh", args=("-c", script), **fields)
 
     def run(
         self,
-        hook: hooks.Hook,
+        hook: host_files.Hook,
         environment: Mapping[str, str] | None = None,
         *,
         check: Callable[[], object] = lambda: None,
@@ -62,7 +62,7 @@ class Rig:
             self.port.run(Point.PRE_APPLY_MODE, hook, environment or {}, check=check)
         return [line for line in logged if line["event"] == "hook_ended"]
 
-    def fails(self, hook: hooks.Hook) -> tuple[str, Mapping[str, object]]:
+    def fails(self, hook: host_files.Hook) -> tuple[str, Mapping[str, object]]:
         """Run a hook that fails; return reason and log line."""
         with structlog.testing.capture_logs() as logged, pytest.raises(errors.HostError) as caught:
             self.port.run(Point.PRE_APPLY_MODE, hook, {}, check=lambda: None)
@@ -152,7 +152,7 @@ def test_without_its_own_folder_a_hook_runs_in_ours(rig: Rig) -> None:
     ],
 )
 def test_a_program_that_cannot_be_started_is_an_error(
-    rig: Rig, make: Callable[[Rig], hooks.Hook], why: str
+    rig: Rig, make: Callable[[Rig], host_files.Hook], why: str
 ) -> None:
     rig.broken = rig.folder / "broken"  # type: ignore[attr-defined]
     rig.broken.write_bytes(b"\x7fELF nonsense")  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.adapters.host import systemd
-from mig_manager.core.host import host_services
+from mig_manager.core import host_files
 from mig_manager.errors import Reason
 from tests.adapters import systemd_rig
 from tests.adapters.systemd_rig import Act, Unit
@@ -113,7 +113,7 @@ def stop_and_start(host: systemd.Systemd, *names: str) -> tuple[str, ...]:
     ran = host.running(names)
     for name in ran:
         host.stop(name)
-    for name in host_services.start_order(ran):
+    for name in host_files.start_order(ran):
         host.start(name)
     return ran
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.host import hooks
+from mig_manager.core import host_files
 from mig_manager.core.node import cluster, resources
 from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.driver import states
@@ -157,7 +157,7 @@ class Stage(stages.Stage):
         """Return whether hooks of the start ran that no hook of the end has followed."""
         log = self.state_file.with_name("hooked")
         ran = log.read_text(encoding="utf-8").split() if log.exists() else []
-        return bool(ran) and ran[-1] != hooks.Point.APPLY_EXIT.value
+        return bool(ran) and ran[-1] != host_files.Point.APPLY_EXIT.value
 
     def ready_pods(self) -> dict[str, objects.JsonObject]:
         """Return the workloads that are up, by name."""
@@ -259,7 +259,7 @@ class Stage(stages.Stage):
     def _write_hooks(self) -> pathlib.Path:
         """Have a program at each point note that it ran."""
         lines = ["hooks:"]
-        for point in hooks.Point:
+        for point in host_files.Point:
             script = f"echo {point.value} >> {self.state_file.with_name('hooked')}"
             lines.append(f"  {point.value}: [{{command: /bin/sh, args: [-c, {script}]}}]")
         file = self.state_file.with_name("hooks.yaml")

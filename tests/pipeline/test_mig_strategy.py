@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import cluster, mig_strategy
+from mig_manager.core.node import cluster, resources
 from mig_manager.core.node import policy as policies
 from tests import fakes, scenes
 
@@ -14,7 +14,7 @@ from tests import fakes, scenes
 def with_strategy(strategy: str, *, by_label: bool) -> fakes.NodeRig:
     rig = scenes.node(layout="all-1g.5gb")
     if by_label:
-        rig.labels[mig_strategy.STRATEGY_LABEL] = strategy
+        rig.labels[resources.STRATEGY_LABEL] = strategy
         return rig
     for uid, pod in rig.pods.items():
         rig.pods[uid] = dataclasses.replace(pod, mig_strategy=strategy)

@@ -21,7 +21,7 @@ from mig_manager.cli import command_settings, console, main, parser
 from mig_manager.cli.doctor import checks, doctor, machine
 from mig_manager.cli.doctor import cluster as cluster_checks
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import cluster, rights
+from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 from mig_manager.sandbox.apiserver import request
 from mig_manager.sandbox.driver import library as simulated
@@ -502,7 +502,7 @@ def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
 
     assert not result.failing, result.report
     assert result.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
-    assert result.text("rights") == f"all {len(rights.RIGHTS)} that the agent needs"
+    assert result.text("rights") == f"all {len(cluster.RIGHTS)} that the agent needs"
     assert "is ready" in result.text("device-plugin")
 
 
@@ -636,6 +636,6 @@ def test_the_rights_are_those_of_the_manifest() -> None:
 
     assert granted == {
         (r.group, "/".join(filter(None, (r.resource, r.subresource))), r.verb)
-        for r in rights.RIGHTS
+        for r in cluster.RIGHTS
     }
-    assert len(granted) == len(rights.RIGHTS)
+    assert len(granted) == len(cluster.RIGHTS)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name, yaml_tree
-from mig_manager.core.layout import config, exporting
+from mig_manager.core.layout import config, layouts
 
 A100 = 0x20B010DE
 A30 = 0x20B710DE
@@ -748,7 +748,7 @@ def test_what_is_exported_selects_what_was_there(
     data = config.export(gpus, label=label)
     text = json.dumps(data) if as_json else yaml_tree.dump(data)
     layout = config.parse(text, source="f").layout(label)
-    expected = {each.uuid: exporting.current(each) for each in gpus if each.is_mig_capable}
+    expected = {each.uuid: layouts.current(each) for each in gpus if each.is_mig_capable}
     assert config.select(layout, gpus) == expected
 
 

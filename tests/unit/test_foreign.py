@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import cluster, other_managers
+from mig_manager.core.node import clients, cluster
 
 OWN = "11111111-2222-3333-4444-555555555555"
 
@@ -104,7 +104,7 @@ OURS = pod(
     ],
 )
 def test_a_foreign_manager_is_named_with_its_kind(other: cluster.Pod, what: str) -> None:
-    assert other_managers.managers([pod(), other], OWN) == (f"ns/{other.name} ({what})",)
+    assert clients.other_managers([pod(), other], OWN) == (f"ns/{other.name} ({what})",)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_foreign_manager_is_named_with_its_kind(other: cluster.Pod, what: str)
 def test_an_unmistakably_foreign_pod_counts_even_if_our_own_pod_is_unknown(
     other: cluster.Pod,
 ) -> None:
-    assert len(other_managers.managers([other], None)) == 1
+    assert len(clients.other_managers([other], None)) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,24 +150,24 @@ def test_an_unmistakably_foreign_pod_counts_even_if_our_own_pod_is_unknown(
     ],
 )
 def test_software_that_changes_no_instances_is_no_foreign_manager(other: cluster.Pod) -> None:
-    assert other_managers.managers([other], OWN) == ()
-    assert other_managers.managers([other], None) == ()
+    assert clients.other_managers([other], OWN) == ()
+    assert clients.other_managers([other], None) == ()
 
 
 @pytest.mark.parametrize("ours", [OURS, OURS_IN_ITS_PLACE])
 def test_our_own_agent_is_not_foreign_wherever_it_runs(ours: cluster.Pod) -> None:
-    assert other_managers.managers([ours], OWN) == ()
+    assert clients.other_managers([ours], OWN) == ()
 
 
 @pytest.mark.parametrize("ours", [OURS, OURS_IN_ITS_PLACE])
 def test_a_pod_that_may_be_our_own_does_not_count_if_our_own_pod_is_unknown(
     ours: cluster.Pod,
 ) -> None:
-    assert other_managers.managers([ours], None) == ()
+    assert clients.other_managers([ours], None) == ()
 
 
 def test_a_second_agent_is_foreign_to_one_that_knows_its_pod() -> None:
-    assert other_managers.managers([OURS, OURS_IN_ITS_PLACE], "third") == (
+    assert clients.other_managers([OURS, OURS_IN_ITS_PLACE], "third") == (
         "ns/mig-manager-abcde (another mig-manager)",
         "ns/nvidia-mig-manager-fghij (NVIDIA's mig-manager)",
     )
@@ -182,11 +182,11 @@ def test_a_manager_counts_from_the_moment_it_may_start_until_it_has_ended(
 ) -> None:
     other = pod(phase=phase, container_names=("das-daemonset",))
 
-    assert bool(other_managers.managers([other], OWN)) is counts
+    assert bool(clients.other_managers([other], OWN)) is counts
 
 
 def test_the_refusal_names_every_manager_and_is_transient() -> None:
-    error = other_managers.refusal(other_managers.managers([OPERATORS, DYNAMIC_DRA], OWN))
+    error = clients.other_managers_error(clients.other_managers([OPERATORS, DYNAMIC_DRA], OWN))
 
     assert error.reason is errors.Reason.FOREIGN_MANAGER
     assert error.reason.is_transient

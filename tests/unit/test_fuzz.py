@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model, yaml_tree
-from mig_manager.core.layout import config, exporting, layouts
+from mig_manager.core.layout import config, layouts
 
 SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
@@ -66,7 +66,7 @@ def check(text: str) -> None:
 
 
 def written(read: config.Document) -> str:
-    return yaml_tree.dump(exporting.render(read))
+    return yaml_tree.dump(layouts.render(read))
 
 
 @st.composite
@@ -234,7 +234,7 @@ def documents(draw: st.DrawFn) -> config.Document:
 @hypothesis.settings(deadline=None, max_examples=QUICK)
 def test_a_document_that_is_written_reads_as_it_was(read: config.Document) -> None:
     assert config.parse(written(read), source=SOURCE) == read
-    assert config.parse(json.dumps(exporting.render(read)), source=SOURCE) == read
+    assert config.parse(json.dumps(layouts.render(read)), source=SOURCE) == read
 
 
 @pytest.mark.slow

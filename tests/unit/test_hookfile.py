@@ -5,9 +5,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import yaml_tree
-from mig_manager.core.host import hooks
-from mig_manager.core.host.hooks import Point
+from mig_manager.core import host_files, yaml_tree
+from mig_manager.core.host_files import Point
 
 TWO_BY_TWO = """
 version: v1
@@ -24,8 +23,8 @@ hooks:
 """
 
 
-def parse(text: str) -> hooks.Table:
-    return hooks.parse(text, source="h.yaml")
+def parse(text: str) -> host_files.Table:
+    return host_files.parse_hooks(text, source="h.yaml")
 
 
 def test_two_points_with_two_hooks_each_are_read_in_their_order() -> None:
@@ -47,7 +46,7 @@ def test_what_is_written_out_and_read_again_is_the_same() -> None:
     plain = yaml_tree.plain(yaml_tree.parse(TWO_BY_TWO, source="h.yaml"))
     again = parse(yaml_tree.dump(plain))
 
-    def bare(table: hooks.Table) -> object:
+    def bare(table: host_files.Table) -> object:
         return {
             point: [(hook.command, hook.args, hook.envs, hook.workdir) for hook in each]
             for point, each in table.points.items()

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import mig_strategy
+from mig_manager.core.node import resources
 from mig_manager.sandbox.node import device_plugin, node_options
 
 OFF = ("off", ())
@@ -21,8 +21,8 @@ LAYOUTS = (
 )
 
 
-def layout(index: int, mode: str, names: tuple[str, ...]) -> mig_strategy.GpuLayout:
-    return mig_strategy.GpuLayout(
+def layout(index: int, mode: str, names: tuple[str, ...]) -> resources.GpuLayout:
+    return resources.GpuLayout(
         name=f"GPU {index}",
         is_enabled=mode == "on",
         profiles=[profile_name.parse(name) for name in names],
@@ -44,10 +44,10 @@ def seen(index: int, mode: str, names: tuple[str, ...]) -> node_options.SeenGpu:
     )
 
 
-@pytest.mark.parametrize("strategy", mig_strategy.Strategy)
+@pytest.mark.parametrize("strategy", resources.Strategy)
 @pytest.mark.parametrize("layouts", [*itertools.product(LAYOUTS, repeat=2)])
 def test_a_layout_is_refused_where_the_plugin_exits(
-    layouts: tuple[tuple[str, tuple[str, ...]], ...], strategy: mig_strategy.Strategy
+    layouts: tuple[tuple[str, tuple[str, ...]], ...], strategy: resources.Strategy
 ) -> None:
     gpus = [seen(index, *each) for index, each in enumerate(layouts)]
     try:
@@ -57,7 +57,9 @@ def test_a_layout_is_refused_where_the_plugin_exits(
     else:
         exits = False
 
-    found = mig_strategy.refusals([layout(index, *each) for index, each in enumerate(layouts)])
+    found = resources.strategy_refusals(
+        [layout(index, *each) for index, each in enumerate(layouts)]
+    )
 
     assert (strategy in found) is exits
 
@@ -71,9 +73,11 @@ def test_a_layout_is_refused_where_the_plugin_exits(
     ],
 )
 def test_the_refusal_names_its_cause(layouts: list[tuple[str, tuple[str, ...]]], why: str) -> None:
-    found = mig_strategy.refusals([layout(index, *each) for index, each in enumerate(layouts)])
+    found = resources.strategy_refusals(
+        [layout(index, *each) for index, each in enumerate(layouts)]
+    )
 
-    assert found[mig_strategy.Strategy.SINGLE] == why
+    assert found[resources.Strategy.SINGLE] == why
 
 
 def test_console_gpus_do_not_count() -> None:
@@ -83,4 +87,4 @@ def test_console_gpus_do_not_count() -> None:
         gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
     }
 
-    assert not mig_strategy.refusals(mig_strategy.of_node((gpu, display), wanted))
+    assert not resources.strategy_refusals(resources.gpu_layouts((gpu, display), wanted))

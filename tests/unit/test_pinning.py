@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model, yaml_tree
-from mig_manager.core.layout import config, exporting
+from mig_manager.core.layout import config
+from mig_manager.core.layout import layouts as documents
 from mig_manager.core.planner import planner
 from tests.unit import layouts, machine, oracle, samples
 
@@ -202,7 +203,7 @@ def test_an_export_with_placements_restores_every_instance(
     plan = planner.plan([now], wanted)
     reached = machine.run(now, plan.steps)
     assert planner.plan([reached], wanted).is_empty
-    assert exporting.current(reached, has_placements=True) == exporting.current(
+    assert documents.current(reached, has_placements=True) == documents.current(
         before, has_placements=True
     )
     assert planner.plan([before], wanted).is_empty

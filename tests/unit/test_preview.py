@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.fleet import nodes, preview
+from mig_manager.core.fleet import nodes, rollout
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
@@ -15,7 +15,7 @@ from tests import fakes, scenes
 A100 = hardware.find("A100-SXM4-40GB")
 DOCUMENT = config.parse(scenes.CONFIG, source="test")
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
-Verdict = preview.Verdict
+Verdict = rollout.Verdict
 
 
 def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[model.Gpu, ...]:
@@ -59,8 +59,8 @@ def pod(name: str, resource: str, **changed: object) -> cluster.Pod:
     return dataclasses.replace(plain, **changed)  # type: ignore[arg-type]
 
 
-def previewed(there: nodes.Node, layout: str, *pods: cluster.Pod) -> preview.Preview:
-    return preview.preview(there, DOCUMENT.layout(layout), pods)
+def previewed(there: nodes.Node, layout: str, *pods: cluster.Pod) -> rollout.Preview:
+    return rollout.preview(there, DOCUMENT.layout(layout), pods)
 
 
 def test_an_active_layout_changes_nothing() -> None:
@@ -99,7 +99,7 @@ def test_with_resources_by_profile_certain_and_possible_evictions_are_known() ->
     only_gpu = node(gpus(scenes.BALANCED, count=1), **MIXED)
     layout = DOCUMENT.layout("one-slice-changed")
     alone = dataclasses.replace(layout, rules=layout.rules[:1])
-    assert preview.preview(
+    assert rollout.preview(
         only_gpu, alone, [pod("gone", "nvidia.com/mig-2g.10gb"), pod("p", "nvidia.com/mig-1g.5gb")]
     ).evicted == ("default/gone",)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts, selection
+from mig_manager.core.layout import config, layouts
 from tests.unit import samples
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000f"
@@ -188,7 +188,7 @@ def test_a_lenient_rule_without_a_match_is_a_warning(
 ) -> None:
     assert selected(rule, is_lenient=True) == expected
     layout = parse(rule, is_lenient=True).layout("x")
-    warnings = [str(each) for each in selection.lenient_warnings(layout, gpus())]
+    warnings = [str(each) for each in layouts.lenient_warnings(layout, gpus())]
     assert any(warning in each for each in warnings)
     assert all(each.startswith("f:") for each in warnings)
 
@@ -198,9 +198,9 @@ def test_a_lenient_rule_skips_a_gpu_without_mig() -> None:
     here[0] = dataclasses.replace(here[0], current_mode=None, pending_mode=None)
     layout = parse("devices: [0, 1]", is_lenient=True).layout("x")
     assert list(config.select(layout, here)) == [UUID]
-    (remark,) = selection.lenient_warnings(layout, here)
+    (remark,) = layouts.lenient_warnings(layout, here)
     assert "which has no MIG (it is left as it is)" in remark.message
 
 
 def test_a_strict_layout_has_no_lenient_warnings() -> None:
-    assert selection.lenient_warnings(parse("devices: [9]").layout("x"), gpus()) == ()
+    assert layouts.lenient_warnings(parse("devices: [9]").layout("x"), gpus()) == ()

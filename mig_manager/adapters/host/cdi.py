@@ -15,8 +15,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, programs
-from mig_manager.core import yaml_tree
-from mig_manager.core.host import host_settings
+from mig_manager.core import host_settings, yaml_tree
 
 _REASON = errors.Reason.DEVICE_FILES_FAILED
 _TOOL = "nvidia-ctk"

@@ -16,8 +16,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, programs
-from mig_manager.core import messages, model
-from mig_manager.core.host import gpu_processes, host_settings
+from mig_manager.core import host_settings, messages, model, steps
 
 MAX_BYTES = 4 * 2**20
 """A GPU with seven instances and hundreds of processes needs a tenth of it."""
@@ -83,7 +82,7 @@ def parse(text: str) -> GpuStatus | None:
 
 
 def _name(process: ET.Element) -> str:
-    return messages.printable(gpu_processes.program(_text(process, "process_name")) or _NO_NAME)
+    return messages.printable(steps.program_name(_text(process, "process_name")) or _NO_NAME)
 
 
 def _text(element: ET.Element, path: str) -> str:
@@ -183,7 +182,7 @@ class SmiReset:
     def _require_free(self, gpu: model.Gpu, status: GpuStatus) -> None:
         if status.has_instances:
             raise _with_instances(gpu)
-        users = self._users(status, ignore=gpu_processes.RELEASING_DAEMONS)
+        users = self._users(status, ignore=steps.RELEASING_DAEMONS)
         if users:
             raise errors.HostError(
                 f"{gpu} is not reset while it is in use by {procfs.listed(users)}",

@@ -14,8 +14,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, programs, subprocesses
-from mig_manager.core import messages
-from mig_manager.core.host import hooks
+from mig_manager.core import host_files, messages
 
 _MAX_LOGGED = 4096
 """Characters of a hook's stdout, and of its stderr, in the log."""
@@ -52,15 +51,15 @@ class HookPrograms:
         self._timeout_s = timeout_s
         self._monotonic = monotonic
 
-    def read(self) -> hooks.Table:
+    def read(self) -> host_files.Table:
         """Parse the hooks file.
 
         Raises:
             ConfigError: The file cannot be read or breaks the format.
         """
-        return hooks.parse(self._source.read(), source=self._source.name)
+        return host_files.parse_hooks(self._source.read(), source=self._source.name)
 
-    def missing(self, hook: hooks.Hook) -> str:
+    def missing(self, hook: host_files.Hook) -> str:
         """Return why a hook's program cannot be run here; empty if it probably can."""
         if self._find(hook) is not None:
             return ""
@@ -68,8 +67,8 @@ class HookPrograms:
 
     def run(
         self,
-        point: hooks.Point,
-        hook: hooks.Hook,
+        point: host_files.Point,
+        hook: host_files.Hook,
         environment: Mapping[str, str],
         *,
         check: Callable[[], object],
@@ -124,7 +123,7 @@ class HookPrograms:
             message = programs.last_line(ended.stderr) or programs.last_line(ended.stdout)
             raise _failed(f"{name} {how}{f': {message}' if message else ''}")
 
-    def _find(self, hook: hooks.Hook) -> str | None:
+    def _find(self, hook: host_files.Hook) -> str | None:
         """Return the program to start; None if it is not found."""
         if "/" not in hook.command:
             return shutil.which(hook.command, path=self._search_path)

@@ -12,7 +12,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import system_bus
-from mig_manager.core.host import host_services
+from mig_manager.core import host_files
 from mig_manager.errors import Reason
 
 CALL_TIMEOUT_S = 10.0
@@ -114,7 +114,7 @@ class Systemd:
             for name in names:
                 if _is_running(connection, name):
                     running |= dict.fromkeys((*_stopped_along(connection, name), name))
-        return host_services.stop_order(tuple(running))
+        return host_files.stop_order(tuple(running))
 
     def stop(self, name: str) -> None:
         """Stop a service and wait until it has stopped; nothing to do if it is not running.
@@ -146,7 +146,7 @@ class Systemd:
         """
         if name in listed:
             return True
-        if not host_services.is_stoppable(name):
+        if not host_files.is_stoppable(name):
             return False
         with self._session(f"asking what {name} depends on", self._call_timeout_s) as connection:
             return not _stopped_with(connection, name).isdisjoint(listed)
@@ -265,11 +265,11 @@ def _stopped_along(connection: system_bus.Connection, name: str) -> tuple[str, .
             if each not in along and each != name and _is_running(connection, each):
                 along[each] = None
                 queue.append(each)
-    lost = [each for each in along if host_services.is_protected(each)]
+    lost = [each for each in along if host_files.is_protected(each)]
     if lost:
         raise _failure(name, f"cannot be stopped: systemd would also stop {', '.join(lost)}")
     # Those added last depend on those added first.
-    return tuple(each for each in reversed(along) if host_services.can_be_restarted(each))
+    return tuple(each for each in reversed(along) if host_files.can_be_restarted(each))
 
 
 def _dependents(connection: system_bus.Connection, name: str) -> Iterator[str]:
@@ -296,7 +296,7 @@ def _stopped_with(connection: system_bus.Connection, name: str) -> set[str]:
                 queue += [
                     each
                     for each in new
-                    if host_services.can_be_restarted(each) or each.endswith(".target")
+                    if host_files.can_be_restarted(each) or each.endswith(".target")
                 ]
     return units
 

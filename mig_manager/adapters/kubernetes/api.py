@@ -24,7 +24,7 @@ import urllib3
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api_errors, kube_config, stream
-from mig_manager.core.node import cluster, rights
+from mig_manager.core.node import cluster
 
 Configuration = kubernetes.client.configuration.Configuration
 
@@ -203,7 +203,7 @@ class KubeApi:
             socket.settimeout(idle_timeout_s)
         return stream.WatchStream(response, request=f"watch {path}")
 
-    def is_allowed(self, right: rights.Right, *, name: str = "") -> bool:
+    def is_allowed(self, right: cluster.Right, *, name: str = "") -> bool:
         """Ask by a SelfSubjectAccessReview whether our credentials give us a right.
 
         Args:

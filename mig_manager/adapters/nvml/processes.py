@@ -14,7 +14,6 @@ from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import device as gpu_device
 from mig_manager.adapters.nvml import library
 from mig_manager.core import messages, steps
-from mig_manager.core.host import gpu_processes
 
 NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that uses the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
@@ -119,7 +118,7 @@ class Inspection:
 
     driver_version: str
     nvml_version: str
-    processes: tuple[tuple[str, tuple[gpu_processes.GpuProcess, ...]], ...]
+    processes: tuple[tuple[str, tuple[steps.GpuProcess, ...]], ...]
     """For each GPU its UUID and the processes that use it, ascending by pid."""
 
 
@@ -171,9 +170,7 @@ def inspect(
         )
 
 
-def _of_gpu(
-    index: int, files: OpenFiles
-) -> tuple[str, tuple[gpu_processes.GpuProcess, ...]] | None:
+def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, ...]] | None:
     try:
         handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
         uuid: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
@@ -185,7 +182,7 @@ def _of_gpu(
     inside = procfs.compute_capabilities(driver_proc, minor or 0) if driver_proc else {}
     owners = {process.pid: process.owner for process in files.processes}
     found = {
-        pid: gpu_processes.GpuProcess(
+        pid: steps.GpuProcess(
             pid=pid,
             name=messages.printable(process_name(pid)),
             home=owners.get(pid, ""),
@@ -198,7 +195,7 @@ def _of_gpu(
     for process in others:
         found.setdefault(
             process.pid,
-            gpu_processes.GpuProcess(
+            steps.GpuProcess(
                 pid=process.pid,
                 name=process.name,
                 home=process.owner,
@@ -224,7 +221,7 @@ def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
         found = _of_gpu(gpu.gpu_index, files)
         if found is None or found[0] != gpu.gpu_uuid:
             continue
-        users = gpu_processes.blocking(gpu, found[1])
+        users = steps.blocking(gpu, found[1])
         if users:
             names = procfs.listed([str(user) for user in users])
             busy.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {names}")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from mig_manager.adapters.kubernetes import api
 from mig_manager.cli.doctor import checks
 from mig_manager.core import model
-from mig_manager.core.node import clients, cluster, other_managers, resources, rights
+from mig_manager.core.node import clients, cluster, resources
 
 Api = checks.Once[api.KubeApi]
 Node = checks.Once[cluster.NodeView]
@@ -41,7 +41,7 @@ def connection(kube: Api, node: Node, node_name: str) -> Sequence[checks.Found]:
     """Check that the API answers."""
     connected = kube.get()
     if not node_name:
-        connected.is_allowed(rights.RIGHTS[0])
+        connected.is_allowed(cluster.RIGHTS[0])
         return (checks.ok("the API answers; the node is not checked without --node-name"),)
     view = node.get()
     label = view.labels.get(cluster.CONFIG_LABEL)
@@ -55,11 +55,11 @@ def own_rights(kube: Api, node_name: str) -> Sequence[checks.Found]:
     connected = kube.needed()
     lacking = [
         right
-        for right in rights.RIGHTS
+        for right in cluster.RIGHTS
         if not connected.is_allowed(right, name=_object(right, node_name))
     ]
     if not lacking:
-        return (checks.ok(f"all {len(rights.RIGHTS)} that the agent needs"),)
+        return (checks.ok(f"all {len(cluster.RIGHTS)} that the agent needs"),)
     return tuple(
         (checks.fail if right.is_needed else checks.warn)(f"may not {right}: {right.purpose}")
         for right in lacking
@@ -108,11 +108,11 @@ def interrupted_run(node: Node) -> Sequence[checks.Found]:
 
 def managers(pods: Pods, own_pod_uid: str | None) -> Sequence[checks.Found]:
     """Check for other MIG managers."""
-    found = other_managers.managers(pods.needed(), own_pod_uid)
+    found = clients.other_managers(pods.needed(), own_pod_uid)
     return [checks.fail(name) for name in found] or [checks.ok("none on this node")]
 
 
-def _object(right: rights.Right, node_name: str) -> str:
+def _object(right: cluster.Right, node_name: str) -> str:
     """Return the name of the only object that the right is about; empty: all of the kind."""
     is_one_node = right.resource == "nodes" and right.verb in ("get", "patch")
     return node_name if is_one_node else ""

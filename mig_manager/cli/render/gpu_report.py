@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.change import plans, validate
 from mig_manager.core import bar, messages, model, picture, steps
-from mig_manager.core.host import gpu_processes
 from mig_manager.core.layout import config
 
 _MOST_NAMED = 8
@@ -308,7 +307,7 @@ def _steps(result: plans.Planned) -> Iterable[str]:
             yield f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}"
 
 
-def _users(processes: Iterable[gpu_processes.GpuProcess]) -> Iterable[str]:
+def _users(processes: Iterable[steps.GpuProcess]) -> Iterable[str]:
     for process in processes:
         yield f"    in use by {process}"
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager.core import bar, messages
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.fleet import preview, rollout
+from mig_manager.core.fleet import rollout
 
 _MOST_NAMED = 8
 _MOST_ROWS = 20
@@ -22,11 +22,11 @@ _TONES: Mapping[rollout.NodeState, bar.Tone] = {
     rollout.NodeState.SKIPPED: bar.Tone.WARN,
     rollout.NodeState.SUPERSEDED: bar.Tone.WARN,
 }
-_VERDICTS: Mapping[preview.Verdict, bar.Tone] = {
-    preview.Verdict.APPLIED: bar.Tone.GOOD,
-    preview.Verdict.FITS: bar.Tone.PLAIN,
-    preview.Verdict.DOES_NOT_FIT: bar.Tone.BAD,
-    preview.Verdict.UNKNOWN: bar.Tone.WARN,
+_VERDICTS: Mapping[rollout.Verdict, bar.Tone] = {
+    rollout.Verdict.APPLIED: bar.Tone.GOOD,
+    rollout.Verdict.FITS: bar.Tone.PLAIN,
+    rollout.Verdict.DOES_NOT_FIT: bar.Tone.BAD,
+    rollout.Verdict.UNKNOWN: bar.Tone.WARN,
 }
 _SHOWN = (
     rollout.NodeState.FAILED,
@@ -146,7 +146,7 @@ def data(decision: rollout.Decision, goal: fleet_nodes.Goal) -> dict[str, object
     }
 
 
-def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Style) -> str:
+def previewed(previews: Sequence[rollout.Preview], title: str, *, style: bar.Style) -> str:
     """Return the previews of a dry run, node by node."""
     wide = max((len(node.name) for node in previews), default=4)
     lines = [f"{'NODE':<{wide}}  {'VERDICT':<12}  KEPT  GONE  NEW  RESET  EVICTED"]
@@ -163,7 +163,7 @@ def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Sty
         lines.append(row.rstrip())
     totals = [
         f"{sum(node.verdict is verdict for node in previews)} {verdict.value.replace('-', ' ')}"
-        for verdict in preview.Verdict
+        for verdict in rollout.Verdict
     ]
     return "\n".join([*lines, "", f"{title}: {', '.join(totals)}. Nothing was changed."])
 
@@ -199,7 +199,7 @@ def _time(seconds: float) -> str:
     return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
-def _evicted(node: preview.Preview) -> str:
+def _evicted(node: rollout.Preview) -> str:
     parts = []
     if node.evicted:
         parts.append(_named(node.evicted))

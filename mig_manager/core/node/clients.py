@@ -16,7 +16,8 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager.core import fields, model, steps, yaml_tree
+from mig_manager import errors
+from mig_manager.core import model, steps, yaml_tree
 from mig_manager.core.node import cluster, resources
 
 VERSION = "v1"
@@ -62,30 +63,32 @@ def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
         ConfigError: The table is invalid; the message has the location and a correction.
     """
     root = yaml_tree.parse(text, source=source)
-    if root is None or fields.is_null(root):
+    if root is None or yaml_tree.is_null(root):
         return ()
     if not isinstance(root, yaml_tree.Mapping):
-        fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'clients'")
-    fields.check_keys(root, _DOCUMENT_KEYS)
-    version = fields.required(root, "version", example=VERSION)
+        yaml_tree.fail(root, f"expected a mapping with 'version: {VERSION}' and 'clients'")
+    yaml_tree.check_keys(root, _DOCUMENT_KEYS)
+    version = yaml_tree.required(root, "version", example=VERSION)
     if _text(version, "version") != VERSION:
-        fields.fail(version, f"version must be the text {VERSION}, not {fields.shown(version)}")
+        yaml_tree.fail(
+            version, f"version must be the text {VERSION}, not {yaml_tree.shown(version)}"
+        )
     clients = root.get("clients")
-    if clients is None or fields.is_null(clients):
+    if clients is None or yaml_tree.is_null(clients):
         return ()
     if not isinstance(clients, yaml_tree.Sequence):
-        fields.fail(clients, f"clients must be a list, not {fields.shown(clients)}")
+        yaml_tree.fail(clients, f"clients must be a list, not {yaml_tree.shown(clients)}")
     return tuple(_client(item) for item in clients.items)
 
 
 def _client(node: yaml_tree.Node) -> ExtraClient:
     if not isinstance(node, yaml_tree.Mapping):
-        fields.fail(node, f"a client is a mapping with 'labels', not {fields.shown(node)}")
-    fields.check_keys(node, _CLIENT_KEYS)
-    labels = fields.required(node, "labels", example=_EXAMPLE)
+        yaml_tree.fail(node, f"a client is a mapping with 'labels', not {yaml_tree.shown(node)}")
+    yaml_tree.check_keys(node, _CLIENT_KEYS)
+    labels = yaml_tree.required(node, "labels", example=_EXAMPLE)
     # No labels at all would mean every pod of the node.
     if not (isinstance(labels, yaml_tree.Mapping) and labels.entries):
-        fields.fail(labels, f"labels must be a mapping such as {_EXAMPLE}")
+        yaml_tree.fail(labels, f"labels must be a mapping such as {_EXAMPLE}")
     namespace, deploy = node.get("namespace"), node.get("deploy-label")
     return ExtraClient(
         labels={entry.key: _text(entry.value, f"label '{entry.key}'") for entry in labels.entries},
@@ -97,17 +100,19 @@ def _client(node: yaml_tree.Node) -> ExtraClient:
 def _deploy_label(node: yaml_tree.Node) -> str:
     key = _text(node, "deploy-label")
     if not _DEPLOY_LABEL.fullmatch(key):
-        fields.fail(
+        yaml_tree.fail(
             node,
             f"deploy-label must begin with '{cluster.DEPLOY_LABEL_PREFIX}' and be a label's key, "
-            f"not {fields.shown(node)}",
+            f"not {yaml_tree.shown(node)}",
         )
     return key
 
 
 def _text(node: yaml_tree.Node, what: str) -> str:
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(node, f"{what} must be a text, in quotes if need be, not {fields.shown(node)}")
+        yaml_tree.fail(
+            node, f"{what} must be a text, in quotes if need be, not {yaml_tree.shown(node)}"
+        )
     return node.value
 
 
@@ -293,4 +298,75 @@ def gated_by(pods: Iterable[cluster.Pod], keys: Collection[str]) -> tuple[cluste
         pod
         for pod in pods
         if pod.owner_kind == "DaemonSet" and not pod.node_selector.keys().isdisjoint(keys)
+    )
+
+
+_OPERATORS = "nvidia-mig-manager"
+_OURS = "mig-manager"
+
+
+def other_managers(pods: Iterable[cluster.Pod], own_uid: str | None) -> tuple[str, ...]:
+    """Return the pods of this node that change MIG instances too, as ``namespace/name (kind)``.
+
+    A pod that has not started yet counts, because it may at any moment; a finished one does not.
+    If ``own_uid``, the UID of our pod, is None, nothing counts that could be ourselves.
+    """
+    return tuple(
+        f"{pod.key} ({what})"
+        for pod in pods
+        if not pod.is_finished
+        and pod.uid != own_uid
+        and (what := _what(pod, knows_ourselves=own_uid is not None))
+    )
+
+
+def other_managers_error(names: Iterable[str]) -> errors.MigManagerError:
+    """Return the error for a node that other managers serve (FOREIGN_MANAGER)."""
+    return errors.MigManagerError(
+        f"another program manages MIG on this node: {', '.join(names)}",
+        reason=errors.Reason.FOREIGN_MANAGER,
+    )
+
+
+def _what(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
+    """Say what a pod is that changes instances; empty when it does not, or may be ourselves."""
+    is_operators = pod.labels.get("app") == _OPERATORS or _OPERATORS in pod.container_names
+    if is_operators and (knows_ourselves or "k8s-mig-manager" in _image_names(pod)):
+        return "NVIDIA's mig-manager"
+    if "gpus" in pod.container_names and pod.feature_gates.get("DynamicMIG", False):
+        return "NVIDIA's DRA driver with DynamicMIG"
+    if _is_nos(pod):
+        return "nos' mig-agent"
+    if _is_slicer(pod):
+        return "OpenShift's Dynamic Accelerator Slicer"
+    is_ours = pod.labels.get("app.kubernetes.io/name") == _OURS and _OURS in pod.container_names
+    if knows_ourselves and is_ours:
+        return "another mig-manager"
+    return ""
+
+
+def _is_nos(pod: cluster.Pod) -> bool:
+    is_theirs_by_component = (
+        pod.labels.get("app.kubernetes.io/component") == "mig-agent"
+        and "mig-agent" in pod.container_names
+    )
+    return (
+        is_theirs_by_component
+        or pod.labels.get("app.kubernetes.io/name") == "nos-mig-agent"
+        or "nos-mig-agent" in _image_names(pod)
+    )
+
+
+def _is_slicer(pod: cluster.Pod) -> bool:
+    if not {"das-daemonset", "instaslice-daemonset"}.isdisjoint(pod.container_names):
+        return True
+    return pod.labels.get("app") == "controller-daemonset" and any(
+        name.startswith("instaslice") for name in _image_names(pod)
+    )
+
+
+def _image_names(pod: cluster.Pod) -> frozenset[str]:
+    """Return the last part of each image's name, which stays the same in any registry."""
+    return frozenset(
+        image.partition("@")[0].rpartition("/")[2].partition(":")[0] for image in pod.images
     )

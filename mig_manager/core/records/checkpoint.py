@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import fields, model, yaml_tree
+from mig_manager.core import model, yaml_tree
 
 VERSION = "v1"
 
@@ -136,12 +136,14 @@ def _devices(text: str, source: str) -> Iterator[Device]:
     top = _mapping(root, ("Version", "MigState"))
     version = _member(top, "Version")
     if not (isinstance(version, yaml_tree.Scalar) and version.value == VERSION):
-        fields.fail(version, f"Version must be the text {VERSION}, not {fields.shown(version)}")
+        yaml_tree.fail(
+            version, f"Version must be the text {VERSION}, not {yaml_tree.shown(version)}"
+        )
     seen: dict[str, errors.Location] = {}
     for item in _list(_member(_mapping(_member(top, "MigState"), ("Devices",)), "Devices")):
         device = _device(item)
         if device.uuid in seen:
-            fields.fail(item, f"GPU {device.uuid} is there twice; first at {seen[device.uuid]}")
+            yaml_tree.fail(item, f"GPU {device.uuid} is there twice; first at {seen[device.uuid]}")
         seen[device.uuid] = device.location
         yield device
 
@@ -150,17 +152,17 @@ def _device(node: yaml_tree.Node) -> Device:
     data = _mapping(node, ("UUID", "MigMode", "GpuInstances"))
     uuid = _member(data, "UUID")
     if not (isinstance(uuid, yaml_tree.Scalar) and isinstance(uuid.value, str) and uuid.value):
-        fields.fail(uuid, f"UUID must be a text, not {fields.shown(uuid)}")
+        yaml_tree.fail(uuid, f"UUID must be a text, not {yaml_tree.shown(uuid)}")
     mode_node = _member(data, "MigMode")
     mode = {number: mode for mode, number in _MODES.items()}.get(
-        fields.natural(mode_node, "MigMode")
+        yaml_tree.natural(mode_node, "MigMode")
     )
     if mode is None:
-        fields.fail(mode_node, f"MigMode must be 0 or 1, not {fields.shown(mode_node)}")
+        yaml_tree.fail(mode_node, f"MigMode must be 0 or 1, not {yaml_tree.shown(mode_node)}")
     instances_node = _member(data, "GpuInstances")
     instances = tuple(_instance(item) for item in _list(instances_node))
     if instances and mode is model.MigMode.DISABLED:
-        fields.fail(instances_node, "there are instances where MIG is off")
+        yaml_tree.fail(instances_node, "there are instances where MIG is off")
     return Device(uuid=uuid.value, mode=mode, instances=instances, location=uuid.location)
 
 
@@ -168,12 +170,12 @@ def _instance(node: yaml_tree.Node) -> Instance:
     data = _mapping(node, ("ProfileID", "Placement", "ComputeInstances"))
     place = _mapping(_member(data, "Placement"), ("Start", "Size"))
     size_node = _member(place, "Size")
-    size = fields.natural(size_node, "Size")
+    size = yaml_tree.natural(size_node, "Size")
     if size == 0:
-        fields.fail(size_node, "Size must be 1 or more")
+        yaml_tree.fail(size_node, "Size must be 1 or more")
     return Instance(
-        enum_index=fields.natural(_member(data, "ProfileID"), "ProfileID"),
-        placement=model.Placement(fields.natural(_member(place, "Start"), "Start"), size),
+        enum_index=yaml_tree.natural(_member(data, "ProfileID"), "ProfileID"),
+        placement=model.Placement(yaml_tree.natural(_member(place, "Start"), "Start"), size),
         compute_slices=tuple(
             _compute_slices(item) for item in _list(_member(data, "ComputeInstances"))
         ),
@@ -184,32 +186,34 @@ def _instance(node: yaml_tree.Node) -> Instance:
 def _compute_slices(node: yaml_tree.Node) -> int:
     data = _mapping(node, ("ProfileID", "EngProfileID"))
     profile = _member(data, "ProfileID")
-    slices = _SLICES.get(fields.natural(profile, "ProfileID"))
+    slices = _SLICES.get(yaml_tree.natural(profile, "ProfileID"))
     if slices is None:
-        fields.fail(profile, f"there is no compute-instance profile {fields.shown(profile)}")
+        yaml_tree.fail(profile, f"there is no compute-instance profile {yaml_tree.shown(profile)}")
     engine = _member(data, "EngProfileID")
-    if fields.natural(engine, "EngProfileID"):
-        fields.fail(engine, f"there is no engine profile {fields.shown(engine)}, only 0")
+    if yaml_tree.natural(engine, "EngProfileID"):
+        yaml_tree.fail(engine, f"there is no engine profile {yaml_tree.shown(engine)}, only 0")
     return slices
 
 
 def _mapping(node: yaml_tree.Node, known: Sequence[str]) -> yaml_tree.Mapping:
     if not isinstance(node, yaml_tree.Mapping):
-        fields.fail(node, f"expected a mapping with {', '.join(known)}, not {fields.shown(node)}")
-    fields.check_keys(node, known)
+        yaml_tree.fail(
+            node, f"expected a mapping with {', '.join(known)}, not {yaml_tree.shown(node)}"
+        )
+    yaml_tree.check_keys(node, known)
     return node
 
 
 def _member(node: yaml_tree.Mapping, key: str) -> yaml_tree.Node:
     value = node.get(key)
     if value is None:
-        fields.fail(node, f"'{key}' is missing")
+        yaml_tree.fail(node, f"'{key}' is missing")
     return value
 
 
 def _list(node: yaml_tree.Node) -> tuple[yaml_tree.Node, ...]:
-    if fields.is_null(node):
+    if yaml_tree.is_null(node):
         return ()
     if not isinstance(node, yaml_tree.Sequence):
-        fields.fail(node, f"expected a list, not {fields.shown(node)}")
+        yaml_tree.fail(node, f"expected a list, not {yaml_tree.shown(node)}")
     return node.items

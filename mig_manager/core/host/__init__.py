@@ -1,1 +1,0 @@
-"""The machine underneath: hooks, host services, GPU processes."""
