@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
@@ -51,7 +51,7 @@ def prepare(transition: Transition, path: pathlib.Path) -> states.NodeState:
     simulated.create(transition.spec, path)
     nvml_faults.install(path)
     try:
-        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
+        gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         seen = gpus.observe()
         gpus.execute(planner.plan(seen, _wanted(seen, transition.before)), seen)
     finally:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bench import matrix
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import library as nvml
@@ -183,7 +183,7 @@ def _factor(
 ) -> float:
     nvml_faults.install(path)
     try:
-        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe()
+        gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
     finally:
         simulated.uninstall()
     plan = planner.plan(gpus, transition.wanted(gpus))

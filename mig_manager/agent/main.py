@@ -10,9 +10,8 @@ from types import FrameType
 
 import structlog
 
-from mig_manager.adapters import pod_resources
+from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import (
-    clock,
     config_watch,
     device_nodes,
     files,
@@ -21,7 +20,7 @@ from mig_manager.adapters.host import (
     procfs,
     programs,
 )
-from mig_manager.adapters.kubernetes import advertise, api, node, pods
+from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
@@ -222,7 +221,7 @@ def _dependencies(
     pod_watch: pods.PodWatch,
 ) -> dependencies.Dependencies:
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
-    system = clock.SystemClock()
+    system = host.SystemClock()
     state = settings.gpus.simulate_state
     workers = nvml_worker.WorkerGpus(
         command=nvml_worker.worker_command(
@@ -236,8 +235,8 @@ def _dependencies(
     )
     gpus: ports.Gpus = workers
     if settings.advertises_simulated:
-        offer = advertise.NodeResources(kube, name=settings.node_name)
-        gpus = advertising = advertise.AdvertisingGpus(workers, offer)
+        offer = node.NodeResources(kube, name=settings.node_name)
+        gpus = advertising = node.AdvertisingGpus(workers, offer)
         advertising.start()
     slots: ports.Slots | None = None
     if settings.max_concurrent_nodes:

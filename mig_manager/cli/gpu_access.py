@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.agent import settings
 from mig_manager.change import local
 from mig_manager.cli import command_settings, console
@@ -44,7 +44,7 @@ class GpuAccess:
                 library_path=self._chosen.gpus.library_path,
                 driver_roots=self._chosen.gpus.driver_roots,
                 in_use_timeout_s=self._chosen.in_use_timeout_s,
-                clock=clock.SystemClock(),
+                clock=host.SystemClock(),
             ),
             timeout_s=self._chosen.gpu_timeout_s,
         )
@@ -71,12 +71,12 @@ class GpuAccess:
             lock=lock_file.LockFile(
                 self._chosen.lock_file,
                 program=f"mig-manager {self._command}",
-                clock=clock.SystemClock(),
+                clock=host.SystemClock(),
                 is_required=True,
             ),
             journal=journal,
             boot_layout=verified,
-            clock=clock.SystemClock(),
+            clock=host.SystemClock(),
             boot_id=self._boot_id(),
             lock_timeout_s=self._chosen.lock_timeout_s,
             notify=self._terminal.note,

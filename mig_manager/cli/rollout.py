@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock, files
+from mig_manager.adapters import host
+from mig_manager.adapters.host import files
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli import command_settings, console, rollout_settings
 from mig_manager.cli.render import rollout_report
@@ -142,7 +143,7 @@ def _roll_out(
                 selected,
                 chosen.goal,
                 chosen.limits,
-                clock=clock.SystemClock(),
+                clock=host.SystemClock(),
                 show=keep,
                 note=terminal.note,
             )
@@ -200,7 +201,7 @@ class _Table:
         self._style = style
         self._lines = 0
         self._drawn_s = float("-inf")
-        self._clock = clock.SystemClock()
+        self._clock = host.SystemClock()
 
     def show(self, decision: rollout.Decision) -> None:
         now_s = self._clock.monotonic()

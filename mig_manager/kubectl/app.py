@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters import kubectl
 from mig_manager.change import validate
 from mig_manager.cli import console
 from mig_manager.cli.render import gpu_report
@@ -84,7 +83,7 @@ class _Command:
         self._format = str(options.get("output"))
         self._now = dt.datetime.now(tz=dt.UTC)
         self._cluster = selection.Cluster(
-            kubectl.Kubectl(arguments.kubectl_options(options), note=terminal.note)
+            selection.Kubectl(arguments.kubectl_options(options), note=terminal.note)
         )
 
     def run(self, command: str) -> int:

@@ -6,7 +6,6 @@ from typing import Any
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters import kubectl
 from mig_manager.agent import settings
 from mig_manager.cli import command_settings, console, parser
 from mig_manager.core import options
@@ -264,13 +263,13 @@ def _layouts(seen: selection.Cluster) -> Iterable[str]:
     return [name for name in seen.document(None).layouts if name.isprintable()]
 
 
-def _api(before: Sequence[str]) -> kubectl.Kubectl:
+def _api(before: Sequence[str]) -> selection.Kubectl:
     try:
         cluster, _ = _cluster_options(before)
     except errors.UsageError:
         cluster = {}  # the value of the last option is not typed yet
     timeout = cluster.get("request_timeout") or f"{_TIMEOUT_S:g}s"
-    return kubectl.Kubectl(
+    return selection.Kubectl(
         kubectl_options(cluster | {"request_timeout": timeout}),
         note=lambda _: None,
         timeout_s=_TIMEOUT_S,

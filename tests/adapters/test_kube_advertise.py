@@ -7,8 +7,8 @@ import pytest
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubernetes import advertise, api
+from mig_manager.adapters import host
+from mig_manager.adapters.kubernetes import api, node
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config
@@ -48,16 +48,16 @@ def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
 def real_gpus(tmp_path: pathlib.Path) -> Iterator[nvml_gpus.NvmlGpus]:
     simulated.create("1xA100-SXM4-40GB", tmp_path / "gpus.json")
     nvml_faults.install(tmp_path / "gpus.json")
-    yield nvml_gpus.NvmlGpus(clock=clock.SystemClock())
+    yield nvml_gpus.NvmlGpus(clock=host.SystemClock())
     simulated.uninstall()
 
 
 @pytest.fixture
-def gpus(real_gpus: nvml_gpus.NvmlGpus, kube: api.KubeApi) -> advertise.AdvertisingGpus:
-    return advertise.AdvertisingGpus(real_gpus, advertise.NodeResources(kube, name="n1"))
+def gpus(real_gpus: nvml_gpus.NvmlGpus, kube: api.KubeApi) -> node.AdvertisingGpus:
+    return node.AdvertisingGpus(real_gpus, node.NodeResources(kube, name="n1"))
 
 
-def apply(gpus: advertise.AdvertisingGpus, layout: str) -> None:
+def apply(gpus: node.AdvertisingGpus, layout: str) -> None:
     text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
     now = gpus.observe()
     wanted = config.select(config.parse(text, source="shipped").layout(layout), now)
@@ -75,7 +75,7 @@ def writes(server: apiserver.ApiServer) -> int:
 
 
 def test_the_node_advertises_present_devices_and_zeroes_removed_ones(
-    gpus: advertise.AdvertisingGpus, kube: api.KubeApi
+    gpus: node.AdvertisingGpus, kube: api.KubeApi
 ) -> None:
     gpus.start()
 
@@ -93,7 +93,7 @@ def test_the_node_advertises_present_devices_and_zeroes_removed_ones(
 
 
 def test_a_gpu_change_is_advertised_at_the_next_observation(
-    gpus: advertise.AdvertisingGpus, kube: api.KubeApi
+    gpus: node.AdvertisingGpus, kube: api.KubeApi
 ) -> None:
     apply(gpus, "all-1g.5gb")
     apply(gpus, "all-3g.20gb")
@@ -106,21 +106,19 @@ def test_a_gpu_change_is_advertised_at_the_next_observation(
 
 
 def test_unchanged_resources_are_not_written_again(
-    gpus: advertise.AdvertisingGpus, real_gpus: nvml_gpus.NvmlGpus, server: apiserver.ApiServer
+    gpus: node.AdvertisingGpus, real_gpus: nvml_gpus.NvmlGpus, server: apiserver.ApiServer
 ) -> None:
     gpus.observe()
     gpus.observe()
     with_restart = api.KubeApi.at(server.url)
-    advertise.AdvertisingGpus(
-        real_gpus, advertise.NodeResources(with_restart, name="n1")
-    ).observe()
+    node.AdvertisingGpus(real_gpus, node.NodeResources(with_restart, name="n1")).observe()
     with_restart.close()
 
     assert writes(server) == 1
 
 
 def test_a_refused_advertisement_is_retried_and_does_not_fail_the_observation(
-    gpus: advertise.AdvertisingGpus, kube: api.KubeApi, server: apiserver.ApiServer
+    gpus: node.AdvertisingGpus, kube: api.KubeApi, server: apiserver.ApiServer
 ) -> None:
     server.inject(apiserver.Fault(verb="patch", status=403, times=1))
 
@@ -142,6 +140,6 @@ def test_unobservable_gpus_do_not_prevent_the_start(kube: api.KubeApi) -> None:
             raise AssertionError(plan)
 
     with structlog.testing.capture_logs() as logs:
-        advertise.AdvertisingGpus(Broken(), advertise.NodeResources(kube, name="n1")).start()
+        node.AdvertisingGpus(Broken(), node.NodeResources(kube, name="n1")).start()
 
     assert [entry["reason"] for entry in logs] == ["DriverNotLoaded"]

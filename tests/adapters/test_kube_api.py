@@ -18,7 +18,7 @@ from kubernetes.client import configuration as kube_configuration
 from kubernetes.config import incluster_config
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, api_errors
+from mig_manager.adapters.kubernetes import api, responses
 
 _TOKEN = "a-secret-token"  # noqa: S105 - of a server in this file
 
@@ -249,7 +249,7 @@ class TestErrors:
         self, kube: api.KubeApi, server: Server
     ) -> None:
         server.script = [refuse(429, "Cannot evict pod.", causes=("The budget web needs 1.",))]
-        with pytest.raises(api_errors.ApiError) as caught:
+        with pytest.raises(responses.ApiError) as caught:
             kube.post("/x", {})
         assert caught.value.explanation == "Cannot evict pod. The budget web needs 1."
 

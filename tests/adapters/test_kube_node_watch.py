@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.adapters.kubernetes import api, stream, watch
+from mig_manager.adapters.kubernetes import api, responses, watch
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -220,7 +220,7 @@ def test_a_silent_watch_is_replaced(server: apiserver.ApiServer) -> None:
 class Curt(api.KubeApi):
     """Every watch is over, in an orderly way, as soon as it is open."""
 
-    def watch(self, *args: Any, **kwargs: Any) -> stream.WatchStream:
+    def watch(self, *args: Any, **kwargs: Any) -> responses.WatchStream:
         opened = super().watch(*args, **kwargs)
         opened.interrupt()
         return opened

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from mig_manager.adapters.kubernetes import api, fleet, pods, stream, watch
+from mig_manager.adapters.kubernetes import api, fleet, pods, responses, watch
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
@@ -26,7 +26,7 @@ class FaultyApi(api.KubeApi):
     faults: int
     timeouts_s: list[float]
 
-    def watch(self, *args: Any, **options: Any) -> stream.WatchStream:
+    def watch(self, *args: Any, **options: Any) -> responses.WatchStream:
         self.timeouts_s.append(options["idle_timeout_s"])
         if self.faults:
             self.faults -= 1

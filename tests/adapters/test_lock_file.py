@@ -16,13 +16,15 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock, lock_file
+from mig_manager.adapters import host
+from mig_manager.adapters.host import lock_file
 
 HOLDER = """
 import pathlib, sys
-from mig_manager.adapters.host import clock, lock_file
+from mig_manager.adapters import host
+from mig_manager.adapters.host import lock_file
 lock = lock_file.LockFile(
-    pathlib.Path(sys.argv[1]), program="other", clock=clock.SystemClock(), is_required=True
+    pathlib.Path(sys.argv[1]), program="other", clock=host.SystemClock(), is_required=True
 )
 with lock.hold("apply all-1g.5gb"):
     print("locked", flush=True)
@@ -32,7 +34,7 @@ with lock.hold("apply all-1g.5gb"):
 
 def lock_at(path: pathlib.Path, *, is_required: bool = True) -> lock_file.LockFile:
     return lock_file.LockFile(
-        path, program="test", clock=clock.SystemClock(), is_required=is_required
+        path, program="test", clock=host.SystemClock(), is_required=is_required
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from bench import matrix
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.planner import planner
@@ -76,7 +76,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
     matrix.prepare(transition, path)
     nvml_faults.install(path).state.log_calls()
     try:
-        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
+        gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         seen = gpus.observe()
         observation = nvml_faults.read_calls(path)
         wanted = transition.wanted(seen)

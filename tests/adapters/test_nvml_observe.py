@@ -8,7 +8,7 @@ import pytest
 
 from bench import matrix
 from mig_manager import errors
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.adapters.nvml import device
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.catalogue import hardware
@@ -376,7 +376,7 @@ def mixed_node(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_what_gpus_have_in_common_is_there_once(mixed_node: pathlib.Path) -> None:
     nvml_faults.install(mixed_node)
     try:
-        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe()
+        gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
     finally:
         simulated.uninstall()
 
@@ -390,7 +390,7 @@ def test_what_one_gpu_reports_of_its_instances_is_known_of_all_like_it(
     ask = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
     library = nvml_faults.install(mixed_node)
     try:
-        gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
+        gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         seen = gpus.observe()
         asked = library.counts[ask]
         gpus.execute(planner.plan(seen, MIXED.wanted(seen)), seen)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import advertise, api
+from mig_manager.adapters.kubernetes import api, node
 from tests.cluster import clusters, envtest
 
 pytestmark = pytest.mark.cluster
@@ -41,7 +41,7 @@ def test_the_node_offers_what_is_published_and_0_of_what_is_gone(
     real_cluster: clusters.Real, tmp_path: pathlib.Path
 ) -> None:
     with agent(real_cluster, tmp_path, SIMULATED) as kube:
-        offer = advertise.NodeResources(kube, name=clusters.NODE)
+        offer = node.NodeResources(kube, name=clusters.NODE)
         offer.publish({"nvidia.com/gpu": 8})
         offer.publish({"nvidia.com/mig-1g.5gb": 56})
 
@@ -61,7 +61,7 @@ def test_no_agent_advertises_for_another_node(
 
         def is_refused() -> bool:
             try:
-                offer = advertise.NodeResources(kube, name="other")
+                offer = node.NodeResources(kube, name="other")
                 offer.publish({"nvidia.com/gpu": next(counts)})
             except errors.ClusterError as error:
                 return "may not change another node" in error.message
@@ -78,6 +78,6 @@ def test_the_rights_of_an_agent_with_real_gpus_do_not_reach_the_nodes_status(
         agent(real_cluster, tmp_path, clusters.SHIPPED) as kube,
         pytest.raises(errors.ClusterError) as caught,
     ):
-        advertise.NodeResources(kube, name=clusters.NODE).publish({"nvidia.com/gpu": 8})
+        node.NodeResources(kube, name=clusters.NODE).publish({"nvidia.com/gpu": 8})
 
     assert caught.value.reason is errors.Reason.FORBIDDEN

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubernetes import api, api_errors, node, pods
+from mig_manager.adapters import host
+from mig_manager.adapters.kubernetes import api, node, pods, responses
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from tests.cluster import clusters
@@ -275,7 +275,7 @@ def test_a_refusal_has_the_same_status_and_words(
         "merge": functools.partial(kube.patch, path, body or {}, kind=api.PatchType.MERGE),
     }
 
-    with pytest.raises(api_errors.ApiError) as raised:
+    with pytest.raises(responses.ApiError) as raised:
         requests[method]()
 
     assert raised.value.status == status
@@ -288,7 +288,7 @@ def test_a_forbidden_request_is_reported_with_verb_and_resource(
     lame = clusters.SHIPPED.without(("", "pods", "list"))
     with where.admit(tmp_path, lame) as credentials:
         agent = api.KubeApi.connect(kubeconfig=str(credentials.agent))
-        with pytest.raises(api_errors.ApiError) as raised:
+        with pytest.raises(responses.ApiError) as raised:
             agent.get("/api/v1/pods")
         agent.close()
 
@@ -329,7 +329,7 @@ def test_a_watch_delivers_what_came_after_its_version_and_only_of_its_node(
 
 
 def test_two_writers_of_taints_both_get_their_way(kube: api.KubeApi) -> None:
-    ours = node.KubeNode(kube, name=NAME, clock=clock.SystemClock())
+    ours = node.KubeNode(kube, name=NAME, clock=host.SystemClock())
     foreign = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}
     kube.patch(f"{NODES}/{NAME}", {"spec": {"taints": [foreign]}}, kind=api.PatchType.MERGE)
 
@@ -342,7 +342,7 @@ def test_two_writers_of_taints_both_get_their_way(kube: api.KubeApi) -> None:
 
 
 def test_an_event_is_found_by_its_node(kube: api.KubeApi) -> None:
-    ours = node.KubeNode(kube, name=NAME, clock=clock.SystemClock())
+    ours = node.KubeNode(kube, name=NAME, clock=host.SystemClock())
 
     ours.emit(reason="Applied", message="all is well", is_warning=False)
     assert ours.flush_events(30)

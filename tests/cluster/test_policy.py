@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, api_errors
+from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core.node import cluster
 from tests.cluster import clusters, envtest
 
@@ -131,7 +131,7 @@ def refusal(act: Callable[[], object]) -> str:
     """Return the policy's words; nothing if it lets the act pass."""
     try:
         act()
-    except api_errors.ApiError as error:
+    except responses.ApiError as error:
         if error.reason is errors.Reason.FORBIDDEN and "AdmissionPolicy" in error.explanation:
             return error.explanation
         raise

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock
-from mig_manager.adapters.kubernetes import api, api_errors, leases
+from mig_manager.adapters import host
+from mig_manager.adapters.kubernetes import api, leases, responses
 from mig_manager.core import model
 from mig_manager.sandbox.demo import stages
 from mig_manager.sandbox.node import objects
@@ -116,7 +116,7 @@ def test_slots_are_acquired_renewed_and_released_over_the_api(
                 namespace=NAMESPACE,
                 node_name=node,
                 limit=1,
-                clock=clock.SystemClock(),
+                clock=host.SystemClock(),
                 times=leases.Times(lease_s=1, renew_s=0.05),
             )
 
@@ -166,7 +166,7 @@ def refusal(act: Callable[[], object]) -> str:
     """Return the policy's words; nothing if it lets the act pass."""
     try:
         act()
-    except api_errors.ApiError as error:
+    except responses.ApiError as error:
         if error.reason is errors.Reason.FORBIDDEN and "AdmissionPolicy" in error.explanation:
             return error.explanation
         if error.status == 409:

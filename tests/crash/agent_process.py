@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
-from mig_manager.adapters import pod_resources
-from mig_manager.adapters.host import clock, log
+from mig_manager.adapters import host, pod_resources
+from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, loop, main, settings
@@ -150,7 +150,7 @@ class _Library(nvml_faults.CountingLibrary):
             super()._change(attempt)
 
 
-class _Clock(clock.SystemClock):
+class _Clock(host.SystemClock):
     """Does not let the driver take its time."""
 
     def wait(self, seconds: float) -> None:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters import pod_resources
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, loop, main, settings
@@ -210,7 +209,7 @@ class Stage(stages.Stage):
         )
         return dataclasses.replace(
             own,
-            gpus=nvml_gpus.NvmlGpus(clock=clock.SystemClock()),
+            gpus=nvml_gpus.NvmlGpus(clock=host.SystemClock()),
             allocations=self._wrap(kubelet, self.socket),
             standby=ports.Standbys(),
         )

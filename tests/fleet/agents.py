@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.agent import dependencies, main, settings
 from mig_manager.catalogue import hardware
@@ -58,7 +58,7 @@ def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:
 
 def wait(holds: Callable[[], bool], what: str, *, timeout_s: float = DEADLINE_S) -> None:
     pause = threading.Event()
-    system = clock.SystemClock()
+    system = host.SystemClock()
     deadline_s = system.monotonic() + timeout_s
     while not holds():
         if system.monotonic() > deadline_s:

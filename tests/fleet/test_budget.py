@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import model, timing
 from mig_manager.core.node import cluster
@@ -60,7 +60,7 @@ def test_a_node_waits_visibly_while_another_has_the_only_slot() -> None:
         names = agents.populate(server, 2)
         kube = api.KubeApi.at(server.url)
         other = leases.LeaseSlots(
-            kube, namespace=NAMESPACE, node_name="other", limit=1, clock=clock.SystemClock()
+            kube, namespace=NAMESPACE, node_name="other", limit=1, clock=host.SystemClock()
         )
         assert other.take() == ""
         with agents.hosted(server, names, limit=1):
@@ -115,7 +115,7 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
         kube = api.KubeApi.at(server.url)
         # As an agent leaves it that was killed after the cordon.
         killed = leases.LeaseSlots(
-            kube, namespace=NAMESPACE, node_name=name, limit=1, clock=clock.SystemClock()
+            kube, namespace=NAMESPACE, node_name=name, limit=1, clock=host.SystemClock()
         )
         assert killed.take() == ""
         journal = status.Journal(config=LAYOUT, cordoned=True)
@@ -141,7 +141,7 @@ class Contender:
     def __init__(self, server: apiserver.ApiServer, name: str, *, limit: int) -> None:
         self._server = server
         self._name = name
-        self._clock = clock.SystemClock()
+        self._clock = host.SystemClock()
         self._kube = api.KubeApi.at(server.url, token=name)
         self._slots = leases.LeaseSlots(
             self._kube, namespace=NAMESPACE, node_name=name, limit=limit, clock=self._clock

@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import library
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def gpus() -> tuple[model.Gpu, ...]:
     try:
-        return nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe()
+        return nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
     except errors.HardwareError as error:
         if error.reason is errors.Reason.DRIVER_NOT_LOADED:
             pytest.skip(f"no NVIDIA driver here: {error.message}")
@@ -60,7 +60,7 @@ def test_instances_are_at_placements_of_their_profile(gpus: tuple[model.Gpu, ...
 def test_a_second_observation_and_one_by_a_worker_are_equal(
     gpus: tuple[model.Gpu, ...],
 ) -> None:
-    assert nvml_gpus.NvmlGpus(clock=clock.SystemClock()).observe() == gpus
+    assert nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe() == gpus
     child = nvml_worker.WorkerGpus(command=nvml_worker.worker_command(), timeout_s=60.0)
     assert child.observe() == gpus
 
@@ -88,4 +88,4 @@ def test_every_gpu_with_mig_reports_whether_it_has_events(gpus: tuple[model.Gpu,
 
 @pytest.mark.usefixtures("gpus")
 def test_an_empty_plan_is_allowed() -> None:
-    nvml_gpus.NvmlGpus(clock=clock.SystemClock()).execute(steps.Plan(gpus=()))
+    nvml_gpus.NvmlGpus(clock=host.SystemClock()).execute(steps.Plan(gpus=()))

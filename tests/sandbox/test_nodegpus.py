@@ -5,7 +5,7 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
@@ -32,7 +32,7 @@ def state_file(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
-    reported = nvml_adapter.NvmlGpus(clock=clock.SystemClock()).observe()
+    reported = nvml_adapter.NvmlGpus(clock=host.SystemClock()).observe()
 
     seen = node_options.SimulatedGpus(state_file).observe()
 

@@ -18,13 +18,12 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import kubectl
 from mig_manager.catalogue import hardware
 from mig_manager.cli import console
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_codec, status
-from mig_manager.kubectl import app, arguments
+from mig_manager.kubectl import app, arguments, selection
 from testkit import apiserver
 from tests import fakes, programs
 
@@ -227,7 +226,7 @@ def _get(_kubectl: object, url: str, words: Sequence[str], what: str) -> bytes:
     except urllib.error.HTTPError as error:
         refused = json.load(error)
         line = f"Error from server ({refused['reason']}): {refused['message']}"
-        raise kubectl._refused(what, [line]) from error
+        raise selection._refused(what, line) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +276,7 @@ class Viewer:
             patch.setenv("KUBECONFIG", str(self.home / "kubeconfig"))
             if direct:
                 patch.setattr(
-                    kubectl.Kubectl, "_run", functools.partialmethod(_get, self.server.url)
+                    selection.Kubectl, "_run", functools.partialmethod(_get, self.server.url)
                 )
             status = main(words, terminal)
         return Answer(status=status, out=out.getvalue(), err=err.getvalue())

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from mig_manager.adapters.host import clock, lock_file
+from mig_manager.adapters import host
+from mig_manager.adapters.host import lock_file
 from tests.shell.shell_node import Node, wait_for
 
 
@@ -136,7 +137,7 @@ def test_apply_names_the_owner_of_the_lock(fresh: Node) -> None:
     other = lock_file.LockFile(
         fresh.state.beside("manager.lock"),
         program="mig-manager agent",
-        clock=clock.SystemClock(),
+        clock=host.SystemClock(),
         is_required=True,
     )
     before = fresh.shape

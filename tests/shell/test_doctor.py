@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import yaml
 
-from mig_manager.adapters.host import clock, lock_file
+from mig_manager.adapters import host
+from mig_manager.adapters.host import lock_file
 from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.cli import command_settings, console, main, parser
@@ -395,7 +396,7 @@ def test_processes_are_reported_with_their_pod(patient: Patient, proc: proc_tree
 
 def test_the_lock_is_reported_with_its_owner_and_not_taken(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "lock"
-    lock = lock_file.LockFile(path, program="other", clock=clock.SystemClock(), is_required=True)
+    lock = lock_file.LockFile(path, program="other", clock=host.SystemClock(), is_required=True)
 
     before = machine.lock(path)
     with lock.hold("apply all-1g.5gb"):

@@ -1,1 +1,20 @@
-"""The machine: files, processes, device nodes, services, signals of the kernel."""
+"""The machine: its clocks, files, processes, device nodes, services, signals of the kernel."""
+
+import threading
+import time
+
+
+class SystemClock:
+    """Implements ``timing.Clock`` on the operating system's clocks."""
+
+    def now_iso(self, *, after_s: float = 0.0) -> str:
+        """Return the wall-clock time, now or later, as RFC 3339 in UTC, whole seconds."""
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + after_s))
+
+    def monotonic(self) -> float:
+        """Return seconds of the monotonic clock."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, without waking early."""
+        threading.Event().wait(max(0.0, seconds))

@@ -23,7 +23,7 @@ import tenacity
 import urllib3
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api_errors, kube_config, stream
+from mig_manager.adapters.kubernetes import kube_config, responses
 from mig_manager.core.node import cluster
 
 Configuration = kubernetes.client.configuration.Configuration
@@ -153,7 +153,7 @@ class KubeApi:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
-        return self._request("GET", _with_query(path, query), retry=api_errors.Retry.READ)
+        return self._request("GET", _with_query(path, query), retry=responses.Retry.READ)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never sent twice."""
@@ -165,7 +165,7 @@ class KubeApi:
 
     def delete(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Delete an object; a retry after a broken connection may find it gone (404)."""
-        return self._request("DELETE", path, body=body, retry=api_errors.Retry.IDEMPOTENT)
+        return self._request("DELETE", path, body=body, retry=responses.Retry.IDEMPOTENT)
 
     def patch(
         self, path: str, body: Mapping[str, Any] | list[Any], *, kind: PatchType
@@ -176,12 +176,12 @@ class KubeApi:
         operations of a JSON patch may not.
         """
         is_json = kind is PatchType.JSON
-        retry = api_errors.Retry.UNSENT if is_json else api_errors.Retry.IDEMPOTENT
+        retry = responses.Retry.UNSENT if is_json else responses.Retry.IDEMPOTENT
         return self._request("PATCH", path, body=body, content_type=kind.value, retry=retry)
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
-    ) -> stream.WatchStream:
+    ) -> responses.WatchStream:
         """Open a watch with bookmarks; the caller closes it.
 
         Args:
@@ -201,7 +201,7 @@ class KubeApi:
         socket = getattr(response.connection, "sock", None)
         if socket is not None:
             socket.settimeout(idle_timeout_s)
-        return stream.WatchStream(response, request=f"watch {path}")
+        return responses.WatchStream(response, request=f"watch {path}")
 
     def is_allowed(self, right: cluster.Right, *, name: str = "") -> bool:
         """Ask by a SelfSubjectAccessReview whether our credentials give us a right.
@@ -239,7 +239,7 @@ class KubeApi:
         *,
         body: Mapping[str, Any] | list[Any] | None = None,
         content_type: str = "application/json",
-        retry: api_errors.Retry = api_errors.Retry.NEVER,
+        retry: responses.Retry = responses.Retry.NEVER,
     ) -> dict[str, Any]:
         """Send a request, and again with backoff where that may help."""
         request = _name(method, path)
@@ -256,7 +256,7 @@ class KubeApi:
         ):
             with attempt:
                 response = self._open(method, path, body, content_type)
-                return api_errors.parse(request, self._read(response, request))
+                return responses.parse(request, self._read(response, request))
         raise AssertionError  # tenacity returns or raises
 
     def _pause(self, seconds: float) -> None:
@@ -278,11 +278,11 @@ class KubeApi:
             request = _name(method, path)
             try:
                 text = self._read(response, request, limit=_LARGEST_ERROR)
-            except api_errors.ApiError as error:
+            except responses.ApiError as error:
                 if error.status is None:
                     raise
                 text = b"(a body that is too large)"
-            raise api_errors.refusal(request, response.status, response.headers, text)
+            raise responses.refusal(request, response.status, response.headers, text)
         return response
 
     def _send(
@@ -308,12 +308,12 @@ class KubeApi:
             urllib3.exceptions.NewConnectionError,
             urllib3.exceptions.ConnectTimeoutError,
         ) as error:
-            raise api_errors.no_answer(request, str(error), was_sent=False) from error
+            raise responses.no_answer(request, str(error), was_sent=False) from error
         except kubernetes.client.exceptions.ApiException as error:
             # How the client reports a failed TLS handshake.
-            raise api_errors.no_answer(request, str(error.reason), was_sent=False) from error
+            raise responses.no_answer(request, str(error.reason), was_sent=False) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise api_errors.no_answer(request, str(error)) from error
+            raise responses.no_answer(request, str(error)) from error
         return response
 
     def _reload_credentials(self) -> bool:
@@ -337,7 +337,7 @@ class KubeApi:
         except Exception as error:
             # Whatever a file provokes, such as OverflowError by a time in year 1.
             detail = f"the credentials cannot be read: {error}"
-            raise api_errors.no_answer(request, detail, was_sent=False) from error
+            raise responses.no_answer(request, detail, was_sent=False) from error
         if auth is not None and auth["value"]:
             # A stray line end would make http.client quote the whole token in its error.
             headers["Authorization"] = " ".join(auth["value"].split())
@@ -354,11 +354,11 @@ class KubeApi:
             while chunk := response.read1(_CHUNK, decode_content=False):
                 body += chunk
                 if len(body) > limit:
-                    raise api_errors.too_large(request, response.status, limit)
+                    raise responses.too_large(request, response.status, limit)
                 if time.monotonic() > deadline_s:
-                    raise api_errors.no_answer(request, "the answer does not end")
+                    raise responses.no_answer(request, "the answer does not end")
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise api_errors.no_answer(request, str(error)) from error
+            raise responses.no_answer(request, str(error)) from error
         else:
             response.release_conn()
             return bytes(body)
@@ -383,7 +383,7 @@ def _load(configuration: Configuration, kubeconfig: str | None) -> None:
 def _pause_s(state: tenacity.RetryCallState) -> float:
     """Wait as long as the server asks, else with backoff."""
     error = state.outcome.exception() if state.outcome else None
-    asked_s = error.retry_after_s if isinstance(error, api_errors.ApiError) else None
+    asked_s = error.retry_after_s if isinstance(error, responses.ApiError) else None
     return _backoff_s(state) if asked_s is None else asked_s
 
 

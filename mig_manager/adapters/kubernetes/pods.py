@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, api_errors, watch
+from mig_manager.adapters.kubernetes import api, responses, watch
 from mig_manager.core import ports
 from mig_manager.core.node import cluster, policy
 
@@ -91,7 +91,7 @@ class KubeWorkloads:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", **_only_this_uid(pod)}
         try:
             self._kube.delete(_path(pod), options)
-        except api_errors.ApiError as error:
+        except responses.ApiError as error:
             if not _is_gone(error):
                 raise
 
@@ -104,7 +104,7 @@ class KubeWorkloads:
         }
         try:
             self._kube.post(f"{_path(pod)}/eviction", eviction)
-        except api_errors.ApiError as error:
+        except responses.ApiError as error:
             if _is_gone(error):
                 return ports.Verdict(answer=ports.Eviction.GONE)
             if _is_blocked(error):
@@ -283,7 +283,7 @@ class _Claims:
         for version in _CLAIM_VERSIONS:
             try:
                 return self._kube.get(f"/apis/resource.k8s.io/{version}/{path}")
-            except api_errors.ApiError as error:
+            except responses.ApiError as error:
                 # The status is the same for an unknown version and an unknown claim.
                 if error.status != http.HTTPStatus.NOT_FOUND or version == _CLAIM_VERSIONS[-1]:
                     raise
@@ -308,7 +308,7 @@ def _only_this_uid(pod: cluster.Pod) -> dict[str, Any]:
     return {"preconditions": {"uid": pod.uid}}
 
 
-def _is_gone(error: api_errors.ApiError) -> bool:
+def _is_gone(error: responses.ApiError) -> bool:
     if error.status == http.HTTPStatus.NOT_FOUND:
         return True
     # The API has no machine-readable cause for a failed precondition; both of its texts (the
@@ -317,7 +317,7 @@ def _is_gone(error: api_errors.ApiError) -> bool:
     return error.status == http.HTTPStatus.CONFLICT and "precondition" in text and "uid" in text
 
 
-def _is_blocked(error: api_errors.ApiError) -> bool:
+def _is_blocked(error: responses.ApiError) -> bool:
     """Return whether a later eviction may succeed.
 
     Beside 429, which is a budget's refusal, that is a conflict with another writer, and the 500

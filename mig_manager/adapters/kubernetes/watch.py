@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, stream
+from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core.node import cluster
 
 _JOIN_S = 1.0
@@ -117,7 +117,7 @@ class Watch:
         self._contact_s = -math.inf
         self._opened_s = math.inf
         self._failures = 0
-        self._stream: stream.WatchStream | None = None
+        self._stream: responses.WatchStream | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property

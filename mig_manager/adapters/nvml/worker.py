@@ -64,7 +64,7 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
         return 1
     # It ends before a collection is worth it.
     gc.disable()
-    from mig_manager.adapters.host import clock  # noqa: PLC0415 - not for a listener
+    from mig_manager.adapters import host  # noqa: PLC0415 - not for a listener
     from mig_manager.adapters.nvml import gpus as nvml_gpus  # noqa: PLC0415 - as above
 
     if arguments.last_calls_fd is not None:
@@ -78,7 +78,7 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
         library_path=arguments.library_path,
         driver_roots=arguments.driver_root,
         in_use_timeout_s=arguments.in_use_timeout_s,
-        clock=clock.SystemClock(),
+        clock=host.SystemClock(),
         proc_root=proc_root,
     )
     # A worker that was started ahead waits here, and has not touched the driver.

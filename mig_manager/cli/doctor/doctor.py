@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.adapters import pod_resources
-from mig_manager.adapters.host import clock, procfs
+from mig_manager.adapters import host, pod_resources
+from mig_manager.adapters.host import procfs
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.cli import command_settings, console
@@ -127,7 +127,7 @@ def _node(
     connected = kube.needed()
     if not chosen.node_name:
         raise checks.NotAskedError("no --node-name")
-    return node.KubeNode(connected, name=chosen.node_name, clock=clock.SystemClock()).read()
+    return node.KubeNode(connected, name=chosen.node_name, clock=host.SystemClock()).read()
 
 
 def _pods(

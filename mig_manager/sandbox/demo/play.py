@@ -6,7 +6,7 @@ import pathlib
 import threading
 from collections.abc import Callable
 
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
 from mig_manager.core import bar, picture, timing
 from mig_manager.core.layout import config
@@ -181,7 +181,7 @@ def _show(
     say: Callable[[str], None],
     style: bar.Style,
 ) -> bool:
-    lines = Timeline(say, style, clock.SystemClock())
+    lines = Timeline(say, style, host.SystemClock())
     stop = stage.cluster.listen(lines.hear)
     for kind, obj in stage.everything():
         lines.hear(kind, obj)

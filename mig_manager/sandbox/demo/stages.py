@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from mig_manager import errors
-from mig_manager.adapters import pod_resources
-from mig_manager.adapters.host import clock
+from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
@@ -79,7 +78,7 @@ class Stage:
         self._exits = contextlib.ExitStack()
         self._changed = threading.Event()
         self._agent: subprocess.Popen[bytes] | None = None
-        self.gpus = nvml_gpus.NvmlGpus(clock=clock.SystemClock())
+        self.gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
 
     def __enter__(self) -> Self:
         """Start everything; return when the plugin's devices are schedulable.
@@ -182,7 +181,7 @@ class Stage:
         Raises:
             NotReadyError: It did not in time; the message names ``what``.
         """
-        now = clock.SystemClock().monotonic
+        now = host.SystemClock().monotonic
         deadline = now() + timeout_s
         while not self._holds_now(holds):
             if now() >= deadline or (self._agent and self._agent.poll() is not None):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, stream
+from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.sandbox.node import objects
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class ClusterView:
         self._gone: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self._listeners: list[Listener] = []
         self._stopping = threading.Event()
-        self._streams: dict[Kind, stream.WatchStream] = {}
+        self._streams: dict[Kind, responses.WatchStream] = {}
         self._synced = {kind: threading.Event() for kind in Kind}
         self._threads: list[threading.Thread] = []
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import kubectl
 from mig_manager.core.node import cluster
 from mig_manager.kubectl import selection
 
@@ -33,9 +32,9 @@ def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
 
 def client(
     notes: list[str] | None = None, *options: str, timeout_s: float = 60
-) -> kubectl.Kubectl:
+) -> selection.Kubectl:
     shown = [] if notes is None else notes
-    return kubectl.Kubectl(options, note=shown.append, timeout_s=timeout_s)
+    return selection.Kubectl(options, note=shown.append, timeout_s=timeout_s)
 
 
 def test_get_passes_path_query_and_options_to_kubectl(bin_: pathlib.Path) -> None:
