@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
-from mig_manager.adapters.host import line_writer, log
+from mig_manager.adapters.host import log
 from tests.shell import commandline
 
 
@@ -91,7 +91,7 @@ WAYS: Mapping[str, Callable[[], contextlib.AbstractContextManager[int]]] = {
 @contextlib.contextmanager
 def logging_lost(way: str, lost: "collections.Counter[str]") -> Iterator[tuple[()]]:
     """Have every log line of this process lost, one of ``WAYS``; counts the lines by the way."""
-    before, configuration = line_writer.LineWriter.dropped, structlog.get_config()
+    before, configuration = log.LineWriter.dropped, structlog.get_config()
     with (
         WAYS[way]() as fd,
         open(fd, "w", encoding="utf-8", closefd=False) as stream,
@@ -102,4 +102,4 @@ def logging_lost(way: str, lost: "collections.Counter[str]") -> Iterator[tuple[(
         finally:
             commandline.forget_log()
             structlog.configure(**configuration)
-            lost[way] += line_writer.LineWriter.dropped - before
+            lost[way] += log.LineWriter.dropped - before

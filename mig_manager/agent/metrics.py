@@ -16,7 +16,7 @@ import structlog
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import line_writer, web_server
+from mig_manager.adapters.host import log, web_server
 from mig_manager.agent import loop
 from mig_manager.core import model, ports
 
@@ -71,7 +71,7 @@ class Metrics(ports.Telemetry):
         self._on_progress = on_progress
         self._now = now
         self._exposing = threading.Lock()
-        self._lines_counted = line_writer.LineWriter.dropped
+        self._lines_counted = log.LineWriter.dropped
         self._define_outcomes()
         self._define_retries(contact_age_s)
         self._define_gpus()
@@ -156,7 +156,7 @@ class Metrics(ports.Telemetry):
         """Return all metrics in the text format 0.0.4."""
         with self._exposing:
             # A thread that drops a line must not wait, so the count is read here.
-            dropped = line_writer.LineWriter.dropped
+            dropped = log.LineWriter.dropped
             self._lines_dropped.inc(dropped - self._lines_counted)
             self._lines_counted = dropped
         return prometheus_client.generate_latest(self.registry)

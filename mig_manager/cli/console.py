@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from mig_manager import errors
-from mig_manager.adapters.host import line_writer
+from mig_manager.adapters.host import log
 from mig_manager.agent import settings
 from mig_manager.cli import parser
 from mig_manager.core import bar
@@ -51,12 +51,12 @@ class Console:
     environ: Mapping[str, str]
     program: str = "mig-manager"
     """Stands before each remark."""
-    remarks: line_writer.LineWriter = dataclasses.field(init=False)
+    remarks: log.LineWriter = dataclasses.field(init=False)
     """Standard error as remarks and log lines are written to it: no write raises or blocks."""
 
     def __post_init__(self) -> None:
         """Prepare standard error."""
-        remarks = line_writer.LineWriter(
+        remarks = log.LineWriter(
             self.stderr, journal_stream=self.environ.get("JOURNAL_STREAM", "")
         )
         object.__setattr__(self, "remarks", remarks)
@@ -139,7 +139,7 @@ class Console:
         text: str,
         *,
         remedy: str = "",
-        priority: line_writer.Priority = line_writer.Priority.NOTICE,
+        priority: log.Priority = log.Priority.NOTICE,
     ) -> None:
         """Write a remark or an error, each of its parts on a line of its own; never raises.
 
@@ -160,7 +160,7 @@ class Console:
         *,
         on_error: Callable[[errors.MigManagerError], None],
         on_bug: Callable[[Exception], None],
-        priority: line_writer.Priority = line_writer.Priority.NOTICE,
+        priority: log.Priority = log.Priority.NOTICE,
     ) -> int:
         """Run a command line; return its exit status, also for whatever it raises.
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import files, line_writer
+from mig_manager.adapters.host import files, log
 from mig_manager.agent import settings
 from mig_manager.change import apply, boot, plans
 from mig_manager.cli import command_settings, console, gpu_access, validate
@@ -144,7 +144,7 @@ class _Command:
             self._terminal.note(gpu_report.summary(planned))
         for problem in result.problems:
             self._terminal.note(
-                problem.message, remedy=problem.remedy, priority=line_writer.Priority.ERROR
+                problem.message, remedy=problem.remedy, priority=log.Priority.ERROR
             )
         return FAILED if result.problems else DONE
 
@@ -214,7 +214,7 @@ class _Command:
 
     def _warn(self, diagnostics: Sequence[yaml_tree.Diagnostic]) -> None:
         for diagnostic in diagnostics:
-            self._terminal.note(f"warning: {diagnostic}", priority=line_writer.Priority.WARNING)
+            self._terminal.note(f"warning: {diagnostic}", priority=log.Priority.WARNING)
 
     def _warn_unreachable(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:
         for gpu in unreachable:

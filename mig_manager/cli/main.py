@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import line_writer
+from mig_manager.adapters.host import log
 from mig_manager.agent import settings
 from mig_manager.cli import console, parser
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str], terminal: console.Console, *, program: str = parse
         The exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.
         As ``nvidia-mig-parted``, which has no 2, 1 instead of 2.
     """
-    error_priority = line_writer.Priority.ERROR
+    error_priority = log.Priority.ERROR
     status = terminal.exit_status(
         lambda: _run(argv, terminal),
         on_error=lambda error: terminal.note(
@@ -164,8 +164,6 @@ _RUNNERS = {
 def _configure_log(
     terminal: console.Console, level: settings.LogLevel, *, is_debug: bool, is_json: bool = False
 ) -> None:
-    from mig_manager.adapters.host import log
-
     level = settings.LogLevel.DEBUG if is_debug else level
     log.configure(level=level.value, is_json=is_json, stream=terminal.remarks)
 
@@ -176,5 +174,5 @@ def _report_bug(error: Exception, argv: Sequence[str], terminal: console.Console
     terminal.note(
         f"internal error: {type(error).__name__}: {error}",
         remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
-        priority=line_writer.Priority.ERROR,
+        priority=log.Priority.ERROR,
     )

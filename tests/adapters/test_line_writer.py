@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from mig_manager.adapters.host import line_writer, log
+from mig_manager.adapters.host import log
 from mig_manager.cli import console
 from tests import lost_stderr
 from tests.shell import commandline
@@ -24,9 +24,9 @@ def forgotten() -> Iterator[None]:
     commandline.forget()
 
 
-def writer_on(fd: int, *, journal_stream: str = "") -> line_writer.LineWriter:
+def writer_on(fd: int, *, journal_stream: str = "") -> log.LineWriter:
     stream = open(fd, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
-    return line_writer.LineWriter(stream, journal_stream=journal_stream)
+    return log.LineWriter(stream, journal_stream=journal_stream)
 
 
 def taken(reader: int) -> str:
@@ -39,23 +39,23 @@ def taken(reader: int) -> str:
 
 @pytest.mark.parametrize("way", lost_stderr.WAYS)
 def test_a_line_that_cannot_be_written_is_dropped_and_counted(way: str) -> None:
-    before = line_writer.LineWriter.dropped
+    before = log.LineWriter.dropped
     with lost_stderr.WAYS[way]() as stderr:
         lines = writer_on(stderr)
         lines.put("one")
         lines.put("two")
 
-    assert line_writer.LineWriter.dropped - before == 2
+    assert log.LineWriter.dropped - before == 2
 
 
 @pytest.mark.parametrize("way", lost_stderr.WAYS)
 def test_a_log_line_that_cannot_be_written_does_not_fail_its_caller(way: str) -> None:
-    before = line_writer.LineWriter.dropped
+    before = log.LineWriter.dropped
     with lost_stderr.WAYS[way]() as stderr:
         log.configure(level="info", is_json=True, stream=writer_on(stderr))
         structlog.get_logger().warning("change_failed", reason="InUse")
 
-    assert line_writer.LineWriter.dropped - before == 1
+    assert log.LineWriter.dropped - before == 1
 
 
 def test_a_pipe_that_cannot_be_reopened_does_not_block_either(
@@ -64,13 +64,13 @@ def test_a_pipe_that_cannot_be_reopened_does_not_block_either(
     def refuse(*_: object) -> int:
         raise PermissionError
 
-    before = line_writer.LineWriter.dropped
+    before = log.LineWriter.dropped
     with lost_stderr.full_pipe() as (reader, writer):
         with monkeypatch.context() as patched:
             patched.setattr(os, "open", refuse)
             lines = writer_on(writer)
         lines.put("one")
-        assert line_writer.LineWriter.dropped - before == 1
+        assert log.LineWriter.dropped - before == 1
         taken(reader)
         lines.put("two " * 2000)
         text = taken(reader)
@@ -173,7 +173,7 @@ def test_errors_and_notices_of_commands_have_their_priority_in_the_journal() -> 
             environ={"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"},
         )
         terminal.note("a remark")
-        terminal.note("an error", remedy="mend it", priority=line_writer.Priority.ERROR)
+        terminal.note("an error", remedy="mend it", priority=log.Priority.ERROR)
         lines = journald.recv(1 << 20).decode().splitlines()
 
     assert lines == [
@@ -185,7 +185,7 @@ def test_errors_and_notices_of_commands_have_their_priority_in_the_journal() -> 
 
 def test_a_stream_that_is_not_journalds_has_no_priorities() -> None:
     reader, writer = os.pipe()
-    writer_on(writer, journal_stream="1:2").put("one", line_writer.Priority.ERROR)
+    writer_on(writer, journal_stream="1:2").put("one", log.Priority.ERROR)
 
     assert taken(reader) == "one\n"
     os.close(reader)
@@ -214,6 +214,6 @@ def test_a_line_with_an_unrenderable_field_is_dropped_and_counted(*, is_json: bo
 
 def test_characters_that_the_stream_cannot_encode_are_escaped() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    line_writer.LineWriter(stream).put("für \udcff")
+    log.LineWriter(stream).put("für \udcff")
 
     assert stream.buffer.getvalue() == b"f\\xfcr \\udcff\n"

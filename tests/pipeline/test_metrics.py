@@ -9,7 +9,7 @@ from prometheus_client import parser
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import line_writer
+from mig_manager.adapters.host import log
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call, library
 from mig_manager.agent import metrics
@@ -195,7 +195,7 @@ def test_two_sets_of_metrics_in_one_process_do_not_disturb_each_other(
 
 def test_dropped_log_lines_are_counted(heard: metrics.Metrics) -> None:
     before = value(heard, "log_lines_dropped_total")
-    line_writer.LineWriter(io.StringIO()).drop()
+    log.LineWriter(io.StringIO()).drop()
 
     assert value(heard, "log_lines_dropped_total") - before == 1
     assert value(heard, "log_lines_dropped_total") - before == 1

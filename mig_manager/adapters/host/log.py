@@ -1,75 +1,209 @@
-"""Logging, configured once: one event a line, on standard error.
+"""Log lines and remarks on standard error, which may fail or stall at any time.
 
-Event names are stable identifiers; what varies is in the fields. Tracebacks never show the values
-of local variables, because those include tokens. Logging never raises and never blocks: see
-``line_writer``.
+A change of the GPUs must not depend on it: a write that raises would interrupt the change, and one
+that blocks (a pipe that is not read, a terminal stopped with Ctrl-S) would halt it. So a line that
+cannot be written at once is dropped and counted.
 """
 
-import io
-import logging
-from collections.abc import Callable, MutableMapping, Sequence
+import contextlib
+import enum
+import functools
+import os
+import select
+import stat
+import threading
+import types
+import weakref
+from collections.abc import Callable, MutableMapping
 from typing import Any, TextIO
 
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
-
-from mig_manager.adapters.host import line_writer
-
-_LEVELS = logging.getLevelNamesMapping()
+_CHUNK = select.PIPE_BUF
+"""Bytes that a writable pipe takes as a whole (pipe(7)); poll(2) reports no smaller room."""
+_REOPENED = stat.S_IFIFO, stat.S_IFCHR
+_FORWARDER = "mig-manager"
 
 
-def configure(*, level: str, is_json: bool, stream: TextIO | line_writer.LineWriter) -> None:
-    """Configure logging for this process.
+class Priority(enum.IntEnum):
+    """Priorities of syslog(3), which journald stores with each line."""
+
+    ERROR = 3
+    WARNING = 4
+    NOTICE = 5
+    INFO = 6
+    DEBUG = 7
+
+
+_PRIORITIES = {
+    "debug": Priority.DEBUG,
+    "info": Priority.INFO,
+    "warning": Priority.WARNING,
+    "error": Priority.ERROR,
+    "critical": Priority.ERROR,
+    "exception": Priority.ERROR,
+}
+"""By the logger's method."""
+
+
+class LineWriter:
+    """Writes lines to a stream; never raises and never blocks.
+
+    Args:
+        stream: Usually standard error.
+        journal_stream: The variable ``JOURNAL_STREAM`` of the environment. Where it names this
+            stream, journald reads it, and each line carries its priority (sd-daemon(3)).
+
+    Attributes:
+        notice: Renders the line that reports how many lines were dropped, once the stream is
+            writable again.
+    """
+
+    dropped = 0
+    """Lines that this process has dropped so far, on all streams."""
+
+    def __init__(self, stream: TextIO, *, journal_stream: str = "") -> None:
+        self._stream = stream
+        self._encoding = stream.encoding or "utf-8"
+        # A signal handler may write while the main thread does.
+        self._lock = threading.RLock()
+        self._unreported = 0
+        self._is_torn = False
+        self._is_journal = False
+        self._write_some = self._write_to_stream
+        self.notice: Callable[[int], str] = "{} lines could not be written before this one".format
+        with contextlib.suppress(OSError, ValueError):
+            self._use_descriptor(stream.fileno(), journal_stream)
+
+    def drop(self) -> None:
+        """Count a line that could not be rendered."""
+        with self._lock:
+            LineWriter.dropped += 1
+            self._unreported += 1
+
+    def put(self, text: str, priority: Priority = Priority.INFO) -> None:
+        """Write a line, or several that belong together; drop it if that is impossible now.
+
+        Args:
+            text: Without the last newline.
+            priority: For journald.
+        """
+        with self._lock:
+            if self._unreported and self._put(self.notice(self._unreported), Priority.WARNING):
+                self._unreported = 0
+            if self._unreported or not self._put(text, priority):
+                self.drop()
+
+    def write(self, text: str) -> int:
+        """Write text as a file does, for ``print``."""
+        if text := text.removesuffix("\n"):
+            self.put(text, Priority.ERROR)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: there is no buffer."""
+
+    def _put(self, text: str, priority: Priority) -> bool:
+        lines = text.split("\n")
+        if self._is_journal:
+            lines = [f"<{priority.value}>{line}" for line in lines]
+        # Ends the rest of a truncated line.
+        lead = [""] if self._is_torn else []
+        data = "\n".join([*lead, *lines, ""]).encode(self._encoding, "backslashreplace")
+        written = 0
+        try:
+            while written < len(data):
+                written += self._write_some(data[written:])
+        except (OSError, ValueError, RuntimeError):
+            # Also a closed file, and one in the middle of a write that a signal interrupted.
+            self._is_torn = self._is_torn or written > 0
+            return False
+        self._is_torn = False
+        return True
+
+    def _use_descriptor(self, fd: int, journal_stream: str) -> None:
+        """Choose a way to write to a descriptor that does not block.
+
+        O_NONBLOCK on it would affect every process that shares it, such as the shell.
+        """
+        status = os.fstat(fd)
+        self._is_journal = journal_stream == f"{status.st_dev}:{status.st_ino}"
+        self._write_some = functools.partial(os.write, fd)
+        if stat.S_ISSOCK(status.st_mode):
+            self._write_some = functools.partial(_send, fd)
+        elif stat.S_IFMT(status.st_mode) in _REOPENED:
+            try:
+                # The same pipe or terminal, with a file description of our own (proc_pid_fd(5)).
+                own = os.open(
+                    f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                )
+            except OSError:
+                # Another user's, or a pipe without a reader.
+                self._write_some = functools.partial(_write_if_ready, fd)
+            else:
+                weakref.finalize(self, os.close, own).atexit = False
+                self._write_some = functools.partial(os.write, own)
+
+    def _write_to_stream(self, data: bytes) -> int:
+        """Write to a stream in memory."""
+        self._stream.write(data.decode(self._encoding))
+        self._stream.flush()
+        return len(data)
+
+
+def _send(fd: int, data: bytes) -> int:
+    import socket  # noqa: PLC0415 - only journald gives us one
+
+    connection = socket.socket(fileno=fd)
+    try:
+        return connection.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    finally:
+        connection.detach()
+
+
+def _write_if_ready(fd: int, data: bytes) -> int:
+    ready = select.poll()
+    ready.register(fd, select.POLLOUT)
+    if not ready.poll(0):
+        raise BlockingIOError
+    return os.write(fd, data[:_CHUNK])
+
+
+def configure(*, level: str, is_json: bool, stream: TextIO | LineWriter) -> None:
+    """Configure logging for this process: one event a line; logging never raises.
+
+    Event names are stable identifiers; what varies is in the fields. Tracebacks never show the
+    values of local variables, because those include tokens.
 
     Args:
         level: The least severe level written: ``debug``, ``info``, ``warning`` or ``error``.
         is_json: One JSON object a line, for machines; else ``key=value`` for people.
         stream: Standard error, so that standard output has only results.
     """
-    threshold = _LEVELS[level.upper()]
-    lines = (
-        stream if isinstance(stream, line_writer.LineWriter) else line_writer.LineWriter(stream)
+    import logging  # noqa: PLC0415 - many commands write remarks and log nothing
+
+    import structlog  # noqa: PLC0415 - see above
+
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    lines = stream if isinstance(stream, LineWriter) else LineWriter(stream)
+    transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    for_machines = (
+        structlog.processors.ExceptionRenderer(transformer),
+        structlog.processors.JSONRenderer(),
     )
-    processors: list[Processor] = [
+    for_people = structlog.processors.format_exc_info, _as_key_value
+    processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        *(_json_renderers() if is_json else _console_renderers()),
+        *(for_machines if is_json else for_people),
     ]
-    lines.notice = _notice(processors)
-    structlog.configure(
-        processors=processors,
-        wrapper_class=_never_raising(threshold, lines),
-        logger_factory=lambda *_: _Logger(lines),
-        # A cached logger would keep the stream of an earlier configuration.
-        cache_logger_on_first_use=False,
-    )
-    _forward_libraries(max(threshold, logging.WARNING))
 
+    def notice(count: int) -> str:
+        rendered: Any = {"event": "log_lines_dropped", "count": count}
+        for processor in processors:
+            rendered = processor(None, "warning", rendered)
+        return str(rendered)
 
-class _Logger:
-    """Writes rendered lines, with the priority of the method that structlog calls."""
-
-    def __init__(self, lines: line_writer.LineWriter) -> None:
-        self._lines = lines
-
-    def debug(self, line: str) -> None:
-        self._lines.put(line, line_writer.Priority.DEBUG)
-
-    def info(self, line: str) -> None:
-        self._lines.put(line, line_writer.Priority.INFO)
-
-    def warning(self, line: str) -> None:
-        self._lines.put(line, line_writer.Priority.WARNING)
-
-    def error(self, line: str) -> None:
-        self._lines.put(line, line_writer.Priority.ERROR)
-
-    critical = exception = error
-
-
-def _never_raising(threshold: int, lines: line_writer.LineWriter) -> type[Any]:
-    """Return structlog's logger for a level, whose methods never raise."""
+    lines.notice = notice
     logger: Any = structlog.make_filtering_bound_logger(threshold)
 
     class NeverRaising(logger):  # type: ignore[misc]
@@ -81,68 +215,45 @@ def _never_raising(threshold: int, lines: line_writer.LineWriter) -> type[Any]:
             except Exception:  # noqa: BLE001 - a bad field must not harm the caller
                 lines.drop()
 
-    return NeverRaising
+    writers = {
+        method: functools.partial(lines.put, priority=priority)
+        for method, priority in _PRIORITIES.items()
+    }
+    structlog.configure(
+        processors=processors,
+        wrapper_class=NeverRaising,
+        logger_factory=lambda *_: types.SimpleNamespace(**writers),
+        # A cached logger would keep the stream of an earlier configuration.
+        cache_logger_on_first_use=False,
+    )
+
+    class Forwarder(logging.Handler):
+        """Logs the records of libraries as our events."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                message = record.getMessage()
+            except (TypeError, ValueError):
+                # The arguments do not fit the format.
+                message = str(record.msg)
+            structlog.get_logger().log(
+                record.levelno, "library_message", library=record.name, message=message
+            )
+
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if handler.name == _FORWARDER]:
+        root.removeHandler(handler)
+    forwarder = Forwarder(level=max(threshold, logging.WARNING))
+    forwarder.name = _FORWARDER
+    root.addHandler(forwarder)
 
 
-def _notice(processors: Sequence[Processor]) -> Callable[[int], str]:
-    """Return a renderer of the event that reports how many lines were dropped."""
-
-    def write(event: str, **fields: object) -> str:
-        rendered: Any = {"event": event, **fields}
-        for processor in processors:
-            rendered = processor(None, "warning", rendered)
-        return str(rendered)
-
-    return lambda count: write("log_lines_dropped", count=count)
-
-
-def _json_renderers() -> list[Processor]:
-    transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-    return [
-        structlog.processors.ExceptionRenderer(transformer),
-        structlog.processors.JSONRenderer(),
-    ]
-
-
-def _console_renderers() -> list[Processor]:
-    return [structlog.processors.format_exc_info, _as_key_value]
-
-
-def _as_key_value(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> str:
+def _as_key_value(_logger: object, _method: str, event: MutableMapping[str, object]) -> str:
     """Render ``time level event key=value ...``, a traceback on the lines after it."""
-    line = io.StringIO()
-    head = (_pop(event_dict, key) for key in ("timestamp", "level", "event"))
-    traceback = _pop(event_dict, "exception")
-    line.write(" ".join(head))
-    for key, value in event_dict.items():
+    words = [str(event.pop(key, "")) for key in ("timestamp", "level", "event")]
+    traceback = event.pop("exception", "")
+    for key, value in event.items():
         text = str(value)
         is_bare = text and not any(character in " \t\r\n\"'=" for character in text)
-        line.write(f" {key}={text if is_bare else repr(text)}")
-    return line.getvalue() + (f"\n{traceback}" if traceback else "")
-
-
-def _pop(event_dict: MutableMapping[str, object], key: str) -> str:
-    return str(event_dict.pop(key, ""))
-
-
-class _Forward(logging.Handler):
-    """Forwards log records of libraries."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Log the record as one of our events."""
-        try:
-            message = record.getMessage()
-        except (TypeError, ValueError):
-            # The arguments do not fit the format.
-            message = str(record.msg)
-        structlog.get_logger().log(
-            record.levelno, "library_message", library=record.name, message=message
-        )
-
-
-def _forward_libraries(threshold: int) -> None:
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        if isinstance(handler, _Forward):
-            root.removeHandler(handler)
-    root.addHandler(_Forward(level=threshold))
+        words.append(f"{key}={text if is_bare else repr(text)}")
+    return " ".join(words) + (f"\n{traceback}" if traceback else "")
